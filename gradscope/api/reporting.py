@@ -6,20 +6,22 @@ import html
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from gradscope.api.reading import Dump
 from gradscope.api.training_run import Run
 from gradscope.comparison import CompareOptions, Comparison, compare
+from gradscope.comparison.diagnosis.run_divergence import compare_runs
 from gradscope.comparison.result import Series, SeriesMember
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.storage.target_path import checked_target
 from gradscope.dump.storage.whole_file import write_whole
 from gradscope.errors import UsageError
-from gradscope.presentation import Compared, PageMaker, comparison_page, dump_page, page_html
+from gradscope.presentation import Compared, ComparedRun, PageMaker, comparison_page, dump_page, page_html, run_page
 from gradscope.stats import find, measured
 
 Reported: TypeAlias = Dump | Run | Comparison
+_T = TypeVar("_T", Dump, Run)
 
 #: The height of the page in a notebook, in pixels.
 _FRAME_PIXELS: Final = 900
@@ -63,19 +65,19 @@ class ReportPage:
         )
 
 
-def report(what: Reported, *candidates: Dump) -> ReportPage:
+def report(what: Reported, *candidates: Dump | Run) -> ReportPage:
     """Returns the page that `gradscope report` writes.
 
     Args:
-        what: A dump, a run, a comparison, or the reference dump where candidates follow.
-        candidates: Dumps that are compared with it.
+        what: A dump, a run, a comparison, or the reference where candidates follow.
+        candidates: Dumps that are compared with a dump, or runs with a run.
 
     Returns:
         The page: `save` writes it, and a notebook shows it. A comparison by itself has no statistics of its dumps;
             pass the dumps to see them side by side.
 
     Raises:
-        UsageError: Candidates follow what is no dump.
+        UsageError: Candidates follow a comparison, or runs and dumps are mixed.
         DumpError: A dump or a history is damaged.
 
     Example:
@@ -87,16 +89,33 @@ def report(what: Reported, *candidates: Dump) -> ReportPage:
     return ReportPage(page_html(_page(what, candidates)))
 
 
-def _page(what: Reported, candidates: tuple[Dump, ...]) -> PageMaker:
+def _page(what: Reported, candidates: tuple[Dump | Run, ...]) -> PageMaker:
     if isinstance(what, Dump):
-        return _of_dumps(what, candidates) if candidates else _of_dump(what)
-    if candidates:
-        raise UsageError(f"a {type(what).__name__} has no candidates", hint="name the reference dump first")
+        return _of_dumps(what, _all_of(Dump, candidates)) if candidates else _of_dump(what)
     if isinstance(what, Run):
-        return what.page()
+        return _of_runs(what, _all_of(Run, candidates))
+    if candidates:
+        raise UsageError("a Comparison has no candidates", hint="name the reference first")
     nothing = Manifest(entries=())
     compared = Compared(name="candidate", comparison=what, ref=nothing, cand=nothing)
     return comparison_page("reference", _series([compared]), [compared])
+
+
+def _all_of(kind: type[_T], candidates: tuple[Dump | Run, ...]) -> list[_T]:
+    found = [each for each in candidates if isinstance(each, kind)]
+    if len(found) < len(candidates):
+        raise UsageError("dumps are compared with dumps, and runs with runs", hint="name candidates of one kind")
+    return found
+
+
+def _of_runs(ref: Run, candidates: list[Run]) -> PageMaker:
+    compared = [
+        ComparedRun(
+            path=each.path, history=each.history, divergence=compare_runs(ref.history, each.history, CompareOptions())
+        )
+        for each in candidates
+    ]
+    return run_page(ref.path, ref.history, compared)
 
 
 def _of_dump(dump: Dump) -> PageMaker:
@@ -104,7 +123,7 @@ def _of_dump(dump: Dump) -> PageMaker:
     return dump_page(dump.path or "dump", manifest, find(manifest))
 
 
-def _of_dumps(ref: Dump, candidates: tuple[Dump, ...]) -> PageMaker:
+def _of_dumps(ref: Dump, candidates: list[Dump]) -> PageMaker:
     manifest = measured(ref.source)
     compared = [
         Compared(

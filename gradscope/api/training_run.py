@@ -16,7 +16,7 @@ from gradscope.history.history_reader import History
 from gradscope.history.history_rows import Alarm
 from gradscope.history.value_histograms import ValueHistogram
 from gradscope.history.views.at_step import manifest_at
-from gradscope.presentation import PageMaker, run_page, trends_report
+from gradscope.presentation import trends_report
 from gradscope.presentation.page.notebook import run_html
 
 
@@ -140,10 +140,6 @@ class Run:
             DumpError: The history is damaged.
         """
         return Dump(MemoryDump(manifest_at(self._history, step), {}))
-
-    def page(self) -> PageMaker:
-        """Returns the maker of the run's page, of which `gradscope.presentation` makes a file."""
-        return run_page(self.path, self._history)
 
     def close(self) -> None:
         """Closes the history."""

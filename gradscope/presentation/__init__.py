@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gradscope.presentation.page.dump_page import dump_page
     from gradscope.presentation.page.html_page import page_html
     from gradscope.presentation.page.page_parts import PageMaker
-    from gradscope.presentation.page.run_page import run_page
+    from gradscope.presentation.page.run_page import ComparedRun, run_page
     from gradscope.presentation.render.formats import Report, to_csv, to_github, to_json, to_markdown, to_text
     from gradscope.presentation.render.screen import Screen
     from gradscope.presentation.reports.comparing.compared_runs import RunDivergenceReport
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Compared": "page.comparison_page",
+    "ComparedRun": "page.run_page",
     "ComparisonReport": "reports.comparing.comparison",
     "DifferenceReport": "reports.comparing.difference",
     "DumpReport": "reports.dump_report",
@@ -91,6 +92,7 @@ _HOMES = {
 
 __all__ = [
     "Compared",
+    "ComparedRun",
     "ComparisonReport",
     "DifferenceReport",
     "DumpReport",

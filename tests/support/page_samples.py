@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from gradscope.comparison import CompareOptions
+from gradscope.comparison.diagnosis.run_divergence import compare_runs
 from gradscope.comparison.result import Series, SeriesMember
 from gradscope.dump.manifest.manifest import Entry, Manifest
 from gradscope.dump.record import SiteFacts
@@ -19,7 +21,7 @@ from gradscope.history.history_reader import History
 from gradscope.history.history_rows import Alarm, StepRecord, TensorRow
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.value_histograms import ValueHistogram, counted
-from gradscope.presentation import Compared, PageMaker, comparison_page, dump_page, page_html, run_page
+from gradscope.presentation import Compared, ComparedRun, PageMaker, comparison_page, dump_page, page_html, run_page
 from gradscope.stats import find
 from tests.support.report_samples import HOSTILE_NAMES, different_runs, entry, same_runs, small_network, stats_of
 
@@ -78,10 +80,11 @@ def deep_manifest(tensors: int) -> Manifest:
     return Manifest(entries=tuple(entries))
 
 
-def run_folder(folder: Path, steps: int = 8, layers: int = 3) -> Path:
+def run_folder(folder: Path, steps: int = 8, layers: int = 3, noise_every: int = 3) -> Path:
     """A run whose gradients grow tenfold a step, and become NaN in the end."""
     folder.mkdir(parents=True, exist_ok=True)
     keys = [f"{family}/layer{at}" for at in range(layers) for family in ("activation", "activation_grad")]
+    keys.append("param_grad/weight0")
     tensors = [
         TensorRow(family=key.split("/")[0], name=key.split("/")[1], shape=(2, 3), dtype="float32") for key in keys
     ]
@@ -92,16 +95,29 @@ def run_folder(folder: Path, steps: int = 8, layers: int = 3) -> Path:
             numbers = {"step": step, "loss": 4.0 / (step + 1), "grad_norm": 1.0 + step}
             values = counted(np.array([0.0, *[2.0**step] * 3, -(2.0**step)], np.float32))
             found = {key: ValueHistogram.of(values) for key in keys if step % 2 == 0}
-            made = StepRecord(numbers=numbers, stats=stats, histograms=found)
+            noise = {key: _noise(step) for key in (None, keys[-1])} if step % noise_every == 0 else {}
+            made = StepRecord(numbers=numbers, stats=stats, histograms=found, noise=noise)
             history.write(lambda made=made: made)
         history.alarm(Alarm(step=steps - 1, rule="nonfinite", why="has 2 NaN", key=keys[1]))
     return folder
+
+
+def _noise(step: int) -> dict[str, float | int]:
+    return {"noise_scale": 10.0 + step, "gsnr": -0.5, "groups": 8, "group_size": 2}
 
 
 def run_maker(folder: Path) -> PageMaker:
     """The page of a run."""
     with History(folder) as history:
         return run_page("run", history)
+
+
+def runs_maker(folder: Path) -> PageMaker:
+    """The page of a run, and of one with fewer layers and steps."""
+    ref, cand = (run_folder(folder / name, steps, layers) for name, steps, layers in (("a", 8, 3), ("b", 6, 2)))
+    with History(ref) as one, History(cand) as other:
+        found = compare_runs(one, other, CompareOptions())
+        return run_page("a", one, [ComparedRun(path="b", history=other, divergence=found)])
 
 
 def _at(step: int, key: str, *, last: bool) -> dict[str, float | int]:
@@ -123,6 +139,7 @@ def write_pages(folder: Path) -> dict[str, Path]:
         "dump": dump_maker(),
         "comparison": comparison_maker(),
         "run": run_maker(run_folder(folder / "run")),
+        "runs": runs_maker(folder / "runs"),
         "hostile": dump_maker(hostile_manifest(), path=MARKUP["script"]),
         "long": dump_maker(deep_manifest(5_000)),
     }

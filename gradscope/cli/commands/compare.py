@@ -13,7 +13,7 @@ from gradscope.cli.options.judge_options import JudgeOptions
 from gradscope.cli.options.report_options import FormatOptions, NameOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from gradscope.comparison import CompareOptions, Comparison
     from gradscope.comparison.diagnosis.run_divergence import RunDivergence
@@ -30,6 +30,14 @@ def compare(
     ],
     *,
     judge_options: JudgeOptions,
+    write_map: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Save the pairs that were found as rules for --map.",
+            rich_help_panel="What is compared with what",
+        ),
+    ] = None,
     name_options: NameOptions,
     everything: Annotated[
         bool, typer.Option("--all", help="Also show the rows that are the same.", rich_help_panel="What is shown")
@@ -62,26 +70,25 @@ def compare(
     if isolate is None:
         keep_single_threaded()
     from gradscope.cli.printing import print_report
+    from gradscope.cli.running.compared_paths import are_runs
     from gradscope.comparison.result import EXIT_CODES
 
     compare_options = judge_options.options(name_options.selection())
-    if _are_runs([ref, *cand]):
-        refused = {
-            "--isolate": isolate, "--map": judge_options.map_file, "--write-map": judge_options.write_map,
-            "--as": judge_options.cand_dtype, "--worst-first": worst_first,
-        }  # fmt: skip
+    if are_runs([ref, *cand]):
+        of_dumps = {**judge_options.of_dumps, "--isolate": isolate, "--write-map": write_map}
+        refused = {**of_dumps, "--worst-first": worst_first or None}
         divergence = _divergence(ref, cand, compare_options, refused)
         print_report(_run_report(divergence, everything=everything, verbose=verbose), format_options.chosen)
         if divergence.verdict != "same":
             raise typer.Exit(EXIT_CODES[divergence.verdict])
         return
-    if judge_options.write_map is not None:
+    if write_map is not None:
         from gradscope.dump.storage.target_path import checked_file
 
-        checked_file(judge_options.write_map, force=None)  # before the work
+        checked_file(write_map, force=None)  # before the work
     found = _compared(ref, cand, compare_options)
-    if judge_options.write_map is not None:
-        _save_map(judge_options.write_map, found)
+    if write_map is not None:
+        _save_map(write_map, found)
     shown = _Shown(
         everything=everything,
         worst_first=worst_first,
@@ -97,37 +104,15 @@ def compare(
         raise typer.Exit(status)
 
 
-def _are_runs(paths: Sequence[Path]) -> bool:
-    """Returns whether the paths are folders of training runs.
-
-    Raises:
-        UsageError: Some are, and others are not.
-    """
-    from gradscope.errors import UsageError
-    from gradscope.history.run_folder import is_run
-    from gradscope.naming import printable
-
-    runs = [path for path in paths if is_run(path)]
-    other = next((path for path in paths if path not in runs), None)
-    if runs and other is not None:
-        one, another = printable(str(runs[0])), printable(str(other))
-        raise UsageError(
-            f"{one} is a training run, and {another} is none",
-            hint="compare two runs, or two dumps; a run has dumps and states in its folder",
-        )
-    return bool(runs)
-
-
 def _divergence(
     ref: Path, cand: list[Path], compare_options: CompareOptions, refused: Mapping[str, object]
 ) -> RunDivergence:
+    from gradscope.cli.running.compared_paths import refuse_for_runs
     from gradscope.comparison.diagnosis.run_divergence import compare_runs
     from gradscope.errors import UsageError
     from gradscope.history.history_reader import History
 
-    wrong = next((name for name, value in refused.items() if value), None)
-    if wrong is not None:
-        raise UsageError(f"{wrong} is of dumps, and these are training runs", hint="leave it out")
+    refuse_for_runs(refused)
     if len(cand) > 1:
         raise UsageError("a training run is compared with one other", hint="name two runs")
     with History(ref) as reference, History(cand[0]) as candidate:
@@ -147,15 +132,8 @@ def _compared(ref: Path, cands: list[Path], compare_options: CompareOptions) -> 
     paths = compared_paths(ref, cands)
     if not paths.series:
         return _one(ref, cands[0], compare_options)
-    from gradscope.comparison.result import Series, SeriesMember
-
-    return Series(
-        members=tuple(
-            SeriesMember(name=name, comparison=_one(one, other, compare_options)) for name, one, other in paths.members
-        ),
-        steps=paths.steps,
-        missing=tuple(name for name in paths.missing if not compare_options.may_be_missing(name)),
-        extra=tuple(name for name in paths.extra if not compare_options.may_be_missing(name)),
+    return paths.series_of(
+        {name: _one(one, other, compare_options) for name, one, other in paths.members}, compare_options
     )
 
 

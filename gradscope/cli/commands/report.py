@@ -9,8 +9,11 @@ import typer
 
 from gradscope.cli.blas import keep_single_threaded
 from gradscope.cli.options import shared as options
+from gradscope.cli.options.judge_options import JudgeOptions
+from gradscope.cli.options.report_options import NameOptions
 
 if TYPE_CHECKING:
+    from gradscope.comparison import CompareOptions
     from gradscope.presentation import PageMaker
 
 
@@ -23,6 +26,8 @@ def report(
         ),
     ],
     *,
+    judge_options: JudgeOptions,
+    name_options: NameOptions,
     output: Annotated[
         Path,
         typer.Option("--output", "-o", metavar="FILE.html", help="The file for the page.", rich_help_panel="Output"),
@@ -34,7 +39,8 @@ def report(
 ) -> None:
     """Write one page for a browser: charts, tables, and every tensor. Runs no model and needs no JAX.
 
-    The page is one file that requests nothing, of a dump, a comparison, a series or a training run.
+    The page is one file that requests nothing, of a dump, a comparison, a series, a training run or several. The
+    options that say what is compared, and how strictly, are those of `compare`.
     """
     keep_single_threaded()
     from gradscope.cli.printing import print_line
@@ -43,35 +49,48 @@ def report(
     from gradscope.presentation import page_html
 
     target = checked_target(output, force=force)
-    page = page_html(_page(what)).encode()
+    page = page_html(_page(what, judge_options, name_options)).encode()
     write_whole(target, page, replace=force)
     print_line(f"{output}: {len(page):,} bytes")
     if open_page:
         typer.launch(target.as_uri())
 
 
-def _page(what: list[Path]) -> PageMaker:
+def _page(what: list[Path], judge_options: JudgeOptions, name_options: NameOptions) -> PageMaker:
+    from gradscope.cli.running.compared_paths import are_runs, refuse_for_runs
     from gradscope.dump.reader import dumps_in
     from gradscope.errors import UsageError
-    from gradscope.history.run_folder import is_run
 
-    if len(what) == 1 and is_run(what[0]):
-        return _run_page(what[0])
-    runs = [path for path in what if is_run(path)]
+    compare_options = judge_options.options(name_options.selection())
+    runs = are_runs(what)
+    if len(what) == 1:
+        given = [*judge_options.given, *name_options.given]
+        if given:
+            raise UsageError(f"{given[0]} is of comparisons, and {what[0]} is alone", hint="leave it out")
+        if runs:
+            return _run_page(what, compare_options)
+        steps = dumps_in(what[0])
+        return _dump_page(steps or {str(what[0]): what[0]}, str(what[0]))
     if runs:
-        raise UsageError(f"{runs[0]} is a training run, and a page has one run alone", hint="name one of them")
-    if len(what) > 1:
-        return _comparison_page(what[0], what[1:])
-    steps = dumps_in(what[0])
-    return _dump_page(steps or {str(what[0]): what[0]}, str(what[0]))
+        refuse_for_runs(judge_options.of_dumps)
+        return _run_page(what, compare_options)
+    return _comparison_page(what[0], what[1:], compare_options)
 
 
-def _run_page(path: Path) -> PageMaker:
+def _run_page(paths: list[Path], compare_options: CompareOptions) -> PageMaker:
+    from contextlib import ExitStack
+
+    from gradscope.comparison.diagnosis.run_divergence import compare_runs
     from gradscope.history.history_reader import History
-    from gradscope.presentation import run_page
+    from gradscope.presentation import ComparedRun, run_page
 
-    with History(path) as history:
-        return run_page(str(path), history)
+    with ExitStack() as stack:
+        ref, *cands = [stack.enter_context(History(path)) for path in paths]
+        compared = [
+            ComparedRun(path=str(path), history=cand, divergence=compare_runs(ref, cand, compare_options))
+            for path, cand in zip(paths[1:], cands, strict=True)
+        ]
+        return run_page(str(paths[0]), ref, compared)
 
 
 def _dump_page(dumps: dict[str, Path], path: str) -> PageMaker:
@@ -87,10 +106,9 @@ def _dump_page(dumps: dict[str, Path], path: str) -> PageMaker:
     return dump_page(path, last, find(last), before=dict(before))
 
 
-def _comparison_page(ref: Path, cands: list[Path]) -> PageMaker:
+def _comparison_page(ref: Path, cands: list[Path], compare_options: CompareOptions) -> PageMaker:
     from gradscope.cli.running.compared_paths import compared_paths
-    from gradscope.comparison import CompareOptions, compare
-    from gradscope.comparison.result import Series, SeriesMember
+    from gradscope.comparison import compare
     from gradscope.dump.reader import open_dump
     from gradscope.errors import UsageError
     from gradscope.presentation import Compared, comparison_page
@@ -102,8 +120,7 @@ def _comparison_page(ref: Path, cands: list[Path]) -> PageMaker:
     found: list[Compared] = []
     for name, one, other in paths.members:
         with open_dump(one) as reference, open_dump(other) as candidate:
-            comparison = compare(reference, candidate, options=CompareOptions())
+            comparison = compare(reference, candidate, options=compare_options)
             found.append(Compared(name=name, comparison=comparison, ref=measured(reference), cand=measured(candidate)))
-    members = tuple(SeriesMember(name=each.name, comparison=each.comparison) for each in found)
-    series = Series(members=members, steps=paths.steps, missing=paths.missing, extra=paths.extra)
+    series = paths.series_of({each.name: each.comparison for each in found}, compare_options)
     return comparison_page(str(ref), series, found)

@@ -6,7 +6,7 @@
   `--cotangent`, `--stop-gradient`.
 - `report_options`: the rows that are shown, and their format. `checked_findings`: `--check` and `--strict`, which
   decide whether a command exits 1.
-- `judge_options`: the tolerances and pairs of `compare`. `training_options`: the step of a training run.
+- `judge_options`: the tolerances and pairs of `compare` and `report`. `training_options`: the step of a training run.
 - `completion` completes names in a shell.
 - `grouping` makes a dataclass of options look to Typer like separate parameters.
 """

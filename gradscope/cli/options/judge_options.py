@@ -76,12 +76,20 @@ class JudgeOptions:
             rich_help_panel=_PAIRING,
         ),
     ] = None
-    write_map: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Save the pairs that were found as rules for --map.", rich_help_panel=_PAIRING
-        ),
-    ] = None
+
+    @property
+    def of_dumps(self) -> dict[str, object]:
+        """The options that only a comparison of dumps has, as they are spelled, with their values."""
+        return {"--map": self.map_file, "--as": self.cand_dtype}
+
+    @property
+    def given(self) -> list[str]:
+        """The options that were given, as they are spelled."""
+        found: dict[str, object] = {
+            "--tol": self.tol or None, "--tol-file": self.tol_file, "--rtol": self.rtol, "--atol": self.atol,
+            "--bitwise": self.bitwise or None, "--allow-missing": self.allow_missing or None, **self.of_dumps,
+        }  # fmt: skip
+        return [name for name, value in found.items() if value is not None]
 
     def options(self, selection: Selection) -> CompareOptions:
         """Returns these options for a comparison of some names.

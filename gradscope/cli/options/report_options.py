@@ -42,6 +42,11 @@ class NameOptions:
         list[str], typer.Option(metavar="PATTERN", help="Leave out these names. Repeatable.", rich_help_panel=_PANEL)
     ] = field(default_factory=list[str])
 
+    @property
+    def given(self) -> list[str]:
+        """The options that were given, as they are spelled."""
+        return [name for name, value in {"--select": self.select, "--exclude": self.exclude}.items() if value]
+
     def selection(self) -> Selection:
         """Returns the selected names.
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gradscope.comparison import CompareOptions, Comparison
+    from gradscope.comparison.result import Series
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +29,22 @@ class ComparedPaths:
     steps: bool = False
     missing: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
+
+    def series_of(self, comparisons: Mapping[str, Comparison], options: CompareOptions) -> Series:
+        """Returns the comparisons of all members as a series.
+
+        Args:
+            comparisons: The comparison of each member, by its name.
+            options: The options of the comparisons; a step that they allow to be missing does not count.
+        """
+        from gradscope.comparison.result import Series, SeriesMember
+
+        return Series(
+            members=tuple(SeriesMember(name=name, comparison=comparisons[name]) for name, _, _ in self.members),
+            steps=self.steps,
+            missing=tuple(name for name in self.missing if not options.may_be_missing(name)),
+            extra=tuple(name for name in self.extra if not options.may_be_missing(name)),
+        )
 
 
 def compared_paths(ref: Path, cands: Sequence[Path]) -> ComparedPaths:
@@ -51,3 +72,40 @@ def compared_paths(ref: Path, cands: Sequence[Path]) -> ComparedPaths:
         missing=tuple(name for name in ref_steps if name not in cand_steps),
         extra=tuple(name for name in cand_steps if name not in ref_steps),
     )
+
+
+def are_runs(paths: Sequence[Path]) -> bool:
+    """Returns whether paths are folders of training runs.
+
+    Raises:
+        UsageError: Some are, and others are not.
+    """
+    from gradscope.errors import UsageError
+    from gradscope.history.run_folder import is_run
+    from gradscope.naming import printable
+
+    runs = [path for path in paths if is_run(path)]
+    other = next((path for path in paths if path not in runs), None)
+    if runs and other is not None:
+        one, another = printable(str(runs[0])), printable(str(other))
+        raise UsageError(
+            f"{one} is a training run, and {another} is none",
+            hint="compare two runs, or two dumps; a run has dumps and states in its folder",
+        )
+    return bool(runs)
+
+
+def refuse_for_runs(options: Mapping[str, object]) -> None:
+    """Refuses options that are of dumps, for training runs.
+
+    Args:
+        options: Their values, None for those that were not given, as they are spelled.
+
+    Raises:
+        UsageError: One was given.
+    """
+    from gradscope.errors import UsageError
+
+    wrong = next((name for name, value in options.items() if value is not None), None)
+    if wrong is not None:
+        raise UsageError(f"{wrong} is of dumps, and these are training runs", hint="leave it out")

@@ -58,6 +58,11 @@ class RunRow:
     cand: float | None = None
 
     @property
+    def key(self) -> str:
+        """The tensor's key; "" of a number of the step."""
+        return "" if self.family == STEP else naming.key_of(self.family, self.name)
+
+    @property
     def stage(self) -> str:
         """The stage of the step that it belongs to."""
         return _STAGE_OF.get(_stage_key(self.family, self.name), "activations")

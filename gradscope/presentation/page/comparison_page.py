@@ -19,8 +19,7 @@ from gradscope.presentation.page.content.json_values import Keys, rounded, short
 from gradscope.presentation.page.content.table_content import tables_content
 from gradscope.presentation.page.content.tensor_content import tensors_content
 from gradscope.presentation.page.dump_page import fewer_rows
-from gradscope.presentation.page.page_parts import Page, PageMaker, PageNotes
-from gradscope.presentation.render.document import Document
+from gradscope.presentation.page.page_parts import Page, PageMaker, PageNotes, document_parts
 from gradscope.presentation.render.screen import Screen
 from gradscope.presentation.reports.comparing.comparison import ComparisonReport
 from gradscope.presentation.reports.comparing.series import SeriesReport
@@ -210,18 +209,8 @@ def _summary(series: Series, first: Compared) -> Iterator[PageNotes | Table]:
     keys = [] if row is None else [_key(row)]
     details = ComparisonReport(comparison=first.comparison, verbose=True).shortened(Screen(), _MOST_ROWS)
     if len(series.members) == 1 and not series.steps:
-        yield from _blocks(details, keys)
+        yield from document_parts(details, keys)
         return
-    yield from _blocks(SeriesReport(series=series).heading(), keys)
+    yield from document_parts(SeriesReport(series=series).heading(), keys)
     if not first.comparison:
-        yield from _blocks(details, keys)
-
-
-def _blocks(document: Document, keys: Sequence[str]) -> Iterator[PageNotes | Table]:
-    """Yields the parts of a document; the first note, the verdict, is a link to the tensor that it is about."""
-    for at, block in enumerate(document):
-        if isinstance(block, Table):
-            yield block
-        else:
-            notes = [note for note in block.notes if note.label != "more"]  # it is about options of the command line
-            yield PageNotes(title=block.title, notes=notes, keys=() if at else keys)
+        yield from document_parts(details, keys)

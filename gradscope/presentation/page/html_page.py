@@ -15,6 +15,7 @@ from typing import Final
 from gradscope.presentation.page.page_parts import Page, PageMaker, PageNotes
 from gradscope.presentation.page.static_html import summary_html, text_html
 from gradscope.presentation.render.document import Note
+from gradscope.presentation.tables.table import Table
 
 #: The largest page in bytes; what is larger is made again with less in it.
 LARGEST_PAGE_BYTES: Final = 25_000_000
@@ -25,8 +26,8 @@ _SUMMARY_ONLY: Final = LEVELS[-1]
 
 #: The page's own modules, each after those that it imports.
 _MODULES: Final = (
-    "text", "content", "address", "elements", "saving", "virtual_table", "line_chart", "depth_view", "heat_map",
-    "block_tree", "tensor_view", "run_view", "page",
+    "text", "content", "address", "elements", "saving", "facts_table", "virtual_table", "line_chart", "depth_view",
+    "heat_map", "block_tree", "tensor_view", "run_data", "run_heat", "run_view", "page",
 )  # fmt: skip
 _IMPORT: Final = re.compile(r'^import (\{.*\}) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT: Final = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
@@ -66,6 +67,7 @@ def _document(page: Page, *, scripted: bool) -> str:
         )
     )
     left_out = PageNotes(notes=[Note(label="left out", text=text) for text in page.left_out])
+    tables = next((at for at, each in enumerate(page.summary) if isinstance(each, Table)), len(page.summary))
     scripts = "".join(_scripts(page, library, own)) if scripted else ""
     return "".join(
         (
@@ -74,7 +76,9 @@ def _document(page: Page, *, scripted: bool) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{text_html(page.title)} - gradscope</title><style>{style}</style></head>",
             f"<body><header><h1>{text_html(page.title)}</h1></header>",
-            f'<main><section id="summary">{summary_html(page.summary)}{summary_html([left_out])}</section>',
+            f'<main><section id="summary">{summary_html([*page.summary[:tables], left_out])}</section>',
+            # Scripts put the charts between the two.
+            f'<section id="overview">{summary_html(page.summary[tables:])}</section>',
             '<noscript><p class="note">Charts, the complete tables and each tensor need JavaScript.</p></noscript>',
             f"</main>{scripts}</body></html>\n",
         )

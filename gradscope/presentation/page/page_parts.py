@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from gradscope.dump.record import Json
-from gradscope.presentation.render.document import Note
+from gradscope.presentation.render.document import Document, Note
 from gradscope.presentation.tables.table import Table
 
 #: What a page is of, which decides what it shows.
@@ -48,6 +48,22 @@ class Page:
     content: Mapping[str, Json] = field(default_factory=dict[str, Json])
     packed: bytes = b""
     left_out: tuple[str, ...] = ()
+
+
+def document_parts(document: Document, keys: Sequence[str], *, title: str = "") -> Iterator[PageNotes | Table]:
+    """Yields the parts of a document as those of a page.
+
+    Args:
+        document: The document.
+        keys: The tensor that the first note, the verdict, is about; empty for none.
+        title: The heading of the first part, where it has none.
+    """
+    for at, block in enumerate(document):
+        if isinstance(block, Table):
+            yield block
+        else:
+            notes = [note for note in block.notes if note.label != "more"]  # it is about options of the command line
+            yield PageNotes(title=block.title or ("" if at else title), notes=notes, keys=() if at else keys)
 
 
 #: Returns the page at a level of detail: 0 has everything; each further one has less, and says so.

@@ -1,202 +1,189 @@
-"""The page of a training run: curves, layers against steps, and the tables of every recorded step."""
+"""The page of training runs: curves, layers against steps, the tables of every recorded step, and how runs differ."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
+from gradscope import naming
+from gradscope.comparison.diagnosis.run_divergence import RunDivergence
+from gradscope.dump.manifest.manifest import Layer
 from gradscope.dump.record import Json
 from gradscope.history.history_reader import History
-from gradscope.history.history_rows import TensorRow
-from gradscope.history.value_histograms import ValueHistogram
-from gradscope.naming import INPUT, SLOT_PREFIX
+from gradscope.history.views.at_step import manifest_at
+from gradscope.presentation.page.content.block_content import blocks_content
 from gradscope.presentation.page.content.json_values import Keys, rounded
-from gradscope.presentation.page.content.packed_series import OCTAVE_PARTS, packed
+from gradscope.presentation.page.content.run_content import RecordedRun
 from gradscope.presentation.page.content.table_content import tables_content
-from gradscope.presentation.page.page_parts import Page, PageMaker, PageNotes
+from gradscope.presentation.page.page_parts import Page, PageMaker, PageNotes, document_parts
 from gradscope.presentation.render.document import Note
-from gradscope.presentation.render.screen import BAD
+from gradscope.presentation.render.screen import BAD, Screen
+from gradscope.presentation.reports.comparing.compared_runs import RunDivergenceReport
 from gradscope.presentation.reports.dump_report import origin_notes
 from gradscope.presentation.reports.runs.alarm_words import alarm_sentence, run_verdict, worst_alarm
 from gradscope.presentation.reports.runs.run_report import RunReport, trends_report
+from gradscope.presentation.tables.dump_rows import Row, rows_of, value_family
 from gradscope.presentation.tables.numbers import count, number
-from gradscope.presentation.tables.over_time.run_tables import GROUPS, StepRow, step_tables, trend_table
+from gradscope.presentation.tables.over_time.run_tables import trend_table
 from gradscope.presentation.tables.table import Table
 
-#: The statistics that are packed, the most important first; `l2` follows from `rms` and the number of elements.
-_PACKED: Final = ("rms", "amax", "zeros", "mean", "nan", "inf", "ratio", "cosine", "share")
-#: By level of detail, the most recorded steps and the number of statistics.
-_STEPS: Final = (256, 128, 64, 64, 24, 0)
-_STATISTICS: Final = (9, 9, 9, 3, 1, 0)
-#: The most steps of which a page has the histograms of tensors, at the first level of detail.
-_HISTOGRAM_STEPS: Final = 8
-#: The most steps of the curves of a run.
-_MOST_CURVE_STEPS: Final = 5_000
 #: The most tensors and alarms that are read without JavaScript.
 _MOST_TRENDS: Final = 40
 _MOST_ALARMS: Final = 100
+#: The families of values that the tree of layers has, with their gradients.
+_OF_LAYERS: Final = (naming.INPUT, naming.ACTIVATION, naming.PARAM, naming.STATE, naming.AUX)
+#: From this level of detail on, a page has no tree.
+_NO_TREE: Final = 3
 
 
-def run_page(path: str, history: History) -> PageMaker:
-    """Returns the maker of a run's page.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedRun:
+    """A run that is compared with the reference.
+
+    Attributes:
+        path: The run's folder, as the user named it.
+        history: Its history.
+        divergence: Where it differs from the reference.
+    """
+
+    path: str
+    history: History
+    divergence: RunDivergence
+
+
+def run_page(path: str, history: History, candidates: Sequence[ComparedRun] = ()) -> PageMaker:
+    """Returns the maker of the page of a run, or of several that are compared.
 
     Args:
-        path: The run's folder, as the user named it.
+        path: The run's folder, as the user named it; of several, that of the reference.
         history: Its history; all that the page needs of it is read now.
+        candidates: The runs that are compared with it.
 
     Raises:
-        DumpError: The history is damaged.
+        DumpError: A history is damaged.
     """
-    report = trends_report(path, history)
-    recorded = report.steps["step"]
-    series = history.columns(_PACKED)
-    columns = {name: {at: (each["step"], each[name]) for at, each in series.items()} for name in _PACKED}
-    tensors = {at: row for at, row in history.tensors.items() if at in series}
-
-    with_histograms = history.histogram_steps()
-    histogram_steps = _some(with_histograms, _HISTOGRAM_STEPS)
-    histograms = [history.histograms_at(step) for step in histogram_steps.tolist()]
+    named = [(path, history), *((each.path, each.history) for each in candidates)]
+    runs = [RecordedRun.read(*each) for each in named]
+    reports = [trends_report(*each) for each in named]
+    rows, layers = _rows_at_the_end(history)
+    summary = tuple(_compared_summary(candidates, reports) if candidates else _summary(reports[0]))
 
     def made(level: int) -> Page:
         keys = Keys()
-        steps = _some(recorded, _STEPS[level])
-        names = _PACKED[: _STATISTICS[level]]
-        planes = {name: _plane(columns[name], tensors, steps) for name in names}
-        shown = [name for name in names if not np.isnan(planes[name]).all()]
-        left_out = [f"statistics of {count(len(recorded) - len(steps))} of {count(len(recorded))} recorded steps"]
-        left_out = left_out if len(steps) < len(recorded) else []
-        left_out += [f"the statistics {', '.join(_PACKED[len(names) :])}"] if len(names) < len(_PACKED) else []
-        shown_histograms = 0 if level else len(histograms)
-        if shown_histograms < len(with_histograms):
-            fewer = len(with_histograms) - shown_histograms
-            left_out.append(f"the histograms of {count(fewer)} of {count(len(with_histograms))} steps")
-        run: dict[str, Json] = {
-            "steps": steps.tolist(),
-            "curves": _curves(report.steps),
-            "keys": [keys.number(tensor.key) for tensor in tensors.values()],
-            "sizes": [None if tensor.shape is None else math.prod(tensor.shape) for tensor in tensors.values()],
-            "packed": list(shown),
-            "octave_parts": OCTAVE_PARTS,
-            "alarms": [
-                {"step": each.step, "rule": each.rule, "why": each.why,
-                 "key": None if each.key is None else keys.number(each.key)}
-                for each in report.alarms
-            ],
-            "groups": _families_by_group(),
-            "histograms": [
-                {"step": step, "octaves": [_octaves(found.get(at)) for at in tensors]}
-                for step, found in zip(histogram_steps.tolist()[:shown_histograms], histograms, strict=False)
-            ],
-        }  # fmt: skip
-        tables = step_tables(_rows_at_the_end(tensors, columns))
+        found = [run.content(level, keys) for run in runs]
+        offsets = np.cumsum([0, *(len(each.packed) for each in found)]).tolist()
+        content: dict[str, Json] = {
+            "sets": [{"name": run.name, "tables": run.tables(keys)} for run in runs],
+            "depth": [],
+            "runs": [{**each.facts, "offset": offset} for each, offset in zip(found, offsets, strict=False)],
+            "differences": [_difference(each, keys) for each in candidates],
+            **({} if level >= _NO_TREE else {"blocks": blocks_content(rows, layers, _rules(reports[0]), keys)}),
+        }
+        several = len(runs) > 1
+        left_out = [f"{run.name}: {text}" if several else text
+                    for run, each in zip(runs, found, strict=True) for text in each.left_out]  # fmt: skip
         return Page(
             kind="run",
-            title=path,
-            summary=_summary(report, path),
-            content={
-                "keys": keys.to_json(),
-                "sets": [{"name": path, "tables": tables_content(tables, keys)}],
-                "depth": [],
-                "run": run,
-            },
-            packed=b"".join(packed(planes[name]) for name in shown),
-            left_out=tuple(left_out),
+            title=path if not several else " and ".join(run.name for run in runs),
+            summary=summary,
+            content={**content, "keys": keys.to_json()},
+            packed=b"".join(each.packed for each in found),
+            left_out=(*left_out, *(("the tree of layers",) if level >= _NO_TREE else ())),
         )
 
     return made
 
 
-#: By tensor, the steps at which a statistic is known, and its values.
-_Column = Mapping[int, tuple[np.ndarray, np.ndarray]]
+def _rows_at_the_end(history: History) -> tuple[list[Row], list[Layer]]:
+    """Returns the rows of the last recorded step, and the layers that use the parameters; none where none was."""
+    recorded = history.steps()["step"]
+    found = rows_of(manifest_at(history, int(recorded[-1]))) if len(recorded) else ()
+    rows = [row for row in found if value_family(row.family) in _OF_LAYERS]
+    params: dict[str, list[str]] = {}
+    for row in rows:
+        if row.family == naming.PARAM and "layer" in row.values:
+            params.setdefault(str(row.values["layer"]), []).append(row.name)
+    return rows, [Layer(path=path, index=at, params=tuple(names)) for at, (path, names) in enumerate(params.items())]
 
 
-def _some(recorded: np.ndarray, most: int) -> np.ndarray:
-    """Returns at most so many of the recorded steps, evenly spread, the last among them."""
-    if len(recorded) <= most:
-        return recorded
-    return recorded[np.linspace(0, len(recorded) - 1, most).round().astype(int)] if most else recorded[:0]
+def _rules(report: RunReport) -> dict[str, list[str]]:
+    """Returns the rules of the alarms of each tensor."""
+    found: dict[str, list[str]] = {}
+    for alarm in report.alarms:
+        if alarm.key is not None and alarm.rule not in found.setdefault(alarm.key, []):
+            found[alarm.key].append(alarm.rule)
+    return found
 
 
-def _plane(column: _Column, tensors: Mapping[int, TensorRow], steps: np.ndarray) -> np.ndarray:
-    """Returns a statistic of all tensors at some steps, NaN where it was not recorded."""
-    plane = np.full((len(tensors), len(steps)), np.nan)
-    for row, at in enumerate(tensors):
-        if at in column and len(steps):
-            known, values = column[at]
-            found = np.searchsorted(known, steps).clip(max=len(known) - 1)
-            plane[row] = np.where(known[found] == steps, values[found], np.nan)
-    return plane
+def _difference(candidate: ComparedRun, keys: Keys) -> Json:
+    divergence = candidate.divergence
+    return {
+        "name": candidate.path,
+        "steps": list(divergence.steps),
+        "largest": [rounded(each) for each in divergence.largest],
+        "first": divergence.first_step,
+        "tables": tables_content([RunDivergenceReport(divergence=divergence).tensors()], keys),
+    }
 
 
-def _octaves(histogram: ValueHistogram | None) -> Json:
-    """Returns the exponent of the first octave, and the counts from there; None without elements that are not zero."""
-    octaves = [] if histogram is None else histogram.octaves()
-    return [octaves[0][0], *(number for _, number in octaves)] if octaves else None
+def _summary(report: RunReport) -> Iterator[PageNotes | Table]:
+    worst = worst_alarm(report.alarms)
+    yield PageNotes(
+        notes=[run_verdict(report.alarms), *origin_notes(report.origins), *_facts(report)],
+        keys=[worst.key or ""] if worst else [],
+    )
+    yield _alarms(report, "Alarms")
+    yield steepest_trends(report, _MOST_TRENDS)
 
 
-def _curves(steps: Mapping[str, np.ndarray]) -> Json:
-    """Returns the columns of the steps that have values, without those that only count."""
-    kept = np.isin(steps["step"], _some(steps["step"], _MOST_CURVE_STEPS))
-    shown = [name for name in steps if name == "loss" or name.endswith("_norm") or name == "learning_rate"]
-    columns: list[Json] = [
-        {
-            "name": name,
-            "values": [None if math.isnan(value) else rounded(value) for value in steps[name][kept].tolist()],
-        }
-        for name in shown
-        if not np.isnan(steps[name]).all()
-    ]
-    return {"steps": steps["step"][kept].tolist(), "columns": columns}
+def _compared_summary(candidates: Sequence[ComparedRun], reports: Sequence[RunReport]) -> Iterator[PageNotes | Table]:
+    """Yields the verdict on each candidate and on each run, then the first difference of each stage."""
+    tables: list[Table] = []
+    for candidate in candidates:
+        document = RunDivergenceReport(divergence=candidate.divergence, verbose=True).document(Screen())
+        first = candidate.divergence.first
+        title = candidate.path if len(candidates) > 1 else ""
+        for part in document_parts(document, [] if first is None else [first.key], title=title):
+            if isinstance(part, PageNotes):
+                yield part
+            else:
+                tables.append(replace(part, title=f"{title}: {part.title}") if title else part)
+    for report in reports:
+        yield PageNotes(title=report.path, notes=[run_verdict(report.alarms), *_facts(report)[:-1]])
+        yield _alarms(report, f"Alarms of {report.path}")
+    yield from tables
 
 
-def _rows_at_the_end(tensors: Mapping[int, TensorRow], columns: Mapping[str, _Column]) -> list[StepRow]:
-    """Returns the rows whose tables give the page's tables their lines and columns: the last of every statistic.
-
-    A column that is left out where all of its cells are zero has to be there, if they are not at any other step.
-    """
-    rows: list[StepRow] = []
-    for at, tensor in tensors.items():
-        stats = {name: _largest(column[at][1]) for name, column in columns.items() if at in column}
-        known = {name: value for name, value in stats.items() if not math.isnan(value)}
-        rows.append(StepRow(tensor=tensor, stats={**known, **({"l2": known["rms"]} if "rms" in known else {})}))
-    return rows
-
-
-def _largest(values: np.ndarray) -> float:
-    known = values[~np.isnan(values)]
-    return float(known[np.abs(known).argmax()]) if known.size else math.nan
-
-
-def _families_by_group() -> dict[str, Json]:
-    groups: dict[str, list[Json]] = {}
-    for family, group in GROUPS.items():
-        groups.setdefault(group, []).append(family)
-    return {**groups, "": [INPUT, SLOT_PREFIX]}
-
-
-def _summary(report: RunReport, path: str) -> tuple[PageNotes | Table, ...]:
-    alarms = report.alarms
+def _facts(report: RunReport) -> list[Note]:
     losses = report.steps["loss"][~np.isnan(report.steps["loss"])].tolist()
     facts = [Note(label="loss", text=f"{number(losses[0])} to {number(losses[-1])}")] if losses else []
-    facts += [
-        Note(label="steps", text=f"{count(report.taken)} taken, {count(len(report.steps['step']))} recorded"),
-        Note(label="run", text=path),
-    ]
-    shown = alarms[:_MOST_ALARMS]
+    facts += [Note(label="steps", text=f"{count(report.taken)} taken, {count(len(report.steps['step']))} recorded")]
+    facts += _noise(report)
+    return [*facts, Note(label="run", text=report.path)]
+
+
+def _noise(report: RunReport) -> Iterator[Note]:
+    """Yields the noise scale of all parameters beside the size of a batch, where it was measured."""
+    if report.noise is None:
+        return
+    noise = report.noise.rows[0].noise
+    scale, examples = noise.get("noise_scale"), noise.get("groups", 0) * noise.get("group_size", 0)
+    told = "the noise hides the mean gradient" if scale is None else f"noise scale {number(float(scale))} examples"
+    batch = f"; the batch has {count(int(examples))}" if examples else ""
+    yield Note(label="noise", text=f"{told} at step {report.noise.step}{batch}")
+
+
+def _alarms(report: RunReport, title: str) -> PageNotes:
+    shown = report.alarms[:_MOST_ALARMS]
     notes = [Note(label=each.rule, text=alarm_sentence(each), style=BAD) for each in shown]
-    more = len(alarms) - len(shown)
+    more = len(report.alarms) - len(shown)
     notes += [Note(label="", text=f"and {more:,} more")] if more else []
-    return (
-        PageNotes(
-            notes=[run_verdict(alarms), *origin_notes(report.origins), *facts],
-            keys=[worst.key or ""] if (worst := worst_alarm(alarms)) else [],
-        ),
-        PageNotes(title=f"Alarms ({len(alarms):,})", notes=notes, keys=[each.key or "" for each in shown]),
-        steepest_trends(report, _MOST_TRENDS),
-    )
+    return PageNotes(
+        title=f"{title} ({len(report.alarms):,})", notes=notes, keys=[each.key or "" for each in shown]
+    )  # fmt: skip
 
 
 def steepest_trends(report: RunReport, most: int) -> Table:

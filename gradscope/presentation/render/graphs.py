@@ -1,10 +1,11 @@
 """Graphs show a model's operations as nodes inside their layers, for Graphviz and for Google's Model Explorer.
 
 Model Explorer opens two files of one model: the graph, and an *overlay*, a number for each node by which it is
-coloured. Here the number is the l2 norm of the gradient of the loss with respect to the node's output, from a dump.
+coloured. Here the number is the l2 norm of the gradient of the loss with respect to the node's output, from a dump; the
+colours are logarithmic.
 
 References:
-    https://github.com/google-ai-edge/model-explorer, JSON graphs and custom node data, as version 0.1 reads them.
+    https://github.com/google-ai-edge/model-explorer, JSON graphs and custom node data, as version 0.1.34 reads them.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from gradscope.presentation.tables.dump_rows import Row
 #: The iterations of a loop in names; a graph has one node for all of them.
 _ITERATION: Final = re.compile(r"\[\d+\]")
 
-#: The colours from the smallest gradient to the largest.
-_COLOURS: Final = ("#f7fbff", "#6baed6", "#08306b")
+#: The colours from the smallest gradient to the largest, as red, green and blue.
+_COLOURS: Final = ((247, 251, 255), (107, 174, 214), (8, 48, 107))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,7 @@ class Graph:
             }
             for node in self.nodes
         ]
-        return json.dumps({"graphs": [{"id": self.name, "nodes": nodes}]}, indent=2)
+        return json.dumps({"label": self.name, "graphs": [{"id": self.name, "nodes": nodes}]}, indent=2)
 
     def overlay(self, dump: Manifest) -> str:
         """Returns a dump's gradient norms as Model Explorer's node data for this graph, in JSON.
@@ -112,13 +113,15 @@ class Graph:
         """
         norms = gradient_norms(dump)
         found = {node.name: norm for node in self.nodes if (norm := _norm(node, norms)) is not None}
-        steps = [{"stop": at / (len(_COLOURS) - 1), "bgColor": colour} for at, colour in enumerate(_COLOURS)]
-        data = {
-            "name": "gradient l2",
-            "results": {name: {"value": norm} for name, norm in found.items()},
-            "gradient": steps,
+        # The viewer's own colours are linear, so that one large gradient would make all others white.
+        logarithms = [math.log(norm) for norm in found.values() if norm > 0]
+        low = min(logarithms, default=0.0)
+        span = max(logarithms, default=0.0) - low or 1.0
+        results = {
+            name: {"value": norm, "bgColor": _colour((math.log(norm) - low) / span if norm > 0 else 0.0)}
+            for name, norm in found.items()
         }
-        return json.dumps({self.name: data}, indent=2, allow_nan=False)
+        return json.dumps({self.name: {"name": "gradient l2", "results": results}}, indent=2, allow_nan=False)
 
     def _boxes(self, path: tuple[str, ...], nodes: Sequence[Node], numbers: Mapping[str, int]) -> Iterator[str]:
         """Yields the lines of the nodes below a layer, with each inner layer as a cluster."""
@@ -147,6 +150,15 @@ def gradient_norms(dump: Manifest) -> dict[str, float]:
             key = naming.key_of(family, _ITERATION.sub("[*]", entry.name))
             squares[key] = math.hypot(squares.get(key, 0.0), norm)
     return squares
+
+
+def _colour(place: float) -> str:
+    """Returns the colour at a place between the smallest gradient, 0, and the largest, 1."""
+    at = place * (len(_COLOURS) - 1)
+    first = min(int(at), len(_COLOURS) - 2)
+    ends = zip(_COLOURS[first], _COLOURS[first + 1], strict=True)
+    mixed = (round(one + (at - first) * (other - one)) for one, other in ends)
+    return "#" + "".join(f"{channel:02x}" for channel in mixed)
 
 
 def _norm(node: Node, norms: Mapping[str, float]) -> float | None:

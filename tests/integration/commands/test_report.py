@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -34,9 +35,11 @@ def folder(tmp_path: Path) -> Path:
         ("one/step_1.npz one/step_2.npz", "comparison", ["one/step_2.npz"]),
         ("one/step_1.npz one/step_2.npz other/step_1.npz", "comparison", ["one/step_2.npz", "other/step_1.npz"]),
         ("one other", "comparison", ["step_1", "step_2"]),
+        ("run run run", "run", ["run", "run", "run"]),
     ],
 )
 def test_a_page_is_of_a_dump_of_steps_or_of_a_comparison(folder: Path, what: str, kind: str, sets: list[str]) -> None:
+    run_folder(folder / "run")
     done = gradscope("report", *what.split(), "-o", "page.html", folder=folder)
     assert (done.status, done.errors) == (0, "")
     page = folder / "page.html"
@@ -44,6 +47,38 @@ def test_a_page_is_of_a_dump_of_steps_or_of_a_comparison(folder: Path, what: str
     content, _ = content_of(page.read_text(encoding="utf-8"))
     assert content["kind"] == kind
     assert [each["name"] for each in content["sets"]] == sets
+
+
+@pytest.mark.parametrize(
+    ("options", "verdict"),
+    [
+        ("", "different"),
+        ("--tol 10", "same"),
+        ("--atol 100 --rtol 0", "same"),
+        ("--select re:loss", "different"),
+        ("--exclude re:.* --allow-missing re:.*", "nothing compared"),
+    ],
+)
+def test_a_comparison_is_judged_by_the_options_of_compare(folder: Path, options: str, verdict: str) -> None:
+    two = "one/step_1.npz other/step_1.npz"
+    judged = gradscope("compare", *two.split(), *options.split(), "--json", folder=folder)
+    done = gradscope("report", *two.split(), *options.split(), "-o", "page.html", folder=folder)
+    if judged.output == "":
+        assert (done.status, done.errors) == (judged.status, judged.errors)
+        return
+    assert done.status == 0
+    assert json.loads(judged.output)["verdict"] == verdict
+    assert f'">{verdict}</dt>' in (folder / "page.html").read_text(encoding="utf-8")
+
+
+def test_runs_are_judged_by_the_options_of_compare_too(tmp_path: Path) -> None:
+    run_folder(tmp_path / "a", layers=3)
+    run_folder(tmp_path / "b", layers=2)
+    for options, verdict in (("", "different"), ("--allow-missing layer2", "same")):
+        assert gradscope("report", "a", "b", *options.split(), "--force", folder=tmp_path).status == 0
+        page = (tmp_path / "report.html").read_text(encoding="utf-8")
+        assert f'">{verdict}</dt>' in page
+    assert content_of(page)[0]["differences"][0]["steps"] == list(range(8))
 
 
 def test_source_lines_are_in_a_dump_and_on_its_page_where_they_were_requested(tmp_path: Path) -> None:
@@ -78,7 +113,10 @@ def test_a_page_of_a_run_is_made_without_jax(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "status", "message"),
     [
-        ("run one/step_1.npz", 2, "run is a training run, and a page has one run alone"),
+        ("run one/step_1.npz", 2, "run is a training run, and one/step_1.npz is none"),
+        ("run --select a", 2, "--select is of comparisons, and run is alone"),
+        ("one/step_1.npz --tol 1", 2, "--tol is of comparisons, and one/step_1.npz is alone"),
+        ("run run --as bfloat16", 2, "--as is of dumps, and these are training runs"),
         ("none.npz", 3, "none.npz: it cannot be opened"),
         ("one/step_1.npz -o taken.html", 2, "taken.html exists"),
         ("one/step_1.npz -o nowhere/page.html", 2, "there is no folder"),
@@ -100,5 +138,11 @@ def test_the_same_page_is_made_in_python(folder: Path) -> None:
     own, other = (content_of((folder / name).read_text(encoding="utf-8"))[0] for name in ("own.html", "report.html"))
     assert own["depth"][0]["lines"][0]["values"] == other["depth"][0]["lines"][0]["values"]
     assert own["keys"] == other["keys"]
+    run_folder(folder / "run")
+    run = gs.load(folder / "run")
+    runs = content_of(gs.report(run, run).html)[0]
+    assert [each["name"] for each in runs["runs"]] == [run.path, run.path]
+    with pytest.raises(gs.UsageError, match="runs with runs"):
+        gs.report(run, one)
     with pytest.raises(gs.UsageError, match="a Comparison has no candidates"):
         gs.report(gs.compare(one, two), two)

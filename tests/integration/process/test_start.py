@@ -45,7 +45,8 @@ OPTIONS = {
     "show": f"{CHOSEN} --tensor --step --diff --ledger --check --sort --no-fold --full --format --json --traceback",
     "compare": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --write-map --select "
     "--exclude --all --worst-first --as --isolate --full --format --json --verbose --traceback",
-    "report": "--output --open --force --traceback",
+    "report": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --as --select --exclude --output --open "
+    "--force --traceback",
     "train": f"{MODEL} --select --exclude --steps --output --optimizer --learning-rate --clip --multiply --only "
     "--freeze --ema --state-updates --devices --every --histograms-every --per-example-every --microbatch "
     "--tensorboard --dump-every --dump-at --log-every "

@@ -1,8 +1,9 @@
 /** The tree of layers: blocks open on demand, coloured by a column, each with the siblings whose values it reads. */
 
-import { tensorAddress } from "./address.js";
+import { select, selected, tensorAddress } from "./address.js";
 import { choice, element, section } from "./elements.js";
 import { ramp } from "./heat_map.js";
+import { csv, plainCell, save } from "./saving.js";
 import { cellText, matcher, numeric, printable } from "./text.js";
 
 /** The most parts of a block that are shown at once; the others follow on demand. */
@@ -11,8 +12,8 @@ const MOST_PARTS = 200;
 const MOST_FOUND = 200;
 
 export class BlockTree {
-  /** @param {BlocksContent} blocks @param {string[]} keys */
-  constructor(blocks, keys) {
+  /** @param {BlocksContent} blocks @param {string[]} keys @param {string} [when] */
+  constructor(blocks, keys, when = "") {
     this.blocks = blocks;
     this.keys = keys;
     /** @type {number[][]} */
@@ -22,17 +23,23 @@ export class BlockTree {
     blocks.parents.forEach((parent, at) => (parent < 0 ? this.top : (this.parts[parent] ?? [])).push(at));
     this.column = Math.max(...["rel_l2", "gradient rms"].map((name) => blocks.columns.findIndex((column) => column.name === name)).filter((at) => at >= 0).slice(0, 1), 0);
     const names = blocks.columns.map((column) => column.name);
-    const { box, list } = choice("coloured by", names, (name) => {
-      this.column = names.indexOf(name);
-      this.draw();
-    });
-    list.selectedIndex = this.column;
+    const { box, list } = choice("coloured by", names, (name) => select({ colour: name }, { quiet: true }));
+    this.choice = list;
+    this.usual = this.column;
     this.list = element("ul", { class: "tree" });
-    this.box = section("tree", "Layers as a tree", box);
+    this.box = section("tree", `Layers as a tree${when}`, box, element("button", { type: "button", click: () => this.saveCsv() }, "CSV"));
     this.box.append(this.list);
     this.query = "";
     /** @type {Set<number>} */
     this.open = new Set(this.top.length === 1 ? this.top : []);
+    this.followColour();
+  }
+
+  /** Follows the address: the column by which blocks are coloured. */
+  followColour() {
+    const wanted = this.blocks.columns.findIndex((column) => column.name === selected("colour"));
+    this.column = wanted < 0 ? this.usual : wanted;
+    this.choice.selectedIndex = this.column;
     this.draw();
   }
 
@@ -123,6 +130,12 @@ export class BlockTree {
       ...(words === "" ? [] : [element("span", { class: "words found" }, words)]),
       element("span", { class: "flow", title: flow === "" ? "" : "reads the values of these siblings" }, flow),
     );
+  }
+
+  saveCsv() {
+    const { names, columns, words } = this.blocks;
+    const lines = names.map((_, at) => [this.path(at), words[at] ?? "", ...columns.map((column) => plainCell(column.cells[at]))]);
+    save("layers.csv", "text/csv", csv([["block", "findings", ...columns.map((column) => column.name)], ...lines]));
   }
 
   /** @param {number} size */

@@ -18,12 +18,30 @@ export async function readContent(encoded) {
 
 const MISSING = 400_001;
 const INFINITE = 400_000;
-const BITS_BEYOND = 8;
 const LOWEST_EXPONENT = -160;
+/** @type {Map<number, Float32Array>} the magnitude of each code, by the parts of an octave */
+const magnitudes = new Map();
+
+/** @param {number} parts */
+function magnitudesOf(parts) {
+  const known = magnitudes.get(parts);
+  if (known !== undefined) return known;
+  const made = new Float32Array(MISSING + 1);
+  for (let code = 1; code < INFINITE; code++) made[code] = 2 ** ((code - 1) / parts + LOWEST_EXPONENT);
+  made[INFINITE] = Infinity;
+  made[MISSING] = NaN;
+  magnitudes.set(parts, made);
+  return made;
+}
+
+/** The bytes of packed statistics. @param {number} rows @param {number} steps */
+export function packedBytes(rows, steps) {
+  return 1 + 3 * rows * steps;
+}
 
 /**
- * Returns packed statistics: by row and step, as `gradscope.presentation.page.packed_series` writes them.
- * @param {Uint8Array} packed planes of the low, middle and high bytes of differences between steps
+ * Returns packed statistics: by row and step, as `gradscope.presentation.page.content.packed_series` writes them.
+ * @param {Uint8Array} packed whether they are differences between steps, then planes of the low, middle and high bytes
  * @param {number} rows
  * @param {number} steps
  * @param {number} parts the parts of an octave
@@ -31,18 +49,15 @@ const LOWEST_EXPONENT = -160;
  */
 export function unpacked(packed, rows, steps, parts) {
   const values = new Float32Array(rows * steps);
-  const powers = new Float32Array(MISSING + 1);
-  for (let code = 1; code < INFINITE; code++) powers[code] = 2 ** ((code - 1) / parts + LOWEST_EXPONENT);
-  powers[INFINITE] = Infinity;
-  powers[MISSING] = NaN;
-  const plane = rows * steps;
+  const sizes = magnitudesOf(parts);
+  const [differences, plane] = [packed[0] === 1, rows * steps];
   for (let row = 0; row < rows; row++) {
     let code = 0;
-    for (let step = 0; step < steps; step++) {
-      const at = row * steps + step;
-      const change = (packed[at] ?? 0) | ((packed[plane + at] ?? 0) << 8) | ((packed[2 * plane + at] ?? 0) << 16);
-      code = ((code + change) << BITS_BEYOND) >> BITS_BEYOND;
-      values[at] = code < 0 ? -(powers[-code] ?? NaN) : (powers[code] ?? NaN);
+    for (let at = row * steps; at < (row + 1) * steps; at++) {
+      const read = (packed[1 + at] ?? 0) | ((packed[1 + plane + at] ?? 0) << 8) | ((packed[1 + 2 * plane + at] ?? 0) << 16);
+      code = differences ? code + ((read >>> 1) ^ -(read & 1)) : read;
+      const size = sizes[code >>> 1] ?? NaN;
+      values[at] = code & 1 ? -size : size;
     }
   }
   return values;

@@ -27,9 +27,17 @@ function depthChart(depth, keys) {
     lines: depth.lines.map((line, at) => ({ label: line.label, values: lineValues(line.values), dashed: directions.size > 1 ? line.direction === "backward" : at > 0 && depth.lines.length <= MOST_DASHED })),
     marks: depth.marks ?? [],
     logarithmic: true,
+    own: (key) => ownPlace(depth, keys, key),
     chosen: (line, at) => {
       const key = depth.lines[line]?.keys[at];
       if (key !== undefined) select({ tensor: keys[key] ?? "" });
     },
   });
+}
+
+/** @param {DepthContent} depth @param {string[]} keys @param {string} key */
+function ownPlace(depth, keys, key) {
+  const name = key.slice(key.indexOf("/") + 1);
+  const exact = depth.lines.map((line) => line.keys.findIndex((number) => keys[number] === key)).find((at) => at >= 0);
+  return exact ?? (key === "" ? -1 : depth.names.indexOf(name));
 }

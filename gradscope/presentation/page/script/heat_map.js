@@ -1,10 +1,11 @@
 /** A heat map of tensors against steps, on a canvas of one pixel for each number. */
 
 import { colour, element } from "./elements.js";
+import { csv, fileName, save, svgText } from "./saving.js";
 import { numberText, printable } from "./text.js";
 
 /**
- * @typedef {{names: string[], steps: number[], values: (row: number, step: number) => number}} HeatParts
+ * @typedef {{title: string, names: string[], steps: number[], values: (row: number, step: number) => number}} HeatParts
  */
 
 const LEAST_ROW_PIXELS = 3;
@@ -12,20 +13,21 @@ const MOST_ROW_PIXELS = 18;
 const HEIGHT = 420;
 
 export class HeatMap {
-  /** @param {(row: number, step: number) => void} chosen */
+  /** @param {(name: string, step: number) => void} chosen */
   constructor(chosen) {
     this.chosen = chosen;
     /** @type {HeatParts} */
-    this.parts = { names: [], steps: [], values: () => NaN };
+    this.parts = { title: "", names: [], steps: [], values: () => NaN };
     this.at = { row: 0, step: 0 };
     this.canvas = element("canvas", { class: "heat", tabindex: 0, role: "img", "aria-label": "heat map of layers against steps" });
     this.told = element("output", { class: "told" });
     this.scale = element("p", { class: "note" });
-    this.box = element("div", {}, element("div", { class: "heat-box" }, this.canvas), this.told, this.scale);
+    const buttons = [element("button", { type: "button", click: () => this.saveCsv() }, "CSV"), element("button", { type: "button", click: () => this.saveSvg() }, "SVG")];
+    this.box = element("div", {}, element("div", { class: "heat-box" }, this.canvas), this.told, this.scale, element("div", { class: "controls" }, ...buttons));
     this.canvas.addEventListener("mousemove", (event) => this.point(event));
     this.canvas.addEventListener("click", (event) => {
       this.point(event);
-      this.chosen(this.at.row, this.at.step);
+      this.choose();
     });
     this.canvas.addEventListener("keydown", (event) => this.moved(event));
   }
@@ -80,14 +82,40 @@ export class HeatMap {
   /** @param {number} row @param {number} step */
   tell(row, step) {
     const { names, steps, values } = this.parts;
+    if (names.length === 0 || steps.length === 0) return;
     this.at = { row: Math.min(Math.max(row, 0), names.length - 1), step: Math.min(Math.max(step, 0), steps.length - 1) };
     const value = values(this.at.row, this.at.step);
     this.told.textContent = `${printable(names[this.at.row] ?? "")}  ·  step ${steps[this.at.step]}  ·  ${numberText(value)}`;
   }
 
+  choose() {
+    const { names, steps } = this.parts;
+    const [name, step] = [names[this.at.row], steps[this.at.step]];
+    if (name !== undefined && step !== undefined) this.chosen(name, step);
+  }
+
+  saveCsv() {
+    const { title, names, steps, values } = this.parts;
+    const lines = names.map((name, row) => [name, ...steps.map((_, at) => values(row, at))]);
+    save(`${fileName(title)}.csv`, "text/csv", csv([["tensor", ...steps.map((step) => `step ${step}`)], ...lines]));
+  }
+
+  saveSvg() {
+    const { title, names, steps } = this.parts;
+    const [width, height] = [900, Math.max(names.length * LEAST_ROW_PIXELS, HEIGHT)];
+    const ends = `${printable(names[0] ?? "")} to ${printable(names.at(-1) ?? "")}; steps ${steps[0]} to ${steps.at(-1)}; ${this.scale.textContent}`;
+    const lines = [
+      `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height + 44}" font-family="sans-serif" font-size="12">`,
+      `<title>${svgText(title)}</title><rect width="100%" height="100%" fill="#fff"/><text x="4" y="14">${svgText(title)}</text>`,
+      `<image href="${this.canvas.toDataURL()}" y="20" width="${width}" height="${height}" preserveAspectRatio="none" style="image-rendering:pixelated"/>`,
+      `<text x="4" y="${height + 36}">${svgText(ends)}</text></svg>`,
+    ];
+    save(`${fileName(title)}.svg`, "image/svg+xml", lines.join("\n"));
+  }
+
   /** @param {KeyboardEvent} event */
   moved(event) {
-    if (event.key === "Enter") this.chosen(this.at.row, this.at.step);
+    if (event.key === "Enter") this.choose();
     const [down, right] = { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] }[event.key] ?? [];
     if (down === undefined || right === undefined) return;
     event.preventDefault();

@@ -1,19 +1,24 @@
 /** A chart of lines, drawn by uPlot: hover and arrow keys name what is under them, a click or Enter selects it. */
 
+import { selected } from "./address.js";
 import { colour, element, lineColour } from "./elements.js";
-import { csv, save } from "./saving.js";
+import { csv, fileName, save, svgText } from "./saving.js";
 import { numberText, numeric, printable } from "./text.js";
 
 /**
- * @typedef {{label: string, values: (number | null)[], dashed?: boolean}} Line
+ * @typedef {{label: string, values: (number | null)[], dashed?: boolean, hue?: number}} Line a hue is the number of a colour
  * @typedef {{
  *   title: string, across: string, names: string[], positions: number[], lines: Line[], marks: MarkContent[],
- *   logarithmic: boolean, chosen?: (line: number, at: number) => void,
+ *   logarithmic: boolean, chosen?: (line: number, at: number) => void, own?: (key: string) => number,
  * }} ChartParts
  */
 
 const HEIGHT = 260;
 const NARROWEST = 240;
+/** The most marks that are named below a chart, and where the pointer is. */
+const MOST_MARKS = 12;
+/** Longer numbers of an axis are shortened. */
+const LONGEST_PLACE = 99_999;
 /** What is zero is drawn so far below the smallest value of a logarithmic axis. */
 const BELOW = 10;
 
@@ -42,17 +47,26 @@ export class LineChart {
     const { lines, marks } = this.parts;
     const items = lines.map((line, at) => {
       const swatch = element("span", { class: "swatch" });
-      swatch.style.borderTopColor = `var(--line-${at % 8})`;
+      swatch.style.borderTopColor = `var(--line-${(line.hue ?? at) % 8})`;
       swatch.style.borderTopStyle = line.dashed ? "dashed" : "solid";
       return element("li", {}, swatch, ` ${printable(line.label)}`);
     });
-    const marked = marks.map((mark) => element("li", { class: "mark" }, printable(mark.text)));
-    return element("ul", { class: "legend" }, ...items, ...marked.slice(0, 12));
+    const marked = marks.slice(0, MOST_MARKS).map((mark) => element("li", { class: "mark" }, printable(mark.text)));
+    const more = marks.length > MOST_MARKS ? [element("li", { class: "mark" }, `and ${marks.length - MOST_MARKS} more`)] : [];
+    return element("ul", { class: "legend" }, ...items, ...marked, ...more);
   }
 
-  /** Draws the chart again, in the width that there is and the colours of the theme. */
-  draw(again = false) {
-    const width = Math.max(this.area.clientWidth, NARROWEST);
+  /** Draws the mark of the selected tensor anew. */
+  follow() {
+    this.plot?.redraw(false);
+  }
+
+  /**
+   * Draws the chart, in the width that there is and the colours of the theme.
+   * @param {boolean} [again] also where its width is the same
+   * @param {number} [width] of the paper
+   */
+  draw(again = false, width = Math.max(this.area.clientWidth, NARROWEST)) {
     if (this.plot !== null && !again) {
       if (this.plot.width !== width) this.plot.setSize({ width, height: HEIGHT });
       return;
@@ -67,6 +81,7 @@ export class LineChart {
       return;
     }
     this.plot = new uPlot(this.options(width, floor), [positions, ...values], this.area);
+    performance.mark("chart"); // `scripts/bench page` reads the first one
   }
 
   /** The smallest positive magnitude that is drawn. */
@@ -96,10 +111,10 @@ export class LineChart {
       focus: { alpha: 0.4 },
       series: [
         {},
-        ...lines.map((line, at) => ({ label: line.label, stroke: lineColour(at), width: 1.5, dash: line.dashed ? [6, 4] : [], points: { show: points, size: 5 }, spanGaps: true })),
+        ...lines.map((line, at) => ({ label: line.label, stroke: lineColour(line.hue ?? at), width: 1.5, dash: line.dashed ? [6, 4] : [], points: { show: points, size: 5 }, spanGaps: true })),
       ],
       axes: [
-        { ...axis, label: across, labelSize: 18, size: 34, values: (_plot, splits) => splits.map((at) => (Number.isInteger(at) ? String(at) : "")) },
+        { ...axis, label: across, labelSize: 18, size: 34, values: (_plot, splits) => splits.map((at) => (Number.isInteger(at) ? place(at) : "")) },
         { ...axis, size: 72, grid: { ...axis.grid, filter: (_plot, splits) => splits.map((value) => (logarithmic && !isDecade(value) ? null : value)) }, values: (_plot, splits) => splits.map((value) => (value === null || value === undefined ? "" : tick(value, logarithmic))) },
       ],
       hooks: {
@@ -111,21 +126,29 @@ export class LineChart {
     };
   }
 
-  /** @param {uPlot} plot */
+  /** Draws marks, and where the selected tensor is. @param {uPlot} plot */
   drawMarks(plot) {
-    const { ctx, bbox } = plot;
+    const { ctx } = plot;
     ctx.save();
     ctx.strokeStyle = colour("bad");
     ctx.setLineDash([4, 4]);
-    for (const mark of this.parts.marks) {
-      const x = Math.round(plot.valToPos(mark.at, "x", true));
-      if (x < bbox.left || x > bbox.left + bbox.width) continue;
-      ctx.beginPath();
-      ctx.moveTo(x, bbox.top);
-      ctx.lineTo(x, bbox.top + bbox.height);
-      ctx.stroke();
-    }
+    for (const mark of this.parts.marks) this.drawUpright(plot, mark.at);
+    ctx.setLineDash([]);
+    ctx.strokeStyle = colour("accent");
+    const own = this.parts.own?.(selected("tensor")) ?? -1;
+    if (own >= 0) this.drawUpright(plot, own);
     ctx.restore();
+  }
+
+  /** @param {uPlot} plot @param {number} at */
+  drawUpright(plot, at) {
+    const { ctx, bbox } = plot;
+    const x = Math.round(plot.valToPos(at, "x", true));
+    if (x < bbox.left || x > bbox.left + bbox.width) return;
+    ctx.beginPath();
+    ctx.moveTo(x, bbox.top);
+    ctx.lineTo(x, bbox.top + bbox.height);
+    ctx.stroke();
   }
 
   /** @param {number | null} at */
@@ -138,7 +161,7 @@ export class LineChart {
       const value = line.values[at];
       return value === null || value === undefined ? "" : `${printable(line.label)} ${numberText(value)}`;
     });
-    const marks = this.parts.marks.filter((mark) => mark.at === this.parts.positions[at]).map((mark) => printable(mark.text));
+    const marks = this.parts.marks.filter((mark) => mark.at === this.parts.positions[at]).slice(0, MOST_MARKS).map((mark) => printable(mark.text));
     this.told.textContent = [printable(this.parts.names[at] ?? ""), ...values, ...marks].filter(Boolean).join("  ·  ");
   }
 
@@ -183,14 +206,14 @@ export class LineChart {
         if (drawn === null) return [];
         return [`${(plot.valToPos(this.parts.positions[number] ?? 0, "x") + x0).toFixed(1)},${(plot.valToPos(drawn, "y") + y0).toFixed(1)}`];
       });
-      return `<polyline fill="none" stroke="${lineColour(at)}" stroke-width="1.5" points="${points.join(" ")}"/>`;
+      return `<polyline fill="none" stroke="${lineColour(line.hue ?? at)}" stroke-width="1.5" points="${points.join(" ")}"/>`;
     });
-    const keys = this.parts.lines.map((line, at) => `<text x="${x0 + 8 + at * 150}" y="${plot.height + 16}" fill="${lineColour(at)}">${escaped(line.label)}</text>`);
+    const keys = this.parts.lines.map((line, at) => `<text x="${x0 + 8 + at * 150}" y="${plot.height + 16}" fill="${lineColour(line.hue ?? at)}">${svgText(line.label)}</text>`);
     const [low, high] = [plot.scales["y"]?.min ?? 0, plot.scales["y"]?.max ?? 0];
     const ends = [high, low].map((value, at) => `<text x="${x0 - 6}" y="${at === 0 ? y0 + 10 : y0 + h}" text-anchor="end">${numberText(value)}</text>`);
     return [
       `<svg xmlns="http://www.w3.org/2000/svg" width="${plot.width}" height="${plot.height + 24}" font-family="sans-serif" font-size="12">`,
-      `<title>${escaped(this.parts.title)}</title><rect width="100%" height="100%" fill="#fff"/>`,
+      `<title>${svgText(this.parts.title)}</title><rect width="100%" height="100%" fill="#fff"/>`,
       `<rect x="${x0}" y="${y0}" width="${w}" height="${h}" fill="none" stroke="#999"/>`,
       ...paths, ...keys, ...ends, "</svg>",
     ].join("\n");
@@ -205,6 +228,11 @@ function decades(low, high) {
   return [10 ** (from - margin), 10 ** (to + margin)];
 }
 
+/** A place on the axis as text: 250M for 250,000,000. @param {number} at */
+function place(at) {
+  return Math.abs(at) <= LONGEST_PLACE ? String(at) : at.toLocaleString("en-US", { notation: "compact", maximumFractionDigits: 3 });
+}
+
 /** @param {number | null | undefined} value */
 function isDecade(value) {
   return value !== null && value !== undefined && Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-6;
@@ -213,16 +241,6 @@ function isDecade(value) {
 /** @param {number} value @param {boolean} logarithmic */
 function tick(value, logarithmic) {
   return logarithmic && value > 0 && (value < 0.1 || value >= 1e4) ? value.toExponential(0).replace("e+", "e") : numberText(value);
-}
-
-/** @param {string} title */
-function fileName(title) {
-  return title.toLowerCase().replace(/[^a-z0-9]+/g, "-");
-}
-
-/** @param {string} text */
-function escaped(text) {
-  return printable(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
 
 /**

@@ -5,11 +5,20 @@ import { BlockTree } from "./block_tree.js";
 import { readContent } from "./content.js";
 import { depthCharts } from "./depth_view.js";
 import { choice, element, section } from "./elements.js";
+import { LineChart } from "./line_chart.js";
+import { RunData } from "./run_data.js";
+import { HEAT } from "./run_heat.js";
 import { RunView } from "./run_view.js";
 import { TensorView } from "./tensor_view.js";
 import { VirtualTable } from "./virtual_table.js";
 
 const TYPING_PAUSE_MS = 120;
+/** The longest wait for the first charts. */
+const MOST_PAINTING_MS = 100;
+/** The width of a chart on A4 or letter paper, with margins. */
+const PAPER_PIXELS = 660;
+/** @type {Record<string, string>} the names of sections whose heading is none, or longer */
+const NAMES = { summary: "Summary", overview: "Overview", tree: "Layers as a tree" };
 
 async function start() {
   const main = document.querySelector("main");
@@ -20,46 +29,57 @@ async function start() {
     return;
   }
   const { content, packed } = await readContent(encoded);
-  build(content, packed, main);
+  await build(content, packed, main);
   document.documentElement.dataset["ready"] = "true";
 }
 
 /** @param {Content} content @param {Uint8Array} packed @param {HTMLElement} main */
-function build(content, packed, main) {
+async function build(content, packed, main) {
+  const overview = document.getElementById("overview") ?? main.appendChild(element("section"));
   const charts = depthCharts(content.depth, content.keys);
   if (charts.length > 0) {
     const depth = section("depth", "Along depth");
     depth.append(...charts.map((chart) => chart.box));
-    main.append(depth);
+    overview.before(depth);
   }
-  const run = content.run === undefined ? null : new RunView(content.run, packed, content.sets[0]?.tables ?? [], content.keys);
-  if (run !== null) main.append(run.curveSection, run.heatSection, run.stepSection);
-  const tables = run === null ? tableSection(content, main) : run.tables;
-  const tree = content.blocks === undefined || content.blocks.names.length === 0 ? null : new BlockTree(content.blocks, content.keys);
+  const run = content.runs === undefined ? null : new RunView(content.runs.map((each) => new RunData(each, packed, content.keys)), content);
+  if (run !== null) overview.before(run.curveSection);
+  await painted();
+  if (run !== null) overview.before(...run.belowCurves(content));
+  const tables = run === null ? tableSection(content, main) : run.allTables();
+  const tree = content.blocks === undefined || content.blocks.names.length === 0 ? null : new BlockTree(content.blocks, content.keys, run === null ? "" : `, at step ${run.runs[0]?.steps.at(-1)}`);
   if (tree !== null) main.append(tree.box);
   const tensor = new TensorView(content);
   document.body.append(tensor.box);
 
   const search = element("input", { type: "search", placeholder: "Search names, or a glob like *conv*", "aria-label": "Search names", "aria-keyshortcuts": "/" });
-  header(search, () => [...charts, ...(run?.allCharts() ?? [])].forEach((chart) => chart.draw(true)), run);
+  const allCharts = () => [...charts, ...(run?.allCharts() ?? []), ...own];
+  header(search, () => allCharts().forEach((chart) => chart.draw(true)), run);
 
+  /** @type {LineChart[]} those of the selected tensor */
+  let own = [];
   const follow = (/** @type {Set<string>} */ changed) => {
-    if (changed.has("step") || changed.has("from") || changed.has("to")) run?.address();
+    if (["step", "from", "to", "of", ...HEAT].some((name) => changed.has(name))) run?.address();
+    if ([...changed].some((name) => name.startsWith("sort."))) tables.forEach((table) => table.followOrder());
+    if (changed.has("colour")) tree?.followColour();
     if (changed.has("search")) {
       const query = selected("search");
       if (search.value !== query) search.value = query;
       [...tables, ...(tree === null ? [] : [tree])].forEach((each) => each.filter(query));
     }
-    if (changed.has("tensor") || (changed.has("step") && run !== null)) {
-      const known = run?.tensorCharts(selected("tensor")) ?? [];
-      tensor.show(selected("tensor"), [...known.map((chart) => chart.box), ...(run?.tensorHistogram(selected("tensor")) ?? [])]);
+    if (changed.has("tensor") || (run !== null && (changed.has("step") || changed.has("from") || changed.has("to")))) {
+      const known = run?.tensor(selected("tensor"));
+      own = known?.charts ?? [];
+      tensor.show(selected("tensor"), known?.elements ?? []);
       document.body.classList.toggle("has-tensor", !tensor.box.hidden);
       tables.forEach((table) => table.drawRows());
+      allCharts().forEach((chart) => chart.follow());
     }
   };
   whenSelected(follow);
   follow(new Set(["search", "tensor"]));
 
+  printing(tables, allCharts, run);
   let waiting = 0;
   search.addEventListener("input", () => {
     clearTimeout(waiting);
@@ -76,6 +96,38 @@ function build(content, packed, main) {
       if (event.target === search) search.blur();
       else if (selected("tensor") !== "") select({ tensor: "" });
     }
+  });
+}
+
+/** Waits until what there is has been painted; a page that is not shown paints nothing. */
+function painted() {
+  return new Promise((done) => {
+    requestAnimationFrame(() => setTimeout(done));
+    setTimeout(done, MOST_PAINTING_MS);
+  });
+}
+
+/**
+ * Prints on white paper, charts in its width, and tables from their first row on.
+ * @param {VirtualTable[]} tables @param {() => LineChart[]} charts @param {RunView | null} run
+ */
+function printing(tables, charts, run) {
+  const root = document.documentElement.dataset;
+  let theme = root["theme"];
+  const draw = (/** @type {number | undefined} */ width) => {
+    charts().forEach((chart) => chart.draw(true, width));
+    run?.heat.draw();
+    tables.forEach((table) => table.print(width !== undefined));
+  };
+  addEventListener("beforeprint", () => {
+    theme = root["theme"];
+    root["theme"] = "light";
+    draw(PAPER_PIXELS);
+  });
+  addEventListener("afterprint", () => {
+    if (theme === undefined) delete root["theme"];
+    else root["theme"] = theme;
+    draw(undefined);
   });
 }
 
@@ -125,11 +177,15 @@ function header(search, redraw, run) {
     },
   }, "Light or dark");
   dark.addEventListener("change", redraw);
-  const links = [...document.querySelectorAll("main section[id]")].map((each) => {
-    const heading = each.querySelector("h2")?.textContent ?? "";
-    return element("button", { type: "button", class: "jump", click: () => each.scrollIntoView() }, each.id === "summary" ? "Summary" : heading);
+  const sections = [...document.querySelectorAll("main section[id]")].filter((each) => each.childElementCount > 0);
+  const links = sections.map((each) => {
+    const heading = NAMES[each.id] ?? each.querySelector("h2")?.textContent ?? "";
+    return element("button", { type: "button", class: "jump", click: () => each.scrollIntoView() }, heading);
   });
-  document.querySelector("header")?.append(element("nav", { "aria-label": "Page" }, ...links), search, theme);
+  const bar = document.querySelector("header");
+  bar?.append(element("nav", { "aria-label": "Page" }, ...links), search, theme);
+  // What is jumped to begins below the bar, which is of several lines where it is narrow.
+  if (bar !== null) new ResizeObserver(() => document.documentElement.style.setProperty("--bar", `${bar.offsetHeight}px`)).observe(bar);
 }
 
 void start();

@@ -1,270 +1,286 @@
-/** A run: curves over steps, a heat map of layers against steps, and the tables of the step that a slider chooses. */
+/** Runs: curves over steps, a heat map of layers against steps, and the tables of the step that a slider chooses. */
 
 import { select, selected } from "./address.js";
-import { unpacked } from "./content.js";
 import { choice, element, section } from "./elements.js";
-import { HeatMap } from "./heat_map.js";
+import { factsTable } from "./facts_table.js";
 import { LineChart, lineValues } from "./line_chart.js";
+import { RunData, family, innermost } from "./run_data.js";
+import { NOISE, RunHeat } from "./run_heat.js";
 import { magnitudeBars } from "./tensor_view.js";
+import { cellText, printable } from "./text.js";
 import { VirtualTable } from "./virtual_table.js";
 
-const COUNTED = ["zeros", "nan", "inf"];
+/** @typedef {{label: string, steps: number[], values: (number | null)[], run?: RunData, dashed?: boolean}} Curve */
 
 export class RunView {
-  /**
-   * @param {RunContent} run
-   * @param {Uint8Array} packed
-   * @param {TableContent[]} tables the tables of a step, whose cells are replaced
-   * @param {string[]} keys
-   */
-  constructor(run, packed, tables, keys) {
-    this.run = run;
-    this.keys = keys;
-    this.rows = new Map(run.keys.map((key, row) => [key, row]));
-    this.packed = packed;
-    this.names = run.packed.includes("rms") ? [...run.packed, "l2"] : run.packed;
-    /** @type {Map<string, Float32Array>} */
-    this.unpacked = new Map();
-    this.from = 0;
-    this.to = run.steps.length - 1;
-    this.families = [...new Set(run.keys.map((key) => family(keys[key] ?? "")))];
-    this.heat = new HeatMap((row, step) => this.choose(row, step));
-    /** @type {number[]} */
-    this.heatRows = [];
-    this.curves = element("div", {});
-    this.tables = tables.map((table) => new VirtualTable(table, keys));
-    this.depth = element("div", {});
-    this.place = element("output", {});
-    this.slider = element("input", { type: "range", min: 0, max: Math.max(run.steps.length - 1, 0), "aria-label": "step", input: () => this.slide(Number(this.slider.value)) });
-    this.curveSection = section("curves", "Curves over steps", this.rangeControls());
-    this.curveSection.append(this.curves);
-    const ofFamily = choice("of", this.families, (name) => {
-      this.family = name;
-      this.drawHeat();
-    });
-    const ofStatistic = choice("statistic", this.names, (name) => {
-      this.heatStatistic = name;
-      this.drawHeat();
-    });
-    this.heatSection = section("heat", "Layers against steps", ofFamily.box, ofStatistic.box);
-    this.heatSection.append(this.heat.box);
-    this.stepSection = section("step", "One step", element("label", { class: "slider" }, "step ", this.slider, " ", this.place));
-    this.stepSection.append(this.depth, ...this.tables.map((table) => table.box));
-    this.heatStatistic = "rms";
-    this.family = this.families.includes("activation_grad") ? "activation_grad" : (this.families[0] ?? "");
-    ofFamily.list.value = this.family;
-    ofStatistic.list.value = this.heatStatistic;
+  /** @param {RunData[]} runs the reference first @param {Content} content */
+  constructor(runs, content) {
+    this.runs = runs;
+    this.several = runs.length > 1;
+    this.differences = content.differences ?? [];
+    const steps = runs.flatMap((run) => run.steps);
+    this.first = steps.reduce((low, step) => Math.min(low, step), steps[0] ?? 0);
+    this.last = steps.reduce((high, step) => Math.max(high, step), this.first);
+    this.from = this.first;
+    this.to = this.last;
+    this.run = runs[0];
+    this.step = this.last;
     /** @type {LineChart[]} */
     this.charts = [];
-    this.address();
-  }
-
-  /**
-   * Returns a statistic by tensor and step; it is unpacked when it is first asked for.
-   * @param {string} name
-   * @returns {Float32Array | undefined}
-   */
-  statistic(name) {
-    const at = this.run.packed.indexOf(name);
-    const found = this.unpacked.get(name);
-    if (found !== undefined || !this.names.includes(name)) return found;
-    const [rows, steps] = [this.run.keys.length, this.run.steps.length];
-    const plane = 3 * rows * steps;
-    const made = at < 0 ? this.norms() : unpacked(this.packed.subarray(at * plane, (at + 1) * plane), rows, steps, this.run.octave_parts);
-    this.unpacked.set(name, made);
-    return made;
-  }
-
-  /** The l2 norms: those of the finite elements, of which the rms is known. */
-  norms() {
-    const columns = this.run.steps.length;
-    const [rms, nan, inf] = ["rms", "nan", "inf"].map((name) => this.statistic(name));
-    return Float32Array.from(rms ?? [], (value, at) => {
-      const size = this.run.sizes[Math.floor(at / columns)] ?? NaN;
-      return value * Math.sqrt(size - (nan?.[at] || 0) - (inf?.[at] || 0));
-    });
-  }
-
-  rangeControls() {
-    const field = (/** @type {"from" | "to"} */ name) =>
-      element("input", { type: "number", min: this.run.steps[0] ?? 0, max: this.run.steps.at(-1) ?? 0, value: this.run.steps[this[name]] ?? 0, change: (event) => select({ [name]: event.target.value }, { quiet: true }) });
-    this.fromField = field("from");
-    this.toField = field("to");
-    return element("span", { class: "range" }, element("label", {}, "steps from ", this.fromField), element("label", {}, " to ", this.toField));
-  }
-
-  /** Follows the address: the step, the range of steps, and the selected tensor. */
-  address() {
-    const { steps } = this.run;
-    const at = (/** @type {string} */ name, /** @type {number} */ otherwise) => {
-      const text = selected(name);
-      if (text === "" || Number.isNaN(Number(text))) return otherwise;
-      const found = steps.findIndex((step) => step >= Number(text));
-      return found < 0 ? steps.length - 1 : found;
-    };
-    this.from = at("from", 0);
-    this.to = Math.max(at("to", steps.length - 1), this.from);
-    this.slider.value = String(at("step", steps.length - 1));
+    /** @type {LineChart[]} */
+    this.depthCharts = [];
+    this.curves = element("div", {});
+    this.fromField = this.stepField("from");
+    this.toField = this.stepField("to");
+    const range = element("span", { class: "range" }, element("label", {}, "steps from ", this.fromField), element("label", {}, " to ", this.toField));
+    this.curveSection = section("curves", "Curves over steps", range);
+    this.curveSection.append(this.curves);
+    this.heat = new RunHeat(runs);
+    /** @type {VirtualTable[][]} by run */
+    this.tables = [];
+    /** @type {VirtualTable[][]} by run */
+    this.noiseTables = [];
+    /** @type {VirtualTable[]} */
+    this.differenceTables = [];
+    this.depth = element("div", {});
+    this.shown = element("div", {});
+    this.place = element("output", {});
+    this.slider = element("input", { type: "range", min: 0, "aria-label": "step", input: () => select({ step: String(this.run?.steps[Number(this.slider.value)] ?? "") }, { quiet: true }) });
+    const { box, list } = choice("of", runs.map((run) => run.name), (name) => select({ of: name }, { quiet: true }));
+    this.list = list;
+    this.stepSection = section("step", "One step", element("label", { class: "slider" }, "step ", this.slider, " ", this.place), ...(this.several ? [box] : []));
+    this.stepSection.append(this.depth, this.shown);
+    this.range();
     this.drawCurves();
-    this.drawHeat();
-    this.drawStep();
   }
 
-  /** @param {number} at */
-  slide(at) {
-    select({ step: String(this.run.steps[at] ?? "") }, { quiet: true });
+  /** Makes what is below the curves, and returns its sections. @param {Content} content */
+  belowCurves(content) {
+    const made = (/** @type {TableContent[] | undefined} */ tables) => (tables ?? []).map((table) => new VirtualTable(table, content.keys));
+    this.tables = this.runs.map((_, at) => made(content.sets[at]?.tables));
+    this.noiseTables = this.runs.map((run) => made(run.run.noise?.tables));
+    const named = (/** @type {string} */ name, /** @type {TableContent} */ table) => (this.differences.length > 1 ? { ...table, title: `${name}: ${table.title}` } : table);
+    this.differenceTables = made(this.differences.flatMap((each) => each.tables.map((table) => named(each.name, table))));
+    const differences = section("differences", "Where the runs differ");
+    differences.append(...this.differenceTables.map((table) => table.box));
+    this.heat.follow(this.from, this.to);
+    this.followStep();
+    return [this.heat.section, this.stepSection, ...(this.differences.length > 0 ? [differences] : [])];
   }
 
-  /** @param {number} row @param {number} step */
-  choose(row, step) {
-    const key = this.run.keys[this.heatRows[row] ?? -1];
-    if (key === undefined) return;
-    select({ tensor: this.keys[key] ?? "", step: String(this.run.steps[this.from + step] ?? "") });
+  allTables() {
+    return [...this.tables.flat(), ...this.noiseTables.flat(), ...this.differenceTables];
+  }
+
+  allCharts() {
+    return [...this.charts, ...this.depthCharts];
+  }
+
+  /** @param {"from" | "to"} name */
+  stepField(name) {
+    return element("input", { type: "number", min: this.first, max: this.last, value: this[name], change: (event) => select({ [name]: event.target.value }, { quiet: true }) });
+  }
+
+  /** Follows the address: the run, the step, and the range of steps. */
+  address() {
+    if (this.range()) this.drawCurves();
+    this.heat.follow(this.from, this.to);
+    this.followStep();
+  }
+
+  /** Follows the range of steps in the address, and returns whether it is another one. */
+  range() {
+    const from = this.stepOf("from", this.first);
+    const to = Math.max(this.stepOf("to", this.last), from);
+    const moved = from !== this.from || to !== this.to;
+    [this.from, this.to] = [from, to];
+    this.fromField.value = String(from);
+    this.toField.value = String(to);
+    return moved;
+  }
+
+  /** @param {string} name @param {number} otherwise */
+  stepOf(name, otherwise) {
+    const text = selected(name);
+    return text === "" || Number.isNaN(Number(text)) ? otherwise : Number(text);
+  }
+
+  followStep() {
+    this.run = this.runs.find((run) => run.name === selected("of")) ?? this.runs[0];
+    this.list.value = this.run?.name ?? "";
+    const at = this.run?.positionFrom(this.stepOf("step", this.last)) ?? -1;
+    this.slider.max = String(Math.max((this.run?.steps.length ?? 0) - 1, 0));
+    this.slider.value = String(at);
+    this.step = this.run?.steps[at] ?? 0;
+    this.place.textContent = at < 0 ? "none was recorded" : `${this.step}`;
+    this.drawStep(at);
   }
 
   drawCurves() {
-    const all = this.run.curves.columns;
-    const columns = all.filter((column) => column.name === "loss");
-    const norms = all.filter((column) => column.name.endsWith("_norm") || column.name.endsWith("_clipped"));
-    const rates = all.filter((column) => column.name === "learning_rate" && new Set(column.values).size > 1);
-    const parts = [
-      { title: "Loss", columns, logarithmic: columns.every((column) => column.values.every((value) => typeof value !== "number" || value > 0)) },
-      { title: "Norms", columns: norms, logarithmic: true },
-      { title: "Learning rate", columns: rates, logarithmic: false },
-    ];
-    this.charts = parts.filter((part) => part.columns.length > 0).map((part) => this.curve(part.title, this.run.curves.steps, part.columns.map((column) => ({ label: column.name, values: lineValues(column.values) })), part.logarithmic));
+    const has = (/** @type {string} */ part) => [...new Set(this.runs.flatMap((run) => run.run.curves.columns.map((column) => column.name)))].filter((name) => name.includes(part));
+    const moving = has("learning_rate").filter((name) => this.runs.some((run) => new Set(run.curve(name)).size > 1));
+    const noisy = this.runs.flatMap((run) => this.noiseCurves(run, "", ""));
+    const groups = [
+      { title: "Loss", names: has("loss") },
+      { title: "Norms", names: has("_norm") },
+      { title: "Learning rate", names: moving },
+    ].flatMap((group) => (this.several ? group.names.map((name) => ({ title: name, names: [name] })) : [group]));
+    const charts = groups.map((group) => this.curve(group.title, this.runs.flatMap((run) => group.names.flatMap((name) => this.curveOf(run, name))), group.title !== "Learning rate"));
+    if (noisy.length > 0) charts.push(this.curve("Noise of gradients, all parameters", this.runs.flatMap((run) => [...this.noiseCurves(run, "", this.suffix(run)), ...this.batchSize(run)]), true));
+    const differing = this.differences.map((each) => ({ label: this.differences.length > 1 ? each.name : "rel_l2", run: this.runs.find((run) => run.name === each.name), steps: each.steps, values: lineValues(each.largest) }));
+    if (differing.length > 0) charts.unshift(this.curve(`Difference from ${printable(this.runs[0]?.name ?? "")}: the largest rel_l2 of each step, at least`, differing, true));
+    this.charts = charts.filter((chart) => chart.parts.lines.length > 0);
     this.curves.replaceChildren(...this.charts.map((chart) => chart.box));
   }
 
+  /** Of several runs each has a colour, and the reference is dashed. @param {RunData | undefined} run */
+  style(run) {
+    return this.several && run !== undefined ? { hue: this.runs.indexOf(run), dashed: run === this.runs[0] } : {};
+  }
+
+  /** @param {RunData} run */
+  suffix(run) {
+    return this.several ? ` of ${run.name}` : "";
+  }
+
+  /** @param {RunData} run @param {string} name @returns {Curve[]} */
+  curveOf(run, name) {
+    const values = run.curve(name);
+    return values === undefined ? [] : [{ label: this.several ? run.name : name, run, dashed: name.endsWith("_clipped"), steps: run.run.curves.steps, values }];
+  }
+
+  /** The examples of which the noise was measured, to compare the noise scale with. @param {RunData} run @returns {Curve[]} */
+  batchSize(run) {
+    const { noise } = run;
+    const values = noise?.steps.map((_, at) => Math.round(noise.value(0, "groups", at) * noise.value(0, "group_size", at))) ?? [];
+    return noise === null || values.some(Number.isNaN) ? [] : [{ label: `examples in the batch${this.suffix(run)}`, dashed: true, steps: noise.steps, values }];
+  }
+
+  /** @param {RunData} run @param {string} key "" of all parameters @param {string} suffix @returns {Curve[]} */
+  noiseCurves(run, key, suffix) {
+    const { noise } = run;
+    const row = run.noiseKeys.indexOf(key);
+    if (noise === null || row < 0) return [];
+    return NOISE.filter((name) => noise.names.includes(name)).map((name) => ({ label: `${name}${suffix}`, steps: noise.steps, values: noise.series(row, name) })).filter((line) => line.values.some((value) => value !== null));
+  }
+
+  /** @param {number} step */
+  inRange(step) {
+    return this.from <= step && step <= this.to;
+  }
+
   /**
-   * Returns a chart over the chosen steps, with alarms as marks.
+   * Returns a chart over the chosen steps, with alarms and first differences as marks.
    * @param {string} title
-   * @param {number[]} all
-   * @param {{label: string, values: (number | null)[]}[]} lines
-   * @param {boolean} logarithmic
+   * @param {Curve[]} curves
+   * @param {boolean} logarithmic where no value is negative
    */
-  curve(title, all, lines, logarithmic) {
-    const [low, high] = [this.run.steps[this.from] ?? 0, this.run.steps[this.to] ?? 0];
-    const chosen = all.map((_, at) => at).filter((at) => low <= (all[at] ?? 0) && (all[at] ?? 0) <= high);
-    const steps = chosen.map((at) => all[at] ?? 0);
-    const marks = this.run.alarms.map((alarm) => ({ at: alarm.step, text: `step ${alarm.step}: ${alarm.rule}` }));
+  curve(title, curves, logarithmic) {
+    const steps = [...new Set(curves.flatMap((line) => line.steps))].filter((step) => this.inRange(step)).sort((one, other) => one - other);
+    const places = new Map(steps.map((step, at) => [step, at]));
+    const lines = curves.map((line) => {
+      /** @type {(number | null)[]} */
+      const values = steps.map(() => null);
+      line.steps.forEach((step, at) => {
+        const place = places.get(step);
+        if (place !== undefined) values[place] = line.values[at] ?? null;
+      });
+      return { label: line.label, values, dashed: line.dashed ?? false, ...this.style(line.run) };
+    });
+    const alarms = this.runs.flatMap((run) => run.run.alarms.map((alarm) => ({ at: alarm.step, text: `step ${alarm.step}: ${alarm.rule}${this.suffix(run)}` })));
+    const first = this.differences.flatMap((each) => (each.first === null ? [] : [{ at: each.first, text: `step ${each.first}: first difference${this.differences.length > 1 ? ` of ${each.name}` : ""}` }]));
+    /** @type {Map<string, MarkContent & {times: number}>} */
+    const marks = new Map();
+    for (const mark of [...first, ...alarms]) marks.set(mark.text, { ...mark, times: (marks.get(mark.text)?.times ?? 0) + 1 });
+    const negative = curves.some((line) => line.values.some((value) => value !== null && value < 0));
     return new LineChart({
-      title,
-      across: "step",
-      names: steps.map((step) => `step ${step}`),
-      positions: steps,
-      lines: lines.map((line) => ({ ...line, values: chosen.map((at) => line.values[at] ?? null) })),
-      marks: marks.filter((mark) => mark.at >= (steps[0] ?? 0) && mark.at <= (steps.at(-1) ?? 0)),
-      logarithmic,
+      title, across: "step", names: steps.map((step) => `step ${step}`), positions: steps, lines,
+      marks: [...marks.values()].filter((mark) => this.inRange(mark.at)).map((mark) => (mark.times === 1 ? mark : { ...mark, text: `${mark.text} (${mark.times} times)` })),
+      logarithmic: logarithmic && !negative,
       chosen: (_line, at) => select({ step: String(steps[at] ?? "") }),
     });
   }
 
-  drawHeat() {
-    const values = this.statistic(this.heatStatistic);
-    if (values === undefined) return;
-    const rows = this.run.keys.map((_, row) => row).filter((row) => family(this.keys[this.run.keys[row] ?? -1] ?? "") === this.family);
-    this.heatRows = rows;
-    const columns = this.run.steps.length;
-    this.heat.show({
-      names: rows.map((row) => this.keys[this.run.keys[row] ?? -1] ?? ""),
-      steps: this.run.steps.slice(this.from, this.to + 1),
-      values: (row, step) => values[(rows[row] ?? 0) * columns + this.from + step] ?? NaN,
-    });
-  }
-
-  drawStep() {
-    const at = Number(this.slider.value);
-    this.place.textContent = `${this.run.steps[at] ?? ""}`;
-    for (const table of this.tables) {
-      const keys = table.table.keys;
-      const cells = table.table.columns.map((column, number) => {
-        const families = this.run.groups[column.group] ?? [];
-        if (!this.names.includes(column.heading)) return table.table.cells[number] ?? [];
-        return keys.map((line) => this.cell(this.rowOf(line, families), column.heading, column.kind, at));
-      });
-      table.replaceCells(cells);
+  /** @param {number} at the position of the step */
+  drawStep(at) {
+    const { run } = this;
+    if (run === undefined) return;
+    const number = this.runs.indexOf(run);
+    const tables = [...(this.tables[number] ?? [])];
+    tables.forEach((table) => table.replaceCells(run.cells(table.table, at)));
+    const measured = RunData.lastUpTo(run.noise?.steps ?? [], this.step ?? 0);
+    for (const table of measured < 0 ? [] : (this.noiseTables[number] ?? [])) {
+      table.rename(`Noise of gradients, of step ${run.noise?.steps[measured]}`);
+      table.replaceCells(run.noiseCells(table.table, measured));
+      tables.push(table);
     }
-    this.drawDepth(at);
+    this.shown.replaceChildren(...tables.map((table) => table.box));
+    tables.forEach((table) => table.drawRows());
+    this.drawDepth();
   }
 
-  /** @param {number[]} line @param {string[]} families */
-  rowOf(line, families) {
-    const key = families.length === 0 ? line[0] : line.find((each) => families.includes(family(this.keys[each] ?? "")));
-    return key === undefined ? undefined : this.rows.get(key);
+  /** Activations and their gradients along depth: in one chart of one run, in one chart each of several. */
+  drawDepth() {
+    const of = this.runs.map((run) => run.keys.filter((key) => ["activation", "activation_grad"].includes(family(key))));
+    const longest = of.reduce((one, other) => (other.length > one.length ? other : one), []);
+    const layers = innermost([...new Set(longest.map((key) => key.slice(key.indexOf("/") + 1)))]);
+    const lines = ["activation", "activation_grad"].flatMap((name) => this.runs.map((run) => this.depthLine(run, name, layers))).filter((line) => line.values.some((value) => value !== null));
+    const groups = this.several ? ["activation", "activation_grad"] : [""];
+    const charts = layers.length < 2 ? [] : groups.map((group) => ({ group, lines: lines.filter((line) => group === "" || line.family === group) }));
+    this.depthCharts = charts.filter((chart) => chart.lines.length > 0).map((chart) => new LineChart({
+      title: chart.group === "" ? `Along depth at step ${this.step}` : `${chart.group} rms along depth at step ${this.step}`,
+      across: "layer, in execution order", names: layers, positions: layers.map((_, at) => at), marks: [], logarithmic: true,
+      lines: chart.lines,
+      own: (key) => layers.indexOf(key.slice(key.indexOf("/") + 1)),
+      chosen: (line, at) => select({ tensor: `${chart.lines[line]?.family ?? "activation"}/${layers[at] ?? ""}` }),
+    }));
+    this.depth.replaceChildren(...this.depthCharts.map((chart) => chart.box));
   }
 
-  /** @param {number | undefined} row @param {string} name @param {string} kind @param {number} at @returns {Cell} */
-  cell(row, name, kind, at) {
-    if (row === undefined) return null;
-    const value = this.statistic(name)?.[row * this.run.steps.length + at] ?? NaN;
-    if (Number.isNaN(value)) return null;
-    const size = this.run.sizes[row] ?? null;
-    if (kind === "share" && COUNTED.includes(name)) return size ? value / size : null;
-    return COUNTED.includes(name) ? Math.round(value) : value;
-  }
-
-  /** @param {number} at */
-  drawDepth(at) {
-    const named = this.run.keys.map((key, row) => ({ key: this.keys[key] ?? "", row }));
-    const lines = ["activation", "activation_grad"].map((name) => ({ label: `${name} rms`, rows: named.filter((each) => family(each.key) === name) }));
-    const layers = (lines[0]?.rows ?? []).map((each) => each.key.slice("activation/".length));
-    if (layers.length < 2) return;
-    const chart = new LineChart({
-      title: `Along depth at step ${this.run.steps[at] ?? ""}`,
-      across: "layer, in execution order",
-      names: layers,
-      positions: layers.map((_, number) => number),
-      lines: lines.map((line) => {
-        const rows = new Map(line.rows.map((each) => [each.key.slice(each.key.indexOf("/") + 1), each.row]));
-        return { label: line.label, values: layers.map((layer) => { const value = this.cell(rows.get(layer), "rms", "number", at); return typeof value === "number" ? value : null; }) };
-      }),
-      marks: [],
-      logarithmic: true,
-      chosen: (line, number) => select({ tensor: `${line === 0 ? "activation" : "activation_grad"}/${layers[number] ?? ""}` }),
+  /** @param {RunData} run @param {string} of a family @param {string[]} layers */
+  depthLine(run, of, layers) {
+    const at = RunData.lastUpTo(run.steps, this.step ?? 0);
+    const values = layers.map((layer) => {
+      const value = run.cell(run.rows.get(`${of}/${layer}`), "rms", "number", at);
+      return typeof value === "number" ? value : null;
     });
-    this.depth.replaceChildren(chart.box);
-    this.depthChart = chart;
+    const other = run.steps[at] === this.step ? "" : `, step ${run.steps[at] ?? "none"}`;
+    return { family: of, label: this.several ? `${run.name}${other}` : `${of} rms`, values, dashed: of === "activation_grad", ...this.style(run) };
   }
 
   /**
-   * Returns what a run knows of one tensor: the curves of its statistics.
+   * Returns what the runs know of one tensor: facts, curves of its statistics, its histogram.
    * @param {string} key
-   * @returns {LineChart[]}
+   * @returns {{charts: LineChart[], elements: Element[]}}
    */
-  tensorCharts(key) {
-    const row = this.run.keys.map((number) => this.keys[number]).indexOf(key);
-    if (row < 0) return [];
-    const columns = this.run.steps.length;
-    const lines = this.names.map((name) => ({ label: name, values: [...(this.statistic(name) ?? []).slice(row * columns, (row + 1) * columns)].map((value) => (Number.isNaN(value) ? null : value)) }));
-    const known = lines.filter((line) => line.values.some((value) => value !== null && value !== 0));
-    const signed = known.filter((line) => line.values.some((value) => value !== null && value < 0));
-    const positive = known.filter((line) => !signed.includes(line));
-    return [
-      ...(positive.length > 0 ? [this.curve("Statistics over steps", this.run.steps, positive, true)] : []),
-      ...(signed.length > 0 ? [this.curve("Statistics with a sign over steps", this.run.steps, signed, false)] : []),
-    ];
+  tensor(key) {
+    const knowing = this.runs.filter((run) => run.rows.has(key));
+    if (knowing.length === 0) return { charts: [], elements: [] };
+    const names = [...new Set(knowing.flatMap((run) => run.names))];
+    const lines = names.flatMap((name) => knowing.map((run) => ({ name, label: this.several ? run.name : name, run, steps: run.steps, values: run.stats.series(run.rows.get(key) ?? 0, name) }))).filter((line) => line.values.some((value) => value !== null && value !== 0));
+    const signed = new Set(lines.filter((line) => line.values.some((value) => value !== null && value < 0)).map((line) => line.name));
+    const groups = this.several
+      ? names.map((name) => ({ title: `${name} over steps`, lines: lines.filter((line) => line.name === name) }))
+      : [false, true].map((sign) => ({ title: sign ? "Statistics with a sign over steps" : "Statistics over steps", lines: lines.filter((line) => signed.has(line.name) === sign) }));
+    const noise = knowing.flatMap((run) => this.noiseCurves(run, key, this.suffix(run)));
+    const charts = [...groups, { title: "Noise of the gradient", lines: noise }].filter((group) => group.lines.length > 0).map((group) => this.curve(group.title, group.lines, true));
+    return { charts, elements: [...this.histograms(key, knowing), ...charts.map((chart) => chart.box), ...this.facts(key, knowing, names)] };
   }
 
-  /**
-   * Returns the histogram of a tensor at the chosen step, or at the last one before it that has histograms.
-   * @param {string} key
-   * @returns {Element[]}
-   */
-  tensorHistogram(key) {
-    const row = this.run.keys.map((number) => this.keys[number]).indexOf(key);
-    const step = this.run.steps[Number(this.slider.value)] ?? 0;
-    const found = this.run.histograms.filter((each) => each.step <= step).at(-1) ?? this.run.histograms[0];
-    const octaves = found?.octaves[row] ?? null;
-    return octaves === null || found === undefined ? [] : magnitudeBars(`Elements by magnitude at step ${found.step}`, [{ at: 0, first: octaves[0] ?? 0, counts: octaves.slice(1) }]);
+  /** @param {string} key @param {RunData[]} knowing */
+  histograms(key, knowing) {
+    const found = knowing.flatMap((run) => {
+      const histogram = run.histogram(key, this.step ?? 0);
+      return histogram === null ? [] : [{ at: this.runs.indexOf(run), first: histogram.octaves[0] ?? 0, counts: histogram.octaves.slice(1), step: histogram.step }];
+    });
+    return magnitudeBars(`Elements by magnitude at step ${[...new Set(found.map((each) => each.step))].join(" and ")}`, found);
   }
 
-  allCharts() {
-    return [...this.charts, ...(this.depthChart === undefined ? [] : [this.depthChart])];
+  /** @param {string} key @param {RunData[]} knowing @param {string[]} names */
+  facts(key, knowing, names) {
+    const places = knowing.map((run) => ({ run, row: run.rows.get(key) ?? 0, at: RunData.lastUpTo(run.steps, this.step ?? 0) }));
+    const about = ["shape", "dtype", "layer", "source"].map((name) => ({ name, texts: places.map(({ run, row }) => printable(run.run.about[row]?.[name] ?? "")) }));
+    const stats = names.map((name) => ({ name, texts: places.map(({ run, row, at }) => cellText(run.cell(row, name, "number", at), "number")) }));
+    return factsTable(key, [...about, ...stats].filter((line) => line.texts.some((text) => text !== "")), this.several ? knowing.map((run) => run.name) : [`step ${this.step}`]);
   }
-}
-
-/** @param {string} key */
-function family(key) {
-  return key.startsWith("slot/") ? "slot" : key.slice(0, key.indexOf("/"));
 }

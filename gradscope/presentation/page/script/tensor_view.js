@@ -2,7 +2,8 @@
 
 import { select, tensorAddress } from "./address.js";
 import { element, lineColour } from "./elements.js";
-import { csv, save } from "./saving.js";
+import { factsTable } from "./facts_table.js";
+import { fileName, save } from "./saving.js";
 import { cellText, printable } from "./text.js";
 
 const MOST_NEIGHBOURS = 40;
@@ -27,15 +28,18 @@ export class TensorView {
   }
 
   /**
-   * Shows a tensor; hides the panel where there is none of that key.
+   * Shows a tensor, or that the page has none of that key; hides the panel where none is asked for.
    * @param {string} key
    * @param {Element[]} more what else is known of it
    */
   show(key, more) {
     const number = this.numbers.get(key);
-    this.box.hidden = number === undefined;
-    if (number === undefined) return;
+    this.box.hidden = key === "";
     this.title.replaceChildren(element("bdi", {}, printable(key)));
+    if (number === undefined) {
+      this.body.replaceChildren(element("p", { class: "note" }, "No tensor of this name is on the page."));
+      return;
+    }
     const rows = this.sides.map((side) => side.rows.get(side.counterparts?.[number] ?? number));
     this.body.replaceChildren(...this.relatives(key), ...this.judgements(number), ...this.source(rows), ...more, ...this.histogram(rows), ...this.statistics(key, rows), ...this.neighbours(number));
     this.box.scrollTop = 0;
@@ -78,11 +82,7 @@ export class TensorView {
       return cells.every((cell) => cell === null) ? [] : [{ name, texts: cells.map((cell) => cellText(cell, kind)) }];
     });
     if (lines.length === 0) return [];
-    const several = this.sides.length > 1;
-    const heads = several ? [element("thead", {}, element("tr", {}, element("td", {}), ...this.sides.map((side) => element("th", { scope: "col" }, printable(side.name)))))] : [];
-    const body = lines.map((line) => element("tr", {}, element("th", { scope: "row" }, line.name), ...line.texts.map((text) => element("td", { class: line.texts.some((other) => other !== text) ? "differs" : "" }, text))));
-    const saved = () => save("tensor.csv", "text/csv", csv([[key, ...this.sides.map((side) => side.name)], ...lines.map((line) => [line.name, ...line.texts])]));
-    return [element("div", { class: "wide" }, element("table", { class: "facts" }, ...heads, element("tbody", {}, ...body))), element("button", { type: "button", click: saved }, "CSV")];
+    return factsTable(key, lines, this.sides.map((side) => side.name), this.sides.length > 1);
   }
 
   /** The source line with those around it, where the dump has them. @param {(number | undefined)[]} rows */
@@ -152,7 +152,8 @@ export function magnitudeBars(title, found) {
   const to = shape("text", { x: BAR_WIDTH, y: BAR_HEIGHT + 13, "text-anchor": "end" });
   to.textContent = `2^${last}`;
   picture.append(...bars, from, to);
-  return [element("h3", {}, title), picture];
+  const saved = () => save(`${fileName(title)}.svg`, "image/svg+xml", new XMLSerializer().serializeToString(picture));
+  return [element("h3", {}, title), picture, element("button", { type: "button", click: saved }, "SVG")];
 }
 
 /**

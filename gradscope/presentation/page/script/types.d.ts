@@ -66,18 +66,43 @@ interface GraphContent {
 }
 
 interface RunContent {
+  name: string;
   steps: number[];
   curves: { steps: number[]; columns: { name: string; values: Cell[] }[] };
   keys: number[];
   sizes: (number | null)[];
+  /** What is known of each tensor beside its numbers. */
+  about: Record<string, string>[];
   /** The statistics that are packed one after the other: a plane of tensors by steps for each. */
   packed: string[];
+  /** Where they begin among the packed numbers of the page. */
+  offset: number;
   octave_parts: number;
   alarms: { step: number; rule: string; why: string; key: number | null }[];
   /** The families whose statistics the columns of a group show. */
   groups: Record<string, string[]>;
   /** By step, for each tensor the exponent of its first octave and the counts from there. */
   histograms: { step: number; octaves: (number[] | null)[] }[];
+  noise: NoiseContent | null;
+}
+
+/** The noise of gradients, packed likewise; its offset is from that of the run. */
+interface NoiseContent {
+  steps: number[];
+  /** The key of each row; null of all parameters together. */
+  keys: (number | null)[];
+  packed: string[];
+  offset: number;
+  tables: TableContent[];
+}
+
+/** How a run differs from the reference. */
+interface DifferenceContent {
+  name: string;
+  steps: number[];
+  largest: Cell[];
+  first: number | null;
+  tables: TableContent[];
 }
 
 interface Content {
@@ -90,5 +115,6 @@ interface Content {
   graph?: GraphContent;
   /** For a source, the number of the first line and the lines. */
   sources?: Record<string, [number, string[]]>;
-  run?: RunContent;
+  runs?: RunContent[];
+  differences?: DifferenceContent[];
 }

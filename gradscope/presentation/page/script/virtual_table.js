@@ -1,13 +1,15 @@
 /** A table of any length: only the rows in sight are elements. It is sorted, filtered, and shows chosen columns. */
 
-import { selected, tensorAddress } from "./address.js";
+import { select, selected, tensorAddress } from "./address.js";
 import { element } from "./elements.js";
-import { csv, save } from "./saving.js";
+import { csv, plainCell, save } from "./saving.js";
 import { cellText, isNumeric, matcher, numeric, printable } from "./text.js";
 
 const ROW_PIXELS = 26;
 const ROWS_BEYOND = 12;
 const ROWS_IN_SIGHT = 18;
+/** The most rows of a table that are printed. */
+const MOST_PRINTED = 300;
 /** Columns that a table does not show at first: those that a terminal drops first. */
 const LESS_IMPORTANT = 8;
 const SAMPLED = 400;
@@ -23,11 +25,12 @@ export class VirtualTable {
     this.keys = keys;
     /** @type {boolean[]} */
     this.shown = table.columns.map((column, at) => at === 0 || column.priority < LESS_IMPORTANT);
-    /** @type {{column: number, down: boolean} | null} */
-    this.order = null;
+    this.order = this.wantedOrder();
     this.query = "";
+    this.printed = false;
     this.lines = table.keys.map((_, at) => at);
     this.texts = table.keys.map((line, at) => this.searched(line, at));
+    this.title = element("strong", {}, printable(table.title));
     this.count = element("output", {});
     this.body = element("tbody");
     this.heads = element("thead");
@@ -55,7 +58,7 @@ export class VirtualTable {
     return element(
       "div",
       { class: "controls" },
-      element("strong", {}, printable(this.table.title)),
+      this.title,
       this.count,
       element("details", { class: "menu" }, element("summary", {}, "Columns"), element("div", {}, ...boxes)),
       element("button", { type: "button", click: () => this.saveCsv() }, "CSV"),
@@ -84,6 +87,12 @@ export class VirtualTable {
     this.arrange();
   }
 
+  /** @param {string} title */
+  rename(title) {
+    this.table = { ...this.table, title };
+    this.title.textContent = printable(title);
+  }
+
   /** @param {string} query */
   filter(query) {
     if (query === this.query) return;
@@ -92,11 +101,34 @@ export class VirtualTable {
     this.arrange();
   }
 
+  /** Draws the rows that are printed, or those in sight again. @param {boolean} printed */
+  print(printed) {
+    this.printed = printed;
+    this.drawRows();
+  }
+
   /** @param {number} column */
   sort(column) {
     const again = this.order?.column === column;
-    if (again && !this.order?.down) this.order = null;
-    else this.order = { column, down: !again };
+    const down = again ? (this.order?.down ? "+" : "") : "-";
+    select({ [this.sortName()]: down === "" ? "" : `${down}${this.heading(column)}` }, { quiet: true });
+  }
+
+  /** The part of the address that has its order. */
+  sortName() {
+    return `sort.${this.table.title.split(/ \(|,/)[0]}`;
+  }
+
+  /** The order in the address. @returns {{column: number, down: boolean} | null} */
+  wantedOrder() {
+    const wanted = selected(this.sortName());
+    const column = this.table.columns.findIndex((_, at) => this.heading(at) === wanted.slice(1));
+    return wanted === "" || column < 0 ? null : { column, down: wanted.startsWith("-") };
+  }
+
+  /** Follows the address. */
+  followOrder() {
+    this.order = this.wantedOrder();
     this.drawHeads();
     this.arrange();
   }
@@ -150,17 +182,20 @@ export class VirtualTable {
     const column = this.table.columns[at];
     const cells = this.table.cells[at] ?? [];
     const step = Math.max(1, Math.floor(cells.length / SAMPLED));
-    let longest = (column?.heading.length ?? 0) + 3;
+    const beside = this.table.columns.filter((other, number) => this.shown[number] && other.group === column?.group).length;
+    let longest = Math.max((column?.heading.length ?? 0) + 3, Math.ceil((column?.group.length ?? 0) / Math.max(beside, 1)));
     for (let line = 0; line < cells.length; line += step) longest = Math.max(longest, cellText(cells[line], column?.kind ?? "").length);
     return Math.min(longest, WIDEST_NAME) + 2;
   }
 
   drawRows() {
-    const first = Math.max(0, Math.floor(this.scroller.scrollTop / ROW_PIXELS) - ROWS_BEYOND);
-    const last = Math.min(this.lines.length, first + ROWS_IN_SIGHT + 2 * ROWS_BEYOND);
+    const first = this.printed ? 0 : Math.max(0, Math.floor(this.scroller.scrollTop / ROW_PIXELS) - ROWS_BEYOND);
+    const last = Math.min(this.lines.length, this.printed ? MOST_PRINTED : first + ROWS_IN_SIGHT + 2 * ROWS_BEYOND);
     const focused = document.activeElement?.getAttribute("data-line");
     const rows = this.lines.slice(first, last).map((line, at) => this.row(line, first + at));
-    this.body.replaceChildren(spacer(first), ...rows, spacer(this.lines.length - last));
+    const left = this.lines.length - last;
+    const more = element("tr", {}, element("td", { colspan: this.shown.length }, `and ${left.toLocaleString("en-US")} more`));
+    this.body.replaceChildren(spacer(first), ...rows, ...(left > 0 && this.printed ? [more] : [spacer(left)]));
     if (focused !== null && focused !== undefined) this.link(focused)?.focus({ preventScroll: true });
   }
 
@@ -210,7 +245,7 @@ export class VirtualTable {
 
   saveCsv() {
     const visible = this.table.columns.map((_, at) => at).filter((at) => this.shown[at]);
-    const lines = this.lines.map((line) => visible.map((at) => plain(this.table.cells[at]?.[line])));
+    const lines = this.lines.map((line) => visible.map((at) => plainCell(this.table.cells[at]?.[line])));
     save(`${this.table.title.split(" ")[0] ?? "table"}.csv`, "text/csv", csv([visible.map((at) => this.heading(at)), ...lines]));
   }
 }
@@ -220,12 +255,6 @@ function spacer(rows) {
   const cell = element("td");
   cell.style.height = `${rows * ROW_PIXELS}px`;
   return element("tr", { class: "spacer", "aria-hidden": "true" }, cell);
-}
-
-/** @param {Cell | undefined} cell @returns {string | number} */
-function plain(cell) {
-  if (Array.isArray(cell)) return cell.map(plain).join("..");
-  return typeof cell === "number" ? cell : String(cell ?? "");
 }
 
 /**

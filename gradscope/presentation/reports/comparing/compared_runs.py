@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gradscope import naming
 from gradscope.comparison.diagnosis.run_divergence import RunDivergence
-from gradscope.comparison.diagnosis.run_stages import STEP, RunRow
+from gradscope.comparison.diagnosis.run_stages import RunRow
 from gradscope.dump.record import Json
 from gradscope.naming.wording import counted
 from gradscope.presentation.render.document import Document, Note, Notes
@@ -59,8 +58,9 @@ class RunDivergenceReport:
                 *provenance_notes(found.provenance_differences, screen, verbose=self.verbose),
             )
         )
-        tables = (() if found.first_step is None else (self._stages(),)) + ((self._all(),) if self.everything else ())
-        return judged, *tables, Notes(notes=tuple(self._extent(screen)))
+        stages = () if found.first_step is None else (self._stages(),)
+        tables = (self.tensors(),) if self.everything else ()
+        return judged, *stages, *tables, Notes(notes=tuple(self._extent(screen)))
 
     def annotations(self) -> list[Annotation]:
         """Returns the verdict; a comparison knows names and no source lines."""
@@ -79,15 +79,20 @@ class RunDivergenceReport:
         for row in self.divergence.rows:
             by_stage.setdefault(row.stage, []).append(row)
         lines = tuple(
-            Line(cells=(stage, _how_many(differing, len(rows)), _name(differing[0]), *_cells(differing[0])), keys=())
+            Line(
+                cells=(stage, _how_many(differing, len(rows)), _name(differing[0]), *_cells(differing[0])),
+                keys=_keys(differing[0]),
+            )
             for stage, rows in by_stage.items()
             if (differing := [row for row in rows if row.differs])
         )
         title = f"At step {self.divergence.first_step}, in the order of the step"
         return Table(title=title, columns=_STAGES, lines=lines, in_order=False).without_empty_columns()
 
-    def _all(self) -> Table:
-        lines = tuple(Line(cells=(_name(row), (row.status,), *_cells(row)), keys=()) for row in self.divergence.rows)
+    def tensors(self) -> Table:
+        """Returns the table of every tensor at the first step that differs, or at the last one."""
+        rows = self.divergence.rows
+        lines = tuple(Line(cells=(_name(row), (row.status,), *_cells(row)), keys=_keys(row)) for row in rows)
         return Table(title=f"Tensors ({len(lines):,})", columns=_ROWS, lines=lines, in_order=False)
 
     def _extent(self, screen: Screen) -> list[Note]:
@@ -103,7 +108,11 @@ class RunDivergenceReport:
 
 
 def _name(row: RunRow) -> str:
-    return row.name if row.family == STEP else naming.key_of(row.family, row.name)
+    return row.key or row.name
+
+
+def _keys(row: RunRow) -> tuple[str, ...]:
+    return (row.key,) if row.key else ()
 
 
 def _how_many(differing: Sequence[RunRow], total: int) -> str:

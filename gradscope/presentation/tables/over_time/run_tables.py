@@ -91,6 +91,11 @@ GROUPS: Final = {
     naming.PARAM_GRAD: "gradient", naming.CLIPPED_GRAD: "clipped", naming.UPDATE: "update", naming.AVERAGE: "average",
 }  # fmt: skip
 _COUNTED: Final = frozenset({"nan", "inf", "zeros"})
+#: The columns of the table of the noise of gradients.
+NOISE_COLUMNS: Final = (
+    "noise_scale", "gsnr", "variance_smoothed", "signal_smoothed", "groups", "group_size", "coupling",
+)  # fmt: skip
+_NOISE_KINDS: Final[Mapping[str, Kind]] = {"groups": "count", "group_size": "count"}
 
 
 def step_tables(rows: Sequence[StepRow]) -> tuple[Table, ...]:
@@ -146,27 +151,32 @@ class NoiseRow:
         return {**({} if self.tensor is None else {"name": self.tensor.name}), **self.noise}
 
 
-def noise_table(step: int, rows: Sequence[NoiseRow]) -> Table:
-    """Returns the table of the noise of gradients at a step: all parameters together first, then each."""
-    kinds: dict[str, Kind] = {"groups": "count", "group_size": "count"}
-    names = ("noise_scale", "gsnr", "variance_smoothed", "signal_smoothed", "groups", "group_size", "coupling")
+def noise_table(step: int | None, rows: Sequence[NoiseRow]) -> Table:
+    """Returns the table of the noise of gradients: all parameters together first, then each.
+
+    Args:
+        step: The step that it is of; None where that is said elsewhere.
+        rows: The rows.
+    """
     columns = (
         Column(heading="name", kind="name"),
-        *(Column(heading=name, kind=kinds.get(name, "number"), priority=at) for at, name in enumerate(names)),
+        *(
+            Column(heading=name, kind=_NOISE_KINDS.get(name, "number"), priority=at)
+            for at, name in enumerate(NOISE_COLUMNS)
+        ),
     )
     lines = tuple(
         Line(
             cells=(
                 "all parameters" if row.tensor is None else row.tensor.name,
-                *(row.noise.get(name) for name in names),
+                *(row.noise.get(name) for name in NOISE_COLUMNS),
             ),
             keys=() if row.tensor is None else (row.tensor.key,),
         )
         for row in rows
     )
-    note = (
-        f"of step {step}; noise_scale: examples in a batch above which a larger one hardly helps, smoothed over steps"
-    )
+    of_step = "" if step is None else f"of step {step}; "
+    note = f"{of_step}noise_scale: examples in a batch above which a larger one hardly helps, smoothed over steps"
     title = f"Noise of gradients ({len(lines):,})"
     return Table(title=title, columns=columns, lines=lines, in_order=False, notes=(note,)).without_empty_columns()
 

@@ -14,11 +14,17 @@ from tests.integration.process.browser.conftest import Opened
 from tests.support.page_samples import HOSTILE, content_of, dump_maker
 
 Open = Callable[..., Opened]
+FIRST_DIFFERENCE = "step 0: first difference"
 
 
 def names(page: Any, table: int = 0) -> list[str]:
     """The names in the rows of a table that are in sight."""
     return page.locator(".virtual").nth(table).locator("tbody th").all_inner_texts()
+
+
+def legend_of(chart: Any) -> list[str]:
+    """The lines and marks that are named below a chart."""
+    return [each.strip() for each in chart.locator(".legend li").all_inner_texts()]
 
 
 def until(page: Any, condition: str) -> None:
@@ -29,18 +35,19 @@ def until(page: Any, condition: str) -> None:
         page.wait_for_timeout(20)
 
 
-@pytest.mark.parametrize("kind", ["dump", "comparison", "run", "hostile", "long"])
-@pytest.mark.parametrize("width", [360, 2560])
-def test_a_page_opens_without_an_error_a_request_or_a_scroll_bar_below(opened: Open, kind: str, width: int) -> None:
-    page = opened(kind, width=width).page
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+@pytest.mark.parametrize("kind", ["dump", "comparison", "run", "runs", "hostile", "long"])
+def test_a_page_opens_without_an_error_a_request_or_a_scroll_bar_below(opened: Open, kind: str) -> None:
+    page = opened(kind, width=2560).page
+    assert page.evaluate("document.documentElement.scrollWidth") <= 2560
+    page.set_viewport_size({"width": 360, "height": 780})
+    until(page, "document.documentElement.scrollWidth <= 360")
     assert page.locator(".virtual").count() > 0
 
 
 def test_without_javascript_the_summary_is_read(opened: Open) -> None:
     page = opened("dump", java_script_enabled=False).page
     assert "dead: activation/block1/relu" in page.inner_text("#summary")
-    assert "Block by block" in page.inner_text("#summary")
+    assert "Block by block" in page.inner_text("#overview")
     assert "need JavaScript" in page.inner_text("main")
 
 
@@ -161,6 +168,80 @@ def test_a_run_is_followed_step_by_step(opened: Open) -> None:
     assert "activation_grad/layer1" in page.locator("#heat .told").inner_text()
     page.keyboard.press("Enter")
     assert "tensor=activation_grad/layer1" in page.evaluate("location.hash")
+
+
+def test_several_runs_are_superimposed_and_their_first_difference_is_marked(opened: Open) -> None:
+    page = opened("runs", "#tensor=activation_grad/layer0&step=7").page
+    assert page.locator("#summary dt").first.inner_text() == "different"
+    chart = page.locator("#curves .chart").nth(1)
+    assert (chart.locator("strong").inner_text(), legend_of(chart)[:3]) == ("loss", ["a", "b", FIRST_DIFFERENCE])
+    forward = page.locator("#step .chart").first
+    assert legend_of(forward) == ["a", "b, step 5"]
+    assert page.locator("#tensor thead").last.inner_text().split() == ["a", "b"]
+    page.locator("#step select").select_option("b")
+    assert page.evaluate("location.hash").endswith("of=b")
+    assert page.locator("#step output").first.inner_text() == "5"
+    assert page.locator("#step .virtual").first.locator("tbody th").all_inner_texts() == ["layer0", "layer1"]
+    assert "activation/layer2" in page.locator("#differences .virtual tbody").inner_text()
+
+
+def test_the_noise_of_gradients_is_a_curve_a_table_and_a_heat_map(opened: Open) -> None:
+    page = opened("run", "#tensor=param_grad/weight0&step=5").page
+    noise = page.locator("#curves .chart", has_text="Noise of gradients")
+    assert legend_of(noise)[:3] == ["noise_scale", "gsnr", "examples in the batch"]
+    table = page.locator(".table-box", has_text="Noise of gradients, of step 3")
+    first = table.locator("tbody tr:not(.spacer)").first.inner_text()
+    assert first.split("\t")[:2] == ["all parameters", "13.0"]
+    assert "Noise of the gradient" in page.locator("#tensor").inner_text()
+    page.locator("#heat select").nth(1).select_option("noise_scale")
+    assert page.locator("#heat select").first.input_value() == "param_grad"
+    assert page.locator("canvas.heat").evaluate("canvas => [canvas.width, canvas.height]") == [3, 1]
+
+
+def test_what_is_chosen_is_in_the_address_and_a_link_shows_it(opened: Open) -> None:
+    page = opened("run").page
+    page.locator("#heat select").first.select_option("activation")
+    page.locator("#heat select").nth(1).select_option("zeros")
+    page.locator("#tree select").select_option("activation rms")
+    layers = page.locator(".table-box", has_text="Layers (")
+    layers.get_by_role("button", name="rms").first.click()
+    place = page.evaluate("location.hash")
+    other = opened("run", place).page
+    assert [other.locator("#heat select").nth(at).input_value() for at in (0, 1)] == ["activation", "zeros"]
+    assert other.locator("#tree select").input_value() == "activation rms"
+    head = other.locator(".table-box", has_text="Layers (").locator("th[aria-sort=descending]")
+    assert head.inner_text().startswith("rms")
+    assert other.locator(".table-box", has_text="Layers (").locator("tbody th").first.inner_text() == "layer2"
+
+
+def test_a_link_to_what_is_not_there_says_so(opened: Open) -> None:
+    page = opened("dump", "#tensor=activation/gone").page
+    assert "No tensor of this name" in page.locator("#tensor").inner_text()
+
+
+def test_a_heat_map_a_histogram_and_the_tree_are_saved(opened: Open, tmp_path: Path) -> None:
+    page = opened("run", "#tensor=activation_grad/layer0").page
+    wanted = {"#heat": ("CSV", "activation_grad/layer2"), "#tree": ("CSV", "layer1"), "#tensor": ("SVG", "<rect")}
+    for place, (kind, text) in wanted.items():
+        with page.expect_download() as saving:
+            page.locator(place).get_by_role("button", name=kind).first.click()
+        saving.value.save_as(tmp_path / "saved")
+        assert text in (tmp_path / "saved").read_text()
+
+
+def test_a_page_is_printed_on_white_with_the_rows_that_were_out_of_sight(opened: Open) -> None:
+    page = opened("long", color_scheme="dark").page
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print")
+    assert page.locator(".virtual").first.locator("tbody tr:not(.spacer)").count() == 301
+    assert page.locator(".virtual thead button").first.is_visible()
+    assert not page.get_by_role("searchbox").is_visible()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.locator(".plot canvas").first.evaluate("canvas => canvas.clientWidth") < 700
+    page.emulate_media(media="screen")
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.locator(".virtual").first.locator("tbody tr").count() < 60
+    assert page.evaluate("document.documentElement.dataset.theme") is None
 
 
 @pytest.mark.parametrize("name", ["script", "attribute", "entity", "markup", "bidi override", "a megabyte"])

@@ -174,11 +174,21 @@ def test_a_page_that_cannot_be_small_enough_is_its_summary() -> None:
 
 def test_a_run_has_its_series_and_alarms(pages: dict[str, str]) -> None:
     content, packed = content_of(pages["run"])
-    run = content["run"]
+    (run,) = content["runs"]
     assert run["steps"] == list(range(8))
-    assert len(packed) == 3 * len(run["packed"]) * len(run["keys"]) * 8
+    planes = (1 + 3 * len(run["keys"]) * 8) * len(run["packed"])
+    assert len(packed) == planes + (1 + 3 * 2 * 3) * len(run["noise"]["packed"])
     assert run["alarms"] == [
         {"step": 7, "rule": "nonfinite", "why": "has 2 NaN", "key": content["keys"].index("activation_grad/layer0")}
     ]
+    assert [key if key is None else content["keys"][key] for key in run["noise"]["keys"]] == [
+        None,
+        "param_grad/weight0",
+    ]
+    assert (run["noise"]["steps"], run["noise"]["offset"]) == ([0, 3, 6], planes)
     assert [column["name"] for column in run["curves"]["columns"]] == ["loss", "grad_norm"]
     assert [(each["step"], each["octaves"][0]) for each in run["histograms"]] == [(at, [at, 4]) for at in (0, 2, 4, 6)]
+
+
+def test_the_noise_of_gradients_is_read_without_scripts(pages: dict[str, str]) -> None:
+    assert "noise scale 16.0 examples at step 6; the batch has 16" in Markup(pages["run"]).text

@@ -50,7 +50,9 @@ def test_edges_are_the_flow_of_values_through_loops_and_unused_arguments_are_no_
 
 
 def test_model_explorer_gets_a_node_for_each_with_the_layers_as_namespaces(graph: Graph) -> None:
-    (own,) = json.loads(graph.model_explorer())["graphs"]
+    collection = json.loads(graph.model_explorer())
+    assert collection["label"] == "net"  # without it the viewer refuses the file
+    (own,) = collection["graphs"]
     nodes = {node["id"]: node for node in own["nodes"]}
     assert (own["id"], nodes.keys()) == ("net", {node.name for node in graph.nodes})
     assert nodes["loop[*]/cell/tanh"]["namespace"] == "loop[*]/cell"
@@ -65,6 +67,8 @@ def test_the_overlay_is_the_norm_of_the_gradients_of_all_iterations(graph: Graph
     iterations = [np.linalg.norm(dump[f"activation_grad/loop[{iteration}]/cell/tanh"]) for iteration in range(2)]
     assert found["loop[*]/cell/tanh"]["value"] == pytest.approx(np.hypot(*iterations), rel=1e-6)
     assert found["param/a"]["value"] == pytest.approx(np.linalg.norm(dump["param_grad/a"]), rel=1e-6)
+    by_value = sorted(found.values(), key=lambda each: each["value"])
+    assert (by_value[0]["bgColor"], by_value[-1]["bgColor"]) == ("#f7fbff", "#08306b")
 
 
 def test_a_dump_of_layers_colours_the_operations_that_make_their_outputs(graph: Graph) -> None:
