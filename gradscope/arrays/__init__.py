@@ -7,7 +7,8 @@ Reductions, in the order in which they are computed:
 - `blocks` cuts an array into *blocks*: contiguous one-dimensional arrays that fit in the processor's cache.
 - `widening` converts a block of any floating-point or complex dtype to float32 or float64, exactly.
 - `scratch` provides buffers for intermediate results that are reused for every block.
-- `single_pass` is the one pass over an array: `reduce_array` computes all reductions.
+- `passes` has the one pass over an array, with NumPy or compiled: `passes.single_pass.reduce_array` computes all
+  reductions.
 - `moments` computes mean, standard deviation, root mean square and l1 norm of a block.
 - `magnitudes` counts the elements of a block by their magnitude; `histograms` defines the bins.
 - `reductions` defines the results. The reduction of two concatenated arrays is the sum of theirs.

@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 import sys
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import ml_dtypes
 import numpy as np
@@ -73,6 +73,11 @@ def is_floating(name: str) -> bool:
 def is_complex(name: str) -> bool:
     """Returns whether a logical dtype is a complex one."""
     return name in _PLAIN and _PLAIN[name].kind == "c"
+
+
+def smallest_normal(dtype: np.dtype[Any]) -> float:
+    """Returns the smallest normal number of a floating-point dtype."""
+    return float(cast("Any", ml_dtypes.finfo(dtype)).smallest_normal)
 
 
 def as_numpy_dtype(name: str) -> np.dtype[Any]:

@@ -50,7 +50,7 @@ class MagnitudeCounter:
         self._total = 0.0
         self._smallest = math.inf
         self._subnormal = 0
-        self._tallies: dict[_FloatFormat, Array] = {}
+        self._tallies: dict[FloatFormat, Array] = {}
 
     def add(self, values: Array, total: float) -> int:
         """Adds a block.
@@ -69,9 +69,9 @@ class MagnitudeCounter:
         self._smallest = min(self._smallest, bits.magnitude_of(lowest))
         if lowest < (limit := bits.ordinal_of(self._smallest_normal)):
             self._subnormal += int(np.count_nonzero(ordinals < limit))
-        if lowest < bits.first_normal and bits is not _FLOAT64:
+        if lowest < bits.first_normal and bits is not FLOAT64:
             # A float32 subnormal has no exponent that would identify its bin. As a float64 it is normal.
-            bits, ordinals = _FLOAT64, _FLOAT64.ordinals(values.astype(np.float64))
+            bits, ordinals = FLOAT64, FLOAT64.ordinals(values.astype(np.float64))
         # `bincount` takes two fifths of the complete pass; sorting, `histogram` and 16-bit bin numbers were slower.
         numbers = scratch(ScratchSlot.WORK, ordinals.size, np.intp)
         np.right_shift(ordinals, bits.shift, out=numbers, casting="unsafe")
@@ -87,21 +87,12 @@ class MagnitudeCounter:
         )
 
     def _histogram(self) -> MagnitudeHistogram:
-        histograms = (_histogram(tally, bits.offset) for bits, tally in self._tallies.items())
+        histograms = (bits.histogram(tally) for bits, tally in self._tallies.items())
         return sum(histograms, MagnitudeHistogram())
 
 
-def _histogram(tally: Array, offset: int) -> MagnitudeHistogram:
-    """Returns the histogram of counts whose first bin has the number `offset`."""
-    occupied = np.flatnonzero(tally)
-    if not occupied.size:
-        return MagnitudeHistogram()
-    first, last = int(occupied[0]), int(occupied[-1])
-    return MagnitudeHistogram(offset + first, tuple(tally[first : last + 1].tolist()))
-
-
-class _FloatFormat:
-    """Maps the bit patterns of one floating-point format to bin numbers.
+class FloatFormat:
+    """A `FloatFormat` maps the bit patterns of one floating-point format to bin numbers.
 
     The *ordinal* of a value is the bit pattern of its magnitude, minus one. Ordinals are in the order of magnitudes.
     Because of the minus one, bins are closed above and open below, and zero wraps around to the largest ordinal, behind
@@ -135,6 +126,15 @@ class _FloatFormat:
             return math.inf
         return float(np.array([ordinal + self.one], self.word).view(self.dtype)[0])
 
+    def histogram(self, tally: Array) -> MagnitudeHistogram:
+        """Returns the histogram of the counts of each bin, which may be followed by that of zeros."""
+        occupied = np.flatnonzero(tally[: self.bins])
+        if not occupied.size:
+            return MagnitudeHistogram()
+        first, last = int(occupied[0]), int(occupied[-1])
+        return MagnitudeHistogram(self.offset + first, tuple(tally[first : last + 1].tolist()))
 
-_FLOAT64: Final = _FloatFormat(np.float64, np.uint64)
-_FORMATS: Final = {each.dtype: each for each in (_FLOAT64, _FloatFormat(np.float32, np.uint32))}
+
+FLOAT64: Final = FloatFormat(np.float64, np.uint64)
+FLOAT32: Final = FloatFormat(np.float32, np.uint32)
+_FORMATS: Final = {each.dtype: each for each in (FLOAT64, FLOAT32)}

@@ -9,11 +9,13 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Final
 
+import ml_dtypes
 import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.scratch import ScratchSlot, scratch
 
+_BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
 _WIDE: Final = (np.dtype(np.float32), np.dtype(np.float64))
 
 
@@ -32,8 +34,12 @@ def real_values(block: Array) -> Array:
             return np.abs(block.astype(np.complex128))
     if block.dtype in _WIDE:
         return block
-    # A table of all bit patterns: NumPy's and ml_dtypes' casts took 1.5 times (bfloat16) to 8 times (float8) as long.
     codes = block.view(_code_type(block.dtype))
+    if block.dtype == _BFLOAT16:
+        words = scratch(ScratchSlot.NARROW, block.size, np.uint32)
+        np.copyto(words, codes)
+        return np.left_shift(words, 16, out=words).view(np.float32)  # it is the upper half of a float32
+    # A table of all bit patterns: NumPy's and ml_dtypes' casts took up to 8 times (float8) as long.
     # No index needs wrapping, but only in this mode does `take` write directly into `out`.
     return np.take(
         _float32_of_code(block.dtype), codes, out=scratch(ScratchSlot.NARROW, block.size, np.float32), mode="wrap"

@@ -9,7 +9,7 @@ import numpy as np
 
 from gradscope.arrays.digest import Digest
 from gradscope.arrays.dtypes import as_numpy_dtype
-from gradscope.arrays.single_pass import reduce_array
+from gradscope.arrays.passes.single_pass import reduce_array
 from gradscope.dump.manifest.manifest import Tier
 from gradscope.stats.tensor_stats import TensorStats
 

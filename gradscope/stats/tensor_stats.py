@@ -22,10 +22,10 @@ import numpy as np
 from gradscope.arrays.digest import content_hash
 from gradscope.arrays.dtypes import dtype_name, is_complex
 from gradscope.arrays.histograms import SMALLEST_NORMAL, UNDERFLOW_LIMITS, MagnitudeHistogram
+from gradscope.arrays.passes.single_pass import reduce_array
 from gradscope.arrays.quantiles import exact_quantiles as quantiles_of
 from gradscope.arrays.quantiles import rank_of
 from gradscope.arrays.reductions import Reduction
-from gradscope.arrays.single_pass import reduce_array
 from gradscope.dump.manifest.json_text import as_float, from_float
 from gradscope.dump.manifest.manifest import Tier
 from gradscope.dump.record import Json

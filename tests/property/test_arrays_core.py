@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradscope.arrays.single_pass import reduce_array
+from gradscope.arrays.passes.single_pass import reduce_array
 
 #: Scales and offsets at which float32 squares are accurate, at which they are not, and means far above the spread.
 SCALES = [1.0, 1e-4, 1e-12, 1e-30, 1e12, 1e30]

@@ -13,11 +13,11 @@ import platform
 import re
 import warnings
 from importlib import metadata
-from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from gradscope.cli.options.model_options import FloatType, ModelOptions
 from gradscope.errors import MachineError, UsageError
+from gradscope.user_cache import cache_folder
 
 #: The two forms of `--distributed`: a word, or an address, the number of processes, and the index of this one.
 _AUTO: Final = "auto"
@@ -152,7 +152,7 @@ def _keep_programs(config: Any) -> tuple[str, ...]:
     """Makes JAX keep compiled programs in the cache folder, if there is one."""
     # Later errors of the cache are not reported: the result does not depend on it.
     try:
-        folder = cache_folder()
+        folder = cache_folder("compiled")
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
         return (f"compiled programs are not kept: {error}",)
@@ -173,8 +173,3 @@ class _LogMessages(logging.Handler):
 
         if record.exc_info is None:  # JAX raises as an error, too, what it logs with a traceback
             say(f"jax: {record.getMessage()}")
-
-
-def cache_folder() -> Path:
-    """Returns the folder of compiled programs: `$XDG_CACHE_HOME/gradscope`, by default `~/.cache/gradscope`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gradscope" / "compiled"

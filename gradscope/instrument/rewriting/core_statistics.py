@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradscope.arrays.single_pass import reduce_array
+from gradscope.arrays.passes.single_pass import reduce_array
 from gradscope.instrument.rewriting.host_calls import made_on_host
 from gradscope.instrument.taps import whole_tensor
 from gradscope.stats.core_tier import CoreNumbers

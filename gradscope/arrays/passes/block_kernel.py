@@ -1,0 +1,197 @@
+"""The loops of the compiled pass, in the subset of Python that numba compiles. Importing this module compiles nothing.
+
+The kernel reads float32 in blocks of `BLOCK` elements that stay in the first-level cache, and reads each block
+several times: once as integers, whose order is that of the floats, and twice as float64. So the loops have no branches
+and vectorise, except the one that counts by magnitude.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numba as nb
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+
+#: Elements that stay in the first-level cache, with a copy of the finite ones.
+BLOCK: Final = 4096
+
+#: Bins of float32 ordinals: of the 31 bits of a magnitude, eight of the exponent and four of the mantissa.
+NARROW_BINS: Final = 1 << 12
+NARROW_SHIFT: Final = 31 - 12
+
+#: Bins of float64 ordinals, for the subnormals of float32, which are normal there.
+WIDE_BINS: Final = 1 << 15
+WIDE_SHIFT: Final = 63 - 15
+
+#: Tallies that are counted into in turn. An increment of a counter waits for the one before it of the same counter,
+#: and neighbouring elements often have the same magnitude.
+TALLIES: Final = 4
+
+
+class Reduced(NamedTuple):
+    """`Reduced` holds what the kernel adds to.
+
+    Attributes:
+        sums: Float64, by the positions `COUNT` to `HIGH`; the count is zero before the first block.
+        counts: Int64, by the positions `ZEROS` to `SMALLEST`; the last is the ordinal of the smallest magnitude that
+            is not zero.
+        narrow: Int32, `TALLIES` by `NARROW_BINS`; of no bins where magnitudes are not counted.
+        wide: Int64, `WIDE_BINS`.
+    """
+
+    sums: Array
+    counts: Array
+    narrow: Array
+    wide: Array
+
+
+COUNT, MEAN, SQUARED_DEVIATIONS, SQUARES, MAGNITUDES, LOW, HIGH = range(7)
+ZEROS, NANS, INFINITIES, NEGATIVE_INFINITIES, SUBNORMAL, SMALLEST = range(6)
+
+_MAGNITUDE: Final = np.int32(0x7FFFFFFF)
+_INFINITY: Final = np.int32(0x7F800000)
+_ONE: Final = np.int32(1)
+_SIGN_SHIFT: Final = np.int32(31)
+_FIRST_NORMAL: Final = np.int32(0x00800000 - 1)
+
+#: What LLVM may assume about sums: that they can be reordered, not that there are no NaNs.
+_REORDERED: Final = {"reassoc", "contract", "nsz"}
+
+
+def _inner(loop: Any) -> Any:
+    """Returns a loop as it is compiled into the kernel."""
+    return nb.njit(nogil=True, fastmath=_REORDERED, error_model="numpy")(loop)
+
+
+@_inner
+def _magnitudes(values: Array) -> Any:
+    """Returns the bits of the largest magnitude and the smallest ordinal, both of 31 bits, and the number of zeros."""
+    bits = values.view(np.int32)
+    # Numba widens the results of arithmetic to 64 bits, which halves the lanes: hence the conversions.
+    largest, smallest, zeros = np.int32(0), _MAGNITUDE, np.int32(0)
+    for i in range(bits.size):
+        magnitude = np.int32(bits[i] & _MAGNITUDE)
+        ordinal = np.int32((bits[i] - _ONE) & _MAGNITUDE)
+        largest = max(largest, magnitude)
+        smallest = min(smallest, ordinal)
+        zeros = np.int32(zeros + np.int32(magnitude == 0))
+    return largest, smallest, zeros
+
+
+@_inner
+def _extremes(values: Array) -> Any:
+    """Returns the smallest and the largest of finite elements."""
+    bits = values.view(np.int32)
+    # As signed integers, floats are in their order once the magnitudes of negative ones are inverted.
+    low, high = _MAGNITUDE, np.int32(~_MAGNITUDE)
+    for i in range(bits.size):
+        place = np.int32(bits[i] ^ ((bits[i] >> _SIGN_SHIFT) & _MAGNITUDE))
+        low = min(low, place)
+        high = max(high, place)
+    ends = np.empty(2, np.int32)
+    ends[0] = low ^ ((low >> _SIGN_SHIFT) & _MAGNITUDE)
+    ends[1] = high ^ ((high >> _SIGN_SHIFT) & _MAGNITUDE)
+    return np.float64(ends.view(np.float32)[0]), np.float64(ends.view(np.float32)[1])
+
+
+@_inner
+def _add_moments(values: Array, sums: Array) -> None:
+    size = np.float64(values.size)
+    total, magnitudes = 0.0, 0.0
+    for i in range(values.size):
+        value = np.float64(values[i])
+        total += value
+        magnitudes += np.abs(value)
+    mean = total / size
+    deviations = 0.0
+    for i in range(values.size):
+        deviation = np.float64(values[i]) - mean
+        deviations += deviation * deviation
+    before = sums[COUNT]
+    count = before + size
+    apart = mean - sums[MEAN]
+    # The update of Chan, Golub and LeVeque, as in `gradscope.arrays.moments`.
+    sums[MEAN] += apart * (size / count)
+    sums[SQUARED_DEVIATIONS] += deviations + apart * apart * (before * (size / count))
+    sums[COUNT] = count
+    sums[SQUARES] += deviations + size * mean * mean
+    sums[MAGNITUDES] += magnitudes
+    low, high = _extremes(values)
+    sums[LOW] = min(sums[LOW], low) if before else low
+    sums[HIGH] = max(sums[HIGH], high) if before else high
+
+
+@_inner
+def _below(values: Array, limit: Any) -> int:
+    bits = values.view(np.int32)
+    number = np.int32(0)
+    for i in range(bits.size):
+        ordinal = np.int32((bits[i] - _ONE) & _MAGNITUDE)
+        number = np.int32(number + np.int32(ordinal < limit))
+    return number
+
+
+@_inner
+def _tally(values: Array, narrow: Array) -> None:
+    bits = values.view(np.uint32)
+    shift = np.uint32(NARROW_SHIFT)
+    whole = bits.size - bits.size % TALLIES
+    for i in range(0, whole, TALLIES):
+        for turn in range(TALLIES):
+            narrow[turn, np.uint32((bits[i + turn] - _ONE) & _MAGNITUDE) >> shift] += 1
+    for i in range(whole, bits.size):
+        narrow[0, np.uint32((bits[i] - _ONE) & _MAGNITUDE) >> shift] += 1
+
+
+@_inner
+def _tally_wide(values: Array, wide: Array) -> None:
+    bits = values.astype(np.float64).view(np.uint64)
+    for i in range(bits.size):
+        wide[((bits[i] - np.uint64(1)) & np.uint64(0x7FFFFFFFFFFFFFFF)) >> np.uint64(WIDE_SHIFT)] += 1
+
+
+@_inner
+def _reduce_block(values: Array, finite: Array, limit: Any, reduced: Reduced) -> None:
+    counts = reduced.counts
+    largest, smallest, zeros = _magnitudes(values)
+    if largest >= _INFINITY:
+        size = 0
+        for value in values:
+            if np.isnan(value):
+                counts[NANS] += 1
+            elif np.isinf(value):
+                counts[INFINITIES] += 1
+                counts[NEGATIVE_INFINITIES] += np.int64(value < 0)
+            else:
+                finite[size] = value
+                size += 1
+        if not size:
+            return
+        values = finite[:size]
+        largest, smallest, zeros = _magnitudes(values)
+    counts[ZEROS] += zeros
+    counts[SMALLEST] = min(counts[SMALLEST], np.int64(smallest))
+    _add_moments(values, reduced.sums)
+    if reduced.narrow.size:
+        if smallest < limit:
+            counts[SUBNORMAL] += _below(values, limit)
+        if smallest < _FIRST_NORMAL:
+            _tally_wide(values, reduced.wide)
+        else:
+            _tally(values, reduced.narrow)
+
+
+@nb.njit(nogil=True, cache=True)
+def reduce_floats(values: Array, limit: Any, reduced: Reduced) -> None:
+    """Adds the reductions of float32 elements.
+
+    Args:
+        values: One-dimensional, contiguous, float32, read-only: numba compiles writable ones apart.
+        limit: The ordinal of the smallest normal number of the tensor's own dtype, as int32.
+        reduced: What is added to.
+    """
+    finite = np.empty(BLOCK, np.float32)
+    for start in range(0, values.size, BLOCK):
+        _reduce_block(values[start : start + BLOCK], finite, limit, reduced)

@@ -1,0 +1,159 @@
+"""Computes the `Reduction` of an array of floats of at most 32 bits with compiled loops, faster than NumPy.
+
+The loops are compiled by numba, of the extra `fast`, once per machine, and kept in the user's cache. Loading them takes
+a third of a second, in which NumPy reduces half a gigabyte. So a process loads them when it has reduced about as much,
+or is about to in one call: a small dump never waits for them, and no process takes twice the time of the better choice.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial, reduce
+from operator import add
+from pickle import UnpicklingError
+from threading import Lock
+from types import ModuleType
+from typing import Any, Final
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array, blocks
+from gradscope.arrays.dtypes import dtype_name, is_floating, smallest_normal
+from gradscope.arrays.magnitudes import FLOAT32, FLOAT64, Magnitudes
+from gradscope.arrays.moments import Moments
+from gradscope.arrays.reductions import Extremes, NonFinite, Reduction
+from gradscope.arrays.widening import real_values
+from gradscope.user_cache import cache_folder
+
+#: Bytes that NumPy reduces with magnitudes in the time that loading the kernel takes (2026-11).
+_WORTH_LOADING: Final = 512 << 20
+
+#: What a byte counts for that is reduced without magnitudes, at which NumPy is so many times as fast.
+_PLAIN_SHARE: Final = 1 / 5
+
+#: Elements of a stretch, which one thread reduces. It does not depend on the number of threads, and so no result does.
+_STRETCH: Final = 1 << 22
+
+
+class _Loading:
+    """A `_Loading` decides when the kernel is loaded, and holds it from then on; a process has one."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._reduced = 0.0
+        self._tried = False
+        self._kernel: ModuleType | None = None
+
+    def kernel(self, worth: float) -> ModuleType | None:
+        """Returns the module of the kernel; None where it is not loaded yet, or cannot be.
+
+        Args:
+            worth: The bytes that are to be reduced now, as far as NumPy would need long for them.
+        """
+        if not self._tried:
+            with self._lock:
+                self._reduced += worth
+                if not self._tried and self._reduced >= _WORTH_LOADING:
+                    # In a thread of its own: a compiler needs more stack than the thread of a callback may have.
+                    with ThreadPoolExecutor(1) as pool:
+                        self._kernel = pool.submit(_loaded).result()
+                    self._tried = True
+        return self._kernel
+
+
+_loading = _Loading()
+
+
+def _loaded() -> ModuleType | None:
+    """Returns the module of the kernel, compiled; None where there is none."""
+    try:
+        import numba  # noqa: PLC0415 - see the module's docstring
+        from numba.core.errors import NumbaError  # noqa: PLC0415
+    except ImportError:  # also an installed one that does not know this NumPy
+        return None
+    settings: Any = numba.config
+    if settings.DISABLE_JIT:
+        return None
+    kept = settings.CACHE_DIR
+    try:
+        # For the time of the import: the model's own functions are kept where the user wants them.
+        settings.CACHE_DIR = str(cache_folder("kernels"))
+        from gradscope.arrays.passes import block_kernel  # noqa: PLC0415 - see the module's docstring
+
+        _reduced(block_kernel, np.int32(0), np.empty(1, np.float32), magnitudes=False)
+    except (OSError, RuntimeError, EOFError, UnpicklingError, NumbaError):  # a cache that cannot be used, say
+        return None
+    finally:
+        settings.CACHE_DIR = kept
+    return block_kernel
+
+
+def compiled_reduction(array: Array, *, magnitudes: bool) -> Reduction | None:
+    """Returns the reductions of an array; None where the compiled loops do not apply, or are not loaded.
+
+    Args:
+        array: Any shape, strides and dtype.
+        magnitudes: As for `reduce_array`.
+    """
+    narrow = is_floating(dtype_name(array.dtype)) and array.dtype.itemsize <= np.dtype(np.float32).itemsize
+    if not narrow or not array.size:
+        return None
+    kernel = _loading.kernel(array.nbytes * (1.0 if magnitudes else _PLAIN_SHARE))
+    if kernel is None:
+        return None
+    reduced = partial(_reduced, kernel, _limit(array.dtype), magnitudes=magnitudes)
+    stretches = blocks(array, _STRETCH)
+    if array.size <= _STRETCH or not array.flags.c_contiguous or not array.dtype.isnative:
+        parts = map(reduced, stretches)  # where a stretch is a copy, one is in memory at a time
+    else:
+        with ThreadPoolExecutor(min(_processors(), -(-array.size // _STRETCH))) as pool:
+            parts = pool.map(reduced, stretches)
+    return reduce(add, parts)
+
+
+def _reduced(kernel: ModuleType, limit: np.int32, stretch: Array, *, magnitudes: bool) -> Reduction:
+    """Returns the reductions of a contiguous stretch.
+
+    Args:
+        kernel: The module of the kernel.
+        limit: The ordinal of the smallest normal number of the array's dtype, as float32.
+        stretch: One-dimensional, contiguous, a float of at most 32 bits.
+        magnitudes: As for `reduce_array`.
+    """
+    sums, counts = np.zeros(kernel.HIGH + 1, np.float64), np.zeros(kernel.SMALLEST + 1, np.int64)
+    counts[kernel.SMALLEST] = FLOAT32.zero_ordinal
+    narrow = np.zeros((kernel.TALLIES, kernel.NARROW_BINS if magnitudes else 0), np.int32)
+    wide = np.zeros(kernel.WIDE_BINS if magnitudes else 0, np.int64)
+    reduced = kernel.Reduced(sums, counts, narrow, wide)
+    for block in blocks(stretch):
+        values = real_values(block).view()
+        values.flags.writeable = False
+        kernel.reduce_floats(values, limit, reduced)
+    zeros, nan, inf, neginf, subnormal, smallest = counts.tolist()
+    count, mean, deviations, squares, total, low, high = sums.tolist()
+    counted = None
+    if magnitudes:
+        histogram = FLOAT32.histogram(narrow.sum(0, dtype=np.int64)) + FLOAT64.histogram(wide)
+        nearest = FLOAT32.magnitude_of(np.uint32(smallest))
+        counted = Magnitudes(total=total, smallest=nearest, subnormal=subnormal, histogram=histogram)
+    outline = Reduction(zeros=zeros, nonfinite=NonFinite(nan=nan, inf=inf, neginf=neginf), magnitudes=counted)
+    if not count:
+        return outline
+    if low == high:  # a mean of equal elements is exact
+        moments = Moments(count=int(count), mean=low + 0.0, std=0.0, rms=abs(low))
+    else:
+        std, rms = math.sqrt(deviations / count), math.sqrt(squares / count)
+        moments = Moments(count=int(count), mean=mean, std=std, rms=rms)
+    # Adding zero turns negative zeros into zeros: which of the two is an extreme depends on the order of elements.
+    return replace(outline, extremes=Extremes(low=low + 0.0, high=high + 0.0), moments=moments)
+
+
+def _limit(dtype: np.dtype[Any]) -> np.int32:
+    return np.int32(FLOAT32.ordinal_of(smallest_normal(dtype)))
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,150 @@
+"""The compiled pass gives the numbers of the NumPy pass; it is loaded when that pays, and only where it can be kept."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from gradscope.arrays.passes import compiled_pass
+from gradscope.arrays.passes.compiled_pass import compiled_reduction
+from gradscope.stats import TensorStats, tensor_stats
+
+#: Columns whose sums are added in another order; all others are equal.
+SUMS = {"mean", "std", "rms", "l2", "l1"}
+
+
+@pytest.fixture(scope="module")
+def numba() -> Any:
+    return pytest.importorskip("numba", reason="numba of the extra `fast` is not installed")
+
+
+@pytest.fixture
+def loading(monkeypatch: pytest.MonkeyPatch) -> compiled_pass._Loading:
+    fresh = compiled_pass._Loading()
+    monkeypatch.setattr(compiled_pass, "_loading", fresh)
+    return fresh
+
+
+def by_both(loading: compiled_pass._Loading, array: np.ndarray, tier: Any) -> tuple[TensorStats, TensorStats]:
+    """The statistics by NumPy, and by the kernel."""
+    loading._tried, loading._kernel = True, None
+    with_numpy = tensor_stats(array, tier=tier)
+    loading._kernel = compiled_pass._loaded()
+    assert compiled_reduction(array, magnitudes=tier == "full") is not None
+    return with_numpy, tensor_stats(array, tier=tier)
+
+
+def hard(dtype: Any, *, scale: float) -> np.ndarray:
+    """Elements of any sign and many magnitudes, some of which are zero, subnormal or not finite."""
+    random = np.random.default_rng(7)
+    with np.errstate(over="ignore"):
+        array = (random.standard_normal(300_001) * 2.0 ** random.integers(-12, 12, 300_001) * scale).astype(dtype)
+    array[::7] = 0
+    array[1::7000] = np.nan
+    array[2::9000], array[3::9000] = -array.dtype.type(np.inf), array.dtype.type(np.inf)
+    array[100_000:150_000] = 1
+    return array
+
+
+@pytest.mark.parametrize("tier", ["full", "core"])
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [
+        *((np.float32, scale) for scale in (1.0, 1e-38, 1e-43, 1e34)),
+        *((dtype, 1.0) for dtype in (ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e5m2)),
+    ],
+)
+def test_the_numbers_are_those_of_numpy(numba: Any, loading: Any, dtype: Any, scale: float, tier: str) -> None:
+    by_numpy, by_kernel = by_both(loading, hard(dtype, scale=scale), tier)
+    expected, found = by_numpy.to_json(), by_kernel.to_json()
+    # In the core tier NumPy adds float32 in float32, to 1e-7.
+    rounding, near_zero = (1e-12, 1e-13) if tier == "full" else (1e-5, 1e-6)
+    close = {
+        name: pytest.approx(expected[name], rel=rounding, abs=near_zero * by_numpy.rms) for name in SUMS & {*expected}
+    }
+    assert found == {**expected, **close}
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.full(10_000, 0.1, np.float32),
+        np.full(10_000, np.nan, np.float32),
+        np.empty((0, 3), np.float32),
+        np.array([-0.0, 0.0] * 5_000, np.float32),
+        np.arange(-50_000, 50_000, dtype=np.float32).reshape(100, 1000).T[3:, ::2],
+        np.arange(20_000).astype(">f4"),
+    ],
+    ids=["constant", "no finite one", "none", "zeros of both signs", "strided", "other byte order"],
+)
+def test_the_numbers_of_odd_arrays_are_those_of_numpy(numba: Any, loading: Any, array: np.ndarray) -> None:
+    by_numpy, by_kernel = by_both(loading, array, "full")
+    expected = by_numpy.to_json()
+    close = {name: pytest.approx(expected[name], rel=1e-12) for name in SUMS & {*expected}}
+    assert by_kernel.to_json() == {**expected, **close}
+    assert str(by_kernel.min) == str(by_numpy.min)  # zeros have the same sign
+
+
+def test_the_result_does_not_depend_on_the_number_of_threads(
+    numba: Any, loading: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loading._tried, loading._kernel = True, compiled_pass._loaded()
+    monkeypatch.setattr(compiled_pass, "_STRETCH", 10_000)
+    array = hard(np.float32, scale=1.0)
+    results = []
+    for processors in (1, 2, 5):
+        monkeypatch.setattr(compiled_pass, "_processors", lambda processors=processors: processors)
+        results.append(compiled_reduction(array, magnitudes=True))
+    assert results[0] == results[1] == results[2]
+    assert results[0].moments.std == pytest.approx(np.nanstd(array[np.isfinite(array)].astype(np.float64)), rel=1e-12)
+
+
+def test_a_small_dump_never_loads_the_kernel_and_a_large_one_does_once(
+    loading: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads = []
+    monkeypatch.setattr(compiled_pass, "_loaded", lambda: loads.append(1))
+    monkeypatch.setattr(compiled_pass, "_WORTH_LOADING", 100_000)
+    for _ in range(24):
+        compiled_reduction(np.ones(1024, np.float32), magnitudes=True)
+    assert loads == []
+    for _ in range(5):
+        compiled_reduction(np.ones(1024, np.float32), magnitudes=True)
+    assert loads == [1]
+
+
+def test_what_the_core_tier_reads_counts_less(loading: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_pass, "_loaded", lambda: pytest.fail("loaded"))
+    monkeypatch.setattr(compiled_pass, "_WORTH_LOADING", 5_000)
+    compiled_reduction(np.ones(5_000, np.float32), magnitudes=False)
+
+
+@pytest.mark.parametrize("array", [np.ones(5), np.ones(5, np.complex64), np.ones(5, np.int32)])
+def test_wider_numbers_integers_and_complex_ones_are_numpys(array: np.ndarray, loading: Any) -> None:
+    loading._tried, loading._kernel = True, None
+    assert compiled_reduction(array, magnitudes=True) is None
+    assert tensor_stats(array).max == 1
+
+
+def test_without_numba_numpy_computes(loading: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)  # an import of it fails
+    monkeypatch.setattr(compiled_pass, "_WORTH_LOADING", 0)
+    assert tensor_stats(np.array([3.0, -4.0], np.float32)).l2 == 5
+    assert loading._tried
+    assert loading._kernel is None
+
+
+def test_the_kernel_is_kept_in_the_users_cache(numba: Any, loading: Any) -> None:
+    from gradscope.user_cache import cache_folder
+
+    before = numba.config.CACHE_DIR
+    assert compiled_pass._loaded() is not None
+    assert before == numba.config.CACHE_DIR
+    assert any(cache_folder("kernels").rglob("block_kernel.*.nbc"))
+    source = Path(compiled_pass.__file__).parent
+    assert not any(source.rglob("*.nbc"))
