@@ -17,7 +17,7 @@ _Key = TypeVar("_Key")
 _COUNTS: Final = (2, 3, 4)
 
 #: How far the values of two blocks that are the same may differ.
-_SAME: Final = 1e-4
+SAME: Final = 1e-4
 
 
 def reordered_blocks(ref: Array, cand: Array) -> tuple[AxisLayout, ...]:
@@ -59,12 +59,12 @@ def assigned(wanted: Sequence[Array], given: Mapping[_Key, Array]) -> tuple[list
     Returns:
         A key for each wanted array, all different; None where an array is not found.
     """
-    norms = {key: _norm(array) for key, array in given.items()}
+    norms = {key: norm_of(array) for key, array in given.items()}
     keys: list[_Key] = []
     common: AxisLayout | None = None
     for array in wanted:
-        norm = _norm(array)
-        near = [key for key in given if key not in keys and math.isclose(norm, norms[key], rel_tol=_SAME)]
+        norm = norm_of(array)
+        near = [key for key in given if key not in keys and math.isclose(norm, norms[key], rel_tol=SAME)]
         found = next(_agreeing(array, given, near, common), None)
         if found is None:
             return None
@@ -78,11 +78,12 @@ def _agreeing(
 ) -> Iterator[tuple[_Key, AxisLayout]]:
     for key in keys:
         possible = agreeing_layouts(array, given[key], None if common is None else (common,))
-        if possible and relative_error(array, given[key], possible[0]) <= _SAME:
+        if possible and relative_error(array, given[key], possible[0]) <= SAME:
             yield key, possible[0]
 
 
-def _norm(array: Array) -> float:
+def norm_of(array: Array) -> float:
+    """Returns the Euclidean norm of an array, in float64."""
     return float(np.linalg.norm(array.astype(np.float64).ravel()))
 
 

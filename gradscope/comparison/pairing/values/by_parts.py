@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -25,6 +25,7 @@ from gradscope.comparison.layout.recipes import Concatenate, Recipe, Split
 from gradscope.comparison.pairing.inference.equal_parts import assigned
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.normal_forms import tokens_of
+from gradscope.comparison.pairing.values.part_candidates import PartCandidates, SolvedNames, is_constant
 from gradscope.comparison.pairing.values.uneven_parts import uneven_parts
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import PARAM, STATE, TENSOR, gradient_family, key_of, split_key
@@ -33,9 +34,6 @@ from gradscope.naming import PARAM, STATE, TENSOR, gradient_family, key_of, spli
 _STORED: Final = (PARAM, STATE, TENSOR)
 
 _NUMBER: Final = re.compile(r"\d+")
-
-#: The largest number of parts of one tensor.
-_MOST_PARTS: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,42 +78,42 @@ def _stored(source: DumpSource, keys: Sequence[str]) -> list[str]:
 def _found(
     holder: DumpSource, packed: Sequence[str], other: DumpSource, singles: Sequence[str], *, of_ref: bool
 ) -> Iterator[_Packed]:
-    free = dict.fromkeys(singles)
-    solved: list[_Packed] = []
+    free, names = PartCandidates(other, singles), SolvedNames()
     for key in packed:
-        for count, some in _by_count(holder, key, other, free).items():
-            named = _of_solved(key, some, solved)
-            if not named and _is_constant(holder.array(key)):
-                found = _of_constant(holder, key, count, other, some, of_ref=of_ref)
+        size = math.prod(holder.entry(key).shape)
+        for count in free.counts(size):
+            named = next(filter(None, (free.named(each, size // count) for each in names.parts_of(key))), [])
+            if not named and is_constant(holder.array(key)):
+                found = _of_constant(holder, key, count, other, free, of_ref=of_ref)
             else:
-                given = {single: other.array(single) for single in named or some}
-                found = _assignment(holder, key, count, given, of_ref=of_ref) if len(given) >= count else None
+                found = _assignment(holder, key, count, partial(_given, other, free, named), of_ref=of_ref)
             if found is not None:
-                solved.append(found)
+                names.add(found.key, found.parts)
                 for part in found.parts:
-                    del free[part]
+                    free.remove(part)
                 yield found
                 break
 
 
 def _of_constant(
-    holder: DumpSource, key: str, count: int, other: DumpSource, singles: Iterable[str], *, of_ref: bool
+    holder: DumpSource, key: str, count: int, other: DumpSource, free: PartCandidates, *, of_ref: bool
 ) -> _Packed | None:
     """Returns the parts of a constant, as biases that are all zero: its values do not tell which they are."""
-    value = holder.array(key).flat[0]
-    equal = [single for single in singles if bool((other.array(single) == value).all())]
+    array = holder.array(key)
+    equal = free.equal_to(array.flat[0], array.size // count)
     if len(equal) < count:
         return None
     gradient = _gradient(key)
-    if holder.has_tensor(gradient) and not _is_constant(holder.array(gradient)):
+    if holder.has_tensor(gradient) and not is_constant(holder.array(gradient)):
         given = {_gradient(each): each for each in equal if other.has_tensor(_gradient(each))}
         arrays = {each: other.array(each) for each in given}
-        if (found := _assignment(holder, gradient, count, arrays, of_ref=of_ref)) is not None:
+        if (found := _assignment(holder, gradient, count, lambda _: arrays, of_ref=of_ref)) is not None:
             return replace(found, key=key, parts=tuple(given[part] for part in found.parts))
     numbered = _numbered(key, [each for each in equal if other.entry(each).shape == holder.entry(key).shape[1:]])
     if holder.entry(key).shape[0] != count or len(numbered) != count:
         return None
-    return _assignment(holder, key, count, {each: other.array(each) for each in numbered}, of_ref=of_ref)
+    stack = {each: other.array(each) for each in numbered}
+    return _assignment(holder, key, count, lambda _: stack, of_ref=of_ref)
 
 
 def _numbered(key: str, singles: Iterable[str]) -> list[str]:
@@ -136,54 +134,20 @@ def _gradient(key: str) -> str:
     return key_of(gradient_family(family) or family, name)
 
 
-def _by_count(holder: DumpSource, key: str, other: DumpSource, free: Iterable[str]) -> dict[int, list[str]]:
-    """Returns tensors that can be parts of a tensor, by the number of parts that it would have."""
-    size = math.prod(holder.entry(key).shape)
-    found: dict[int, list[str]] = {}
-    for single in free:
-        own = math.prod(other.entry(single).shape)
-        if own and size % own == 0 and 1 < size // own <= _MOST_PARTS:
-            found.setdefault(size // own, []).append(single)
-    return found
-
-
-def _of_solved(key: str, singles: Sequence[str], solved: Sequence[_Packed]) -> list[str]:
-    """Returns the tensors that have the names of a tensor's parts, by the names of a solved tensor and its parts."""
-    family, name = split_key(key)
-    for packed in solved:
-        own = _words(split_key(packed.key)[1])
-        parts = [_words(split_key(part)[1]) for part in packed.parts]
-        common = _common_end([own, *parts])
-        for length in range(len(own) - common, len(own) + 1):
-            start, rest = own[:length], _words(name)[length:]
-            ends = [part[: len(part) - len(own) + length] for part in parts]
-            named = [key_of(family, "/".join((*end, *rest))) for end in ends]
-            spelt = {key_of(family, "/".join(_words(split_key(single)[1]))): single for single in singles}
-            if _words(name)[:length] == start and all(each in spelt for each in named):
-                return [spelt[each] for each in named]
-    return []
-
-
-def _words(name: str) -> list[str]:
-    return name.replace(".", "/").split("/")
-
-
-def _common_end(names: Sequence[Sequence[str]]) -> int:
-    """Returns the number of words that all names end with."""
-    columns = zip(*(reversed(name) for name in names), strict=False)
-    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
-
-
-def _is_constant(array: Array) -> bool:
-    return array.size > 0 and bool((array == array.flat[0]).all())
+def _given(other: DumpSource, free: PartCandidates, named: Sequence[str], blocks: Sequence[Array]) -> dict[str, Array]:
+    """Returns the tensors that may be the blocks: those of the right names, or without any, of the right norms."""
+    return {key: other.array(key) for key in named or free.near(blocks)}
 
 
 def _assignment(
-    holder: DumpSource, key: str, count: int, singles: Mapping[str, Array], *, of_ref: bool
+    holder: DumpSource, key: str, count: int, given: Callable[[list[Array]], Mapping[str, Array]], *, of_ref: bool
 ) -> _Packed | None:
     array = holder.array(key)
     for axis in (axis for axis, size in enumerate(array.shape) if size % count == 0):
         blocks = np.split(array, count, axis=axis)
+        singles = given(blocks)
+        if len(singles) < count:
+            continue
         if of_ref:
             found = assigned(blocks, singles)
             if found is not None:

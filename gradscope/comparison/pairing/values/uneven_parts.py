@@ -8,7 +8,7 @@ axes.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -66,19 +66,27 @@ def uneven_parts(dumps: Dumps, ref: Sequence[str], cand: Sequence[str]) -> Itera
 
 
 def _found(holder: DumpSource, keys: Sequence[str], other: DumpSource, singles: Sequence[str]) -> Iterator[_Joined]:
-    free = list(singles)
+    # By shape and dtype, of which there are few, whatever the number of tensors.
+    free: defaultdict[tuple[tuple[int, ...], str], dict[str, int]] = defaultdict(dict)
+    for place, single in enumerate(singles):
+        entry = other.entry(single)
+        free[entry.shape, entry.dtype][single] = place
     for key in keys:
         entry = holder.entry(key)
         if not 0 < len(entry.shape) <= _MOST_AXES:
             continue
         fitting = [
-            single
-            for single in free
-            if _may_be_part(other.entry(single).shape, entry.shape)
-            and comparable(other.entry(single).dtype, entry.dtype)
+            alike
+            for (shape, dtype), alike in free.items()
+            if _may_be_part(shape, entry.shape) and comparable(dtype, entry.dtype)
         ]
-        if 1 < len(fitting) <= _MOST_PARTS and (joined := _joined(holder, key, other, fitting)) is not None:
-            free = [single for single in free if single not in joined.parts]
+        if not 1 < sum(map(len, fitting)) <= _MOST_PARTS:
+            continue
+        places = {single: place for alike in fitting for single, place in alike.items()}
+        if (joined := _joined(holder, key, other, sorted(places, key=places.__getitem__))) is not None:
+            for alike in fitting:
+                for part in joined.parts:
+                    alike.pop(part, None)
             yield joined
 
 

@@ -1,0 +1,79 @@
+"""Packed tensors are matched with their parts in time linear in their number, by values and by names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from gradscope.comparison.pairing.matching import Dumps, Pairing
+from gradscope.comparison.pairing.values.by_parts import by_parts
+from gradscope.dump.manifest.manifest import Entry, Manifest
+from gradscope.dump.record import SiteFacts
+from gradscope.dump.sources.memory_dump import MemoryDump
+
+
+class Counting(MemoryDump):
+    """A dump that counts how often a tensor is read."""
+
+    reads = 0
+
+    def array(self, key: str) -> np.ndarray:
+        self.reads += 1
+        return super().array(key)
+
+
+def dump_of(arrays: Mapping[str, np.ndarray]) -> Counting:
+    entries = tuple(
+        Entry(family="param", name=name, shape=each.shape, dtype=str(each.dtype), stats={}, site=SiteFacts(index=n))
+        for n, (name, each) in enumerate(arrays.items())
+    )
+    return Counting(Manifest(entries=entries), {f"param/{name}": each for name, each in arrays.items()})
+
+
+def matched(ref: MemoryDump, cand: MemoryDump) -> dict[str, tuple[tuple[str, ...], int]]:
+    pairing = Pairing(only_ref=ref.keys(), only_cand=cand.keys())
+    found = by_parts(Dumps(ref=ref, cand=cand), pairing)
+    return {each.ref: (each.recipe.keys, each.recipe.part) for each in found}
+
+
+def layers(count: int, *, seed: int = 0) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    random = np.random.default_rng(seed)
+    apart, packed = {}, {}
+    for n in range(count):
+        q, k, v = (random.standard_normal((6, 4), np.float32) for _ in range(3))
+        # Names without a common rule, so that values alone tell which parts belong to which tensor.
+        apart |= {f"a{n}/{7 * n % 11}q": q, f"a{n}/{5 * n % 13}k": k, f"a{n}/v{n}": v}
+        packed[f"b{n * 31 % 97}/in{n}"] = np.concatenate([q, k, v], axis=1)
+    return apart, packed
+
+
+def test_parts_are_found_in_both_directions() -> None:
+    apart, packed = layers(5)
+    found = matched(dump_of(apart), dump_of(packed))
+    holders = [f"param/{name}" for name in packed for _ in range(3)]
+    assert [found[f"param/{name}"] for name in apart] == [
+        ((holder,), part) for holder, part in zip(holders, (0, 1, 2) * 5, strict=True)
+    ]
+    found = matched(dump_of(packed), dump_of(apart))
+    parts = [f"param/{name}" for name in apart]
+    assert found == {f"param/{name}": (tuple(parts[3 * n : 3 * n + 3]), 0) for n, name in enumerate(packed)}
+
+
+@pytest.mark.parametrize("matching", [True, False])
+def test_reads_grow_with_the_number_of_tensors_and_not_with_its_square(matching: bool) -> None:
+    reads = {}
+    for count in (40, 160):
+        apart, packed = layers(count)
+        ref, cand = dump_of(apart), dump_of(packed if matching else layers(count, seed=1)[1])
+        assert len(matched(ref, cand)) == (3 * count if matching else 0)
+        reads[count] = ref.reads + cand.reads
+    assert reads[160] <= 4.5 * reads[40]
+
+
+def test_zeros_among_the_parts_are_found_by_their_norm() -> None:
+    random = np.random.default_rng(0)
+    one, zeros = random.standard_normal((4, 4), np.float32), np.zeros((4, 4), np.float32)
+    found = matched(dump_of({"x": one, "y": zeros}), dump_of({"z": np.concatenate([one, zeros])}))
+    assert found == {"param/x": (("param/z",), 0), "param/y": (("param/z",), 1)}
