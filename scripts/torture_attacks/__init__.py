@@ -1,0 +1,5 @@
+"""The attacks of `scripts/torture` beside kills.
+
+- `faults` makes every system call of a write fail, one run for each call and error.
+- `fuzzing` feeds the readers of files and of expressions with what a coverage-guided fuzzer makes of good ones.
+"""

@@ -1,0 +1,155 @@
+"""Makes each system call with which a command writes fail with each error, and looks at what is left.
+
+strace injects the errors. A first run lists the calls on files in the folder, with their numbers in their thread; then
+there is one run for each of them and each error. Afterwards, whatever the command was told:
+
+- at its output there is what was there before, or the complete new output, and `verify` reads it;
+- exit status 0 means the new output; any other is documented, and comes with a message and without a traceback;
+- no other file is left, unless the call that failed was one that removes files.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+#: The calls that change files, as strace names them.
+CALLS = (
+    *("write", "pwrite64", "writev", "fsync", "fdatasync", "ftruncate", "fallocate", "flock", "fchmod"),
+    *("rename", "renameat", "renameat2", "link", "linkat", "unlink", "unlinkat", "mkdir", "mkdirat", "openat"),
+)
+ERRORS = ("ENOSPC", "EIO", "EDQUOT", "EROFS", "EINTR")
+
+#: The statuses that the reference documents, beside that of a bug.
+DOCUMENTED = frozenset({0, 1, 2, 3, 4, 5})
+
+_LINE = re.compile(r"^(\d+) +(\w+)\((.*)$")
+
+#: Calls whose failure may leave a file behind.
+_REMOVING = ("unlink", "unlinkat", "rename", "renameat", "renameat2")
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A command whose writes fail.
+
+    Attributes:
+        name: Its name.
+        arguments: Its arguments after `gradscope`.
+        prepare: Fills a folder with what the command needs, and with an old output.
+        whole: Returns the state of an output: a text that differs between the old and the new one; "" where neither.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    prepare: Callable[[Path], None]
+    whole: Callable[[Path], str]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A system call of a run: its name, its number among those of its name in its thread, and what it was about."""
+
+    name: str
+    number: int
+    about: str
+
+
+def attack(each: Attack, command: list[str], most: int | None, report: Callable[[str], None]) -> Counter[str]:
+    """Returns how often a command survived the failure of a call, and how: see the module.
+
+    Args:
+        each: The command.
+        command: How gradscope is run.
+        most: The most calls that fail; None for all.
+        report: Receives a line for each failure that was not survived.
+    """
+    found: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as root:
+        prepared = Path(root, "prepared")
+        prepared.mkdir()
+        each.prepare(prepared)
+        old = each.whole(prepared)
+        folder = _copy(prepared, Path(root, "traced"))
+        usual, calls = _traced([*command, *each.arguments], folder)
+        new = each.whole(folder)
+        expected = {path.relative_to(folder) for path in folder.rglob("*")}
+        if not new or new == old or not calls:
+            raise SystemExit(f"{each.name}: the command does not write, or strace does not see it ({old!r}, {new!r})")
+        points = [(call, error) for call in calls for error in ERRORS]
+        step = 1 if most is None else max(1, -(-len(points) // most))
+        for call, error in points[::step]:
+            folder = _copy(prepared, Path(root, "run"))
+            done = _failing([*command, *each.arguments], folder, call, error)
+            wrong = _wrong_status(done, usual) or _wrong_files(each, folder, done, (old, new), usual)
+            left = {path.relative_to(folder) for path in folder.rglob("*")} - expected
+            if not wrong and left and call.name not in _REMOVING:
+                wrong = f"it leaves {', '.join(sorted(map(str, left)))}"
+            found["points"] += 1
+            found["lost" if wrong else "new" if each.whole(folder) == new else "old"] += 1
+            if wrong:
+                report(f"{each.name}: {error} at {call.name} {call.number} ({call.about:.80}): {wrong}")
+            shutil.rmtree(folder)
+    return found
+
+
+def _wrong_status(done: subprocess.CompletedProcess[str], usual: int) -> str:
+    """Returns what is wrong with what a run says; "" where nothing is. `usual` is its exit status without a failure."""
+    if done.returncode not in DOCUMENTED or "Traceback" in done.stderr:
+        return f"status {done.returncode}: {done.stderr.strip():.600}"
+    if done.returncode != usual and not done.stderr.strip():
+        return f"status {done.returncode} without a message"
+    return ""
+
+
+def _wrong_files(
+    each: Attack, folder: Path, done: subprocess.CompletedProcess[str], states: tuple[str, str], usual: int
+) -> str:
+    """Returns what is wrong with what a run left, of which `states` are the old and the new state; "" for nothing."""
+    state = each.whole(folder)
+    if state not in states:
+        return f"the output is neither old nor new; status {done.returncode}: {done.stderr.strip():.300}"
+    if done.returncode == usual and state != states[1]:
+        return f"status {usual}, and the output is the old one"
+    return ""
+
+
+def _traced(command: list[str], folder: Path) -> tuple[int, list[Call]]:
+    """Returns the exit status of a run, and its calls that change files in a folder."""
+    calls: list[Call] = []
+    with tempfile.NamedTemporaryFile("r") as log:
+        traced = ["strace", "-f", "--seccomp-bpf", "-y", "-o", log.name, "-e", f"trace={','.join(CALLS)}", *command]
+        done = subprocess.run(traced, check=False, cwd=folder, capture_output=True, text=True)
+        if done.returncode not in (0, 1):
+            raise SystemExit(f"{command} ended with status {done.returncode}: {done.stderr}")
+        numbers: Counter[tuple[str, str]] = Counter()
+        for line in log:
+            matched = _LINE.match(line)
+            if matched is None or matched[2] not in CALLS:
+                continue
+            thread, name, rest = matched.groups()
+            numbers[thread, name] += 1
+            reading = name == "openat" and not re.search(r"O_WRONLY|O_RDWR|O_CREAT", rest)
+            if str(folder) in rest and not reading:
+                calls.append(Call(name, numbers[thread, name], rest.split(") = ")[0]))
+    return done.returncode, calls
+
+
+def _failing(command: list[str], folder: Path, call: Call, error: str) -> subprocess.CompletedProcess[str]:
+    injected = [
+        *("strace", "-f", "--seccomp-bpf", "-o", "/dev/null", "-e", f"trace={call.name}"),
+        *("-e", f"inject={call.name}:error={error}:when={call.number}"),
+    ]
+    return subprocess.run([*injected, *command], check=False, cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+def _copy(source: Path, target: Path) -> Path:
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target)
+    return target
