@@ -20,7 +20,7 @@ from typer.core import TyperCommand
 
 from gradscope.cli.interrupts import Interrupts
 from gradscope.cli.options.grouping import with_groups, with_parameters
-from gradscope.cli.options.shared import Traceback
+from gradscope.cli.options.shared import Traceback, remember_start
 from gradscope.cli.running.version import VERSION_OPTIONS, print_version
 from gradscope.errors import UsageError
 
@@ -151,6 +151,7 @@ def run(interrupts: Interrupts) -> int:
     Raises:
         UsageError: The command line is wrong.
     """
+    remember_start()
     requested = [each for each in sys.argv[1:2] if each in _COMMANDS]
     try:
         return _program(requested or _COMMANDS)(prog_name="gradscope", obj=interrupts, standalone_mode=False) or 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradscope.cli.options.shared import require_one_of
+from gradscope.cli.options.shared import from_start, is_place, location_from_start, require_one_of
 
 if TYPE_CHECKING:
     from gradscope.capturing.execution.arguments import Arguments
@@ -261,6 +261,11 @@ class ModelOptions:
         return {"seed": self.seed, "batch_size": arguments.batch_size, **facts}
 
     @property
+    def data_location(self) -> str | None:
+        """What `--data` named at the start; None where it is not set."""
+        return None if self.data is None else location_from_start(self.data)
+
+    @property
     def input_files(self) -> tuple[Path, ...]:
         """The files that the options name."""
         return tuple(filter(None, (self._data_file, self.checkpoint, self.map_keys, self.map_file)))
@@ -268,21 +273,22 @@ class ModelOptions:
     @property
     def _data_file(self) -> Path | None:
         """The file or folder that `--data` names; None where it names none, or an input pipeline."""
-        return None if self.data is None or (":" in self.data and not Path(self.data).exists()) else Path(self.data)
+        return None if self.data is None or is_place(self.data) else Path(self.data)
 
     def _data_request(self, model: Model, *, partial: bool) -> DataRequest | None:
         from gradscope.tracing.loading.batches import DataRequest
 
-        if self.data is None:
+        if (location := self.data_location) is None:
             return None
-        return DataRequest(location=self.data, index=self.batch_index, leaves=model.data, partial=partial)
+        return DataRequest(location=location, index=self.batch_index, leaves=model.data, partial=partial)
 
     def _checkpoint_request(self) -> CheckpointRequest | None:
         from gradscope.cli.options.checkpoint_request import checkpoint_request
 
         if self.checkpoint is None:
             return None
-        return checkpoint_request(self.checkpoint, map_keys=self.map_keys, map_file=self.map_file)
+        map_keys, map_file = (None if path is None else from_start(path) for path in (self.map_keys, self.map_file))
+        return checkpoint_request(from_start(self.checkpoint), map_keys=map_keys, map_file=map_file)
 
 
 def _require_together(value: object, needed: object, name: str, needed_name: str) -> None:

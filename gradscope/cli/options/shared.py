@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextvars import ContextVar
 from dataclasses import fields
+from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
@@ -79,6 +81,41 @@ Verbose: TypeAlias = Annotated[
 Traceback: TypeAlias = Annotated[
     bool, typer.Option("--traceback", help="Show the full traceback of an error.", rich_help_panel=_OUTPUT)
 ]
+
+
+#: The working directory when the command line was read. A model may change it, and what the options name stays.
+_start: ContextVar[Path | None] = ContextVar("_start", default=None)
+
+
+def remember_start() -> None:
+    """Remembers the working directory, before anything else of the command runs."""
+    try:
+        _start.set(Path.cwd())
+    except OSError:  # it has been removed: no relative path names anything
+        _start.set(None)
+
+
+def from_start(path: Path) -> Path:
+    """Returns a path that names now what a path named at the start: the path itself where nobody changed directory."""
+    start = _start.get()
+    try:
+        here = start is None or path.is_absolute() or Path.cwd() == start
+    except OSError:
+        here = False
+    return path if here or start is None else start / path
+
+
+def is_place(text: str) -> bool:
+    """Returns whether a text names an object in a file or module, `data.py:NAME`, and no file."""
+    return ":" in text and not from_start(Path(text)).exists()
+
+
+def location_from_start(text: str) -> str:
+    """Returns a text that names now the file, or the object in a file or module, that a text named at the start."""
+    place, _, name = text.rpartition(":")
+    if not is_place(text):
+        return str(from_start(Path(text)))
+    return f"{from_start(Path(place))}:{name}" if place.endswith(".py") else text
 
 
 def require_one_of(**values: object) -> None:

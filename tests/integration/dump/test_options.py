@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gradscope.dump.reader import open_dump
 from tests.integration import models
 from tests.integration.command import Finished, gradscope, gradscope_process, in_shell
 
@@ -316,6 +318,25 @@ def test_an_output_is_in_the_folder_of_the_start_wherever_the_model_goes(tmp_pat
         assert done.status == 0, done.errors
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "floor.npz", "model.npz", "model.py"]
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_an_input_is_in_the_folder_of_the_start_wherever_the_model_goes(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    models.write(tmp_path, models.source(more="import os\nos.chdir('elsewhere')\n"))
+    np.savez(tmp_path / "data.npz", x=np.full((4, 3), 2, np.float32))
+    for location in ("data.npz", "data.py:batches"):
+        (tmp_path / "data.py").write_text("import numpy as np\ndef batches():\n    yield dict(np.load('data.npz'))\n")
+        command = ["dump", "model.py", "--data", location, "--checkpoint", "model.npz", "--force", "-o", "out.npz"]
+        if not (tmp_path / "model.npz").exists():
+            assert gradscope("dump", "model.py", folder=tmp_path).status == 0
+        done = gradscope(*command, folder=tmp_path)
+        assert done.status == 0, done.errors
+        with open_dump(tmp_path / "out.npz") as dump:
+            assert (dump.array("input/x") == 2).all()
+    # What the model's own folder has under the name is another file.
+    shutil.copy(tmp_path / "model.npz", tmp_path / "elsewhere" / "data.npz")
+    done = gradscope("dump", "model.py", "--data", "data.npz", folder=tmp_path)
+    assert done.status == 0, done.errors
 
 
 def test_no_input_is_overwritten(tmp_path: Path) -> None:

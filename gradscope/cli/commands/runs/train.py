@@ -188,6 +188,6 @@ def _batches(model_options: ModelOptions, model: Model, arguments: Arguments) ->
     from gradscope.training.loop.step_batches import data_batches, own_batches
 
     seed, dtype = model_options.seed, model_options.dtype
-    if model_options.data is not None:
-        return data_batches(model_options.data, arguments, seed=seed)
+    if (location := model_options.data_location) is not None:
+        return data_batches(location, arguments, seed=seed)
     return own_batches(model, arguments, seed=seed, dtype=None if dtype is None else dtype.value)
