@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 import gradscope
+from gradscope.cli.running.jax_setup import HEARTBEAT
 from gradscope.dump.verify import verify
 from gradscope.stats import TensorStats, tensor_stats
 from tests.integration.command import Finished, gradscope_process
@@ -173,6 +176,47 @@ def test_the_command_dumps_a_model_that_is_spread_over_processes(finished: tuple
     compared = gradscope_here("compare", "one/model.npz", "two/model", "--json", folder=folder)
     assert compared.json["verdict"] == "same"
     assert all(row["status"] == "same" for row in compared.json["rows"])
+
+
+#: Process 1 dies when its file is written, while process 0 waits for it.
+DYING = """
+import os
+import signal
+import threading
+import time
+
+
+def die():
+    while not os.path.exists("model/proc-00001-of-00002.npz"):
+        time.sleep(0.002)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if jax.process_index() == 1:
+    threading.Thread(target=die, daemon=True).start()
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_at_the_commit_is_noticed_within_the_heartbeat(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL + DYING)
+    address = free_address()
+
+    def process(index: int) -> tuple[Finished, float]:
+        begin = time.perf_counter()
+        how = ("--distributed", f"{address},{COUNT},{index}")
+        done = gradscope_process("dump", "model.py", *how, folder=tmp_path, **devices(COUNT))
+        return done, time.perf_counter() - begin
+
+    with ThreadPoolExecutor(COUNT) as pool:
+        (first, taken), (second, until) = pool.map(process, range(COUNT))
+    assert second.status == -signal.SIGKILL
+    assert first.status == 5
+    assert "another process of the run died" in first.errors
+    # JAX polls for heartbeats, and ends a process some seconds later.
+    assert taken - until < 2 * HEARTBEAT
+    refused = gradscope_here("show", "model", folder=tmp_path)
+    assert "incomplete" in refused.output + refused.errors
 
 
 @pytest.mark.parametrize("how", ["here", "localhost,2,0", "localhost:1,2"])

@@ -7,6 +7,7 @@ itself imports without JAX, because it reports why JAX cannot be imported.
 from __future__ import annotations
 
 import gc
+import inspect
 import logging
 import os
 import platform
@@ -18,6 +19,10 @@ from typing import Any, Final, NoReturn
 from gradscope.cli.options.model_options import FloatType, ModelOptions
 from gradscope.errors import MachineError, UsageError
 from gradscope.user_cache import cache_folder
+
+#: Seconds after which the processes of a run take one as dead that they do not hear from; JAX's own are 100. Threads of
+#: the runtime send the heartbeats, and go on while Python compiles.
+HEARTBEAT: Final = 15
 
 #: The two forms of `--distributed`: a word, or an address, the number of processes, and the index of this one.
 _AUTO: Final = "auto"
@@ -54,11 +59,14 @@ def join_processes(how: str) -> None:
     if address is None and how != _AUTO:
         raise UsageError(f"--distributed {how!r} is neither 'auto' nor HOST:PORT,COUNT,INDEX")
     jax = _jax()
+    # Older JAX has a heartbeat of its own, which is not set.
+    known = inspect.signature(jax.distributed.initialize).parameters
+    heartbeat = {name: seconds for name, seconds in {"heartbeat_timeout_seconds": HEARTBEAT}.items() if name in known}
     try:
         if address is None:
-            jax.distributed.initialize()
+            jax.distributed.initialize(**heartbeat)
         else:
-            jax.distributed.initialize(address[1], int(address[2]), int(address[3]))
+            jax.distributed.initialize(address[1], int(address[2]), int(address[3]), **heartbeat)
     except (RuntimeError, ValueError) as error:
         raise MachineError(
             f"the processes do not find each other: {error}",

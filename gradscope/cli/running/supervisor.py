@@ -122,7 +122,8 @@ def _end_as(status: int, record: Any) -> NoReturn:
         os.kill(os.getpid(), -status)
     ended = f"by {name}" if name else f"with status {status}"
     message = f"gradscope: error: a library or the model ended the process {ended}, without an exception\n"
-    hint = "hint: what it wrote before that may say why; a wrong flag in XLA_FLAGS does this, for example\n"
+    causes = "a wrong flag in XLA_FLAGS does this, or that another process of the run died"
+    hint = f"hint: what it wrote before that may say why; {causes}\n"
     with contextlib.suppress(OSError):  # standard error is closed
         os.write(2, (message + hint).encode())
     os._exit(MachineError.exit_code)
