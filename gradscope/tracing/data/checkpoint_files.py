@@ -36,6 +36,7 @@ from gradscope.frameworks.extras import install_hint
 from gradscope.naming import printable
 from gradscope.naming.paths import unique_names
 from gradscope.tracing.data.checkpoint_folders import checkpoint_in, is_orbax
+from gradscope.tracing.data.file_bounds import require_bounded
 
 #: Families of a dump that are a model's variables; in a foreign file, every tensor is a variable.
 _FAMILIES: Final = (naming.TENSOR, naming.PARAM, naming.STATE)
@@ -113,6 +114,7 @@ def open_checkpoint(location: Path) -> Generator[Mapping[str, SavedTensor]]:
             entries = [each for each in dump.manifest.entries if each.family in _FAMILIES and each.stored is not None]
             keys = {each.name if each.family == naming.TENSOR else naming.key_of(each.family, each.name): each
                     for each in entries}  # fmt: skip
+            require_bounded(path, dump, [naming.key_of(each.family, each.name) for each in entries])
             yield {
                 name: SavedTensor(
                     shape=entry.shape,

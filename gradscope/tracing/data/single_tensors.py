@@ -8,6 +8,7 @@ from typing import Any
 from gradscope.dump.reader import open_dump
 from gradscope.errors import DumpError
 from gradscope.naming.patterns import nearest_hint
+from gradscope.tracing.data.file_bounds import require_bounded
 
 
 def tensor_from_file(spelling: str) -> Any:
@@ -26,13 +27,13 @@ def tensor_from_file(spelling: str) -> Any:
     with open_dump(path) as file:
         keys = file.keys()
         names = {name: full for full in keys for name in (full, full.partition("/")[2])}
-        if key is None and len(keys) == 1:
-            return file.array(keys[0])
-        if key is None:
+        if key is None and len(keys) != 1:
             raise DumpError(f"{path} has {len(keys)} tensors", hint=f"name one of them: {path}:NAME")
-        if key not in names:
+        if key is not None and key not in names:
             raise DumpError(f"{path} has no tensor {key}", hint=nearest_hint(key, names))
-        return file.array(names[key])
+        full = keys[0] if key is None else names[key]
+        require_bounded(path, file, [full])
+        return file.array(full)
 
 
 def file_of(spelling: str) -> Path:

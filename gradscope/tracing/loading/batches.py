@@ -25,6 +25,7 @@ from gradscope.dump.reader import DumpFile, open_dump
 from gradscope.errors import DumpError, UsageError
 from gradscope.frameworks.modules.tree_names import tree_names
 from gradscope.naming import printable
+from gradscope.tracing.data.file_bounds import require_bounded
 from gradscope.tracing.data.mismatches import dtype_in_words
 from gradscope.tracing.loading.pipelines import Pipeline
 
@@ -107,8 +108,9 @@ def batch_from_file(path: Path, expected: Any, *, partial: bool = False) -> File
     with open_dump(path) as file:
         names = _names(file, path, model_leaves)
         stated = {name: _stated(file, key) for name, key in names.items()}
-        # A compressed file can state, and have, a thousand times its own size.
+        # Before anything is read: a compressed file can state, and have, a thousand times its own size.
         _require_fitting(str(path), model_leaves, stated, partial=partial)
+        require_bounded(path, file, names.values())
         arrays = {name: file.array(key) for name, key in names.items()}
         return checked(str(path), expected, arrays, partial=partial)
 

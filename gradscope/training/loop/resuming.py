@@ -98,7 +98,7 @@ def start(folder: Path, first: TrainState, no_gradients: Any, *, steps: int) -> 
     except DumpError as error:
         before = [each for each in states if each < number]
         other = f"from {states[before[-1]].name}" if before else "from the beginning"
-        repair = f"remove {printable(str(path))} to resume {other}"
+        repair = f"remove {path.name} from the folder of the run to resume {other}"
         raise DumpError(error.message, hint=error.hint if error.hint == OTHER_RUN else repair) from error
     return Start(state=saved.state, previous=saved.previous, number=number, watch=saved.watch)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tracemalloc
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from gradscope.dump.manifest.manifest import RunFacts
 from gradscope.dump.record import Record, SiteFacts
 from gradscope.dump.writer import DumpWriter
 from gradscope.errors import DumpError, ModelError, UsageError
+from gradscope.tracing.data import file_bounds
+from gradscope.tracing.data.checkpoint_files import open_checkpoint
+from gradscope.tracing.data.single_tensors import tensor_from_file
 from gradscope.tracing.loading.batches import DataRequest, FileBatch, batch_from_file
 
 
@@ -238,5 +242,29 @@ def test_a_compressed_file_is_refused_by_what_it_states_before_it_is_inflated(tm
         with pytest.raises(DumpError, match=r"image has shape \[16, 1048576\], expected \[N, 4, 3\]"):
             batch_from_file(tmp_path / "bomb.npz", EXPECTED)
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_compressed_file_of_the_right_shapes_may_take_so_much_memory_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_bounds, "_MOST_BEYOND", 4 << 20)
+    expected = {"image": leaf(2, 1024)}
+    for examples, path in ((1024, tmp_path / "fits.npz"), (1100, tmp_path / "bomb.npz")):
+        np.savez_compressed(path, image=np.zeros((examples, 1024), np.float32))
+    assert batch_from_file(tmp_path / "fits.npz", expected).size == 1024
+    np.savez(tmp_path / "plain.npz", image=np.zeros((1100, 1024), np.float32))
+    assert batch_from_file(tmp_path / "plain.npz", expected).size == 1100
+    said = r"bomb\.npz has 0 MiB, and its tensors would take 4 MiB of memory"
+    tracemalloc.start()
+    try:
+        for read in (partial(batch_from_file, expected=expected), lambda path: tensor_from_file(str(path))):
+            with pytest.raises(DumpError, match=said) as refused:
+                read(tmp_path / "bomb.npz")
+            assert refused.value.hint == "store it without compression: 4 MiB more than a file's own size are read"
+        with pytest.raises(DumpError, match=said), open_checkpoint(tmp_path / "bomb.npz"):
+            pass
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
