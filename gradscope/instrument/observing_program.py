@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -79,7 +78,7 @@ def observing_program(trace: Trace, plan: Plan) -> tuple[Program, Reached]:
         arguments: Sequence[Any], feeds: Mapping[int, Any] = MappingProxyType({}), cotangents: Sequence[Any] = (), /
     ) -> Observed:
         def forward(chosen: dict[int, Any], sinks: dict[int, Any]) -> Any:
-            watched = {n: watch(value, partial(reached.arguments.add, n)) for n, value in chosen.items()}
+            watched = watch(chosen, reached.arguments.add)
             values = [watched.get(number, value) for number, value in enumerate(known)]
             injected = InjectedValues(
                 sinks, feeds, plan.marks(plan.fed), plan.marks(plan.stopped), plan.marks(plan.gradient_fed)

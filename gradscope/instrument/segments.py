@@ -147,7 +147,7 @@ class Segments:
         def program(arguments: Sequence[Any], reads: Sequence[Any], cotangents: Mapping[int, Any]) -> Returned:
             def run(chosen: dict[int, Any], injected: dict[int, Any], sinks: dict[int, Any]) -> Any:
                 chosen = {at: watch(value, partial(connected.reads.add, at)) for at, value in chosen.items()}
-                injected = {n: watch(value, partial(reached.arguments.add, n)) for n, value in injected.items()}
+                injected = watch(injected, reached.arguments.add)
                 sinks_only = InjectedValues.nothing()._replace(sinks=sinks)
                 context = Context(plan=part, rules=RULES, injected=sinks_only, reached=reached.sites)
                 own = dict(enumerate(arguments)) | injected, dict(enumerate(reads)) | chosen

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscope.instrument.plan import Plan
+from gradscope.instrument.rewriting.cached_equations import run_cached
 from gradscope.instrument.taps import Observer, tap, tap_aside
 from gradscope.tracing.jaxpr.frames import OPERAND, FrameKey
-from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, FrameKind, Jaxpr, bind, is_literal, kind_of
+from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, FrameKind, Jaxpr, is_literal, kind_of
 from gradscope.tracing.jaxpr.sharding import varying
 from gradscope.tracing.jaxpr.vjp import pulled_back
 
@@ -222,7 +223,7 @@ class Evaluation:
 def _as_it_stands(
     _context: Context, _number: int, equation: Equation, values: Sequence[Any]
 ) -> tuple[Sequence[Any], Captured]:
-    return bind(equation, values), Captured.nothing()
+    return run_cached(equation, values), Captured.nothing()
 
 
 def _observe(context: Context, site: int, value: Any, captured: Captured) -> Any:
