@@ -5,7 +5,8 @@ there is one run for each of them and each error. Afterwards, whatever the comma
 
 - at its output there is what was there before, or the complete new output, and `verify` reads it;
 - exit status 0 means the new output; any other is documented, and comes with a message and without a traceback;
-- no other file is left, unless the call that failed was one that removes files.
+- no other file is left, but the tensors that a dump had (`.incomplete.npz`), and what a call that failed was to remove,
+  or a library that ended the process has left to the next command (`.partial`).
 """
 
 from __future__ import annotations
@@ -88,9 +89,7 @@ def attack(each: Attack, command: list[str], most: int | None, report: Callable[
             folder = _copy(prepared, Path(root, "run"))
             done = _failing([*command, *each.arguments], folder, call, error)
             wrong = _wrong_status(done, usual) or _wrong_files(each, folder, done, (old, new), usual)
-            left = {path.relative_to(folder) for path in folder.rglob("*")} - expected
-            if not wrong and left and call.name not in _REMOVING:
-                wrong = f"it leaves {', '.join(sorted(map(str, left)))}"
+            wrong = wrong or _litter({path.relative_to(folder) for path in folder.rglob("*")} - expected, done, call)
             found["points"] += 1
             found["lost" if wrong else "new" if each.whole(folder) == new else "old"] += 1
             if wrong:
@@ -120,6 +119,26 @@ def _wrong_files(
     return ""
 
 
+def _litter(left: set[Path], done: subprocess.CompletedProcess[str], call: Call) -> str:
+    """Returns which of the files that a run left should not be there; "" for none."""
+    ended = "ended the process" in done.stderr
+    litter = [
+        str(path)
+        for path in left
+        if not path.name.endswith(".incomplete.npz") and not (ended and path.suffix == ".partial")
+    ]
+    return f"it leaves {', '.join(sorted(litter))}" if litter and call.name not in _REMOVING else ""
+
+
+def _is_inside(arguments: str, folder: Path) -> bool:
+    """Returns whether a call with arguments as strace writes them is about a file in a folder, the current one."""
+    named = re.search(r'"([^"]*)"', arguments)
+    opened = re.search(r"^\d+<([^>]*)>", arguments)
+    if opened is not None:
+        return opened[1].startswith(str(folder))
+    return named is not None and (not named[1].startswith("/") or named[1].startswith(str(folder)))
+
+
 def _traced(command: list[str], folder: Path) -> tuple[int, list[Call]]:
     """Returns the exit status of a run, and its calls that change files in a folder."""
     calls: list[Call] = []
@@ -136,7 +155,7 @@ def _traced(command: list[str], folder: Path) -> tuple[int, list[Call]]:
             thread, name, rest = matched.groups()
             numbers[thread, name] += 1
             reading = name == "openat" and not re.search(r"O_WRONLY|O_RDWR|O_CREAT", rest)
-            if str(folder) in rest and not reading:
+            if _is_inside(rest, folder) and not reading:
                 calls.append(Call(name, numbers[thread, name], rest.split(") = ")[0]))
     return done.returncode, calls
 
