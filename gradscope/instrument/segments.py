@@ -18,7 +18,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import jax
@@ -146,7 +145,7 @@ class Segments:
 
         def program(arguments: Sequence[Any], reads: Sequence[Any], cotangents: Mapping[int, Any]) -> Returned:
             def run(chosen: dict[int, Any], injected: dict[int, Any], sinks: dict[int, Any]) -> Any:
-                chosen = {at: watch(value, partial(connected.reads.add, at)) for at, value in chosen.items()}
+                chosen = watch(chosen, connected.reads.add)
                 injected = watch(injected, reached.arguments.add)
                 sinks_only = InjectedValues.nothing()._replace(sinks=sinks)
                 context = Context(plan=part, rules=RULES, injected=sinks_only, reached=reached.sites)

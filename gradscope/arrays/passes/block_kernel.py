@@ -130,7 +130,7 @@ def _below(values: Array, limit: Any) -> int:
     for i in range(bits.size):
         ordinal = np.int32((bits[i] - _ONE) & _MAGNITUDE)
         number = np.int32(number + np.int32(ordinal < limit))
-    return number
+    return int(number)
 
 
 @_inner

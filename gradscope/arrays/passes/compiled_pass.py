@@ -70,11 +70,11 @@ _loading = _Loading()
 def _loaded() -> ModuleType | None:
     """Returns the module of the kernel, compiled; None where there is none."""
     try:
-        import numba  # noqa: PLC0415 - see the module's docstring
+        from numba.core import config  # noqa: PLC0415 - see the module's docstring
         from numba.core.errors import NumbaError  # noqa: PLC0415
     except ImportError:  # also an installed one that does not know this NumPy
         return None
-    settings: Any = numba.config
+    settings: Any = config
     if settings.DISABLE_JIT:
         return None
     kept = settings.CACHE_DIR

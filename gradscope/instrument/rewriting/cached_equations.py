@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
 from gradscope.tracing.jaxpr.jaxcompat import Equation, bind, kind_of, traced_as
 
@@ -37,7 +38,7 @@ def run_cached(equation: Equation, values: Sequence[Any]) -> list[Any]:
 
 
 def _is_traced(values: Sequence[Any]) -> bool:
-    return any(isinstance(value, jax.core.Tracer) for value in values)
+    return any(isinstance(value, Tracer) for value in values)
 
 
 @lru_cache(maxsize=_MOST, typed=True)

@@ -62,6 +62,7 @@ class Equation(Protocol):
     outvars: list[Any]
     source_info: Any
     ctx: Any
+    effects: Any
 
 
 class Jaxpr(Protocol):
