@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,7 @@ from gradscope.capturing.isolate.reproduction import Expectation, Reproduction
 from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.dump.storage.target_path import checked_file
 from gradscope.dump.storage.whole_file import write_whole
+from gradscope.errors import GradscopeError
 
 #: Prefixes of the names of the file's arrays.
 _INPUT, _COTANGENT, _FORWARD, _VJP = "input", "cotangent", "forward", "vjp"
@@ -112,6 +114,8 @@ if __name__ == "__main__":
 def write_reproduction(folder: Path, reproduction: Reproduction, *, file: str, dump: str, force: bool) -> None:
     """Writes the script and its arrays into a folder, which is created where there is none; each file crash-safely.
 
+    Where one of two new files cannot be written, neither is left.
+
     Args:
         folder: The folder.
         reproduction: The layer.
@@ -128,8 +132,24 @@ def write_reproduction(folder: Path, reproduction: Reproduction, *, file: str, d
     stored = BytesIO()
     np.savez(stored, allow_pickle=False, **arrays(reproduction))
     text = script(reproduction, file=file, dump=dump)
+    fresh: dict[Path, bytes] = {}
     for suffix, data in ((".npz", stored.getvalue()), (".py", text.encode())):
-        write_whole(checked_file(folder / f"{file}{suffix}", force=force), data, replace=force)
+        target = checked_file(folder / f"{file}{suffix}", force=force)
+        if not target.exists():
+            fresh[target] = data
+        try:
+            write_whole(target, data, replace=force)
+        except GradscopeError:
+            _withdraw(fresh)
+            raise
+
+
+def _withdraw(written: Mapping[Path, bytes]) -> None:
+    """Removes files as far as they have what was written; the disk may fail at this, too."""
+    for path, data in written.items():
+        with suppress(OSError):
+            if path.read_bytes() == data:
+                path.unlink()
 
 
 def script(reproduction: Reproduction, *, file: str, dump: str) -> str:
