@@ -204,15 +204,16 @@ def test_a_process_that_dies_at_the_commit_is_noticed_within_the_heartbeat(tmp_p
 
     def process(index: int) -> tuple[Finished, float]:
         begin = time.perf_counter()
-        how = ("--distributed", f"{address},{COUNT},{index}")
-        done = gradscope_process("dump", "model.py", *how, folder=tmp_path, **devices(COUNT))
+        how = ("--distributed", f"{address},{COUNT},{index}", "-o", "model")
+        environment = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2", "FOLDER": str(tmp_path)}
+        done = gradscope_process("dump", "model.py", *how, folder=tmp_path, **environment)
         return done, time.perf_counter() - begin
 
     with ThreadPoolExecutor(COUNT) as pool:
         (first, taken), (second, until) = pool.map(process, range(COUNT))
     assert second.status == -signal.SIGKILL
     assert first.status == 5
-    assert "another process of the run died" in first.errors
+    assert "another process of the run" in first.errors
     # JAX polls for heartbeats, and ends a process some seconds later.
     assert taken - until < 2 * HEARTBEAT
     refused = gradscope_here("show", "model", folder=tmp_path)
