@@ -61,7 +61,8 @@ def pending_tensors(run: Run, order: ExecutionOrder) -> Iterator[PendingTensor]:
         yield from _pending_argument(run, number, origins[number])
     iterations = [
         (number, iteration)
-        for number in range(len(run.plan.sites)) if number not in run.plan.bounded
+        for number in range(len(run.plan.sites))
+        if number not in run.plan.bounded
         for iteration in site_iterations(run, number)
     ]
     for number, iteration in sorted(iterations, key=lambda at: _rank(order, run.plan.sites[at[0]], at[1])):

@@ -18,7 +18,7 @@ _LITTLE: Final = 0.1
 
 
 def saturations_of(run: Run, order: ExecutionOrder) -> Iterator[Saturation]:
-    """Yields how far each bounded function is at its limits, in each iteration that ran and where it is more than a bit.
+    """Yields how far each bounded function is at its limits, in the iterations that ran, where it is more than a bit.
 
     Where several processes share the run, all of them have to call this.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry
@@ -100,19 +100,29 @@ def _precedes_rectifier(evidence: RuleEvidence, entry: Entry, share: float) -> b
 def saturated(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
     """Finds bounded functions at their limits: tanh, sigmoid, erf, softmax, and a softmax of a softmax."""
     values = saturated_activations(evidence, thresholds)
-    told = [(entry.site.index, entry, entry.site.source, _of_value(entry)) for entry in values]
-    for inner in saturated_functions(evidence, thresholds):
-        if (found := _place(evidence, inner)) is not None:
-            place, verb = found
-            told.append((inner.index, place, inner.source, f"{verb} a {inner.function} that {_of_function(inner)}"))
+    told = [_Told(entry.site.index, entry, entry.name, entry.site.source, _of_value(entry)) for entry in values]
+    functions = (_told_at(evidence, inner) for inner in saturated_functions(evidence, thresholds))
+    told += [each for each in functions if each is not None]
     if told:
-        index, first, source, why = min(told, key=lambda each: each[0])
-        found = suspect("saturated", first, f"{why}, and no gradient passes there", [entry for _, entry, _, _ in told])
-        yield replace(found, finding=replace(found.finding, source=source), begin=min(index, found.begin))
+        first = min(told, key=lambda each: each.index)
+        why = f"{first.why}, and no gradient passes there"
+        found = suspect("saturated", first.entry, why, [each.entry for each in told])
+        finding = replace(found.finding, name=first.name, source=first.source)
+        yield replace(found, finding=finding, begin=min(first.index, found.begin))
     for entry in evidence.of(naming.ACTIVATION):
         if _is_softmax(entry) and _is_normalised_again(evidence, entry):
             why = "is a softmax whose result goes through another one: differences of at most 1 remain of its logits"
             yield suspect("saturated", entry, why)
+
+
+class _Told(NamedTuple):
+    """What is saturated: its execution index, the tensor by which it is told, that tensor's name, a line, and why."""
+
+    index: int
+    entry: Entry
+    name: str
+    source: str | None
+    why: str
 
 
 def _of_value(entry: Entry) -> str:
@@ -143,17 +153,19 @@ def saturated_functions(evidence: RuleEvidence, thresholds: Thresholds) -> Seque
     ]
 
 
-def _place(evidence: RuleEvidence, inner: Saturation) -> tuple[Entry, str] | None:
-    """Returns the tensor by which a function is told, and the verb: what its layer returns, or what it receives."""
+def _told_at(evidence: RuleEvidence, inner: Saturation) -> _Told | None:
+    """Returns a function with the tensor by which it is told: what its layer returns, or else what it receives."""
     layers = {layer.path: layer for layer in evidence.manifest.layers}
-    path = inner.layer
+    path, what = inner.layer, f"a {inner.function} that {_of_function(inner)}"
     while path is not None and (layer := layers.get(path)) is not None:
-        returned = (evidence.entry(naming.ACTIVATION, name) for name in layer.outputs)
-        if (entry := next(filter(None, returned), None)) is not None:
-            return entry, "computes"
+        for name in (path, *layer.outputs):  # a part of the layer may return the value, too, and is what names it
+            if (entry := evidence.entry(naming.ACTIVATION, name)) is not None:
+                return _Told(inner.index, entry, name, inner.source, f"computes {what}")
         path = layer.parent
-    received = (evidence.entry(naming.ACTIVATION, name) for name in reversed(inner.inputs))
-    return next(((entry, "goes into") for entry in received if entry is not None), None)
+    for name in reversed(inner.inputs):
+        if (entry := evidence.entry(naming.ACTIVATION, name)) is not None:
+            return _Told(inner.index, entry, name, inner.source, f"goes into {what}")
+    return None
 
 
 def saturated_activations(evidence: RuleEvidence, thresholds: Thresholds) -> Sequence[Entry]:

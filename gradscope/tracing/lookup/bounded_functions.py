@@ -150,7 +150,11 @@ class _Finding:
         value, made = made_at(frame, number, 0), FrameVariable(frame, frame.jaxpr.eqns[number].outvars[0])
         if value in self._named or self._trace.reachability.of(*made) is not Reach.GRADIENT:
             return None
-        if made not in self._of_batch or made not in self._of_params or made.atom not in self._leading.get(frame.key, ()):
+        if (
+            made not in self._of_batch
+            or made not in self._of_params
+            or made.atom not in self._leading.get(frame.key, ())
+        ):
             return None
         if function != "softmax" and self._multiplies_itself(frame, number):
             return None
