@@ -78,8 +78,9 @@ def _scanned(attend: Attend) -> Callable[[Tree, Tree], Array]:
 
 def _blocks() -> Tree:
     def block(n: int) -> Tree:
-        return {"norm": nets.norm_params(_WIDTH), "out": nets.layer(n, (_WIDTH, _WIDTH)),
-                "query": nets.kernel(n + 10, (_WIDTH, _WIDTH)), "key": nets.kernel(n + 20, (_WIDTH, _WIDTH))}  # fmt: skip
+        square = (_WIDTH, _WIDTH)
+        return {"norm": nets.norm_params(_WIDTH), "out": nets.layer(n, square),
+                "query": nets.kernel(n + 10, square), "key": nets.kernel(n + 20, square)}  # fmt: skip
 
     blocks = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(block, range(3)))
     return {"stem": nets.layer(7, (16, _WIDTH)), "blocks": blocks, "head": nets.layer(99, (_WIDTH, nets.CLASSES))}
