@@ -1,9 +1,9 @@
 """Bounded functions inside a model whose results no layer returns: softmax, sigmoid, tanh and erf.
 
 They are found by what they compute, not by a name: a softmax is a division of exponentials by their sum, alone or
-inside a function with a derivative rule of its own. Only those count that pass a signal on. What they receive is made of
-the batch and of parameters, and weights that a product of matrices reads follow. So a loss and a model's answer do not
-count, nor does a limit on a parameter alone.
+inside a function with a derivative rule of its own. Only those count that pass a signal on. What they receive is made
+of the batch and of parameters, and weights that a product of matrices reads follow. So a loss and a model's answer do
+not count, nor does a limit on a parameter alone.
 
 Nor does a function whose result multiplies, element by element, what it is computed from. It is a part of an activation
 function, the tanh in GELU or the sigmoid in SiLU, and the product has a gradient where the function has none.
