@@ -104,11 +104,11 @@ def saturated(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspec
     functions = (_told_at(evidence, inner) for inner in saturated_functions(evidence, thresholds))
     told += [each for each in functions if each is not None]
     if told:
-        first = min(told, key=lambda each: each.index)
+        first = min(told, key=lambda each: each.place)
         why = f"{first.why}, and no gradient passes there"
         found = suspect("saturated", first.entry, why, [each.entry for each in told])
         finding = replace(found.finding, name=first.name, source=first.source)
-        yield replace(found, finding=finding, begin=min(first.index, found.begin))
+        yield replace(found, finding=finding, begin=min(first.place, found.begin))
     for entry in evidence.of(naming.ACTIVATION):
         if _is_softmax(entry) and _is_normalised_again(evidence, entry):
             why = "is a softmax whose result goes through another one: differences of at most 1 remain of its logits"
@@ -116,9 +116,9 @@ def saturated(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspec
 
 
 class _Told(NamedTuple):
-    """What is saturated: its execution index, the tensor by which it is told, that tensor's name, a line, and why."""
+    """What is saturated: its place in execution, the tensor that tells it, that tensor's name, a line, and why."""
 
-    index: int
+    place: int
     entry: Entry
     name: str
     source: str | None

@@ -6,7 +6,8 @@ of the batch and of parameters, and weights that a product of matrices reads fol
 not count, nor does a limit on a parameter alone.
 
 Nor does a function whose result multiplies, element by element, what it is computed from. It is a part of an activation
-function, the tanh in GELU or the sigmoid in SiLU, and the product has a gradient where the function has none.
+function, the tanh in GELU or the sigmoid in SiLU, and the product has a gradient where the function has none. Nor does
+a softmax of scores to which noise is added: that it chooses is what it is for, as the Gumbel softmax does.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ _GUARDS: Final = _SAME_VALUE | {"select_n", "max", "add", "mul"}
 #: Primitives that compute each element from those at its index.
 _PER_ELEMENT: Final = _GUARDS | {"sub", "neg", "div", "pow", "integer_pow", "square", "exp", "log1p", "abs", "min",
                                  "sqrt", "log", "tanh", "logistic"}  # fmt: skip
+#: What random numbers are made by, and what turns their bits into numbers.
+_RANDOM: Final = frozenset({"random_bits", "threefry2x32", "rng_bit_generator", "random_gamma"})
+_FROM_BITS: Final = frozenset({"shift_right_logical", "or", "xor", "bitcast_convert_type", "erf_inv"})
 _LINEAR: Final = _SAME_VALUE | {"mul", "add", "sub", "neg", "div"}
 
 
@@ -156,7 +160,7 @@ class _Finding:
             or made.atom not in self._leading.get(frame.key, ())
         ):
             return None
-        if function != "softmax" and self._multiplies_itself(frame, number):
+        if self._is_perturbed(value) if function == "softmax" else self._multiplies_itself(frame, number):
             return None
         return BoundedFunction(
             function=function,
@@ -215,6 +219,14 @@ class _Finding:
                 seen.add(step.to)
                 waiting.append(step.to)
         return False
+
+    def _is_perturbed(self, value: ValueKey) -> bool:
+        """Returns whether random numbers are among what a value is computed from, element by element."""
+        makers = self._closure(value, _PER_ELEMENT | _FROM_BITS)
+        return any(
+            key.equation != OPERAND and self._frames[key.frame].jaxpr.eqns[key.equation].primitive.name in _RANDOM
+            for key in makers
+        )
 
     def _closure(self, value: ValueKey, through: Collection[str]) -> set[ValueKey]:
         """Returns a value and those that it is made of by some primitives, without those of their results."""

@@ -149,3 +149,12 @@ def test_a_limit_on_a_parameter_alone_is_not_found() -> None:
 
 def test_a_batch_that_the_loss_closes_over_counts_as_one() -> None:
     assert found(lambda p, _: units(jnp.tanh)(p, POINTS), (), "one", "two") == [("tanh", 1, "units", [])]
+
+
+@pytest.mark.parametrize("noise", [jax.random.gumbel, jax.random.normal], ids=["gumbel", "normal"])
+def test_a_softmax_of_scores_with_noise_is_to_choose(noise: Callable[..., Any]) -> None:
+    def loss(p: Any, x: Any) -> Any:
+        scores = x @ p["one"]
+        return (jax.nn.softmax((scores + noise(jax.random.key(0), scores.shape)) / 0.5) @ p["two"]).mean()
+
+    assert found(loss, POINTS, "one", "two") == []
