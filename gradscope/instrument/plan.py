@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradscope.instrument.saturation import observer_of
+from gradscope.instrument.saturation_observer import observer_of
 from gradscope.instrument.taps import Observer, whole_tensor
 from gradscope.naming import IterationIndex
 from gradscope.tracing.jaxpr.frames import FrameKey, Loop, ValueKey

@@ -11,7 +11,7 @@ from gradscope.capturing.execution.observation import gathered
 from gradscope.capturing.execution.order import ExecutionOrder
 from gradscope.capturing.execution.run import Run, site_iterations
 from gradscope.dump.manifest.saturation import Saturation
-from gradscope.instrument.saturation import saturated
+from gradscope.instrument.saturation_observer import saturated
 
 #: What is not told: most functions are nowhere near a limit, in each of a thousand iterations.
 _LITTLE: Final = 0.1

@@ -20,8 +20,8 @@ from typing import Final
 
 from gradscope import naming
 from gradscope.dump.manifest.saturation import BoundedName
-from gradscope.tracing.dataflow.backward import Marks, follow, follow_inside
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
+from gradscope.tracing.dataflow.products import leading_to_products
 from gradscope.tracing.dataflow.reachability import Reach, is_inexact
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, FrameKey, ValueKey, made_at, resolve, variable_of
 from gradscope.tracing.jaxpr.jaxcompat import CUSTOM_RULES, Atom, Equation, is_literal
@@ -30,7 +30,6 @@ from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.tracer import Trace
 
 _ELEMENTWISE: Final[Mapping[str, BoundedName]] = {"logistic": "sigmoid", "tanh": "tanh", "erf": "erf"}
-_PRODUCTS: Final = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
 #: Primitives that return their first operand's value, in another shape or type.
 _SAME_VALUE: Final = frozenset(
     {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "convert_element_type", "copy", "stop_gradient",
@@ -188,10 +187,7 @@ class _Finding:
 
     @cached_property
     def _leading(self) -> Mapping[FrameKey, Collection[Atom]]:
-        """The variables of each frame of which something is made that a kernel multiplies."""
-        analysis = _TowardsKernels(self._is_weight)
-        follow(self._trace.root, [0] * len(self._trace.root.jaxpr.outvars), analysis)
-        return analysis.leading
+        return leading_to_products(self._trace.root, self._is_weight)
 
     def _is_weight(self, frame: Frame, atom: Atom) -> bool:
         variable = FrameVariable(frame, atom)
@@ -281,29 +277,6 @@ class _Finding:
                 elif value.equation != OPERAND:
                     maker = self._frames[value.frame]
                     waiting.append((maker, maker.jaxpr.eqns[value.equation].invars))
-
-
-class _TowardsKernels:
-    """A `_TowardsKernels` analysis follows the values that products of matrices multiply by weights."""
-
-    def __init__(self, is_weight: Callable[[Frame, Atom], bool]) -> None:
-        self.marks = Marks()
-        self.leading: dict[FrameKey, set[Atom]] = {}
-        self._is_weight = is_weight
-
-    def through(self, frame: Frame, number: int, outputs: Sequence[int]) -> Sequence[int]:
-        equation = frame.jaxpr.eqns[number]
-        if equation.primitive.name in _PRODUCTS:
-            weights = [self._is_weight(frame, atom) for atom in equation.invars]
-            if any(weights):
-                return [int(not is_weight) for is_weight in weights]
-        inside = frame.children.get(number, ())
-        if inside and not inside[0].opaque and inside[0].transfer.gradients != "around":
-            return follow_inside(frame, number, outputs, self)
-        return [max(outputs, default=0)] * len(equation.invars)
-
-    def leave(self, frame: Frame, outputs: Sequence[int], levels: dict[Atom, int]) -> None:  # noqa: ARG002
-        self.leading.setdefault(frame.key, set()).update(levels)
 
 
 def _value(variable: FrameVariable) -> ValueKey | None:
