@@ -34,7 +34,7 @@ def saturations_of(run: Run, order: ExecutionOrder) -> Iterator[Saturation]:
                     index=order.rank_between(site.loops, site.order, iteration.nominal),
                     saturated=share,
                     layer=None if layer is None else str(layer.path.at(own[: len(layer.frame.loops)])),
-                    inputs=tuple(str(each.names[0].at(own[: len(each.loops)])) for each in bounded.inputs),
+                    inputs=tuple(str(each.names[0].at(own[: len(each.loops)])) for each in bounded.inputs()),
                     source=site.source,
                     iteration=own,
                 )

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 from gradscope import naming
@@ -43,6 +43,8 @@ _PER_ELEMENT: Final = _GUARDS | {"sub", "neg", "div", "pow", "integer_pow", "squ
 #: What random numbers are made by, and what turns their bits into numbers.
 _RANDOM: Final = frozenset({"random_bits", "threefry2x32", "rng_bit_generator", "random_gamma"})
 _FROM_BITS: Final = frozenset({"shift_right_logical", "or", "xor", "bitcast_convert_type", "erf_inv"})
+#: The most values that are looked at around one function: a long chain without names is not followed to its start.
+_NEAR: Final = 100
 _LINEAR: Final = _SAME_VALUE | {"mul", "add", "sub", "neg", "div"}
 
 
@@ -55,14 +57,14 @@ class BoundedFunction:
         site: Its result.
         entries: The number of shares that sum to 1; 1 for a function of single elements.
         layer: The innermost layer that it is in; None outside all layers.
-        inputs: The nearest values with a name that it is computed from, in program order.
+        inputs: Returns the nearest values with a name that it is computed from, in program order.
     """
 
     function: BoundedName
     site: Site
     entries: int
     layer: LayerCall | None
-    inputs: tuple[Site, ...]
+    inputs: Callable[[], Sequence[Site]]
 
 
 def bounded_functions(trace: Trace) -> list[BoundedFunction]:
@@ -166,7 +168,7 @@ class _Finding:
             site=self._trace.site_at(value),
             entries=entries,
             layer=self._layer(frame, number),
-            inputs=tuple(sorted(self._inputs(frame, number), key=lambda site: site.order)),
+            inputs=partial(self._inputs, frame, number),
         )
 
     @cached_property
@@ -227,8 +229,8 @@ class _Finding:
     def _closure(self, value: ValueKey, through: Collection[str]) -> set[ValueKey]:
         """Returns a value and those that it is made of by some primitives, without those of their results."""
         found, waiting = {value}, [value]
-        while waiting:
-            key = waiting.pop()
+        while waiting and len(found) < _NEAR:
+            key = waiting.pop(0)
             frame = self._frames[key.frame]
             if key.equation == OPERAND:
                 continue
@@ -261,22 +263,22 @@ class _Finding:
             for layer in self._trace.layers if not layer.operation for number in layer.equations
         }  # fmt: skip
 
-    def _inputs(self, frame: Frame, number: int) -> Iterator[Site]:
-        """Yields the nearest values with a name that an equation's operands are made of."""
+    def _inputs(self, frame: Frame, number: int) -> Sequence[Site]:
+        """Returns the nearest values with a name that an equation's operands are made of."""
         waiting: list[tuple[Frame, Sequence[Atom]]] = [(frame, frame.jaxpr.eqns[number].invars)]
         seen: set[ValueKey] = set()
-        while waiting:
-            around, atoms = waiting.pop()
-            for atom in atoms:
-                value = resolve(around, atom)
-                if value is None or value in seen:
-                    continue
+        found: list[Site] = []
+        while waiting and len(seen) < _NEAR:
+            around, atoms = waiting.pop(0)
+            fresh = dict.fromkeys(value for atom in atoms if (value := resolve(around, atom)) is not None)
+            for value in fresh.keys() - seen:
                 seen.add(value)
                 if value in self._named:
-                    yield self._named[value]
+                    found.append(self._named[value])
                 elif value.equation != OPERAND:
                     maker = self._frames[value.frame]
                     waiting.append((maker, maker.jaxpr.eqns[value.equation].invars))
+        return sorted(found, key=lambda site: site.order)
 
 
 def _value(variable: FrameVariable) -> ValueKey | None:

@@ -24,7 +24,7 @@ def found(loss: Callable[..., Any], batch: Any, *names: str) -> list[tuple[str, 
         trace = trace_loss(loss, dict.fromkeys(names, SQUARE), batch)
     return [
         (each.function, each.entries, each.layer and each.layer.path.template,
-         [site.names[0].template for site in each.inputs])
+         [site.names[0].template for site in each.inputs()])
         for each in bounded_functions(trace)
     ]  # fmt: skip
 
