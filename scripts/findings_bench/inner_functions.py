@@ -138,9 +138,10 @@ def _cell(module: str, **options: Any) -> Run:
     class Net(nn.Module):
         @nn.compact
         def __call__(self, x: Any) -> Any:
-            return nn.Dense(nets.CLASSES)(nn.RNN(getattr(nn, module)(16))(x)[:, -1])
+            states: Any = nn.RNN(getattr(nn, module)(16))(x)
+            return nn.Dense(nets.CLASSES)(states[:, -1])
 
-    net = Net()
+    net: Any = Net()
     variables = jax.jit(net.init)(nets.key(), nets.sequences(12)["x"])
     return prepared(lambda v, b: nets.cross_entropy(net.apply(v, b["x"]), b["y"]), variables,
                     lambda _: nets.sequences(12), **options)  # fmt: skip
@@ -235,7 +236,7 @@ def _linen_unscaled() -> Run:
                 x = x + nn.Dense(32)(nn.gelu(nn.Dense(64)(nn.LayerNorm()(x))))
             return nn.Dense(nets.CLASSES)(nn.LayerNorm()(x).mean(1))
 
-    net = Net()
+    net: Any = Net()
     variables = jax.jit(net.init)(nets.key(), nets.tokens()["x"])
     return Run(lambda v, b: nets.cross_entropy(net.apply(v, b["x"]), b["y"]), variables, nets.tokens())
 
