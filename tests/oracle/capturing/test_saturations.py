@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 import gradscope as gs
 from gradscope.instrument.query import resolve
@@ -115,6 +116,28 @@ def test_a_branch_that_did_not_run_has_no_number() -> None:
         return jnp.square(jax.lax.cond(x[0, 0] > 1e3, first, second, x) @ p["head"]).mean()
 
     assert [each.layer for each in gs.capture(loss, kernels("one", "two", "head"), X).saturations] == ["second"]
+
+
+def test_each_shard_and_each_iteration_of_a_checkpointed_loop_has_its_number() -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("d",))
+    p, x = kernels("inner", "gate", "head", scale=2.0), X[:4]
+
+    def sharded(p: Any, x: Any) -> Any:
+        rows = PartitionSpec("d")
+        mapped = jax.shard_map(gated, mesh=mesh, in_specs=(PartitionSpec(), rows), out_specs=rows)
+        return jnp.square(mapped(p, x) @ p["head"]).mean()
+
+    def looped(p: Any, x: Any) -> Any:
+        def step(x: Any, _: None) -> Any:
+            return gated(p, x) / 4, None
+
+        return jnp.square(jax.lax.scan(jax.checkpoint(step), x, None, length=2)[0] @ p["head"]).mean()
+
+    parts, steps = [x[:2], x[2:]], [x, gated(p, x) / 4]
+    for loss, given in ((sharded, parts), (looped, steps)):
+        known = [each.saturated for each in gs.capture(loss, p, x).saturations]
+        assert known == pytest.approx([share(jax.nn.sigmoid(each @ p["gate"])) for each in given], abs=1e-6)
+        assert len(known) == 2
 
 
 def test_in_segments_the_numbers_are_those_of_one_run() -> None:
