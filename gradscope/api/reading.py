@@ -12,6 +12,7 @@ from typing import Self, cast
 from gradscope.arrays.blocks import Array
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Cause, Layer, Ledger, Manifest, Origin
+from gradscope.dump.manifest.saturation import Saturation
 from gradscope.dump.reader import open_dump
 from gradscope.errors import UsageError
 from gradscope.history.run_folder import is_run
@@ -142,6 +143,24 @@ class Dump(Mapping[str, Array]):
             [('value', 'masked: multiplied by exact zeros in mul')]
         """
         return self.manifest.causes
+
+    @property
+    def saturations(self) -> tuple[Saturation, ...]:
+        """How far the bounded functions inside layers are at their limits, where more than a tenth is.
+
+        No layer returns the result, so that the dump has no tensor of it. Empty for a step that `save` wrote.
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> import gradscope as gs
+            >>> def loss(w, x):
+            ...     with jax.named_scope("gated"):
+            ...         return ((x * jax.nn.sigmoid(50 * (x @ w))) @ w).sum()
+            >>> dump = gs.capture(loss, jnp.eye(2), jnp.ones((4, 2)))
+            >>> [(each.function, each.layer, each.saturated) for each in dump.saturations]
+            [('sigmoid', 'gated', 1.0)]
+        """
+        return self.manifest.saturations
 
     def stats(self, key: str) -> TensorStats:
         """Returns the statistics of a tensor, as computed by the run that made the dump.

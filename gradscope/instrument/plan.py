@@ -11,12 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gradscope.instrument.saturation_observer import observer_of
 from gradscope.instrument.taps import Observer, whole_tensor
 from gradscope.naming import IterationIndex
 from gradscope.tracing.jaxpr.frames import FrameKey, Loop, ValueKey
 from gradscope.tracing.jaxpr.sharding import under_leading_axes
 from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.layers.uses import Use, UseKey
+from gradscope.tracing.lookup.bounded_functions import BoundedFunction
 
 
 class Seed(NamedTuple):
@@ -55,9 +57,11 @@ class Plan:
     is observed and returned; then it is fed, and its gradient is that of the injected value.
 
     Attributes:
-        sites: The observed sites, in program order.
+        sites: The observed sites, in program order; behind them, those of bounded functions.
         gradients: Numbers of those whose gradients are observed too.
         observe: The observer of each value and cotangent.
+        bounded: By number, the sites that are results of bounded functions, of which only the saturation is observed;
+            a value that is observed as it is has another number for that.
         terms: The observed terms, which have cotangents and no values.
         seeds: The values that are differentiated in place of the loss; empty for the loss.
         fed: The iterations of sites whose values are injected and not computed.
@@ -72,6 +76,7 @@ class Plan:
     sites: tuple[Site, ...]
     gradients: frozenset[int]
     observe: Observer
+    bounded: Mapping[int, BoundedFunction] = field(default_factory=dict[int, BoundedFunction])
     terms: tuple[Term, ...] = ()
     seeds: tuple[Seed, ...] = ()
     fed: IterationsBySite = field(default_factory=dict[int, frozenset[IterationIndex]])
@@ -81,14 +86,19 @@ class Plan:
     used: Mapping[FrameKey, Collection[int]] | None = None
     outputs: tuple[bool, ...] | None = None
     _taps: dict[FrameKey, dict[tuple[int, int], int]] = field(init=False, default_factory=dict[Any, Any])
+    _bounded: dict[FrameKey, dict[tuple[int, int], int]] = field(init=False, default_factory=dict[Any, Any])
     _uses: dict[tuple[FrameKey, int], dict[int, int]] = field(init=False, default_factory=dict[Any, Any])
     _inside: dict[FrameKey, list[int]] = field(init=False, default_factory=dict[Any, Any])
+    _observers: dict[int, Observer] = field(init=False, default_factory=dict[int, Observer])
     _observations: dict[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct] = field(default_factory=dict[Any, Any])
 
     def __post_init__(self) -> None:
+        self._observers.update((number, observer_of(each)) for number, each in self.bounded.items())
         for number in self.numbers:
             frame, equation, position = self.key_of(number)
-            if self.is_site(number):
+            if number in self.bounded:
+                self._bounded.setdefault(frame, {})[equation, position] = number
+            elif self.is_site(number):
                 self._taps.setdefault(frame, {})[equation, position] = number
             else:
                 self._uses.setdefault((frame, equation), {})[position] = number
@@ -164,12 +174,21 @@ class Plan:
             sites=tuple(self.sites[number] for number in sites),
             gradients=frozenset(at for at, number in enumerate(sites) if number in self.gradients),
             observe=self.observe,
+            bounded={at: self.bounded[number] for at, number in enumerate(sites) if number in self.bounded},
             terms=tuple(self.terms[number - first] for number in group[len(sites) :]),
         )
 
     def taps(self, frame: FrameKey) -> Mapping[tuple[int, int], int]:
-        """Returns the sites of one frame, by equation and position."""
+        """Returns the sites of one frame that are observed as they are, by equation and position."""
         return self._taps.get(frame, {})
+
+    def bounded_in(self, frame: FrameKey) -> Mapping[tuple[int, int], int]:
+        """Returns the results of bounded functions in one frame, by equation and position."""
+        return self._bounded.get(frame, {})
+
+    def observer(self, number: int) -> Observer:
+        """Returns the observer of a site's value or a term."""
+        return self._observers.get(number, self.observe)
 
     def uses(self, frame: FrameKey, equation: int) -> Mapping[int, int]:
         """Returns the terms of one equation of a frame, by operand; behind the last, of the frame's outputs."""
@@ -187,7 +206,7 @@ class Plan:
             below: How many of the loops around it are not to count: 0 for the full program's outputs.
         """
         tap_point = self.tap_point(number)
-        return _per_iteration(self._observation(_one(tap_point)), tap_point.loops[below:])
+        return _per_iteration(self._observation(number, _one(tap_point)), tap_point.loops[below:])
 
     def marks(self, which: IterationsBySite) -> dict[int, Any]:
         """Returns for each site a boolean per iteration: whether it is one of those chosen."""
@@ -197,8 +216,10 @@ class Plan:
         """Returns shape, dtype and sharding of one site's value; `below` as for `observed`."""
         return _per_iteration(_one(self.sites[number]), self.sites[number].loops[below:])
 
-    def _observation(self, value: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    def _observation(self, number: int, value: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         """Returns the observation of one iteration, cached by type because tracing the observer is slow."""
+        if number in self.bounded:
+            return jax.eval_shape(self.observer(number), value)
         if value not in self._observations:
             self._observations[value] = jax.eval_shape(self.observe, value)
         return self._observations[value]

@@ -1,4 +1,4 @@
-"""Computes two statistics that only activations have: the shares of dead units and of saturated elements.
+"""Computes statistics that only activations have: the shares of dead units and of saturated elements.
 
 A *unit* is one index of an axis, the last one by default; all other axes count as the batch. A unit is *dead* when its
 maximum over the batch is at most zero, so that a ReLU returns zeros and passes no gradient. A unit with a NaN is not
@@ -25,6 +25,9 @@ from gradscope.stats.tensor_stats import TensorStats, tensor_stats
 
 #: Largest distance from a limit at which an element counts as saturated.
 MARGIN: Final = 0.01
+
+#: Share of zeros among the elements of a softmax above which a mask is why.
+_MASKED: Final = 0.25
 
 #: Lower and upper limit of each JAX primitive that saturates.
 LIMITS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
@@ -89,6 +92,20 @@ def saturated_share(array: np.ndarray[Any, Any], limits: tuple[float, float]) ->
     values = map(real_values, blocks(array))
     saturated = sum(int(np.count_nonzero((block < low) | (block > high))) for block in values)
     return saturated / array.size
+
+
+def concentration(entries: int, together: float, zeros: float) -> float:
+    """Returns how far the shares of a softmax are from equal ones, 0, to a single one, 1.
+
+    Args:
+        entries: The number of shares in a row, which sum to 1; at least 2.
+        together: The mean over rows of the sum of squares: 1 for a single share.
+        zeros: The share of elements that are zero.
+    """
+    masked = zeros > _MASKED
+    # Of a causal mask, position t leaves t shares, whose sum of squares is at least 1 / t.
+    equal = sum(1 / n for n in range(1, entries + 1)) / entries if masked else 1 / entries
+    return (together - equal) / (1 - equal)
 
 
 def _rows(array: np.ndarray[Any, Any]) -> Iterator[Array]:

@@ -1,19 +1,11 @@
-"""Runs the cases of the bench, and writes the page with what was found."""
+"""Writes the page with what is found in the cases of the bench."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from findings_bench import (
-    faults_paths,
-    faults_values,
-    healthy_frameworks,
-    healthy_plain,
-    held_out_faults,
-    held_out_healthy,
-)
-from findings_bench.cases import Fault, Healthy, findings_of
+from findings_bench.outcomes import FAULTS, HEALTHY, outcomes
 from gradscope.stats import Finding
 
 #: Of the held-out cases, what the rules found when they were run on them for the first time.
@@ -36,46 +28,43 @@ afterwards, and no threshold was set on them.
 """
 
 
-def write(path: Path, tell: Callable[[str], None]) -> None:
+def write(path: Path, tell: Callable[[str], None], jobs: int = 1) -> None:
     """Runs every case and writes the page.
 
     Args:
         path: The page.
         tell: Receives a line for each case.
+        jobs: The number of processes.
     """
+    found = outcomes(tell, jobs)
+    (healthy, held_healthy), (faulty, held_faulty) = HEALTHY, FAULTS
     sections = [
-        _healthy("Healthy models", (*healthy_plain.HEALTHY, *healthy_frameworks.HEALTHY), tell),
-        _faulty("Planted faults", (*faults_values.FAULTS, *faults_paths.FAULTS), tell),
+        _healthy(healthy, found),
+        _faulty(faulty, found),
         f"## Held-out cases\n\n{FIRST_RUN}\n",
-        _healthy("Held-out healthy models", held_out_healthy.HEALTHY, tell),
-        _faulty("Held-out faults", held_out_faults.FAULTS, tell),
+        _healthy(held_healthy, found),
+        _faulty(held_faulty, found),
     ]
     path.write_text(_HEAD + "\n".join(sections), encoding="utf-8")
 
 
-def _healthy(title: str, cases: Sequence[Healthy], tell: Callable[[str], None]) -> str:
-    rows: list[tuple[str, ...]] = []
-    total = 0
-    for case in cases:
-        findings = findings_of(case.run().manifest())
-        total += len(findings)
-        tell(f"{len(findings)} in {case.name}")
-        rows.append((case.name, str(len(findings)), _first(findings)))
+def _healthy(title: str, found: Mapping[str, Sequence[Finding]]) -> str:
+    cases = HEALTHY[title]
+    rows = [(case.name, str(len(found[case.name])), _first(found[case.name])) for case in cases]
+    total = sum(len(found[case.name]) for case in cases)
     sentence = f"{total} findings in {len(cases)} healthy runs."
     return f"## {title}\n\n{sentence}\n\n{_table(('model', 'findings', 'the first'), rows)}"
 
 
-def _faulty(title: str, cases: Sequence[Fault], tell: Callable[[str], None]) -> str:
-    rows: list[tuple[str, ...]] = []
-    found = 0
-    for case in cases:
-        findings = findings_of(case.run().manifest())
-        first = case.is_found(findings)
-        found += first
-        tell(f"{'found ' if first else 'MISSED'} {case.name}")
-        expected = f"{' or '.join(case.rules)} in `{case.layers}`"
-        rows.append((case.name, case.planted, expected, _first(findings), "yes" if first else "no"))
-    sentence = f"{found} of {len(cases)} faults are the first finding."
+def _faulty(title: str, found: Mapping[str, Sequence[Finding]]) -> str:
+    cases = FAULTS[title]
+    right = [case.is_found(found[case.name]) for case in cases]
+    rows = [
+        (case.name, case.planted, f"{' or '.join(case.rules)} in `{case.layers}`", _first(found[case.name]),
+         "yes" if first else "no")
+        for case, first in zip(cases, right, strict=True)
+    ]  # fmt: skip
+    sentence = f"{sum(right)} of {len(cases)} faults are the first finding."
     heading = ("case", "planted", "expected", "first finding", "right")
     return f"## {title}\n\n{sentence}\n\n{_table(heading, rows)}"
 

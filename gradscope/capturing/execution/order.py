@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
@@ -18,7 +19,8 @@ class ExecutionOrder:
     """An `ExecutionOrder` ranks order keys: equal keys equally, later ones higher, without gaps."""
 
     def __init__(self, keys: Iterable[OrderKey]) -> None:
-        self._ranks = {key: rank for rank, key in enumerate(sorted(set(keys)))}
+        self._keys = sorted(set(keys))
+        self._ranks = {key: rank for rank, key in enumerate(self._keys)}
 
     @classmethod
     def of_trace(cls, trace: Trace) -> ExecutionOrder:
@@ -35,6 +37,10 @@ class ExecutionOrder:
     def rank(self, loops: Sequence[Loop], order: int, iteration: IterationIndex) -> int:
         """Returns the rank of program order `order` in one iteration of the loops around it."""
         return self._ranks[_key(loops, order, iteration)]
+
+    def rank_between(self, loops: Sequence[Loop], order: int, iteration: IterationIndex) -> int:
+        """Returns the rank of something that need not have one: that of the next thing that has."""
+        return bisect_left(self._keys, _key(loops, order, iteration))
 
 
 def _keys(loops: Sequence[Loop], order: int) -> Iterator[OrderKey]:

@@ -60,7 +60,10 @@ def pending_tensors(run: Run, order: ExecutionOrder) -> Iterator[PendingTensor]:
     for number in arguments:
         yield from _pending_argument(run, number, origins[number])
     iterations = [
-        (number, iteration) for number in range(len(run.plan.sites)) for iteration in site_iterations(run, number)
+        (number, iteration)
+        for number in range(len(run.plan.sites))
+        if number not in run.plan.bounded
+        for iteration in site_iterations(run, number)
     ]
     for number, iteration in sorted(iterations, key=lambda at: _rank(order, run.plan.sites[at[0]], at[1])):
         yield from _pending_site(run, order, number, iteration)

@@ -20,8 +20,10 @@ from gradscope.capturing.records.measure import Reading
 from gradscope.capturing.records.pending_tensors import PendingTensor, pending_tensors
 from gradscope.capturing.records.prefetch import Ahead, in_order
 from gradscope.capturing.records.run_ledger import RunLedger, flows
+from gradscope.capturing.records.saturations import saturations_of
 from gradscope.capturing.records.term_records import pending_terms
 from gradscope.dump.manifest.manifest import Cause, RunFacts
+from gradscope.dump.manifest.saturation import Saturation
 from gradscope.dump.record import Record
 from gradscope.stats.columns import is_all_zero
 from gradscope.tracing.jaxpr.frames import ValueKey
@@ -59,6 +61,7 @@ class Session:
         self.gradients: list[Gradient] = []
         self.flags = KnownFlags()
         self._flowing: set[ValueKey] = set()
+        self._saturations: list[Saturation] = []
 
     def records(self) -> Iterator[Record]:
         """Yields every record of the run, in the order in which a dump holds them."""
@@ -76,6 +79,7 @@ class Session:
         return self._run
 
     def _records_of(self, run: Run) -> Iterator[Record]:
+        self._saturations += saturations_of(run, self._order)
         return self._measured(chain(pending_tensors(run, self._order), pending_terms(run, self._order)))
 
     def example_records(self, gradients: ExampleGradients, count: int) -> Iterator[Record]:
@@ -97,7 +101,12 @@ class Session:
 
     def facts(self) -> RunFacts:
         """Returns the facts of the run: its layers, ledger and loss."""
-        return RunFacts(layers=self._tree.layers(), ledger=self._ledger.ledger(), loss=self.loss())
+        return RunFacts(
+            layers=self._tree.layers(),
+            ledger=self._ledger.ledger(),
+            loss=self.loss(),
+            saturations=tuple(sorted(self._saturations, key=lambda saturation: saturation.index)),
+        )
 
     def causes(self, most_bytes: int) -> tuple[Cause, ...]:
         """Returns why gradients are exactly zero; if any is, the loss is run once more to find out.

@@ -22,6 +22,7 @@ from gradscope.dump.manifest.manifest import (
     Stored,
     Tier,
 )
+from gradscope.dump.manifest.saturation import BOUNDED_NAMES, Saturation
 from gradscope.dump.record import Json, Reason, Shard, SiteFacts
 from gradscope.errors import DumpError
 
@@ -71,6 +72,7 @@ def manifest_from_json(value: Json) -> Manifest:
         examples=_examples(manifest.values["examples"]) if "examples" in manifest.values else None,
         timings=manifest.numbers("timings"),
         origins=manifest.each("origins", _origin),
+        saturations=manifest.each("saturations", _saturation),
         note=manifest.text("note"),
     )
 
@@ -202,6 +204,19 @@ def _origin(value: Json, position: int) -> Origin:
         iteration=origin.counts("iteration"),
         index=origin.counts("index"),
         operands=origin.floats("operands"),
+    )
+
+
+def _saturation(value: Json, position: int) -> Saturation:
+    saturation = Fields.of(value, f"saturation {position}", Saturation)
+    return Saturation(
+        function=saturation.choice("function", BOUNDED_NAMES, "softmax"),
+        index=saturation.count("index"),
+        saturated=saturation.number("saturated"),
+        layer=saturation.optional_text("layer"),
+        inputs=saturation.texts("inputs"),
+        source=saturation.optional_text("source"),
+        iteration=saturation.counts("iteration"),
     )
 
 

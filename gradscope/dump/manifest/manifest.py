@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 from gradscope.dump.manifest.reasons import PHRASES
+from gradscope.dump.manifest.saturation import Saturation
 from gradscope.dump.record import Json, Reason, Record, TensorFacts, fields_of
 from gradscope.naming import IterationIndex
 from gradscope.naming.summary import Cell, Summary
@@ -225,6 +226,7 @@ class RunFacts:
         examples: The relation of the per-example gradients to the batch's; None where there are none.
         timings: Seconds by phase.
         origins: The operations in which NaNs and infinities arose, as far as they were found.
+        saturations: The bounded functions inside layers of which more than a tenth is at a limit.
         note: One line about the file ("not written by gradscope", the error that ended the run); "" for none.
     """
 
@@ -239,6 +241,7 @@ class RunFacts:
     examples: Examples | None = None
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
     origins: tuple[Origin, ...] = ()
+    saturations: tuple[Saturation, ...] = ()
     note: str = ""
 
 

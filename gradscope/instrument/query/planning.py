@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from gradscope import naming
@@ -15,6 +16,7 @@ from gradscope.tracing.dataflow.reachability import Reach
 from gradscope.tracing.jaxpr.frames import iterations
 from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.layers.uses import Use
+from gradscope.tracing.lookup.bounded_functions import bounded_functions
 from gradscope.tracing.lookup.named_values import ambiguous
 from gradscope.tracing.tracer import Trace
 
@@ -63,6 +65,22 @@ def selects_site(spec: CaptureSpec, site: Site, family: str) -> bool:
     return any(
         spec.selects_layer(family, name, iteration) for name in site.names for iteration in iterations(site.loops)
     )
+
+
+def with_bounded_functions(plan: Plan, trace: Trace, spec: CaptureSpec) -> Plan:
+    """Returns a plan that also observes how far bounded functions inside layers are at their limits.
+
+    Args:
+        plan: The plan of what is shown; nothing is fed, stopped or differentiated but the loss.
+        trace: The trace.
+        spec: The selection; without activations, nothing is added.
+    """
+    if naming.ACTIVATION not in spec.families or not plan.sites:
+        return plan
+    found = bounded_functions(trace)
+    numbers = range(len(plan.sites), len(plan.sites) + len(found))
+    sites = (*plan.sites, *(bounded.site for bounded in found))
+    return replace(plan, sites=sites, bounded=dict(zip(numbers, found, strict=True)))
 
 
 def _require_unambiguous(wrt: Selection, trace: Trace, spec: CaptureSpec) -> None:

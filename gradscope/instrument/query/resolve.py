@@ -22,7 +22,7 @@ from gradscope import naming
 from gradscope.errors import UsageError
 from gradscope.instrument.plan import Plan, Seed, by_site
 from gradscope.instrument.query.capture_spec import CaptureSpec
-from gradscope.instrument.query.planning import has_gradient, make_plan
+from gradscope.instrument.query.planning import has_gradient, make_plan, with_bounded_functions
 from gradscope.instrument.query.query_names import (
     Fetch,
     Injected,
@@ -56,7 +56,8 @@ def resolve_query(
             are selected in addition to what is fetched, or gradients of each example, which are the loss's own.
     """
     if not query:
-        return ResolvedQuery(trace=trace, plan=make_plan(trace, spec, observe), spec=spec)
+        plan = with_bounded_functions(make_plan(trace, spec, observe), trace, spec)
+        return ResolvedQuery(trace=trace, plan=plan, spec=spec)
     _require_compatible(spec, query)
     names = find_names(NamedValues(trace, trace.layers), query)
     seeds = seeds_of(trace, names)

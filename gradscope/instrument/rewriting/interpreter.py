@@ -173,6 +173,7 @@ class Evaluation:
         self._context = context
         self._jaxpr = jaxpr
         self._taps = context.plan.taps(context.frame)
+        self._bounded = context.plan.bounded_in(context.frame)
         self.values: dict[Atom, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
         self.captured = Captured.nothing()
 
@@ -185,7 +186,9 @@ class Evaluation:
             values: Their values.
         """
         for position, (variable, value) in enumerate(zip(variables, values, strict=True)):
-            site = self._taps.get((equation, position))
+            site, bounded = self._taps.get((equation, position)), self._bounded.get((equation, position))
+            if bounded is not None:
+                _note(self._context, bounded, value, self.captured)
             self.values[variable] = value if site is None else _observe(self._context, site, value, self.captured)
 
     def run(self, numbers: range) -> None:
@@ -246,7 +249,8 @@ def _fed(injected: InjectedValues, site: int, value: Any) -> Any:
 
 def _note(context: Context, site: int, value: Any, captured: Captured) -> None:
     # Without `stop_gradient` a scan would carry a tangent for every observation and transpose it from zeros.
-    captured.values[site] = context.observe(jax.lax.stop_gradient(value))
+    observe = context.plan.observer(site)
+    captured.values[site] = _observed_in_shards(observe, context.axes, jax.lax.stop_gradient(value))
 
 
 def _hand_out(context: Context, site: int, value: Any, captured: Captured) -> None:

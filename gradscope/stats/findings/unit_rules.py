@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Final
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry
+from gradscope.dump.manifest.saturation import Saturation
+from gradscope.stats import units
 from gradscope.stats.columns import number
 from gradscope.stats.findings.kernels import kernel_layers
 from gradscope.stats.findings.rule_evidence import RuleEvidence, Suspect, Thresholds, column, is_zero, suspect
@@ -96,17 +99,73 @@ def _precedes_rectifier(evidence: RuleEvidence, entry: Entry, share: float) -> b
 
 def saturated(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
     """Finds bounded functions at their limits: tanh, sigmoid, erf, softmax, and a softmax of a softmax."""
-    found = saturated_activations(evidence, thresholds)
-    if found:
-        worst = found[0]
-        share = number(worst.stats, "saturated")
-        what = f"{share:.1%} of its elements" if share is not None else f"{concentration(worst):.1%} of its weight"
-        where = "within 0.01 of a limit" if share is not None else "on one element"
-        yield suspect("saturated", worst, f"is saturated: {what} {where}, and no gradient passes there", found)
+    values = saturated_activations(evidence, thresholds)
+    told = [_Told(entry.site.index, entry, entry.name, entry.site.source, _of_value(entry)) for entry in values]
+    functions = (_told_at(evidence, inner) for inner in saturated_functions(evidence, thresholds))
+    told += [each for each in functions if each is not None]
+    if told:
+        first = min(told, key=lambda each: each.place)
+        why = f"{first.why}, and no gradient passes there"
+        found = suspect("saturated", first.entry, why, [each.entry for each in told])
+        finding = replace(found.finding, name=first.name, source=first.source)
+        yield replace(found, finding=finding, begin=min(first.place, found.begin))
     for entry in evidence.of(naming.ACTIVATION):
         if _is_softmax(entry) and _is_normalised_again(evidence, entry):
             why = "is a softmax whose result goes through another one: differences of at most 1 remain of its logits"
             yield suspect("saturated", entry, why)
+
+
+class _Told(NamedTuple):
+    """What is saturated: its place in execution, the tensor that tells it, that tensor's name, a line, and why."""
+
+    place: int
+    entry: Entry
+    name: str
+    source: str | None
+    why: str
+
+
+def _of_value(entry: Entry) -> str:
+    share = number(entry.stats, "saturated")
+    return _at_limits(share) if share is not None else _on_one(concentration(entry))
+
+
+def _of_function(inner: Saturation) -> str:
+    return _on_one(inner.saturated) if inner.function == "softmax" else _at_limits(inner.saturated)
+
+
+def _at_limits(share: float) -> str:
+    return f"is saturated: {share:.1%} of its elements within 0.01 of a limit"
+
+
+def _on_one(share: float) -> str:
+    return f"is saturated: {share:.1%} of its weight on one element"
+
+
+def saturated_functions(evidence: RuleEvidence, thresholds: Thresholds) -> Sequence[Saturation]:
+    """Returns the bounded functions inside layers that are saturated, in execution order."""
+    limit = _CONCENTRATED[evidence.is_trained]
+    return [
+        inner
+        for inner in evidence.manifest.saturations
+        if (inner.saturated > thresholds.saturated if inner.function != "softmax" else inner.saturated > limit)
+        and not _is_left_by_mask(evidence, inner.source)
+    ]
+
+
+def _told_at(evidence: RuleEvidence, inner: Saturation) -> _Told | None:
+    """Returns a function with the tensor by which it is told: what its layer returns, or else what it receives."""
+    layers = {layer.path: layer for layer in evidence.manifest.layers}
+    path, what = inner.layer, f"a {inner.function} that {_of_function(inner)}"
+    while path is not None and (layer := layers.get(path)) is not None:
+        for name in (path, *layer.outputs):  # a part of the layer may return the value, too, and is what names it
+            if (entry := evidence.entry(naming.ACTIVATION, name)) is not None:
+                return _Told(inner.index, entry, name, inner.source, f"computes {what}")
+        path = layer.parent
+    for name in reversed(inner.inputs):
+        if (entry := evidence.entry(naming.ACTIVATION, name)) is not None:
+            return _Told(inner.index, entry, name, inner.source, f"goes into {what}")
+    return None
 
 
 def saturated_activations(evidence: RuleEvidence, thresholds: Thresholds) -> Sequence[Entry]:
@@ -118,13 +177,12 @@ def saturated_activations(evidence: RuleEvidence, thresholds: Thresholds) -> Seq
         entry
         for entry in inner
         if column(entry, "saturated") > thresholds.saturated
-        or (_is_softmax(entry) and concentration(entry) > limit and not _is_left_by_mask(evidence, entry))
+        or (_is_softmax(entry) and concentration(entry) > limit and not _is_left_by_mask(evidence, entry.site.source))
     ]
 
 
-def _is_left_by_mask(evidence: RuleEvidence, entry: Entry) -> bool:
+def _is_left_by_mask(evidence: RuleEvidence, source: str | None) -> bool:
     """Returns whether a mask leaves a softmax a single weight in each row, as the reason of a zero gradient says."""
-    source = entry.site.source
     reasons = (cause.why for cause in evidence.manifest.causes)
     return source is not None and any(why.startswith(_ONE_LEFT) and why.endswith(source) for why in reasons)
 
@@ -132,11 +190,7 @@ def _is_left_by_mask(evidence: RuleEvidence, entry: Entry) -> bool:
 def concentration(entry: Entry) -> float:
     """Returns how far a softmax is from equal weights, 0, to a single weight, 1."""
     count = entry.shape[-1]
-    together = count * column(entry, "rms") ** 2  # the mean of the sums of squares: 1 for a single weight
-    masked = column(entry, "zeros") > 0.25 * column(entry, "size")
-    # Of a causal mask, position t leaves t weights, whose sum of squares is at least 1 / t.
-    equal = sum(1 / n for n in range(1, count + 1)) / count if masked else 1 / count
-    return (together - equal) / (1 - equal)
+    return units.concentration(count, count * column(entry, "rms") ** 2, column(entry, "zeros") / column(entry, "size"))
 
 
 def _is_softmax(entry: Entry) -> bool:

@@ -28,7 +28,7 @@ from gradscope.stats.findings.rule_evidence import (
     suspect,
 )  # fmt: skip
 from gradscope.stats.findings.trends import signal_trend
-from gradscope.stats.findings.unit_rules import saturated_activations
+from gradscope.stats.findings.unit_rules import saturated_activations, saturated_functions
 
 #: How the reason of a zero gradient begins where a product of two signals loses it.
 _MIXED: Final = "masked: multiplied by exact zeros in dot_general"
@@ -153,7 +153,8 @@ def _read_by_saturated(evidence: RuleEvidence, thresholds: Thresholds) -> Abstra
     """Returns the names of the values that saturated functions read."""
     layers = {layer.path: layer for layer in evidence.manifest.layers}
     saturated = (layers.get(each.site.layer or "") for each in saturated_activations(evidence, thresholds))
-    return {name for layer in saturated if layer is not None for name in layer.inputs}
+    received = {name for layer in saturated if layer is not None for name in layer.inputs}
+    return received.union(name for inner in saturated_functions(evidence, thresholds) for name in inner.inputs)
 
 
 def _passes_on(

@@ -7,4 +7,5 @@
 5. `constants_before_rules` finds the values that an observation must not differentiate.
 6. `gradient_barriers` explains why no gradient arrives at a value.
 7. `between_known_values` splits a trace into segments between known values.
+8. `products` finds the values that lead to a product of matrices with weights.
 """

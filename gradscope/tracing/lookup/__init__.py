@@ -1,7 +1,8 @@
-"""Lookup finds values, layers and operations of a trace by the names that a user types.
+"""Lookup finds values, layers and operations of a trace by the names that a user types, or by what they compute.
 
 1. `named_values` finds a value by a name.
 2. `layer_call` finds one call of a layer, as a function of the values that it reads.
 3. `operations` finds the operations that make and read a value.
 4. `constants` finds the values that neither an argument nor an operation provides.
+5. `bounded_functions` finds softmaxes, sigmoids and the like inside layers by what they compute.
 """

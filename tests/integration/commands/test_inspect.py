@@ -43,13 +43,13 @@ point   [64,2]  float32    512
 spiral  [64]    int32      256
 
 Layers (6)
-name    shape    parameters   flops  flops_share  activation_bytes
-dense1  [64,32]          96  10.2 k         6.5%            8.19 k
-relu1   [64,32]           0  2.05 k         1.3%            8.19 k
-dense2  [64,32]      1.06 k   133 k        85.1%            8.19 k
-relu2   [64,32]           0  2.05 k         1.3%            8.19 k
-dense3  [64,2]           66  8.32 k         5.3%               512
-loss    []                0     705         0.5%                 4
+name    shape     flops  flops_share  parameters  activation_bytes
+dense1  [64,32]  10.2 k         6.5%          96            8.19 k
+relu1   [64,32]  2.05 k         1.3%           0            8.19 k
+dense2  [64,32]   133 k        85.1%      1.06 k            8.19 k
+relu2   [64,32]  2.05 k         1.3%           0            8.19 k
+dense3  [64,2]   8.32 k         5.3%          66               512
+loss    []          705         0.5%           0                 4
 hidden at this width: dtype, parameter_share, backward_flops, operations, source
 (--format json has them all)
 
@@ -76,8 +76,9 @@ def test_a_terminal_shows_one_screen_whose_lines_add_up(tmp_path: Path) -> None:
         shown = in_terminal("inspect", "deep.py", folder=tmp_path, columns=columns, LINES=str(height)).plain
         assert len(shown.splitlines()) < min(height, 41)
         table = shown.partition("Block by block (61 layers)\n")[2].partition("\nname[a..b]")[0].splitlines()
-        assert table[0].split()[:3] == ["name", "shape", "parameters"]
-        counts = {line.split()[0]: int(line.split()[2]) for line in table[1:] if not line.startswith(" ")}
+        assert table[0].split()[:5] == ["name", "shape", "flops", "flops_share", "parameters"]
+        lines = [re.split(" {2,}", line) for line in table[1:] if not line.startswith(" ")]
+        counts = {cells[0]: int(cells[4]) for cells in lines}
         assert counts == {"block[10..39]": 30 * (2 + 2 * 2), "loss": 0}
         assert re.search(r"^parameters +180 ", shown, re.MULTILINE)
         assert "gradscope inspect deep.py --full" in " ".join(shown.split())

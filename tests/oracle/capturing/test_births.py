@@ -175,16 +175,40 @@ def test_a_search_that_fails_is_told_and_takes_nothing_down(monkeypatch: pytest.
     assert dump["param_grad/value"].shape == W.shape
 
 
-def test_an_infinity_that_nan_to_num_makes_finite_is_told_as_the_first_value() -> None:
+def test_an_infinity_that_nan_to_num_makes_finite_is_the_origin_of_the_next() -> None:
     def loss(w: Any, x: Any) -> Any:
         with jax.named_scope("quotient"):
             divided = w / 0.0
         with jax.named_scope("safe"):
-            return jnp.nan_to_num(divided).sum() * x.sum()
+            return jnp.nan_to_num(divided).sum() * x.sum()  # here
 
     (only,) = gs.capture(loss, jnp.ones(3), jnp.ones(3)).findings()
     assert (only.rule, only.name) == ("nonfinite", "quotient")
-    assert only.why == "has 0 NaN and 3 Inf of 3 elements: it is the first value that is not finite, the result of div"
+    again = f"the where at {line_of(loss)} makes it finite, and reduce_sum at {line_of(loss)} an Inf again"
+    assert only.why == f"made the first Inf: 1 divided by 0 (element [0]); {again}"
+
+
+def test_an_infinity_outside_all_layers_is_told_where_it_began_and_not_where_it_is_seen() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        grown = jnp.exp(100 * w * x)  # here
+        with jax.named_scope("total"):
+            total = grown.sum()
+        with jax.named_scope("safe"):
+            return jnp.nan_to_num(total) * x.sum()
+
+    dump = gs.capture(loss, jnp.ones(3), jnp.ones(3))
+    (only,), (origin,) = dump.findings(), dump.origins
+    assert (only.name, only.source, origin.primitive) == ("total", line_of(loss), "exp")
+    assert "made the first Inf: exp of 100 overflows" in only.why
+
+
+def test_an_infinity_that_a_clip_replaces_is_no_origin_of_another_overflow() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        small = jnp.minimum(jnp.exp(100 * w * x), 1.0)
+        return (w * small * 1e38).sum() * 1e9  # here
+
+    (origin,) = gs.capture(loss, jnp.ones(3), jnp.ones(3)).origins
+    assert (origin.primitive, origin.source) == ("mul", line_of(loss))
 
 
 def test_a_function_with_its_own_derivative_rule_is_named() -> None:

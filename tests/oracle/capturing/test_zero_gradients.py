@@ -341,6 +341,36 @@ def test_a_kernel_of_zeros_is_named_where_its_product_multiplies_a_signal(silent
     assert [(each.rule, each.name) for each in dump.findings()] == [("init", f"{silent}/kernel")]
 
 
+def test_a_kernel_of_zeros_is_named_in_a_scan_as_in_the_unrolled_blocks() -> None:
+    def block(p: Any, x: Any) -> Any:
+        return x + dense(p, "value", dense(p, "query", x) * dense(p, "key", x))
+
+    def scanned(p: Any, x: Any) -> Any:
+        def step(x: Any, each: Any) -> Any:
+            with jax.named_scope("block"):
+                return block(each, x), None
+
+        return jnp.square(jax.lax.scan(step, x, p["blocks"])[0]).sum()
+
+    def unrolled(p: Any, x: Any) -> Any:
+        for n, each in enumerate(p["blocks"]):
+            with jax.named_scope(f"block{n}"):
+                x = block(each, x)
+        return jnp.square(x).sum()
+
+    def params(n: int) -> Any:
+        kernels = {"query": jnp.zeros((4, 4)), "key": normal(n, 4, 4), "value": normal(n + 5, 4, 4)}
+        return {name: {"kernel": kernel, "bias": ZEROS} for name, kernel in kernels.items()}
+
+    blocks = [params(n) for n in range(3)]
+    stacked = {"blocks": jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)}
+    dumps = gs.capture(unrolled, {"blocks": blocks}, normal(7, 5, 4)), gs.capture(scanned, stacked, normal(7, 5, 4))
+    one, other = ([(each.rule, each.name) for each in dump.findings()] for dump in dumps)
+    assert (one, other) == ([("init", "blocks/0/query/kernel")], [("init", "blocks/query/kernel")])
+    reason = said_of(dumps[1], "param_grad")["blocks/key/kernel"]
+    assert reason.endswith(": the product of param/blocks/query/kernel is 0")
+
+
 def test_branches_that_start_at_zero_are_no_findings_however_they_are_switched_off() -> None:
     def loss(p: Any, x: Any) -> Any:
         low_rank = p["low_rank"]

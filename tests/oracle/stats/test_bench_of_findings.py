@@ -12,11 +12,21 @@ import pytest
 ROOT = Path(__file__).parents[3]
 sys.path.append(str(ROOT / "scripts"))
 
-from findings_bench import faults_paths, faults_values, healthy_plain, held_out_faults, held_out_healthy  # noqa: E402
+from findings_bench import (  # noqa: E402
+    faults_paths,
+    faults_values,
+    healthy_plain,
+    held_out_faults,
+    held_out_healthy,
+    inner_functions,
+)
 from findings_bench.cases import Fault, Healthy, findings_of  # noqa: E402
 
-FAULTS = {each.name: each for each in (*faults_values.FAULTS, *faults_paths.FAULTS, *held_out_faults.FAULTS)}
-HEALTHY = {each.name: each for each in (*healthy_plain.HEALTHY, *held_out_healthy.HEALTHY)}
+FAULTS = {
+    each.name: each
+    for each in (*faults_values.FAULTS, *faults_paths.FAULTS, *inner_functions.FAULTS, *held_out_faults.FAULTS)
+}
+HEALTHY = {each.name: each for each in (*healthy_plain.HEALTHY, *inner_functions.HEALTHY, *held_out_healthy.HEALTHY)}
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +39,7 @@ def _as_users_run_it() -> Iterator[None]:
 @pytest.mark.parametrize(
     "name",
     ["init-large-one", "sigmoid-stack", "dead-most", "saturated-tanh", "softmax-twice", "half-underflow",
-     "stop-branch", "unused-parameter", "mask-mean", "h-softmax-masked"],
+     "stop-branch", "unused-parameter", "mask-mean", "h-softmax-masked", "unscoped-softmax", "inner-gates"],
 )  # fmt: skip
 def test_a_planted_fault_is_the_first_finding(name: str) -> None:
     findings = findings_of(FAULTS[name].run().manifest())
@@ -40,7 +50,7 @@ def test_a_planted_fault_is_the_first_finding(name: str) -> None:
     "name",
     ["mlp, batch 1", "mlp, batch 4, bfloat16", "chain with a zero-initialised head", "attention masked by -inf",
      "variational autoencoder", "auxiliary NaN and an unused average", "couplings, zero-initialised",
-     "frozen trunk"],
+     "frozen trunk", "GELU units of large operands"],
 )  # fmt: skip
 def test_nothing_is_found_in_a_healthy_model(name: str) -> None:
     assert findings_of(HEALTHY[name].run().manifest()) == ()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gradscope.dump.manifest.manifest import Cause, Entry, Layer, Ledger, LedgerLine, Manifest, Origin
+from gradscope.dump.manifest.saturation import BoundedName, Saturation
 from gradscope.dump.record import SiteFacts
 from gradscope.stats import RULES, Finding, Thresholds, activation_stats, find, gradient_ratios, tensor_stats
 
@@ -244,6 +245,49 @@ def test_a_softmax_on_single_elements_is_saturated_and_an_even_one_is_not() -> N
     for weights, expected in ((single, [("saturated", "softmax")]), (np.full((8, 5), 0.2) + 1e-3 * single, [])):
         softmax = entry("activation/softmax", weights / weights.sum(-1, keepdims=True), 1, primitive="div")
         assert rules(replace(network, entries=(*network.entries, softmax))) == expected
+
+
+def inner(function: BoundedName, saturated: float, **facts: object) -> Saturation:
+    given: dict[str, object] = {"index": 3, "layer": "attn", "source": "model.py:7", **facts}
+    return Saturation(function=function, saturated=saturated, **given)  # type: ignore[arg-type]
+
+
+def test_a_function_inside_a_layer_is_told_by_what_the_layer_returns() -> None:
+    output = entry("activation/attn/out", RANDOM.standard_normal((8, 4)), 4, layer="attn/out", primitive="dot_general")
+    alias = replace(output, name="attn", alias_of="activation/attn/out")
+    layers = (Layer(path="attn", index=1, outputs=("attn/out",)),)
+    manifest = Manifest(entries=(output, alias), layers=layers, saturations=(inner("sigmoid", 0.95),))
+    (only,) = find(manifest)
+    assert (only.rule, only.name, only.source) == ("saturated", "attn", "model.py:7")
+    assert only.why.startswith("computes a sigmoid that is saturated: 95.0% of its elements within 0.01 of a limit")
+    assert find(replace(manifest, saturations=(inner("sigmoid", 0.85),))) == ()
+    assert find(replace(manifest, saturations=(inner("sigmoid", 0.85),)), Thresholds(saturated=0.8)) != ()
+    assert find(replace(manifest, entries=())) == ()
+
+
+def test_a_function_outside_all_layers_is_told_by_what_it_receives() -> None:
+    query = entry("activation/query", RANDOM.standard_normal((8, 4)), 1, primitive="dot_general")
+    scores = inner("softmax", 0.7, layer=None, inputs=("query",))
+    (only,) = find(Manifest(entries=(query,), saturations=(scores,)))
+    assert (only.name, only.why[:33]) == ("query", "goes into a softmax that is satur")
+    assert "70.0% of its weight on one element" in only.why
+    moved = entry("param/norm/bias", [0.1, -0.2, 0.3, 0.7])
+    assert find(Manifest(entries=(query, moved), saturations=(scores,))) == ()  # training may have chosen it
+    cause = Cause(family="param_grad", name="query", why="masked: in each row the mask leaves one entry, in model.py:7")
+    assert find(Manifest(entries=(query,), saturations=(scores,), causes=(cause,))) == ()
+
+
+def test_of_saturated_values_and_functions_the_first_is_told_and_the_others_are_counted() -> None:
+    squashed = entry("activation/act", np.ones((8, 4)), 5, primitive="tanh")
+    outputs = [entry(f"activation/{name}", RANDOM.standard_normal((8, 4)), n) for name, n in (("attn", 3), ("head", 9))]
+    kernel = entry("param/head/kernel", RANDOM.standard_normal((4, 4)), 9)
+    layers = (
+        Layer(path="attn", index=2, outputs=("attn",)),
+        Layer(path="head", index=9, params=("head/kernel",), outputs=("head",)),
+    )
+    entries = (*outputs, squashed, kernel)
+    (only,) = find(Manifest(entries=entries, layers=layers, saturations=(inner("tanh", 1.0),)))
+    assert (only.name, only.tensors) == ("attn", 2)
 
 
 def test_a_softmax_to_which_a_mask_leaves_one_entry_is_not_saturated() -> None:

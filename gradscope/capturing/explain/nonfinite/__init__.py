@@ -1,7 +1,8 @@
 """The search for the operation in which a NaN or an infinity began.
 
 - `nonfinite_flags` observes which values and gradients are not finite, and `replay` runs single operations again.
-- `origin_search` goes back from what is not finite to the operation that made it of finite operands.
+- `origin_search` goes back from what is not finite to the operation that made it of finite operands; `births` does so
+  for one value.
 - `forward_causes` and `backward_causes` say what went wrong in it, and `repairs` how to mend it.
 
 Why (2026-11): forward, the search compiles a program with a flag for every value; backward, one with flags only of the

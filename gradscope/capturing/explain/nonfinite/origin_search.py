@@ -24,17 +24,12 @@ import numpy as np
 from gradscope import naming
 from gradscope.capturing.execution.preparation import Prepared
 from gradscope.capturing.explain.nonfinite.backward_causes import backward_diagnosis
-from gradscope.capturing.explain.nonfinite.forward_causes import forward_diagnosis, is_mask
-from gradscope.capturing.explain.nonfinite.gradient_paths import GradientPaths, behind, observe_suspects
-from gradscope.capturing.explain.nonfinite.nonfinite_flags import (
-    INF,
-    NAN,
-    KnownFlags,
-    NonfiniteFlags,
-    is_argument,
-)
+from gradscope.capturing.explain.nonfinite.births import Birth, Births
+from gradscope.capturing.explain.nonfinite.forward_causes import forward_diagnosis
+from gradscope.capturing.explain.nonfinite.gradient_paths import GradientPaths, observe_suspects
+from gradscope.capturing.explain.nonfinite.nonfinite_flags import KnownFlags, NonfiniteFlags, is_argument
 from gradscope.capturing.explain.nonfinite.repairs import Diagnosis, element
-from gradscope.capturing.explain.nonfinite.replay import Failure, Replay, failed_again, mended
+from gradscope.capturing.explain.nonfinite.replay import Failure, Replay, failed_again, mended, reaches_largest
 from gradscope.dump.manifest.manifest import Origin
 from gradscope.tracing.jaxpr.frames import OPERAND, resolve
 from gradscope.tracing.jaxpr.iterations import ValueAt
@@ -44,16 +39,6 @@ from gradscope.tracing.tracer import Trace, trace_loss
 
 #: The most uses of one value whose backward rules run again: those of the last iterations of a loop come first.
 _MOST_USES: Final = 64
-
-
-class _Birth(NamedTuple):
-    """A `_Birth` is a value that is not finite although nothing that it is made of is.
-
-    It may be *stated*: an infinity that the program has as a constant, or an argument.
-    """
-
-    value: ValueAt
-    stated: bool
 
 
 class _First(NamedTuple):
@@ -136,13 +121,14 @@ class _Search:
         self._leaves = leaves
         self._operations = Operations(trace)
         self._flags = NonfiniteFlags(trace, leaves, known, self._operations)
+        self._births = Births(self._operations, self._flags)
 
     def forward(self, start: ValueAt) -> Origin | None:
         """Returns the origin of the value that is the loss; None where it is finite."""
         self._flags.observe_all_values()
         if not self._flags.value(start):
             return None
-        birth = self._birth(start)
+        birth = self._births.of(start)
         if is_argument(birth.value.value):
             return self._of_argument(birth.value)
         operation = self._operations.maker(birth.value)
@@ -152,9 +138,22 @@ class _Search:
         if birth.stated:
             return first.origin("forward", "is the first Inf: a constant of the program that reaches the loss")
         if first.operation is operation:
-            return first.origin("forward", f"made the first {first.kind}: {first.diagnosis.why}")
+            return self._hidden(first) or first.origin("forward", f"made the first {first.kind}: {first.diagnosis.why}")
         made = f"made the infinity of which {_located(operation)} makes the first NaN, {first.then}"
         return first.origin("forward", f"{made}: {first.diagnosis.why}")
+
+    def _hidden(self, last: _First) -> Origin | None:
+        """Returns where an infinity began that was made finite again, and of which an operation made another."""
+        if last.failure is None or not reaches_largest(last.failure):
+            return None
+        if (found := self._births.replaced(last.operation)) is None:
+            return None
+        replacing, birth = found
+        operation = self._operations.maker(birth.value)
+        first = self._first(operation, self._replayed([operation]))
+        by = _located(replacing).replace("select_n", "the where")
+        then = f"{by} makes it finite, and {_located(last.operation)} an Inf again"
+        return first.origin("forward", f"made the first {first.kind}: {first.diagnosis.why}; {then}")
 
     def backward(self) -> Origin | None:
         """Returns the operation closest to the loss whose gradient is not finite although the one it receives is."""
@@ -236,17 +235,17 @@ class _Search:
 
     def _given(self, operation: Operation) -> ValueAt | None:
         """Returns the parameter that an operation's operand is made of and that was not finite before the run."""
-        births = (self._birth(each).value for each in operation.values if self._flags.value(each))
+        births = (self._births.of(each).value for each in operation.values if self._flags.value(each))
         families = [leaf.family for leaf in self._trace.arguments]
         return next((v for v in births if is_argument(v.value) and families[v.value.position] == naming.PARAM), None)
 
-    def _computed(self, operation: Operation) -> dict[int, _Birth]:
+    def _computed(self, operation: Operation) -> dict[int, Birth]:
         """Returns where an operation's operands that are not finite began, by their positions.
 
         Nothing where one of them is a constant infinity, or began outside of any operation: it may be meant.
         """
         operands = ((at, each) for at, each in enumerate(operation.operands) if isinstance(each, ValueAt))
-        births = {at: self._birth(each) for at, each in operands if self._flags.value(each)}
+        births = {at: self._births.of(each) for at, each in operands if self._flags.value(each)}
         all_computed = all(not birth.stated and birth.value.value.equation >= 0 for birth in births.values())
         return births if all_computed else {}
 
@@ -259,30 +258,6 @@ class _Search:
                 return None
         first = min(births.values(), key=lambda birth: self._flags.rank(birth.value), default=None)
         return None if first is None else self._operations.maker(first.value)
-
-    def _birth(self, start: ValueAt) -> _Birth:
-        """Returns the earliest value before another, or itself, that is not finite although its operands are."""
-        wanted = NAN if self._flags.value(start) & NAN else INF
-        found: dict[ValueAt, None] = {}
-        seen, waiting = {start}, [start]
-        while waiting:
-            value_at = waiting.pop()
-            culprits = [each for each in behind(self._operations, value_at) if self._flags.value(each) & wanted]
-            if not culprits:
-                found[value_at] = None
-            waiting += [each for each in culprits if each not in seen]
-            seen.update(culprits)
-        births = [_Birth(value_at, self._is_stated(value_at)) for value_at in found]
-        return min(births, key=lambda birth: (not birth.stated, self._flags.rank(birth.value)))
-
-    def _is_stated(self, value_at: ValueAt) -> bool:
-        """Returns whether a value that is not finite was made of a constant, or given, as an infinity."""
-        if self._flags.value(value_at) & NAN:
-            return False
-        if value_at.value.equation == OPERAND:
-            return is_argument(value_at.value)
-        operands = self._operations.maker(value_at).operands
-        return any(is_mask(each) for each in operands if not isinstance(each, ValueAt))
 
     def _of_argument(self, value_at: ValueAt) -> Origin:
         leaf = self._trace.arguments[value_at.value.position]

@@ -186,6 +186,14 @@ def mended(operand: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(wide), wide, 1).astype(operand.dtype)
 
 
+def reaches_largest(failure: Failure) -> bool:
+    """Returns whether a failure is an infinity made of an operand that is about the largest number of its type."""
+    floating = (each for each in failure.tensors if jnp.issubdtype(each.dtype, jnp.floating) and each.size)
+    return np.isinf(failure.value) and any(
+        np.abs(each.astype(np.float64)).max() > 0.5 * float(jnp.finfo(each.dtype).max) for each in floating
+    )
+
+
 def number_of(element: Any) -> float:
     """Returns an element as a number; of a complex one the magnitude."""
     return float(abs(element)) if np.iscomplexobj(element) else float(element)

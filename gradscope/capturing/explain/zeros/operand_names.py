@@ -33,7 +33,7 @@ _MIXING: Final = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_g
 #: Zero where all operands are.
 _SUMS: Final = frozenset({"add", "add_any", "sub", "concatenate"})
 #: Zero where the first operand is.
-_FIRST: Final = _SAME_VALUE | {"slice", "split", "reduce_sum", "rev"}
+_FIRST: Final = _SAME_VALUE | {"slice", "split", "reduce_sum", "rev", "dynamic_slice", "gather"}
 #: Number of axes and name of a parameter of zeros; None where there is none.
 _Zeros: TypeAlias = tuple[int, str] | None
 #: How many operations upstream are looked at for a parameter of zeros.
@@ -93,9 +93,21 @@ class OperandNames:
             return None
         if key not in known:
             known[key] = None
-            is_argument = key.equation == OPERAND
-            known[key] = self._of_argument(key, variable) if is_argument else self._of_result(key, known, near - 1)
+            if key.equation != OPERAND:
+                known[key] = self._of_result(key, known, near - 1)
+            elif (stacked := self._stacked(key)) is not None:
+                known[key] = self._zeros(stacked, known, near)
+            else:
+                known[key] = self._of_argument(key, variable)
         return known[key]
+
+    def _stacked(self, key: ValueKey) -> FrameVariable | None:
+        """Returns what a loop hands to its iterations slice by slice; None for other values of a frame."""
+        frame = self._frames[key.frame]
+        entry = frame.transfer.inputs[key.position]
+        if entry is None or entry.how != "slice" or frame.parent is None or frame.equation is None:
+            return None
+        return FrameVariable(frame.parent, frame.equation.invars[entry.operand])
 
     def _of_argument(self, key: ValueKey, variable: FrameVariable) -> _Zeros:
         leaf = None if key.frame else self._arguments[key.position]

@@ -44,22 +44,25 @@ def _common(each: Column) -> Callable[[BlockFacts], Cell]:
 
 
 _SHAPE: Final = column("shape", 3, "shape")
-_ITERATIONS: Final = column("iterations", 6, "count")
 _SOURCE: Final = column("source", 6, "text")
 _COSTS: Final = (
-    column("parameters", 1, "amount"),
-    column("parameter_share", 7, "share"),
     column("flops", 1, "amount"),
     column("flops_share", 2, "share"),
-    column("backward_flops", 4, "amount"),
+    column("parameters", 1, "amount"),
+    column("parameter_share", 7, "share"),
     column("activation_bytes", 3, "amount"),
+    column("backward_flops", 4, "amount"),
+    column("iterations", 6, "count"),
     column("operations", 5, "count"),
     column("needed", 2, "count"),
 )
 
+#: Of several blocks, only what they have in common.
+_NO_SUMS: Final = frozenset({"iterations"})
+
 #: What a line shows, by column: sums, and what all blocks of a line have in common.
 COST_CELLS: Final[Mapping[Column, Callable[[BlockFacts], Cell]]] = MappingProxyType(
-    {each: _common(each) for each in (_SHAPE, _ITERATIONS)}
-    | {each: _sum(each) for each in _COSTS}
+    {_SHAPE: _common(_SHAPE)}
+    | {each: _common(each) if each.heading in _NO_SUMS else _sum(each) for each in _COSTS}
     | {_SOURCE: _common(_SOURCE)}
 )

@@ -21,6 +21,7 @@ from gradscope.dump.manifest.manifest import (
     Manifest,
     Stored,
 )
+from gradscope.dump.manifest.saturation import Saturation
 from gradscope.dump.record import Shard, SiteFacts
 from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.errors import DumpError
@@ -53,6 +54,12 @@ MANIFEST = Manifest(
     self_check={"total": 3},
     examples=Examples(count=8, combined_by="sum", rel_l2=math.inf, coupled=True),
     timings={"run": 0.5},
+    saturations=(
+        Saturation(
+            function="tanh", index=3, saturated=0.95, layer="conv", inputs=("x",), source="model.py:4", iteration=(1,)
+        ),
+        Saturation(function="softmax", index=4, saturated=0.5),
+    ),
     note="cut short",
 )
 

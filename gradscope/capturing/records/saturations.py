@@ -1,0 +1,40 @@
+"""The saturations of a run: which bounded functions inside its layers are at their limits, in which iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from gradscope.capturing.execution.observation import gathered
+from gradscope.capturing.execution.order import ExecutionOrder
+from gradscope.capturing.execution.run import Run, site_iterations
+from gradscope.dump.manifest.saturation import Saturation
+from gradscope.instrument.saturation_observer import saturated
+
+#: What is not told: most functions are nowhere near a limit, in each of a thousand iterations.
+_LITTLE: Final = 0.1
+
+
+def saturations_of(run: Run, order: ExecutionOrder) -> Iterator[Saturation]:
+    """Yields how far each bounded function is at its limits, in the iterations that ran, where it is more than a bit.
+
+    Where several processes share the run, all of them have to call this.
+    """
+    for number, bounded in run.plan.bounded.items():
+        site, layer = bounded.site, bounded.layer
+        numbers = np.asarray(gathered(run.observed.captured.values[number]))
+        for iteration in site_iterations(run, number):
+            share = saturated(bounded, numbers[iteration.at]) if iteration.executed else 0.0
+            if share > _LITTLE:
+                own = iteration.iteration
+                yield Saturation(
+                    function=bounded.function,
+                    index=order.rank_between(site.loops, site.order, iteration.nominal),
+                    saturated=share,
+                    layer=None if layer is None else str(layer.path.at(own[: len(layer.frame.loops)])),
+                    inputs=tuple(str(each.names[0].at(own[: len(each.loops)])) for each in bounded.inputs()),
+                    source=site.source,
+                    iteration=own,
+                )

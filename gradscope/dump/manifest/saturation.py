@@ -1,0 +1,36 @@
+"""Defines how far a bounded function inside a layer, whose result is no tensor of the dump, is at its limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias, get_args
+
+from gradscope.naming import IterationIndex
+
+#: The bounded functions, at whose limits no gradient passes.
+BoundedName: TypeAlias = Literal["softmax", "sigmoid", "tanh", "erf"]
+BOUNDED_NAMES: Final[tuple[BoundedName, ...]] = get_args(BoundedName)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saturation:
+    """How far one bounded function inside a layer is at its limits, where its result is no layer's output.
+
+    Attributes:
+        function: `softmax`, `sigmoid`, `tanh` or `erf`.
+        index: Execution index of its result.
+        saturated: The share of elements within 0.01 of a limit; of a softmax over K, (K mean(p^2) K - 1) / (K - 1): 0
+            for equal weights, 1 for a single one.
+        layer: Path of the innermost layer that it is in; None outside all layers.
+        inputs: Names of the nearest activations that it is computed from, in execution order.
+        source: `file:line` in the user's code; None where unknown.
+        iteration: Index per enclosing loop, outermost first.
+    """
+
+    function: BoundedName
+    index: int
+    saturated: float
+    layer: str | None = None
+    inputs: tuple[str, ...] = ()
+    source: str | None = None
+    iteration: IterationIndex = ()

@@ -1,0 +1,160 @@
+"""Softmaxes, sigmoids and tanhs are found by what they compute; parts of activation functions, losses and limits on
+parameters are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from gradscope.tracing.lookup.bounded_functions import bounded_functions
+from gradscope.tracing.tracer import trace_loss
+
+SQUARE = jnp.ones((8, 8))
+POINTS = jnp.ones((4, 8))
+SEQUENCES = jnp.ones((2, 5, 8))
+
+
+def found(loss: Callable[..., Any], batch: Any, *names: str) -> list[tuple[str, int, str | None, list[str]]]:
+    """Returns function, entries, layer and inputs of each bounded function of a loss of some square kernels."""
+    with jax.numpy_rank_promotion("allow"):
+        trace = trace_loss(loss, dict.fromkeys(names, SQUARE), batch)
+    return [
+        (each.function, each.entries, each.layer and each.layer.path.template,
+         [site.names[0].template for site in each.inputs()])
+        for each in bounded_functions(trace)
+    ]  # fmt: skip
+
+
+def units(function: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Returns the loss of two kernels, between which a function is applied inside a layer."""
+
+    def loss(p: Any, x: Any) -> Any:
+        with jax.named_scope("units"):
+            x = 2 * function(x @ p["one"]) + 1
+        return jnp.square(x @ p["two"]).mean()
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [(jax.nn.sigmoid, "sigmoid"), (jnp.tanh, "tanh"), (jax.lax.erf, "erf"),
+     (lambda x: x[:, ::-1] * jnp.tanh(x), "tanh"),
+     (lambda x: jnp.split(x, 2, 1)[0].repeat(2, 1) * jax.nn.sigmoid(x), "sigmoid")],
+)  # fmt: skip
+def test_a_function_of_single_elements_is_found(function: Callable[[Any], Any], name: str) -> None:
+    assert found(units(function), POINTS, "one", "two") == [(name, 1, "units", [])]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [jax.nn.silu, lambda x: x * jax.nn.sigmoid(1.7 * x), jax.nn.mish,
+     lambda x: jax.nn.gelu(x, approximate=True), lambda x: jax.nn.gelu(x, approximate=False),
+     lambda x: x * (1 + jax.lax.erf(x / 2**0.5)) / 2, lambda x: 0.5 * x * (1 + jax.lax.erf(x / 2**0.5)), jax.nn.relu],
+)  # fmt: skip
+def test_a_part_of_an_activation_function_is_not(function: Callable[[Any], Any]) -> None:
+    assert found(units(function), POINTS, "one", "two") == []
+
+
+def attention(softmax: Callable[[Any], Any], scopes: bool) -> Callable[..., Any]:
+    def projected(p: Any, name: str, x: Any) -> Any:
+        if not scopes:
+            return x @ p[name]
+        with jax.named_scope(name):
+            return x @ p[name]
+
+    def loss(p: Any, x: Any) -> Any:
+        weights = softmax(projected(p, "query", x) @ projected(p, "key", x).swapaxes(1, 2))
+        with jax.named_scope("out"):
+            return jnp.square(weights @ x @ p["out"]).mean()
+
+    return loss
+
+
+@jax.custom_jvp
+def ruled(scores: Any) -> Any:
+    """A softmax with a derivative rule of its own, as JAX had it for long."""
+    return jax.nn.softmax(scores)
+
+
+ruled.defjvp(lambda primals, tangents: (jax.nn.softmax(primals[0]), tangents[0]))
+
+
+def written_out(scores: Any) -> Any:
+    return jnp.exp(scores) / (jnp.exp(scores).sum(-1, keepdims=True) + 1e-6)
+
+
+@pytest.mark.parametrize(
+    "softmax",
+    [jax.nn.softmax, lambda scores: jax.nn.softmax(scores, where=scores > 0), jax.checkpoint(jax.nn.softmax), ruled,
+     written_out, jax.jit(written_out), jax.vmap(jax.vmap(jax.nn.softmax)),
+     lambda scores: jax.lax.cond(scores[0, 0, 0] > 0, jax.nn.softmax, written_out, scores)],
+)  # fmt: skip
+def test_a_softmax_is_found_with_its_entries_and_what_it_is_made_of(softmax: Callable[[Any], Any]) -> None:
+    one, *_ = found(attention(softmax, scopes=True), SEQUENCES, "query", "key", "out")
+    assert one[:3] == ("softmax", 5, None)
+    assert one[3] in (["query", "key"], [])  # a branch receives its operands from outside
+
+
+def test_shares_that_are_no_exponentials_are_no_softmax() -> None:
+    def shares(scores: Any) -> Any:
+        return jnp.abs(scores) / jnp.abs(scores).sum(-1, keepdims=True)
+
+    assert found(attention(shares, scopes=True), SEQUENCES, "query", "key", "out") == []
+
+
+def test_what_a_layer_returns_is_not_found_again() -> None:
+    def named(scores: Any) -> Any:
+        with jax.named_scope("softmax"):
+            return jax.nn.softmax(scores)
+
+    assert found(attention(named, scopes=True), SEQUENCES, "query", "key", "out") == []
+
+
+def test_a_loss_and_an_answer_are_not_found_not_even_in_every_step_of_a_recurrence() -> None:
+    def loss(p: Any, x: Any) -> Any:
+        def step(state: Any, x: Any) -> Any:
+            state = jax.nn.relu(x @ p["into"] + state @ p["again"])
+            share = jax.nn.sigmoid(state @ p["out"])
+            return state, (share * jnp.log(share)).mean() - jax.nn.log_softmax(state).mean()
+
+        _, losses = jax.lax.scan(step, jnp.zeros((2, 8)), jnp.moveaxis(x, 1, 0))
+        return losses.sum()
+
+    assert found(loss, SEQUENCES, "into", "again", "out") == []
+
+
+def test_gates_of_a_recurrence_are_found() -> None:
+    def loss(p: Any, x: Any) -> Any:
+        def step(state: Any, x: Any) -> Any:
+            with jax.named_scope("cell"):
+                gate = jax.nn.sigmoid(x @ p["into"] + state @ p["again"])
+                return gate * state + (1 - gate) * jnp.tanh(x @ p["new"]), None
+
+        state, _ = jax.lax.scan(step, jnp.zeros((2, 8)), jnp.moveaxis(x, 1, 0))
+        return jnp.square(state @ p["out"]).mean()
+
+    names = [each[:3] for each in found(loss, SEQUENCES, "into", "again", "new", "out")]
+    assert names == [("sigmoid", 1, "cell[*]"), ("tanh", 1, "cell[*]")]
+
+
+def test_a_limit_on_a_parameter_alone_is_not_found() -> None:
+    assert found(lambda p, x: (x @ p["one"] * jax.nn.sigmoid(p["decay"][0]) @ p["two"]).mean(), POINTS,
+                 "one", "two", "decay") == []  # fmt: skip
+
+
+def test_a_batch_that_the_loss_closes_over_counts_as_one() -> None:
+    assert found(lambda p, _: units(jnp.tanh)(p, POINTS), (), "one", "two") == [("tanh", 1, "units", [])]
+
+
+@pytest.mark.parametrize("noise", [jax.random.gumbel, jax.random.normal], ids=["gumbel", "normal"])
+def test_a_softmax_of_scores_with_noise_is_to_choose(noise: Callable[..., Any]) -> None:
+    def loss(p: Any, x: Any) -> Any:
+        scores = x @ p["one"]
+        return (jax.nn.softmax((scores + noise(jax.random.key(0), scores.shape)) / 0.5) @ p["two"]).mean()
+
+    assert found(loss, POINTS, "one", "two") == []
