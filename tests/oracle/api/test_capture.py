@@ -129,3 +129,20 @@ def test_two_values_of_one_name_are_told_apart() -> None:
     assert keys(dump, "param") == {"param/a/b", "param/a%2Fb"}
     np.testing.assert_array_equal(dump["param_grad/a%2Fb"], [4.0, 4.0])
     np.testing.assert_array_equal(dump["param_grad/a/b"], [27.0, 27.0])
+
+
+def test_operations_have_the_findings_of_layers_and_no_more() -> None:
+    def block(x: Any, p: Any) -> Any:
+        with jax.named_scope("norm"):
+            normed = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6) * p["scale"][None]
+        with jax.named_scope("dense"):
+            return x + jnp.tanh(normed @ p["kernel"]), None
+
+    def loss(p: Any, x: Any) -> Any:
+        return jnp.square(jax.lax.scan(block, x, p)[0]).mean()
+
+    random = np.random.default_rng(0)
+    p = {"scale": np.ones((3, 8), np.float32), "kernel": random.normal(0, 8**-0.5, (3, 8, 8)).astype(np.float32)}
+    batch = random.normal(size=(16, 8)).astype(np.float32)
+    assert gs.capture(loss, p, batch).findings() == ()
+    assert gs.capture(loss, p, batch, ops="outputs").findings() == ()
