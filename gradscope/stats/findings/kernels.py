@@ -45,12 +45,12 @@ class KernelLayer:
 def kernel_layers(evidence: RuleEvidence) -> tuple[KernelLayer, ...]:
     """Returns the layers with a kernel that have no parts with parameters, in execution order.
 
-    Operations inside a layer are none: a broadcast of a gain has a kernel's shapes, and mixes nothing.
+    Operations do not count where layers use their parameters: a broadcast of a gain has a kernel's shapes, and mixes
+    nothing.
     """
-    layers = [
-        layer for layer in evidence.manifest.layers
-        if layer.params and layer.outputs and not (layer.operation and layer.parent is not None)
-    ]  # fmt: skip
+    layers = [layer for layer in evidence.manifest.layers if layer.params and layer.outputs]
+    in_layers = {name for layer in layers if not layer.operation for name in layer.params}
+    layers = [layer for layer in layers if not (layer.operation and in_layers.intersection(layer.params))]
     around = {layer.parent for layer in layers}
     lengths = _iterations(evidence.manifest.layers)
     found = (_kernel_layer(evidence, layer, lengths) for layer in sorted(layers, key=lambda layer: layer.index)
