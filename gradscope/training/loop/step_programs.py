@@ -15,7 +15,8 @@ from gradscope.capturing.seen import Seen
 from gradscope.history.history_rows import TensorRow
 from gradscope.tracing.tracer import leaves_of
 from gradscope.training.loop.placement import placed
-from gradscope.training.recording.recorded import Recorded, cosine, outline_of
+from gradscope.training.recording.pairs import cosine, is_same
+from gradscope.training.recording.recorded import Recorded, outline_of
 from gradscope.training.recording.step_rows import tensor_rows
 from gradscope.training.state import TrainState, named_leaves
 from gradscope.training.step import Gradients, TrainStep
@@ -153,7 +154,7 @@ class StepPrograms:
         vectors = [*inputs.values(), *(seen[key].vector for key in seen)]
         trained = named_leaves(self._step.trained_of(state))
         new = named_leaves(self._step.trained_of(after))
-        unchanged = {name: (new[name] == leaf).all() for name, leaf in trained.items()}
+        unchanged = {name: is_same(new[name], leaf) for name, leaf in trained.items()}
         recorded = Recorded(jnp.stack(vectors) if vectors else jnp.zeros((0, 0)), cosines, seen.numbers, unchanged)
         return Taken(self._kept(sound, after, state), sound, _shown(seen.numbers), recorded, gradients)
 

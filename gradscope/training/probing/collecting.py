@@ -21,6 +21,7 @@ from gradscope.instrument.query.capture_spec import EVERYTHING, CaptureSpec
 from gradscope.instrument.rewriting.core_statistics import core_statistics, merged_statistics
 from gradscope.tracing.jaxpr.jaxcompat import trace_state
 from gradscope.tracing.tracer import leaves_of, variable_leaves
+from gradscope.training.recording.pairs import is_same
 from gradscope.training.recording.recorded import outline_of
 from gradscope.training.state import named_leaves, slots_of
 
@@ -143,7 +144,7 @@ class Collector:
         rate = optax.tree.get(self._optimizer, "learning_rate") if self._optimizer is not None else None
         if rate is not None:
             numbers["learning_rate"] = rate
-        unchanged = {name: (new == self._params[name]).all() for name, new in after.items()}
+        unchanged = {name: is_same(new, self._params[name]) for name, new in after.items()}
         return Collected(
             keys=tuple(vectors),
             vectors=jnp.stack(list(vectors.values())) if vectors else jnp.zeros((0, 0)),
