@@ -122,6 +122,7 @@ class RunAlarms:
     def skip(self, number: int, before: TrainState) -> TrainState:
         """Returns the state after a step whose update is skipped: the one before it, one step later."""
         self.skipped += 1
+        self._watch.skipped()
         self._ring.clear()
         self._tell(f"step {number:,}: its update is skipped, {self.skipped:,} so far")
         return replace(before, step=before.step + 1)

@@ -53,7 +53,7 @@ OPTIONS = {
     "--save-every --keep --resume --check-numerics --on-alarm --check --keep-alarms --no-cache --force --format --json "
     "--quiet --verbose --traceback",
     "watch": "--once --select --exclude --format --json --traceback",
-    "export": f"{CHOSEN} --to --output --force --traceback",
+    "export": f"{CHOSEN} --to --output --force --quiet --traceback",
     "isolate": "--output --force --quiet --traceback",
     "calibrate": f"{MODEL} {CHOSEN} --per-example --output --no-cache --force --quiet --traceback",
     "inspect": f"{MODEL} {CHOSEN} --ops --fetch --feed --gradients --sort --full --format --json "
