@@ -21,6 +21,7 @@ from gradscope.instrument.query.capture_spec import EVERYTHING, CaptureSpec
 from gradscope.instrument.rewriting.core_statistics import core_statistics, merged_statistics
 from gradscope.tracing.jaxpr.jaxcompat import trace_state
 from gradscope.tracing.tracer import leaves_of, variable_leaves
+from gradscope.training.probing.losses import same_loss
 from gradscope.training.recording.pairs import is_same
 from gradscope.training.recording.recorded import outline_of
 from gradscope.training.state import named_leaves, slots_of
@@ -79,6 +80,7 @@ class Collector:
         self._spec = spec
         self._observes = observes
         self._trace = trace_state()
+        self._function: Callable[..., Any] | None = None
         self._seen: list[Seen] = []
         self._params: dict[str, Any] = {}
         self._paths: dict[str, str] = {}
@@ -95,9 +97,10 @@ class Collector:
         """Returns what `jax.value_and_grad` returns, and keeps what it observes.
 
         Raises:
-            UsageError: It is inside a transformation of its own.
+            UsageError: It is inside a transformation of its own, or the step has differentiated another loss.
         """
         self._require_outermost("value_and_grad")
+        self._function = same_loss(self._function, function)
         if not self._observes:
             plain = jax.value_and_grad(
                 function, argnums=signature.argnums, has_aux=signature.has_aux, holomorphic=signature.holomorphic,

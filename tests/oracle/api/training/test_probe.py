@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,27 @@ def test_accumulated_gradients_count_as_one_step_on_all_batches(tmp_path: Path) 
         assert run.steps["grad_norm"].tolist() == [pytest.approx(float(optax.tree.norm(grads)), rel=1e-5)]
         assert_recorded(run, 0, "param_grad/hidden/w", grads["hidden"]["w"])
         assert_recorded(run, 0, "activation/hidden", np.tanh(both["x"] @ params["hidden"]["w"]))
+
+
+def test_a_step_of_two_losses_is_refused_and_one_of_closures_of_a_loss_is_not(tmp_path: Path) -> None:
+    def step(first: Any, second: Any, state: Any, batch: Any) -> Any:
+        for fun in (first, second):
+            value, _ = probe.value_and_grad(fun)(state[0], batch)
+        return state, value
+
+    def other(params: Any, batch: Any) -> Any:
+        return loss(params, batch) * 2
+
+    def closure(scale: float) -> Any:
+        return lambda params, batch: scale * loss(params, batch)
+
+    says = "several losses, loss and other, and a probe records one"
+    with gs.Probe(tmp_path / "two") as probe, pytest.raises(gs.UsageError, match=says):
+        probe.jit(partial(step, loss, partial(other)))(initial(), batch(0))
+    with gs.Probe(tmp_path / "one") as probe:
+        assert probe.jit(partial(step, closure(1.0), partial(closure(2.0))))(initial(), batch(0))[1] > 0
+    with gs.load(tmp_path / "one") as run:
+        assert run.steps["loss"][0] == pytest.approx(1.5 * float(loss(initial()[0], batch(0))), rel=1e-6)
 
 
 def test_a_scan_over_steps_is_written_as_so_many_steps(tmp_path: Path) -> None:
