@@ -38,7 +38,7 @@ class RunAlarms:
         folder: The folder of the run.
         history: Its history.
         programs: Its step.
-        is_recorded: Returns whether a step is recorded, and so which of the programs took it.
+        is_observed: Returns which of the two programs took a step: the observed one, or the plain one.
         has_histograms: Returns whether a recorded step has histograms, likewise.
         on_alarm: What an alarm does.
         keep: How many folders of alarms are kept.
@@ -55,7 +55,7 @@ class RunAlarms:
 
     def __init__(
         self, model: Model, folder: RunFolder, history: RunHistory, programs: StepPrograms, *,
-        is_recorded: Callable[[int], bool], has_histograms: Callable[[int], bool],
+        is_observed: Callable[[int], bool], has_histograms: Callable[[int], bool],
         on_alarm: OnAlarm, keep: int, writes: bool, facts: Mapping[str, Json],
         tell: Callable[[str], None], events: EventFile | None,
     ) -> None:  # fmt: skip
@@ -63,7 +63,7 @@ class RunAlarms:
         self._folder = folder
         self._history = history
         self._programs = programs
-        self._is_recorded = is_recorded
+        self._is_observed = is_observed
         self._has_histograms = has_histograms
         self._events = events
         self._on_alarm: OnAlarm = on_alarm
@@ -82,11 +82,22 @@ class RunAlarms:
         if self._on_alarm != "note":
             self._ring.keep(number, state, batch)
 
-    def of_step(self, number: int, numbers: Mapping[str, float], record: StepRecord | None) -> list[Alarm]:
-        """Returns the alarms of a step, which have no tensor yet where they are about the step."""
+    def of_step(
+        self, number: int, numbers: Mapping[str, float], record: StepRecord | None, *, stays: bool
+    ) -> list[Alarm]:
+        """Returns the alarms of a step, which have no tensor yet where they are about the step.
+
+        Args:
+            number: The step.
+            numbers: Its numbers.
+            record: What was recorded of it; None where nothing was.
+            stays: Whether its record counts for those after it. That of a last step does not: the run that goes on from
+                it has to be the one that did not stop there.
+        """
         alarms = self._watch.step(number, numbers)
         if record is not None:
             alarms = [self._watch.named(alarm, record.stats) for alarm in alarms]
+        if record is not None and stays:
             alarms += self._watch.recorded(number, record.stats, record.unchanged)
         return alarms
 
@@ -138,7 +149,7 @@ class RunAlarms:
 
     def _advanced(self, number: int, state: TrainState, batch: Any) -> TrainState:
         # By the program that took the step: the two agree to rounding only.
-        return self._observed(number, state, batch).state if self._is_recorded(number) else self._programs.plain(
+        return self._observed(number, state, batch).state if self._is_observed(number) else self._programs.plain(
             state, self._programs.sound_so_far(), batch
         ).state  # fmt: skip
 

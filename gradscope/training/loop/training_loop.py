@@ -24,6 +24,7 @@ from gradscope.training.loop.state_files import save_state
 from gradscope.training.loop.step_programs import StepPrograms, Taken
 from gradscope.training.loop.train_request import Outcome, TrainRequest
 from gradscope.training.recording.noise_rows import NoiseMeasurement
+from gradscope.training.recording.state_ring import copied
 from gradscope.training.recording.step_rows import step_record
 from gradscope.training.recording.unwritten_history import RunHistory, UnwrittenHistory
 
@@ -132,7 +133,7 @@ class _Loop:
         self._described = False
         self._again: dict[int, Any] = {}
         self._alarms = RunAlarms(
-            request.model, folder, history, programs, is_recorded=self._is_recorded,
+            request.model, folder, history, programs, is_observed=self._is_on_a_clock,
             has_histograms=self._has_histograms, on_alarm=request.on_alarm,
             keep=request.keep_alarms, writes=request.processes.writes, facts=request.facts, tell=request.tell,
             events=events,
@@ -165,8 +166,12 @@ class _Loop:
         )  # fmt: skip
 
     def _is_recorded(self, number: int) -> bool:
+        return number == self._request.steps - 1 or self._is_on_a_clock(number)
+
+    def _is_on_a_clock(self, number: int) -> bool:
+        """Returns whether a step is recorded also where it is not the last, so that a resumed run may go on from it."""
         clocks = (self._request.every, self._request.histograms_every, self._request.noise_every)
-        return any(self._divides(every, number) for every in clocks)
+        return any(every is not None and number % every == 0 for every in clocks)
 
     def _has_histograms(self, number: int) -> bool:
         return self._divides(self._request.histograms_every, number)
@@ -185,11 +190,11 @@ class _Loop:
             if request.processes.writes:
                 path = dump_path(self._folder.path, number)
                 save_dump(request.model, self._state, whole, path=path, facts=request.facts)
-        record = None
         with user_code(f"running {request.model.name}"):
-            if self._is_recorded(number):
-                taken, record = self._observed(number, batch)
-            else:
+            taken, record = self._observed(number, batch) if self._is_recorded(number) else (None, None)
+            if taken is None or not self._is_on_a_clock(
+                number
+            ):  # as a longer run takes it, and not as the observed program does
                 taken = self._programs.plain(self._state, self._sound, batch)
         self._state, self._sound = taken.state, taken.sound
         wishes = self._agreement.wishes()
@@ -217,8 +222,10 @@ class _Loop:
         follows = self._previous is not None
         previous = self._previous if follows else self._programs.no_gradients(self._state)
         histograms = self._has_histograms(number)
-        taken = self._programs.observed(self._state, self._sound, previous, batch, histograms=histograms)
-        self._previous = taken.gradients
+        stays, given = self._is_on_a_clock(number), (self._state, previous)
+        state, previous = given if stays else copied(given)  # they are donated
+        taken = self._programs.observed(state, self._sound, previous, batch, histograms=histograms)
+        self._previous = taken.gradients if stays else self._previous
         if not self._described:
             tensors = list(self._programs.tensors(taken.state, noise=self._request.noise_every is not None))
             self._history.describe({}, tensors)
@@ -250,7 +257,8 @@ class _Loop:
             record = None if step.record is None else step.record()
             alarms = [Alarm(step=step.number, rule=NONFINITE, why="its loss or a gradient is not finite")]
             if sound:
-                alarms = self._alarms.of_step(step.number, numbers, record)
+                stays = self._is_on_a_clock(step.number)
+                alarms = self._alarms.of_step(step.number, numbers, record, stays=stays)
             if record is not None:
                 skipped = self._alarms.skipped + bool(alarms and self._request.on_alarm == "skip")
                 written = replace(record, numbers={**record.numbers, "skipped": skipped})

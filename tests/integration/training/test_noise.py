@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,27 +77,13 @@ def test_noise_is_shown_and_exported(folder: Path) -> None:
     assert [float(found[str(step), ""]) for step in noise["step"]] == noise["variance"].tolist()
 
 
-#: What batch norm does to the gradient of an example, and nothing else.
-COUPLED = """
-import jax
-import jax.numpy as jnp
-
-
-def init(key):
-    return {"hidden": {"kernel": jax.random.normal(key, (6, 16))}, "head": {"kernel": jnp.ones((16, 2))}}
-
-
-def batch(key, size=8):
-    return {"x": jax.random.normal(key, (size, 6))}
-
-
-def loss(variables, batch):
-    with jax.named_scope("hidden"):
-        hidden = batch["x"] @ variables["hidden"]["kernel"]
-    hidden = jnp.tanh(jax.nn.standardize(hidden, axis=0))
-    with jax.named_scope("head"):
-        return ((hidden @ variables["head"]["kernel"] - batch["x"][:, :2]) ** 2).mean()
-"""
+def test_watch_has_the_noise(folder: Path) -> None:
+    with gs.Run(folder / "run") as run:
+        noise = run.noise()
+    watched = gradscope("watch", "run", "--json", folder=folder).json["noise"]
+    assert (watched["step"], watched["gsnr"]) == (10, noise["gsnr"][-1])
+    shown = gradscope("watch", "run", folder=folder).output
+    assert re.search(r"^gsnr +\d", shown, re.MULTILINE), shown
 
 
 def test_a_model_with_batch_norm_is_told_about_microbatches(tmp_path: Path) -> None:
