@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,35 @@ def test_the_step_is_the_program_without_a_probe_and_what_is_recorded_is_what_it
         cosine = float(jnp.vdot(first, last) / jnp.linalg.norm(first) / jnp.linalg.norm(last))
         assert run.series("param_grad/hidden/w", "cosine")[2] == pytest.approx(cosine, rel=1e-4)
         assert run.at(4).stats("activation_grad/head").nan == 0
+
+
+def test_a_step_that_is_not_due_reads_nothing_from_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, read = type(jnp.ones(1)), list[str]()
+
+    def noted(name: str, method: Any) -> Any:
+        def call(array: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.current_thread() is threading.main_thread():  # another one may wait
+                read.append(name)
+            return method(array, *args, **kwargs)
+
+        return call
+
+    with gs.Probe(tmp_path, every=10) as probe:
+        step, state = probe.jit(loop_step(probe.value_and_grad, probe.record), donate_argnums=0), initial()
+        batches = [batch(number) for number in range(10)]
+        state, _ = step(state, batches[0])
+        state, _ = step(state, batches[1])  # compiles, for which constants are read
+        for name in ("__array__", "block_until_ready", "__float__", "__bool__", "item", "tolist"):
+            monkeypatch.setattr(kind, name, noted(name, getattr(kind, name)))
+        monkeypatch.setattr(kind, "_value", property(noted("_value", kind._value.fget)))
+        for each in batches[2:]:
+            state, value = step(state, each)
+        assert read == []
+        assert float(value) > 0
+        assert read
+        monkeypatch.undo()
+    with gs.load(tmp_path) as run:
+        assert run.steps["step"].tolist() == [0]
 
 
 def without_lines(text: str | None) -> str:
