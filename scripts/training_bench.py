@@ -109,10 +109,11 @@ def write_page(path: Path, figures: Sequence[Figure], *, quick: bool) -> None:
 _HEAD = """# The bench of training
 
 `scripts/bench train` measures what it costs to watch a training loop of ResNet-50 with a batch of 8 on the CPU, with
-`--quick` of a small transformer, and writes this page. A figure is the time of a step over that of the plain loop, which
-has the same step and nothing that watches it; PyTorch's is over a plain loop of PyTorch. The loops take turns of ten
-steps, and a turn is compared with the plain one of the same round. What is to be held is for ResNet-50 and larger models:
-a step of a small one is short, and a recorded step takes at least some milliseconds.
+`--quick` of a small transformer, and writes this page. A figure is the time of a step over that of the plain loop,
+which has the same step and nothing that watches it; PyTorch's is over a plain loop of PyTorch. The loops take turns of
+ten steps, and a turn is compared with the plain one of the same round. What is to be held is for ResNet-50 and larger
+models: a step of a small one is short, and a recorded step takes at least some milliseconds.
+
 
 """
 

@@ -15,7 +15,7 @@ from gradscope.capturing.seen import Seen
 from gradscope.history.history_rows import TensorRow
 from gradscope.tracing.tracer import leaves_of
 from gradscope.training.loop.placement import placed
-from gradscope.training.recording.pairs import cosine, is_same
+from gradscope.training.recording.compared_arrays import cosine, is_same
 from gradscope.training.recording.recorded import Recorded, outline_of
 from gradscope.training.recording.step_rows import tensor_rows
 from gradscope.training.state import TrainState, named_leaves

@@ -21,8 +21,8 @@ from gradscope.instrument.query.capture_spec import EVERYTHING, CaptureSpec
 from gradscope.instrument.rewriting.core_statistics import core_statistics, merged_statistics
 from gradscope.tracing.jaxpr.jaxcompat import trace_state
 from gradscope.tracing.tracer import leaves_of, variable_leaves
-from gradscope.training.probing.losses import same_loss
-from gradscope.training.recording.pairs import is_same
+from gradscope.training.probing.same_loss import same_loss
+from gradscope.training.recording.compared_arrays import is_same
 from gradscope.training.recording.recorded import outline_of
 from gradscope.training.state import named_leaves, slots_of
 

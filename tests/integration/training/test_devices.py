@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import socket
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -143,8 +144,8 @@ def test_what_one_process_knows_all_act_upon_at_the_same_step() -> None:
             super().__init__()
             self.count, self.other = 2, other
 
-        def largest(self, numbers: object) -> np.ndarray:
-            return np.max([numbers, self.other], axis=0)
+        def largest(self, numbers: Sequence[int]) -> np.ndarray:
+            return np.array([max(both) for both in zip(numbers, self.other, strict=True)])
 
     told = Agreement(Both((0, 0)), stop=lambda: signal.SIGTERM, seconds=0.0, every=None)
     wishes = told.wishes()

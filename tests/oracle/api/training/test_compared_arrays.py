@@ -17,9 +17,9 @@ LARGE = (1 << 17) + 5  # more than a block
 
 @pytest.fixture(params=["host", "device"])
 def cosine(request: pytest.FixtureRequest) -> Callable[[Any, Any], Any]:
-    from gradscope.training.recording import pairs
+    from gradscope.training.recording import compared_arrays
 
-    return jax.jit(pairs.cosine if request.param == "host" else pairs._cosine_on_device)
+    return jax.jit(compared_arrays.cosine if request.param == "host" else compared_arrays.cosine_on_device)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
@@ -52,7 +52,7 @@ def test_a_gradient_that_is_zero_or_not_finite_has_no_cosine(cosine: Callable[[A
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("shape", [(), (3, 5), (LARGE,), (0,)])
 def test_two_arrays_are_the_same_where_no_element_differs(shape: tuple[int, ...], dtype: str) -> None:
-    from gradscope.training.recording.pairs import is_same
+    from gradscope.training.recording.compared_arrays import is_same
 
     compared = jax.jit(is_same)
     old = jnp.ones(shape, dtype)

@@ -23,12 +23,13 @@ _FIRST: Final = 1 << 10
 #: Mean squares in this range neither overflow nor lose digits in float32, in the sum of a row of `inner`.
 _SQUARABLE: Final = (2.0**-60, 2.0**100)
 
+_WIDE: Final = (np.dtype(np.float32), np.dtype(np.float64))
 _SCALAR: Final = jax.ShapeDtypeStruct((), jnp.float32)
 
 
 def cosine(one: Any, other: Any) -> Any:
     """Returns the cosine of two gradients, a 0-d float32; NaN where one of them is zero."""
-    return jax.lax.platform_dependent(one, other, cpu=_cosine_from_host, default=_cosine_on_device)
+    return jax.lax.platform_dependent(one, other, cpu=_cosine_from_host, default=cosine_on_device)
 
 
 def is_same(new: Any, old: Any) -> Any:
@@ -54,7 +55,7 @@ def _cosine(one: Array, other: Array) -> np.ndarray:
         low, high = (limit * max(one.size, 1) for limit in _SQUARABLE)
         if not (low < products[1] < high and low < products[2] < high):
             products = _scaled_products(one, other)
-        return np.float32(products[0] / np.sqrt(products[1] * products[2]))
+        return np.array(products[0] / np.sqrt(products[1] * products[2]), np.float32)
 
 
 def _scaled_products(one: Array, other: Array) -> np.ndarray:
@@ -72,17 +73,19 @@ def _scaled_products(one: Array, other: Array) -> np.ndarray:
 def _real_parts(block: Array) -> Array:
     """Returns a block as float32 or float64; of complex elements, the real and imaginary parts in turn."""
     if block.dtype.kind == "c":
-        return block.view(block.real.dtype)
-    return block if block.dtype in (np.float32, np.float64) else block.astype(np.float32)
+        return block.view(f"f{block.dtype.itemsize // 2}")
+    return block if block.dtype in _WIDE else block.astype(np.float32)
 
 
 def _is_same(new: Array, old: Array) -> np.ndarray:
     if not np.equal(new.reshape(-1)[:_FIRST], old.reshape(-1)[:_FIRST]).all():
-        return np.float32(0)
-    return np.float32(all(np.equal(here, there).all() for here, there in zip(blocks(new), blocks(old), strict=True)))
+        return np.zeros((), np.float32)
+    same = all(np.equal(here, there).all() for here, there in zip(blocks(new), blocks(old), strict=True))
+    return np.array(same, np.float32)
 
 
-def _cosine_on_device(one: Any, other: Any) -> Any:
+def cosine_on_device(one: Any, other: Any) -> Any:
+    """Returns the same as `cosine`, computed by JAX itself."""
     wide = one.dtype if jnp.finfo(one.dtype).bits >= jnp.finfo(jnp.float32).bits else jnp.float32
     # Each is scaled to a largest element of one: the squares of small gradients underflow.
     one, other = (each.astype(wide) / jnp.abs(each).max(initial=0).astype(wide) for each in (one, other))
