@@ -24,7 +24,7 @@ _RESULTS: Final = frozenset({0, 1})
 _SIGNALLED: Final = 128
 
 #: Seconds that process 0 stays when it failed: when it ends, the runtime ends the others, who may have yet to say why.
-_GRACE_SECONDS: Final = 2.0
+_GRACE_SECONDS: Final = 5.0
 
 #: A flag of JAX: its service takes SIGTERM away from this process, which saves its state and says so.
 _PREEMPTION: Final = "jax_enable_preemption_service"

@@ -68,8 +68,8 @@ def train(request: TrainRequest, folder: RunFolder, *, resume: bool) -> Outcome:
         request.step, check=request.check_numerics, sharding=None if place is None else place.everywhere
     )
     first = request.step.init(request.arguments.make()[0])
-    processes.require_same(f"init of {request.model.name}", first)
     first = owned(first if place is None else place.whole(first))  # nothing else keeps the variables in memory
+    processes.require_same(f"init of {request.model.name}", first)
     beginning = Start(state=first, previous=None, number=0)
     if resume:
         beginning = start(folder.path, first, programs.no_gradients(first), steps=request.steps)
@@ -207,9 +207,10 @@ class _Loop:
         place = self._request.placement
         try:
             batch = self._request.batch(number)
+            spread = batch if place is None else place.spread(batch)
             if number == self._begin:
                 self._request.processes.require_same(f"batch {number}", batch)
-            return batch if place is None else place.spread(batch)
+            return spread
         except GradscopeError:
             if number > self._begin and self._settled(0) is None:
                 self._save()
@@ -257,8 +258,7 @@ class _Loop:
             record = None if step.record is None else step.record()
             alarms = [Alarm(step=step.number, rule=NONFINITE, why="its loss or a gradient is not finite")]
             if sound:
-                stays = self._is_on_a_clock(step.number)
-                alarms = self._alarms.of_step(step.number, numbers, record, stays=stays)
+                alarms = self._alarms.of_step(step.number, numbers, record, stays=self._is_on_a_clock(step.number))
             if record is not None:
                 skipped = self._alarms.skipped + bool(alarms and self._request.on_alarm == "skip")
                 written = replace(record, numbers={**record.numbers, "skipped": skipped})
