@@ -86,6 +86,29 @@ def test_watch_has_the_noise(folder: Path) -> None:
     assert re.search(r"^gsnr +\d", shown, re.MULTILINE), shown
 
 
+#: What batch norm does to the gradient of an example, and nothing else.
+COUPLED = """
+import jax
+import jax.numpy as jnp
+
+
+def init(key):
+    return {"hidden": {"kernel": jax.random.normal(key, (6, 16))}, "head": {"kernel": jnp.ones((16, 2))}}
+
+
+def batch(key, size=8):
+    return {"x": jax.random.normal(key, (size, 6))}
+
+
+def loss(variables, batch):
+    with jax.named_scope("hidden"):
+        hidden = batch["x"] @ variables["hidden"]["kernel"]
+    hidden = jnp.tanh(jax.nn.standardize(hidden, axis=0))
+    with jax.named_scope("head"):
+        return ((hidden @ variables["head"]["kernel"] - batch["x"][:, :2]) ** 2).mean()
+"""
+
+
 def test_a_model_with_batch_norm_is_told_about_microbatches(tmp_path: Path) -> None:
     (tmp_path / "coupled.py").write_text(COUPLED)
     line = ("train", "coupled.py", "--optimizer", "sgd(0.1)", "--per-example-every", 2, "--select", "head*")
