@@ -6,19 +6,16 @@ Non-finite elements are counted, and are left out of all other reductions.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import reduce
-from operator import add
-from typing import Any, Final, cast
+from typing import Final
 
-import ml_dtypes
 import numpy as np
 
 from gradscope.arrays.blocks import Array, blocks
-from gradscope.arrays.dtypes import dtype_name, encode, is_complex, is_floating, storable
+from gradscope.arrays.dtypes import dtype_name, encode, is_complex, is_floating, smallest_normal, storable
 from gradscope.arrays.magnitudes import MagnitudeCounter
 from gradscope.arrays.moments import moments_of, narrow_moments, sum_of_magnitudes
+from gradscope.arrays.passes.compiled_pass import compiled_reduction
 from gradscope.arrays.reductions import Extremes, NonFinite, Reduction
 from gradscope.arrays.scratch import ScratchSlot, scratch
 from gradscope.arrays.widening import real_values
@@ -54,27 +51,24 @@ def _reduce_integers(array: Array) -> Reduction:
 
 
 def _reduce_real(array: Array, *, magnitudes: bool) -> Reduction:
+    compiled = compiled_reduction(array, magnitudes=magnitudes)
+    if compiled is not None:
+        return compiled
     if not magnitudes:
-        return _total(_reduce_plainly(real_values(block)) for block in blocks(array, _PLAIN_ELEMENTS))
-    counter = MagnitudeCounter(_smallest_normal(array.dtype))
-    running = _total(_reduce_block(real_values(block), counter) for block in blocks(array))
+        return sum((_reduce_plainly(real_values(block)) for block in blocks(array, _PLAIN_ELEMENTS)), _NONE)
+    counter = MagnitudeCounter(smallest_normal(array.dtype))
+    running = sum((_reduce_block(real_values(block), counter) for block in blocks(array)), _NONE)
     return replace(running, magnitudes=counter.result())
-
-
-def _total(parts: Iterator[Reduction]) -> Reduction:
-    """Returns the sum of reductions, and of one that reduction itself: a small tensor is mostly the cost of adding."""
-    first = next(parts, None)
-    return _NONE if first is None else reduce(add, parts, first)
 
 
 def _reduce_plainly(values: Array) -> Reduction:
     """Returns the reductions of a large block without magnitudes, computed in float32 where that is accurate enough."""
     narrow = _reduce_in_float32(values) if values.dtype == np.float32 else None
-    return _total(_reduce_block(block, None) for block in blocks(values)) if narrow is None else narrow
+    return sum((_reduce_block(block, None) for block in blocks(values)), _NONE) if narrow is None else narrow
 
 
 def _reduce_in_float32(values: Array) -> Reduction | None:
-    low, high = float(values.min()), float(values.max())
+    low, high = float(values.min()) + 0.0, float(values.max()) + 0.0  # of zeros the positive one
     with np.errstate(over="ignore", invalid="ignore"):
         moments = narrow_moments(values, low, high)
     if moments is None or not math.isfinite(moments.mean):  # `min` and `max` may miss a NaN, the sum does not
@@ -100,7 +94,7 @@ def _reduce_block(values: Array, counter: MagnitudeCounter | None) -> Reduction:
     if not math.isfinite(total) and not (finite := np.isfinite(values)).all():
         counts = Reduction(zeros=0, nonfinite=_nonfinite(values))
         return counts + _reduce_block(values[finite], counter) if finite.any() else counts
-    low, high = float(values.min()), float(values.max())
+    low, high = float(values.min()) + 0.0, float(values.max()) + 0.0  # of zeros the positive one
     zeros = _zeros(values) if counter is None else counter.add(values, sum_of_magnitudes(wide, total, low, high))
     return Reduction(
         zeros=zeros,
@@ -125,7 +119,3 @@ def _nonfinite(values: Array) -> NonFinite:
         inf=infinite.size,
         neginf=int(np.count_nonzero(infinite < 0)),
     )
-
-
-def _smallest_normal(dtype: np.dtype[Any]) -> float:
-    return float(cast("Any", ml_dtypes.finfo(dtype)).smallest_normal)
