@@ -16,7 +16,7 @@ from gradscope.capturing.execution.arguments import Arguments
 from gradscope.capturing.execution.observation import is_readable_here
 from gradscope.capturing.execution.preparation import Bounds, Prepared, prepare
 from gradscope.capturing.explain.self_check import self_check
-from gradscope.capturing.records.distributed import is_shared, reading_for
+from gradscope.capturing.records.distributed import is_part, reading_for
 from gradscope.capturing.records.example_gradients import ExampleProgram, combination
 from gradscope.capturing.records.explanations import Explanations, explanations
 from gradscope.capturing.records.measure import TensorReading
@@ -111,7 +111,7 @@ def dump_model(
         # The searches follow the loss's own gradients, so they would explain the wrong run for any other query. They
         # also need all values in one process.
         explained = Explanations()
-        if request.explain and not request.query and not is_shared():
+        if request.explain and not request.query and not is_part(writer):
             explained = explanations(model.loss, prepared, session, request.bounds, timings)
             for sentence in explained.failed:
                 request.tell(sentence)

@@ -13,6 +13,7 @@ from functools import partial
 from typing import NoReturn
 
 from gradscope.cli.interrupts import Interrupts
+from gradscope.cli.running.joining import leave_failed
 from gradscope.cli.running.supervisor import runs_model, supervise
 from gradscope.cli.running.version import VERSION_OPTIONS, print_version
 from gradscope.cli.standard_streams import keep_stdout_for_results, open_streams
@@ -35,6 +36,7 @@ def main() -> NoReturn:
         status = guarded(partial(_run, interrupts), sys.argv[1:])
         if ends_with is not None:
             ends_with(status)
+            leave_failed(status)
             sys.stdout = sys.stderr  # what the model registered with atexit prints no result
         sys.exit(status)
 

@@ -82,27 +82,34 @@ class RunFolder:
 
     Args:
         path: The folder; it is made where it does not exist.
+        writes: Whether this process writes to it. Where it is one of several on a run of which another one writes, the
+            folder is neither made nor locked.
 
     Raises:
         UsageError: Another process writes to it, or the path is not a folder.
         MachineError: It cannot be made or written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, writes: bool = True) -> None:
         self.path = path.absolute()  # a model may change the working directory
+        self._descriptor: int | None = None
+        if not writes:
+            return
         if path.exists() and not path.is_dir():
             raise UsageError(f"{printable(str(path))} is not a folder", hint="a run is a folder: name another one")
         with machine_errors("write to", path):
             path.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        locked = lock(self._descriptor)
+            descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        locked = lock(descriptor)
         if locked is None:
             say_unlocked(path)
         if locked is False:
-            os.close(self._descriptor)
+            os.close(descriptor)
             raise UsageError(
                 f"another process trains in {printable(str(path))}", hint="wait for it, or name another folder"
             )
+
+        self._descriptor = descriptor
 
     def __enter__(self) -> Self:
         return self
@@ -114,7 +121,9 @@ class RunFolder:
 
     def close(self) -> None:
         """Unlocks the folder."""
-        os.close(self._descriptor)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
     @property
     def others(self) -> list[str]:

@@ -99,7 +99,8 @@ class user_code:  # noqa: N801 - a context manager that reads as a clause
                 f"{self._doing}: out of memory: {_text(error)}",
                 hint="use a smaller --batch-size, --select fewer layers, or --stats-only",
             ) from error
-        if isinstance(error, jax.errors.JaxRuntimeError) and _LOST_PROCESS.search(error_text(error)):
+        # Where a collective fails while it is dispatched, JAX raises a ValueError.
+        if isinstance(error, jax.errors.JaxRuntimeError | ValueError) and _LOST_PROCESS.search(error_text(error)):
             raise MachineError(
                 f"{self._doing}: another process of the run has ended or does not answer: {_text(error)}",
                 hint="what that process wrote says why; start all processes again",

@@ -50,9 +50,14 @@ def dump_writer(path: str | os.PathLike[str], *, force: bool = False, inputs: It
     return ProcessWriter(path, ProcessGroup(process=process, barrier=_barrier, merge=merged_manifest), force=force)
 
 
+def is_part(writer: RecordSink) -> bool:
+    """Returns whether a writer gets what this process has of a run of several processes, and not a run of its own."""
+    return isinstance(writer, ProcessWriter)
+
+
 def reading_for(writer: RecordSink, reading: TensorReading) -> Reading:
     """Returns how tensors are read for a writer: in full, or as the shards of this process."""
-    return ShardReading(reading=reading) if isinstance(writer, ProcessWriter) else reading
+    return ShardReading(reading=reading) if is_part(writer) else reading
 
 
 def _barrier() -> None:

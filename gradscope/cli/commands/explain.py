@@ -16,8 +16,8 @@ def explain(
         list[str] | None,
         typer.Argument(
             metavar="NAME",
-            help="A column such as bwd_gain, a metric such as rel_l2, a finding such as vanishing, a reason such as "
-            "opaque or dead units, a family, a status, a verdict; without it, all of them.",
+            help="A column such as bwd_gain, a metric such as rel_l2, a finding such as vanishing, an alarm such as "
+            "loss-spike, a reason such as opaque or dead units, a family, a status, a verdict; without it, all.",
             autocompletion=explained_names,
         ),
     ] = None,

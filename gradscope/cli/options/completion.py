@@ -1,4 +1,4 @@
-"""Completion of the shell: names of the zoo, of a dump's tensors, of findings, families and columns.
+"""Completion of the shell: names of the zoo, of the tensors of a dump or a run, of findings, families and columns.
 
 A name that a shell could take for something else than a word is not offered: a dump may come from anyone.
 """
@@ -24,15 +24,20 @@ def zoo_models(incomplete: str) -> list[str]:
 
 
 def tensor_keys(context: typer.Context, incomplete: str) -> list[str]:
-    """Returns the keys of the dump that the command line names."""
+    """Returns the keys of the dump or of the run that the command line names."""
     from gradscope.dump.reader import open_dump
     from gradscope.errors import GradscopeError
+    from gradscope.history.history_reader import History
+    from gradscope.history.run_folder import is_run
 
     # An option that lacks its value ends the parsing, and what came before is left over.
     named = context.params.get("dump") or next(iter(context.args), None)
     if named is None:
         return []
     try:
+        if is_run(named):
+            with History(Path(named)) as history:
+                return _beginning((tensor.key for tensor in history.tensors.values()), incomplete)
         with open_dump(Path(named)) as source:
             return _beginning(source.keys(), incomplete)
     except GradscopeError:

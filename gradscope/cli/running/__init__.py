@@ -3,6 +3,7 @@
 - `version` prints the version.
 - `supervisor` runs the command in a child process, so that its exit status is right however it ends.
 - `jax_setup` imports JAX and sets its precision and its cache of compiled programs.
+- `joining` makes it one of the processes of a distributed run.
 - `rerun` makes the model of a saved dump again, for `compare --isolate` and `isolate`.
 - `compared_paths` finds out which dumps, or runs, are compared with which, for `compare` and `report`.
 - `default_output` finds out whether `dump` may replace what is at its default output.

@@ -7,26 +7,17 @@ itself imports without JAX, because it reports why JAX cannot be imported.
 from __future__ import annotations
 
 import gc
-import inspect
 import logging
 import os
 import platform
-import re
 import warnings
 from importlib import metadata
 from typing import Any, Final, NoReturn
 
 from gradscope.cli.options.model_options import FloatType, ModelOptions
+from gradscope.cli.running.joining import join_processes
 from gradscope.errors import MachineError, UsageError
 from gradscope.user_cache import cache_folder
-
-#: Seconds after which the processes of a run take one as dead that they do not hear from; JAX's own are 100. Threads of
-#: the runtime send the heartbeats, and go on while Python compiles.
-HEARTBEAT: Final = 15
-
-#: The two forms of `--distributed`: a word, or an address, the number of processes, and the index of this one.
-_AUTO: Final = "auto"
-_ADDRESS: Final = re.compile(r"([^,]+:\d+),(\d+),(\d+)")
 
 
 def backend_ready() -> None:
@@ -35,7 +26,7 @@ def backend_ready() -> None:
     Raises:
         MachineError: JAX is missing, does not fit jaxlib or NumPy, or the requested platform has no device here.
     """
-    jax = _jax()
+    jax = imported_jax()
     try:
         jax.default_backend()
     except (
@@ -45,36 +36,12 @@ def backend_ready() -> None:
         _no_device(error)
 
 
-def join_processes(how: str) -> None:
-    """Makes this process one of several, before the backend starts.
-
-    Args:
-        how: `auto` where the cluster provides the address (Slurm, MPI, a TPU pod, ...); or `HOST:PORT,COUNT,INDEX`.
+def imported_jax() -> Any:
+    """Returns the package `jax`.
 
     Raises:
-        UsageError: It is neither.
-        MachineError: The processes do not find each other.
+        MachineError: It is missing, or does not fit jaxlib or NumPy.
     """
-    address = _ADDRESS.fullmatch(how)
-    if address is None and how != _AUTO:
-        raise UsageError(f"--distributed {how!r} is neither 'auto' nor HOST:PORT,COUNT,INDEX")
-    jax = _jax()
-    # Older JAX has a heartbeat of its own, which is not set.
-    known = inspect.signature(jax.distributed.initialize).parameters
-    heartbeat = {name: seconds for name, seconds in {"heartbeat_timeout_seconds": HEARTBEAT}.items() if name in known}
-    try:
-        if address is None:
-            jax.distributed.initialize(**heartbeat)
-        else:
-            jax.distributed.initialize(address[1], int(address[2]), int(address[3]), **heartbeat)
-    except (RuntimeError, ValueError) as error:
-        raise MachineError(
-            f"the processes do not find each other: {error}",
-            hint="where no cluster has the address, start each process with --distributed HOST:PORT,COUNT,INDEX",
-        ) from error
-
-
-def _jax() -> Any:
     try:
         import jax
     except (ImportError, RuntimeError, AttributeError) as error:  # what mismatched versions raise
@@ -129,8 +96,7 @@ def set_up_jax(model: ModelOptions, *, cache: bool, distributed: str | None = No
         MachineError: JAX or its backend cannot be used here.
     """
     _collect_rarely()
-    from gradscope.errors import UsageError
-
+    imported_jax()
     if distributed is not None:
         join_processes(distributed)
     backend_ready()

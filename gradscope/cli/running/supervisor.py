@@ -13,6 +13,10 @@ imported, and the parent does nothing but wait.
 Signals: the parent passes on what was sent to it alone. What a terminal sends reaches the child by itself. If the
 parent is killed, the system kills the child. A child that a signal ends which is no crash (SIGKILL, SIGHUP) ends its
 parent with the same signal.
+
+What the child leaves behind, such as a process that a loss forked and that hangs in a lock of JAX's, would outlive the
+command and keep its pipes open. The system gives it to the parent (Linux), which ends it. A process that has begun a
+session of its own, as a server does that is meant to stay, stays.
 """
 
 from __future__ import annotations
@@ -21,7 +25,9 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from gradscope.errors import MachineError
@@ -38,8 +44,13 @@ _PASSED_ON: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUI
 #: `si_code` of a signal that the kernel sent, for a key of the terminal, and not a process.
 _FROM_KERNEL: Final = 0x80
 
-#: `prctl`'s request for a signal when the parent ends.
+#: `prctl`'s requests for a signal when the parent ends, and to become the parent of orphans.
 _SET_PARENT_DEATH_SIGNAL: Final = 1
+_SET_CHILD_SUBREAPER: Final = 36
+
+#: Seconds in which processes that were left behind may end by themselves, and in which they have to end when killed.
+_GRACE_SECONDS: Final = 1.0
+_KILL_SECONDS: Final = 2.0
 
 
 def runs_model(arguments: Sequence[str]) -> bool:
@@ -70,7 +81,10 @@ def supervise() -> Callable[[int], None]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     parent, child = os.getpid(), os.fork()
     if child:
-        _end_as(_status_of(child, waited), record)
+        _prctl(_SET_CHILD_SUBREAPER, 1)
+        status = _status_of(child, waited)
+        _end_orphans()
+        _end_as(status, record)
     _end_with_parent(parent)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     recording = os.getpid()
@@ -88,13 +102,57 @@ def _ignore(status: int) -> None:
 
 def _end_with_parent(parent: int) -> None:
     """Makes the system kill this process when its parent ends."""
+    _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if sys.platform == "linux" and os.getppid() != parent:  # it ended before the request
+        os._exit(128 + signal.SIGKILL)
+
+
+def _prctl(request: int, argument: int) -> None:
+    """Makes a request to the system, where it is Linux."""
     import ctypes
 
     libc: Any = ctypes.CDLL(None)
     if sys.platform == "linux":
-        libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before the request
-            os._exit(128 + signal.SIGKILL)
+        libc.prctl(request, argument)
+
+
+def _end_orphans() -> None:
+    """Ends the processes of this session that the child left behind."""
+    begin = time.monotonic()
+    while (waiting := time.monotonic() - begin) < _GRACE_SECONDS + _KILL_SECONDS and _has_children():
+        orphans = [each for each in _children() if _session(each) == os.getsid(0)]
+        if not orphans:
+            return
+        for each in orphans if waiting > _GRACE_SECONDS else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _has_children() -> bool:
+    """Returns whether there are processes whose parent this one is, after those that have ended are let go."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _children() -> Iterator[int]:
+    """Yields the processes whose parent this one is, where the system tells."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # The name, in parentheses, may have anything in it; the state and the parent follow.
+            if int(path.read_text(errors="replace").rpartition(")")[2].split()[1]) == os.getpid():
+                yield int(path.parent.name)
+
+
+def _session(process: int) -> int:
+    try:
+        return os.getsid(process)
+    except ProcessLookupError:
+        return 0
 
 
 def _status_of(child: int, waited: set[signal.Signals]) -> int:

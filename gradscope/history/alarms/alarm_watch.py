@@ -79,6 +79,13 @@ class AlarmWatch:
         self._above.discard(NONFINITE)
         return found
 
+    def skipped(self) -> None:
+        """Notes that the update of the last step was skipped: a step after it that is as wrong is another alarm.
+
+        Its numbers still count for the limits, so that a level which stays high is not skipped forever.
+        """
+        self._above.clear()
+
     def named(self, alarm: Alarm, stats: Statistics) -> Alarm:
         """Returns an alarm about a step with the tensor that deviates most from what it was.
 

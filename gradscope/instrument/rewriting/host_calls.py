@@ -18,18 +18,20 @@ except ImportError:
     buffer_callback = None
 
 
-def made_on_host(function: Callable[[np.ndarray], np.ndarray], shape: jax.ShapeDtypeStruct, operand: Any) -> Any:
+def made_on_host(function: Callable[..., np.ndarray], shape: jax.ShapeDtypeStruct, *operands: Any) -> Any:
     """Returns the result of a function of NumPy arrays on the CPU backend, as part of a traced program.
 
     Args:
-        function: Pure; receives an array that it may read only while it runs.
+        function: Pure; receives arrays that it may read only while it runs.
         shape: The shape and dtype of its result.
-        operand: The array.
+        operands: The arrays.
     """
     if buffer_callback is None:
-        return jax.pure_callback(lambda array: function(np.asarray(array)), shape, operand, vmap_method="sequential")
+        return jax.pure_callback(
+            lambda *arrays: function(*map(np.asarray, arrays)), shape, *operands, vmap_method="sequential"
+        )
 
-    def fill(_context: Any, made: Any, injected: Any) -> None:
-        np.asarray(made)[...] = function(np.asarray(injected))
+    def fill(_context: Any, made: Any, *injected: Any) -> None:
+        np.asarray(made)[...] = function(*map(np.asarray, injected))
 
-    return buffer_callback(fill, shape, vmap_method="sequential")(operand)
+    return buffer_callback(fill, shape, vmap_method="sequential")(*operands)

@@ -1,7 +1,8 @@
 """The report of `explain`: what a column, a metric, a finding, a reason of the ledger or another word of a table is.
 
 All texts are those of the tables that the program itself works by: `COLUMNS`, `METRICS`, `RULES`, `REASONS`, families
-(`MEANINGS`), `ZERO_REASONS`, `STATUSES`, `PASSES`, and the verdicts and outcomes of `compare` and `check`.
+(`MEANINGS`), `ZERO_REASONS`, `STATUSES`, `PASSES`, the verdicts and outcomes of `compare` and `check`, and of training
+runs the rules of alarms and the columns of `STEPS`, `STATS` and `NOISE`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from gradscope.dump.manifest.reasons import REASONS, ReasonSpec
 from gradscope.dump.manifest.zero_reasons import ZERO_REASONS
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
+from gradscope.history.alarms.alarm_rules import RULES as ALARMS
+from gradscope.history.alarms.alarm_rules import AlarmRule
+from gradscope.history.schema import NOISE, STATS, STEPS
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD
 from gradscope.naming.families import MEANINGS
 from gradscope.naming.patterns import nearest_hint
@@ -39,8 +43,8 @@ class Explanation:
 
     Attributes:
         name: The name.
-        kind: What it is the name of: `column`, `metric`, `finding`, `reason`, `zero`, `family`, `status`, `pass`,
-            `verdict`, `proof` or `outcome`.
+        kind: What it is the name of: `column`, `metric`, `finding`, `alarm`, `series`, `reason`, `zero`, `family`,
+            `status`, `pass`, `verdict`, `proof` or `outcome`.
         facts: Texts by label: `what`, `formula`, `unit`, `threshold`, `do` and others.
     """
 
@@ -100,6 +104,8 @@ _TITLES: Final = {
     "column": "a column of statistics",
     "metric": "a metric of comparisons",
     "finding": "a finding",
+    "alarm": "an alarm of a training run",
+    "series": "a number that a training run records",
     "reason": "a reason of the ledger",
     "zero": "a reason why a gradient is zero or cut off",
     "family": "a family of tensors",
@@ -113,6 +119,8 @@ _LISTS: Final = {
     "column": "Columns of statistics",
     "metric": "Metrics of comparisons",
     "finding": "Findings",
+    "alarm": "Alarms of training runs",
+    "series": "Numbers that a training run records",
     "reason": "Reasons of the ledger",
     "zero": "Reasons why a gradient is zero or cut off",
     "family": "Families of tensors",
@@ -166,10 +174,15 @@ def _is_called(explanation: Explanation, name: str) -> bool:
 def _explanations() -> Iterator[Explanation]:
     for rule in RULES:
         yield _explained(rule.name, "finding", _of_rule(rule))
+    for alarm in ALARMS:
+        yield _explained(alarm.name, "alarm", _of_alarm(alarm))
     for column in COLUMNS:
         yield _explained(column.name, "column", _of_column(column))
     for metric in METRICS:
         yield _explained(metric.name, "metric", _of_metric(metric))
+    for table in (STEPS, STATS, NOISE):
+        for name, (unit, meaning) in table.items():
+            yield _explained(name, "series", {"what": _sentence(meaning), "unit": unit})
     for reason in REASONS:
         yield _explained(reason.name, "reason", _of_reason(reason))
     for zero in ZERO_REASONS:
@@ -177,7 +190,7 @@ def _explanations() -> Iterator[Explanation]:
         yield _explained(zero.name, "zero", {"what": zero.sentence, "do": zero.remedy, "use": use})
     for kind, meanings in _MEANINGS:
         for name, meaning in meanings.items():
-            yield _explained(name, kind, {"what": f"{meaning[0].upper()}{meaning[1:]}."})
+            yield _explained(name, kind, {"what": _sentence(meaning)})
 
 
 def _explained(name: str, kind: str, facts: Mapping[str, str]) -> Explanation:
@@ -196,6 +209,19 @@ def _of_rule(rule: FindingRule) -> dict[str, str]:
         "do": rule.remedy,
         "use": f"--check {rule.name} makes dump and show exit 1 on it",
     }
+
+
+def _of_alarm(rule: AlarmRule) -> dict[str, str]:
+    return {
+        "what": rule.sentence,
+        "formula": rule.formula,
+        "of": ", ".join(rule.families),
+        "use": f"--check {rule.name} makes train exit 1 on it; --on-alarm says what else an alarm does",
+    }
+
+
+def _sentence(meaning: str) -> str:
+    return f"{meaning[0].upper()}{meaning[1:]}."
 
 
 def _of_column(column: ColumnSpec) -> dict[str, str]:

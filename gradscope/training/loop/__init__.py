@@ -5,7 +5,8 @@
 - `run_alarms` finds alarms, goes back to before their step, and saves or skips it.
 - `step_programs` compiles a step twice: as it is, and observed.
 - `step_batches` provides the batch of each step.
-- `placement` spreads the examples of a batch over local devices.
+- `placement` spreads the examples of a batch over devices.
+- `processes` makes several processes take the same steps, of which one writes the run.
 - `state_files` saves states and restores them, bit for bit.
 - `resuming` opens the folder of a run, new or to be continued, and says what differs.
 - `alarm_files` saves the state before a step, its batch, and a dump of it with the origin of a NaN.

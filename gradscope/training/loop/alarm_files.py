@@ -11,6 +11,7 @@ import jax
 from gradscope import naming
 from gradscope.capturing.dump_model import DumpRequest, dump_model
 from gradscope.capturing.execution.arguments import Arguments
+from gradscope.capturing.records.distributed import is_shared
 from gradscope.capturing.records.measure import TensorReading
 from gradscope.capturing.timings import Timings
 from gradscope.dump.manifest.manifest import Manifest, RunFacts
@@ -19,6 +20,7 @@ from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.dump.writer import DumpWriter
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import leaves_of
+from gradscope.training.loop.placement import in_this_process
 from gradscope.training.loop.state_files import save_state
 from gradscope.training.recording.array_records import record_of
 from gradscope.training.state import TrainState
@@ -30,7 +32,7 @@ def save_step(model: Model, state: TrainState, batch: Any, *, folder: Path, fact
     Args:
         model: The model.
         state: The state before the step.
-        batch: Its batch.
+        batch: Its batch, whole on each device.
         folder: Where to; it is made.
         facts: What the manifests state about the run.
 
@@ -51,12 +53,12 @@ def save_step(model: Model, state: TrainState, batch: Any, *, folder: Path, fact
 def save_dump(
     model: Model, state: TrainState, batch: Any, *, path: Path, facts: Mapping[str, Json], tensors: bool = True
 ) -> Manifest:
-    """Saves a dump of the loss of a step, as `gradscope dump` would.
+    """Saves a dump of the loss of a step, as `gradscope dump` would; of several processes, one runs it by itself.
 
     Args:
         model: The model.
         state: The state before the step.
-        batch: Its batch.
+        batch: Its batch, whole on each device.
         path: The file; one that exists is replaced.
         facts: What the manifest states about the run.
         tensors: Whether it has the tensors, too, beside their statistics.
@@ -66,8 +68,10 @@ def save_dump(
         ModelError: The model failed.
     """
     request = DumpRequest(reading=TensorReading(keep=tensors), facts=dict(facts))
+    values = (state.variables, batch)
+    arguments = Arguments.of(*(in_this_process(values) if is_shared() else values))
     with DumpWriter(path, force=True) as writer:
-        return dump_model(model, Arguments.of(state.variables, batch), request, writer, Timings())
+        return dump_model(model, arguments, request, writer, Timings())
 
 
 def _save_batch(path: Path, batch: Any, facts: Mapping[str, Json]) -> None:

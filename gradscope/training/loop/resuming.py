@@ -14,6 +14,7 @@ from gradscope.history.history_reader import History
 from gradscope.history.run_folder import RunFolder, is_run, states_in
 from gradscope.history.schema import RUN_OPTION
 from gradscope.naming import printable
+from gradscope.training.loop.processes import Processes
 from gradscope.training.loop.state_files import OTHER_RUN, restored
 from gradscope.training.state import TrainState
 
@@ -35,11 +36,12 @@ class Start:
     watch: Mapping[str, Any] | None = None
 
 
-def opened(path: Path, options: Mapping[str, str], *, resume: bool, force: bool) -> RunFolder:
-    """Returns the locked folder of a run, which has to be closed.
+def opened(path: Path, options: Mapping[str, str], *, resume: bool, force: bool, processes: Processes) -> RunFolder:
+    """Returns the folder of a run, which has to be closed; in the process that writes it, it is locked.
 
     Args:
         path: The folder.
+        processes: The processes that take the run's steps; each of them has to call this.
         options: The options that decide the run's numbers, by name.
         resume: Whether the run in it is continued.
         force: Whether a run in it may be replaced, or continued with other options.
@@ -49,25 +51,8 @@ def opened(path: Path, options: Mapping[str, str], *, resume: bool, force: bool)
         DumpError: Its history cannot be read.
         MachineError: The folder cannot be written.
     """
-    shown = printable(str(path))
-    if resume and not is_run(path):
-        raise UsageError(f"there is no run in {shown} to resume", hint="start it without --resume")
-    if not resume and is_run(path) and not force and not _is_empty(path):
-        raise UsageError(f"{shown} holds a run", hint="continue it with --resume, or replace it with --force")
-    folder = RunFolder(path)
-    try:
-        if resume and not force:
-            _require_same_options(path, options)
-        elif not resume and is_run(path):
-            folder.clear()
-        elif folder.others and not force:
-            raise UsageError(
-                f"{shown} holds other files, such as {printable(folder.others[0])}", hint="name a folder of its own"
-            )
-    except BaseException:
-        folder.close()
-        raise
-    return folder
+    folder = processes.at_first(lambda: _locked(path, options, resume=resume, force=force))
+    return RunFolder(path, writes=False) if folder is None else folder
 
 
 def start(folder: Path, first: TrainState, no_gradients: Any, *, steps: int) -> Start:
@@ -111,6 +96,28 @@ def option_facts(options: Mapping[str, str]) -> dict[str, str]:
 def owned(state: TrainState) -> TrainState:
     """Returns a copy of a state in arrays of its own, so that it can be donated: a first average is the parameters."""
     return jax.tree_util.tree_map(lambda leaf: leaf.copy(), state)
+
+
+def _locked(path: Path, options: Mapping[str, str], *, resume: bool, force: bool) -> RunFolder:
+    shown = printable(str(path))
+    if resume and not is_run(path):
+        raise UsageError(f"there is no run in {shown} to resume", hint="start it without --resume")
+    if not resume and is_run(path) and not force and not _is_empty(path):
+        raise UsageError(f"{shown} holds a run", hint="continue it with --resume, or replace it with --force")
+    folder = RunFolder(path)
+    try:
+        if resume and not force:
+            _require_same_options(path, options)
+        elif not resume and is_run(path):
+            folder.clear()
+        elif folder.others and not force:
+            raise UsageError(
+                f"{shown} holds other files, such as {printable(folder.others[0])}", hint="name a folder of its own"
+            )
+    except BaseException:
+        folder.close()
+        raise
+    return folder
 
 
 def _is_empty(path: Path) -> bool:

@@ -6,13 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-import jax.numpy as jnp
-
 from gradscope.dump.record import Json
 from gradscope.history.alarms.alarm_rules import NONFINITE
 from gradscope.history.alarms.alarm_watch import AlarmWatch
 from gradscope.history.history_rows import Alarm, StepRecord
-from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import RunFolder, alarm_path
 from gradscope.tracing.loading.model import Model
 from gradscope.training.loop.alarm_files import save_step
@@ -20,6 +17,7 @@ from gradscope.training.loop.step_programs import StepPrograms
 from gradscope.training.recording.alarm_notes import nonfinite_alarm, write_alarms
 from gradscope.training.recording.state_ring import StateRing
 from gradscope.training.recording.step_rows import step_record
+from gradscope.training.recording.unwritten_history import RunHistory
 from gradscope.training.state import TrainState
 
 if TYPE_CHECKING:
@@ -40,10 +38,11 @@ class RunAlarms:
         folder: The folder of the run.
         history: Its history.
         programs: Its step.
-        is_recorded: Returns whether a step is recorded, and so which of the programs took it.
+        is_observed: Returns which of the two programs took a step: the observed one, or the plain one.
         has_histograms: Returns whether a recorded step has histograms, likewise.
         on_alarm: What an alarm does.
         keep: How many folders of alarms are kept.
+        writes: Whether this process is the one that writes the run.
         facts: What manifests state about the run.
         tell: Called with a line about what was done.
         events: The event file, to which alarms are written, too; None for none.
@@ -55,20 +54,21 @@ class RunAlarms:
     """
 
     def __init__(
-        self, model: Model, folder: RunFolder, history: HistoryWriter, programs: StepPrograms, *,
-        is_recorded: Callable[[int], bool], has_histograms: Callable[[int], bool],
-        on_alarm: OnAlarm, keep: int, facts: Mapping[str, Json],
+        self, model: Model, folder: RunFolder, history: RunHistory, programs: StepPrograms, *,
+        is_observed: Callable[[int], bool], has_histograms: Callable[[int], bool],
+        on_alarm: OnAlarm, keep: int, writes: bool, facts: Mapping[str, Json],
         tell: Callable[[str], None], events: EventFile | None,
     ) -> None:  # fmt: skip
         self._model = model
         self._folder = folder
         self._history = history
         self._programs = programs
-        self._is_recorded = is_recorded
+        self._is_observed = is_observed
         self._has_histograms = has_histograms
         self._events = events
         self._on_alarm: OnAlarm = on_alarm
         self._keep = keep
+        self._writes = writes
         self._facts = facts
         self._tell = tell
         self._ring = StateRing(_KEEP_EVERY)
@@ -82,11 +82,22 @@ class RunAlarms:
         if self._on_alarm != "note":
             self._ring.keep(number, state, batch)
 
-    def of_step(self, number: int, numbers: Mapping[str, float], record: StepRecord | None) -> list[Alarm]:
-        """Returns the alarms of a step, which have no tensor yet where they are about the step."""
+    def of_step(
+        self, number: int, numbers: Mapping[str, float], record: StepRecord | None, *, stays: bool
+    ) -> list[Alarm]:
+        """Returns the alarms of a step, which have no tensor yet where they are about the step.
+
+        Args:
+            number: The step.
+            numbers: Its numbers.
+            record: What was recorded of it; None where nothing was.
+            stays: Whether its record counts for those after it. That of a last step does not: the run that goes on from
+                it has to be the one that did not stop there.
+        """
         alarms = self._watch.step(number, numbers)
         if record is not None:
             alarms = [self._watch.named(alarm, record.stats) for alarm in alarms]
+        if record is not None and stays:
             alarms += self._watch.recorded(number, record.stats, record.unchanged)
         return alarms
 
@@ -122,6 +133,7 @@ class RunAlarms:
     def skip(self, number: int, before: TrainState) -> TrainState:
         """Returns the state after a step whose update is skipped: the one before it, one step later."""
         self.skipped += 1
+        self._watch.skipped()
         self._ring.clear()
         self._tell(f"step {number:,}: its update is skipped, {self.skipped:,} so far")
         return replace(before, step=before.step + 1)
@@ -137,13 +149,14 @@ class RunAlarms:
 
     def _advanced(self, number: int, state: TrainState, batch: Any) -> TrainState:
         # By the program that took the step: the two agree to rounding only.
-        return self._observed(number, state, batch).state if self._is_recorded(number) else self._programs.plain(
-            state, jnp.bool_(True), batch
+        return self._observed(number, state, batch).state if self._is_observed(number) else self._programs.plain(
+            state, self._programs.sound_so_far(), batch
         ).state  # fmt: skip
 
     def _observed(self, number: int, state: TrainState, batch: Any) -> Any:
         previous, histograms = self._programs.no_gradients(state), self._has_histograms(number)
-        return self._programs.observed(state, jnp.bool_(True), previous, batch, histograms=histograms)
+        sound = self._programs.sound_so_far()
+        return self._programs.observed(state, sound, previous, batch, histograms=histograms)
 
     def _with_tensor(self, alarm: Alarm, state: TrainState, batch: Any) -> Alarm:
         """Returns an alarm about a step that was not recorded with the tensor that deviates, which running it tells."""
@@ -157,6 +170,9 @@ class RunAlarms:
 
     def _saved(self, state: TrainState, batch: Any, alarms: list[Alarm]) -> list[Alarm]:
         number = alarms[0].step
+        batch = self._programs.everywhere(batch)
+        if not self._writes:
+            return alarms
         folder = alarm_path(self._folder.path, number)
         dump = save_step(self._model, state, batch, folder=folder, facts=self._facts)
         named = [nonfinite_alarm(number, dump) if each.rule == NONFINITE else each for each in alarms]

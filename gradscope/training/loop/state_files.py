@@ -25,6 +25,7 @@ from gradscope.dump.writer import DumpWriter
 from gradscope.errors import DumpError
 from gradscope.naming import printable
 from gradscope.tracing.tracer import variable_leaves
+from gradscope.training.loop.placement import placed
 from gradscope.training.recording.array_records import record_of
 from gradscope.training.state import TrainState, named_leaves, optimizer_leaves
 
@@ -104,7 +105,7 @@ def restored(path: Path, like: TrainState, previous_like: Any) -> Saved:
                 f"{printable(str(path))} is not a state of this run: {'; '.join(problems[:_MOST_PROBLEMS])}{more}",
                 hint=OTHER_RUN,
             )
-        found = {key: _placed(dump.array(key), leaf) for key, leaf in wanted.items()}
+        found = {key: _like(dump.array(key), leaf) for key, leaf in wanted.items()}
     state = _rebuilt(like, found)
     return Saved(state, _rebuilt_gradients(previous_like, found) if has_gradients else None, watch)
 
@@ -132,11 +133,11 @@ def _problem(dump: DumpFile, key: str, leaf: Any) -> str | None:
     return f"{printable(key)} is {entry.dtype}{list(entry.shape)}, expected {dtype}{list(shape)}"
 
 
-def _placed(array: np.ndarray, leaf: Any) -> Any:
+def _like(array: np.ndarray, leaf: Any) -> Any:
     """Returns an array from a file on the devices of a leaf, as a typed key where that is one."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         array = jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
-    return jax.device_put(array, leaf.sharding)
+    return placed(array, leaf.sharding)
 
 
 def _rebuilt(like: TrainState, found: Mapping[str, Any]) -> TrainState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,8 +12,12 @@ import optax
 
 from gradscope import naming
 from gradscope.capturing.seen import Seen
+from gradscope.history.history_rows import TensorRow
 from gradscope.tracing.tracer import leaves_of
-from gradscope.training.recording.recorded import Recorded, cosine, outline_of
+from gradscope.training.loop.placement import placed
+from gradscope.training.recording.compared_arrays import cosine, is_same
+from gradscope.training.recording.recorded import Recorded, outline_of
+from gradscope.training.recording.step_rows import tensor_rows
 from gradscope.training.state import TrainState, named_leaves
 from gradscope.training.step import Gradients, TrainStep
 
@@ -45,8 +50,6 @@ class StepPrograms:
 
     Attributes:
         keys: The keys of the observed tensors; empty before the first observed step.
-        inputs: The shapes of the observed leaves of the batch, by key; empty before the first observed step.
-        outline: The shapes of the observations of the loss and its gradients; None before the first observed step.
     """
 
     def __init__(self, step: TrainStep, *, check: bool, sharding: Any = None) -> None:
@@ -60,9 +63,10 @@ class StepPrograms:
             histograms: jax.jit(partial(self._observed_step, each), donate_argnums=(0, 2), **shardings)
             for histograms, each in ((False, step), (True, step.with_histograms()))
         }
+        self._zeros_program: Any = jax.jit(lambda tree: jax.tree_util.tree_map(jnp.zeros_like, tree), **shardings)
         self.keys: tuple[str, ...] = ()
-        self.inputs: dict[str, Any] = {}
-        self.outline: Seen | None = None
+        self._inputs: dict[str, Any] = {}
+        self._outline: Seen | None = None
 
     def plain(self, state: TrainState, sound: Any, batch: Any) -> Taken:
         """Takes a step without observing it.
@@ -88,8 +92,31 @@ class StepPrograms:
 
     def no_gradients(self, state: TrainState) -> Any:
         """Returns zeros of the shapes of a step's gradients."""
-        zeros = jax.tree_util.tree_map(jnp.zeros_like, self._step.trained_of(state))
-        return zeros if self._sharding is None else jax.device_put(zeros, self._sharding)
+        return self._zeros_program(self._step.trained_of(state))
+
+    def sound_so_far(self) -> Any:
+        """Returns the True with which a run begins."""
+        sound = jnp.bool_(True)
+        return sound if self._sharding is None else placed(sound, self._sharding)
+
+    def tensors(self, state: TrainState, *, noise: bool) -> Iterable[TensorRow]:
+        """Returns the tensors that an observed step records; `noise`: whether the noise of gradients is among it."""
+        families = (naming.PARAM_GRAD, naming.CLIPPED_GRAD, naming.UPDATE)
+        of_params = {naming.key_of(family, name): leaf
+                     for name, leaf in named_leaves(state.params).items() for family in families}  # fmt: skip
+        outlines = [] if self._outline is None else [self._outline]
+        leaves = {**self._inputs, **of_params, **state.slots(), **state.averages()}
+        keys = dict.fromkeys(self.keys)
+        if noise:
+            trained = named_leaves(self._step.trained_of(state))
+            keys |= dict.fromkeys(naming.key_of(naming.PARAM_GRAD, name) for name in trained)
+        return tensor_rows(outlines, tuple(keys), leaves)
+
+    def everywhere(self, batch: Any) -> Any:
+        """Returns a batch that is whole on each device; of several processes, each has to call it."""
+        if self._sharding is None or self._sharding.is_fully_addressable:
+            return batch
+        return jax.jit(lambda tree: tree, out_shardings=self._sharding)(batch)
 
     def _plain_step(self, state: TrainState, sound: Any, batch: Any) -> Taken:
         computed = self._unobserved.compute_gradients(state, batch)
@@ -119,15 +146,15 @@ class StepPrograms:
         named = {naming.key_of(naming.INPUT, leaf.name): array for leaf, array in leaves}
         inputs = step.observe(named)
         self.keys = (*inputs, *seen)
-        self.inputs = {key: jax.ShapeDtypeStruct(named[key].shape, named[key].dtype) for key in inputs}
-        self.outline = outline_of(seen.backward) if isinstance(seen.backward, Seen) else None
+        self._inputs = {key: jax.ShapeDtypeStruct(named[key].shape, named[key].dtype) for key in inputs}
+        self._outline = outline_of(seen.backward) if isinstance(seen.backward, Seen) else None
         sound = self._sound(sound, seen.loss, seen.grad_norm, gradients)
         before = named_leaves(previous)
         cosines = {name: cosine(gradient, before[name]) for name, gradient in named_leaves(gradients).items()}
         vectors = [*inputs.values(), *(seen[key].vector for key in seen)]
         trained = named_leaves(self._step.trained_of(state))
         new = named_leaves(self._step.trained_of(after))
-        unchanged = {name: (new[name] == leaf).all() for name, leaf in trained.items()}
+        unchanged = {name: is_same(new[name], leaf) for name, leaf in trained.items()}
         recorded = Recorded(jnp.stack(vectors) if vectors else jnp.zeros((0, 0)), cosines, seen.numbers, unchanged)
         return Taken(self._kept(sound, after, state), sound, _shown(seen.numbers), recorded, gradients)
 

@@ -12,6 +12,7 @@ from gradscope.dump.record import Json
 from gradscope.history.history_rows import Alarm
 from gradscope.tracing.loading.model import Model
 from gradscope.training.loop.placement import Placement
+from gradscope.training.loop.processes import Processes
 from gradscope.training.loop.run_alarms import OnAlarm
 from gradscope.training.step import TrainStep
 
@@ -47,6 +48,7 @@ class TrainRequest:
         microbatch: Examples in each of the gradients that it is computed from.
         tensorboard: Whether event files are written, too.
         placement: Where arrays are; None for JAX's default device.
+        processes: The processes that take the steps together.
         saving: When checkpoints are saved.
         check_numerics: Whether the run stops at a loss or a gradient that is not finite.
         options: The options that decide the run's numbers, for its history.
@@ -54,7 +56,7 @@ class TrainRequest:
         is_dumped: Returns whether a step is dumped, by number.
         on_alarm: What an alarm does.
         keep_alarms: How many folders of alarms are kept.
-        stop: Returns whether the run is to stop after the present step.
+        stop: Returns the number of the signal for which the run is to stop after the present step, or 0.
         progress: Called after each step with its number and its numbers.
         tell: Called with a line about each alarm.
     """
@@ -70,6 +72,7 @@ class TrainRequest:
     microbatch: int = 1
     tensorboard: bool = False
     placement: Placement | None = None
+    processes: Processes = field(default_factory=Processes)
     saving: Saving = field(default_factory=Saving)
     check_numerics: bool = True
     options: Mapping[str, str]
@@ -77,7 +80,7 @@ class TrainRequest:
     is_dumped: Callable[[int], bool] = lambda _number: False
     on_alarm: OnAlarm = "save"
     keep_alarms: int = 3
-    stop: Callable[[], bool] = lambda: False
+    stop: Callable[[], int] = lambda: 0
     progress: Callable[[int, Mapping[str, Any]], None] = lambda _number, _numbers: None
     tell: Callable[[str], None] = lambda _line: None
 
@@ -91,6 +94,7 @@ class Outcome:
         steps: The number of steps that it has taken in all.
         state: Its last checkpoint.
         stopped: Whether an alarm stopped it.
+        signal: The number of the signal that stopped it, in this process or another; 0 for none.
         alarms: Its alarms.
     """
 
@@ -98,4 +102,5 @@ class Outcome:
     steps: int
     state: Path
     stopped: bool = False
+    signal: int = 0
     alarms: tuple[Alarm, ...] = ()

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import jax.numpy as jnp
-
-from gradscope import naming
 from gradscope.errors import GradscopeError
 from gradscope.history.alarms.alarm_rules import NONFINITE
-from gradscope.history.history_rows import Alarm, StepRecord, TensorRow, fact_texts
+from gradscope.history.history_rows import Alarm, StepRecord, fact_texts
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import RunFolder, dump_path, state_path
 from gradscope.tracing.user_frames import user_code
 from gradscope.training.loop.alarm_files import save_dump
+from gradscope.training.loop.processes import Agreement
 from gradscope.training.loop.resuming import Start, option_facts, owned, start
 from gradscope.training.loop.run_alarms import RunAlarms
 from gradscope.training.loop.state_files import save_state
 from gradscope.training.loop.step_programs import StepPrograms, Taken
 from gradscope.training.loop.train_request import Outcome, TrainRequest
 from gradscope.training.recording.noise_rows import NoiseMeasurement
-from gradscope.training.recording.step_rows import step_record, tensor_rows
-from gradscope.training.state import TrainState, named_leaves
+from gradscope.training.recording.state_ring import copied
+from gradscope.training.recording.step_rows import step_record
+from gradscope.training.recording.unwritten_history import RunHistory, UnwrittenHistory
 
 if TYPE_CHECKING:
     from gradscope.history.exporting.event_files import EventFile
@@ -45,6 +43,7 @@ class _OnItsWay(NamedTuple):
     sound: Any
     numbers: Mapping[str, Any]
     record: Callable[[], StepRecord] | None
+    wishes: Any  # see `Agreement`
 
 
 def train(request: TrainRequest, folder: RunFolder, *, resume: bool) -> Outcome:
@@ -52,7 +51,7 @@ def train(request: TrainRequest, folder: RunFolder, *, resume: bool) -> Outcome:
 
     Args:
         request: What the run does.
-        folder: Its folder, locked.
+        folder: Its folder; in the process that writes the run, it is locked.
         resume: Whether the run in it is continued.
 
     Returns:
@@ -64,15 +63,27 @@ def train(request: TrainRequest, folder: RunFolder, *, resume: bool) -> Outcome:
         ModelError: The model failed.
         MachineError: Memory or disk ran out; the checkpoint before is whole.
     """
-    place = request.placement
+    place, processes = request.placement, request.processes
     programs = StepPrograms(
         request.step, check=request.check_numerics, sharding=None if place is None else place.everywhere
     )
     first = request.step.init(request.arguments.make()[0])
     first = owned(first if place is None else place.whole(first))  # nothing else keeps the variables in memory
+    processes.require_same(f"init of {request.model.name}", first)
     beginning = Start(state=first, previous=None, number=0)
     if resume:
         beginning = start(folder.path, first, programs.no_gradients(first), steps=request.steps)
+    if processes.writes:
+        outcome = _written(request, folder, programs, beginning, resume=resume)
+    else:
+        outcome = _Loop(request, folder, UnwrittenHistory(), programs, beginning, events=None).run()
+    processes.wait()  # for what process 0 still writes: one that ends would end the others
+    return outcome if resume else replace(outcome, resumed_from=None)
+
+
+def _written(
+    request: TrainRequest, folder: RunFolder, programs: StepPrograms, beginning: Start, *, resume: bool
+) -> Outcome:
     facts = {**fact_texts(request.facts), **option_facts(request.options)}
     with (
         _event_file(request, folder, beginning.number if resume else None, facts) as events,
@@ -81,8 +92,7 @@ def train(request: TrainRequest, folder: RunFolder, *, resume: bool) -> Outcome:
         history.describe(facts)
         for left in folder.left_alarms(history.alarm_folders()):
             request.tell(f"{left} is of steps that the run no longer has: it stays, and is not counted")
-        outcome = _Loop(request, folder, history, programs, beginning, events=events).run()
-    return outcome if resume else replace(outcome, resumed_from=None)
+        return _Loop(request, folder, history, programs, beginning, events=events).run()
 
 
 def _event_file(
@@ -102,7 +112,7 @@ class _Loop:
     """The loop of one run, from a start to its end."""
 
     def __init__(
-        self, request: TrainRequest, folder: RunFolder, history: HistoryWriter, programs: StepPrograms, begin: Start,
+        self, request: TrainRequest, folder: RunFolder, history: RunHistory, programs: StepPrograms, begin: Start,
         *, events: EventFile | None,
     ) -> None:  # fmt: skip
         self._request = request
@@ -115,15 +125,18 @@ class _Loop:
         self._saved = begin.number or None
         self._state = begin.state
         self._previous = begin.previous
-        self._sound: Any = jnp.bool_(True)
+        self._sound: Any = self._programs.sound_so_far()
         self._on_their_way: deque[_OnItsWay] = deque()
-        self._saved_at = time.monotonic()
+        self._agreement = Agreement(
+            request.processes, stop=request.stop, seconds=request.saving.seconds, every=request.saving.steps
+        )  # fmt: skip
         self._described = False
         self._again: dict[int, Any] = {}
         self._alarms = RunAlarms(
-            request.model, folder, history, programs, is_recorded=self._is_recorded,
+            request.model, folder, history, programs, is_observed=self._is_on_a_clock,
             has_histograms=self._has_histograms, on_alarm=request.on_alarm,
-            keep=request.keep_alarms, facts=request.facts, tell=request.tell, events=events,
+            keep=request.keep_alarms, writes=request.processes.writes, facts=request.facts, tell=request.tell,
+            events=events,
         )  # fmt: skip
         self._noise = NoiseMeasurement(
             request.step, batch_size=request.arguments.batch_size, group_size=request.microbatch,
@@ -135,11 +148,11 @@ class _Loop:
     def run(self) -> Outcome:
         """Runs the steps."""
         stopped = False
-        while not stopped and self._number < self._request.steps and not self._request.stop():
+        while not stopped and self._number < self._request.steps and not self._agreement.signal:
             self._take(self._number)
             self._number += 1
-            last = self._number == self._request.steps or self._request.stop()
-            due = self._is_due(self._number)
+            last = self._number == self._request.steps or self._agreement.signal
+            due = self._agreement.is_save_due(self._number)
             wrong = self._settled(0 if last or due else _AHEAD)
             if wrong is None and due:
                 self._save()
@@ -149,12 +162,16 @@ class _Loop:
             self._save()
         return Outcome(
             resumed_from=self._begin, steps=self._number, state=state_path(self._folder.path, self._number),
-            stopped=stopped, alarms=tuple(self._alarms.found),
+            stopped=stopped, signal=self._agreement.signal, alarms=tuple(self._alarms.found),
         )  # fmt: skip
 
     def _is_recorded(self, number: int) -> bool:
+        return number == self._request.steps - 1 or self._is_on_a_clock(number)
+
+    def _is_on_a_clock(self, number: int) -> bool:
+        """Returns whether a step is recorded also where it is not the last, so that a resumed run may go on from it."""
         clocks = (self._request.every, self._request.histograms_every, self._request.noise_every)
-        return any(self._divides(every, number) for every in clocks)
+        return any(every is not None and number % every == 0 for every in clocks)
 
     def _has_histograms(self, number: int) -> bool:
         return self._divides(self._request.histograms_every, number)
@@ -167,26 +184,33 @@ class _Loop:
         """Starts a step, observed where it is due."""
         request = self._request
         batch = self._batch(number)
-        if request.placement is not None:
-            batch = request.placement.spread(batch)
         self._alarms.keep(number, self._state, batch)
         if request.is_dumped(number):
-            save_dump(request.model, self._state, batch, path=dump_path(self._folder.path, number), facts=request.facts)
-        record = None
+            whole = self._programs.everywhere(batch)
+            if request.processes.writes:
+                path = dump_path(self._folder.path, number)
+                save_dump(request.model, self._state, whole, path=path, facts=request.facts)
         with user_code(f"running {request.model.name}"):
-            if self._is_recorded(number):
-                taken, record = self._observed(number, batch)
-            else:
+            taken, record = self._observed(number, batch) if self._is_recorded(number) else (None, None)
+            if taken is None or not self._is_on_a_clock(
+                number
+            ):  # as a longer run takes it, and not as the observed program does
                 taken = self._programs.plain(self._state, self._sound, batch)
         self._state, self._sound = taken.state, taken.sound
-        self._on_their_way.append(_OnItsWay(number, batch, taken.sound, taken.numbers, record))
+        wishes = self._agreement.wishes()
+        self._on_their_way.append(_OnItsWay(number, batch, taken.sound, taken.numbers, record, wishes))
 
     def _batch(self, number: int) -> Any:
         """Returns the batch of a step; where it cannot be had, the state before the step is saved first."""
         if number in self._again:
             return self._again.pop(number)
+        place = self._request.placement
         try:
-            return self._request.batch(number)
+            batch = self._request.batch(number)
+            spread = batch if place is None else place.spread(batch)
+            if number == self._begin:
+                self._request.processes.require_same(f"batch {number}", batch)
+            return spread
         except GradscopeError:
             if number > self._begin and self._settled(0) is None:
                 self._save()
@@ -199,10 +223,12 @@ class _Loop:
         follows = self._previous is not None
         previous = self._previous if follows else self._programs.no_gradients(self._state)
         histograms = self._has_histograms(number)
-        taken = self._programs.observed(self._state, self._sound, previous, batch, histograms=histograms)
-        self._previous = taken.gradients
+        stays, given = self._is_on_a_clock(number), (self._state, previous)
+        state, previous = given if stays else copied(given)  # they are donated
+        taken = self._programs.observed(state, self._sound, previous, batch, histograms=histograms)
+        self._previous = taken.gradients if stays else self._previous
         if not self._described:
-            tensors = list(self._tensors(taken.state))
+            tensors = list(self._programs.tensors(taken.state, noise=self._request.noise_every is not None))
             self._history.describe({}, tensors)
             self._alarms.sizes.update({each.key: math.prod(each.shape) for each in tensors if each.shape is not None})
             self._described = True
@@ -212,19 +238,6 @@ class _Loop:
         assert recorded is not None
         made = partial(step_record, number, keys, recorded, examples=examples, follows=follows)
         return taken, made if noise is None else lambda: replace(made(), noise=noise())
-
-    def _tensors(self, state: TrainState) -> Iterable[TensorRow]:
-        """Returns the tensors that the observed program records."""
-        programs, families = self._programs, (naming.PARAM_GRAD, naming.CLIPPED_GRAD, naming.UPDATE)
-        of_params = {naming.key_of(family, name): leaf
-                     for name, leaf in named_leaves(state.params).items() for family in families}  # fmt: skip
-        outlines = [] if programs.outline is None else [programs.outline]
-        leaves = {**programs.inputs, **of_params, **state.slots(), **state.averages()}
-        keys = dict.fromkeys(programs.keys)
-        if self._request.noise_every is not None:
-            trained = named_leaves(self._request.step.trained_of(state))
-            keys |= dict.fromkeys(naming.key_of(naming.PARAM_GRAD, name) for name in trained)
-        return tensor_rows(outlines, tuple(keys), leaves)
 
     def _with_event(self, record: StepRecord) -> StepRecord:
         """Returns the record of a step, which is in the event file then, too; called in the writer's thread."""
@@ -239,12 +252,13 @@ class _Loop:
             step = self._on_their_way.popleft()
             with user_code(f"running {self._request.model.name}"):
                 sound = bool(step.sound)
+                self._agreement.heard(step.wishes)
             numbers = {name: float(value) for name, value in step.numbers.items()}
             self._request.progress(step.number, numbers)
             record = None if step.record is None else step.record()
             alarms = [Alarm(step=step.number, rule=NONFINITE, why="its loss or a gradient is not finite")]
             if sound:
-                alarms = self._alarms.of_step(step.number, numbers, record)
+                alarms = self._alarms.of_step(step.number, numbers, record, stays=self._is_on_a_clock(step.number))
             if record is not None:
                 skipped = self._alarms.skipped + bool(alarms and self._request.on_alarm == "skip")
                 written = replace(record, numbers={**record.numbers, "skipped": skipped})
@@ -263,7 +277,7 @@ class _Loop:
         self._again = {each.number: each.batch for each in self._on_their_way}
         self._on_their_way.clear()
         self._previous = None  # those of this step, or of a later one
-        self._sound = jnp.bool_(True)
+        self._sound = self._programs.sound_so_far()
         self._state, self._number = before, number
         skips = self._request.on_alarm == "skip"
         if not skips:
@@ -274,18 +288,13 @@ class _Loop:
         self._state, self._number = self._alarms.skip(number, before), number + 1
         return False
 
-    def _is_due(self, number: int) -> bool:
-        saving = self._request.saving
-        if saving.steps is not None and number % saving.steps == 0:
-            return True
-        return saving.seconds is not None and time.monotonic() - self._saved_at >= saving.seconds
-
     def _save(self) -> None:
         """Saves the state after the steps so far, behind everything that was recorded of them."""
         self._history.flush()
-        facts = {**self._request.facts, "steps": self._number}
-        path = state_path(self._folder.path, self._number)
-        save_state(path, self._state, self._previous, facts, watch=self._alarms.to_json())
-        self._folder.keep_states(self._request.saving.keep)
-        self._saved_at = time.monotonic()
+        if self._request.processes.writes:
+            facts = {**self._request.facts, "steps": self._number}
+            path = state_path(self._folder.path, self._number)
+            save_state(path, self._state, self._previous, facts, watch=self._alarms.to_json())
+            self._folder.keep_states(self._request.saving.keep)
+        self._agreement.saved()
         self._saved = self._number

@@ -21,6 +21,8 @@ from gradscope.instrument.query.capture_spec import EVERYTHING, CaptureSpec
 from gradscope.instrument.rewriting.core_statistics import core_statistics, merged_statistics
 from gradscope.tracing.jaxpr.jaxcompat import trace_state
 from gradscope.tracing.tracer import leaves_of, variable_leaves
+from gradscope.training.probing.same_loss import same_loss
+from gradscope.training.recording.compared_arrays import is_same
 from gradscope.training.recording.recorded import outline_of
 from gradscope.training.state import named_leaves, slots_of
 
@@ -78,6 +80,7 @@ class Collector:
         self._spec = spec
         self._observes = observes
         self._trace = trace_state()
+        self._function: Callable[..., Any] | None = None
         self._seen: list[Seen] = []
         self._params: dict[str, Any] = {}
         self._paths: dict[str, str] = {}
@@ -94,9 +97,10 @@ class Collector:
         """Returns what `jax.value_and_grad` returns, and keeps what it observes.
 
         Raises:
-            UsageError: It is inside a transformation of its own.
+            UsageError: It is inside a transformation of its own, or the step has differentiated another loss.
         """
         self._require_outermost("value_and_grad")
+        self._function = same_loss(self._function, function)
         if not self._observes:
             plain = jax.value_and_grad(
                 function, argnums=signature.argnums, has_aux=signature.has_aux, holomorphic=signature.holomorphic,
@@ -143,7 +147,7 @@ class Collector:
         rate = optax.tree.get(self._optimizer, "learning_rate") if self._optimizer is not None else None
         if rate is not None:
             numbers["learning_rate"] = rate
-        unchanged = {name: (new == self._params[name]).all() for name, new in after.items()}
+        unchanged = {name: is_same(new, self._params[name]) for name, new in after.items()}
         return Collected(
             keys=tuple(vectors),
             vectors=jnp.stack(list(vectors.values())) if vectors else jnp.zeros((0, 0)),

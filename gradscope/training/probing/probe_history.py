@@ -18,7 +18,8 @@ from gradscope.history.run_folder import RunFolder, is_run
 from gradscope.naming import printable
 from gradscope.training.probing.collecting import Collected
 from gradscope.training.probing.probed_step import Layout
-from gradscope.training.recording.recorded import Recorded, cosine
+from gradscope.training.recording.compared_arrays import cosine
+from gradscope.training.recording.recorded import Recorded
 from gradscope.training.recording.step_rows import tensor_rows
 
 

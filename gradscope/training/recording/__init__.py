@@ -1,8 +1,10 @@
 """Recording: what a step observed becomes rows of a run's history, and past states can be had again.
 
 - `recorded` defines what is recorded of one step, on the device.
+- `compared_arrays` compares two arrays: a gradient with the one before, a parameter with what a step made of it.
 - `step_rows` turns it into rows of the history.
 - `noise_rows` measures the noise of gradients, and keeps its moving averages.
+- `unwritten_history` stands for the history in a process that does not write the run.
 - `state_ring` keeps copies of past states, from which the state before an alarm's step can be had again.
 - `array_records` makes the record of a dump from an array.
 - `alarm_notes` states what is known of an alarm.

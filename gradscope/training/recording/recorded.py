@@ -27,14 +27,6 @@ class Recorded(NamedTuple):
     unchanged: dict[str, Any]
 
 
-def cosine(one: Any, other: Any) -> Any:
-    """Returns the cosine of two gradients; NaN where one of them is zero."""
-    wide = jnp.promote_types(one.dtype, jnp.float32)
-    # Each is scaled to a largest element of one: the squares of small gradients underflow.
-    one, other = (each.astype(wide) / jnp.abs(each).max(initial=0).astype(wide) for each in (one, other))
-    return jnp.vdot(one, other).real / (jnp.linalg.norm(one.ravel()) * jnp.linalg.norm(other.ravel()))
-
-
 def outline_of(seen: Seen) -> Seen:
     """Returns observations with shapes in place of arrays; from those of several steps, the shapes of one."""
     axes = jnp.ndim(seen.observed.loss)

@@ -13,11 +13,15 @@ from gradscope.comparison.metrics.metrics import METRICS
 from gradscope.comparison.pairing import matching
 from gradscope.dump.manifest.reasons import REASONS
 from gradscope.dump.manifest.zero_reasons import ZERO_REASONS
+from gradscope.history.alarms.alarm_rules import RULES as ALARMS
+from gradscope.history.schema import NOISE, STATS, STEPS
 from gradscope.proof import claims, proving
 from gradscope.stats import COLUMNS, RULES
 from tests.integration.command import gradscope, in_terminal
 
-TABLES = {"column": COLUMNS, "metric": METRICS, "finding": RULES, "reason": REASONS, "zero": ZERO_REASONS}
+TABLES = {
+    "column": COLUMNS, "metric": METRICS, "finding": RULES, "reason": REASONS, "zero": ZERO_REASONS, "alarm": ALARMS
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", TABLES)
@@ -39,6 +43,12 @@ def test_every_status_and_verdict_of_the_program_is_explained(tmp_path: Path) ->
     for kind, literal in literals.items():
         assert {row["name"] for row in known if row["kind"] == kind} == set(get_args(literal))
         assert all(row["what"] for row in known)
+
+
+def test_every_number_of_a_history_is_explained_as_its_table_of_units_says(tmp_path: Path) -> None:
+    known = gradscope("explain", "--json", folder=tmp_path).json["rows"]
+    told = {row["name"]: row["what"].lower().rstrip(".") for row in known if row["kind"] == "series"}
+    assert told == {name: meaning.lower() for table in (STEPS, STATS, NOISE) for name, (_, meaning) in table.items()}
 
 
 def test_words_of_a_name_need_no_quotes(tmp_path: Path) -> None:

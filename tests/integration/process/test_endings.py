@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -55,6 +56,21 @@ def test_a_process_that_the_model_forks_has_no_say_in_the_status(tmp_path: Path)
     done = gradscope_process("dump", "model.py", folder=tmp_path)
     assert done.status == 5
     assert f"{ENDED} with status 0" in done.errors
+
+
+def test_a_process_that_the_model_leaves_behind_ends_with_the_command(tmp_path: Path) -> None:
+    lines = (
+        "import os, time", "orphans = []", "def serves(): os.setsid(); os.closerange(0, 99)",
+        "for begins in (os.getpid, serves):", "    orphans.append(os.fork())",
+        "    if not orphans[-1]:", "        begins(); time.sleep(100); os._exit(0)",
+        "open('orphans', 'w').write(' '.join(map(str, orphans)))", "os._exit(0)",
+    )  # fmt: skip
+    (tmp_path / "model.py").write_text("\n".join(lines))
+    assert gradscope_process("dump", "model.py", folder=tmp_path).status == 5
+    left, server = map(int, (tmp_path / "orphans").read_text().split())
+    with pytest.raises(ProcessLookupError):
+        os.kill(left, 0)
+    os.kill(server, signal.SIGKILL)  # it began a session of its own, and goes on
 
 
 def test_a_flag_that_xla_does_not_know_is_no_difference(tmp_path: Path) -> None:

@@ -48,12 +48,12 @@ OPTIONS = {
     "report": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --as --select --exclude --output --open "
     "--force --traceback",
     "train": f"{MODEL} --select --exclude --steps --output --optimizer --learning-rate --clip --multiply --only "
-    "--freeze --ema --state-updates --devices --every --histograms-every --per-example-every --microbatch "
-    "--tensorboard --dump-every --dump-at --log-every "
+    "--freeze --ema --state-updates --devices --distributed --every --histograms-every --per-example-every "
+    "--microbatch --tensorboard --dump-every --dump-at --log-every "
     "--save-every --keep --resume --check-numerics --on-alarm --check --keep-alarms --no-cache --force --format --json "
     "--quiet --verbose --traceback",
     "watch": "--once --select --exclude --format --json --traceback",
-    "export": f"{CHOSEN} --to --output --force --traceback",
+    "export": f"{CHOSEN} --to --output --force --quiet --traceback",
     "isolate": "--output --force --quiet --traceback",
     "calibrate": f"{MODEL} {CHOSEN} --per-example --output --no-cache --force --quiet --traceback",
     "inspect": f"{MODEL} {CHOSEN} --ops --fetch --feed --gradients --sort --full --format --json "

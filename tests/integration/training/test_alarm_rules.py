@@ -230,3 +230,19 @@ def test_every_rule_is_tested_here() -> None:
     tested = {"nonfinite", "loss-spike", "grad-spike", "update-spike", "stuck", "dying", "update-ratio", "vanishing",
               "exploding"}  # fmt: skip
     assert {rule.name for rule in RULES} == tested
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), 50.0])
+def test_of_two_wrong_steps_in_a_row_the_second_is_an_alarm_where_the_first_was_skipped(wrong: float) -> None:
+    values = np.random.default_rng(0).normal(1.0, 0.01, 80)
+
+    def raised(*, skips: bool) -> list[int]:
+        watch, found = AlarmWatch({}), list[int]()
+        for number, value in enumerate([*values, wrong, wrong]):
+            alarms = watch.step(number, {"loss": float(value)})
+            found += [alarm.step for alarm in alarms]
+            if alarms and skips:
+                watch.skipped()
+        return found
+
+    assert (raised(skips=False), raised(skips=True)) == ([80], [80, 81])

@@ -1,8 +1,12 @@
-"""Data parallelism over two local devices: the numbers of one device, up to the order of sums."""
+"""Data parallelism over two devices: the numbers of one, up to the order of sums; the same bits in two processes."""
 
 from __future__ import annotations
 
 import shutil
+import signal
+import socket
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -11,8 +15,8 @@ import pytest
 
 import gradscope as gs
 from gradscope.naming import split_key
-from tests.integration.command import gradscope
-from tests.integration.training.trained import write_files
+from tests.integration.command import Finished, gradscope, gradscope_process
+from tests.integration.training.trained import contents, write_files
 
 pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
 
@@ -20,6 +24,27 @@ pytestmark = [
     pytest.mark.usefixtures("usual_promotion"),
     pytest.mark.skipif(jax.local_device_count() < 2, reason="needs two devices"),
 ]
+
+COUNT, STEPS = 2, 5
+TRAIN = ("train", "net.py", "--steps", STEPS, "--every", 2, "--ema", 0.9, "--per-example-every", 3, "--save-every", 2)
+
+#: The batches of `data.py`; the second of two processes ends itself before step 3 where the folder has a file `fatal`.
+DATA = """
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import jax
+from data import batches as sound
+
+
+def batches():
+    for number, batch in enumerate(sound()):
+        if number == 3 and jax.process_index() == 1 and Path("fatal").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield batch
+"""
 
 
 def test_two_devices_have_the_numbers_of_one(tmp_path: Path) -> None:
@@ -71,3 +96,66 @@ def test_devices_that_are_not_there_or_share_no_examples_are_refused(tmp_path: P
     done = gradscope(*line, "--devices", 2, "--batch-size", 7, folder=tmp_path)
     assert (done.status, "7 examples do not divide" in done.errors) == (2, True)
     assert not (tmp_path / "run").exists()
+
+
+def together(folder: Path, *options: object) -> tuple[Finished, Finished]:
+    """Both processes of a run, of one device each."""
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        address = f"localhost:{found.getsockname()[1]}"
+    environment = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "JAX_NUMPY_DTYPE_PROMOTION": "standard"}
+
+    def process(index: int) -> Finished:
+        where = ("--distributed", f"{address},{COUNT},{index}")
+        return gradscope_process(*TRAIN, *where, *options, folder=folder, **environment, PYTHONPATH=str(folder))
+
+    with ThreadPoolExecutor(COUNT) as pool:
+        first, second = pool.map(process, range(COUNT))
+    return first, second
+
+
+def test_two_processes_have_the_run_of_one_through_a_lost_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files(tmp_path)
+    (tmp_path / "lost.py").write_text(DATA)
+    monkeypatch.syspath_prepend(tmp_path)
+    options = ("--data", "lost.py:batches", "-o", "two", "--json")
+    (tmp_path / "fatal").touch()
+    first, second = together(tmp_path, *options)
+    assert (first.status, second.status) == (5, -signal.SIGKILL), first.errors
+    assert "another process of the run has ended or does not answer" in first.errors
+    assert (tmp_path / "two" / "state-000002.npz").exists()
+    (tmp_path / "fatal").unlink()
+
+    first, second = together(tmp_path, *options, "--resume")
+    assert (first.status, second.status) == (0, 0), first.errors + second.errors
+    assert (first.json["resumed_from"], second.output) == (2, ""), "one speaks for all"
+    one = gradscope(*TRAIN, "--devices", COUNT, "--data", "lost.py:batches", "-o", "one", folder=tmp_path)
+    assert one.status == 0, one.errors
+    assert contents(tmp_path / "two", STEPS) == contents(tmp_path / "one", STEPS)
+
+
+def test_what_one_process_knows_all_act_upon_at_the_same_step() -> None:
+    from gradscope.training.loop.processes import Agreement, Processes
+
+    class Both(Processes):
+        """This process and another one, with what that one knows."""
+
+        def __init__(self, other: tuple[int, int]) -> None:
+            super().__init__()
+            self.count, self.other = 2, other
+
+        def largest(self, numbers: Sequence[int]) -> np.ndarray:
+            return np.array([max(both) for both in zip(numbers, self.other, strict=True)])
+
+    told = Agreement(Both((0, 0)), stop=lambda: signal.SIGTERM, seconds=0.0, every=None)
+    wishes = told.wishes()
+    assert (told.signal, told.is_save_due(1)) == (0, False), "the others do not know it yet"
+    told.heard(wishes)
+    assert (told.signal, told.is_save_due(1)) == (signal.SIGTERM, True)
+    told.saved()
+    assert (told.signal, told.is_save_due(2)) == (signal.SIGTERM, False)
+    hears = Agreement(Both((signal.SIGINT, 1)), stop=lambda: 0, seconds=600.0, every=None)
+    hears.heard(hears.wishes())
+    assert (hears.signal, hears.is_save_due(1)) == (signal.SIGINT, True)
+    alone = Agreement(Processes(), stop=lambda: signal.SIGINT, seconds=None, every=3)
+    assert (alone.signal, [number for number in range(1, 7) if alone.is_save_due(number)]) == (signal.SIGINT, [3, 6])

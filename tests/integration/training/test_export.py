@@ -7,12 +7,15 @@ import io
 import sqlite3
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import typer
 
 import gradscope as gs
+from gradscope.cli.options.completion import tensor_keys
 from gradscope.history.history_rows import StepRecord, TensorRow
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.value_histograms import ValueHistogram, counted
@@ -70,7 +73,14 @@ def test_csv_goes_to_a_file_and_has_what_is_selected(run: Path) -> None:
     assert {row[1] for row in found} == {"step", "slot/mu"}
     again = gradscope(*line, folder=run)
     assert (again.status, "out.csv exists" in again.errors) == (2, True)
-    assert gradscope(*line, "--force", folder=run).status == 0
+    assert "wrote out.csv" in done.errors
+    quiet = gradscope(*line, "--force", "-q", folder=run)
+    assert (quiet.status, quiet.output, quiet.errors) == (0, "", "")
+
+
+def test_the_shell_completes_the_keys_of_a_run(run: Path) -> None:
+    line = SimpleNamespace(params={"dump": str(run)}, args=[])
+    assert tensor_keys(cast("typer.Context", line), "param/") == ["param/w"]
 
 
 def test_names_are_no_formulas(drawn: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,15 @@ def test_noise_is_shown_and_exported(folder: Path) -> None:
     found = {(row[0], row[2]): row[4] for row in table if row[3] == "variance"}
     assert {int(step) for step, _ in found} == set(noise["step"].tolist())
     assert [float(found[str(step), ""]) for step in noise["step"]] == noise["variance"].tolist()
+
+
+def test_watch_has_the_noise(folder: Path) -> None:
+    with gs.Run(folder / "run") as run:
+        noise = run.noise()
+    watched = gradscope("watch", "run", "--json", folder=folder).json["noise"]
+    assert (watched["step"], watched["gsnr"]) == (10, noise["gsnr"][-1])
+    shown = gradscope("watch", "run", folder=folder).output
+    assert re.search(r"^gsnr +\d", shown, re.MULTILINE), shown
 
 
 #: What batch norm does to the gradient of an example, and nothing else.

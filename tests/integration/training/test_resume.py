@@ -131,3 +131,16 @@ def test_a_torn_state_is_named_and_the_one_before_it_goes_on(folder: Path) -> No
     last.unlink()
     assert gradscope(*TRAIN, "-o", "torn", "--resume", folder=folder).status == 0
     assert contents(folder / "torn", STEPS) == contents(folder / "whole", STEPS)
+
+
+@pytest.mark.usefixtures("usual_promotion")
+def test_a_run_that_ended_earlier_goes_on_as_if_it_had_not(folder: Path) -> None:
+    """The record of its last step is one that a longer run does not have: nothing later depends on it."""
+    between = STEPS - 8
+    assert (between - 1) % 3, "its last step is recorded only as the last"
+    assert gradscope(*TRAIN, "--steps", between, "-o", "longer", folder=folder).status == 0
+    assert gradscope(*TRAIN, "--resume", "-o", "longer", folder=folder).status == 0
+    states, tables = contents(folder / "longer", STEPS)
+    expected, without = contents(folder / "whole", STEPS)
+    assert states == expected
+    assert [row for row in tables["stats"] if row[0] != between - 1] == without["stats"]

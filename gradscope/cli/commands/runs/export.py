@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gradscope.cli.blas import keep_single_threaded
+from gradscope.cli.options import shared as options
 from gradscope.cli.options.report_options import SelectionOptions
 
 if TYPE_CHECKING:
@@ -42,12 +43,14 @@ def export(
     force: Annotated[
         bool, typer.Option("--force", help="Replace the file, or the event files in the folder.")
     ] = False,
+    quiet: options.Quiet = False,
 ) -> None:  # fmt: skip
     """Write what a training run recorded for other programs: one long table of CSV, or event files of TensorBoard.
 
     TensorBoard needs 'pip install gradscope-jax[tensorboard]'. Nothing here needs JAX.
     """
     keep_single_threaded()
+    from gradscope.cli.printing import say
     from gradscope.errors import UsageError
     from gradscope.history.history_reader import History
     from gradscope.presentation import Which
@@ -58,17 +61,18 @@ def export(
     with History(run) as history:
         which.require_matches(history.tensors.values())
         if to is Kind.CSV:
-            _export_csv(history, which.selects, output, force=force)
+            written = _export_csv(history, which.selects, output, force=force)
         else:
-            _export_events(history, which.selects, run if output is None else output, force=force)
+            written = _export_events(history, which.selects, run if output is None else output, force=force)
+    if written and not quiet:
+        say(f"wrote {written}")
 
 
-def _export_csv(
-    history: History, selects: Callable[[TensorRow], bool], output: Path | None, *, force: bool
-) -> None:  # fmt: skip
+def _export_csv(history: History, selects: Callable[[TensorRow], bool], output: Path | None, *, force: bool) -> str:
+    """Returns what was written where; nothing of standard output."""
     import io
 
-    from gradscope.cli.printing import print_plain, say
+    from gradscope.cli.printing import print_plain
     from gradscope.dump.storage.storage_errors import machine_errors
     from gradscope.errors import UsageError
     from gradscope.history.exporting.long_table import write_csv
@@ -78,16 +82,16 @@ def _export_csv(
     write_csv(history, selects, text)
     if output is None:
         print_plain(text.getvalue())
-        return
+        return ""
     if output.exists() and not force:
         raise UsageError(f"{printable(str(output))} exists", hint="name another file, or replace it with --force")
     with machine_errors("write to", output):
         output.write_text(text.getvalue(), encoding="utf-8")
-    say(f"wrote {output}: {text.getvalue().count(chr(10)) - 1:,} numbers")
+    return f"{output}: {text.getvalue().count(chr(10)) - 1:,} numbers"
 
 
-def _export_events(history: History, selects: Callable[[TensorRow], bool], folder: Path, *, force: bool) -> None:
-    from gradscope.cli.printing import say
+def _export_events(history: History, selects: Callable[[TensorRow], bool], folder: Path, *, force: bool) -> str:
+    """Returns what was written where."""
     from gradscope.dump.storage.storage_errors import machine_errors
     from gradscope.errors import UsageError
     from gradscope.history.exporting.event_files import export_events
@@ -105,4 +109,4 @@ def _export_events(history: History, selects: Callable[[TensorRow], bool], folde
         for path in before:
             path.unlink()
     steps = export_events(history, selects, folder)
-    say(f"wrote {counted(steps, 'step')}: tensorboard --logdir {folder}")
+    return f"{counted(steps, 'step')}: tensorboard --logdir {folder}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import chdir
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -49,6 +48,14 @@ def train(
             rich_help_panel="Optimizer",
         ),
     ] = None,
+    distributed: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHERE",
+            help="Run as one of several processes, each started so: auto, or HOST:PORT,COUNT,INDEX. The first writes.",
+            rich_help_panel="Optimizer",
+        ),
+    ] = None,
     no_cache: options.NoCache = False,
     force: Annotated[
         bool,
@@ -75,28 +82,30 @@ def train(
     start, model_request = Path.cwd(), model_options.request(target)
     step_options.factors()
     checked = record_options.checked()
-    notes = set_up_jax(model_options, cache=not no_cache)
+    notes = set_up_jax(model_options, cache=not no_cache, distributed=distributed)
+    from gradscope.capturing.records.distributed import speaks_for_all
+
+    quiet = quiet or not speaks_for_all()
     tell: Callable[[str], None] = (lambda _line: None) if quiet else say
     for note in notes:
         tell(note)
     signals: list[int] = []
-    stop = threading.Event()
 
     def ask(number: int) -> None:
         signals.append(number)
         tell("stopping after this step and saving the state; once more ends at once")
-        stop.set()
 
     outcome = _trained(
         target, model_request, steps=steps, output=output, step_options=step_options, record_options=record_options,
         model_options=model_options, name_options=name_options, force=force, quiet=quiet, verbose=verbose,
-        devices=devices, stop=stop, ask=ask, interrupts=context.obj, start=start,
+        devices=devices, stop=lambda: signals[0] if signals else 0, ask=ask, interrupts=context.obj, start=start,
     )  # fmt: skip
-    if signals and outcome.steps < steps and not outcome.stopped:
+    if outcome.signal and outcome.steps < steps and not outcome.stopped:
         tell(f"stopped after {outcome.steps:,} of {steps:,} steps; the same command with --resume goes on")
-        raise typer.Exit(_SIGNALLED + signals[0])
-    with chdir(start):
-        _print_results(output, outcome, format_options)
+        raise typer.Exit(_SIGNALLED + outcome.signal)
+    if speaks_for_all():
+        with chdir(start):
+            _print_results(output, outcome, format_options)
     if outcome.stopped or any(alarm.rule in checked for alarm in outcome.alarms):
         raise typer.Exit(1)
 
@@ -104,19 +113,22 @@ def train(
 def _trained(
     target: str, model_request: Request, *, steps: int, output: Path, step_options: StepOptions,
     record_options: RecordOptions, model_options: ModelOptions, name_options: NameOptions, force: bool, quiet: bool,
-    verbose: bool, devices: int | None, stop: threading.Event, ask: Callable[[int], None], interrupts: Interrupts,
+    verbose: bool, devices: int | None, stop: Callable[[], int], ask: Callable[[int], None], interrupts: Interrupts,
     start: Path,
 ) -> Outcome:  # fmt: skip
+    from gradscope.capturing.records.distributed import is_shared
     from gradscope.cli.printing import say
     from gradscope.cli.running.progress import Progress
     from gradscope.cli.running.training_progress import TrainingProgress
     from gradscope.cli.standard_streams import stdout_to_stderr
     from gradscope.training.loop.placement import Placement
+    from gradscope.training.loop.processes import Processes
     from gradscope.training.loop.resuming import opened
     from gradscope.training.loop.train_request import TrainRequest
     from gradscope.training.loop.training_loop import train
     from gradscope.training.recording.noise_rows import noise_cost
 
+    processes = Processes()
     with stdout_to_stderr(), Progress(quiet=quiet) as progress:
         model = model_options.model(target, model_request)
         for choice in model.choices if verbose else ():
@@ -126,7 +138,10 @@ def _trained(
         for note in () if quiet else arguments.notes:
             say(note)
         chosen = {"TARGET": target, **_described(model, model_options), **step_options.described()}
-        chosen |= {} if devices is None else {"--devices": str(devices)}
+        place = None
+        if devices is not None or is_shared():
+            place = Placement(devices, arguments.shapes[1], arguments.batch_size)
+            chosen["--devices"] = str(place.count)
         tell: Callable[[str], None] = (lambda _line: None) if quiet else say
         if record_options.per_example_every is not None:
             tell(noise_cost(
@@ -140,14 +155,14 @@ def _trained(
             model=model, arguments=arguments, batch=_batches(model_options, model, arguments), step=step, steps=steps,
             every=record_options.every, histograms_every=record_options.histograms_every,
             noise_every=record_options.per_example_every, microbatch=record_options.microbatch,
-            placement=None if devices is None else Placement(devices, arguments.shapes[1], arguments.batch_size),
-            tensorboard=record_options.tensorboard, saving=record_options.saving(),
-            check_numerics=record_options.check_numerics, is_dumped=record_options.dumped(steps),
-            on_alarm=record_options.on_alarm.value, keep_alarms=record_options.keep_alarms, tell=tell,
-            options=chosen, facts=_facts(model, model_options.facts(arguments)), stop=stop.is_set, progress=shown,
+            placement=place, processes=processes, tensorboard=record_options.tensorboard,
+            saving=record_options.saving(), check_numerics=record_options.check_numerics,
+            is_dumped=record_options.dumped(steps), on_alarm=record_options.on_alarm.value,
+            keep_alarms=record_options.keep_alarms, tell=tell, options=chosen,
+            facts=_facts(model, model_options.facts(arguments)), stop=stop, progress=shown,
         )  # fmt: skip
         with chdir(start):
-            opened_folder = opened(output, chosen, resume=record_options.resume, force=force)
+            opened_folder = opened(output, chosen, resume=record_options.resume, force=force, processes=processes)
         with opened_folder as folder:
             progress.phase("compile")
             with interrupts.asking(ask):

@@ -41,6 +41,8 @@ _NORMS: Final[Mapping[str, str]] = {
     "param_norm": "parameters",
     "learning_rate": "learning rate",
 }
+#: The noise of the gradients of all parameters together, likewise.
+_NOISE: Final[Mapping[str, str]] = {"noise_scale": "noise scale", "gsnr": "gsnr"}
 
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _ASCII: Final = "_.-~=+*#"
@@ -94,12 +96,14 @@ class WatchReport:
         steps: What was recorded of each step, by column.
         alarms: What was wrong.
         layers: The gradients of the layers, in the order of the step; of parameters where no layers are recorded.
+        noise: The noise of the gradients of all parameters together at the steps at which it was measured, by column.
     """
 
     path: str
     steps: Mapping[str, np.ndarray]
     alarms: tuple[Alarm, ...]
     layers: tuple[WatchedLayer, ...]
+    noise: Mapping[str, np.ndarray]
 
     def document(self, screen: Screen) -> Document:
         """Returns what fits the screen: of the layers, those that changed most."""
@@ -117,11 +121,13 @@ class WatchReport:
     def to_json(self) -> dict[str, Json]:
         """Returns the numbers of the last recorded step, the alarms, and the layers."""
         last = {name: values[-1].item() for name, values in self.steps.items() if len(values)}
+        noise = {name: self.noise[name][-1].item() for name in ("step", *_NOISE) if len(self.noise["step"])}
         return {
             "schema": SCHEMA,
             "command": "watch",
             "run": self.path,
             **{name: value for name, value in last.items() if not math.isnan(value)},
+            "noise": {name: value for name, value in noise.items() if not math.isnan(value)} or None,
             "alarms": [alarm_json(alarm) for alarm in self.alarms],
             "rows": list(self.rows()),
         }
@@ -139,10 +145,11 @@ class WatchReport:
             return [Note(label="run", text=self.path), Note(label="step", text="none was recorded yet")]
         facts = {"run": self.path, "step": f"{count(int(recorded[-1]))}{_clock(self.steps['time'])}"}
         room = _WIDTH if screen.width is None else max(min(_WIDTH, screen.width - 32), 8)
-        for name, label in _NORMS.items():
-            values = self.steps[name]
+        for name, label in (*_NORMS.items(), *_NOISE.items()):
+            values = self.noise[name] if name in _NOISE else self.steps[name]
             if not np.isnan(values).all():
-                text = "not finite" if np.isnan(values[-1]) else number(float(values[-1]))
+                unknown = "unknown" if name in _NOISE else "not finite"
+                text = unknown if np.isnan(values[-1]) else number(float(values[-1]))
                 facts[label] = f"{text:<10}  {sparkline(values.tolist(), room, unicode=screen.unicode)}"
         return [Note(label=label, text=text) for label, text in facts.items()]
 
@@ -202,7 +209,7 @@ def watch_report(path: str, history: History, which: Which) -> WatchReport:
         WatchedLayer(tensor=tensor, values=_over(recent, found[at])) for at, tensor in chosen.items()
         if tensor.family == family and at in found
     )  # fmt: skip
-    return WatchReport(path=path, steps=steps, alarms=history.alarms(), layers=layers)
+    return WatchReport(path=path, steps=steps, alarms=history.alarms(), layers=layers, noise=history.noise(None))
 
 
 def _over(steps: np.ndarray, stats: Mapping[str, np.ndarray]) -> tuple[float, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,35 @@ def test_the_step_is_the_program_without_a_probe_and_what_is_recorded_is_what_it
         assert run.at(4).stats("activation_grad/head").nan == 0
 
 
+def test_a_step_that_is_not_due_reads_nothing_from_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, read = type(jnp.ones(1)), list[str]()
+
+    def noted(name: str, method: Any) -> Any:
+        def call(array: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.current_thread() is threading.main_thread():  # another one may wait
+                read.append(name)
+            return method(array, *args, **kwargs)
+
+        return call
+
+    with gs.Probe(tmp_path, every=10) as probe:
+        step, state = probe.jit(loop_step(probe.value_and_grad, probe.record), donate_argnums=0), initial()
+        batches = [batch(number) for number in range(10)]
+        state, _ = step(state, batches[0])
+        state, _ = step(state, batches[1])  # compiles, for which constants are read
+        for name in ("__array__", "block_until_ready", "__float__", "__bool__", "item", "tolist"):
+            monkeypatch.setattr(kind, name, noted(name, getattr(kind, name)))
+        monkeypatch.setattr(kind, "_value", property(noted("_value", kind._value.fget)))
+        for each in batches[2:]:
+            state, value = step(state, each)
+        assert read == []
+        assert float(value) > 0
+        assert read
+        monkeypatch.undo()
+    with gs.load(tmp_path) as run:
+        assert run.steps["step"].tolist() == [0]
+
+
 def without_lines(text: str | None) -> str:
     """A compiled program without the lines of the sources that it came from."""
     body = re.sub(r", metadata=\{[^}]*\}", "", text or "")
@@ -160,6 +191,27 @@ def test_accumulated_gradients_count_as_one_step_on_all_batches(tmp_path: Path) 
         assert run.steps["grad_norm"].tolist() == [pytest.approx(float(optax.tree.norm(grads)), rel=1e-5)]
         assert_recorded(run, 0, "param_grad/hidden/w", grads["hidden"]["w"])
         assert_recorded(run, 0, "activation/hidden", np.tanh(both["x"] @ params["hidden"]["w"]))
+
+
+def test_a_step_of_two_losses_is_refused_and_one_of_closures_of_a_loss_is_not(tmp_path: Path) -> None:
+    def step(first: Any, second: Any, state: Any, batch: Any) -> Any:
+        for fun in (first, second):
+            value, _ = probe.value_and_grad(fun)(state[0], batch)
+        return state, value
+
+    def other(params: Any, batch: Any) -> Any:
+        return loss(params, batch) * 2
+
+    def closure(scale: float) -> Any:
+        return lambda params, batch: scale * loss(params, batch)
+
+    says = "several losses, loss and other, and a probe records one"
+    with gs.Probe(tmp_path / "two") as probe, pytest.raises(gs.UsageError, match=says):
+        probe.jit(partial(step, loss, partial(other)))(initial(), batch(0))
+    with gs.Probe(tmp_path / "one") as probe:
+        assert probe.jit(partial(step, closure(1.0), partial(closure(2.0))))(initial(), batch(0))[1] > 0
+    with gs.load(tmp_path / "one") as run:
+        assert run.steps["loss"][0] == pytest.approx(1.5 * float(loss(initial()[0], batch(0))), rel=1e-6)
 
 
 def test_a_scan_over_steps_is_written_as_so_many_steps(tmp_path: Path) -> None:
