@@ -25,6 +25,7 @@ _EVENTS: Final = "events.out.tfevents."
 _LOCK: Final = ".lock"
 _STATE: Final = re.compile(r"state-(\d{6,})\.npz")
 _STEP: Final = re.compile(r"step-(\d{6,})\.npz")
+_TRACE: Final = re.compile(r"trace-(\d{6,})")
 _ALARM: Final = re.compile(r"alarm-(\d{6,})")
 _COMPANIONS: Final = ("-wal", "-shm", "-journal")
 
@@ -54,6 +55,11 @@ def alarm_path(folder: Path, step: int) -> Path:
 def dump_path(folder: Path, step: int) -> Path:
     """Returns the path of the dump of a step."""
     return folder / f"step-{step:06}.npz"
+
+
+def trace_path(folder: Path, step: int) -> Path:
+    """Returns the path of the folder for the profile of a step."""
+    return folder / f"trace-{step:06}"
 
 
 def states_in(folder: Path) -> dict[int, Path]:
@@ -188,5 +194,5 @@ def _is_part(name: str) -> bool:
     return (
         name in known
         or name.startswith((".gradscope-", _EVENTS))
-        or any(kind.fullmatch(name) for kind in (_STATE, _STEP, _ALARM))
+        or any(kind.fullmatch(name) for kind in (_STATE, _STEP, _TRACE, _ALARM))
     )

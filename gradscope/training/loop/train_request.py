@@ -46,6 +46,7 @@ class TrainRequest:
         histograms_every: Steps that this number divides are recorded with histograms, and the last; None for none.
         noise_every: At steps that this number divides, and the last, the noise of gradients is recorded; None for none.
         microbatch: Examples in each of the gradients that it is computed from.
+        trace_every: Steps that this number divides are profiled; None for none.
         tensorboard: Whether event files are written, too.
         placement: Where arrays are; None for JAX's default device.
         processes: The processes that take the steps together.
@@ -70,6 +71,7 @@ class TrainRequest:
     histograms_every: int | None = None
     noise_every: int | None = None
     microbatch: int = 1
+    trace_every: int | None = None
     tensorboard: bool = False
     placement: Placement | None = None
     processes: Processes = field(default_factory=Processes)
@@ -83,6 +85,10 @@ class TrainRequest:
     stop: Callable[[], int] = lambda: 0
     progress: Callable[[int, Mapping[str, Any]], None] = lambda _number, _numbers: None
     tell: Callable[[str], None] = lambda _line: None
+
+    def is_profiled(self, number: int) -> bool:
+        """Returns whether this process profiles a step."""
+        return self.trace_every is not None and number % self.trace_every == 0 and self.processes.writes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from gradscope.errors import GradscopeError
 from gradscope.history.alarms.alarm_rules import NONFINITE
 from gradscope.history.history_rows import Alarm, StepRecord, fact_texts
 from gradscope.history.history_writer import HistoryWriter
-from gradscope.history.run_folder import RunFolder, dump_path, state_path
+from gradscope.history.run_folder import RunFolder, dump_path, state_path, trace_path
 from gradscope.tracing.user_frames import user_code
 from gradscope.training.loop.alarm_files import save_dump
 from gradscope.training.loop.processes import Agreement
@@ -25,6 +25,7 @@ from gradscope.training.loop.step_programs import StepPrograms, Taken
 from gradscope.training.loop.train_request import Outcome, TrainRequest
 from gradscope.training.recording.noise_rows import NoiseMeasurement
 from gradscope.training.recording.state_ring import copied
+from gradscope.training.recording.step_profiles import profiled
 from gradscope.training.recording.step_rows import step_record
 from gradscope.training.recording.unwritten_history import RunHistory, UnwrittenHistory
 
@@ -134,9 +135,8 @@ class _Loop:
         self._again: dict[int, Any] = {}
         self._alarms = RunAlarms(
             request.model, folder, history, programs, is_observed=self._is_on_a_clock,
-            has_histograms=self._has_histograms, on_alarm=request.on_alarm,
-            keep=request.keep_alarms, writes=request.processes.writes, facts=request.facts, tell=request.tell,
-            events=events,
+            has_histograms=self._has_histograms, on_alarm=request.on_alarm, keep=request.keep_alarms,
+            writes=request.processes.writes, facts=request.facts, tell=request.tell, events=events,
         )  # fmt: skip
         self._noise = NoiseMeasurement(
             request.step, batch_size=request.arguments.batch_size, group_size=request.microbatch,
@@ -190,12 +190,12 @@ class _Loop:
             if request.processes.writes:
                 path = dump_path(self._folder.path, number)
                 save_dump(request.model, self._state, whole, path=path, facts=request.facts)
-        with user_code(f"running {request.model.name}"):
+        trace = trace_path(self._folder.path, number) if request.is_profiled(number) else None
+        with profiled(trace, (self._state, batch)) as wait, user_code(f"running {request.model.name}"):
             taken, record = self._observed(number, batch) if self._is_recorded(number) else (None, None)
-            if taken is None or not self._is_on_a_clock(
-                number
-            ):  # as a longer run takes it, and not as the observed program does
+            if taken is None or not self._is_on_a_clock(number):  # as a longer run takes it, not the observed program
                 taken = self._programs.plain(self._state, self._sound, batch)
+            wait(taken.state)
         self._state, self._sound = taken.state, taken.sound
         wishes = self._agreement.wishes()
         self._on_their_way.append(_OnItsWay(number, batch, taken.sound, taken.numbers, record, wishes))

@@ -5,6 +5,7 @@
 - `step_rows` turns it into rows of the history.
 - `noise_rows` measures the noise of gradients, and keeps its moving averages.
 - `unwritten_history` stands for the history in a process that does not write the run.
+- `step_profiles` profiles steps.
 - `state_ring` keeps copies of past states, from which the state before an alarm's step can be had again.
 - `array_records` makes the record of a dump from an array.
 - `alarm_notes` states what is known of an alarm.

@@ -49,7 +49,7 @@ OPTIONS = {
     "--force --traceback",
     "train": f"{MODEL} --select --exclude --steps --output --optimizer --learning-rate --clip --multiply --only "
     "--freeze --ema --state-updates --devices --distributed --every --histograms-every --per-example-every "
-    "--microbatch --tensorboard --dump-every --dump-at --log-every "
+    "--microbatch --tensorboard --dump-every --dump-at --log-every --trace-every "
     "--save-every --keep --resume --check-numerics --on-alarm --check --keep-alarms --no-cache --force --format --json "
     "--quiet --verbose --traceback",
     "watch": "--once --select --exclude --format --json --traceback",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
 import json
 from pathlib import Path
@@ -36,9 +37,9 @@ def folder(usual_promotion: None, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="module")
 def numbered(folder: Path) -> Finished:
-    """What the same run says whose pipeline gives batches by their numbers, in `numbered`."""
+    """What the same run says whose pipeline gives batches by their numbers, and which is profiled, in `numbered`."""
     line = ("train", "net.py", "--data", "data.py:numbered", "-q", *RUN, "--json", "-o", "numbered")
-    return gradscope(*line, folder=folder)
+    return gradscope(*line, "--trace-every", 12, folder=folder)
 
 
 def module(path: Path) -> Any:
@@ -308,3 +309,12 @@ def test_histograms_are_those_of_the_state_before_the_step(folder: Path) -> None
     assert "Histograms (4)" in shown
     rows = gradscope("show", "drawn", "--tensor", key, "--json", folder=folder).json["histograms"]
     assert [sum(each["counts"]) for each in rows] == [96] * 4
+
+
+def test_profiles_are_of_the_steps_that_their_folders_name(folder: Path, numbered: Finished) -> None:
+    assert numbered.status == 0
+    found = sorted((folder / "numbered").glob("trace-*/plugins/profile/*/*.trace.json.gz"))
+    assert [path.relative_to(folder / "numbered").parts[0] for path in found] == ["trace-000000", "trace-000012"]
+    for path in found:
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        assert any("_observed_step" in event.get("name", "") for event in events)

@@ -97,6 +97,15 @@ class RecordOptions:
             rich_help_panel=_RECORD,
         ),
     ] = None
+    trace_every: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="K",
+            help="Profile the steps that this divides, trace-000100, for TensorBoard and Perfetto.",
+            rich_help_panel=_RECORD,
+        ),
+    ] = None
     save_every: Annotated[
         str,
         typer.Option(
