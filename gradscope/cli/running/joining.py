@@ -27,6 +27,7 @@ _SIGNALLED: Final = 128
 _GRACE_SECONDS: Final = 5.0
 
 #: A flag of JAX: its service takes SIGTERM away from this process, which saves its state and says so.
+_HEARTBEAT: Final = "heartbeat_timeout_seconds"
 _PREEMPTION: Final = "jax_enable_preemption_service"
 
 
@@ -50,7 +51,7 @@ def join_processes(how: str) -> None:
         config.update(_PREEMPTION, False)
     # Older JAX has a heartbeat of its own, which is not set.
     known = inspect.signature(jax.distributed.initialize).parameters
-    heartbeat = {name: seconds for name, seconds in {"heartbeat_timeout_seconds": HEARTBEAT}.items() if name in known}
+    heartbeat: dict[str, Any] = {_HEARTBEAT: HEARTBEAT} if _HEARTBEAT in known else {}
     try:
         if address is None:
             jax.distributed.initialize(**heartbeat)

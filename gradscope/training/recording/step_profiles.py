@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def _without_python() -> dict[str, Any]:
 
 
 @contextmanager
-def profiled(path: Path | None, before: Any) -> Iterator[Callable[[Any], None]]:
+def profiled(path: Path | None, before: Any) -> Generator[Callable[[Any], None]]:
     """Profiles a step with `jax.profiler`, if it has a path to write to.
 
     Args:
