@@ -26,8 +26,10 @@ _SIGNALLED: Final = 128
 #: Seconds that process 0 stays when it failed: when it ends, the runtime ends the others, who may have yet to say why.
 _GRACE_SECONDS: Final = 5.0
 
-#: A flag of JAX: its service takes SIGTERM away from this process, which saves its state and says so.
+#: The argument of `jax.distributed.initialize` that takes the seconds.
 _HEARTBEAT: Final = "heartbeat_timeout_seconds"
+
+#: A flag of JAX: its service takes SIGTERM away from this process, which saves its state and says so.
 _PREEMPTION: Final = "jax_enable_preemption_service"
 
 
