@@ -133,7 +133,7 @@ def refusing_jvp(primals: Any, tangents: Any) -> Any:
 def test_a_rule_that_is_not_run_stays_so() -> None:
     def loss(weights: Any, batch: Any) -> Any:
         with jax.named_scope("rate"):
-            rate = jnp.exp(jnp.float32(len(batch["x"])))
+            rate = jnp.exp(jnp.float32(-1.0))
 
         def body(x: Any, _: Any) -> Any:
             with jax.named_scope("made"):
