@@ -15,6 +15,8 @@ import { numberText, numeric, printable } from "./text.js";
 
 const HEIGHT = 260;
 const NARROWEST = 240;
+/** The height of a line of text in a saved picture. */
+const ROW = 18;
 /** The most marks that are named below a chart, and where the pointer is. */
 const MOST_MARKS = 12;
 /** Longer numbers of an axis are shortened. */
@@ -219,16 +221,25 @@ export class LineChart {
         if (drawn === null) return [];
         return [`${(plot.valToPos(this.parts.positions[number] ?? 0, "x") + x0).toFixed(1)},${(plot.valToPos(drawn, "y") + y0).toFixed(1)}`];
       });
-      return `<polyline fill="none" stroke="${lineColour(line.hue ?? at)}" stroke-width="1.5" points="${points.join(" ")}"/>`;
+      return `<polyline fill="none" stroke="${lineColour(line.hue ?? at)}" stroke-width="1.5"${line.dashed ? ' stroke-dasharray="6 4"' : ""} points="${points.join(" ")}"/>`;
     });
-    const keys = this.parts.lines.map((line, at) => `<text x="${x0 + 8 + at * 150}" y="${plot.height + 16}" fill="${lineColour(line.hue ?? at)}">${svgText(line.label)}</text>`);
+    const { marks, names } = this.parts;
+    const uprights = marks.flatMap((mark) => {
+      const at = plot.valToPos(mark.at, "x");
+      if (at < 0 || at > w) return [];
+      const x = (at + x0).toFixed(1);
+      return `<line x1="${x}" x2="${x}" y1="${y0}" y2="${y0 + h}" stroke="${colour("bad")}" stroke-dasharray="4 4"/>`;
+    });
+    const told = [...this.parts.lines.map((line, at) => ({ text: line.label, hue: lineColour(line.hue ?? at) })), ...marks.slice(0, MOST_MARKS).map((mark) => ({ text: mark.text, hue: colour("bad") }))];
+    const keys = told.map((key, at) => `<text x="${x0}" y="${y0 + h + ROW * (at + 2)}" fill="${key.hue}">${svgText(key.text)}</text>`);
+    const reach = [{ name: names[0], x: x0, anchor: "start" }, { name: names.at(-1), x: x0 + w, anchor: "end" }].map((end) => `<text x="${end.x}" y="${y0 + h + ROW - 4}" text-anchor="${end.anchor}">${svgText(end.name ?? "")}</text>`);
     const [low, high] = [plot.scales["y"]?.min ?? 0, plot.scales["y"]?.max ?? 0];
     const ends = [high, low].map((value, at) => `<text x="${x0 - 6}" y="${at === 0 ? y0 + 10 : y0 + h}" text-anchor="end">${numberText(value)}</text>`);
     return [
-      `<svg xmlns="http://www.w3.org/2000/svg" width="${plot.width}" height="${plot.height + 24}" font-family="sans-serif" font-size="12">`,
+      `<svg xmlns="http://www.w3.org/2000/svg" width="${plot.width}" height="${y0 + h + ROW * (told.length + 2)}" font-family="sans-serif" font-size="12">`,
       `<title>${svgText(this.parts.title)}</title><rect width="100%" height="100%" fill="#fff"/>`,
       `<rect x="${x0}" y="${y0}" width="${w}" height="${h}" fill="none" stroke="#999"/>`,
-      ...paths, ...keys, ...ends, "</svg>",
+      ...paths, ...uprights, ...keys, ...ends, ...reach, "</svg>",
     ].join("\n");
   }
 }

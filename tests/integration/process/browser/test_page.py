@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -138,6 +139,21 @@ def test_tables_and_charts_are_saved(opened: Open, tmp_path: Path) -> None:
         page.get_by_role("button", name="SVG").first.click()
     saving.value.save_as(tmp_path / "chart.svg")
     assert (tmp_path / "chart.svg").read_text().count("<polyline") == 2
+
+
+def test_a_saved_chart_of_a_comparison_has_its_first_divergence(
+    opened: Open, pages: dict[str, Path], tmp_path: Path
+) -> None:
+    page = opened("comparison").page
+    with page.expect_download() as saving:
+        page.locator(".chart").first.get_by_role("button", name="SVG").click()
+    saving.value.save_as(tmp_path / "chart.svg")
+    saved = (tmp_path / "chart.svg").read_text()
+    assert saved.count("<line ") == 1
+    assert "first divergence forward of a.npz: block1/conv" in saved
+    layers = content_of(pages["comparison"].read_text(encoding="utf-8"))[0]["depth"][0]["names"]
+    told = re.findall(r"<text[^>]*>([^<]*)</text>", saved)
+    assert {"a.npz", "b.npz", layers[0], layers[-1]} <= set(told)
 
 
 def test_candidates_are_chosen_and_stand_beside_each_other(opened: Open) -> None:
