@@ -16,17 +16,19 @@ PageKind: TypeAlias = Literal["dump", "comparison", "run"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageNotes:
-    """`PageNotes` are notes under one title, each perhaps a link to a tensor.
+    """`PageNotes` are notes under one title, each perhaps a link to a tensor, a step, or both.
 
     Attributes:
         title: The heading; "" for none.
         notes: The notes.
         keys: The tensor that each is about, by position; "" for none.
+        steps: The step that each is about, by position; None for none.
     """
 
     title: str = ""
     notes: Sequence[Note]
     keys: Sequence[str] = ()
+    steps: Sequence[int | None] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

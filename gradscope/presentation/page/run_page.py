@@ -134,6 +134,7 @@ def _summary(report: RunReport) -> Iterator[PageNotes | Table]:
     yield PageNotes(
         notes=[run_verdict(report.alarms), *origin_notes(report.origins), *_facts(report)],
         keys=[worst.key or ""] if worst else [],
+        steps=[worst.step] if worst else [],
     )
     yield _alarms(report, "Alarms")
     yield steepest_trends(report, _MOST_TRENDS)
@@ -182,8 +183,11 @@ def _alarms(report: RunReport, title: str) -> PageNotes:
     more = len(report.alarms) - len(shown)
     notes += [Note(label="", text=f"and {more:,} more")] if more else []
     return PageNotes(
-        title=f"{title} ({len(report.alarms):,})", notes=notes, keys=[each.key or "" for each in shown]
-    )  # fmt: skip
+        title=f"{title} ({len(report.alarms):,})",
+        notes=notes,
+        keys=[each.key or "" for each in shown],
+        steps=[each.step for each in shown],
+    )
 
 
 def steepest_trends(report: RunReport, most: int) -> Table:

@@ -32,9 +32,10 @@ def summary_html(summary: Sequence[PageNotes | Table]) -> str:
     return "".join("".join(_table(each) if isinstance(each, Table) else _notes(each)) for each in summary)
 
 
-def link_to(key: str) -> str:
-    """Returns the address on the page at which a tensor is selected, as an attribute's value."""
-    return html.escape(f"#tensor={quote(shortened(key), safe='/', errors='replace')}")
+def link_to(key: str, step: int | None = None) -> str:
+    """Returns the address on the page at which a tensor, a step, or both are selected, as an attribute's value."""
+    tensor = [f"tensor={quote(shortened(key), safe='/', errors='replace')}"] if key else []
+    return html.escape("#" + "&".join([*tensor, *([] if step is None else [f"step={step}"])]))
 
 
 def _notes(block: PageNotes) -> Iterator[str]:
@@ -44,9 +45,10 @@ def _notes(block: PageNotes) -> Iterator[str]:
         yield f"<h2>{text_html(block.title)}</h2>"
     yield '<dl class="notes">'
     keys = [*block.keys, *[""] * (len(block.notes) - len(block.keys))]
-    for note, key in zip(block.notes, keys, strict=True):
+    steps = [*block.steps, *[None] * (len(block.notes) - len(block.steps))]
+    for note, key, step in zip(block.notes, keys, steps, strict=True):
         text = text_html(note.text)
-        linked = f'<a href="{link_to(key)}">{text}</a>' if key else text
+        linked = text if not key and step is None else f'<a href="{link_to(key, step)}">{text}</a>'
         yield f'<dt class="{_CLASSES.get(note.style, "plain")}">{text_html(note.label)}</dt><dd>{linked}</dd>'
     yield "</dl>"
 

@@ -43,7 +43,8 @@ def depth_content(title: str, dumps: Sequence[Measured], keys: Keys, families: C
         families: Which of the two.
 
     Returns:
-        `title`; `names`: the layers; `lines`: each with its `label`, `direction`, `keys` and `values`.
+        `title`; `names`: the layers; `lines`: each with its `label`, `direction`, `keys` and `values`; `marks`: of each
+        dump and direction, the first layer with elements that are not finite, which its rms leaves out.
     """
     names = layers_along_depth(dumps[0].manifest)
     lines: list[Json] = []
@@ -51,10 +52,26 @@ def depth_content(title: str, dumps: Sequence[Measured], keys: Keys, families: C
         for family in DIRECTIONS:
             label = _LABELS[family] if len(dumps) == 1 else dump.name
             lines += _line(label, family, names, dump, keys) if family in families else []
-    return {"title": title, "names": [shortened(name) for name in names], "lines": lines}
+    marks = [
+        mark
+        for dump in dumps
+        for family in DIRECTIONS if family in families
+        for mark in _not_finite(family, names, dump, "" if len(dumps) == 1 else f" of {dump.name}")
+    ]  # fmt: skip
+    return {"title": title, "names": [shortened(name) for name in names], "lines": lines, "marks": marks}
 
 
 _LABELS: Final = {naming.ACTIVATION: "activation rms", naming.ACTIVATION_GRAD: "gradient rms"}
+
+
+def _not_finite(family: str, names: Sequence[str], dump: Measured, of: str) -> Iterator[Json]:
+    """Yields the mark of the layer at which the first elements are not finite, in the order of the pass."""
+    found = {naming.key_of(entry.family, entry.name) for entry in dump.manifest.entries
+             if any(as_float(entry.stats.get(name, 0)) > 0 for name in ("nan", "inf"))}  # fmt: skip
+    keys = [naming.key_of(family, name) for name in names]
+    places = [at for at, key in enumerate(keys) if dump.counterparts.get(key, key) in found]
+    for at in places[-1:] if family == naming.ACTIVATION_GRAD else places[:1]:
+        yield {"at": at, "text": f"first not finite {DIRECTIONS[family]}{of}: {shortened(names[at])}"}
 
 
 def innermost(names: Iterable[str]) -> list[str]:

@@ -5,19 +5,21 @@ import { csv, fileName, save, svgText } from "./saving.js";
 import { numberText, printable } from "./text.js";
 
 /**
- * @typedef {{title: string, names: string[], steps: number[], values: (row: number, step: number) => number}} HeatParts
+ * @typedef {{title: string, names: string[], steps: number[], values: (row: number, step: number) => number,
+ *   broken: (row: number, step: number) => number}} HeatParts
  */
 
 const LEAST_ROW_PIXELS = 3;
 const MOST_ROW_PIXELS = 18;
 const HEIGHT = 420;
+const COLOURS = "red has elements that are not finite, grey has no number";
 
 export class HeatMap {
   /** @param {(name: string, step: number) => void} chosen */
   constructor(chosen) {
     this.chosen = chosen;
     /** @type {HeatParts} */
-    this.parts = { title: "", names: [], steps: [], values: () => NaN };
+    this.parts = { title: "", names: [], steps: [], values: () => NaN, broken: () => 0 };
     this.at = { row: 0, step: 0 };
     this.canvas = element("canvas", { class: "heat", tabindex: 0, role: "img", "aria-label": "heat map of layers against steps" });
     this.told = element("output", { class: "told" });
@@ -40,13 +42,13 @@ export class HeatMap {
 
   /** Draws all numbers; magnitudes on a logarithmic scale. */
   draw() {
-    const { names, steps, values } = this.parts;
+    const { names, steps, values, broken } = this.parts;
     const [rows, columns] = [Math.max(names.length, 1), Math.max(steps.length, 1)];
     const numbers = new Float32Array(names.length * steps.length);
     let [low, high] = [Infinity, 0];
     for (let row = 0; row < names.length; row++) {
       for (let step = 0; step < steps.length; step++) {
-        const size = Math.abs(values(row, step));
+        const size = broken(row, step) > 0 ? Infinity : Math.abs(values(row, step));
         numbers[row * steps.length + step] = size;
         if (size > 0 && Number.isFinite(size)) [low, high] = [Math.min(low, size), Math.max(high, size)];
       }
@@ -67,7 +69,7 @@ export class HeatMap {
       image.data.set([...found, 255], at * 4);
     });
     context.putImageData(image, 0, 0);
-    this.scale.textContent = high > 0 ? `dark ${numberText(low)} to bright ${numberText(high)}, logarithmic; red is not finite, grey was not recorded` : "all are zero, or none was recorded";
+    this.scale.textContent = high > 0 ? `dark ${numberText(low)} to bright ${numberText(high)}, logarithmic; ${COLOURS}` : `none is larger than zero; ${COLOURS}`;
   }
 
   /** @param {MouseEvent} event */
@@ -81,11 +83,13 @@ export class HeatMap {
 
   /** @param {number} row @param {number} step */
   tell(row, step) {
-    const { names, steps, values } = this.parts;
+    const { names, steps, values, broken } = this.parts;
     if (names.length === 0 || steps.length === 0) return;
     this.at = { row: Math.min(Math.max(row, 0), names.length - 1), step: Math.min(Math.max(step, 0), steps.length - 1) };
     const value = values(this.at.row, this.at.step);
-    this.told.textContent = `${printable(names[this.at.row] ?? "")}  ·  step ${steps[this.at.step]}  ·  ${numberText(value)}`;
+    const found = broken(this.at.row, this.at.step);
+    const texts = [...(Number.isNaN(value) ? [] : [numberText(value)]), ...(found > 0 ? [`${found.toLocaleString("en-US")} elements not finite`] : [])];
+    this.told.textContent = [printable(names[this.at.row] ?? ""), `step ${steps[this.at.step]}`, ...(texts.length > 0 ? texts : ["no number"])].join("  ·  ");
   }
 
   choose() {

@@ -15,10 +15,25 @@ import { numberText, numeric, printable } from "./text.js";
 
 const HEIGHT = 260;
 const NARROWEST = 240;
+/** The height of a line of text in a saved picture. */
+const ROW = 18;
 /** The most marks that are named below a chart, and where the pointer is. */
 const MOST_MARKS = 12;
 /** Longer numbers of an axis are shortened. */
 const LONGEST_PLACE = 99_999;
+/** The most numbers along a logarithmic axis. */
+const MOST_DECADES = 8;
+/** By the decades that an axis spans at least, the places that it has in each. */
+const PLACES = [
+  { span: 3, digits: [1] },
+  { span: 1.2, digits: [1, 2, 5] },
+  { span: 0.6, digits: [1, 1.5, 2, 3, 5, 7] },
+  { span: 0, digits: [1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9] },
+];
+/** uPlot leaves out an axis for which it finds no distance: its own end at 1e31, and shorter ones need their decimals. */
+const LEAST_DISTANCE = 5;
+/** The distances between the places of layers and of steps, which are whole. */
+const WHOLE = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
 /** What is zero is drawn so far below the smallest value of a logarithmic axis. */
 const BELOW = 10;
 
@@ -106,7 +121,7 @@ export class LineChart {
       width,
       height: HEIGHT,
       legend: { show: false },
-      scales: { x: { time: false }, y: logarithmic ? { distr: 3, log: 10, range: (_plot, low, high) => decades(low ?? floor, high ?? floor) } : {} },
+      scales: { x: { time: false, range: (_plot, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }, y: logarithmic ? { distr: 3, log: 10, range: (_plot, low, high) => decades(low ?? floor, high ?? floor) } : {} },
       cursor: { y: false, focus: { prox: 24 } },
       focus: { alpha: 0.4 },
       series: [
@@ -114,8 +129,8 @@ export class LineChart {
         ...lines.map((line, at) => ({ label: line.label, stroke: lineColour(line.hue ?? at), width: 1.5, dash: line.dashed ? [6, 4] : [], points: { show: points, size: 5 }, spanGaps: true })),
       ],
       axes: [
-        { ...axis, label: across, labelSize: 18, size: 34, values: (_plot, splits) => splits.map((at) => (Number.isInteger(at) ? place(at) : "")) },
-        { ...axis, size: 72, grid: { ...axis.grid, filter: (_plot, splits) => splits.map((value) => (logarithmic && !isDecade(value) ? null : value)) }, values: (_plot, splits) => splits.map((value) => (value === null || value === undefined ? "" : tick(value, logarithmic))) },
+        { ...axis, label: across, labelSize: 18, size: 34, incrs: WHOLE, values: (_plot, splits) => splits.map((at) => (Number.isInteger(at) ? place(at) : "")) },
+        { ...axis, size: 72, values: (_plot, splits) => splits.map((value) => tick(value, logarithmic)), ...(logarithmic ? { splits: (_plot, _axis, low, high) => places(low, high), incrs: (_plot, _axis, low, high) => [Math.max(high - low, LEAST_DISTANCE)], filter: (_plot, splits) => splits } : {}) },
       ],
       hooks: {
         setCursor: [(plot) => this.tell(plot.cursor.idx ?? null)],
@@ -206,16 +221,25 @@ export class LineChart {
         if (drawn === null) return [];
         return [`${(plot.valToPos(this.parts.positions[number] ?? 0, "x") + x0).toFixed(1)},${(plot.valToPos(drawn, "y") + y0).toFixed(1)}`];
       });
-      return `<polyline fill="none" stroke="${lineColour(line.hue ?? at)}" stroke-width="1.5" points="${points.join(" ")}"/>`;
+      return `<polyline fill="none" stroke="${lineColour(line.hue ?? at)}" stroke-width="1.5"${line.dashed ? ' stroke-dasharray="6 4"' : ""} points="${points.join(" ")}"/>`;
     });
-    const keys = this.parts.lines.map((line, at) => `<text x="${x0 + 8 + at * 150}" y="${plot.height + 16}" fill="${lineColour(line.hue ?? at)}">${svgText(line.label)}</text>`);
+    const { marks, names } = this.parts;
+    const uprights = marks.flatMap((mark) => {
+      const at = plot.valToPos(mark.at, "x");
+      if (at < 0 || at > w) return [];
+      const x = (at + x0).toFixed(1);
+      return `<line x1="${x}" x2="${x}" y1="${y0}" y2="${y0 + h}" stroke="${colour("bad")}" stroke-dasharray="4 4"/>`;
+    });
+    const told = [...this.parts.lines.map((line, at) => ({ text: line.label, hue: lineColour(line.hue ?? at) })), ...marks.slice(0, MOST_MARKS).map((mark) => ({ text: mark.text, hue: colour("bad") }))];
+    const keys = told.map((key, at) => `<text x="${x0}" y="${y0 + h + ROW * (at + 2)}" fill="${key.hue}">${svgText(key.text)}</text>`);
+    const reach = [{ name: names[0], x: x0, anchor: "start" }, { name: names.at(-1), x: x0 + w, anchor: "end" }].map((end) => `<text x="${end.x}" y="${y0 + h + ROW - 4}" text-anchor="${end.anchor}">${svgText(end.name ?? "")}</text>`);
     const [low, high] = [plot.scales["y"]?.min ?? 0, plot.scales["y"]?.max ?? 0];
     const ends = [high, low].map((value, at) => `<text x="${x0 - 6}" y="${at === 0 ? y0 + 10 : y0 + h}" text-anchor="end">${numberText(value)}</text>`);
     return [
-      `<svg xmlns="http://www.w3.org/2000/svg" width="${plot.width}" height="${plot.height + 24}" font-family="sans-serif" font-size="12">`,
+      `<svg xmlns="http://www.w3.org/2000/svg" width="${plot.width}" height="${y0 + h + ROW * (told.length + 2)}" font-family="sans-serif" font-size="12">`,
       `<title>${svgText(this.parts.title)}</title><rect width="100%" height="100%" fill="#fff"/>`,
       `<rect x="${x0}" y="${y0}" width="${w}" height="${h}" fill="none" stroke="#999"/>`,
-      ...paths, ...keys, ...ends, "</svg>",
+      ...paths, ...uprights, ...keys, ...ends, ...reach, "</svg>",
     ].join("\n");
   }
 }
@@ -233,14 +257,19 @@ function place(at) {
   return Math.abs(at) <= LONGEST_PLACE ? String(at) : at.toLocaleString("en-US", { notation: "compact", maximumFractionDigits: 3 });
 }
 
-/** @param {number | null | undefined} value */
-function isDecade(value) {
-  return value !== null && value !== undefined && Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-6;
+/** The places along a logarithmic axis that are numbered: few, however many decades it spans. @param {number} low @param {number} high */
+function places(low, high) {
+  const [from, to] = [Math.floor(Math.log10(low)), Math.ceil(Math.log10(high))];
+  const span = Math.log10(high / low);
+  const every = Math.ceil((to - from) / MOST_DECADES);
+  const digits = PLACES.find((each) => span >= each.span)?.digits ?? [1];
+  const decade = Array.from({ length: to - from + 1 }, (_, at) => from + at).filter((power) => power % every === 0);
+  return decade.flatMap((power) => digits.map((digit) => digit * 10 ** power)).filter((value) => low <= value && value <= high);
 }
 
 /** @param {number} value @param {boolean} logarithmic */
 function tick(value, logarithmic) {
-  return logarithmic && value > 0 && (value < 0.1 || value >= 1e4) ? value.toExponential(0).replace("e+", "e") : numberText(value);
+  return logarithmic && value > 0 && (value < 0.1 || value >= 1e4) ? Number(value.toPrecision(3)).toExponential().replace("e+", "e") : numberText(value);
 }
 
 /**

@@ -60,7 +60,7 @@ async function build(content, packed, main) {
   let own = [];
   const follow = (/** @type {Set<string>} */ changed) => {
     if (["step", "from", "to", "of", ...HEAT].some((name) => changed.has(name))) run?.address();
-    if ([...changed].some((name) => name.startsWith("sort."))) tables.forEach((table) => table.followOrder());
+    if ([...changed].some((name) => /^(sort|columns)\./.test(name))) tables.forEach((table) => table.followAddress());
     if (changed.has("colour")) tree?.followColour();
     if (changed.has("search")) {
       const query = selected("search");
@@ -85,7 +85,14 @@ async function build(content, packed, main) {
     clearTimeout(waiting);
     waiting = setTimeout(() => select({ search: search.value }, { quiet: true }), TYPING_PAUSE_MS);
   });
+  const closeMenus = (/** @type {EventTarget | null} */ but) => {
+    const open = [...document.querySelectorAll("details.menu[open]")].filter((menu) => !(but instanceof Node && menu.contains(but)));
+    open.forEach((menu) => menu.removeAttribute("open"));
+    return open.length > 0;
+  };
+  addEventListener("pointerdown", (event) => closeMenus(event.target));
   addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && closeMenus(null)) return;
     if (event.key === "/" && !typing(event.target)) {
       event.preventDefault();
       search.focus();

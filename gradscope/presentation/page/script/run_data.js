@@ -93,7 +93,8 @@ export class RunData {
    * What the heat map shows: the tensors of a family, or the noise of their gradients.
    * @param {string} name
    * @param {string} of the family
-   * @returns {{names: string[], steps: number[], value: (row: number, at: number) => number}}
+   * @returns {{names: string[], steps: number[], value: (row: number, at: number) => number,
+   *   broken: (row: number, at: number) => number}} `broken` counts the elements that are not finite
    */
   heat(name, of) {
     const noisy = this.noise?.names.includes(name) ?? false;
@@ -104,6 +105,7 @@ export class RunData {
       names: rows.map((row) => keys[row] ?? ""),
       steps: planes?.steps ?? [],
       value: (row, at) => planes?.value(rows[row] ?? 0, name, at) ?? NaN,
+      broken: (row, at) => (noisy ? 0 : ["nan", "inf"].reduce((sum, each) => sum + (Math.round(this.stats.value(rows[row] ?? 0, each, at)) || 0), 0)),
     };
   }
 

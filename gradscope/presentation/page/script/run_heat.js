@@ -40,7 +40,7 @@ export class RunHeat {
     this.shown = shown;
     const found = run.heat(statistic, of);
     const columns = found.steps.map((_, at) => at).filter((at) => from <= (found.steps[at] ?? 0) && (found.steps[at] ?? 0) <= to);
-    this.map.show({ title: `${of} ${statistic}`, names: found.names, steps: columns.map((at) => found.steps[at] ?? 0), values: (row, column) => found.value(row, columns[column] ?? 0) });
+    this.map.show({ title: `${of} ${statistic}`, names: found.names, steps: columns.map((at) => found.steps[at] ?? 0), values: (row, column) => found.value(row, columns[column] ?? 0), broken: (row, column) => found.broken(row, columns[column] ?? 0) });
   }
 
   /** Draws the same again, in the colours of the theme. */

@@ -24,7 +24,10 @@ export class VirtualTable {
     this.table = table;
     this.keys = keys;
     /** @type {boolean[]} */
-    this.shown = table.columns.map((column, at) => at === 0 || column.priority < LESS_IMPORTANT);
+    this.usual = table.columns.map((column, at) => at === 0 || column.priority < LESS_IMPORTANT);
+    this.shown = this.wantedColumns();
+    /** @type {number[]} the width of each column, which grows, so that nothing jumps from step to step */
+    this.widths = table.columns.map(() => 0);
     this.order = this.wantedOrder();
     this.query = "";
     this.printed = false;
@@ -32,6 +35,8 @@ export class VirtualTable {
     this.texts = table.keys.map((line, at) => this.searched(line, at));
     this.title = element("strong", {}, printable(table.title));
     this.count = element("output", {});
+    /** @type {HTMLInputElement[]} those that choose the columns after the first */
+    this.boxes = [];
     this.body = element("tbody");
     this.heads = element("thead");
     this.columns = element("colgroup");
@@ -52,7 +57,7 @@ export class VirtualTable {
   controls() {
     const boxes = this.table.columns.slice(1).map((column, before) => {
       const box = element("input", { type: "checkbox", change: () => this.choose(before + 1, box.checked) });
-      box.checked = this.shown[before + 1] ?? false;
+      this.boxes.push(box);
       return element("label", {}, box, ` ${this.heading(before + 1)}`);
     });
     return element(
@@ -73,9 +78,15 @@ export class VirtualTable {
 
   /** @param {number} column @param {boolean} shown */
   choose(column, shown) {
-    this.shown[column] = shown;
-    this.drawHeads();
-    this.drawRows();
+    const wanted = this.shown.map((each, at) => (at === column ? shown : each));
+    const others = wanted.flatMap((each, at) => (each === this.usual[at] ? [] : [this.heading(at)]));
+    select({ [this.partName("columns")]: others.join(",") }, { quiet: true });
+  }
+
+  /** The columns in the address, which has those that are not as usual. @returns {boolean[]} */
+  wantedColumns() {
+    const others = selected(this.partName("columns")).split(",");
+    return this.usual.map((usual, at) => (at > 0 && others.includes(this.heading(at)) ? !usual : usual));
   }
 
   /**
@@ -84,6 +95,7 @@ export class VirtualTable {
    */
   replaceCells(cells) {
     this.table = { ...this.table, cells };
+    this.drawHeads();
     this.arrange();
   }
 
@@ -111,23 +123,24 @@ export class VirtualTable {
   sort(column) {
     const again = this.order?.column === column;
     const down = again ? (this.order?.down ? "+" : "") : "-";
-    select({ [this.sortName()]: down === "" ? "" : `${down}${this.heading(column)}` }, { quiet: true });
+    select({ [this.partName("sort")]: down === "" ? "" : `${down}${this.heading(column)}` }, { quiet: true });
   }
 
-  /** The part of the address that has its order. */
-  sortName() {
-    return `sort.${this.table.title.split(/ \(|,/)[0]}`;
+  /** The part of the address that has its order, or its columns. @param {"sort" | "columns"} what */
+  partName(what) {
+    return `${what}.${this.table.title.split(/ \(|,/)[0]}`;
   }
 
   /** The order in the address. @returns {{column: number, down: boolean} | null} */
   wantedOrder() {
-    const wanted = selected(this.sortName());
+    const wanted = selected(this.partName("sort"));
     const column = this.table.columns.findIndex((_, at) => this.heading(at) === wanted.slice(1));
     return wanted === "" || column < 0 ? null : { column, down: wanted.startsWith("-") };
   }
 
   /** Follows the address. */
-  followOrder() {
+  followAddress() {
+    this.shown = this.wantedColumns();
     this.order = this.wantedOrder();
     this.drawHeads();
     this.arrange();
@@ -151,15 +164,19 @@ export class VirtualTable {
 
   drawHeads() {
     const { columns } = this.table;
+    this.boxes.forEach((box, before) => {
+      box.checked = this.shown[before + 1] ?? false;
+    });
+    this.widths = columns.map((_, at) => Math.max(this.widths[at] ?? 0, this.shown[at] ? this.width(at) : 0));
     const visible = columns.map((_, at) => at).filter((at) => this.shown[at]);
     this.columns.replaceChildren(
       ...visible.map((at) => {
         const made = element("col");
-        made.style.width = `${this.width(at)}ch`;
+        made.style.width = this.wide([at]);
         return made;
       }),
     );
-    this.grid.style.width = `${visible.reduce((sum, at) => sum + this.width(at), 0)}ch`;
+    this.grid.style.width = this.wide(visible);
     const groups = element("tr");
     for (const at of visible) {
       const group = columns[at]?.group ?? "";
@@ -177,13 +194,18 @@ export class VirtualTable {
     this.heads.replaceChildren(...(grouped ? [groups] : []), element("tr", {}, ...heads));
   }
 
+  /** The width of columns as CSS; names leave half of a narrow window to the numbers. @param {number[]} columns */
+  wide(columns) {
+    return `calc(${columns.map((at) => (at === 0 ? `min(${this.widths[at]}ch, 50vw)` : `${this.widths[at]}ch`)).join(" + ")})`;
+  }
+
   /** @param {number} at */
   width(at) {
     const column = this.table.columns[at];
     const cells = this.table.cells[at] ?? [];
     const step = Math.max(1, Math.floor(cells.length / SAMPLED));
     const beside = this.table.columns.filter((other, number) => this.shown[number] && other.group === column?.group).length;
-    let longest = Math.max((column?.heading.length ?? 0) + 3, Math.ceil((column?.group.length ?? 0) / Math.max(beside, 1)));
+    let longest = Math.max((column?.heading.length ?? 0) + 3, Math.ceil((column?.group ? column.group.length + 2 : 0) / Math.max(beside, 1)));
     for (let line = 0; line < cells.length; line += step) longest = Math.max(longest, cellText(cells[line], column?.kind ?? "").length);
     return Math.min(longest, WIDEST_NAME) + 2;
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -140,6 +141,21 @@ def test_tables_and_charts_are_saved(opened: Open, tmp_path: Path) -> None:
     assert (tmp_path / "chart.svg").read_text().count("<polyline") == 2
 
 
+def test_a_saved_chart_of_a_comparison_has_its_first_divergence(
+    opened: Open, pages: dict[str, Path], tmp_path: Path
+) -> None:
+    page = opened("comparison").page
+    with page.expect_download() as saving:
+        page.locator(".chart").first.get_by_role("button", name="SVG").click()
+    saving.value.save_as(tmp_path / "chart.svg")
+    saved = (tmp_path / "chart.svg").read_text()
+    assert saved.count("<line ") == 1
+    assert "first divergence forward of a.npz: block1/conv" in saved
+    layers = content_of(pages["comparison"].read_text(encoding="utf-8"))[0]["depth"][0]["names"]
+    told = re.findall(r"<text[^>]*>([^<]*)</text>", saved)
+    assert {"a.npz", "b.npz", layers[0], layers[-1]} <= set(told)
+
+
 def test_candidates_are_chosen_and_stand_beside_each_other(opened: Open) -> None:
     page = opened("comparison", "#tensor=activation/stem").page
     assert page.locator("#tensor thead").first.inner_text().split() == ["a.npz", "b.npz"]
@@ -164,6 +180,8 @@ def test_a_run_is_followed_step_by_step(opened: Open) -> None:
     heat = page.locator("canvas.heat")
     assert heat.evaluate("canvas => [canvas.width, canvas.height]") == [8, 3]
     heat.focus()
+    broken = "canvas => canvas.getContext('2d').getImageData(7, 1, 1, 1).data.slice(0, 3).join()"
+    assert heat.evaluate(broken) == "197,34,31"  # two elements of the last step are NaN, whatever the others are
     page.keyboard.press("ArrowDown")
     assert "activation_grad/layer1" in page.locator("#heat .told").inner_text()
     page.keyboard.press("Enter")
@@ -212,6 +230,32 @@ def test_what_is_chosen_is_in_the_address_and_a_link_shows_it(opened: Open) -> N
     head = other.locator(".table-box", has_text="Layers (").locator("th[aria-sort=descending]")
     assert head.inner_text().startswith("rms")
     assert other.locator(".table-box", has_text="Layers (").locator("tbody th").first.inner_text() == "layer2"
+
+
+def test_columns_are_chosen_in_the_address_and_their_menu_closes(opened: Open) -> None:
+    page = opened("dump").page
+    layers = page.locator(".table-box", has_text="Layers (")
+    menu = layers.locator("details.menu")
+    for leave in (lambda: page.keyboard.press("Escape"), lambda: page.mouse.click(1200, 5)):
+        menu.locator("summary").click()
+        assert menu.get_by_role("checkbox").first.is_visible()
+        leave()
+        assert not menu.get_by_role("checkbox").first.is_visible()
+    menu.locator("summary").click()
+    menu.get_by_label("shape", exact=True).uncheck()
+    menu.get_by_label("activation mean", exact=True).check()
+    other = opened("dump", page.evaluate("location.hash")).page.locator(".table-box", has_text="Layers (")
+    heads = other.locator("thead tr").last.locator("th").all_inner_texts()
+    assert "mean" in heads
+    assert "shape" not in heads
+    assert not other.locator("details.menu input").first.is_checked()
+
+
+def test_an_alarm_links_to_its_step_and_a_finding_to_its_tensor(opened: Open) -> None:
+    page = opened("run", "#step=2").page
+    page.locator("#summary dd a").first.click()
+    assert page.evaluate("location.hash") == "#step=7&tensor=activation_grad/layer0"
+    assert page.locator("#step output").first.inner_text() == "7"
 
 
 def test_a_link_to_what_is_not_there_says_so(opened: Open) -> None:

@@ -9,8 +9,10 @@ from html.parser import HTMLParser
 
 import pytest
 
+from gradscope.dump.manifest.manifest import Manifest
 from gradscope.presentation import PageMaker, page_html
 from gradscope.presentation.page.page_parts import Page, PageNotes
+from gradscope.presentation.page.static_html import summary_html
 from gradscope.presentation.render.document import Note
 from gradscope.presentation.render.screen import Screen
 from tests.support.page_samples import (
@@ -23,7 +25,7 @@ from tests.support.page_samples import (
     run_folder,
     run_maker,
 )
-from tests.support.report_samples import report_of, small_network
+from tests.support.report_samples import entry, report_of, small_network, stats_of
 
 
 class Markup(HTMLParser):
@@ -129,6 +131,26 @@ def test_along_depth_are_the_innermost_layers_in_execution_order(pages: dict[str
     assert depth["names"] == ["stem/conv", "stem/relu", "block1/conv", "block1/relu", "block2/conv", "loss"]
     forward, backward = depth["lines"]
     assert (forward["values"][:2], backward["values"][:2]) == ([1.02, 0.61], [2.0e-3, 2.1e-3])
+
+
+def test_the_first_layer_that_is_not_finite_is_marked_in_the_order_of_each_pass() -> None:
+    broken = {("activation", "b"), ("activation", "c"), ("activation_grad", "a"), ("activation_grad", "b")}
+    entries = tuple(
+        entry(family, name, index=at, stats=stats_of([1.0, float("inf") if (family, name) in broken else 2.0]))
+        for at, name in enumerate("abc")
+        for family in ("activation", "activation_grad")
+    )
+    (depth,) = content_of(page_html(dump_maker(Manifest(entries=entries))))[0]["depth"]
+    assert [(mark["at"], mark["text"]) for mark in depth["marks"]] == [
+        (1, "first not finite forward: b"),
+        (1, "first not finite backward: b"),
+    ]
+
+
+def test_an_alarm_is_a_link_to_its_tensor_at_its_step_and_without_a_tensor_to_its_step() -> None:
+    notes = [Note(label="nonfinite", text="one"), Note(label="loss-spike", text="two"), Note(label="", text="three")]
+    shown = summary_html([PageNotes(notes=notes, keys=["update/a", ""], steps=[3, 4])])
+    assert re.findall(r'href="([^"]*)">(\w+)<', shown) == [("#tensor=update/a&amp;step=3", "one"), ("#step=4", "two")]
 
 
 def test_the_first_divergence_is_marked_and_candidates_are_superimposed(pages: dict[str, str]) -> None:
