@@ -56,16 +56,20 @@ def causes(suspects: Sequence[Suspect]) -> tuple[Finding, ...]:
     return tuple(_finding(suspect, keys) for suspect, keys in found)
 
 
-def _rank(suspect: Suspect) -> tuple[int, float]:
+def _rank(suspect: Suspect) -> tuple[int, bool, float]:
     # An input is before every layer that its size upsets.
     first = suspect.finding.family == naming.INPUT
-    return -1 if first and suspect.finding.rule == "exploding" else _ORDER.index(suspect.finding.rule), suspect.begin
+    rule = suspect.finding.rule
+    order = -1 if first and rule == "exploding" else _ORDER.index(rule)
+    return order, rule == "overflow" and not suspect.total, suspect.begin
 
 
 def _explains(cause: Suspect, other: Suspect) -> bool:
     rule, consequence = cause.finding.rule, other.finding.rule
     if consequence == "zero-grad":
         return _explains_zero(cause, other)
+    if rule == consequence == "overflow":
+        return cause.total and not other.total  # one is close to the largest number, where another was beyond it
     where = _CONSEQUENCES.get(rule, {}).get(consequence)
     if where == "behind":
         return other.begin >= cause.begin
@@ -79,8 +83,10 @@ def _explains_zero(cause: Suspect, other: Suspect) -> bool:
     why = other.finding.why
     if why.startswith("is absent"):
         return False  # the program has no path for them, whatever the numbers are
-    if cause.finding.rule in ("underflow", "saturated"):
-        return "underflow in" in why if cause.finding.rule == "underflow" else "rounds to zero" in why
+    if cause.finding.rule == "underflow":
+        return "underflow in" in why
+    if cause.finding.rule == "saturated":
+        return "rounds to zero" in why or other.keys <= cause.keys
     return cause.total or other.keys <= cause.keys
 
 

@@ -27,7 +27,7 @@ from gradscope.stats.findings.rule_evidence import (
 
 _UNUSED: Final = "disconnected"
 #: How the reason of a zero gradient begins where a gate is closed.
-_GATED: Final = "masked: multiplied by exact zeros in mul"
+GATED: Final = "masked: multiplied by exact zeros in mul"
 _NUMBER: Final = re.compile(r"\d+")
 #: The most names of unused parts of a block that a finding lists.
 _MOST_NAMES: Final = 4
@@ -39,7 +39,7 @@ def zero_gradient(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
     for entry in evidence.entries:
         if entry.family in (naming.PARAM_GRAD, naming.ACTIVATION_GRAD) and (reason := _reason(evidence, entry)):
             lost.setdefault(_of_all_blocks(reason), []).append((reason, entry))
-    starting = tuple(_starting_at_zero(evidence)) if lost else ()
+    starting = tuple(starting_at_zero(evidence)) if lost else ()
     for found in lost.values():
         params = [(reason, entry) for reason, entry in found if entry.family == naming.PARAM_GRAD]
         faults = [entry for reason, entry in params if not _is_by_construction(evidence, entry, reason, starting)]
@@ -92,12 +92,12 @@ def _is_switched_off_by(param: Entry, entry: Entry, reason: str) -> bool:
     if reason.endswith(f": {key(param)} is 0"):
         return True
     if reason.endswith(f": {PRODUCT_OF}{key(param)} is 0"):
-        return f"{_GATED} " in reason  # where two signals are multiplied by each other, `init` tells it
+        return f"{GATED} " in reason  # where two signals are multiplied by each other, `init` tells it
     source = param.site.source
     return param.site.index >= entry.site.index and source is not None and source in reason
 
 
-def _starting_at_zero(evidence: RuleEvidence) -> Iterator[Entry]:
+def starting_at_zero(evidence: RuleEvidence) -> Iterator[Entry]:
     """Yields the parameters that are zero and have a gradient: those of branches that are switched off at first."""
     for param in evidence.of(naming.PARAM):
         gradient = evidence.entry(naming.PARAM_GRAD, param.name)

@@ -12,6 +12,7 @@ from gradscope.dump.manifest.manifest import Entry
 from gradscope.dump.manifest.saturation import Saturation
 from gradscope.stats import units
 from gradscope.stats.columns import number
+from gradscope.stats.findings.gradient_rules import GATED
 from gradscope.stats.findings.kernels import kernel_layers
 from gradscope.stats.findings.rule_evidence import RuleEvidence, Suspect, Thresholds, column, is_zero, suspect
 
@@ -106,13 +107,33 @@ def saturated(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspec
     if told:
         first = min(told, key=lambda each: each.place)
         why = f"{first.why}, and no gradient passes there"
-        found = suspect("saturated", first.entry, why, [each.entry for each in told])
+        concerned = [each.entry for each in told]
+        found = suspect("saturated", first.entry, why, [*concerned, *_closed_by(evidence, concerned)])
         finding = replace(found.finding, name=first.name, source=first.source)
         yield replace(found, finding=finding, begin=min(first.place, found.begin))
     for entry in evidence.of(naming.ACTIVATION):
         if _is_softmax(entry) and _is_normalised_again(evidence, entry):
             why = "is a softmax whose result goes through another one: differences of at most 1 remain of its logits"
             yield suspect("saturated", entry, why)
+
+
+def _closed_by(evidence: RuleEvidence, saturated: Sequence[Entry]) -> list[Entry]:
+    """Returns the gradients that are zero because saturated gates, or their complements, are 0 in every element.
+
+    A gate that is exactly 0 or 1 everywhere multiplies one of two signals by zeros. The signals are those that the
+    layers receive that receive the gate.
+    """
+    gates = {each.name for each in saturated if _is_at_one_limit(each)}
+    beside = {name for layer in evidence.manifest.layers if gates.intersection(layer.inputs) for name in layer.inputs}
+    lost = [cause for cause in evidence.manifest.causes if cause.why.startswith(GATED)]
+    closed = {cause.why for cause in lost if cause.family == naming.ACTIVATION_GRAD and cause.name in beside}
+    entries = (evidence.entry(cause.family, cause.name) for cause in lost if cause.why in closed)
+    return [entry for entry in entries if entry is not None]
+
+
+def _is_at_one_limit(entry: Entry) -> bool:
+    low, high = number(entry.stats, "min"), number(entry.stats, "max")
+    return low == high and low in (0.0, 1.0)
 
 
 class _Told(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from gradscope import naming
@@ -44,7 +45,10 @@ def is_thrown_away(manifest: Manifest) -> bool:
 def nonfinite(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
     """Finds where NaNs or infinities began that reach the loss or the gradient of a parameter."""
     broken = [entry for entry in evidence.nonfinite if entry.family != naming.EXAMPLE_GRAD]
-    if not broken or not _matters(evidence, broken):
+    if not _matters(evidence, broken):
+        return
+    if not broken:
+        yield from _of_loss(evidence)
         return
     first = _first(broken)
     origins = [_of_origin(evidence, origin, broken) for origin in evidence.manifest.origins]
@@ -54,6 +58,21 @@ def nonfinite(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
         yield from origins
     else:
         yield suspect(_rule(first), first, f"has {_counts(first)}: {_birth(first)}", broken, total=True)
+
+
+def _of_loss(evidence: RuleEvidence) -> Iterator[Suspect]:
+    """Finds where a loss got its NaN or infinity that no tensor of the dump has: behind the last layer, as a rule."""
+    values = evidence.of(naming.ACTIVATION) or evidence.of(naming.INPUT, naming.PARAM)
+    last = max(values, key=lambda entry: entry.site.index, default=None)
+    if last is None:
+        return
+    leads = f"leads to a loss of {evidence.manifest.loss}, where every tensor of the dump is finite"
+    for origin in evidence.manifest.origins:
+        why = f"{leads}: {naming.printable(origin.name)} {origin.why}"
+        found = suspect("nonfinite", last, why, total=True)
+        yield replace(found, finding=replace(found.finding, source=origin.source, iteration=origin.iteration))
+    if not evidence.manifest.origins:
+        yield suspect("nonfinite", last, leads, total=True)
 
 
 def _birth(first: Entry) -> str:
@@ -79,6 +98,8 @@ def _matters(evidence: RuleEvidence, broken: Sequence[Entry]) -> bool:
     loss = evidence.manifest.loss
     if loss is not None and not abs(loss) < float("inf"):
         return True
+    if not broken:
+        return False
     if any(entry.family in (naming.PARAM, naming.PARAM_GRAD, naming.INPUT_GRAD) for entry in broken):
         return True
     # Without a loss and gradients, any is reported: what it reaches is not known.

@@ -17,6 +17,7 @@ from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.dump.manifest.zero_reasons import PRODUCT_OF
 from gradscope.naming.wording import counted
+from gradscope.stats.findings.gradient_rules import starting_at_zero
 from gradscope.stats.findings.kernels import KernelLayer, kernel_layers
 from gradscope.stats.findings.rule_evidence import (
     RuleEvidence,
@@ -62,12 +63,20 @@ def _without_movement(evidence: RuleEvidence, layers: Sequence[KernelLayer]) -> 
     still = [
         kernel for layer in layers for kernel in layer.kernels
         if is_zero(kernel) and is_zero(evidence.entry(naming.PARAM_GRAD, kernel.name))
+        and not _waits(evidence, kernel)
     ]  # fmt: skip
     still += _gains_without_movement(evidence, layers)
     if still:
         still.sort(key=lambda entry: entry.site.index)
         why = "is zero, and so is its gradient: it stays zero, and nothing passes it in either direction"
         yield suspect("init", still[0], why, still, total=True)
+
+
+def _waits(evidence: RuleEvidence, kernel: Entry) -> bool:
+    """Returns whether a kernel's gradient is zero only because another parameter is, which the next step changes."""
+    gradient = evidence.entry(naming.PARAM_GRAD, kernel.name)
+    cause = None if gradient is None else evidence.cause(gradient)
+    return cause is not None and any(cause.why.endswith(f": {key(param)} is 0") for param in starting_at_zero(evidence))
 
 
 def _without_signal(evidence: RuleEvidence, layers: Sequence[KernelLayer]) -> Iterator[Suspect]:

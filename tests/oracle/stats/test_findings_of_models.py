@@ -1,0 +1,119 @@
+"""Findings of whole models in which a rule that looks at one tensor alone would miss the fault, or find another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradscope as gs
+
+X = jax.random.normal(jax.random.key(0), (16, 8))
+LABELS = jnp.arange(16) % 4
+
+
+@pytest.fixture(autouse=True)
+def _as_users_run_it() -> Any:
+    """The models add vectors to matrices, as users' models do."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def kernel(seed: int, *shape: int, scale: float = 1.0) -> jax.Array:
+    return scale * jax.random.normal(jax.random.key(seed), shape) / shape[0] ** 0.5
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1).mean()
+
+
+def classified(variables: Any, batch: Any) -> jax.Array:
+    with jax.named_scope("head"):
+        logits = batch[0] @ variables["head"]
+    return cross_entropy(logits, batch[1])
+
+
+def test_a_loss_of_nan_is_told_where_every_tensor_is_finite() -> None:
+    variables = {"head": kernel(1, 8, 4)}
+    dump = gs.capture(classified, variables, (X, LABELS.at[5].set(4)))
+    assert np.isnan(dump.loss)
+    assert all(bool(np.isfinite(dump[key]).all()) for key in dump if np.issubdtype(dump[key].dtype, np.floating))
+    (finding,) = dump.findings()
+    assert (finding.rule, finding.name) == ("nonfinite", "head")
+    assert "index 4 (element [5, 0] of the indices) is beyond the 4 rows" in finding.why
+    assert finding.source == dump.origins[0].source
+    assert "keep the indices inside" in dump.origins[0].repair
+    (unsearched,) = gs.capture(classified, variables, (X, LABELS.at[5].set(4)), origins=False).findings()
+    assert (unsearched.rule, unsearched.name) == ("nonfinite", "head")
+    assert not gs.capture(classified, variables, (X, jnp.clip(LABELS.at[5].set(4), 0, 3))).findings()
+
+
+def modulated(variables: Any, batch: Any) -> jax.Array:
+    x, condition = batch
+    with jax.named_scope("modulation"):
+        scale = jnp.tanh(condition @ variables["condition"]) @ variables["modulation"]
+    with jax.named_scope("net"):
+        h = jax.nn.silu((x @ variables["into"]) * (1 + scale))
+    with jax.named_scope("out"):
+        return ((h @ variables["out"] - x) ** 2).mean()
+
+
+def test_a_kernel_of_zeros_that_waits_for_the_head_to_move_is_no_fault() -> None:
+    variables = {
+        "condition": kernel(1, 8, 8), "into": kernel(2, 8, 16),
+        "modulation": jnp.zeros((8, 16)), "out": jnp.zeros((16, 8)),
+    }  # fmt: skip
+    batch = (X, X[::-1])
+    assert not gs.capture(modulated, variables, batch).findings()
+    gradient = jax.grad(modulated)
+    moved = variables
+    for _ in range(2):
+        moved = jax.tree.map(lambda value, step: value - step, moved, gradient(moved, batch))
+    assert float(jnp.abs(moved["modulation"]).max()) > 0  # as plain descent shows, it does not stay zero
+
+
+def gated(variables: Any, batch: Any, *, mask: jax.Array | None = None) -> jax.Array:
+    with jax.named_scope("gate"):
+        gate = jax.nn.sigmoid(batch[0] @ variables["gate"] + variables["bias"])
+    with jax.named_scope("first"):
+        first = jnp.tanh(batch[0] @ variables["first"])
+    with jax.named_scope("second"):
+        second = jnp.tanh(batch[0] @ variables["second"])
+    with jax.named_scope("masked"):
+        second = second if mask is None else second * mask
+    with jax.named_scope("mix"):
+        mixed = gate * first + (1 - gate) * second
+    with jax.named_scope("head"):
+        logits = mixed @ variables["head"]
+    return cross_entropy(logits, batch[1])
+
+
+@pytest.mark.parametrize("bias", [60.0, -200.0], ids=["open", "closed"])
+def test_what_a_saturated_gate_closes_is_told_with_it(bias: float) -> None:
+    variables = {name: kernel(number, 8, 8) for number, name in enumerate(("gate", "first", "second"))}
+    variables |= {"bias": jnp.full(8, bias), "head": kernel(9, 8, 4)}
+    (finding,) = gs.capture(gated, variables, (X, LABELS)).findings()
+    assert (finding.rule, finding.name) == ("saturated", "gate")
+
+
+def test_a_mask_of_zeros_elsewhere_is_told_beside_a_saturated_gate() -> None:
+    variables = {name: kernel(number, 8, 8) for number, name in enumerate(("gate", "first", "second"))}
+    variables |= {"bias": jnp.full(8, 8.0), "head": kernel(9, 8, 4)}
+    found = gs.capture(lambda v, b: gated(v, b, mask=jnp.zeros(())), variables, (X, LABELS)).findings()
+    assert [finding.rule for finding in found] == ["saturated", "zero-grad"]
+
+
+def test_a_value_near_the_largest_float16_is_told_with_one_beyond_it() -> None:
+    def loss(variables: Any, x: Any) -> Any:
+        with jax.named_scope("into"):
+            h = x @ variables["into"]
+        with jax.named_scope("out"):
+            y = h @ variables["out"]
+        return y.astype(jnp.float32).mean()
+
+    variables = {"into": jnp.full((8, 8), 5000, jnp.float16), "out": jnp.full((8, 4), 100, jnp.float16)}
+    found = gs.capture(loss, variables, jnp.ones((16, 8), jnp.float16)).findings()
+    assert [finding.rule for finding in found] == ["overflow"]
