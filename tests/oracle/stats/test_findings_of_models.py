@@ -117,3 +117,19 @@ def test_a_value_near_the_largest_float16_is_told_with_one_beyond_it() -> None:
     variables = {"into": jnp.full((8, 8), 5000, jnp.float16), "out": jnp.full((8, 4), 100, jnp.float16)}
     found = gs.capture(loss, variables, jnp.ones((16, 8), jnp.float16)).findings()
     assert [finding.rule for finding in found] == ["overflow"]
+
+
+def test_an_overflow_of_a_product_with_a_square_matrix_is_told_as_that_and_its_repair_repairs_it() -> None:
+    def loss(variables: Any, x: Any) -> Any:
+        with jax.named_scope("square"):
+            y = x.astype(variables.dtype) @ variables  # of the same shape as its first operand
+        return y.astype(jnp.float32).mean()
+
+    variables, x = jnp.full((8, 8), 40000, jnp.float16), jnp.ones((8, 8), jnp.float16).at[0, 0].set(0)
+    dump = gs.capture(loss, variables, x)
+    (origin,) = dump.origins
+    assert origin.operands == ()
+    assert "overflow of float16 (largest 65504)" in origin.why
+    assert origin.repair == "scale the operands down, or compute this in float32"
+    assert not gs.capture(loss, variables.astype(jnp.float32), x).origins
+    assert not gs.capture(loss, variables / 1000, x).origins

@@ -36,6 +36,11 @@ from gradscope.tracing.tracer import Trace
 
 #: Equations that compute what their jaxpr computes, so that a failure in them is a failure of an equation inside.
 _TRANSPARENT: Final = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
+#: Equations whose elements are made of many elements of an operand, even where it has the result's shape.
+_MIXING: Final = frozenset(
+    {"dot_general", "ragged_dot_general", "conv_general_dilated", "triangular_solve", "cholesky", "lu", "fft",
+     "cumsum", "cumprod", "cumlogsumexp"}
+)  # fmt: skip
 
 
 #: The most iterations of a `while` that run again.
@@ -254,7 +259,8 @@ def _has_nan(arrays: Sequence[Any]) -> bool:
 
 def _failure(equation: Equation, array: np.ndarray, operands: Sequence[np.ndarray]) -> Failure:
     index = first_nonfinite(array) or ()
-    aligned = [operand for operand in operands if _broadcasts(operand.shape, array.shape)]
+    mixing = equation.primitive.name in _MIXING
+    aligned = [operand for operand in operands if not mixing and _broadcasts(operand.shape, array.shape)]
     return Failure(
         equation=equation,
         index=index,
