@@ -45,6 +45,9 @@ def dead(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
     share, units = column(worst, "dead"), worst.shape[-1]
     examples = column(worst, "size") / units
     why = f"has {share:.1%} dead units: {share * units:.0f} of {units} are zero for all of {examples:.0f} examples"
+    layer = layers.get(worst.site.layer or "")
+    if layer is not None and layer.rms.get("in") == 0:
+        why += ", as is all that its layer receives: look at what is before it, such as a mask"
     yield suspect("dead", worst, why, found, total=share == 1)
 
 

@@ -106,6 +106,24 @@ def test_a_mask_of_zeros_elsewhere_is_told_beside_a_saturated_gate() -> None:
     assert [finding.rule for finding in found] == ["saturated", "zero-grad"]
 
 
+@pytest.mark.parametrize("kept", [0.0, 1.0])
+def test_dead_units_of_a_layer_that_receives_zeros_alone_are_told_as_that(kept: float) -> None:
+    def loss(variables: Any, batch: Any) -> jax.Array:
+        with jax.named_scope("first"):
+            h = jnp.tanh(batch[0] @ variables["first"])
+        h = h * kept
+        with jax.named_scope("second"):
+            h = jax.nn.relu(h @ variables["second"] + variables["bias"])
+        with jax.named_scope("head"):
+            return cross_entropy(h @ variables["head"], batch[1])
+
+    variables = {"first": kernel(1, 8, 8), "second": kernel(2, 8, 8), "head": kernel(3, 8, 4)}
+    variables["bias"] = jnp.zeros(8) if kept == 0 else jnp.full(8, -10.0)
+    (finding,) = gs.capture(loss, variables, (X, LABELS)).findings()
+    assert (finding.rule, finding.name) == ("dead", "second")
+    assert ("as is all that its layer receives" in finding.why) == (kept == 0)
+
+
 def test_a_value_near_the_largest_float16_is_told_with_one_beyond_it() -> None:
     def loss(variables: Any, x: Any) -> Any:
         with jax.named_scope("into"):
