@@ -39,6 +39,7 @@ def classified(variables: Any, batch: Any) -> jax.Array:
 def test_a_loss_of_nan_is_told_where_every_tensor_is_finite() -> None:
     variables = {"head": kernel(1, 8, 4)}
     dump = gs.capture(classified, variables, (X, LABELS.at[5].set(4)))
+    assert dump.loss is not None
     assert np.isnan(dump.loss)
     assert all(bool(np.isfinite(dump[key]).all()) for key in dump if np.issubdtype(dump[key].dtype, np.floating))
     (finding,) = dump.findings()
