@@ -14,11 +14,12 @@ import sys
 import termios
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.integration.in_process import run_in_process, run_program_in_process
+from tests.integration.in_process import run_at_terminal, run_in_process, run_program_in_process
 
 #: Seconds after which a command counts as hanging.
 TIMEOUT = 60.0
@@ -28,6 +29,9 @@ GRADSCOPE = (sys.executable, "-P", "-m", "gradscope")
 
 #: Variables that Python, JAX and XLA read once, by the beginnings of their names.
 READ_EARLY = ("PYTHON", "JAX_", "XLA_", "OPENBLAS_", "LC_", "LANG", "XDG_CACHE_HOME")
+
+#: A terminal that has colours.
+TERM = {"TERM": "xterm-256color"}
 
 _CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -106,29 +110,54 @@ def in_shell(line: str, folder: Path) -> Finished:
 
 
 def in_terminal(*arguments: object, folder: Path, columns: int, **environment: str) -> Finished:
-    """Run `gradscope ARGUMENTS` in a folder, in a terminal of some width."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    """Run `gradscope ARGUMENTS` in a folder, in this process, in a terminal of some width.
+
+    What is drawn while a command runs takes its width from the process's own terminal: run it by `terminal_process`.
+    """
+    ours, theirs = _terminal(columns)
+    with ThreadPoolExecutor(1) as reader:
+        shown = reader.submit(_read_all, ours)
+        try:
+            status = run_at_terminal(list(map(str, arguments)), folder, _environment(TERM | environment), theirs)
+        finally:
+            os.close(theirs)
+        return _shown(status, shown.result())
+
+
+def terminal_process(*arguments: object, folder: Path, columns: int, **environment: str) -> Finished:
+    """Run `gradscope ARGUMENTS` in a folder, in a process of its own, in a terminal of some width."""
+    ours, theirs = _terminal(columns)
     command = [*GRADSCOPE, *map(str, arguments)]
-    environment = _environment({"TERM": "xterm-256color", **environment})
-    with subprocess.Popen(command, cwd=folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+    changed = _environment(TERM | environment)
+    with subprocess.Popen(command, cwd=folder, env=changed, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         shown = _read_all(ours)
-        os.close(ours)
-    return Finished(status=process.returncode, output=shown.decode().replace("\r\n", "\n"))
+    return _shown(process.returncode, shown)
+
+
+def _terminal(columns: int) -> tuple[int, int]:
+    """The two ends of a terminal: what is written to the second is read from the first."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    return ours, theirs
+
+
+def _shown(status: int, shown: bytes) -> Finished:
+    return Finished(status=status, output=shown.decode().replace("\r\n", "\n"))
 
 
 def _read_all(terminal: int) -> bytes:
-    """All that is written to a terminal until its last writer is gone."""
+    """All that is written to a terminal until its last writer is gone; closes it."""
     shown, deadline = b"", time.monotonic() + TIMEOUT
-    while select.select([terminal], [], [], deadline - time.monotonic())[0]:
-        try:
-            part = os.read(terminal, 1 << 16)
-        except OSError:  # how Linux tells that nobody writes any more
-            return shown
-        if not part:
-            return shown
-        shown += part
+    with os.fdopen(terminal, "rb", buffering=0) as screen:
+        while select.select([screen], [], [], deadline - time.monotonic())[0]:
+            try:
+                part = screen.read(1 << 16)
+            except OSError:  # how Linux tells that nobody writes any more
+                return shown
+            if not part:
+                return shown
+            shown += part
     raise TimeoutError(shown)
 
 

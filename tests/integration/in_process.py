@@ -43,9 +43,23 @@ IGNORED = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, Resourc
 UNINTERRUPTED: Any = SimpleNamespace(on_interrupt=lambda cleanup: None, asking=lambda ask: contextlib.nullcontext())
 
 
+#: Standard input, output and errors.
+Streams = tuple[TextIO, TextIO, TextIO]
+
+
 def run_in_process(arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> tuple[int, bytes, bytes]:
     """Run the command line in a folder; returns its exit status and what it wrote to its two output streams."""
-    return _run_as([PROGRAM, *arguments], lambda: guarded(partial(run, UNINTERRUPTED), arguments), folder, environment)
+    return _run_with_files([PROGRAM, *arguments], _command(arguments), folder, environment)
+
+
+def run_at_terminal(arguments: Sequence[str], folder: Path, environment: Mapping[str, str], terminal: int) -> int:
+    """Run the command line in a folder, with the descriptor of a terminal for its streams; returns its exit status."""
+    with open(terminal, closefd=False) as keys, _screen(terminal) as output, _screen(terminal) as errors:
+        return _run_as([PROGRAM, *arguments], _command(arguments), folder, environment, (keys, output, errors))
+
+
+def _command(arguments: Sequence[str]) -> Callable[[], int]:
+    return lambda: guarded(partial(run, UNINTERRUPTED), arguments)
 
 
 def run_program_in_process(program: Path, folder: Path, environment: Mapping[str, str]) -> tuple[int, bytes, bytes]:
@@ -64,32 +78,39 @@ def run_program_in_process(program: Path, folder: Path, environment: Mapping[str
             return 1
         return 0
 
-    return _run_as([str(program)], run_program, folder, environment)
+    return _run_with_files([str(program)], run_program, folder, environment)
+
+
+def _run_with_files(
+    words: Sequence[str], program: Callable[[], int], folder: Path, environment: Mapping[str, str]
+) -> tuple[int, bytes, bytes]:
+    with _file() as output, _file() as errors, Path(os.devnull).open() as nothing:
+        status = _run_as(words, program, folder, environment, (nothing, output, errors))
+        return status, _written(output), _written(errors)
 
 
 def _run_as(
-    words: Sequence[str], program: Callable[[], int], folder: Path, environment: Mapping[str, str]
-) -> tuple[int, bytes, bytes]:
+    words: Sequence[str], program: Callable[[], int], folder: Path, environment: Mapping[str, str], streams: Streams
+) -> int:
     with contextlib.ExitStack() as surroundings:
         for each in (_jax_settings(), _jax_log(), _warnings(), _collector(), _modules(), contextlib.chdir(folder)):
             surroundings.enter_context(each)
         surroundings.enter_context(_replaced(os.environ, environment))
         surroundings.enter_context(_attribute(sys, "argv", list(words)))
-        output, errors = (surroundings.enter_context(_stream(name)) for name in ("stdout", "stderr"))
-        surroundings.enter_context(_attribute(sys, "stdin", surroundings.enter_context(Path(os.devnull).open())))
+        for name, stream in zip(("stdin", "stdout", "stderr"), streams, strict=True):
+            surroundings.enter_context(_attribute(sys, name, stream))
         # A thread has a stack of its own: the user's lines that JAX remembers are the model's, and no test's.
         with ThreadPoolExecutor(1) as thread:
-            status = thread.submit(program).result()
-        return status, _written(output), _written(errors)
+            return thread.submit(program).result()
 
 
-@contextlib.contextmanager
-def _stream(name: str) -> Iterator[TextIO]:
-    """A file in the place of a standard stream: neither is a terminal."""
-    with tempfile.TemporaryFile() as file:
-        stream = TextIOWrapper(file, encoding="utf-8", errors="backslashreplace")
-        with _attribute(sys, name, stream):
-            yield stream
+def _file() -> TextIO:
+    """A file in the place of a standard stream, which is no terminal."""
+    return TextIOWrapper(tempfile.TemporaryFile(), encoding="utf-8", errors="backslashreplace")
+
+
+def _screen(terminal: int) -> TextIO:
+    return open(terminal, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def _written(stream: TextIO) -> bytes:

@@ -12,7 +12,7 @@ The vector is float32, since it is returned as the "gradient" of a sink. A count
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 import jax
@@ -134,7 +134,12 @@ def _bits_on_host(value: Any) -> Any:
 
 def _vector_from_host(dtype: np.dtype[Any], operand: Any) -> Any:
     shape = jax.ShapeDtypeStruct((WIDTH,), jnp.float32)
-    return varying(made_on_host(partial(_reduced, dtype), shape, operand), varying_axes([operand]))
+    return varying(made_on_host(_reducing(dtype), shape, operand), varying_axes([operand]))
+
+
+@cache
+def _reducing(dtype: np.dtype[Any]) -> Callable[[np.ndarray], np.ndarray]:
+    return partial(_reduced, dtype)
 
 
 def _reduced(dtype: np.dtype[Any], operand: np.ndarray) -> np.ndarray:

@@ -6,7 +6,8 @@ Other devices add ones at the bins of the elements, which is a kernel of its own
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -45,7 +46,12 @@ def _on_host(value: Any) -> Any:
     dtype = jax.typeof(value).dtype
     bits = jax.lax.bitcast_convert_type(value, f"uint{dtype.itemsize * _BITS_PER_BYTE}")
     shape = jax.ShapeDtypeStruct((2 * BINS,), jnp.float32)
-    return varying(made_on_host(partial(_counted_digits, dtype), shape, bits), varying_axes([bits]))
+    return varying(made_on_host(_counting(dtype), shape, bits), varying_axes([bits]))
+
+
+@cache
+def _counting(dtype: np.dtype[Any]) -> Callable[[np.ndarray], np.ndarray]:
+    return partial(_counted_digits, dtype)
 
 
 def _counted_digits(dtype: np.dtype[Any], operand: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ longer than to reduce it to its statistics. JAX passes buffers from 0.6.1; befor
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jax
@@ -22,7 +23,7 @@ def made_on_host(function: Callable[..., np.ndarray], shape: jax.ShapeDtypeStruc
     """Returns the result of a function of NumPy arrays on the CPU backend, as part of a traced program.
 
     Args:
-        function: Pure; receives arrays that it may read only while it runs.
+        function: Pure and one of few, since it is kept; receives arrays that it may read only while it runs.
         shape: The shape and dtype of its result.
         operands: The arrays.
     """
@@ -31,7 +32,14 @@ def made_on_host(function: Callable[..., np.ndarray], shape: jax.ShapeDtypeStruc
             lambda *arrays: function(*map(np.asarray, arrays)), shape, *operands, vmap_method="sequential"
         )
 
+    return buffer_callback(_filling(function), shape, vmap_method="sequential")(*operands)
+
+
+@cache
+def _filling(function: Callable[..., np.ndarray]) -> Callable[..., None]:
+    """Returns the function as JAX calls it: always the same one, for which JAX finds what it has compiled."""
+
     def fill(_context: Any, made: Any, *injected: Any) -> None:
         np.asarray(made)[...] = function(*map(np.asarray, injected))
 
-    return buffer_callback(fill, shape, vmap_method="sequential")(*operands)
+    return fill

@@ -14,7 +14,7 @@ import pytest
 from rich.cells import cell_len
 
 from gradscope.stats import tensor_stats
-from tests.integration.command import Finished, gradscope, gradscope_process, in_shell, in_terminal
+from tests.integration.command import Finished, gradscope, gradscope_process, in_shell, in_terminal, terminal_process
 from tests.support.dumps import record, write
 
 FORMATS = ("table", "json", "csv", "markdown")
@@ -200,7 +200,7 @@ def test_a_message_is_written_at_once_without_a_buffer(tmp_path: Path) -> None:
 
 
 def test_closed_streams_change_no_status(dumps: Path) -> None:
-    for closing in (">&-", "2>&-", "<&- >&- 2>&-"):
+    for closing in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
         assert in_shell(f"$gradscope compare a.npz b.npz {closing}", dumps).status == 1
     assert in_shell(f"$gradscope show none.npz {closing}", dumps).status == 3
 
@@ -230,7 +230,7 @@ def test_messages_about_an_untrusted_dump_control_nothing(hostile: Path) -> None
 
 def test_progress_is_shown_on_a_terminal_and_leaves_no_trace(dumps: Path, tmp_path: Path) -> None:
     model = dumps / "model.py"
-    shown = in_terminal("dump", model, "--families", "param", folder=tmp_path, columns=100)
+    shown = terminal_process("dump", model, "--families", "param", folder=tmp_path, columns=100)
     assert shown.status == 0
     before, _, after = shown.output.partition("\x1b[1A\x1b[2K")
     assert "looking into gradients that are zero" in before
