@@ -81,8 +81,11 @@ def network(params: Any, x: Any) -> Any:
     return {"logits": logits, "norm": (logits**2).sum()}
 
 
-PARAMS = {"first": {"kernel": jnp.linspace(-1, 1, 12).reshape(3, 4)}, "second": jnp.linspace(0, 1, 8).reshape(4, 2)}
-X = jnp.linspace(-2, 2, 15).reshape(5, 3)
+PARAMS = {
+    "first": {"kernel": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)},
+    "second": np.linspace(0, 1, 8, dtype=np.float32).reshape(4, 2),
+}
+X = np.linspace(-2, 2, 15, dtype=np.float32).reshape(5, 3)
 
 
 def test_arguments_outputs_layers_and_operations_have_names() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import Array
 
@@ -67,9 +68,9 @@ LAYERS = {
     **{f"loop[*]/{name}": [f"loop[{i}]/{name}" for i in range(3)] for name in ("cell", "residual")},
 }
 SHAPES = {"dense": (3, 4), "shared": (4, 4), "bilinear": (4, 4), "cell": (3, 4, 4), "head": (4, 2)}
-KEYS = jax.random.split(jax.random.key(0), 6)
-PARAMS = {name: 0.5 * jax.random.normal(key, shape) for key, (name, shape) in zip(KEYS, SHAPES.items(), strict=False)}
-BATCH = {"x": jax.random.normal(KEYS[5], (5, 3))}
+RANDOM = np.random.default_rng(0)
+PARAMS = {name: RANDOM.normal(scale=0.5, size=shape).astype(np.float32) for name, shape in SHAPES.items()}
+BATCH = {"x": RANDOM.standard_normal((5, 3), np.float32)}
 
 
 @pytest.fixture(scope="module", autouse=True)
