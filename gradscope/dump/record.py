@@ -69,6 +69,9 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 #: How the detail of a missing gradient ends where all that keeps it away is a `stop_gradient` of the argument itself.
 STOPPED: Final = ", applied to the argument itself"
 
+#: How it ends where what is made of the value counts as data behind a `stop_gradient`, as the target of a loss does.
+AS_DATA: Final = ", behind which it counts as data"
+
 #: The state of a site's tensor: captured, or the reason why it is absent. `filtered`: the user's options exclude it;
 #: `frozen`: the model itself does not differentiate it.
 Reason: TypeAlias = Literal[

@@ -24,6 +24,7 @@ from findings_bench import (
     held_out_faults,
     held_out_healthy,
     inner_functions,
+    stopped_parts,
 )
 from findings_bench.cases import Case, Fault, Healthy, findings_of
 from gradscope.stats import Finding
@@ -34,11 +35,21 @@ _SOURCES: Final = ("gradscope", "scripts/findings_bench", "models")
 
 #: The healthy models and the faults, by title.
 HEALTHY: Final[Mapping[str, Sequence[Healthy]]] = {
-    "Healthy models": (*healthy_plain.HEALTHY, *healthy_frameworks.HEALTHY, *inner_functions.HEALTHY),
+    "Healthy models": (
+        *healthy_plain.HEALTHY,
+        *healthy_frameworks.HEALTHY,
+        *inner_functions.HEALTHY,
+        *stopped_parts.HEALTHY,
+    ),
     "Held-out healthy models": held_out_healthy.HEALTHY,
 }
 FAULTS: Final[Mapping[str, Sequence[Fault]]] = {
-    "Planted faults": (*faults_values.FAULTS, *faults_paths.FAULTS, *inner_functions.FAULTS),
+    "Planted faults": (
+        *faults_values.FAULTS,
+        *faults_paths.FAULTS,
+        *inner_functions.FAULTS,
+        *stopped_parts.FAULTS,
+    ),
     "Held-out faults": held_out_faults.FAULTS,
 }
 

@@ -13,10 +13,13 @@ from gradscope.dump.record import Reason, Record
 from gradscope.instrument.query.planning import selects_site
 from gradscope.instrument.query.terms import Terms
 from gradscope.tracing.dataflow.gradient_barriers import Barriers
+from gradscope.tracing.dataflow.reachability import Reach
+from gradscope.tracing.dataflow.stopped_data import StoppedData
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey, iterations
 from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.layers.unread import unread_values
 from gradscope.tracing.layers.uses import UseKey
+from gradscope.tracing.tracer import Trace
 
 
 class RunLedger:
@@ -30,7 +33,8 @@ class RunLedger:
         # Not the run itself, which would keep its tensors in memory.
         self._trace, self._spec = run.trace, run.spec
         root, liveness, constants = run.trace.root, run.trace.liveness, run.trace.constants_before_rules
-        self._barriers = Barriers(root, liveness, constants) if run.plan.is_of_loss else None
+        data = _stopped_data(run.trace)
+        self._barriers = Barriers(root, liveness, constants, data) if run.plan.is_of_loss else None
         self._captured = 0
         self._missing: list[LedgerLine] = []
         self._accounted: set[tuple[ValueKey | UseKey, str]] = set()
@@ -102,3 +106,16 @@ class RunLedger:
 def flows(family: str) -> bool:
     """Returns whether a family has gradients of the run of the full batch, which are the ones that are investigated."""
     return naming.is_gradient(family) and family != naming.EXAMPLE_GRAD
+
+
+def _stopped_data(trace: Trace) -> StoppedData:
+    leaves = list(enumerate(trace.arguments))
+    params = {at: leaf for at, leaf in leaves if leaf.family == naming.PARAM and leaf.differentiated}
+    trained = {at: leaf.name for at, leaf in params.items() if trace.reachability.arguments[at] is Reach.GRADIENT}
+    return StoppedData(
+        trace.root,
+        trace.liveness,
+        trained=trained,
+        stopped={at: leaf.name for at, leaf in params.items() if at not in trained},
+        batch=[at for at, leaf in leaves if leaf.family == naming.INPUT],
+    )

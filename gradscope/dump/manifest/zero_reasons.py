@@ -81,8 +81,8 @@ ZERO_REASONS: Final = (
     ),
     ZeroReason(
         name="stop_gradient",
-        sentence="Every path to the loss passes a `stop_gradient`; applied to the argument itself, it is a choice, and "
-        "no finding.",
+        sentence="Every path to the loss passes a `stop_gradient`; applied to the argument itself, or to what counts "
+        "as data behind it, it is a choice, and no finding.",
         remedy="Remove it where the parameter is to be trained.",
     ),
     ZeroReason(

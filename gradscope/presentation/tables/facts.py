@@ -10,12 +10,19 @@ from gradscope import naming
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.manifest import Examples, Manifest
 from gradscope.dump.manifest.reasons import PHRASES
-from gradscope.dump.record import STOPPED, Json
+from gradscope.dump.record import AS_DATA, STOPPED, Json
 from gradscope.naming import printable
+from gradscope.naming.wording import counted
 from gradscope.presentation.tables.numbers import count, number
 
 #: Provenance that is shown below the tables; the JSON has all of it.
 _PROVENANCE: Final = ("backend", "device", "seed", "batch_size", "matmul_precision")
+
+#: Why parameters are kept constant on purpose, by how the ledger says so.
+_ON_PURPOSE: Final = {
+    STOPPED: "a stop_gradient is applied to them",
+    AS_DATA: "what is made of them counts as data behind a stop_gradient, as a target does",
+}
 
 #: The origin of layers' names, where it is not the usual one.
 _NAMING: Final = {
@@ -70,9 +77,9 @@ def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 def _frozen(manifest: Manifest) -> str:
     """Returns how many parameters are kept constant on purpose; "" for none."""
-    lines = (line for line in manifest.ledger.missing if line.family == naming.PARAM_GRAD)
-    number = sum(line.detail.endswith(STOPPED) for line in lines)
-    return f"{count(number)} parameters: a stop_gradient is applied to them" if number else ""
+    lines = [line for line in manifest.ledger.missing if line.family == naming.PARAM_GRAD]
+    numbers = ((sum(line.detail.endswith(ending) for line in lines), why) for ending, why in _ON_PURPOSE.items())
+    return "; ".join(f"{counted(number, 'parameter')}: {why}" for number, why in numbers if number)
 
 
 def _seconds(seconds: float) -> str:

@@ -14,7 +14,7 @@ from typing import Final
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.dump.manifest.zero_reasons import PRODUCT_OF
-from gradscope.dump.record import STOPPED
+from gradscope.dump.record import AS_DATA, STOPPED
 from gradscope.stats.findings.rule_evidence import (
     Finding,
     RuleEvidence,
@@ -67,10 +67,10 @@ def _lost(reason: str, params: Sequence[Entry], values: Sequence[Entry]) -> Susp
 
 
 def _reason(evidence: RuleEvidence, entry: Entry) -> str:
-    """Returns why a gradient is zero or absent; "" where it is neither, or where its value is unused or frozen."""
+    """Returns why a gradient is zero or absent; "" where it is neither, or its value is unused, frozen or data."""
     if entry.absent == "disconnected":
         detail = evidence.detail(entry)
-        return "" if not detail or detail.startswith(_UNUSED) or detail.endswith(STOPPED) else detail
+        return "" if not detail or detail.startswith(_UNUSED) or detail.endswith((STOPPED, AS_DATA)) else detail
     cause = evidence.cause(entry)
     if not is_zero(entry) or (cause is not None and (cause.rounding or cause.why.startswith(_UNUSED))):
         return ""

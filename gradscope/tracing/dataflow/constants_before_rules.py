@@ -33,7 +33,7 @@ def constants_before_rules(root: Frame, differentiated: Iterable[int]) -> frozen
     if not calls:
         return frozenset()
     start = (FrameVariable(root, root.jaxpr.invars[number]) for number in differentiated)
-    varying = ForwardFlow().closure(start, _passes_tangents)
+    varying = ForwardFlow().closure(start, passes_tangents)
     told = {value for call in calls for value in _told(*call, varying)}
     leading = reachability_from(root, told)
     return frozenset(
@@ -58,7 +58,7 @@ def _told(frame: Frame, equation: Equation, varying: Collection[FrameVariable]) 
         yield from (ValueKey(frame.key, *frame.definitions[atom]) for atom in atoms if atom in frame.definitions)
 
 
-def _passes_tangents(step: Step) -> bool:
+def passes_tangents(step: Step) -> bool:
     """Returns whether what a step leads to is differentiated where the value is that it begins at."""
     if step.way == "choose" or not is_inexact(step.to.atom):
         return False

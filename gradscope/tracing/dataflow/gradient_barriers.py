@@ -12,10 +12,11 @@ from collections.abc import Collection, Iterator
 from functools import partial
 from typing import Final
 
-from gradscope.dump.record import STOPPED, Reason
+from gradscope.dump.record import AS_DATA, STOPPED, Reason
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.dataflow.liveness import Liveness
 from gradscope.tracing.dataflow.reachability import is_constant, is_inexact
+from gradscope.tracing.dataflow.stopped_data import StoppedData
 from gradscope.tracing.jaxpr.custom_rules import custom_rule, may_refuse
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, source_in, variable_of
 from gradscope.tracing.jaxpr.jaxcompat import is_literal
@@ -51,10 +52,18 @@ class Barriers:
         root: Its root frame.
         liveness: What the loss depends on.
         constants: Variables without a gradient: they are constant, and a derivative rule may notice.
+        data: Tells what counts as data behind a `stop_gradient`; None where that is not asked.
     """
 
-    def __init__(self, root: Frame, liveness: Liveness, constants: Collection[FrameVariable] = ()) -> None:
+    def __init__(
+        self,
+        root: Frame,
+        liveness: Liveness,
+        constants: Collection[FrameVariable] = (),
+        data: StoppedData | None = None,
+    ) -> None:
         self._root = root
+        self._data = data
         self._constants = constants
         self._liveness = liveness
         self._frames = {frame.key: frame for frame in root.walk()}
@@ -97,7 +106,13 @@ class Barriers:
         barriers, rules = self._barriers(reached, start), partial(self._rules, reached)
         told = next(filter(None, map(_distinct, (barriers, rules(of_library=False), rules(of_library=True)))), [])
         more = f" and {len(told) - _MOST_BARRIERS} more" if len(told) > _MOST_BARRIERS else ""
-        return "; ".join(told[:_MOST_BARRIERS]) + more + (STOPPED if self._is_frozen(start) else "")
+        return "; ".join(told[:_MOST_BARRIERS]) + more + self._on_purpose(start)
+
+    def _on_purpose(self, start: FrameVariable) -> str:
+        """Returns what tells that a gradient is kept away on purpose; "" where nothing does."""
+        if self._is_frozen(start):
+            return STOPPED
+        return AS_DATA if self._data is not None and self._data.has(start) else ""
 
     def _is_frozen(self, start: FrameVariable) -> bool:
         """Returns whether every path to the loss passes a `stop_gradient` of an argument itself."""

@@ -9,7 +9,8 @@ from gradscope.tracing.dataflow.backward import Marks, follow, follow_inside
 from gradscope.tracing.jaxpr.frames import Frame, FrameKey
 from gradscope.tracing.jaxpr.jaxcompat import Atom
 
-_PRODUCTS: Final = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
+#: The primitives of products of matrices, convolutions among them.
+PRODUCTS: Final = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
 
 
 def leading_to_products(root: Frame, is_weight: Callable[[Frame, Atom], bool]) -> Mapping[FrameKey, Collection[Atom]]:
@@ -34,7 +35,7 @@ class _Analysis:
 
     def through(self, frame: Frame, number: int, outputs: Sequence[int]) -> Sequence[int]:
         equation = frame.jaxpr.eqns[number]
-        if equation.primitive.name in _PRODUCTS:
+        if equation.primitive.name in PRODUCTS:
             weights = [self._is_weight(frame, atom) for atom in equation.invars]
             if any(weights):
                 return [int(not is_weight) for is_weight in weights]

@@ -19,14 +19,29 @@ from findings_bench import (  # noqa: E402
     held_out_faults,
     held_out_healthy,
     inner_functions,
+    stopped_parts,
 )
 from findings_bench.cases import Fault, Healthy, findings_of  # noqa: E402
 
 FAULTS = {
     each.name: each
-    for each in (*faults_values.FAULTS, *faults_paths.FAULTS, *inner_functions.FAULTS, *held_out_faults.FAULTS)
+    for each in (
+        *faults_values.FAULTS,
+        *faults_paths.FAULTS,
+        *inner_functions.FAULTS,
+        *stopped_parts.FAULTS,
+        *held_out_faults.FAULTS,
+    )
 }
-HEALTHY = {each.name: each for each in (*healthy_plain.HEALTHY, *inner_functions.HEALTHY, *held_out_healthy.HEALTHY)}
+HEALTHY = {
+    each.name: each
+    for each in (
+        *healthy_plain.HEALTHY,
+        *inner_functions.HEALTHY,
+        *stopped_parts.HEALTHY,
+        *held_out_healthy.HEALTHY,
+    )
+}
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +54,8 @@ def _as_users_run_it() -> Iterator[None]:
 @pytest.mark.parametrize(
     "name",
     ["init-large-one", "sigmoid-stack", "dead-most", "saturated-tanh", "softmax-twice", "half-underflow",
-     "stop-branch", "unused-parameter", "mask-mean", "h-softmax-masked", "unscoped-softmax", "inner-gates"],
+     "stop-branch", "unused-parameter", "mask-mean", "h-softmax-masked", "unscoped-softmax", "inner-gates",
+     "stop-gate", "stop-head", "stop-encoder"],
 )  # fmt: skip
 def test_a_planted_fault_is_the_first_finding(name: str) -> None:
     findings = findings_of(FAULTS[name].run().manifest())
@@ -50,7 +66,8 @@ def test_a_planted_fault_is_the_first_finding(name: str) -> None:
     "name",
     ["mlp, batch 1", "mlp, batch 4, bfloat16", "chain with a zero-initialised head", "attention masked by -inf",
      "variational autoencoder", "auxiliary NaN and an unused average", "couplings, zero-initialised",
-     "frozen trunk", "GELU units of large operands"],
+     "frozen trunk", "GELU units of large operands", "target network", "target critic of a trained policy",
+     "averaged encoder of keys", "teacher of another size", "discriminator's step"],
 )  # fmt: skip
 def test_nothing_is_found_in_a_healthy_model(name: str) -> None:
     assert findings_of(HEALTHY[name].run().manifest()) == ()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import gradscope as gs
+from gradscope.presentation.tables.facts import facts
 
 X = jax.random.normal(jax.random.key(0), (16, 8))
 LABELS = jnp.arange(16) % 4
@@ -152,3 +153,25 @@ def test_an_overflow_of_a_product_with_a_square_matrix_is_told_as_that_and_its_r
     assert origin.repair == "scale the operands down, or compute this in float32"
     assert not gs.capture(loss, variables.astype(jnp.float32), x).origins
     assert not gs.capture(loss, variables / 1000, x).origins
+
+
+def towers(variables: Any, batch: Any, *, read: bool) -> jax.Array:
+    """Compares what one tower makes with what another makes, which is cut off; weights may read that."""
+    with jax.named_scope("online"):
+        prediction = batch[0] @ variables["online"]
+    with jax.named_scope("target"):
+        target = jax.lax.stop_gradient(batch[0] @ variables["target"])
+    return jnp.square(prediction - (target @ variables["head"] if read else target)).mean()
+
+
+def test_parameters_of_a_target_are_in_the_notes_and_those_before_trained_weights_are_a_finding() -> None:
+    variables = {"online": kernel(1, 8, 4), "target": kernel(2, 8, 4), "head": kernel(3, 4, 4)}
+    cut = gs.capture(lambda v, b: towers(v, b, read=True), variables, (X,))
+    assert [(finding.rule, finding.name) for finding in cut.findings()] == [("zero-grad", "target")]
+    del variables["head"]
+    dump = gs.capture(lambda v, b: towers(v, b, read=False), variables, (X,))
+    assert not dump.findings()
+    notes = dict(facts("", dump.manifest))
+    assert (
+        notes["frozen"] == "1 parameter: what is made of them counts as data behind a stop_gradient, as a target does"
+    )

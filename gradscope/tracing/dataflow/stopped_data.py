@@ -1,0 +1,172 @@
+"""Stopped data: the parts of a model whose results count as data, because a `stop_gradient` follows them on purpose.
+
+A target network, an exponential moving average and a teacher lie among the parameters, and no gradient reaches them:
+what is made of them enters the loss as a label does. A branch that was cut off by mistake looks the same at the
+`stop_gradient`. These facts tell the two apart; what is made of a value counts as data where all of them hold:
+
+- Each path to the loss passes a `stop_gradient`, and nothing trained goes into what is stopped. (Where something does,
+  as the action of a policy goes into the critic that is its target, a trained part of the same structure counts, too.)
+- No weights read it behind there: no product with trained parameters, other than with those that are applied to
+  something else as well, as a discriminator is to examples.
+- The gradient of what is trained depends on it: it is compared with, or multiplies, a trained value, and is not a term
+  of the loss of its own.
+
+A layer in the middle of a trained network is read by weights behind it. A head that is cut off is a term of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Final, TypeAlias
+
+from gradscope.tracing.dataflow.constants_before_rules import passes_tangents
+from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
+from gradscope.tracing.dataflow.liveness import Liveness
+from gradscope.tracing.dataflow.products import PRODUCTS
+from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, resolve
+from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal
+
+_SAME_VALUE: Final = frozenset({"broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze", "transpose"})
+#: Linear in all operands together: a term of a sum does not change the derivative of the others.
+_SUMS: Final = _SAME_VALUE | {"add", "add_any", "sub", "neg", "reduce_sum", "concatenate", "expand_dims", "slice",
+                              "dynamic_slice", "pad", "cumsum", "rev", "split", "psum"}  # fmt: skip
+#: Linear in each operand.
+_FACTORS: Final = frozenset({"mul", "div", "dot_general", "conv_general_dilated", "ragged_dot_general"})
+
+_Equation: TypeAlias = tuple[Frame, int]
+
+
+class StoppedData:
+    """`StoppedData` finds the values of a trace that count as data behind a `stop_gradient`.
+
+    Args:
+        root: The root frame.
+        liveness: What the loss depends on.
+        trained: The positions among the root's variables of the parameters that a gradient reaches, with their names.
+        stopped: Those of the parameters that none reaches.
+        batch: The positions of the batch.
+    """
+
+    def __init__(
+        self,
+        root: Frame,
+        liveness: Liveness,
+        trained: Mapping[int, str],
+        stopped: Mapping[int, str],
+        batch: Collection[int],
+    ) -> None:
+        self._root = root
+        self._liveness = liveness
+        self._trained, self._stopped, self._batch = trained, stopped, batch
+        self._frames = {frame.key: frame for frame in root.walk()}
+        self._flow = ForwardFlow()
+        self._known: dict[frozenset[FrameVariable], bool] = {}
+
+    def has(self, start: FrameVariable) -> bool:
+        """Returns whether what is made of a value counts as data, wherever the loss depends on it."""
+        before = self._flow.closure([start], lambda step: not _stops(step))
+        loss = FrameVariable(self._root, self._root.jaxpr.outvars[0])
+        if not self._trained or is_literal(loss.atom) or loss in before:
+            return False
+        stops = [step for variable in before for step in self._flow.steps(variable) if _stops(step)]
+        if any(self._is_trained(step.frame, step.frame.jaxpr.eqns[step.number].invars[0]) for step in stops) and (
+            not self._has_trained_twin(start)
+        ):
+            return False
+        behind = frozenset(step.to for step in stops)
+        if behind not in self._known:
+            self._known[behind] = self._counts(behind)
+        return self._known[behind]
+
+    def _counts(self, behind: Collection[FrameVariable]) -> bool:
+        """Returns whether values behind a `stop_gradient` count as data."""
+        made = self._flow.closure(behind)
+        readers = self._readers(made)
+        if not any(self._tells(frame, number, made) for frame, number in readers):
+            return False
+        read = {key for each in readers if each in self._products for key in self._products[each]}
+        elsewhere = {key for each, keys in self._products.items() if each not in readers for key in keys}
+        return read <= elsewhere
+
+    def _readers(self, made: Collection[FrameVariable]) -> dict[_Equation, None]:
+        """Returns the equations on the way to the loss that read some values."""
+        steps = (step for variable in made for step in self._flow.steps(variable) if step.way in ("compute", "choose"))
+        return {(step.frame, step.number): None for step in steps if step.number in self._liveness.live(step.frame)}
+
+    def _tells(self, frame: Frame, number: int, made: Collection[FrameVariable]) -> bool:
+        """Returns whether the derivative of an equation with respect to what is trained depends on some values."""
+        equation = frame.jaxpr.eqns[number]
+        atoms = [atom for atom in equation.invars if not is_literal(atom)]
+        own = {atom for atom in atoms if FrameVariable(frame, atom) in made}
+        trained = {atom for atom in atoms if self._is_trained(frame, atom)}
+        if not own or not trained or equation.primitive.name in _SUMS:
+            return False
+        return equation.primitive.name not in _FACTORS or len(own | trained) > 1 or len(atoms) > len(set(atoms))
+
+    @cached_property
+    def _products(self) -> Mapping[_Equation, Sequence[ValueKey]]:
+        """The products with weights, and which weights."""
+        found: dict[_Equation, Sequence[ValueKey]] = {}
+        for frame in self._frames.values():
+            for number, equation in enumerate(frame.jaxpr.eqns):
+                if equation.primitive.name in PRODUCTS and number in self._liveness.live(frame):
+                    keys = [key for atom in equation.invars if (key := self._weight(frame, atom)) is not None]
+                    if keys:
+                        found[frame, number] = keys
+        return found
+
+    def _weight(self, frame: Frame, atom: Atom) -> ValueKey | None:
+        """Returns the value that weights are made from by a change of shape or type; None for what is none."""
+        if is_literal(atom) or not self._is_trained(frame, atom) or FrameVariable(frame, atom) in self._of_batch:
+            return None
+        key = resolve(frame, atom)
+        while key is not None and key.equation != OPERAND:
+            around = self._frames[key.frame]
+            equation = around.jaxpr.eqns[key.equation]
+            if equation.primitive.name not in _SAME_VALUE:
+                break
+            key = resolve(around, equation.invars[0])
+        return key
+
+    def _is_trained(self, frame: Frame, atom: Atom) -> bool:
+        return not is_literal(atom) and FrameVariable(frame, atom) in self._of_trained
+
+    @cached_property
+    def _of_trained(self) -> Collection[FrameVariable]:
+        """The values through which a gradient reaches trained parameters."""
+        return self._flow.closure(self._variables(self._trained), passes_tangents)
+
+    @cached_property
+    def _of_batch(self) -> Collection[FrameVariable]:
+        constants = (FrameVariable(self._root, variable) for variable in self._root.jaxpr.constvars)
+        return self._flow.closure(self._variables(self._batch) if self._batch else constants)
+
+    def _variables(self, positions: Collection[int]) -> Iterator[FrameVariable]:
+        return (FrameVariable(self._root, self._root.jaxpr.invars[at]) for at in positions)
+
+    def _has_trained_twin(self, start: FrameVariable) -> bool:
+        """Returns whether a parameter is in a part without a gradient that has the structure of a trained part."""
+        position = next((at for at, each in enumerate(self._root.jaxpr.invars) if each is start.atom), None)
+        name = self._stopped.get(-1 if position is None else position)
+        return name is not None and name.split("/")[0] in self._twins
+
+    @cached_property
+    def _twins(self) -> Collection[str]:
+        """The outermost parts of several layers that get no gradient and are built as one that is trained."""
+        trained, stopped = self._parts(self._trained), self._parts(self._stopped)
+        whole = {part: shapes for part, shapes in stopped.items() if part not in trained}
+        models = [shapes for part, shapes in trained.items() if part not in stopped]
+        return {part for part, shapes in whole.items() if shapes in models and any("/" in name for name in shapes)}
+
+    def _parts(self, names: Mapping[int, str]) -> Mapping[str, Mapping[str, tuple[int, ...]]]:
+        """Returns the shapes of parameters by their names without the first component, by that component."""
+        parts: dict[str, dict[str, tuple[int, ...]]] = {}
+        for position, name in names.items():
+            part, _, rest = name.partition("/")
+            parts.setdefault(part, {})[rest] = tuple(self._root.jaxpr.invars[position].aval.shape)
+        return parts
+
+
+def _stops(step: Step) -> bool:
+    return step.frame.jaxpr.eqns[step.number].primitive.name == "stop_gradient"
