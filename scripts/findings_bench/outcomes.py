@@ -24,6 +24,7 @@ from findings_bench import (
     held_out_faults,
     held_out_healthy,
     inner_functions,
+    margins,
     stopped_parts,
 )
 from findings_bench.cases import Case, Fault, Healthy, findings_of
@@ -39,6 +40,7 @@ HEALTHY: Final[Mapping[str, Sequence[Healthy]]] = {
         *healthy_plain.HEALTHY,
         *healthy_frameworks.HEALTHY,
         *inner_functions.HEALTHY,
+        *margins.HEALTHY,
         *stopped_parts.HEALTHY,
     ),
     "Held-out healthy models": held_out_healthy.HEALTHY,
@@ -48,6 +50,7 @@ FAULTS: Final[Mapping[str, Sequence[Fault]]] = {
         *faults_values.FAULTS,
         *faults_paths.FAULTS,
         *inner_functions.FAULTS,
+        *margins.FAULTS,
         *stopped_parts.FAULTS,
     ),
     "Held-out faults": held_out_faults.FAULTS,

@@ -48,6 +48,12 @@ ZERO_REASONS: Final = (
         "below zero.",
     ),
     ZeroReason(
+        name="satisfied",
+        sentence="The loss, or a term of it, is max(0, .), and exactly zero for this batch: every margin is kept.",
+        remedy="Nothing is wrong: there is nothing to learn from this batch. Choose harder examples, or a larger "
+        "margin.",
+    ),
+    ZeroReason(
         name="masked",
         sentence="What comes back is multiplied by exact zeros, or the value is never the one that is taken: by a "
         "mask, a `where`, a slice, a maximum, a softmax with one entry left.",

@@ -64,6 +64,7 @@ def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     counts = manifest.ledger.counts()
     yield "tensors", by_reason(counts) if any(counts.values()) else ""
     yield "frozen", _frozen(manifest)
+    yield "satisfied", _satisfied(manifest)
     yield "self-check", "" if manifest.self_check is None else _self_check(manifest.self_check)
     yield "examples", "" if manifest.examples is None else manifest.examples.sentence
     yield "seconds", ", ".join(f"{phase} {_seconds(seconds)}" for phase, seconds in manifest.timings.items())
@@ -80,6 +81,13 @@ def _frozen(manifest: Manifest) -> str:
     lines = [line for line in manifest.ledger.missing if line.family == naming.PARAM_GRAD]
     numbers = ((sum(line.detail.endswith(ending) for line in lines), why) for ending, why in _ON_PURPOSE.items())
     return "; ".join(f"{counted(number, 'parameter')}: {why}" for number, why in numbers if number)
+
+
+def _satisfied(manifest: Manifest) -> str:
+    """Returns how many parameters learn nothing because every margin of the loss is kept; "" for none."""
+    kept = [cause for cause in manifest.causes if cause.why.startswith("satisfied")]
+    number = sum(cause.family == naming.PARAM_GRAD for cause in kept)
+    return f"{counted(number, 'parameter')}: every margin of the loss is kept in this batch" if number else ""
 
 
 def _seconds(seconds: float) -> str:

@@ -112,7 +112,7 @@ RULES: Final = (
         name="zero-grad",
         sentence="Gradients of parameters are exactly zero, or cut off; one finding for each place where they are.",
         formula="every element of a parameter's gradient = 0, and the cause is not that the loss is invariant, that a "
-        "branch starts at zero or is not taken, or that they make a target",
+        "branch starts at zero or is not taken, that they make a target, or that every margin is kept",
         remedy="Let a gradient pass where the reason says that none does, or take these parameters out of training.",
         checks=(gradient_rules.zero_gradient,),
     ),

@@ -28,6 +28,8 @@ from gradscope.stats.findings.rule_evidence import (
 _UNUSED: Final = "disconnected"
 #: How the reason of a zero gradient begins where a gate is closed.
 GATED: Final = "masked: multiplied by exact zeros in mul"
+#: How the reason of a zero gradient begins where every margin of the loss is kept.
+SATISFIED: Final = "satisfied"
 _NUMBER: Final = re.compile(r"\d+")
 #: The most names of unused parts of a block that a finding lists.
 _MOST_NAMES: Final = 4
@@ -79,7 +81,7 @@ def _reason(evidence: RuleEvidence, entry: Entry) -> str:
 
 def _is_by_construction(evidence: RuleEvidence, entry: Entry, reason: str, starting: Sequence[Entry]) -> bool:
     """Returns whether a zero is no fault: it goes away with the next step, or the loss does not depend on the value."""
-    if reason.startswith("branch not taken"):
+    if reason.startswith(("branch not taken", SATISFIED)):
         return True
     if reason.startswith("cancellation"):
         beside = (other for other in evidence.of(naming.PARAM_GRAD) if other.site.layer == entry.site.layer)

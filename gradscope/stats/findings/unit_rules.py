@@ -12,7 +12,7 @@ from gradscope.dump.manifest.manifest import Entry
 from gradscope.dump.manifest.saturation import Saturation
 from gradscope.stats import units
 from gradscope.stats.columns import number
-from gradscope.stats.findings.gradient_rules import GATED
+from gradscope.stats.findings.gradient_rules import GATED, SATISFIED
 from gradscope.stats.findings.kernels import kernel_layers
 from gradscope.stats.findings.rule_evidence import RuleEvidence, Suspect, Thresholds, column, is_zero, suspect
 
@@ -53,11 +53,17 @@ def dead(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
 
 def _is_dead(evidence: RuleEvidence, entry: Entry, thresholds: Thresholds) -> bool:
     share = column(entry, "dead")
-    if entry.site.operation or len(entry.shape) < 2 or not thresholds.dead < share <= 1:
+    if entry.site.operation or len(entry.shape) < 2 or not thresholds.dead < share <= 1 or _is_kept(evidence, entry):
         return False
     return _is_beyond_chance(entry, share) and (
         _is_rectified(evidence, entry) or _precedes_rectifier(evidence, entry, share)
     )
+
+
+def _is_kept(evidence: RuleEvidence, entry: Entry) -> bool:
+    """Returns whether a value is what a loss is a sum of, and zero because every margin is kept."""
+    kept = (cause.why for cause in evidence.manifest.causes if cause.why.startswith(SATISFIED))
+    return entry.site.source is not None and any(f" at {entry.site.source} " in why for why in kept)
 
 
 def _is_beyond_chance(entry: Entry, share: float) -> bool:

@@ -118,11 +118,30 @@ FAULTS: dict[str, tuple[Callable[[Any, Any], Any], Any, str]] = {
     ),
     "where": (lambda w, x: jnp.where(x > 100.0, w, x).sum(), ONES, "masked: where never takes it, select_n at"),
     "dead units": (
-        lambda w, x: jax.nn.relu(w * -1.0).sum(),
+        lambda w, x: jnp.exp(jax.nn.relu(w * -1.0)).sum(),
         ONES,
         "dead units: the output of relu at .* is constant wherever the loss depends on it",
     ),
-    "dead units by maximum": (lambda w, x: jnp.maximum(w - 5.0, 0.0).sum(), ONES, "dead units: the output of max at"),
+    "dead units by maximum": (
+        lambda w, x: jnp.exp(jnp.maximum(w - 5.0, 0.0)).sum(),
+        ONES,
+        "dead units: the output of max at",
+    ),
+    "a squared error of dead units": (
+        lambda w, x: jnp.square(jax.nn.relu(w - 5.0) - x).sum(),
+        ONES,
+        "dead units: the output of relu at",
+    ),
+    "a margin that is kept": (
+        lambda w, x: jnp.where(x > 0, jnp.square(jax.nn.relu(w - 5.0)), 0.0).mean(),
+        ONES,
+        "satisfied: the output of relu at .* is 0, and a term of the loss$",
+    ),
+    "one example's margin that is kept": (
+        lambda w, x: jnp.maximum(0.0, w.sum() - 50.0) / 2 + 1.0,
+        ONES,
+        "satisfied: the output of max at .* is 0, and a term of the loss$",
+    ),
     "saturation": (
         lambda w, x: jnp.tanh(w * 100.0).sum(),
         ONES,
@@ -467,7 +486,7 @@ def test_a_dead_layer_is_named_for_everything_before_it() -> None:
         with jax.named_scope("second"):
             x = x * w["second"] - 100.0
         with jax.named_scope("rectifier"):
-            return jax.nn.relu(x).sum()
+            return jnp.exp(jax.nn.relu(x)).sum()
 
     dump = gs.capture(loss, {"first": ONES, "second": ONES}, ROW)
     said = said_of(dump, "param_grad", "activation_grad")

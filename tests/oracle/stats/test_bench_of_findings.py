@@ -19,6 +19,7 @@ from findings_bench import (  # noqa: E402
     held_out_faults,
     held_out_healthy,
     inner_functions,
+    margins,
     stopped_parts,
 )
 from findings_bench.cases import Fault, Healthy, findings_of  # noqa: E402
@@ -29,6 +30,7 @@ FAULTS = {
         *faults_values.FAULTS,
         *faults_paths.FAULTS,
         *inner_functions.FAULTS,
+        *margins.FAULTS,
         *stopped_parts.FAULTS,
         *held_out_faults.FAULTS,
     )
@@ -38,6 +40,7 @@ HEALTHY = {
     for each in (
         *healthy_plain.HEALTHY,
         *inner_functions.HEALTHY,
+        *margins.HEALTHY,
         *stopped_parts.HEALTHY,
         *held_out_healthy.HEALTHY,
     )
@@ -55,7 +58,7 @@ def _as_users_run_it() -> Iterator[None]:
     "name",
     ["init-large-one", "sigmoid-stack", "dead-most", "saturated-tanh", "softmax-twice", "half-underflow",
      "stop-branch", "unused-parameter", "mask-mean", "h-softmax-masked", "unscoped-softmax", "inner-gates",
-     "stop-gate", "stop-head", "stop-encoder"],
+     "dead-before-margin", "stop-gate", "stop-head", "stop-encoder"],
 )  # fmt: skip
 def test_a_planted_fault_is_the_first_finding(name: str) -> None:
     findings = findings_of(FAULTS[name].run().manifest())
@@ -67,7 +70,8 @@ def test_a_planted_fault_is_the_first_finding(name: str) -> None:
     ["mlp, batch 1", "mlp, batch 4, bfloat16", "chain with a zero-initialised head", "attention masked by -inf",
      "variational autoencoder", "auxiliary NaN and an unused average", "couplings, zero-initialised",
      "frozen trunk", "GELU units of large operands", "target network", "target critic of a trained policy",
-     "averaged encoder of keys", "teacher of another size", "discriminator's step"],
+     "averaged encoder of keys", "teacher of another size", "discriminator's step",
+     "triplets whose margin is kept", "pairs that are apart", "classes apart by a margin"],
 )  # fmt: skip
 def test_nothing_is_found_in_a_healthy_model(name: str) -> None:
     assert findings_of(HEALTHY[name].run().manifest()) == ()

@@ -27,6 +27,7 @@ from gradscope.capturing.explain.zeros.neighbourhood import (
     observe_neighbourhood,
 )
 from gradscope.capturing.explain.zeros.operand_names import OperandNames
+from gradscope.capturing.explain.zeros.satisfied_terms import satisfied
 from gradscope.capturing.explain.zeros.softmax_rows import single_weights
 from gradscope.capturing.explain.zeros.use_results import NonzeroTerm, UseResult, VariableAt, ZeroDerivative
 from gradscope.capturing.explain.zeros.zero_uses import EquationUse
@@ -229,7 +230,7 @@ class _Search:
             outputs = (FrameVariable(use.frame, each) for each in use.outputs)
             parts = {variable: at for variable, at in zip(outputs, use.goes_on(), strict=False) if at.any()}
             if not parts or tuple(parts) in self._too_large:
-                return [ZeroDerivative(use.reason())]
+                return [ZeroDerivative(satisfied(self._run.trace.root, self._flow, use) or use.reason())]
         if attempt.failure is not None:
             return [ZeroDerivative(f"not followed beyond {where}, which {attempt.failure}")]
         if not self._beyond.issuperset(parts):

@@ -60,9 +60,9 @@ _FUNCTIONS: Final = frozenset({"custom_jvp_call", "custom_vjp_call"})
 #: Functions that apply both choices in turn.
 _CLIPS: Final = frozenset({"clip", "_clip"})
 #: Flat on one side of a threshold, or beyond two.
-_RECTIFIERS: Final = frozenset({"max", "min", "clamp", "custom_jvp_call", "custom_vjp_call"})
+RECTIFIERS: Final = frozenset({"max", "min", "clamp", "custom_jvp_call", "custom_vjp_call"})
 #: Drop elements of a value one by one, each for a reason of its own.
-_PER_ELEMENT: Final = _PRODUCTS | _RECTIFIERS | {"select_n"}
+_PER_ELEMENT: Final = _PRODUCTS | RECTIFIERS | {"select_n"}
 
 #: The change of a value, relative to itself or to 1, that shows whether an output depends on it.
 _NUDGE: Final = 1e-3
@@ -140,6 +140,14 @@ class EquationUse:
         kind = next((reason for names, reason in _KINDS if equation.primitive.name in names), _OTHERWISE)
         return kind.format(where=where) + self._zeros(equation.primitive.name)
 
+    def is_silent_rectifier(self) -> bool:
+        """Returns whether the use is one of a rectifier that returns zeros alone, wherever the loss depends on it."""
+        name = self.frame.jaxpr.eqns[self.number].primitive.name
+        if name not in RECTIFIERS or self._clips():
+            return False
+        pairs = zip(self._outputs(self.operands), self.cotangents, strict=True)
+        return not any(np.any(np.asarray(made)[np.asarray(at) != 0]) for made, at in pairs) and self._is_flat()
+
     def _by_construction(self, where: str) -> str:
         """Returns why the gradient is zero whatever the parameters are; "" where it is not."""
         if self._is_real_part():
@@ -151,7 +159,7 @@ class EquationUse:
     def _flatness(self, where: str) -> str:
         """Returns why the output of a choice or a rectifier stays the same; "" where it does not."""
         name = self.frame.jaxpr.eqns[self.number].primitive.name
-        if name not in _RECTIFIERS or not self._is_flat():
+        if name not in RECTIFIERS or not self._is_flat():
             return ""
         if self._clips():
             return f"outside the clip range: the output of {where} is constant wherever the loss depends on it"
