@@ -126,7 +126,8 @@ def _observed(plan: Plan, names: dict[FrameKey, str]) -> Iterator[Sequence[str]]
     for number, site in enumerate(plan.sites):
         seen = plan.observed(number)
         gradient = "yes" if number in plan.gradients else ""
-        name = f"({plan.bounded[number].function})" if number in plan.bounded else _name(site)
+        aside = plan.bounded[number].function if number in plan.bounded else "sum with noise"
+        name = f"({aside})" if number in plan.bounded or number in plan.noisy else _name(site)
         yield str(number), _value(site.value, names), name, _type(seen.shape, seen.dtype), gradient
 
 

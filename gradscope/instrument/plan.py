@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradscope.instrument.saturation_observer import observer_of
+from gradscope.instrument.saturation_observer import observer_of, observer_of_noise
 from gradscope.instrument.taps import Observer, whole_tensor
 from gradscope.naming import IterationIndex
 from gradscope.tracing.jaxpr.frames import FrameKey, Loop, ValueKey
@@ -19,6 +19,7 @@ from gradscope.tracing.jaxpr.sharding import under_leading_axes
 from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.layers.uses import Use, UseKey
 from gradscope.tracing.lookup.bounded_functions import BoundedFunction
+from gradscope.tracing.lookup.softmax_neighbours import NoisySum
 
 
 class Seed(NamedTuple):
@@ -57,11 +58,12 @@ class Plan:
     is observed and returned; then it is fed, and its gradient is that of the injected value.
 
     Attributes:
-        sites: The observed sites, in program order; behind them, those of bounded functions.
+        sites: The observed sites, in program order; behind them, bounded functions and sums.
         gradients: Numbers of those whose gradients are observed too.
         observe: The observer of each value and cotangent.
         bounded: By number, the sites that are results of bounded functions, of which only the saturation is observed;
             a value that is observed as it is has another number for that.
+        noisy: By number, the sums with noise that those functions receive, of which the spreads are observed.
         terms: The observed terms, which have cotangents and no values.
         seeds: The values that are differentiated in place of the loss; empty for the loss.
         fed: The iterations of sites whose values are injected and not computed.
@@ -77,6 +79,7 @@ class Plan:
     gradients: frozenset[int]
     observe: Observer
     bounded: Mapping[int, BoundedFunction] = field(default_factory=dict[int, BoundedFunction])
+    noisy: Mapping[int, NoisySum] = field(default_factory=dict[int, NoisySum])
     terms: tuple[Term, ...] = ()
     seeds: tuple[Seed, ...] = ()
     fed: IterationsBySite = field(default_factory=dict[int, frozenset[IterationIndex]])
@@ -87,6 +90,7 @@ class Plan:
     outputs: tuple[bool, ...] | None = None
     _taps: dict[FrameKey, dict[tuple[int, int], int]] = field(init=False, default_factory=dict[Any, Any])
     _bounded: dict[FrameKey, dict[tuple[int, int], int]] = field(init=False, default_factory=dict[Any, Any])
+    _noisy: dict[tuple[FrameKey, int], int] = field(init=False, default_factory=dict[Any, Any])
     _uses: dict[tuple[FrameKey, int], dict[int, int]] = field(init=False, default_factory=dict[Any, Any])
     _inside: dict[FrameKey, list[int]] = field(init=False, default_factory=dict[Any, Any])
     _observers: dict[int, Observer] = field(init=False, default_factory=dict[int, Observer])
@@ -94,10 +98,13 @@ class Plan:
 
     def __post_init__(self) -> None:
         self._observers.update((number, observer_of(each)) for number, each in self.bounded.items())
+        self._observers.update((number, observer_of_noise(each)) for number, each in self.noisy.items())
         for number in self.numbers:
             frame, equation, position = self.key_of(number)
             if number in self.bounded:
                 self._bounded.setdefault(frame, {})[equation, position] = number
+            elif number in self.noisy:
+                self._noisy[frame, equation] = number
             elif self.is_site(number):
                 self._taps.setdefault(frame, {})[equation, position] = number
             else:
@@ -160,7 +167,8 @@ class Plan:
         room = budget
         for number in self.numbers:
             size = self.bytes_of(number)
-            if groups[-1] and size > room:
+            aside = number in self.bounded or number in self.noisy  # a few numbers each, which are read together
+            if groups[-1] and size > room and not aside:
                 groups.append([])
                 room = budget
             groups[-1].append(number)
@@ -175,8 +183,14 @@ class Plan:
             gradients=frozenset(at for at, number in enumerate(sites) if number in self.gradients),
             observe=self.observe,
             bounded={at: self.bounded[number] for at, number in enumerate(sites) if number in self.bounded},
+            noisy={at: self.noisy[number] for at, number in enumerate(sites) if number in self.noisy},
             terms=tuple(self.terms[number - first] for number in group[len(sites) :]),
         )
+
+    @property
+    def shown(self) -> Sequence[int]:
+        """The numbers of the sites that are observed as they are."""
+        return [number for number in range(len(self.sites)) if number not in self.bounded and number not in self.noisy]
 
     def taps(self, frame: FrameKey) -> Mapping[tuple[int, int], int]:
         """Returns the sites of one frame that are observed as they are, by equation and position."""
@@ -185,6 +199,10 @@ class Plan:
     def bounded_in(self, frame: FrameKey) -> Mapping[tuple[int, int], int]:
         """Returns the results of bounded functions in one frame, by equation and position."""
         return self._bounded.get(frame, {})
+
+    def noisy_at(self, frame: FrameKey, equation: int) -> int | None:
+        """Returns the sum with noise that an equation is; None where it is none."""
+        return self._noisy.get((frame, equation))
 
     def observer(self, number: int) -> Observer:
         """Returns the observer of a site's value or a term."""
@@ -220,6 +238,8 @@ class Plan:
         """Returns the observation of one iteration, cached by type because tracing the observer is slow."""
         if number in self.bounded:
             return jax.eval_shape(self.observer(number), value)
+        if number in self.noisy:
+            return jax.eval_shape(self.observer(number), [value, value])
         if value not in self._observations:
             self._observations[value] = jax.eval_shape(self.observe, value)
         return self._observations[value]

@@ -6,6 +6,7 @@ what computes the result. Nothing depends on them, and no gradient is observed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -15,7 +16,10 @@ import numpy as np
 from gradscope.instrument.taps import Observer
 from gradscope.stats.units import LIMITS, MARGIN, concentration
 from gradscope.tracing.lookup.bounded_functions import BoundedFunction
+from gradscope.tracing.lookup.softmax_neighbours import NoisySum
 
+#: Scores below are masked.
+_LOWEST: Final = -9000.0
 _PRIMITIVES: Final = {"sigmoid": "logistic", "tanh": "tanh", "erf": "erf"}
 
 
@@ -33,6 +37,30 @@ def saturated(bounded: BoundedFunction, numbers: np.ndarray) -> float:
     """
     first, second = numbers.tolist()
     return concentration(bounded.entries, first, second) if bounded.function == "softmax" else first
+
+
+def observer_of_noise(noisy: NoisySum) -> Observer:
+    """Returns the observer of a sum's operands; `noise_share` reads what it returns."""
+    return partial(_spreads, noisy.noise, noisy.axis)
+
+
+def noise_share(numbers: np.ndarray) -> float:
+    """Returns the share of a sum's variance that is the noise's, from the two numbers of its observer: 0 to 1."""
+    noise, rest = numbers.tolist()
+    return noise / (noise + rest) if noise > 0 else 0.0
+
+
+def _spreads(noise: int, axis: int | None, value: Sequence[Any], *, passing: bool = False) -> Any:  # noqa: ARG001
+    """Returns the variances of the noise and of the other operand, over the scores of a row that no mask lowers."""
+    return jnp.stack([_variance(value[at], axis) for at in (noise, 1 - noise)])
+
+
+def _variance(value: Any, axis: int | None) -> Any:
+    wide = value.astype(jnp.float32)
+    kept = wide > _LOWEST
+    count = jnp.maximum(kept.astype(jnp.float32).sum(axis, keepdims=True), 1)
+    mean = jnp.where(kept, wide, 0).sum(axis, keepdims=True) / count
+    return _mean(jnp.where(kept, jnp.square(wide - mean), 0).sum(axis, keepdims=True) / count)
 
 
 def _of_elements(low: float, high: float, value: Any, *, passing: bool = False) -> Any:  # noqa: ARG001 - no cotangent

@@ -17,6 +17,7 @@ from typing import Final
 import jax
 
 from findings_bench import (
+    choices,
     faults_paths,
     faults_values,
     healthy_frameworks,
@@ -40,6 +41,7 @@ HEALTHY: Final[Mapping[str, Sequence[Healthy]]] = {
         *healthy_plain.HEALTHY,
         *healthy_frameworks.HEALTHY,
         *inner_functions.HEALTHY,
+        *choices.HEALTHY,
         *margins.HEALTHY,
         *stopped_parts.HEALTHY,
     ),
@@ -50,6 +52,7 @@ FAULTS: Final[Mapping[str, Sequence[Fault]]] = {
         *faults_values.FAULTS,
         *faults_paths.FAULTS,
         *inner_functions.FAULTS,
+        *choices.FAULTS,
         *margins.FAULTS,
         *stopped_parts.FAULTS,
     ),

@@ -59,12 +59,7 @@ def pending_tensors(run: Run, order: ExecutionOrder) -> Iterator[PendingTensor]:
     arguments = [] if run.sites_only else sorted(range(len(origins)), key=lambda at: origins[at].facts.index)
     for number in arguments:
         yield from _pending_argument(run, number, origins[number])
-    iterations = [
-        (number, iteration)
-        for number in range(len(run.plan.sites))
-        if number not in run.plan.bounded
-        for iteration in site_iterations(run, number)
-    ]
+    iterations = [(number, iteration) for number in run.plan.shown for iteration in site_iterations(run, number)]
     for number, iteration in sorted(iterations, key=lambda at: _rank(order, run.plan.sites[at[0]], at[1])):
         yield from _pending_site(run, order, number, iteration)
     auxiliary = [] if run.sites_only else zip(run.trace.auxiliary, run.observed.auxiliary, strict=True)

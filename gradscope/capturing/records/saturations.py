@@ -11,7 +11,7 @@ from gradscope.capturing.execution.observation import gathered
 from gradscope.capturing.execution.order import ExecutionOrder
 from gradscope.capturing.execution.run import Run, site_iterations
 from gradscope.dump.manifest.saturation import Saturation
-from gradscope.instrument.saturation_observer import saturated
+from gradscope.instrument.saturation_observer import noise_share, saturated
 
 #: What is not told: most functions are nowhere near a limit, in each of a thousand iterations.
 _LITTLE: Final = 0.1
@@ -22,12 +22,14 @@ def saturations_of(run: Run, order: ExecutionOrder) -> Iterator[Saturation]:
 
     Where several processes share the run, all of them have to call this.
     """
+    sums = {noisy.site.value: number for number, noisy in run.plan.noisy.items()}
     for number, bounded in run.plan.bounded.items():
         site, layer = bounded.site, bounded.layer
-        numbers = np.asarray(gathered(run.observed.captured.values[number]))
+        noise = None if bounded.noise is None else _numbers(run, sums[bounded.noise.site.value])
+        numbers = _numbers(run, number)
         for iteration in site_iterations(run, number):
             share = saturated(bounded, numbers[iteration.at]) if iteration.executed else 0.0
-            if share > _LITTLE:
+            if share > _LITTLE or (bounded.again and iteration.executed):
                 own = iteration.iteration
                 yield Saturation(
                     function=bounded.function,
@@ -37,4 +39,12 @@ def saturations_of(run: Run, order: ExecutionOrder) -> Iterator[Saturation]:
                     inputs=tuple(str(each.names[0].at(own[: len(each.loops)])) for each in bounded.inputs()),
                     source=site.source,
                     iteration=own,
+                    names=() if bounded.named is None else tuple(str(each.at(own)) for each in bounded.named.names),
+                    # The sum may be outside the innermost loops around the function.
+                    noise=0.0 if noise is None else noise_share(noise[iteration.at[: noise.ndim - 1]]),
+                    again=bounded.again,
                 )
+
+
+def _numbers(run: Run, number: int) -> np.ndarray:
+    return np.asarray(gathered(run.observed.captured.values[number]))

@@ -217,6 +217,9 @@ def _saturation(value: Json, position: int) -> Saturation:
         inputs=saturation.texts("inputs"),
         source=saturation.optional_text("source"),
         iteration=saturation.counts("iteration"),
+        names=saturation.texts("names"),
+        noise=saturation.optional_number("noise") or 0.0,
+        again=saturation.boolean("again", default=False),
     )
 
 

@@ -1,4 +1,4 @@
-"""Defines how far a bounded function inside a layer, whose result is no tensor of the dump, is at its limits."""
+"""Defines how far a bounded function is at its limits, whose result is no tensor of the dump or that receives noise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BOUNDED_NAMES: Final[tuple[BoundedName, ...]] = get_args(BoundedName)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saturation:
-    """How far one bounded function inside a layer is at its limits, where its result is no layer's output.
+    """How far one bounded function is at its limits, which is no layer's output or has noise or a softmax beside it.
 
     Attributes:
         function: `softmax`, `sigmoid`, `tanh` or `erf`.
@@ -25,6 +25,9 @@ class Saturation:
         inputs: Names of the nearest activations that it is computed from, in execution order.
         source: `file:line` in the user's code; None where unknown.
         iteration: Index per enclosing loop, outermost first.
+        names: Names of the activation that its result is; empty where it is no layer's output.
+        noise: The share of the variance of what it receives that is noise: of a term in which no parameter is.
+        again: Whether it is a softmax whose shares are the logits of another one.
     """
 
     function: BoundedName
@@ -34,3 +37,6 @@ class Saturation:
     inputs: tuple[str, ...] = ()
     source: str | None = None
     iteration: IterationIndex = ()
+    names: tuple[str, ...] = ()
+    noise: float = 0.0
+    again: bool = False

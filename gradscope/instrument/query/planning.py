@@ -78,9 +78,14 @@ def with_bounded_functions(plan: Plan, trace: Trace, spec: CaptureSpec) -> Plan:
     if naming.ACTIVATION not in spec.families or not plan.sites:
         return plan
     found = bounded_functions(trace)
-    numbers = range(len(plan.sites), len(plan.sites) + len(found))
-    sites = (*plan.sites, *(bounded.site for bounded in found))
-    return replace(plan, sites=sites, bounded=dict(zip(numbers, found, strict=True)))
+    sums = {bounded.noise.site.value: bounded.noise for bounded in found if bounded.noise is not None}.values()
+    first = len(plan.sites)
+    return replace(
+        plan,
+        sites=(*plan.sites, *(each.site for each in (*found, *sums))),
+        bounded=dict(enumerate(found, first)),
+        noisy=dict(enumerate(sums, first + len(found))),
+    )
 
 
 def _require_unambiguous(wrt: Selection, trace: Trace, spec: CaptureSpec) -> None:

@@ -29,10 +29,8 @@ class Captured(NamedTuple):
 
     Attributes:
         values: The observations, with a leading axis for each loop around the site.
-        executed: For sites and terms inside branches and `while` loops: whether the branch or the loop ran, likewise
-            per iteration.
-        iterations: For sites inside `while` loops: how many iterations each loop ran, outermost first along the
-            last axis; the observation is the last iteration's.
+        executed: For sites and terms in branches and `while` loops: whether that ran, likewise per iteration.
+        iterations: For sites in `while` loops: how many iterations each loop ran, outermost first along the last axis.
         seeds: Values to be differentiated, as they are, by site number.
     """
 
@@ -212,6 +210,8 @@ class Evaluation:
     def _run(self, number: int, equation: Equation) -> None:
         rule = self._context.rules.get(kind_of(equation) or "opaque", _as_it_stands)
         values = [self._read(atom) for atom in equation.invars]
+        if (noisy := self._context.plan.noisy_at(self._context.frame, number)) is not None:
+            _note(self._context, noisy, values, self.captured)
         outputs, observed = rule(self._context, number, equation, values)
         self.captured.take(observed)
         self.write(number, equation.outvars, _with_terms(self._context, number, equation, values, outputs))

@@ -30,6 +30,8 @@ _ONE_LEFT: Final = "masked: in each row the mask leaves one entry"
 _SOFTMAX: Final = frozenset({"div", "exp", "custom_jvp_call", "convert_element_type"})
 #: Concentration of a softmax above which it is saturated, at the initialisation and later.
 _CONCENTRATED: Final = (0.6, 0.9)
+#: Share of noise in the variance of what a function receives above which it chooses by noise, and not by its weights.
+_CHOOSES: Final = 0.1
 
 
 def dead(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
@@ -120,10 +122,27 @@ def saturated(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspec
         found = suspect("saturated", first.entry, why, [*concerned, *_closed_by(evidence, concerned)])
         finding = replace(found.finding, name=first.name, source=first.source)
         yield replace(found, finding=finding, begin=min(first.place, found.begin))
+    yield from _normalised_again(evidence)
+
+
+def _normalised_again(evidence: RuleEvidence) -> Iterator[Suspect]:
+    """Finds softmaxes whose shares are the logits of another one.
+
+    The program says so where gradscope has seen it; of a dump that has no program, as PyTorch's, the gradient does.
+    """
+    rest = "softmax whose result goes through another one: differences of at most 1 remain of its logits"
+    entries: dict[str, Entry] = {}
+    for inner in evidence.manifest.saturations:
+        if inner.again and (told := _told_at(evidence, inner)) is not None:
+            named = any(name == told.name for name in inner.names)
+            entries[told.name] = told.entry
+            how = "is a" if named else "computes a" if told.why.startswith("computes") else "goes into a"
+            found = suspect("saturated", told.entry, f"{how} {rest}")
+            finding = replace(found.finding, name=told.name, source=inner.source)
+            yield replace(found, finding=finding, begin=min(inner.index, found.begin))
     for entry in evidence.of(naming.ACTIVATION):
-        if _is_softmax(entry) and _is_normalised_again(evidence, entry):
-            why = "is a softmax whose result goes through another one: differences of at most 1 remain of its logits"
-            yield suspect("saturated", entry, why)
+        if entry.name not in entries and _is_softmax(entry) and _is_normalised_again(evidence, entry):
+            yield suspect("saturated", entry, f"is a {rest}")
 
 
 def _closed_by(evidence: RuleEvidence, saturated: Sequence[Entry]) -> list[Entry]:
@@ -179,7 +198,7 @@ def saturated_functions(evidence: RuleEvidence, thresholds: Thresholds) -> Seque
         inner
         for inner in evidence.manifest.saturations
         if (inner.saturated > thresholds.saturated if inner.function != "softmax" else inner.saturated > limit)
-        and not _is_left_by_mask(evidence, inner.source)
+        and not (inner.again or inner.names or inner.noise > _CHOOSES or _is_left_by_mask(evidence, inner.source))
     ]
 
 
@@ -187,6 +206,9 @@ def _told_at(evidence: RuleEvidence, inner: Saturation) -> _Told | None:
     """Returns a function with the tensor by which it is told: what its layer returns, or else what it receives."""
     layers = {layer.path: layer for layer in evidence.manifest.layers}
     path, what = inner.layer, f"a {inner.function} that {_of_function(inner)}"
+    for name in inner.names:
+        if (entry := evidence.entry(naming.ACTIVATION, name)) is not None:
+            return _Told(inner.index, entry, name, inner.source, _of_function(inner))
     while path is not None and (layer := layers.get(path)) is not None:
         for name in (path, *layer.outputs):  # a part of the layer may return the value, too, and is what names it
             if (entry := evidence.entry(naming.ACTIVATION, name)) is not None:
@@ -203,11 +225,19 @@ def saturated_activations(evidence: RuleEvidence, thresholds: Thresholds) -> Seq
     last = max((layer.layer.index for layer in kernel_layers(evidence)), default=-1)
     inner = [entry for entry in evidence.of(naming.ACTIVATION) if entry.site.index < last and not entry.site.operation]
     limit = _CONCENTRATED[evidence.is_trained]
+    choosing = {name for each in evidence.manifest.saturations if each.noise > _CHOOSES for name in each.names}
     return [
         entry
         for entry in inner
-        if column(entry, "saturated") > thresholds.saturated
-        or (_is_softmax(entry) and concentration(entry) > limit and not _is_left_by_mask(evidence, entry.site.source))
+        if entry.name not in choosing
+        and (
+            column(entry, "saturated") > thresholds.saturated
+            or (
+                _is_softmax(entry)
+                and concentration(entry) > limit
+                and not _is_left_by_mask(evidence, entry.site.source)
+            )
+        )
     ]
 
 

@@ -6,8 +6,10 @@ of the batch and of parameters, and weights that a product of matrices reads fol
 not count, nor does a limit on a parameter alone.
 
 Nor does a function whose result multiplies, element by element, what it is computed from. It is a part of an activation
-function, the tanh in GELU or the sigmoid in SiLU, and the product has a gradient where the function has none. Nor does
-a softmax of scores to which noise is added: that it chooses is what it is for, as the Gumbel softmax does.
+function, the tanh in GELU or the sigmoid in SiLU, and the product has a gradient where the function has none.
+
+A function of a sum with noise counts where a layer returns its result, too, and so does a softmax whose result is the
+logits of another one, wherever it is.
 """
 
 from __future__ import annotations
@@ -27,25 +29,18 @@ from gradscope.tracing.jaxpr.frames import OPERAND, Frame, FrameKey, ValueKey, m
 from gradscope.tracing.jaxpr.jaxcompat import CUSTOM_RULES, Atom, Equation, is_literal
 from gradscope.tracing.layers.layers import LayerCall
 from gradscope.tracing.layers.sites import Site
+from gradscope.tracing.lookup.softmax_neighbours import SAME_VALUE, NoisySum, SoftmaxNeighbours
 from gradscope.tracing.tracer import Trace
 
 _ELEMENTWISE: Final[Mapping[str, BoundedName]] = {"logistic": "sigmoid", "tanh": "tanh", "erf": "erf"}
-#: Primitives that return their first operand's value, in another shape or type.
-_SAME_VALUE: Final = frozenset(
-    {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "convert_element_type", "copy", "stop_gradient",
-     "transpose"}
-)  # fmt: skip
 #: What may be between exponentials and their sum, or between the sum and the division: masks, and a small number.
-_GUARDS: Final = _SAME_VALUE | {"select_n", "max", "add", "mul"}
+_GUARDS: Final = SAME_VALUE | {"select_n", "max", "add", "mul"}
 #: Primitives that compute each element from those at its index.
 _PER_ELEMENT: Final = _GUARDS | {"sub", "neg", "div", "pow", "integer_pow", "square", "exp", "log1p", "abs", "min",
                                  "sqrt", "log", "tanh", "logistic"}  # fmt: skip
-#: What random numbers are made by, and what turns their bits into numbers.
-_RANDOM: Final = frozenset({"random_bits", "threefry2x32", "rng_bit_generator", "random_gamma"})
-_FROM_BITS: Final = frozenset({"shift_right_logical", "or", "xor", "bitcast_convert_type", "erf_inv"})
 #: The most values that are looked at around one function: a long chain without names is not followed to its start.
 _NEAR: Final = 100
-_LINEAR: Final = _SAME_VALUE | {"mul", "add", "sub", "neg", "div"}
+_LINEAR: Final = SAME_VALUE | {"mul", "add", "sub", "neg", "div"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +53,9 @@ class BoundedFunction:
         entries: The number of shares that sum to 1; 1 for a function of single elements.
         layer: The innermost layer that it is in; None outside all layers.
         inputs: Returns the nearest values with a name that it is computed from, in program order.
+        named: The same result under its names; None where no layer returns it.
+        noise: The sum with noise that it receives; None where there is none.
+        again: Whether its shares are the logits of another softmax.
     """
 
     function: BoundedName
@@ -65,10 +63,13 @@ class BoundedFunction:
     entries: int
     layer: LayerCall | None
     inputs: Callable[[], Sequence[Site]]
+    named: Site | None = None
+    noise: NoisySum | None = None
+    again: bool = False
 
 
 def bounded_functions(trace: Trace) -> list[BoundedFunction]:
-    """Returns the bounded functions of a trace that pass a signal on and whose results no layer returns."""
+    """Returns the bounded functions of a trace that count."""
     return list(_Finding(trace).found())
 
 
@@ -151,17 +152,18 @@ class _Finding:
         )
 
     def _passing(self, frame: Frame, number: int, function: BoundedName, entries: int) -> BoundedFunction | None:
-        """Returns the function of an equation if it passes a signal on, and no layer returns its result."""
+        """Returns the function of an equation if it counts."""
         value, made = made_at(frame, number, 0), FrameVariable(frame, frame.jaxpr.eqns[number].outvars[0])
-        if value in self._named or self._trace.reachability.of(*made) is not Reach.GRADIENT:
+        if self._trace.reachability.of(*made) is not Reach.GRADIENT or made not in self._of_params:
             return None
-        if (
-            made not in self._of_batch
-            or made not in self._of_params
-            or made.atom not in self._leading.get(frame.key, ())
-        ):
-            return None
-        if self._is_perturbed(value) if function == "softmax" else self._multiplies_itself(frame, number):
+        again = function == "softmax" and self._neighbours.is_normalised_again(made.frame, made.atom, entries)
+        noise = self._neighbours.noise(value, entries)
+        if value in self._named:
+            counts = noise is not None
+        else:
+            leads = made in self._of_batch and made.atom in self._leading.get(frame.key, ())
+            counts = leads and (function == "softmax" or not self._multiplies_itself(frame, number))
+        if not counts and not again:
             return None
         return BoundedFunction(
             function=function,
@@ -169,7 +171,14 @@ class _Finding:
             entries=entries,
             layer=self._layer(frame, number),
             inputs=partial(self._inputs, frame, number),
+            named=self._named.get(value),
+            noise=noise,
+            again=again,
         )
+
+    @cached_property
+    def _neighbours(self) -> SoftmaxNeighbours:
+        return SoftmaxNeighbours(self._trace, self._frames, self._flow, self._of_params, self._of_batch)
 
     @cached_property
     def _of_batch(self) -> Collection[FrameVariable]:
@@ -217,14 +226,6 @@ class _Finding:
                 seen.add(step.to)
                 waiting.append(step.to)
         return False
-
-    def _is_perturbed(self, value: ValueKey) -> bool:
-        """Returns whether random numbers are among what a value is computed from, element by element."""
-        makers = self._closure(value, _PER_ELEMENT | _FROM_BITS)
-        return any(
-            key.equation != OPERAND and self._frames[key.frame].jaxpr.eqns[key.equation].primitive.name in _RANDOM
-            for key in makers
-        )
 
     def _closure(self, value: ValueKey, through: Collection[str]) -> set[ValueKey]:
         """Returns a value and those that it is made of by some primitives, without those of their results."""

@@ -5,6 +5,7 @@ Nothing else of a dump changes: neither the gradients nor the tensors that it ha
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -162,3 +163,32 @@ def test_a_saved_dump_has_them(tmp_path: Any) -> None:
         (finding,) = loaded.findings()
     assert (finding.rule, finding.name) == ("saturated", "attention")
     assert finding.why.startswith("computes a softmax that is saturated: ")
+
+
+@pytest.mark.parametrize("scope", [None, "choice"])
+@pytest.mark.parametrize("looped", [False, True])
+def test_the_share_of_noise_is_that_of_its_variance_over_what_a_mask_leaves(scope: str | None, looped: bool) -> None:
+    noise = jnp.where(jnp.arange(WIDTH) < 6, 3 * jax.random.normal(jax.random.key(7), (6, WIDTH)), -1e9)
+
+    def choose(scores: Any, noise: Any) -> Any:
+        with contextlib.nullcontext() if scope is None else jax.named_scope(scope):
+            return jax.nn.softmax((scores + noise) / 0.5)
+
+    def loss(p: Any, batch: Any) -> Any:
+        def step(x: Any, _: None) -> Any:
+            with jax.named_scope("block"):
+                return choose(x @ p["one"], batch[1]) @ p["two"], None
+
+        x = jax.lax.scan(step, batch[0], None, length=2)[0] if looped else step(batch[0], None)[0]
+        return jnp.square(x @ p["head"]).mean()
+
+    p = kernels("one", "two", "head")
+    known = gs.capture(loss, p, (X, noise)).saturations
+    x, expected = X, []
+    for _ in range(2 if looped else 1):
+        scores = np.asarray(x @ p["one"], np.float64)
+        spread = np.asarray(noise, np.float64)[:, :6].var(-1).mean()
+        expected.append(spread / (spread + scores.var(-1).mean()))
+        x = jax.nn.softmax((x @ p["one"] + noise) / 0.5) @ p["two"]
+    assert [each.noise for each in known] == pytest.approx(expected, rel=1e-4)
+    assert all(bool(each.names) is (scope is not None) for each in known)

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[3]
 sys.path.append(str(ROOT / "scripts"))
 
 from findings_bench import (  # noqa: E402
+    choices,
     faults_paths,
     faults_values,
     healthy_plain,
@@ -30,6 +31,7 @@ FAULTS = {
         *faults_values.FAULTS,
         *faults_paths.FAULTS,
         *inner_functions.FAULTS,
+        *choices.FAULTS,
         *margins.FAULTS,
         *stopped_parts.FAULTS,
         *held_out_faults.FAULTS,
@@ -40,6 +42,7 @@ HEALTHY = {
     for each in (
         *healthy_plain.HEALTHY,
         *inner_functions.HEALTHY,
+        *choices.HEALTHY,
         *margins.HEALTHY,
         *stopped_parts.HEALTHY,
         *held_out_healthy.HEALTHY,
@@ -58,7 +61,8 @@ def _as_users_run_it() -> Iterator[None]:
     "name",
     ["init-large-one", "sigmoid-stack", "dead-most", "saturated-tanh", "softmax-twice", "half-underflow",
      "stop-branch", "unused-parameter", "mask-mean", "h-softmax-masked", "unscoped-softmax", "inner-gates",
-     "dead-before-margin", "stop-gate", "stop-head", "stop-encoder"],
+     "codes-of-large-unscoped",
+     "unscaled-added-mask", "softmax-twice-unscoped", "dead-before-margin", "stop-gate", "stop-head", "stop-encoder"],
 )  # fmt: skip
 def test_a_planted_fault_is_the_first_finding(name: str) -> None:
     findings = findings_of(FAULTS[name].run().manifest())
@@ -71,6 +75,8 @@ def test_a_planted_fault_is_the_first_finding(name: str) -> None:
      "variational autoencoder", "auxiliary NaN and an unused average", "couplings, zero-initialised",
      "frozen trunk", "GELU units of large operands", "target network", "target critic of a trained policy",
      "averaged encoder of keys", "teacher of another size", "discriminator's step",
+     "cold codes by noise that is drawn", "codes by noise of the batch, without a scope",
+     "hard codes, straight through", "gates of the concrete distribution",
      "triplets whose margin is kept", "pairs that are apart", "classes apart by a margin"],
 )  # fmt: skip
 def test_nothing_is_found_in_a_healthy_model(name: str) -> None:

@@ -3,6 +3,7 @@ parameters are not."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -152,9 +153,53 @@ def test_a_batch_that_the_loss_closes_over_counts_as_one() -> None:
 
 
 @pytest.mark.parametrize("noise", [jax.random.gumbel, jax.random.normal], ids=["gumbel", "normal"])
-def test_a_softmax_of_scores_with_noise_is_to_choose(noise: Callable[..., Any]) -> None:
+def test_the_noise_in_what_a_softmax_receives_is_found(noise: Callable[..., Any]) -> None:
     def loss(p: Any, x: Any) -> Any:
         scores = x @ p["one"]
         return (jax.nn.softmax((scores + noise(jax.random.key(0), scores.shape)) / 0.5) @ p["two"]).mean()
 
-    assert found(loss, POINTS, "one", "two") == []
+    assert noises(loss, POINTS, "one", "two") == [("add", 1, 1)]
+
+
+def noises(loss: Callable[..., Any], batch: Any, *names: str) -> list[tuple[str | None, int, int | None] | None]:
+    """Returns the primitive, the noisy operand and the axis of the sum before each bounded function."""
+    with jax.numpy_rank_promotion("allow"):
+        trace = trace_loss(loss, dict.fromkeys(names, SQUARE), batch)
+    noise = (each.noise for each in bounded_functions(trace))
+    return [None if each is None else (each.site.primitive, each.noise, each.axis) for each in noise]
+
+
+@pytest.mark.parametrize("scope", [None, "choice"])
+def test_noise_of_the_batch_is_found_through_a_scale_and_masks_whether_or_not_a_layer_returns_the_shares(
+    scope: str | None,
+) -> None:
+    def loss(p: Any, batch: Any) -> Any:
+        scores, noise = batch[0] @ p["one"], batch[1]
+        with contextlib.nullcontext() if scope is None else jax.named_scope(scope):
+            shares = jax.nn.softmax(jnp.where(scores > 0, (noise - scores) / 2, -1e9).T, axis=0)
+        return (shares.T @ p["two"]).mean()
+
+    assert noises(loss, (POINTS, POINTS), "one", "two") == [("sub", 0, 1)]
+
+
+def test_a_constant_bias_of_scores_is_no_noise() -> None:
+    def loss(p: Any, x: Any) -> Any:
+        with jax.named_scope("layer"):
+            return (jax.nn.softmax(x @ p["one"] + jnp.arange(8.0)) @ p["two"]).mean()
+
+    assert noises(loss, POINTS, "one", "two") == [None]
+
+
+@pytest.mark.parametrize(
+    ("second", "again"),
+    [(jax.nn.log_softmax, True), (jax.nn.softmax, True), (lambda x: jax.nn.logsumexp(x, axis=-1), True),
+     (lambda x: jax.nn.log_softmax(x, axis=0), False), (lambda x: jax.nn.log_softmax(jnp.log(x)), False),
+     (lambda x: jax.nn.log_softmax(jax.lax.stop_gradient(x)) * x, False), (jnp.exp, False)],
+)  # fmt: skip
+def test_a_softmax_of_a_softmax_is_found_over_the_same_axis(second: Callable[[Any], Any], again: bool) -> None:
+    def loss(p: Any, x: Any) -> Any:
+        return jnp.square(second(jax.nn.softmax(x @ p["one"]))).mean()
+
+    with jax.numpy_rank_promotion("allow"):
+        trace = trace_loss(loss, {"one": SQUARE}, POINTS)
+    assert any(each.again for each in bounded_functions(trace)) is again

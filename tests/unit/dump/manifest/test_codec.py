@@ -59,6 +59,7 @@ MANIFEST = Manifest(
             function="tanh", index=3, saturated=0.95, layer="conv", inputs=("x",), source="model.py:4", iteration=(1,)
         ),
         Saturation(function="softmax", index=4, saturated=0.5),
+        Saturation(function="softmax", index=5, saturated=0.5, names=("a", "b"), noise=0.25, again=True),
     ),
     note="cut short",
 )

@@ -1,0 +1,167 @@
+"""What is before and behind a softmax or a sigmoid: noise that is added to what it receives, and another softmax.
+
+*Noise* is a term of the sum that a function receives in which no parameter is: random numbers that the program draws,
+or an array of the batch. A function that chooses by noise, as the Gumbel softmax does, is at its limits on purpose. How
+much of the sum's spread is the noise's is measured: a mask in the batch spreads nothing over what it leaves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
+from gradscope.tracing.dataflow.reachability import is_inexact
+from gradscope.tracing.jaxpr.frames import OPERAND, Frame, FrameKey, ValueKey, resolve, variable_of
+from gradscope.tracing.jaxpr.jaxcompat import CUSTOM_RULES, Atom, is_literal
+from gradscope.tracing.layers.sites import Site
+from gradscope.tracing.tracer import Trace
+
+#: Primitives that return their first operand's value, in another shape or type.
+SAME_VALUE: Final = frozenset(
+    {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "convert_element_type", "copy", "stop_gradient",
+     "transpose"}
+)  # fmt: skip
+#: What may be between a softmax and the sum that it receives: its own operations, scales and masks.
+_SCALED: Final = SAME_VALUE | {"select_n", "max", "add", "sub", "neg", "div", "mul", "exp", "exp2"}
+_ADDITIONS: Final = frozenset({"add", "add_any", "sub"})
+#: What random numbers are made by.
+_RANDOM: Final = frozenset({"random_bits", "threefry2x32", "rng_bit_generator", "random_gamma"})
+#: What may be between the logits of a softmax and their exponentials, without a change but of an offset.
+_OFFSET: Final = (SAME_VALUE - {"stop_gradient"}) | {"sub"}
+#: What may be between the sum of exponentials and the logarithm or the division.
+_SUMMED: Final = SAME_VALUE | {"abs", "max", "add"}
+#: The most values that are looked at before one function.
+_NEAR: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoisySum:
+    """A `NoisySum` is the sum of what weights make and of noise.
+
+    Attributes:
+        site: The sum.
+        noise: The position of the operand that is noise; the other is the other one.
+        axis: The axis of the shares that sum to 1; None where all elements are alike.
+    """
+
+    site: Site
+    noise: int
+    axis: int | None
+
+
+class SoftmaxNeighbours:
+    """A `SoftmaxNeighbours` finds what is before and behind the softmaxes of a trace.
+
+    Args:
+        trace: The trace.
+        frames: Its frames.
+        flow: Its steps.
+        of_params: The values made of parameters.
+        of_batch: The values made of the batch.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        frames: Mapping[FrameKey, Frame],
+        flow: ForwardFlow,
+        of_params: Collection[FrameVariable],
+        of_batch: Collection[FrameVariable],
+    ) -> None:
+        self._trace, self._frames, self._flow = trace, frames, flow
+        self._of_params = of_params
+        drawn = flow.closure(FrameVariable(frame, out) for frame in frames.values() for out in _random_numbers(frame))
+        self._varying = (of_batch, drawn)
+
+    def noise(self, value: ValueKey, entries: int) -> NoisySum | None:
+        """Returns the sum with noise that a function receives; None where there is none.
+
+        Args:
+            value: The function's result.
+            entries: The number of shares that sum to 1; 1 for a function of single elements.
+        """
+        seen, waiting = {value}, [value]
+        while waiting and len(seen) < _NEAR:
+            key = waiting.pop(0)
+            if key.equation == OPERAND:
+                continue
+            frame = self._frames[key.frame]
+            equation = frame.jaxpr.eqns[key.equation]
+            if equation.primitive.name not in _SCALED and equation.primitive.name not in CUSTOM_RULES:
+                if key != value:
+                    continue
+            elif (noise := self._noise(frame, key)) is not None and not frame.opaque:
+                return NoisySum(site=self._trace.site_at(key), noise=noise, axis=_axis(frame, key, entries))
+            read = (resolve(frame, atom) for atom in equation.invars if is_inexact(atom))
+            fresh = [each for each in dict.fromkeys(read) if each is not None and each not in seen]
+            seen.update(fresh)
+            waiting += fresh
+        return None
+
+    def _noise(self, frame: Frame, key: ValueKey) -> int | None:
+        """Returns the operand of a sum that no parameter is in and that varies, where the other has one."""
+        equation = frame.jaxpr.eqns[key.equation]
+        if equation.primitive.name not in _ADDITIONS or any(map(is_literal, equation.invars)):
+            return None
+        variables = [FrameVariable(frame, atom) for atom in equation.invars]
+        of_params = [variable in self._of_params for variable in variables]
+        if sum(of_params) != 1:
+            return None
+        noise = of_params.index(False)
+        return noise if any(variables[noise] in each for each in self._varying) else None
+
+    def is_normalised_again(self, frame: Frame, shares: Atom, entries: int) -> bool:
+        """Returns whether a softmax's shares are the logits of another one, or of its logarithm.
+
+        Args:
+            frame: The frame of the shares.
+            shares: The shares.
+            entries: How many of them sum to 1.
+        """
+        logits = self._behind([FrameVariable(frame, shares)], _OFFSET)
+        exponentials = self._behind(self._made(logits, {"exp", "exp2"}), SAME_VALUE)
+        sums = [
+            step.to
+            for variable in exponentials for step in self._flow.steps(variable)
+            if step.way == "compute"
+            and (equation := step.frame.jaxpr.eqns[step.number]).primitive.name == "reduce_sum"
+            and math.prod(equation.invars[0].aval.shape[axis] for axis in equation.params["axes"]) == entries
+        ]  # fmt: skip
+        return any(True for _ in self._made(self._behind(sums, _SUMMED), {"log", "div"}))
+
+    def _behind(self, start: Collection[FrameVariable], through: Collection[str]) -> Collection[FrameVariable]:
+        """Returns some values and those that are made of them by some primitives, as the first operand."""
+        found = dict.fromkeys(start)
+        waiting = list(found)
+        while waiting:
+            variable = waiting.pop()
+            for step in self._flow.steps(variable):
+                equation = step.frame.jaxpr.eqns[step.number]
+                same = step.way in ("enter", "leave") or (
+                    step.way == "compute"
+                    and equation.primitive.name in through
+                    and (equation.primitive.name in SAME_VALUE or equation.invars[0] is variable.atom)
+                )
+                if same and step.to not in found:
+                    found[step.to] = None
+                    waiting.append(step.to)
+        return found
+
+    def _made(self, values: Collection[FrameVariable], primitives: Collection[str]) -> list[FrameVariable]:
+        """Returns what some primitives make of some values."""
+        steps = (step for variable in values for step in self._flow.steps(variable) if step.way == "compute")
+        return [step.to for step in steps if step.frame.jaxpr.eqns[step.number].primitive.name in primitives]
+
+
+def _random_numbers(frame: Frame) -> Iterator[object]:
+    drawing = (equation for equation in frame.jaxpr.eqns if equation.primitive.name in _RANDOM)
+    return (variable for equation in drawing for variable in equation.outvars)
+
+
+def _axis(frame: Frame, key: ValueKey, entries: int) -> int | None:
+    """Returns the last axis of a sum that is as long as the shares are many; None where no axis is."""
+    shape = variable_of(frame, key).aval.shape
+    return next((axis for axis in reversed(range(len(shape))) if shape[axis] == entries > 1), None)
