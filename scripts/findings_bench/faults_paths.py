@@ -66,6 +66,27 @@ def _masked_loss(divide: bool) -> Run:
     return Run(loss, nets.chain(3), {**nets.points(), "mask": jnp.zeros(32)})
 
 
+def _masked_features() -> Run:
+    def loss(params: Tree, batch: Tree) -> Any:
+        x = nets.named("act0", jax.nn.relu, nets.dense(params, "dense0", batch["x"]))
+        x = nets.named("act1", jax.nn.relu, nets.dense(params, "dense1", x)) * batch["mask"]
+        x = nets.named("act2", jax.nn.relu, nets.dense(params, "dense2", x))
+        return nets.cross_entropy(nets.dense(params, "head", x), batch["y"])
+
+    return Run(loss, nets.chain(3), {**nets.points(), "mask": jnp.zeros((32, 1))})
+
+
+def _masked_bare() -> Run:
+    def loss(params: Tree, batch: Tree) -> Any:
+        x = nets.named("layer0", lambda x: jax.nn.relu(x @ params["one"]), batch["x"])
+        x = x * batch["mask"]
+        x = nets.named("layer1", lambda x: jax.nn.relu(x @ params["two"]), x)
+        return nets.cross_entropy(x @ params["head"], batch["y"])
+
+    params = {"one": nets.kernel(1, (16, 32)), "two": nets.kernel(2, (32, 32)), "head": nets.kernel(3, (32, 4))}
+    return Run(loss, params, {**nets.points(), "mask": jnp.zeros(32)})
+
+
 def _labels(labels: Any) -> Run:
     return Run(nets.chain_loss(), nets.chain(2), {**nets.points(), "y": labels})
 
@@ -134,6 +155,10 @@ FAULTS = (
     _fault("unused-output", "a layer is called and its output forgotten", "unused-param", "extra",
            lambda: _unused(True)),
     _fault("mask-all", "the loss's mask is zero everywhere", "zero-grad", "head|loss", lambda: _masked_loss(False)),
+    _fault("mask-features", "a mask of the batch between act1 and dense2 is zero everywhere", "zero-grad", "mask",
+           _masked_features),
+    _fault("mask-features-bare", "the same between act1 and act2, without biases", "zero-grad", "mask",
+           _masked_bare),
     _fault("mask-mean", "a mean over a mask that is zero everywhere", "nonfinite", "loss", lambda: _masked_loss(True)),
     _fault("mask-attention", "a row of attention is masked throughout by -inf", "nonfinite", "softmax|scores",
            lambda: Run(nets.attention_loss(mask=lambda scores: scores.at[0, 0].set(-jnp.inf)),

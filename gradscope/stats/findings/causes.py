@@ -56,12 +56,12 @@ def causes(suspects: Sequence[Suspect]) -> tuple[Finding, ...]:
     return tuple(_finding(suspect, keys) for suspect, keys in found)
 
 
-def _rank(suspect: Suspect) -> tuple[int, bool, float]:
+def _rank(suspect: Suspect) -> tuple[int, bool, float, bool]:
     # An input is before every layer that its size upsets.
     first = suspect.finding.family == naming.INPUT
     rule = suspect.finding.rule
     order = -1 if first and rule == "exploding" else _ORDER.index(rule)
-    return order, rule == "overflow" and not suspect.total, suspect.begin
+    return order, rule == "overflow" and not suspect.total, suspect.begin, not suspect.total
 
 
 def _explains(cause: Suspect, other: Suspect) -> bool:

@@ -30,6 +30,10 @@ _UNUSED: Final = "disconnected"
 GATED: Final = "masked: multiplied by exact zeros in mul"
 #: How the reason of a zero gradient begins where every margin of the loss is kept.
 SATISFIED: Final = "satisfied"
+#: How the reason of a zero gradient begins where a rectifier is why.
+DEAD_UNITS: Final = "dead units"
+#: How it goes on where an input of zeros, such as a mask, is all that the rectifier's layer receives a multiple of.
+_SILENCED: Final = re.compile(rf"{DEAD_UNITS}.*: (?:{PRODUCT_OF})?{naming.INPUT}/(.*) is 0")
 _NUMBER: Final = re.compile(r"\d+")
 #: The most names of unused parts of a block that a finding lists.
 _MOST_NAMES: Final = 4
@@ -48,7 +52,7 @@ def zero_gradient(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
         if faults:
             reason = next(reason for reason, entry in params if entry is faults[0])
             values = [entry for _, entry in found if entry.family != naming.PARAM_GRAD]
-            yield _lost(reason, [entry for _, entry in params], values)
+            yield _lost(reason, [entry for _, entry in params], values, silencing_input(evidence, reason))
 
 
 def _of_all_blocks(reason: str) -> str:
@@ -57,10 +61,19 @@ def _of_all_blocks(reason: str) -> str:
     return place + separator + _NUMBER.sub("#", name)
 
 
-def _lost(reason: str, params: Sequence[Entry], values: Sequence[Entry]) -> Suspect:
+def silencing_input(evidence: RuleEvidence, reason: str) -> Entry | None:
+    """Returns the input of zeros because of which a rectifier is dead, by the reason of a zero gradient."""
+    silenced = _SILENCED.fullmatch(reason)
+    return None if silenced is None else evidence.entry(naming.INPUT, silenced[1])
+
+
+def _lost(reason: str, params: Sequence[Entry], values: Sequence[Entry], silencing: Entry | None) -> Suspect:
     exact = params[0].absent is None
     closest = max(values or params, key=lambda entry: entry.site.index)
     many = "1 parameter" if len(params) == 1 else f"{len(params)} parameters"
+    if silencing is not None:
+        why = f"is zero in every element, and multiplies what goes on: no gradient reaches {many}: {reason}"
+        return suspect("zero-grad", silencing, why, [*params, *values], total=True)
     state = "is exactly zero" if exact else "is absent"
     why = f"{state}, and that of {many} with it: {naming.printable(reason)}" if values else (
         f"{state}{'' if len(params) == 1 else f', in {many}'}: {naming.printable(reason)}"

@@ -12,7 +12,7 @@ from gradscope.dump.manifest.manifest import Entry
 from gradscope.dump.manifest.saturation import Saturation
 from gradscope.stats import units
 from gradscope.stats.columns import number
-from gradscope.stats.findings.gradient_rules import GATED, SATISFIED
+from gradscope.stats.findings.gradient_rules import DEAD_UNITS, GATED, SATISFIED, silencing_input
 from gradscope.stats.findings.kernels import kernel_layers
 from gradscope.stats.findings.rule_evidence import RuleEvidence, Suspect, Thresholds, column, is_zero, suspect
 
@@ -22,8 +22,6 @@ _EXAMPLES: Final = 8
 _CHANCE: Final = 1e-4
 #: Primitives that end a rectifier; None where the primitive is unknown.
 _RECTIFIERS: Final = frozenset({None, "custom_jvp_call", "max", "select_n", "clamp", "jit", "pjit", "mul"})
-#: How the reason of a zero gradient begins where a rectifier is why.
-_DEAD_UNITS: Final = "dead units"
 #: How the reason of a zero gradient begins where a mask leaves a softmax no choice.
 _ONE_LEFT: Final = "masked: in each row the mask leaves one entry"
 #: Primitives that end a softmax.
@@ -57,6 +55,8 @@ def _is_dead(evidence: RuleEvidence, entry: Entry, thresholds: Thresholds) -> bo
     share = column(entry, "dead")
     if entry.site.operation or len(entry.shape) < 2 or not thresholds.dead < share <= 1 or _is_kept(evidence, entry):
         return False
+    if _is_silenced(evidence, entry):
+        return False  # told where the zeros are
     return _is_beyond_chance(entry, share) and (
         _is_rectified(evidence, entry) or _precedes_rectifier(evidence, entry, share)
     )
@@ -66,6 +66,13 @@ def _is_kept(evidence: RuleEvidence, entry: Entry) -> bool:
     """Returns whether a value is what a loss is a sum of, and zero because every margin is kept."""
     kept = (cause.why for cause in evidence.manifest.causes if cause.why.startswith(SATISFIED))
     return entry.site.source is not None and any(f" at {entry.site.source} " in why for why in kept)
+
+
+def _is_silenced(evidence: RuleEvidence, entry: Entry) -> bool:
+    """Returns whether a layer receives zeros alone, and an input of zeros is why."""
+    layer = next((layer for layer in evidence.manifest.layers if layer.path == entry.site.layer), None)
+    received = None if layer is None else layer.rms.get("in")
+    return received == 0 and any(silencing_input(evidence, cause.why) for cause in evidence.manifest.causes)
 
 
 def _is_beyond_chance(entry: Entry, share: float) -> bool:
@@ -95,7 +102,7 @@ def _is_rectified(evidence: RuleEvidence, entry: Entry) -> bool:
 
 
 def _is_lost_at_rectifier(evidence: RuleEvidence) -> bool:
-    return any(cause.why.startswith(_DEAD_UNITS) for cause in evidence.manifest.causes)
+    return any(cause.why.startswith(DEAD_UNITS) for cause in evidence.manifest.causes)
 
 
 def _precedes_rectifier(evidence: RuleEvidence, entry: Entry, share: float) -> bool:
@@ -105,7 +112,7 @@ def _precedes_rectifier(evidence: RuleEvidence, entry: Entry, share: float) -> b
         return False
     if is_zero(gradient):
         cause = evidence.cause(gradient)
-        return cause is not None and cause.why.startswith(_DEAD_UNITS)
+        return cause is not None and cause.why.startswith(DEAD_UNITS)
     return column(gradient, "zeros") >= share * column(gradient, "size")
 
 

@@ -60,8 +60,8 @@ def _as_users_run_it() -> Iterator[None]:
 @pytest.mark.parametrize(
     "name",
     ["init-large-one", "sigmoid-stack", "dead-most", "saturated-tanh", "softmax-twice", "half-underflow",
-     "stop-branch", "unused-parameter", "mask-mean", "h-softmax-masked", "unscoped-softmax", "inner-gates",
-     "codes-of-large-unscoped",
+     "stop-branch", "unused-parameter", "mask-mean", "mask-features", "h-softmax-masked", "unscoped-softmax",
+     "inner-gates", "codes-of-large-unscoped",
      "unscaled-added-mask", "softmax-twice-unscoped", "dead-before-margin", "stop-gate", "stop-head", "stop-encoder"],
 )  # fmt: skip
 def test_a_planted_fault_is_the_first_finding(name: str) -> None:

@@ -1,6 +1,7 @@
 """Names of operands: the argument or the constant that an operand is, whatever its shape and type.
 
-An operand of zeros has the name of the parameter that makes it so, such as the kernel of a layer that returns zeros.
+An operand of zeros has the name of the argument that makes it so, such as the kernel of a layer that returns zeros, or
+a mask of the batch.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ _MIXING: Final = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_g
 _SUMS: Final = frozenset({"add", "add_any", "sub", "concatenate"})
 #: Zero where the first operand is.
 _FIRST: Final = _SAME_VALUE | {"slice", "split", "reduce_sum", "rev", "dynamic_slice", "gather"}
-#: Number of axes and name of a parameter of zeros; None where there is none.
+#: Number of axes and name of an argument of zeros; None where there is none.
 _Zeros: TypeAlias = tuple[int, str] | None
-#: How many operations upstream are looked at for a parameter of zeros.
+#: How many operations upstream are looked at for an argument of zeros.
 _NEAR: Final = 24
 
 
@@ -56,7 +57,7 @@ class OperandNames:
     def of(self, variable: FrameVariable, iteration: IterationIndex) -> str:
         """Returns what an operand is: an argument's name, `axis_index` or `CONSTANT`; "" for anything else.
 
-        Of zeros, it is the parameter of zeros because of which they are: `param/w` where they are a multiple of it,
+        Of zeros, it is the argument of zeros because of which they are: `param/w` where they are a multiple of it,
         element by element, and `the product of param/w` where they are one with a matrix.
 
         Args:
@@ -87,7 +88,7 @@ class OperandNames:
         return CONSTANT
 
     def _zeros(self, variable: FrameVariable, known: dict[ValueKey, _Zeros], near: int) -> _Zeros:
-        """Returns the number of axes and the name of the parameter of zeros; None where there is none nearby."""
+        """Returns the number of axes and the name of the argument of zeros; None where there is none nearby."""
         key = None if is_literal(variable.atom) else resolve(*variable)
         if key is None or not near:
             return None
@@ -111,7 +112,8 @@ class OperandNames:
 
     def _of_argument(self, key: ValueKey, variable: FrameVariable) -> _Zeros:
         leaf = None if key.frame else self._arguments[key.position]
-        if leaf is None or leaf.family != naming.PARAM or np.any(array := self._values.value(variable, ())):
+        given = leaf is not None and leaf.family in (naming.PARAM, naming.INPUT)
+        if leaf is None or not given or np.any(array := self._values.value(variable, ())):
             return None
         return np.ndim(array), naming.key_of(leaf.family, leaf.name)
 

@@ -14,8 +14,10 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
+from gradscope import naming
 from gradscope.capturing.explain.zeros.operand_names import CONSTANT
 from gradscope.capturing.explain.zeros.softmax_rows import single_entries
+from gradscope.dump.manifest.zero_reasons import PRODUCT_OF
 from gradscope.tracing.dataflow.gradient_barriers import location_of
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import Frame
@@ -166,7 +168,9 @@ class EquationUse:
         if name in _CHOICES and self._loses():
             return f"masked: the other operand of {where} is {_CHOICES[name]} wherever the loss depends on it"
         layer = "" if self.layer is None else f" in {self.layer}"
-        return f"dead units: the output of {where}{layer} is constant wherever the loss depends on it"
+        own = self.names[self.positions[0]]
+        masked = f": {own} is 0" if naming.split_key(own.removeprefix(PRODUCT_OF))[0] == naming.INPUT else ""
+        return f"dead units: the output of {where}{layer} is constant wherever the loss depends on it{masked}"
 
     def _zeros(self, primitive: str) -> str:
         """Returns which factor is zero throughout, ": param/b is 0"; "" where it has no name."""
