@@ -26,6 +26,7 @@ from findings_bench import (
     held_out_healthy,
     inner_functions,
     margins,
+    recent_models,
     stopped_parts,
 )
 from findings_bench.cases import Case, Fault, Healthy, findings_of
@@ -43,6 +44,7 @@ HEALTHY: Final[Mapping[str, Sequence[Healthy]]] = {
         *inner_functions.HEALTHY,
         *choices.HEALTHY,
         *margins.HEALTHY,
+        *recent_models.HEALTHY,
         *stopped_parts.HEALTHY,
     ),
     "Held-out healthy models": held_out_healthy.HEALTHY,

@@ -34,6 +34,8 @@ SATISFIED: Final = "satisfied"
 DEAD_UNITS: Final = "dead units"
 #: How it goes on where an input of zeros, such as a mask, is all that the rectifier's layer receives a multiple of.
 _SILENCED: Final = re.compile(rf"{DEAD_UNITS}.*: (?:{PRODUCT_OF})?{naming.INPUT}/(.*) is 0")
+#: How it begins where an operation behind a value takes out what it adds.
+_INVARIANT: Final = "zero by construction: the loss does not change with it"
 _NUMBER: Final = re.compile(r"\d+")
 #: The most names of unused parts of a block that a finding lists.
 _MOST_NAMES: Final = 4
@@ -96,7 +98,7 @@ def _is_by_construction(evidence: RuleEvidence, entry: Entry, reason: str, start
     """Returns whether a zero is no fault: it goes away with the next step, or the loss does not depend on the value."""
     if reason.startswith(("branch not taken", SATISFIED)):
         return True
-    if reason.startswith("cancellation"):
+    if reason.startswith(("cancellation", _INVARIANT)):
         beside = (other for other in evidence.of(naming.PARAM_GRAD) if other.site.layer == entry.site.layer)
         return any(len(other.shape) > len(entry.shape) and not is_zero(other) for other in beside)
     return reason.startswith("masked") and any(_is_switched_off_by(param, entry, reason) for param in starting)

@@ -124,11 +124,21 @@ def _all_equal(layers: Sequence[KernelLayer]) -> Iterator[Suspect]:
     """Finds kernels with the same number everywhere."""
     equal = [
         kernel for layer in layers for kernel in layer.kernels
-        if column(kernel, "rms") > 0 and column(kernel, "std") <= 1e-6 * column(kernel, "rms")
+        if _is_equal(kernel) and not any(_is_beside(kernel, other) for other in layer.kernels)
     ]  # fmt: skip
     if equal:
         why = f"is {column(equal[0], 'mean'):.3g} in every element, so that all units compute and learn the same"
         yield suspect("init", equal[0], why, equal)
+
+
+def _is_equal(kernel: Entry) -> bool:
+    return column(kernel, "rms") > 0 and column(kernel, "std") <= 1e-6 * column(kernel, "rms")
+
+
+def _is_beside(kernel: Entry, other: Entry) -> bool:
+    """Returns whether a kernel is one of a pair, of which the other tells units apart: a mean and its deviation."""
+    part, _, _ = kernel.name.rpartition("/")
+    return other.name.rpartition("/")[0] == part and other.shape == kernel.shape and not _is_equal(other)
 
 
 def _is_beyond(

@@ -21,6 +21,7 @@ from findings_bench import (  # noqa: E402
     held_out_healthy,
     inner_functions,
     margins,
+    recent_models,
     stopped_parts,
 )
 from findings_bench.cases import Fault, Healthy, findings_of  # noqa: E402
@@ -44,6 +45,7 @@ HEALTHY = {
         *inner_functions.HEALTHY,
         *choices.HEALTHY,
         *margins.HEALTHY,
+        *recent_models.HEALTHY,
         *stopped_parts.HEALTHY,
         *held_out_healthy.HEALTHY,
     )
@@ -77,6 +79,7 @@ def test_a_planted_fault_is_the_first_finding(name: str) -> None:
      "averaged encoder of keys", "teacher of another size", "discriminator's step",
      "cold codes by noise that is drawn", "codes by noise of the batch, without a scope",
      "hard codes, straight through", "gates of the concrete distribution",
+     "critic with a penalty", "noisy distributional values",
      "triplets whose margin is kept", "pairs that are apart", "classes apart by a margin"],
 )  # fmt: skip
 def test_nothing_is_found_in_a_healthy_model(name: str) -> None:

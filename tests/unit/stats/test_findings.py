@@ -111,6 +111,12 @@ def test_a_kernel_of_equal_weights_is_named_and_one_of_a_normalisation_is_none()
     equal = entry("param/dense1/kernel", np.full((4, 4), 0.3), 2)
     entries = tuple(equal if each.family == "param" and each.name == equal.name else each for each in network.entries)
     assert rules(replace(network, entries=entries)) == [("init", "dense1/kernel")]
+    drawn = entry("param/dense1/sigma", RANDOM.standard_normal((4, 4)), 2)
+    layers = tuple(
+        replace(each, params=(*each.params, "dense1/sigma")) if each.path == "dense1" else each
+        for each in network.layers
+    )
+    assert rules(replace(network, entries=(*entries, drawn), layers=layers)) == []
     scale = Layer(path="norm", index=9, params=("scale",), outputs=("norm",), rms={"in": 0.01, "out": 1.0})
     norm = (entry("param/scale", np.ones((3, 4)), 9), entry("activation/norm", RANDOM.standard_normal((8, 3, 4)), 9))
     assert rules(replace(network, entries=(*network.entries, *norm), layers=(*network.layers, scale))) == []
@@ -324,6 +330,9 @@ def test_zeros_by_construction_are_no_fault() -> None:
     cancels = replace(cause, why="cancellation: the terms sum to exactly zero")
     assert found(zero, entry("param_grad/key/kernel", [[1.0]], 1, layer="key"), causes=(cancels,)) == []
     assert found(zero, causes=(replace(cause, why="branch not taken: cond at model.py:3"),)) == []
+    taken_out = replace(cause, why="zero by construction: the loss does not change with it; sub at m.py:3 takes it out")
+    assert found(zero, entry("param_grad/key/kernel", [[1.0]], 1, layer="key"), causes=(taken_out,)) == []
+    assert found(zero, causes=(taken_out,)) == [("zero-grad", "key/bias")]
     assert found(entry("param_grad/w", [])) == []
 
 
