@@ -4,8 +4,8 @@
 - `nets` has the small networks that the cases vary.
 - `healthy_plain` and `healthy_frameworks` list the healthy models, `faults_values` and `faults_paths` the faults.
 - `inner_functions` lists both of models whose softmaxes, sigmoids and tanhs have no scope of their own, `stopped_parts`
-  of those with parts behind a `stop_gradient`, `margins` of those whose loss is a margin, `choices` of those that choose
-  by noise. `recent_models` lists healthy models of kinds that are trained today.
+  of those with parts behind a `stop_gradient`, `margins` of those whose loss is a margin, `choices` of those that
+  choose by noise. `recent_models` lists healthy models of kinds that are trained today.
 - `held_out_healthy` and `held_out_faults` list those on which no threshold was set, of models some of which are in
   `held_out_models`.
 - `outcomes` runs all of them, and goes on where an earlier run of the same program ended.

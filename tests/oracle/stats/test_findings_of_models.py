@@ -175,3 +175,16 @@ def test_parameters_of_a_target_are_in_the_notes_and_those_before_trained_weight
     assert (
         notes["frozen"] == "1 parameter: what is made of them counts as data behind a stop_gradient, as a target does"
     )
+
+
+def test_a_loss_whose_margins_are_kept_says_so_below_the_verdict() -> None:
+    def loss(variables: Any, batch: Any) -> jax.Array:
+        with jax.named_scope("embed"):
+            embedded = batch[0] @ variables["embed"]
+        return jax.nn.relu(jnp.square(embedded).sum(-1) - 1e4).mean()
+
+    dump = gs.capture(loss, {"embed": kernel(1, 8, 4)}, (X,))
+    assert (dump.loss, dump.findings()) == (0, ())
+    assert dict(facts("", dump.manifest))["satisfied"] == "1 parameter: every margin of the loss is kept in this batch"
+    broken = gs.capture(loss, {"embed": 1e3 * kernel(1, 8, 4)}, (X,))
+    assert "satisfied" not in dict(facts("", broken.manifest))
