@@ -72,9 +72,10 @@ class SoftmaxNeighbours:
         of_batch: Collection[FrameVariable],
     ) -> None:
         self._trace, self._frames, self._flow = trace, frames, flow
-        self._of_params = of_params
-        drawn = flow.closure(FrameVariable(frame, out) for frame in frames.values() for out in _random_numbers(frame))
-        self._varying = (of_batch, drawn)
+        self._of_params, self._of_batch = of_params, of_batch
+        self._drawn = flow.closure(
+            FrameVariable(frame, out) for frame in frames.values() for out in _random_numbers(frame)
+        )
 
     def noise(self, value: ValueKey, entries: int) -> NoisySum | None:
         """Returns the sum with noise that a function receives; None where there is none.
@@ -93,7 +94,7 @@ class SoftmaxNeighbours:
             if equation.primitive.name not in _SCALED and equation.primitive.name not in CUSTOM_RULES:
                 if key != value:
                     continue
-            elif (noise := self._noise(frame, key)) is not None and not frame.opaque:
+            elif (noise := self._noise(frame, key, entries)) is not None and not frame.opaque:
                 return NoisySum(site=self._trace.site_at(key), noise=noise, axis=_axis(frame, key, entries))
             read = (resolve(frame, atom) for atom in equation.invars if is_inexact(atom))
             fresh = [each for each in dict.fromkeys(read) if each is not None and each not in seen]
@@ -101,8 +102,11 @@ class SoftmaxNeighbours:
             waiting += fresh
         return None
 
-    def _noise(self, frame: Frame, key: ValueKey) -> int | None:
-        """Returns the operand of a sum that no parameter is in and that varies, where the other has one."""
+    def _noise(self, frame: Frame, key: ValueKey, entries: int) -> int | None:
+        """Returns the operand of a sum that no parameter is in and that varies, where the other has one.
+
+        An array of the batch to which a parameter itself is added, before a function of single elements, is a signal.
+        """
         equation = frame.jaxpr.eqns[key.equation]
         if equation.primitive.name not in _ADDITIONS or any(map(is_literal, equation.invars)):
             return None
@@ -111,7 +115,8 @@ class SoftmaxNeighbours:
         if sum(of_params) != 1:
             return None
         noise = of_params.index(False)
-        return noise if any(variables[noise] in each for each in self._varying) else None
+        passed_in = variables[noise] in self._of_batch and (entries > 1 or variables[1 - noise] in self._of_batch)
+        return noise if passed_in or variables[noise] in self._drawn else None
 
     def is_normalised_again(self, frame: Frame, shares: Atom, entries: int) -> bool:
         """Returns whether a softmax's shares are the logits of another one, or of its logarithm.

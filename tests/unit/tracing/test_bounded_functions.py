@@ -182,6 +182,19 @@ def test_noise_of_the_batch_is_found_through_a_scale_and_masks_whether_or_not_a_
     assert noises(loss, (POINTS, POINTS), "one", "two") == [("sub", 0, 1)]
 
 
+def test_a_signal_with_a_bias_before_a_sigmoid_is_no_noise() -> None:
+    def gated(bias: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+        def loss(p: Any, x: Any) -> Any:
+            with jax.named_scope("layer"):
+                gates = 2 * jax.nn.sigmoid(bias(p, x) + x)
+            return jnp.square(gates @ p["two"]).mean()
+
+        return loss
+
+    assert noises(gated(lambda p, x: jnp.broadcast_to(p["one"][0], x.shape)), POINTS, "one", "two") == [None]
+    assert noises(gated(lambda p, x: x @ p["one"]), POINTS, "one", "two") == [("add", 1, None)]
+
+
 def test_a_constant_bias_of_scores_is_no_noise() -> None:
     def loss(p: Any, x: Any) -> Any:
         with jax.named_scope("layer"):
