@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import heapq
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -21,6 +22,10 @@ from gradscope.naming.printable import printable
 
 #: The largest number of names that a hint lists where none is similar.
 _FEW: Final = 12
+
+#: A hint has at most so many names that are near, or that have a requested part of at least so many characters.
+_NEAR: Final = 3
+_PART: Final = 3
 
 #: A hint takes at most 0.1 s: characters of a name that are compared, names that are looked at, and the product of the
 #: number of names and the length of the requested one from which only likely names are compared.
@@ -96,7 +101,7 @@ class Selection:
 
 
 def nearest_hint(requested: str, known: Iterable[str]) -> str:
-    """Returns a hint with the names of `known` that are most similar to `requested`, ignoring case."""
+    """Returns a hint with the names of `known` that are most similar to `requested`, or have it within them."""
     names = list(dict.fromkeys(known))
     near = _nearest(requested, names)
     if near:
@@ -119,7 +124,9 @@ def _nearest(requested: str, names: Sequence[str]) -> list[str]:
         # Of too many names, those with the most common letters, which takes no product.
         letters = Counter(wanted)
         candidates = heapq.nlargest(_FEW, candidates[:_MOST_NAMES], key=lambda each: _common(letters, each))
-    near = difflib.get_close_matches(wanted, candidates, n=3, cutoff=0.4)
+    near = difflib.get_close_matches(wanted, candidates, n=_NEAR, cutoff=0.4)
+    if not near and len(wanted) >= _PART:
+        near = list(itertools.islice((each for each in by_folded if wanted in each), _NEAR))
     return [by_folded[each] for each in near]
 
 

@@ -22,6 +22,7 @@ from gradscope.training.averages import MovingAverage
 from gradscope.training.carrying import carried_on, with_keys_folded
 from gradscope.training.gradient_noise import GradientNoise, gradient_noise, split_into_groups
 from gradscope.training.optimizers.optimizers_by_name import Optimizer, parse_clip, parse_optimizer
+from gradscope.training.optimizers.updating import updated
 from gradscope.training.processing import Processing, merged
 from gradscope.training.state import TrainState, named_leaves, with_collections, with_params
 from gradscope.training.step_seen import StepSeen
@@ -143,15 +144,19 @@ class TrainStep:
         """Returns the gradients as the optimizer gets them: multiplied, then clipped."""
         return self._processing.processed(gradients, self._processing.trained_of(state.params))
 
-    def apply_gradients(self, state: TrainState, gradients: Any) -> tuple[TrainState, Any]:
+    def apply_gradients(self, state: TrainState, gradients: Any, **extra: Any) -> tuple[TrainState, Any]:
         """Returns the state after an update, and the updates, which are added to the trained parameters.
 
         Args:
             state: The state before.
             gradients: Processed gradients of the trained parameters.
+            extra: What some optimizers of optax take beside them, such as `value`, the loss; others do not get it.
+
+        Raises:
+            UsageError: The optimizer refuses them.
         """
         before = self._processing.trained_of(state.params)
-        updates, optimizer = self._optimizer.update(gradients, state.optimizer, before)
+        updates, optimizer = updated(self._optimizer, gradients, state.optimizer, before, **extra)
         trained = optax.apply_updates(before, updates)
         step = state.step + 1
         average = None if self._average is None else self._average.updated(state.average, trained, step)
@@ -175,7 +180,7 @@ class TrainStep:
     def with_gradients(self, state: TrainState, batch: Any) -> tuple[TrainState, StepSeen, Any]:
         """Returns what a call returns, and the gradients of the trained parameters as differentiated."""
         computed = self.compute_gradients(state, batch)
-        after, processed, updates = self.advanced(state, computed)
+        after, processed, updates = self.advanced(state, batch, computed)
         numbers = {
             "loss": computed.loss,
             "grad_norm": optax.tree.norm(computed.gradients),
@@ -187,10 +192,17 @@ class TrainStep:
         stages = self._stages(after, processed, updates)
         return after, StepSeen(computed.seen, stages, numbers, computed.aux), computed.gradients
 
-    def advanced(self, state: TrainState, computed: Gradients) -> tuple[TrainState, Any, Any]:
+    def advanced(self, state: TrainState, batch: Any, computed: Gradients) -> tuple[TrainState, Any, Any]:
         """Returns the state after the gradients of a batch are applied, the processed gradients, and the updates."""
+
+        def loss_of(trained: Any, obj_fn: Any = None) -> Any:
+            del obj_fn  # line searches hand on to their `value_fn` what is for estimates of a Hessian
+            out = self._loss(with_params(state.variables, merged(trained, state.params)), batch)
+            return out[0] if isinstance(out, tuple) and len(out) == 2 else out
+
         processed = self.process_gradients(state, computed.gradients)
-        after, updates = self.apply_gradients(state, processed)
+        extra = {"value": computed.loss, "grad": computed.gradients, "value_fn": loss_of, "obj_fn": loss_of}
+        after, updates = self.apply_gradients(state, processed, **extra)
         carried = carried_on(state.variables, computed.aux if self._state_updates else None)
         return replace(after, variables=with_collections(after.variables, carried)), processed, updates
 
@@ -198,7 +210,8 @@ class TrainStep:
         """Returns the learning rate of the next step by its name; nothing where the optimizer does not state it."""
         rate = getattr(self._optimizer, "learning_rate", None)
         if rate is None:
-            rate = optax.tree.get(state.optimizer, "learning_rate")
+            stated = optax.tree.get_all_with_path(state.optimizer, "learning_rate")
+            rate = stated[0][1] if len(stated) == 1 else None
         value = rate(state.step) if callable(rate) else rate
         return {} if value is None else {"learning_rate": jnp.asarray(value, jnp.float32)}
 

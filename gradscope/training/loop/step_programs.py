@@ -124,20 +124,20 @@ class StepPrograms:
         sound = self._sound(sound, computed.loss, norm, computed.gradients)
         numbers = {"loss": computed.loss, "grad_norm": norm, **self._unobserved.learning_rate(state)}
         if not self._check:
-            after, update_norm = self._advanced(state, computed)
+            after, update_norm = self._advanced(state, batch, computed)
         else:
             # A branch, and no selection: that would copy all of the state in every step.
             after, update_norm = jax.lax.cond(
                 sound,
-                lambda before: self._advanced(before, computed),
+                lambda before: self._advanced(before, batch, computed),
                 lambda before: (before, jnp.zeros(())),
                 state,
             )
         return Taken(after, sound, {**numbers, "update_norm": update_norm})
 
-    def _advanced(self, state: TrainState, computed: Gradients) -> tuple[TrainState, Any]:
+    def _advanced(self, state: TrainState, batch: Any, computed: Gradients) -> tuple[TrainState, Any]:
         """Returns the state after a step that is not observed, and the norm of its updates."""
-        after, _, updates = self._unobserved.advanced(state, computed)
+        after, _, updates = self._unobserved.advanced(state, batch, computed)
         return after, optax.tree.norm(updates).astype(jnp.float32)
 
     def _observed_step(self, step: TrainStep, state: TrainState, sound: Any, previous: Any, batch: Any) -> Taken:

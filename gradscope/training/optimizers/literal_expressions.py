@@ -7,11 +7,13 @@ and a table decides what each name means; nothing in it is ever evaluated.
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gradscope.errors import UsageError
+from gradscope.naming.patterns import nearest_hint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,11 @@ class Expression:
     keyword: Mapping[str, Any]
 
     def of(self, function: Callable[..., Any], value_of: Callable[[Expression], Any]) -> Any:
-        """Returns the result of a function for the arguments.
+        """Returns the result of a function for the arguments; see `bound` and `called`."""
+        return self.called(function, self.bound(function, value_of))
+
+    def bound(self, function: Callable[..., Any], value_of: Callable[[Expression], Any]) -> inspect.BoundArguments:
+        """Returns the arguments as a function takes them, defaults included.
 
         Args:
             function: What the name means.
@@ -42,8 +48,33 @@ class Expression:
         """
         positional = [_resolved(argument, value_of) for argument in self.positional]
         keyword = {name: _resolved(argument, value_of) for name, argument in self.keyword.items()}
+        signature = inspect.signature(function)
         try:
-            return function(*positional, **keyword)
+            signature.bind_partial(*positional, **keyword)  # it minds unknown arguments before missing ones
+            bound = signature.bind(*positional, **keyword)
+        except TypeError as error:
+            unknown = next((name for name in keyword if name not in signature.parameters), None)
+            raise UsageError(
+                f"{self.text!r} cannot be used: {error}",
+                hint=f"it takes {_listed(signature)}"
+                if unknown is None
+                else nearest_hint(unknown, signature.parameters),
+            ) from error
+        bound.apply_defaults()
+        return bound
+
+    def called(self, function: Callable[..., Any], arguments: inspect.BoundArguments) -> Any:
+        """Returns the result of a function.
+
+        Args:
+            function: What the name means.
+            arguments: What it takes, of `bound`.
+
+        Raises:
+            UsageError: The function refuses the values of the arguments.
+        """
+        try:
+            return function(*arguments.args, **arguments.kwargs)
         except (AttributeError, TypeError, ValueError) as error:  # optax looks into some arguments
             reason = str(error).replace(f"{function.__name__}()", self.name)
             raise UsageError(f"{self.text!r} cannot be used: {reason}") from error
@@ -102,6 +133,11 @@ def _resolved(argument: Any, value_of: Callable[[Expression], Any]) -> Any:
     if isinstance(argument, list):
         return [_resolved(element, value_of) for element in argument]
     return value_of(argument) if isinstance(argument, Expression) else argument
+
+
+def _listed(signature: inspect.Signature) -> str:
+    """Returns the parameters of a function as in its definition, without their types."""
+    return ", ".join(str(each.replace(annotation=inspect.Parameter.empty)) for each in signature.parameters.values())
 
 
 def _malformed(text: str) -> UsageError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -27,7 +27,7 @@ class Optimizer:
 
     Attributes:
         init: `init(params) -> state`, as optax has it.
-        update: `update(gradients, state, params) -> (updates, state)`.
+        update: `update(gradients, state, params, **extra) -> (updates, state)`; `extra` are arguments that some take.
         learning_rate: The learning rate or its schedule; None where it is not known.
         text: The expression that it was made from.
     """
@@ -51,24 +51,19 @@ def parse_optimizer(text: str, learning_rate: str | float | None = None) -> Opti
     expression = parse_expression(text)
     if not isinstance(expression, Expression):
         raise UsageError(f"{text!r} is not an optimizer", hint="write its name: 'sgd(0.1)'")
-    makers = _optimizers()
-    make = _named(expression, makers, "optimizer")
-    rate = None if learning_rate is None else parse_schedule(learning_rate)
-    given: dict[str, Any] = {}
-
-    def recorded(*positional: Any, **keyword: Any) -> Any:
-        if rate is not None and "learning_rate" in keyword:
-            raise TypeError("it has a learning rate, and another is given")
-        if rate is not None:
-            keyword = {**keyword, "learning_rate": rate}
-        given.update(_arguments(make, positional, keyword))
-        return make(*positional, **keyword)
-
-    recorded.__name__ = make.__name__
-    made = expression.of(recorded, _value_of)
+    make = _named(expression, _optimizers(), "optimizer")
+    if learning_rate is not None:
+        expression = _with_learning_rate(expression, make, parse_schedule(learning_rate))
+    arguments = expression.bound(make, _schedule_or_optimizer)
+    made = expression.called(make, arguments)
     if not isinstance(made, optax.GradientTransformation):
         raise UsageError(f"{text!r} is not an optimizer", hint="write its name: 'sgd(0.1)'")
-    return Optimizer(init=made.init, update=made.update, learning_rate=given.get("learning_rate"), text=text)
+    return Optimizer(
+        init=made.init,
+        update=optax.with_extra_args_support(made).update,
+        learning_rate=arguments.arguments.get("learning_rate"),
+        text=text,
+    )
 
 
 def is_optimizer(value: object) -> bool:
@@ -85,7 +80,7 @@ def parse_schedule(text: str | float) -> float | Schedule:
     if not isinstance(text, str):
         return float(text)
     found = parse_expression(text)
-    return _value_of(found) if isinstance(found, Expression) else found
+    return _schedule_of(found) if isinstance(found, Expression) else found
 
 
 def parse_clip(text: str) -> optax.GradientTransformation:
@@ -97,7 +92,7 @@ def parse_clip(text: str) -> optax.GradientTransformation:
     expression = parse_expression(text)
     if not isinstance(expression, Expression):
         raise UsageError(f"{text!r} is no way to clip", hint=f"one of {', '.join(_CLIPS)}, as in 'global_norm(1)'")
-    return expression.of(_named(expression, _CLIPS, "way to clip"), _value_of)
+    return expression.of(_named(expression, _CLIPS, "way to clip"), _schedule_of)
 
 
 _CLIPS: Mapping[str, Callable[..., Any]] = MappingProxyType(
@@ -105,9 +100,32 @@ _CLIPS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 )
 
 
-def _value_of(expression: Expression) -> Any:
-    """Returns the schedule that an argument names."""
-    return expression.of(_named(expression, _schedules(), "schedule"), _value_of)
+def _with_learning_rate(expression: Expression, make: Callable[..., Any], rate: float | Schedule) -> Expression:
+    """Returns the expression of an optimizer with a learning rate that is stated beside it.
+
+    Raises:
+        UsageError: The expression has one, or the optimizer takes none.
+    """
+    names = list(inspect.signature(make).parameters)
+    if "learning_rate" not in names:
+        raise UsageError(f"{expression.name} takes no learning rate", hint="state none beside it")
+    if "learning_rate" in expression.keyword or names.index("learning_rate") < len(expression.positional):
+        raise UsageError(
+            f"{expression.text!r} has a learning rate, and another is stated beside it",
+            hint="leave one out; the other arguments are then named, as in 'adam(b1=0.8)'",
+        )
+    return replace(expression, keyword={**expression.keyword, "learning_rate": rate})
+
+
+def _schedule_of(expression: Expression) -> Any:
+    """Returns the schedule that an expression names."""
+    return expression.of(_named(expression, _schedules(), "schedule"), _schedule_of)
+
+
+def _schedule_or_optimizer(expression: Expression) -> Any:
+    """Returns what an argument of an optimizer names: a schedule, or another optimizer."""
+    known = {**_optimizers(), **_schedules()}
+    return expression.of(_named(expression, known, "schedule or optimizer"), _schedule_or_optimizer)
 
 
 def _named(expression: Expression, known: Mapping[str, Callable[..., Any]], kind: str) -> Callable[..., Any]:
@@ -143,14 +161,3 @@ def _schedules() -> Mapping[str, Callable[..., Any]]:
     """Returns every schedule of optax by name."""
     public = {name: each for name, each in vars(optax.schedules).items() if inspect.isfunction(each)}
     return MappingProxyType({name: each for name, each in public.items() if not name.startswith(("_", "inject_"))})
-
-
-def _arguments(make: Callable[..., Any], positional: tuple[Any, ...], keyword: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the arguments of a call by name, defaults included.
-
-    Raises:
-        TypeError: The function does not take them.
-    """
-    bound = inspect.signature(make).bind(*positional, **keyword)
-    bound.apply_defaults()
-    return bound.arguments

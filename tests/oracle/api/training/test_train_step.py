@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -84,6 +85,46 @@ def test_steps_are_bit_for_bit_those_of_a_loop_by_hand(
     same_bits(state.variables, expected)
     assert int(state.step) == 3
     assert ("clipped_grad/head/kernel" in seen[-1]) is bool(clip)
+
+
+@pytest.mark.parametrize(
+    ("text", "optimizer", "extra"),
+    [
+        ("contrib.sophia(0.01)", lambda: optax.contrib.sophia(0.01), ("obj_fn",)),
+        ("contrib.sam(sgd(0.1), sgd(0.2))", lambda: optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.2)), ()),
+        (
+            "chain(lbfgs(), polyak_sgd())",
+            lambda: optax.chain(optax.lbfgs(), optax.polyak_sgd()),
+            ("value", "grad", "value_fn"),
+        ),
+    ],
+)
+def test_an_optimizer_gets_what_it_takes_beside_the_gradients(
+    text: str, optimizer: Callable[[], Any], extra: tuple[str, ...]
+) -> None:
+    only, made = batch(0), optimizer()
+
+    def of_params(params: Any) -> Any:
+        return loss({**variables(), "params": params}, only)[0]
+
+    with jax.numpy_dtype_promotion("standard"):
+        params = variables()["params"]
+        state, step = made.init(params), gs.train_step(loss, text, state_updates=False)
+        ours = step.init(variables())
+        for _ in range(2):
+            value, gradients = jax.value_and_grad(of_params)(params)
+            given = {"value": value, "grad": gradients, "value_fn": of_params, "obj_fn": of_params}
+            updates, state = made.update(gradients, state, params, **{name: given[name] for name in extra})
+            params = optax.apply_updates(params, updates)
+            ours, _ = step(ours, only)
+    for one, other in zip(jax.tree.leaves(ours.params), jax.tree.leaves(params), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_an_optimizer_that_takes_no_such_step_is_one_message() -> None:
+    step = gs.train_step(loss, "lookahead(sgd(0.1), 5, 0.5)")
+    with pytest.raises(UsageError, match=r"lookahead\(sgd\(0.1\), 5, 0.5\) cannot update these parameters"):
+        step(step.init(variables()), batch(0))
 
 
 def test_its_parts_are_its_whole() -> None:
@@ -203,7 +244,7 @@ def test_slots_have_the_names_of_the_optimizers_fields(optimizer: str, slots: li
         ("adm(0.1)", {}, "there is no optimizer called 'adm'"),
         ("adam()", {}, "'adam()' cannot be used: missing a required argument: 'learning_rate'"),
         ("adam(0.1, beta=3)", {}, "got an unexpected keyword argument 'beta'"),
-        ("adam(exponential_decy(0.1, 10, 0.5))", {}, "there is no schedule called 'exponential_decy'"),
+        ("adam(exponential_decy(0.1, 10, 0.5))", {}, "there is no schedule or optimizer called 'exponential_decy'"),
         ("adam(__import__('os').getcwd())", {}, "is not a name with literal arguments"),
         ("adam(lambda: 1)", {}, "is not a name with literal arguments"),
         ("0.1", {}, "'0.1' is not an optimizer"),
