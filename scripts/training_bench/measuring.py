@@ -1,0 +1,121 @@
+"""Takes the turns of loops, and computes their figures."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from training_bench import loops_of_jax, loops_of_torch
+from training_bench.contender import INTERVAL, Contender, Take
+from training_bench.subjects import Subject
+
+#: Seconds of turns for one model; what is compiled comes on top.
+BUDGET = 330
+LEAST_ROUNDS, MOST_ROUNDS = 3, 10
+HISTOGRAMS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """The ratio of a loop's time to that of the plain one.
+
+    Attributes:
+        name: What watches the loop.
+        what: What it watches.
+        ratio: Of the times of all turns.
+        least: The least of one round.
+        most: The most of one round.
+        seconds: The time of a step; None where the ratio is computed from others.
+        limit: The ratio to hold; None where there is none.
+    """
+
+    name: str
+    what: str
+    ratio: float
+    least: float
+    most: float
+    seconds: float | None
+    limit: float | None
+
+
+def measured(subject: Subject, folder: Path, *, quick: bool, tell: Callable[[str], None]) -> list[Figure]:
+    """Returns the figures of a model.
+
+    Args:
+        subject: The model.
+        folder: Where probes write.
+        quick: Whether two rounds do.
+        tell: Receives a line for each figure that is measured, and for what is left out.
+    """
+    contests = [loops_of_jax.contest(subject, folder)]
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
+        tell("PyTorch is LEFT OUT: it takes the packages torch and transformers")
+    else:
+        contests.append(loops_of_torch.contest(subject))
+    steps = sum(each.turn for contest in contests for each in contest.contenders)
+    figures: list[Figure] = []
+    for contest in contests:
+        plain = _warm(contest.plain())
+        for each in contest.contenders:
+            seconds = 0.0 if quick else BUDGET * each.turn / steps
+            figures.append(_figure(each, plain, seconds, least_rounds=2 if quick else LEAST_ROUNDS))
+            tell(f"{each.name}, {each.what}: {figures[-1].ratio:.3f}")
+            gc.collect()  # a loop and its state hold each other
+    return [*figures, *_computed(figures)]
+
+
+def _figure(contender: Contender, plain: Take, seconds: float, *, least_rounds: int) -> Figure:
+    rounds: list[tuple[float, float]] = []
+    with ExitStack() as stack:
+        take = _warm(contender.build(stack))
+        begin = time.perf_counter()
+        while len(rounds) < least_rounds or (time.perf_counter() - begin < seconds and len(rounds) < MOST_ROUNDS):
+            rounds.append((_seconds(take, contender.turn), _seconds(plain, contender.turn)))
+    ours, theirs = (sum(column) for column in zip(*rounds, strict=True))
+    ratios = [one / other for one, other in rounds]
+    return Figure(
+        name=contender.name, what=contender.what, ratio=ours / theirs, least=min(ratios), most=max(ratios),
+        seconds=ours / (len(rounds) * contender.turn), limit=contender.limit,
+    )  # fmt: skip
+
+
+def _warm(take: Take) -> Take:
+    """Returns a loop that has compiled: of a watched loop, the second step is not due."""
+    take(2)
+    return take
+
+
+def _seconds(take: Take, steps: int) -> float:
+    begin = time.perf_counter()
+    take(steps)
+    return time.perf_counter() - begin
+
+
+def _computed(figures: list[Figure]) -> list[Figure]:
+    """Returns the figures of what is rarer than a bench can wait for, from those of every step."""
+    by_what = {(each.name, each.what): each for each in figures}
+    histograms, all_families = by_what[loops_of_jax.HISTOGRAM_STEPS], by_what[loops_of_jax.ALL_FAMILIES]
+    norms = by_what[loops_of_jax.NORMS]
+
+    def ratio(value: Callable[[Figure], float]) -> float:
+        recorded = (HISTOGRAMS // INTERVAL - 1) * (value(all_families) - 1)
+        return 1 + (recorded + value(histograms) - 1) / HISTOGRAMS
+
+    what = f"computed: all families every {INTERVAL} steps, and histograms every {HISTOGRAMS}"
+    every = f"computed: norms of parameters, gradients and updates every {INTERVAL} steps"
+    return [
+        _from("gradscope train", what, ratio, limit=1.02),
+        _from(norms.name, every, lambda value: 1 + (value(norms) - 1) / INTERVAL, limit=None),
+    ]
+
+
+def _from(name: str, what: str, ratio: Callable[[Callable[[Figure], float]], float], limit: float | None) -> Figure:
+    return Figure(
+        name=name, what=what, ratio=ratio(lambda each: each.ratio), least=ratio(lambda each: each.least),
+        most=ratio(lambda each: each.most), seconds=None, limit=limit,
+    )  # fmt: skip
