@@ -11,26 +11,22 @@ from training_bench.measuring import Figure
 from training_bench.subjects import Subject
 
 
-def write_page(path: Path, figures: Mapping[Subject, Sequence[Figure]], *, quick: bool) -> None:
+def write_page(path: Path, figures: Mapping[Subject, Sequence[Figure]]) -> None:
     """Writes a table for each model."""
     versions = ", ".join(f"{name} {_version(name)}" for name in ("gradscope-jax", "jax", "optax", "torch", "numpy"))
-    head = _HEAD.format(
-        measured=f"Measured {_QUICK if quick else ''}with {versions}, Python {platform.python_version()}."
-    )
+    head = _HEAD.format(measured=f"Measured with {versions}, Python {platform.python_version()}.")
     sections = [f"## {subject.title}\n\n{_table(rows)}\n" for subject, rows in figures.items()]
     path.write_text("\n".join([head, *sections]), encoding="utf-8")
 
 
-_QUICK = "quickly, of models whose steps are shorter than what is held is for, "
-
 _HEAD = """# The bench of training
 
 `scripts/bench train` measures on the CPU what it costs to watch a training loop, and writes this page; it takes 15
-minutes, with `--quick` of small models some. A figure is the time of a loop over that of the plain loop, which has the
-same step and nothing that watches it; PyTorch's is over a plain loop of PyTorch. The two take turns: of ten steps where
-every tenth is watched, else of two. `ratio` is that of the times of all turns, `least` and `most` are of one round; what
-is computed is so from the figures of every step. What is to be held is for models of the full size: a step of a small
-one is short, and a recorded step takes at least some milliseconds.
+minutes. `scripts/bench train --quick` measures small models and writes nothing. A figure is the time of a loop over
+that of the plain loop, which has the same step and nothing that watches it; PyTorch's is over a plain loop of PyTorch.
+The two take turns: of ten steps where every tenth is watched, else of two. `ratio` is that of the times of all turns,
+`least` and `most` are of one round; what is computed is so from the figures of every step. What is to be held is for
+models of the full size: a step of a small one is short, and a recorded step takes at least some milliseconds.
 
 {measured}
 """

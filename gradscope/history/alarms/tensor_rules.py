@@ -27,6 +27,9 @@ _MOST_RATIO: Final = 1e-1
 _RATIO_ROW: Final = 10
 #: A ratio that came nearer by this factor meanwhile is on its way back, as that of a parameter that grows from zero.
 _BACK: Final = 2.0
+#: A parameter is about zero where its rms is below this share of the median of all: noise may then be as large as it
+#: is, as in a bias without anything to learn.
+_NEAR_ZERO: Final = 0.1
 
 #: Recorded steps that say how gradients change over the depth in the beginning, decades that they have to change by
 #: from the last layer to the first, and decades more than in the beginning.
@@ -117,17 +120,17 @@ class TensorRules:
         for key, ratio in ratios.items():
             self._ratios.setdefault(key, deque(maxlen=_RATIO_ROW)).append(ratio)
         middle = float(np.median(list(ratios.values()))) if ratios else 0.0
+        near_zero = _near_zero(stats)
+        high = {key: ratio > _MOST_RATIO and key not in near_zero for key, ratio in ratios.items()}
+        low = {key: ratio < _LEAST_RATIO <= middle for key, ratio in ratios.items()}
         sides = (
-            ("high", _MOST_RATIO, lambda ratio: ratio > _MOST_RATIO, lambda first, last: last * _BACK < first),
-            (
-                "low", _LEAST_RATIO, lambda ratio: ratio < _LEAST_RATIO <= middle,
-                lambda first, last: last > first * _BACK,
-            ),
-        )  # fmt: skip
-        side: tuple[str, float, Callable[[float], bool], Callable[[float, float], bool]]
+            ("high", _MOST_RATIO, high, lambda first, last: last * _BACK < first),
+            ("low", _LEAST_RATIO, low, lambda first, last: last > first * _BACK),
+        )
+        side: tuple[str, float, dict[str, bool], Callable[[float, float], bool]]
         for side in sides:
             name, limit, outside, returning = side
-            keys = self._streaks[name].reached({key: outside(ratio) for key, ratio in ratios.items()}, _RATIO_ROW)
+            keys = self._streaks[name].reached(outside, _RATIO_ROW)
             for key in list(keys):
                 if returning(self._ratios[key][0], self._ratios[key][-1]):
                     self._streaks[name].lengths[key] -= 1  # it is asked again at the next step
@@ -168,6 +171,18 @@ class TensorRules:
                 )
                 limit = 10 ** (sign * _DECADES)
                 yield Alarm(step=0, rule=rule, key=key, why=why, value=10**decades, limit=limit)
+
+
+def _near_zero(stats: Statistics) -> set[str]:
+    """Returns the keys of the updates of parameters that are about zero, next to all others."""
+    parameters = {
+        name: rms
+        for key, each in stats.items()
+        for family, name in [naming.split_key(key)]
+        if family == naming.PARAM and (rms := each.get("rms")) is not None
+    }
+    limit = _NEAR_ZERO * float(np.median(list(parameters.values()))) if parameters else 0.0
+    return {naming.key_of(naming.UPDATE, name) for name, rms in parameters.items() if rms < limit}
 
 
 def _slope(values: Sequence[float]) -> float:

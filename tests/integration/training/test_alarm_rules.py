@@ -226,6 +226,15 @@ def test_what_sound_schedules_do_is_no_alarm() -> None:
     assert watched(Training(6), warm_up_and_decay, every=1) == []
 
 
+def test_updates_as_large_as_a_parameter_about_zero_are_no_alarm() -> None:
+    def noise(step: int, numbers: Any, stats: Stats, unchanged: Any) -> None:
+        scaled(stats, "param/third", 0.01)
+        scaled(stats, "update/third", 3)
+        stats["update/third"]["ratio"] = 0.3
+
+    assert watched(Training(7), noise) == []
+
+
 def test_every_rule_is_tested_here() -> None:
     tested = {"nonfinite", "loss-spike", "grad-spike", "update-spike", "stuck", "dying", "update-ratio", "vanishing",
               "exploding"}  # fmt: skip
