@@ -27,6 +27,7 @@ class AlarmRule:
         sentence: A description, for users.
         formula: What is compared with what.
         watches: The column of `steps` that a spike is of; None for a rule about tensors.
+        least_factor: How many times the mean of the last steps a spike is at least; 0 for a column that has no scale.
         families: The families of the tensors that an alarm may name.
     """
 
@@ -34,10 +35,15 @@ class AlarmRule:
     sentence: str
     formula: str
     watches: str | None = None
+    least_factor: float = 0.0
     families: tuple[str, ...] = ()
 
 
 _SPIKE: Final = "above mean + 6 standard deviations of the last 128 steps, and 5 of logarithms; silent before 64"
+
+#: A norm that hardly varies is above that by chance, at a third more than it was: once in some 25,000 steps.
+_NORM_FACTOR: Final = 1.5
+_NORM_SPIKE: Final = f"above {_NORM_FACTOR:g} times the mean, and {_SPIKE.removeprefix('above ')}"
 
 #: Every rule.
 RULES: Final = (
@@ -52,12 +58,12 @@ RULES: Final = (
         families=(naming.PARAM, naming.ACTIVATION),
     ),
     AlarmRule(
-        name="grad-spike", sentence="The norm of the gradients jumps up.", formula=_SPIKE, watches="grad_norm",
-        families=(naming.PARAM_GRAD, naming.ACTIVATION_GRAD),
+        name="grad-spike", sentence="The norm of the gradients jumps up.", formula=_NORM_SPIKE, watches="grad_norm",
+        least_factor=_NORM_FACTOR, families=(naming.PARAM_GRAD, naming.ACTIVATION_GRAD),
     ),
     AlarmRule(
-        name="update-spike", sentence="The norm of the updates jumps up.", formula=_SPIKE, watches="update_norm",
-        families=(naming.UPDATE,),
+        name="update-spike", sentence="The norm of the updates jumps up.", formula=_NORM_SPIKE, watches="update_norm",
+        least_factor=_NORM_FACTOR, families=(naming.UPDATE,),
     ),
     AlarmRule(
         name="stuck",

@@ -138,7 +138,7 @@ class AlarmWatch:
         values = np.array(window)
         mean = float(values.mean())
         spread = max(float(values.std()), _LEAST_SPREAD * abs(mean))
-        limit = mean + _DEVIATIONS * spread
+        limit = max(mean + _DEVIATIONS * spread, BY_NAME[rule].least_factor * mean)
         if value > limit and values.min() > 0:  # most values are below the first limit already
             logarithms = np.log(values)
             power = logarithms.mean() + _LOGARITHMIC_DEVIATIONS * logarithms.std()

@@ -140,6 +140,15 @@ def test_the_limit_is_that_of_the_last_128_steps_in_values_and_in_logarithms() -
         assert all(alarm.limit == pytest.approx(limit) for alarm in alarms)
 
 
+@pytest.mark.parametrize("column", ["grad_norm", "update_norm"])
+def test_a_norm_that_hardly_varies_is_no_spike_where_it_grows_by_a_third(column: str) -> None:
+    norms = np.random.default_rng(0).normal(1, 0.02, 300)
+    for factor, found in ((1.4, 0), (1.6, 1)):
+        watch = AlarmWatch({})
+        assert [alarm for step, each in enumerate(norms) for alarm in watch.step(step, {column: each})] == []
+        assert len(watch.step(300, {column: factor})) == found
+
+
 def test_a_level_that_stays_high_is_one_alarm() -> None:
     def fault(step: int, numbers: dict[str, float], stats: Stats, _: Any) -> None:
         if step >= 200:
