@@ -20,7 +20,7 @@ import numpy as np
 from gradscope.dump.storage.storage_errors import located
 from gradscope.errors import DumpError, MissingKeyError, UsageError
 from gradscope.history.history_rows import Alarm, TensorRow
-from gradscope.history.run_folder import HISTORY
+from gradscope.history.run_folder import HISTORY, is_run
 from gradscope.history.schema import ALL_PARAMETERS, NOISE, STATS, STEPS
 from gradscope.history.strange_database import WORK_UNIT, opened, require_schema, stored_shape, types_of
 from gradscope.history.value_histograms import ValueHistogram
@@ -48,6 +48,9 @@ class History:
     """
 
     def __init__(self, folder: Path) -> None:
+        if not is_run(folder):
+            shown = printable(str(folder))
+            raise DumpError(f"{shown} is no run: it has no history", hint="'gradscope train' makes one")
         self.folder = folder
         self._path = folder / HISTORY
         self._work = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ def opened(path: Path, options: Mapping[str, str], *, resume: bool, force: bool,
     return RunFolder(path, writes=False) if folder is None else folder
 
 
-def start(folder: Path, first: TrainState, no_gradients: Any, *, steps: int) -> Start:
+def start(folder: Path, first: TrainState, no_gradients: Any, *, steps: int, tell: Callable[[str], None]) -> Start:
     """Returns where a run continues: at its last checkpoint, or at the beginning where it has none.
 
     Args:
@@ -63,6 +63,7 @@ def start(folder: Path, first: TrainState, no_gradients: Any, *, steps: int) -> 
         first: The state before the first step, whose structure a checkpoint must have.
         no_gradients: Gradients of the run.
         steps: The number of steps that the run shall have in the end.
+        tell: Receives a line that names the checkpoint, and how to continue at the one before.
 
     Raises:
         UsageError: The run has more steps already.
@@ -78,13 +79,15 @@ def start(folder: Path, first: TrainState, no_gradients: Any, *, steps: int) -> 
             "--steps",
             hint=f"give --steps {number} or more",
         )
+    before = [each for each in states if each < number]
     try:
         saved = restored(path, first, no_gradients)
     except DumpError as error:
-        before = [each for each in states if each < number]
         other = f"from {states[before[-1]].name}" if before else "from the beginning"
         repair = f"remove {path.name} from the folder of the run to resume {other}"
         raise DumpError(error.message, hint=error.hint if error.hint == OTHER_RUN else repair) from error
+    earlier = f"; remove it to go on from {states[before[-1]].name}" if before else ""
+    tell(f"going on from {path.name}{earlier}")
     return Start(state=saved.state, previous=saved.previous, number=number, watch=saved.watch)
 
 

@@ -73,7 +73,7 @@ def train(request: TrainRequest, folder: RunFolder, *, resume: bool) -> Outcome:
     processes.require_same(f"init of {request.model.name}", first)
     beginning = Start(state=first, previous=None, number=0)
     if resume:
-        beginning = start(folder.path, first, programs.no_gradients(first), steps=request.steps)
+        beginning = start(folder.path, first, programs.no_gradients(first), steps=request.steps, tell=request.tell)
     if processes.writes:
         outcome = _written(request, folder, programs, beginning, resume=resume)
     else:

@@ -105,7 +105,8 @@ def test_what_cannot_be_exported_is_one_message(run: Path, options: tuple[Any, .
 
 
 def test_a_folder_without_a_history_is_no_run(tmp_path: Path) -> None:
-    assert gradscope("export", tmp_path, "--to", "csv", folder=tmp_path).status == 3
+    done = gradscope("export", tmp_path, "--to", "csv", folder=tmp_path)
+    assert (done.status, "is no run: it has no history" in done.errors) == (3, True), done.errors
 
 
 def test_a_full_disk_is_one_message(run: Path) -> None:

@@ -53,14 +53,9 @@ def watch(
 
 
 def _report(run: Path, which: Which) -> WatchReport:
-    from gradscope.errors import DumpError
     from gradscope.history.history_reader import History
-    from gradscope.history.run_folder import is_run
-    from gradscope.naming import printable
     from gradscope.presentation import watch_report
 
-    if not is_run(run):
-        raise DumpError(f"{printable(str(run))} is no run: it has no history", hint="'gradscope train' makes one")
     # Opened anew each time: what is open may be without the log that a writer has begun since.
     with History(run) as history:
         return watch_report(str(run), history, which)
