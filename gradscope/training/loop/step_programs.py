@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import optax
 
 from gradscope import naming
 from gradscope.capturing.seen import Seen
+from gradscope.errors import GradscopeError
 from gradscope.history.history_rows import TensorRow
 from gradscope.tracing.tracer import leaves_of
 from gradscope.training.loop.placement import placed
@@ -64,6 +66,7 @@ class StepPrograms:
             for histograms, each in ((False, step), (True, step.with_histograms()))
         }
         self._zeros_program: Any = jax.jit(lambda tree: jax.tree_util.tree_map(jnp.zeros_like, tree), **shardings)
+        self._last_sound: Any = None
         self.keys: tuple[str, ...] = ()
         self._inputs: dict[str, Any] = {}
         self._outline: Seen | None = None
@@ -76,7 +79,7 @@ class StepPrograms:
             sound: Whether the steps before were sound.
             batch: The batch.
         """
-        return self._plain_program(state, sound, batch)
+        return self._started(self._plain_program(state, sound, batch))
 
     def observed(self, state: TrainState, sound: Any, previous: Any, batch: Any, *, histograms: bool) -> Taken:
         """Takes a step and observes it.
@@ -88,7 +91,22 @@ class StepPrograms:
             batch: The batch.
             histograms: Whether the histogram of each tensor is observed, too.
         """
-        return self._observed_programs[histograms](state, sound, previous, batch)
+        return self._started(self._observed_programs[histograms](state, sound, previous, batch))
+
+    @contextmanager
+    def finished_on_failure(self) -> Iterator[None]:
+        """Waits for the steps that were started where the loop around them fails.
+
+        What a step calls on the host would ask for an interpreter that is ending, and abort the process. Of several
+        processes none waits: a step would wait for those that are lost.
+        """
+        try:
+            yield
+        except GradscopeError:
+            if jax.process_count() == 1:
+                with suppress(RuntimeError):
+                    jax.block_until_ready(self._last_sound)
+            raise
 
     def no_gradients(self, state: TrainState) -> Any:
         """Returns zeros of the shapes of a step's gradients."""
@@ -117,6 +135,10 @@ class StepPrograms:
         if self._sharding is None or self._sharding.is_fully_addressable:
             return batch
         return jax.jit(lambda tree: tree, out_shardings=self._sharding)(batch)
+
+    def _started(self, taken: Taken) -> Taken:
+        self._last_sound = taken.sound
+        return taken
 
     def _plain_step(self, state: TrainState, sound: Any, batch: Any) -> Taken:
         computed = self._unobserved.compute_gradients(state, batch)

@@ -74,10 +74,11 @@ def train(request: TrainRequest, folder: RunFolder, *, resume: bool) -> Outcome:
     beginning = Start(state=first, previous=None, number=0)
     if resume:
         beginning = start(folder.path, first, programs.no_gradients(first), steps=request.steps, tell=request.tell)
-    if processes.writes:
-        outcome = _written(request, folder, programs, beginning, resume=resume)
-    else:
-        outcome = _Loop(request, folder, UnwrittenHistory(), programs, beginning, events=None).run()
+    with programs.finished_on_failure():
+        if processes.writes:
+            outcome = _written(request, folder, programs, beginning, resume=resume)
+        else:
+            outcome = _Loop(request, folder, UnwrittenHistory(), programs, beginning, events=None).run()
     processes.wait()  # for what process 0 still writes: one that ends would end the others
     return outcome if resume else replace(outcome, resumed_from=None)
 
@@ -217,9 +218,8 @@ class _Loop:
             raise
 
     def _observed(self, number: int, batch: Any) -> tuple[Taken, Callable[[], StepRecord]]:
-        noise = None
-        if self._divides(self._request.noise_every, number):
-            noise = self._noise.start(self._state, batch)  # before the step, which donates the state
+        # Before the step, which donates the state.
+        noise = self._noise.start(self._state, batch) if self._divides(self._request.noise_every, number) else None
         follows = self._previous is not None
         previous = self._previous if follows else self._programs.no_gradients(self._state)
         histograms = self._has_histograms(number)
