@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -94,7 +94,7 @@ class StepPrograms:
         return self._started(self._observed_programs[histograms](state, sound, previous, batch))
 
     @contextmanager
-    def finished_on_failure(self) -> Iterator[None]:
+    def finished_on_failure(self) -> Generator[None]:
         """Waits for the steps that were started where the loop around them fails.
 
         What a step calls on the host would ask for an interpreter that is ending, and abort the process. Of several
