@@ -6,24 +6,20 @@ from typing import Any
 
 import jax
 
-from training_bench.contender import INTERVAL, Contender, Contest, Take
+from training_bench.contender import Contender, Contest, Take
 from training_bench.subjects import Subject
+
+#: The loop whose figure another is computed from.
+HOOKS = ("PyTorch with hooks", "outputs of modules, their gradients and those of parameters every step")
 
 
 def contest(subject: Subject) -> Contest:
     """Returns the loops of a model."""
-    what = "outputs of modules, their gradients and those of parameters"
-    return Contest(
-        plain=lambda: _loop(subject, None),
-        contenders=(
-            Contender(name="PyTorch with hooks", what=f"{what} every {INTERVAL} steps", turn=INTERVAL,
-                      build=lambda _: _loop(subject, INTERVAL)),
-            Contender(name="PyTorch with hooks", what=f"{what} every step", build=lambda _: _loop(subject, 1)),
-        ),
-    )  # fmt: skip
+    hooked = Contender(name=HOOKS[0], what=HOOKS[1], build=lambda _: _loop(subject, watched=True))
+    return Contest(plain=lambda: _loop(subject, watched=False), contenders=(hooked,))
 
 
-def _loop(subject: Subject, every: int | None) -> Take:
+def _loop(subject: Subject, *, watched: bool) -> Take:
     import numpy as np
     import torch
 
@@ -32,7 +28,6 @@ def _loop(subject: Subject, every: int | None) -> Take:
     made = subject.model.batch(jax.random.key(1), subject.batch_size)
     batch = {name: torch.from_numpy(np.array(each)) for name, each in made.items()}
     rows: list[list[float]] = []
-    due, number = False, 0
 
     def statistics_of(tensor: Any) -> None:
         values = tensor.detach().float()
@@ -47,26 +42,23 @@ def _loop(subject: Subject, every: int | None) -> Take:
         rows.append([each.item() for each in row])
 
     def forward(_module: Any, _inputs: Any, output: Any) -> None:
-        if due and isinstance(output, torch.Tensor):
+        if isinstance(output, torch.Tensor):
             statistics_of(output)
             output.register_hook(statistics_of)
 
-    for module in network.modules() if every is not None else ():
+    for module in network.modules() if watched else ():
         if not list(module.children()):
             module.register_forward_hook(forward)
 
     def take(steps: int) -> None:
-        nonlocal due, number
         for _ in range(steps):
-            due = every is not None and number % every == 0
             optimizer.zero_grad()
             loss(network, batch).backward()
-            if due:
+            if watched:
                 for parameter in network.parameters():
                     statistics_of(parameter)
                     statistics_of(parameter.grad)
             optimizer.step()
-            number += 1
             rows.clear()
 
     return take

@@ -15,7 +15,7 @@ from training_bench.contender import INTERVAL, Contender, Take
 from training_bench.subjects import Subject
 
 #: Seconds of turns for one model; what is compiled comes on top.
-BUDGET = 330
+BUDGET = 280
 LEAST_ROUNDS, MOST_ROUNDS = 3, 10
 HISTOGRAMS = 100
 
@@ -100,18 +100,20 @@ def _computed(figures: list[Figure]) -> list[Figure]:
     """Returns the figures of what is rarer than a bench can wait for, from those of every step."""
     by_what = {(each.name, each.what): each for each in figures}
     histograms, all_families = by_what[loops_of_jax.HISTOGRAM_STEPS], by_what[loops_of_jax.ALL_FAMILIES]
-    norms = by_what[loops_of_jax.NORMS]
 
     def ratio(value: Callable[[Figure], float]) -> float:
         recorded = (HISTOGRAMS // INTERVAL - 1) * (value(all_families) - 1)
         return 1 + (recorded + value(histograms) - 1) / HISTOGRAMS
 
     what = f"computed: all families every {INTERVAL} steps, and histograms every {HISTOGRAMS}"
-    every = f"computed: norms of parameters, gradients and updates every {INTERVAL} steps"
-    return [
-        _from("gradscope train", what, ratio, limit=1.02),
-        _from(norms.name, every, lambda value: 1 + (value(norms) - 1) / INTERVAL, limit=None),
-    ]
+    rarer = (by_what[each] for each in (loops_of_jax.NORMS, loops_of_torch.HOOKS) if each in by_what)
+    return [_from("gradscope train", what, ratio, limit=1.02), *map(_every_tenth, rarer)]
+
+
+def _every_tenth(figure: Figure) -> Figure:
+    """Returns the figure of a loop that does nothing on the other steps."""
+    what = f"computed: {figure.what.replace('every step', f'every {INTERVAL} steps')}"
+    return _from(figure.name, what, lambda value: 1 + (value(figure) - 1) / INTERVAL, limit=None)
 
 
 def _from(name: str, what: str, ratio: Callable[[Callable[[Figure], float]], float], limit: float | None) -> Figure:
