@@ -16,6 +16,7 @@ from gradscope.tracing.jaxpr.frames import FrameKey, ValueKey, iterations
 from gradscope.tracing.jaxpr.iterations import ValueAt, sources
 from gradscope.tracing.layers.layers import LayerCall
 from gradscope.tracing.layers.uses import UseKey
+from gradscope.tracing.lookup.named_sources import NamedSources
 from gradscope.tracing.tracer import Trace
 
 _Subject: TypeAlias = tuple[ValueKey, IterationIndex]
@@ -38,6 +39,8 @@ class LayerTree:
         self._loops = {site.value: site.loops for site in trace.sites}
         self._powers: dict[tuple[ValueKey, IterationIndex, bool], Power] = {}
         self._names: dict[_Subject, str] = {}
+        self._keys: dict[ValueAt, str] = {}
+        self._computed_from = NamedSources(self._frames, {})
         self._iterations: dict[tuple[FrameKey, IterationIndex], IterationIndex] = {}
 
     def note(self, pending: PendingTensor, power: Power | None) -> None:
@@ -50,6 +53,9 @@ class LayerTree:
             self._powers[value, pending.origin.iteration, gradient] = power
         if pending.records and not gradient:
             self._names[value, pending.origin.iteration] = pending.records[0].name
+            self._keys[ValueAt(value, pending.origin.iteration)] = naming.key_of(
+                pending.family, pending.records[0].name
+            )
             self._iterations[value.frame, pending.origin.iteration] = pending.origin.facts.iteration
 
     def layers(self) -> tuple[Layer, ...]:
@@ -57,6 +63,7 @@ class LayerTree:
         shown = (call for call in self._trace.layers if self._spec.operations or not call.operation)
         calls = [(call, iteration) for call in shown for iteration in iterations(call.frame.loops)]
         calls.sort(key=lambda at: (self._rank(*at), len(at[0].path.components)))
+        self._computed_from = NamedSources(self._frames, self._keys)
         return tuple(self._layer(call, iteration) for call, iteration in calls if not call.frame.opaque)
 
     def _rank(self, call: LayerCall, iteration: IterationIndex) -> int:
@@ -76,6 +83,7 @@ class LayerTree:
             params=tuple(call.params),
             inputs=tuple(self._named(inputs)),
             outputs=tuple(self._names[subject] for subject in outputs if subject in self._names),
+            sources=self._sources(call, inputs, outputs),
             rms={name: power.rms for name, power in powers.items()},
             elements={name: power.elements for name, power in powers.items()},
         )
@@ -88,6 +96,14 @@ class LayerTree:
                 (value_at,) = found
             if value_at in self._names:
                 yield self._names[value_at]
+
+    def _sources(self, call: LayerCall, inputs: Sequence[_Subject], outputs: Sequence[_Subject]) -> tuple[str, ...]:
+        """Returns the keys that a layer's outputs are computed from; empty where its inputs and parameters say it."""
+        known = [ValueAt(*subject) for subject in outputs if subject in self._names]
+        found = dict.fromkeys(key for each in known for key in self._computed_from.of(each))
+        read = {self._keys.get(ValueAt(*subject)) for subject in inputs}
+        stated = read | {naming.key_of(naming.PARAM, name) for name in call.params}
+        return () if found.keys() == stated else tuple(found)
 
     def _path(self, call: LayerCall, iteration: IterationIndex) -> str:
         return str(call.path.at(self._iterations.get((call.frame.key, iteration), iteration)))

@@ -172,6 +172,7 @@ def _layer(value: Json, position: int) -> Layer:
         params=layer.texts("params"),
         inputs=layer.texts("inputs"),
         outputs=layer.texts("outputs"),
+        sources=layer.texts("sources"),
         rms=layer.numbers("rms"),
         elements=layer.counted("elements"),
     )

@@ -4,9 +4,10 @@ In the forward pass, a layer computes its outputs from its inputs and parameters
 read a value compute the gradient with respect to it, from the gradients with respect to their outputs and from their
 inputs. The layers that use a parameter compute the gradient with respect to it.
 
-Sharp edges: a layer can read a value that is not the output of any layer. A layer that reads nothing else gets the
-inputs of the layer around it. The layers of a dump do not record how a loop makes its outputs of those of its
-iterations; they count as computed from the outputs of the last layer inside.
+A layer that reads a value that is not the output of any layer, or has parts, states the sources of its outputs.
+
+Sharp edges: the layers of captures from PyTorch state none. There, a layer that reads nothing else gets the inputs of
+the layer around it, and the outputs of a loop count as computed from the outputs of the last layer inside.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, PARAM, PARAM_GRAD, gradient_family, key_of
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, PARAM, PARAM_GRAD, gradient_family, key_of, split_key
 
 #: The keys that each key is computed from.
 Sources: TypeAlias = Mapping[str, Sequence[str]]
@@ -37,6 +38,9 @@ def sources_of(layers: Sequence[Layer]) -> Sources:
     # An input can have the name of a layer: a layer that runs before that one reads the input.
     made_at = {name: layer.index for layer in reversed(layers) for name in layer.outputs}
     for layer in connected:
+        if layer.sources:
+            _add_stated(layer, forward, backward)
+            continue
         read = [
             (name, (INPUT,) if _is_later(made_at.get(name), layer) else (ACTIVATION, INPUT)) for name in layer.inputs
         ]
@@ -52,6 +56,17 @@ def sources_of(layers: Sequence[Layer]) -> Sources:
         for key in _keys(layer.params, PARAM_GRAD):
             backward[key] += cotangents + values
     return forward | backward
+
+
+def _add_stated(layer: Layer, forward: dict[str, list[str]], backward: dict[str, list[str]]) -> None:
+    """Adds the sources of a layer's outputs that the layer states, and of the gradients with respect to those."""
+    for key in _keys(layer.outputs, ACTIVATION):
+        forward[key] = [source for source in layer.sources if source != key]
+    cotangents = _keys(layer.outputs, ACTIVATION_GRAD)
+    for family, name in map(split_key, layer.sources):
+        if (gradient := gradient_family(family)) is not None:
+            key = key_of(gradient, name)
+            backward[key] += [source for source in (*cotangents, *layer.sources) if source != key]
 
 
 def consequences(sources: Sources, first: str) -> frozenset[str]:
@@ -88,8 +103,10 @@ def _connected(layers: Sequence[Layer]) -> list[Layer]:
     for layer in layers:
         around = _around(layer, by_path)
         if layer.outputs:
-            last_inside |= {each.path: layer.outputs for each in around if each.primitive in _LOOPS}
-        reading = next((each for each in (layer, *around) if each.inputs or each.params), layer)
+            last_inside |= {
+                each.path: layer.outputs for each in around if each.primitive in _LOOPS and not each.sources
+            }
+        reading = next((each for each in (layer, *around) if each.inputs or each.params or each.sources), layer)
         found.append(replace(layer, inputs=reading.inputs, params=reading.params))
     return [*found, *(replace(by_path[path], inputs=outputs) for path, outputs in last_inside.items())]
 

@@ -70,6 +70,8 @@ class Layer:
         params: Names of the parameters that its equations use, in order of use.
         inputs: Names of the values that it reads: of activations where they have names, of inputs otherwise.
         outputs: Names of its activation entries.
+        sources: Keys of the nearest values and parameters that its outputs are computed from, where those are others
+            than its inputs and parameters: it reads a value that no layer returns, or it has parts.
         rms: `in`, `out`, `grad_in`, `grad_out`: root mean squares over the finite elements of all its inputs or outputs
             and of the gradients with respect to them; a name is absent where the layer has no such value.
         elements: Number of those elements, by the same names; needed to merge the layers of several processes.
@@ -84,6 +86,7 @@ class Layer:
     params: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
     rms: Mapping[str, float] = field(default_factory=dict[str, float])
     elements: Mapping[str, int] = field(default_factory=dict[str, int])
 

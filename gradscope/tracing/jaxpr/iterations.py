@@ -88,9 +88,9 @@ def _received(frame: Frame, at: ValueAt) -> Iterator[ValueAt]:
         return
     before = _iteration_before(frame, at)
     if before is not None:
-        yield from _value_at(frame, *before)
+        yield from values_at(frame, *before)
     else:
-        yield from _value_at(frame.parent, atom, at.iteration if frame.transfer.loop is None else at.iteration[:-1])
+        yield from values_at(frame.parent, atom, at.iteration if frame.transfer.loop is None else at.iteration[:-1])
 
 
 def _iteration_before(frame: Frame, at: ValueAt) -> tuple[Atom, tuple[int, ...]] | None:
@@ -110,7 +110,7 @@ def _returned(frame: Frame, at: ValueAt) -> Iterator[ValueAt]:
     for body in frame.children.get(at.value.equation, ()):
         if body.transfer.outputs[position:] and body.transfer.outputs[position] is not None:
             for iteration in _last_iterations(body, position):
-                yield from _value_at(body, body.jaxpr.outvars[position], (*at.iteration, *iteration))
+                yield from values_at(body, body.jaxpr.outvars[position], (*at.iteration, *iteration))
 
 
 def _last_iterations(body: Frame, position: int) -> Iterator[tuple[int, ...]]:
@@ -126,8 +126,8 @@ def _last_iterations(body: Frame, position: int) -> Iterator[tuple[int, ...]]:
         yield from ((iteration,) for iteration in range(length))
 
 
-def _value_at(frame: Frame, atom: Atom, iteration: tuple[int, ...]) -> Iterator[ValueAt]:
-    """Yields an atom of a frame in one iteration; nothing for a literal."""
+def values_at(frame: Frame, atom: Atom, iteration: tuple[int, ...]) -> Iterator[ValueAt]:
+    """Yields the value of an atom of a frame in one iteration; nothing for a literal."""
     value = resolve(frame, atom)
     if value is not None:
         depth = len(value.frame)
