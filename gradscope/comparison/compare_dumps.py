@@ -21,6 +21,7 @@ from gradscope.comparison.diagnosis.divergence import Program, blame_of
 from gradscope.comparison.diagnosis.growth import Error, growths, is_made_here
 from gradscope.comparison.diagnosis.likely_causes import diagnosis, names_by_hash
 from gradscope.comparison.diagnosis.likely_parts import with_likely_parts
+from gradscope.comparison.diagnosis.refuted_guesses import without_refuted
 from gradscope.comparison.diagnosis.run_differences import extent_differences, provenance_differences
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.judge import judge, one_sided
@@ -28,7 +29,7 @@ from gradscope.comparison.judging.loop_output_rows import loop_output_rows
 from gradscope.comparison.judging.noise import WITHIN, DefaultLimits, in_noise_floors
 from gradscope.comparison.judging.rounding_floors import Floor, RoundingFloors, is_within
 from gradscope.comparison.judging.rows import ComparisonRow
-from gradscope.comparison.judging.unmatched import unmatched, without_refuted
+from gradscope.comparison.judging.unmatched import unmatched
 from gradscope.comparison.layout.operands import StoredOperand, counterpart
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.metrics.evidence import PairEvidence, evidence_of

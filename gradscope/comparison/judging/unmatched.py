@@ -1,4 +1,4 @@
-"""`unmatched` lists the tensors without a counterpart and why some need none; `without_refuted` adds refuted guesses.
+"""`unmatched` lists the tensors without a counterpart, and why some need none.
 
 A tensor needs no counterpart where its values are compared under another name, where neither dump has values, or where
 it is a step in between: everything that is computed from it is compared, and agrees. Two programs can have different
@@ -12,8 +12,8 @@ one that `numpy.savez` wrote, needs the first two no more than that: it has no l
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property, reduce
 
 from gradscope.comparison.default_tolerances import default_tolerance
@@ -49,7 +49,7 @@ def unmatched(
         pairing: Their pairing.
         rows: The rows of the pairs, by the reference's keys.
     """
-    ref, cand = _paired_dumps(dumps, pairing, pairing.matched, rows)
+    ref, cand = _paired_dumps(dumps, pairing, rows)
     summed = sums(dumps, pairing.only_ref, pairing.only_cand)
     missing = [
         Unmatched(ref.source.entry(key), "missing", summed.get(key) or _why_redundant(key, ref, cand))
@@ -62,62 +62,11 @@ def unmatched(
     return missing, extra
 
 
-def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRow]) -> Pairing:
-    """Returns a pairing without the guesses that everything else refutes.
-
-    Tensors that only their places pair may be different steps of the same computation, such as an output before and
-    after it is scaled. They are, where they differ, all that is computed from either agrees, and so does all else.
-
-    Args:
-        dumps: The dumps.
-        pairing: Their pairing.
-        rows: The rows of the pairs, by the reference's keys.
-    """
-    by_place = {match.ref: match for match in pairing.matched if match.matched_by == "order"}
-    guesses = {key: match for key, match in by_place.items() if rows[key].status == "different"}
-    if not guesses or any(rows[each.ref].status == "different" for each in pairing.matched if each.ref not in guesses):
-        return pairing
-    ref, cand = _paired_dumps(dumps, pairing, [each for each in pairing.matched if each.ref not in guesses], rows)
-    refuted = {
-        key
-        for key, match in guesses.items()
-        if ref.lies_between(dumps.ref.resolve(key))
-        and all(cand.lies_between(dumps.cand.resolve(part)) for part in match.recipe.keys)
-    }
-    dropped: set[str] = set()
-    for family, name in map(split_key, refuted):
-        # A value and its gradient are one guess: a gradient that makes a difference speaks for the pair.
-        gradient = key_of(ACTIVATION_GRAD, name)
-        if family == ACTIVATION and not (gradient in guesses and gradient not in refuted):
-            dropped |= {key_of(family, name), gradient} & by_place.keys()
-    matched = tuple(match for match in pairing.matched if match.ref not in dropped)
-    used = {key for match in matched for key in match.recipe.keys}
-    freed = {key for key in dropped for key in by_place[key].recipe.keys} - used
-    without = replace(
-        pairing,
-        matched=matched,
-        only_ref=_in_order(dumps.ref, {*pairing.only_ref, *dropped}),
-        only_cand=_in_order(dumps.cand, {*pairing.only_cand, *freed}),
-    )
-    # A lost parameter can make no difference but at its own layer: a norm takes the bias before it away.
-    return (
-        without
-        if all(each.why_redundant for tensors in unmatched(dumps, without, rows) for each in tensors)
-        else pairing
-    )
-
-
-def _in_order(source: DumpSource, keys: Collection[str]) -> tuple[str, ...]:
-    return tuple(filter(keys.__contains__, source.keys()))
-
-
-def _paired_dumps(
-    dumps: Dumps, pairing: Pairing, matched: Iterable[Match], rows: Mapping[str, ComparisonRow]
-) -> tuple[_PairedDump, _PairedDump]:
-    """Returns both dumps with what some matches of their pairing say of them."""
+def _paired_dumps(dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRow]) -> tuple[_PairedDump, _PairedDump]:
+    """Returns both dumps with what their pairing says of them."""
     in_ref: dict[str, bool] = {}
     in_cand: dict[str, bool] = {}
-    for match in matched:
+    for match in pairing.matched:
         same = rows[match.ref].status == "same"
         for found, source, keys in ((in_ref, dumps.ref, (match.ref,)), (in_cand, dumps.cand, match.recipe.keys)):
             for key in map(source.resolve, keys):

@@ -200,19 +200,17 @@ class _Places:
         own, others = place.params & self._known, candidate.params & self._known
         if not comparable(one.dtype, other.dtype):
             return 0
-        same_size = math.prod(one.shape) == math.prod(other.shape)
-        if not same_size and not own & others:
-            return 0
-        if not same_size and len(one.shape) != len(other.shape):
-            return 0
+        if math.prod(one.shape) != math.prod(other.shape):
+            # A fault can change a shape. Nothing but the parameters tells that from another step of the same layer.
+            return _LAYER if own & others and len(one.shape) == len(other.shape) else 0
         operations = one.site.primitive, other.site.primitive
         evidence = (
-            _SIZE * same_size
+            _SIZE
             + (_LAYER if own & others else _OTHER_LAYER * bool(own and others))
             + _READERS * bool(place.read_with & candidate.read_with & self._known)
             + _OPERATION * (None not in operations and operations[0] == operations[1])
             + _END * (_end(one) == _end(other))
-            + _VALUES * (same_size and self._nearly_equal(ref, cand))
+            + _VALUES * self._nearly_equal(ref, cand)
         )
         apart = not own & others and None not in operations and operations[0] != operations[1]
         return 0 if apart and evidence > _SIZE and self._belong_elsewhere(ref, cand) else evidence

@@ -1,0 +1,79 @@
+"""Pairs by place: one that leaves no trace in either program is dropped, one that something bears out is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+from gradscope.comparison import Comparison
+
+_draw = np.random.default_rng(5).normal
+WEIGHTS = {
+    "embed": {"table": _draw(size=(7, 4)).astype(np.float32), "positions": _draw(size=(3, 4)).astype(np.float32)},
+    "mix": {"w": _draw(size=(4, 4)).astype(np.float32)},
+    "gate": {"w": _draw(size=(4, 4)).astype(np.float32)},
+    "head": {"w": _draw(size=(4, 2)).astype(np.float32)},
+}
+SAME = {name: name for name in WEIGHTS}
+#: The names of the layers in a port.
+PORTED = {"embed": "Lookup_0", "mix": "Dense_0", "gate": "Unit_0", "head": "Dense_1"}
+BATCH = {"tokens": np.array([[1, 4, 6], [0, 2, 2]], np.int32)}
+
+
+def _program(names: Mapping[str, str], *, positions_inside: bool, slope: float = 1.0, positions: bool = True) -> Dump:
+    """An embedding, a residual sum outside all scopes, and a head."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        own = weights[names["embed"]]
+        with jax.named_scope(names["embed"]):
+            x = own["table"][batch["tokens"]]
+            x = x + own["positions"][None] if positions_inside else x
+        x = x + own["positions"][None] if positions and not positions_inside else x
+        with jax.named_scope(names["mix"]):
+            y = jnp.tanh(x @ weights[names["mix"]]["w"])
+        x = x + y
+        with jax.named_scope(names["gate"]):
+            x = x * jax.nn.sigmoid(x @ weights[names["gate"]]["w"])
+        with jax.named_scope(names["head"]):
+            x = jnp.tanh(slope * (x @ weights[names["head"]]["w"]))
+        return jnp.square(x).mean()
+
+    own = {names[name]: dict(weights) for name, weights in WEIGHTS.items()}
+    return gs.capture(loss, own, BATCH, origins=False)
+
+
+REFERENCE = _program(SAME, positions_inside=True)
+
+
+def _first(found: Comparison) -> str:
+    assert found.verdict == "different"
+    assert found.first_divergence.forward is not None
+    return found.first_divergence.forward.name
+
+
+def test_steps_of_one_computation_are_no_pair_whatever_else_differs() -> None:
+    assert gs.compare(REFERENCE, _program(PORTED, positions_inside=False)).verdict == "same"
+    found = gs.compare(REFERENCE, _program(PORTED, positions_inside=False, slope=1.5))
+    assert _first(found) == "head", found.sentence
+    assert found.sentence.startswith("Forward first differs at `head`")
+
+
+def test_a_pair_by_place_is_kept_where_what_is_computed_from_it_differs_too() -> None:
+    found = gs.compare(REFERENCE, _program(PORTED, positions_inside=False, positions=False))
+    assert _first(found) == "embed", found.sentence
+
+
+def test_a_layer_states_what_its_output_is_computed_from_outside_all_scopes() -> None:
+    layers = {layer.path: layer for layer in _program(SAME, positions_inside=False).source.manifest.layers}
+    assert layers["embed"].sources == ()  # its input and its parameter say it
+    assert set(layers["mix"].sources) == {"activation/embed", "param/embed/positions", "param/mix/w"}
+    assert set(layers["gate"].sources) == {
+        "activation/embed", "param/embed/positions", "activation/mix", "param/gate/w"
+    }  # fmt: skip
+    assert layers["head"].sources == ()
