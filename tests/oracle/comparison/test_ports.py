@@ -15,7 +15,7 @@ import gradscope as gs
 from gradscope.api.reading import Dump
 from gradscope.comparison import Comparison
 from tests.support.ports.everything import FAULTY, PORTS
-from tests.support.ports.port import FAULTS, Port, captured
+from tests.support.ports.port import Port, captured
 
 REFERENCES = {port.name: port for port in PORTS}
 
@@ -35,8 +35,10 @@ def test_a_correct_port_is_the_same_without_a_map(port: Port) -> None:
     assert found.verdict == "same", [(row.family, row.name, row.why) for row in found.rows if row.status != "same"]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("port", FAULTY, ids=lambda port: port.name)
+@pytest.mark.parametrize(
+    ("port", "fault"),
+    [pytest.param(port, fault, id=f"{port.name}-{fault}") for port in FAULTY for fault in port.shows_at],
+)
 def test_a_fault_is_blamed_on_its_layer(port: Port, fault: str) -> None:
     found = compared(port, fault)
     assert found.verdict == "different"

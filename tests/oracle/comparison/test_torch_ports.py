@@ -11,7 +11,7 @@ import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
-from tests.support.ports.convnet import CONVNET, WIDTH
+from tests.support.ports.networks.convnet import CONVNET, WIDTH
 from tests.support.ports.port import FAULTS, captured
 
 torch = pytest.importorskip("torch", reason="PyTorch is absent: ports of its captures were NOT compared")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from tests.support.ports.convnet import CONVNET
-from tests.support.ports.separable import SEPARABLE
+from tests.support.ports.networks.convnet import CONVNET
+from tests.support.ports.networks.decoder import DECODER
+from tests.support.ports.networks.mobile import MOBILE
+from tests.support.ports.networks.separable import SEPARABLE
+from tests.support.ports.networks.speech import SPEECH
+from tests.support.ports.networks.text import TEXT
+from tests.support.ports.networks.vision import VISION
 from tests.support.ports.small import SMALL
-from tests.support.ports.vision import VISION
 
 #: The ports that come with ten faults each, and those that are correct only.
-FAULTY = (CONVNET, SEPARABLE, VISION)
+FAULTY = (CONVNET, SEPARABLE, VISION, TEXT, MOBILE, DECODER, SPEECH)
 PORTS = (*FAULTY, *SMALL)

@@ -1,0 +1,1 @@
+"""Networks that are ported with ten faults or more each."""
