@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from traceback import FrameSummary, StackSummary
@@ -77,14 +77,16 @@ class user_code:  # noqa: N801 - a context manager that reads as a clause
 
     Args:
         doing: What is being done, as the message begins: `loss of mymodel`.
+        rules: Returns the functions with derivative rules of their own that may have failed, where no stack tells.
 
     Raises:
         ModelError: The code raised, or tried to end the process.
         MachineError: Memory ran out, or another process of a distributed run is gone.
     """
 
-    def __init__(self, doing: str) -> None:
+    def __init__(self, doing: str, rules: Callable[[], Sequence[str]] = tuple) -> None:
         self._doing = doing
+        self._rules = rules
 
     def __enter__(self) -> None:
         """Prepares nothing."""
@@ -106,15 +108,16 @@ class user_code:  # noqa: N801 - a context manager that reads as a clause
                 hint="what that process wrote says why; start all processes again",
             ) from error
         if not _is_ours(error):
-            raise _model_error(self._doing, error) from error
+            raise _model_error(self._doing, error, self._rules) from error
 
 
-def _model_error(doing: str, error: BaseException) -> ModelError:
+def _model_error(doing: str, error: BaseException, rules: Callable[[], Sequence[str]]) -> ModelError:
     kind = type(error).__name__
     text = _text(error)
     if any(kind == name and part in text for name, part in _CLOSED_OVER):
+        owner = _rule_owner(error) or " or ".join(rules()) or "a function"
         return ModelError(
-            f"{doing}: the derivative rule of {_rule_owner(error)} uses a value that it does not take as "
+            f"{doing}: the derivative rule of {owner} uses a value that it does not take as "
             "an argument, which JAX cannot differentiate once the loss is staged",
             hint=_CLOSED_OVER_HINT,
             user_frames=user_frames(error),
@@ -133,14 +136,14 @@ def _hint(error: BaseException, text: str) -> str | None:
 
 
 def _rule_owner(error: BaseException) -> str:
-    """Returns the package, and the function, that an error's innermost operation is in, other than JAX itself."""
+    """Returns the package, and the line, that an error's innermost operation is in, other than JAX itself; or ""."""
     folders = _installed_folders()
     for frame in reversed([*_frames(error), *_operation_frames(error)]):
         folder = next((each for each in folders if frame.filename.startswith(each)), None)
         package = "" if folder is None else frame.filename.removeprefix(folder).partition("/")[0]
         if folder is not None and package not in {"jax", "jaxlib"} and not frame.filename.startswith(_PACKAGE):
             return f"{package} ({Path(frame.filename).name}:{frame.lineno})"
-    return "a function"
+    return ""
 
 
 def _text(error: BaseException) -> str:

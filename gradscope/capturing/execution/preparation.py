@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.resolve import resolve_query
 from gradscope.instrument.query.trace_query import ResolvedQuery, TraceQuery
 from gradscope.instrument.segments import Segments
+from gradscope.tracing.jaxpr.custom_rules import rules_of_libraries
 from gradscope.tracing.jaxpr.frames import OPERAND
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import trace_loss
@@ -193,7 +195,10 @@ class _SingleRun:
 
     def start(self, leaves: Sequence[Any]) -> Run:
         resolved = self._resolved
-        with self._timings.phase("run"), user_code(f"running {self._name}"):
+        with (
+            self._timings.phase("run"),
+            user_code(f"running {self._name}", partial(rules_of_libraries, resolved.trace.root)),
+        ):
             seen = jax.block_until_ready(self._stage(leaves, resolved.feeds, resolved.cotangents))
         return Run(
             trace=resolved.trace,

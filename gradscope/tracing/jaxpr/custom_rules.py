@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from gradscope.tracing.jaxpr.frames import Frame
 from gradscope.tracing.jaxpr.jaxcompat import CUSTOM_RULES, Equation, opened, sees_symbolic_zeros
 from gradscope.tracing.jaxpr.source_lines import is_file_of, is_library_file
 
@@ -47,6 +48,13 @@ def custom_rule(equation: Equation) -> CustomRule | None:
         of_library=is_library_file(found["file"]),
         of_jax=is_file_of("jax", found["file"]),
     )
+
+
+def rules_of_libraries(root: Frame) -> list[str]:
+    """Returns the functions of libraries other than JAX that have a rule of their own in a trace: `f (file.py:3)`."""
+    found = (custom_rule(equation) for frame in root.walk() for equation in frame.jaxpr.eqns)
+    own = (rule for rule in found if rule is not None and rule.of_library and not rule.of_jax)
+    return list(dict.fromkeys(f"{rule.function} ({rule.source})" for rule in own))
 
 
 def may_refuse(equation: Equation) -> bool:

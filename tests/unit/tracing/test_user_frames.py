@@ -187,3 +187,12 @@ def test_an_error_of_our_own_making_is_not_blamed_on_the_user() -> None:
 def test_what_does_not_fail_is_left_alone() -> None:
     with user_code("loss"):
         pass
+
+
+def test_a_rule_that_fails_where_the_program_runs_is_one_of_those_in_the_loss() -> None:
+    with (
+        pytest.raises(ModelError, match=r"the derivative rule of solver \(implicit\.py:3\) uses a value") as refused,
+        user_code("running loss", lambda: ["solver (implicit.py:3)"]),
+    ):
+        raise TypeError("Computation compiled for 7 inputs but called with 4")
+    assert refused.value.hint is not None
