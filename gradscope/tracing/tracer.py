@@ -145,6 +145,24 @@ def trace_function(
     return replace(trace, auxiliary=auxiliary, aux_tree=jax.tree_util.tree_structure(aux))
 
 
+def with_constant_inputs(trace: Trace) -> Trace | None:
+    """Returns a trace whose inputs are constants before derivative rules that may refuse to differentiate them.
+
+    In the user's own step nothing differentiates an input. Returns None where no input leads to such a rule.
+
+    Args:
+        trace: The trace of a loss, in which inputs are differentiated.
+    """
+    given = [replace(x, differentiated=False) if x.family == naming.INPUT else x for x in trace.arguments]
+    found = _analysed(trace.jaxpr, trace.constants, given, trace.outputs, operations=trace.operations)
+    if found.constants_before_rules == trace.constants_before_rules:
+        return None
+    refused = [FrameVariable(found.root, each) in found.constants_before_rules for each in found.root.jaxpr.invars]
+    leaves = zip(trace.arguments, given, refused, strict=True)
+    arguments = tuple(new if is_refused else leaf for leaf, new, is_refused in leaves)
+    return replace(found, arguments=arguments, auxiliary=trace.auxiliary, aux_tree=trace.aux_tree)
+
+
 def trace_values(function: Callable[..., Any], args: tuple[Any, ...], arguments: Sequence[Leaf]) -> Trace:
     """Traces any function of any arguments, operations included.
 

@@ -20,6 +20,7 @@ from gradscope.capturing.execution.observation import with_global_facts
 from gradscope.capturing.execution.run import Run
 from gradscope.capturing.execution.segmented import SegmentedProgram
 from gradscope.capturing.timings import Timings
+from gradscope.errors import ModelError
 from gradscope.instrument.observing_program import observing_program
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.resolve import resolve_query
@@ -28,7 +29,7 @@ from gradscope.instrument.segments import Segments
 from gradscope.tracing.jaxpr.custom_rules import rules_of_libraries
 from gradscope.tracing.jaxpr.frames import OPERAND
 from gradscope.tracing.loading.model import Model
-from gradscope.tracing.tracer import trace_loss
+from gradscope.tracing.tracer import Trace, trace_loss, with_constant_inputs
 from gradscope.tracing.user_frames import user_code
 
 
@@ -140,20 +141,46 @@ def prepare(
         making = pool.submit(arguments.make)
         with timings.phase("trace"), user_code(f"loss of {model.name}"):
             trace = trace_loss(model.loss, *arguments.shapes, operations=spec.looks_inside_layers or bool(query))
-            resolved = resolve_query(trace, spec, query)
-            arguments.require(() if resolved.fragment is None else resolved.fragment.inputs)
-            shapes = _program_leaves(resolved, jax.tree_util.tree_leaves(arguments.shapes))
-            segments = None if bounds is None else _segments(resolved, bounds.run_bytes)
-            program: RunnableProgram = (
-                _SingleRun(model.name, resolved, shapes, timings)
-                if bounds is None or segments is None
-                else SegmentedProgram(model.name, resolved, segments, shapes, timings, scratch=bounds.scratch)
-            )
+        staging = _Staging(model, arguments, spec, query, timings, bounds)
+        try:
+            resolved, program = staging.staged(trace)
+        except ModelError:
+            # A derivative rule may refuse an input, which only an observation differentiates.
+            constant = with_constant_inputs(trace)
+            if constant is None:
+                raise
+            resolved, program = staging.staged(constant)
         program.compile()
         with timings.phase("initialise"):
             variables, batch = making.result()
     leaves = _program_leaves(resolved, jax.tree_util.tree_leaves((variables, batch)))
     return Prepared(resolved=resolved, variables=variables, batch=batch, leaves=leaves, program=program)
+
+
+@dataclass(frozen=True, slots=True)
+class _Staging:
+    """A `_Staging` stages the program of a trace; its fields are the arguments of `prepare`."""
+
+    model: Model
+    arguments: Arguments
+    spec: CaptureSpec
+    query: TraceQuery
+    timings: Timings
+    bounds: Bounds | None
+
+    def staged(self, trace: Trace) -> tuple[ResolvedQuery, RunnableProgram]:
+        """Returns the resolved query and the staged program."""
+        with self.timings.phase("trace"), user_code(f"loss of {self.model.name}"):
+            resolved = resolve_query(trace, self.spec, self.query)
+            self.arguments.require(() if resolved.fragment is None else resolved.fragment.inputs)
+            shapes = _program_leaves(resolved, jax.tree_util.tree_leaves(self.arguments.shapes))
+            segments = None if self.bounds is None else _segments(resolved, self.bounds.run_bytes)
+            if self.bounds is None or segments is None:
+                return resolved, _SingleRun(self.model.name, resolved, shapes, self.timings)
+            scratch = self.bounds.scratch
+            return resolved, SegmentedProgram(
+                self.model.name, resolved, segments, shapes, self.timings, scratch=scratch
+            )
 
 
 def _segments(resolved: ResolvedQuery, budget: int) -> Segments | None:

@@ -15,6 +15,7 @@ from gradscope.capturing.execution.run import Run, SiteIteration, site_iteration
 from gradscope.dump.record import Reason, Record, SiteFacts
 from gradscope.instrument.query.planning import has_gradient
 from gradscope.naming import IterationIndex
+from gradscope.tracing.dataflow.forward import FrameVariable
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.layers.layers import LayerCall
@@ -121,7 +122,8 @@ def gradient_of_argument(run: Run, number: int) -> Source:
     if leaf.forward_only:
         return "forward-only"
     if not leaf.differentiated:
-        return "filtered"
+        variable = FrameVariable(run.trace.root, run.trace.root.jaxpr.invars[number])
+        return "disconnected" if variable in run.trace.constants_before_rules else "filtered"
     if number not in run.reached.arguments:
         return "disconnected"
     if number not in run.observed.gradients:  # a step observes only what is selected

@@ -54,8 +54,10 @@ def _refusing(frame: Frame) -> Iterator[Equation]:
 def _told(frame: Frame, equation: Equation, varying: Collection[FrameVariable]) -> Iterator[ValueKey]:
     """Yields the operands of a call whose being constant its rule notices."""
     atoms = [atom for atom in equation.invars if not is_literal(atom) and is_inexact(atom)]
-    if sees_symbolic_zeros(equation) or not any(FrameVariable(frame, atom) in varying for atom in atoms):
-        yield from (ValueKey(frame.key, *frame.definitions[atom]) for atom in atoms if atom in frame.definitions)
+    # An operand that is differentiated stays so, whatever else of what it is computed from is.
+    constant = [atom for atom in atoms if FrameVariable(frame, atom) not in varying]
+    if sees_symbolic_zeros(equation) or len(constant) == len(atoms):
+        yield from (ValueKey(frame.key, *frame.definitions[atom]) for atom in constant if atom in frame.definitions)
 
 
 def passes_tangents(step: Step) -> bool:

@@ -187,3 +187,30 @@ def test_a_constant_that_is_asked_for_by_name_is_differentiated() -> None:
 
     (gradient,) = gs.gradients(loss, (WEIGHTS, BATCH), ys="0", xs=["rate"])
     np.testing.assert_allclose(gradient, (BATCH["x"] @ WEIGHTS["w"]).sum(), rtol=1e-6)
+
+
+def of_an_input(rule: Callable[..., Any], weights: Any, batch: Any) -> Any:
+    rate = batch["x"].mean()
+    with jax.named_scope("ruled"):
+        y = rule(weights["gain"] * batch["side"], rate)
+    with jax.named_scope("head"):
+        return jnp.square(y @ weights["w"]).mean()
+
+
+@pytest.mark.parametrize("rule", [strict, choosy])
+def test_an_input_that_only_a_dump_differentiates_is_left_to_the_rule(rule: Any) -> None:
+    batch = BATCH | {"side": jnp.linspace(-1.0, 1.0, 12).reshape(4, 3)}
+
+    def loss(weights: Any, batch: Any) -> Any:
+        return of_an_input(rule, weights, batch)
+
+    seen = gs.capture(loss, WEIGHTS, batch)
+    expected = jax.grad(loss)(WEIGHTS, batch)
+    for name, gradient in expected.items():
+        np.testing.assert_allclose(seen[f"param_grad/{name}"], gradient, rtol=1e-5)
+    # Another input has its gradient, which is the rule's own.
+    of_side = jax.grad(lambda side: loss(WEIGHTS, batch | {"side": side}))(batch["side"])
+    np.testing.assert_allclose(seen["input_grad/side"], of_side, rtol=1e-5)
+    (line,) = (line for line in seen.ledger.missing if line.name == "x" and line.family == "input_grad")
+    assert line.reason == "disconnected"
+    assert "has a rule that may notice" in line.detail
