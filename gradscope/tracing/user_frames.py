@@ -60,10 +60,17 @@ _EMBEDDED_FRAME: Final = re.compile(r'^[ \t]+File "([^"\n]+)", line (\d+), in (.
 
 _PACKAGE: Final = str(Path(__file__).resolve().parents[1]) + "/"
 
+#: A program asks for the value of what it computes, to branch or to index by it.
+_CONCRETE: Final = (
+    jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError,
+)  # fmt: skip
+
 _HINTS: Final = (
     (SystemExit, "", "put what runs as a script under if __name__ == '__main__':"),
     (RuntimeError, "has been deleted", "a function donates its inputs: call the one that does not"),
     (RecursionError, "", "a function calls itself without end"),
+    (_CONCRETE, "", "gradscope traces the loss, as jax.jit does, and jax.jit of it fails in the same way"),
 )
 
 

@@ -19,6 +19,14 @@ from tests.support.ports.port import Port, captured
 
 REFERENCES = {port.name: port for port in PORTS}
 
+#: Three faults of each network, and each fault in two networks at least; `scripts/bench ports` runs all.
+CHOSEN = [
+    (port, fault)
+    for number, port in enumerate(FAULTY)
+    for place, fault in enumerate(port.shows_at)
+    if (place - 3 * number) % 10 < 3
+]
+
 
 @cache
 def reference(name: str) -> Dump:
@@ -35,10 +43,7 @@ def test_a_correct_port_is_the_same_without_a_map(port: Port) -> None:
     assert found.verdict == "same", [(row.family, row.name, row.why) for row in found.rows if row.status != "same"]
 
 
-@pytest.mark.parametrize(
-    ("port", "fault"),
-    [pytest.param(port, fault, id=f"{port.name}-{fault}") for port in FAULTY for fault in port.shows_at],
-)
+@pytest.mark.parametrize(("port", "fault"), CHOSEN, ids=[f"{port.name}-{fault}" for port, fault in CHOSEN])
 def test_a_fault_is_blamed_on_its_layer(port: Port, fault: str) -> None:
     found = compared(port, fault)
     assert found.verdict == "different"

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from gradscope.errors import DumpError, MachineError, ModelError
@@ -144,6 +145,17 @@ def test_the_frames_of_libraries_are_shown_only_where_there_are_no_others() -> N
         __import__("json").loads("{")
     assert "test_user_frames.py" in failed.value.user_frames
     assert "json" not in failed.value.user_frames.replace('__import__("json")', "")
+
+
+def _branching(x: Any) -> Any:
+    return x if x > 0 else -x
+
+
+@pytest.mark.parametrize("program", [_branching, np.asarray, lambda x: x * [1, 2][x.astype(int)], lambda x: x[x > 0]])
+def test_a_program_that_cannot_be_compiled_is_said_to_be_that(program: Callable[[Any], Any]) -> None:
+    with pytest.raises(ModelError) as failed, user_code("loss"):
+        jax.eval_shape(program, 1.0)
+    assert "jax.jit of it fails" in str(failed.value.hint)
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")])
