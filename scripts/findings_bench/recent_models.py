@@ -66,6 +66,17 @@ def _critic(params: Tree, batch: Tree) -> Array:
     return judge(batch["other"]).mean() - judge(batch["x"]).mean() + 10 * penalty
 
 
+def _energy(params: Tree, batch: Tree) -> Array:
+    """Learns forces: the model's answer is the derivative of an energy, whose last bias is lost in it."""
+
+    def energy(x: Array) -> Array:
+        for name in ("in", "mid"):
+            x = nets.named(f"{name}_act", jnp.tanh, nets.dense(params, name, x))
+        return nets.dense(params, "out", x).sum()
+
+    return jnp.square(jax.grad(energy)(batch["x"]) - batch["other"]).mean()
+
+
 def _noisy_values(params: Tree, batch: Tree) -> Array:
     """Learns distributions of values by noisy layers, from a target network, at the action the trained one chooses."""
     atoms = jnp.linspace(-5.0, 5.0, 11)
@@ -169,6 +180,8 @@ HEALTHY = (
            lambda: {"generator": _two(1, 4, 32, 16), "discriminator": _two(3, 16, 32, 1)}),
     *_both("critic with a penalty", _critic,
            lambda: {"one": {"kernel": nets.kernel(1, (16, 32))}, "two": nets.layer(2, (32, 1))}),
+    *_both("forces of an energy", _energy,
+           lambda: {"in": nets.layer(1, (16, 256)), "mid": nets.layer(2, (256, 256)), "out": nets.layer(3, (256, 1))}),
     *_both("noisy distributional values", _noisy_values,
            lambda: {"online": _noisy_net(1), "target": _noisy_net(3)}),
     *_both("preferences beside a reference", _preferences,

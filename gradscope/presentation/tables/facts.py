@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Final
 
@@ -23,6 +23,9 @@ _ON_PURPOSE: Final = {
     STOPPED: "a stop_gradient is applied to them",
     AS_DATA: "what is made of them counts as data behind a stop_gradient, as a target does",
 }
+
+#: The most parts of a model that a line names.
+_MOST_PARTS: Final = 6
 
 #: The origin of layers' names, where it is not the usual one.
 _NAMING: Final = {
@@ -77,17 +80,24 @@ def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _frozen(manifest: Manifest) -> str:
-    """Returns how many parameters are kept constant on purpose; "" for none."""
+    """Returns which parameters are kept constant on purpose; "" for none."""
     lines = [line for line in manifest.ledger.missing if line.family == naming.PARAM_GRAD]
-    numbers = ((sum(line.detail.endswith(ending) for line in lines), why) for ending, why in _ON_PURPOSE.items())
-    return "; ".join(f"{counted(number, 'parameter')}: {why}" for number, why in numbers if number)
+    found = (([line.name for line in lines if line.detail.endswith(end)], why) for end, why in _ON_PURPOSE.items())
+    return "; ".join(f"{_parameters(names)}: {why}" for names, why in found if names)
 
 
 def _satisfied(manifest: Manifest) -> str:
-    """Returns how many parameters learn nothing because every margin of the loss is kept; "" for none."""
-    kept = [cause for cause in manifest.causes if cause.why.startswith("satisfied")]
-    number = sum(cause.family == naming.PARAM_GRAD for cause in kept)
-    return f"{counted(number, 'parameter')}: every margin of the loss is kept in this batch" if number else ""
+    """Returns which parameters learn nothing because every margin of the loss is kept; "" for none."""
+    kept = (cause for cause in manifest.causes if cause.why.startswith("satisfied"))
+    names = [cause.name for cause in kept if cause.family == naming.PARAM_GRAD]
+    return f"{_parameters(names)}: every margin of the loss is kept in this batch" if names else ""
+
+
+def _parameters(names: Sequence[str]) -> str:
+    """Returns a number of parameters, and the outermost parts of the model that they are in."""
+    parts = list(dict.fromkeys(printable(name.partition("/")[0]) for name in names))
+    more = f" and {len(parts) - _MOST_PARTS} more" if len(parts) > _MOST_PARTS else ""
+    return f"{counted(len(names), 'parameter')} of {', '.join(parts[:_MOST_PARTS])}{more}"
 
 
 def _seconds(seconds: float) -> str:

@@ -128,7 +128,10 @@ def unused_parameter(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]
     Some are used by no layer; others are, and what that layer computes does not reach the loss.
     """
     params = {entry.name: entry for entry in evidence.entries if entry.family == naming.PARAM}
-    unused = {name: why for name, entry in params.items() if (why := _unused(evidence, entry)) is not None}
+    unused = {
+        name: why for name, entry in params.items()
+        if (why := _unused(evidence, entry)) is not None and not _is_lost_in_derivative(evidence, name)
+    }  # fmt: skip
     used = {part for name in params if name not in unused for part in _around(name)}
     parts: dict[str, list[Entry]] = {}
     for name in unused:
@@ -181,6 +184,17 @@ def _unused(evidence: RuleEvidence, param: Entry) -> str | None:
         return None
     rest = known.removeprefix(_UNUSED).removeprefix(": the loss does not depend on it")
     return naming.printable(rest)
+
+
+def _is_lost_in_derivative(evidence: RuleEvidence, name: str) -> bool:
+    """Returns whether a parameter is a constant of an energy: of the layer that adds it, the derivative alone is used.
+
+    Nothing reads what the layer returns, and yet its kernel has a gradient, by way of the derivative.
+    """
+    beside = {other for layer in evidence.manifest.layers if not layer.outputs and name in layer.params
+              for other in layer.params if other.rpartition("/")[0] == name.rpartition("/")[0]}  # fmt: skip
+    gradients = (evidence.entry(naming.PARAM_GRAD, other) for other in beside - {name})
+    return any(gradient is not None and gradient.absent is None for gradient in gradients)
 
 
 def self_check(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:

@@ -150,7 +150,7 @@ def _is_beyond(
 ) -> bool:
     """Returns whether a layer's gain is beyond the threshold, and does harm."""
     gain = layers[number].gain
-    if not gain or 1 / thresholds.init <= gain <= thresholds.init:
+    if not gain or _is_usual(gain, thresholds) or _is_used_backwards(evidence, layers, layers[number], thresholds):
         return False
     if gain > 1 and layers[number].output.name in saturated:
         return True
@@ -166,6 +166,25 @@ def _is_beyond(
     near = len(layers) // 2 + 1
     change = median(behind[:near]) / median(before[-near:])
     return change > gain**_REACHES if gain > 1 else change < gain**_REACHES
+
+
+def _is_usual(gain: float, thresholds: Thresholds) -> bool:
+    return 1 / thresholds.init <= gain <= thresholds.init
+
+
+def _is_used_backwards(
+    evidence: RuleEvidence, layers: Sequence[KernelLayer], layer: KernelLayer, thresholds: Thresholds
+) -> bool:
+    """Returns whether an earlier layer has the same kernel, with a usual gain or with an output that nothing needs.
+
+    The derivative of a network inside the loss, as of an energy, uses its kernels backwards: there a sum has as many
+    terms as the layer has outputs, for which its weights were not drawn.
+    """
+    before = (each for each in layers if each.layer.index < layer.layer.index and each.kernels == layer.kernels)
+    if any(each.gain is not None and _is_usual(each.gain, thresholds) for each in before):
+        return True
+    earlier = (each for each in evidence.manifest.layers if each.index < layer.layer.index and not each.outputs)
+    return any({kernel.name for kernel in layer.kernels} <= {*each.params} for each in earlier)
 
 
 def _read_by_saturated(evidence: RuleEvidence, thresholds: Thresholds) -> AbstractSet[str]:

@@ -172,9 +172,25 @@ def test_parameters_of_a_target_are_in_the_notes_and_those_before_trained_weight
     dump = gs.capture(lambda v, b: towers(v, b, read=False), variables, (X,))
     assert not dump.findings()
     notes = dict(facts("", dump.manifest))
-    assert (
-        notes["frozen"] == "1 parameter: what is made of them counts as data behind a stop_gradient, as a target does"
-    )
+    why = "what is made of them counts as data behind a stop_gradient, as a target does"
+    assert notes["frozen"] == f"1 parameter of target: {why}"
+
+
+def test_kernels_that_an_inner_derivative_uses_backwards_and_the_constant_it_loses_are_no_finding() -> None:
+    def energy(variables: Any, x: Any) -> jax.Array:
+        with jax.named_scope("hidden"):
+            x = jnp.tanh(x @ variables["hidden"])
+        with jax.named_scope("head"):
+            energies = x @ variables["head"]["kernel"] + variables["head"]["bias"][None]
+        return energies.sum()
+
+    def loss(variables: Any, batch: Any) -> jax.Array:
+        return jnp.square(jax.grad(energy, argnums=1)(variables, batch[0]) - 1).mean()
+
+    variables = {"hidden": kernel(1, 8, 256), "head": {"kernel": kernel(2, 256, 1), "bias": jnp.zeros(1)}}
+    dump = gs.capture(loss, variables, (X,))
+    assert "head#2" in {layer.path for layer in dump.layers}
+    assert not dump.findings()
 
 
 def test_a_loss_whose_margins_are_kept_says_so_below_the_verdict() -> None:
@@ -185,6 +201,7 @@ def test_a_loss_whose_margins_are_kept_says_so_below_the_verdict() -> None:
 
     dump = gs.capture(loss, {"embed": kernel(1, 8, 4)}, (X,))
     assert (dump.loss, dump.findings()) == (0, ())
-    assert dict(facts("", dump.manifest))["satisfied"] == "1 parameter: every margin of the loss is kept in this batch"
+    kept = "1 parameter of embed: every margin of the loss is kept in this batch"
+    assert dict(facts("", dump.manifest))["satisfied"] == kept
     broken = gs.capture(loss, {"embed": 1e3 * kernel(1, 8, 4)}, (X,))
     assert "satisfied" not in dict(facts("", broken.manifest))
