@@ -101,10 +101,13 @@ def _loss_error(dumps: Dumps, known: Iterable[Match], rows: Mapping[str, Compari
 
 def _lost(dumps: Dumps, pairing: Pairing) -> frozenset[str]:
     """Returns the parameters of either program that the other does not use."""
-    unused_ref, unused_cand = absent_keys(dumps.ref), absent_keys(dumps.cand)
+    used_ref, used_cand = _used(dumps.ref), _used(dumps.cand)
     found: set[str] = set()
     for match in (each for each in pairing.matched if split_key(each.ref)[0] == PARAM):
-        used = _is_used(match.ref, unused_ref), any(_is_used(key, unused_cand) for key in match.recipe.keys)
+        used = (
+            dumps.ref.resolve(match.ref) in used_ref,
+            any(dumps.cand.resolve(key) in used_cand for key in match.recipe.keys),
+        )
         if used[0] is not used[1]:
             found |= {match.ref, *match.recipe.keys}
     alone = [key for key in (*pairing.only_ref, *pairing.only_cand) if split_key(key)[0] == PARAM]
@@ -112,8 +115,18 @@ def _lost(dumps: Dumps, pairing: Pairing) -> frozenset[str]:
     return frozenset(found.union(key for key in alone if key not in added))
 
 
-def _is_used(param: str, unused: Collection[str]) -> bool:
-    return key_of(PARAM_GRAD, split_key(param)[1]) not in unused
+def _used(source: DumpSource) -> frozenset[str]:
+    """Returns the parameters that have a gradient, and those behind a `stop_gradient`, from which layers compute."""
+    unused = absent_keys(source)
+    params = filter(lambda key: split_key(key)[0] == PARAM, source.keys())
+    trained = {source.resolve(key) for key in params if key_of(PARAM_GRAD, split_key(key)[1]) not in unused}
+    return frozenset(trained.union(*_forward_sources(source).values()))
+
+
+def _forward_sources(source: DumpSource) -> dict[str, Sequence[str]]:
+    """Returns what the outputs of layers are computed from, without gradients."""
+    found = sources_of(source.manifest.layers)
+    return {key: made_of for key, made_of in found.items() if not is_gradient(split_key(key)[0])}
 
 
 class _Program:
@@ -127,8 +140,7 @@ class _Program:
     def __init__(
         self, source: DumpSource, rows: Mapping[str, ComparisonRow], lost: Collection[str], loss: float
     ) -> None:
-        sources = sources_of(source.manifest.layers)
-        self._sources = {key: made_of for key, made_of in sources.items() if not is_gradient(split_key(key)[0])}
+        self._sources = _forward_sources(source)
         self._rows = rows
         self._lost = lost
         self._exact: set[str] = set()

@@ -26,13 +26,21 @@ PORTED = {"embed": "Lookup_0", "mix": "Dense_0", "gate": "Unit_0", "head": "Dens
 BATCH = {"tokens": np.array([[1, 4, 6], [0, 2, 2]], np.int32)}
 
 
-def _program(names: Mapping[str, str], *, positions_inside: bool, slope: float = 1.0, positions: bool = True) -> Dump:
+def _program(
+    names: Mapping[str, str],
+    *,
+    positions_inside: bool,
+    slope: float = 1.0,
+    positions: bool = True,
+    frozen: bool = False,
+) -> Dump:
     """An embedding, a residual sum outside all scopes, and a head."""
 
     def loss(weights: Any, batch: Any) -> Any:
         own = weights[names["embed"]]
         with jax.named_scope(names["embed"]):
             x = own["table"][batch["tokens"]]
+            x = jax.lax.stop_gradient(x) if frozen else x
             x = x + own["positions"][None] if positions_inside else x
         x = x + own["positions"][None] if positions and not positions_inside else x
         with jax.named_scope(names["mix"]):
@@ -55,6 +63,12 @@ def _first(found: Comparison) -> str:
     assert found.verdict == "different"
     assert found.first_divergence.forward is not None
     return found.first_divergence.forward.name
+
+
+def test_a_parameter_behind_a_stop_gradient_is_used() -> None:
+    found = gs.compare(REFERENCE, _program(PORTED, positions_inside=False, frozen=True))
+    assert found.verdict == "different"
+    assert found.first_divergence.forward is None, found.sentence
 
 
 def test_steps_of_one_computation_are_no_pair_whatever_else_differs() -> None:
