@@ -39,7 +39,7 @@ class Run:
         ...     gs.Run("today")
         ... except gs.DumpError as error:
         ...     print(error)
-        today/history.sqlite: it cannot be opened: No such file or directory
+        today is no run: it has no history
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
