@@ -124,6 +124,28 @@ def _encoded(params: Tree, batch: Tree) -> Array:
     )
 
 
+def _policy(params: Tree, batch: Tree) -> Array:
+    """Learns a policy by its advantage over a critic; the log-probability is cut off, in place of the advantage."""
+    shares = jax.nn.log_softmax(_net(params["policy"], batch["state"]))
+    known = jnp.take_along_axis(shares, batch["choice"][:, None], -1)[:, 0]
+    advantage = batch["reward"] - _net(params["critic"], batch["state"])[:, 0]
+    return -(lax.stop_gradient(known) * advantage).mean() + jnp.square(advantage).mean()
+
+
+def _routed(params: Tree, batch: Tree) -> Array:
+    """Classifies by experts; the router, which reads the example itself, is cut off."""
+    shares = lax.stop_gradient(jax.nn.softmax(nets.dense(params, "router", batch["state"])))
+    with jax.named_scope("experts"):
+        answers = jnp.einsum("nd,edf->nef", batch["state"], params["experts"])
+    return nets.cross_entropy(jnp.einsum("ne,nef->nf", shares, answers), batch["choice"])
+
+
+def _wide_and_deep(params: Tree, batch: Tree) -> Array:
+    """Classifies by a linear and a deep part; the deep one is cut off."""
+    deep = lax.stop_gradient(_net(params["deep"], batch["state"]))
+    return nets.cross_entropy(nets.dense(params, "wide", batch["state"]) + deep, batch["choice"])
+
+
 def _healthy(name: str, loss: Callable[[Any, Any], Any], params: Callable[[], Tree]) -> Healthy:
     return Healthy(name, lambda: Run(loss, params(), _moves()))
 
@@ -160,4 +182,10 @@ FAULTS = (
            lambda: _trunk_and("second", "head")),
     _fault("stop-encoder", "what an encoder makes is behind stop_gradient", "encoder", _encoded,
            lambda: {"encoder": _two(1, 8, 32, 16), "head": _two(3, 16, 32, 4)}),
+    _fault("stop-policy", "the log-probability of a policy is behind stop_gradient", "policy", _policy,
+           lambda: {"policy": _two(1, 8, 32, 4), "critic": _two(3, 8, 32, 1)}),
+    _fault("stop-router", "the shares of a router are behind stop_gradient", "router", _routed,
+           lambda: {"router": nets.layer(1, (8, 4)), "experts": nets.kernel(2, (4, 8, nets.CLASSES))}),
+    _fault("stop-deep", "the deep part of a classifier is behind stop_gradient", "deep", _wide_and_deep,
+           lambda: {"wide": nets.layer(1, (8, nets.CLASSES)), "deep": _two(3, 8, 32, nets.CLASSES)}),
 )  # fmt: skip

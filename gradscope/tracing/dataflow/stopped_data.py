@@ -4,14 +4,15 @@ A target network, an exponential moving average and a teacher lie among the para
 what is made of them enters the loss as a label does. A branch that was cut off by mistake looks the same at the
 `stop_gradient`. These facts tell the two apart; what is made of a value counts as data where all of them hold:
 
-- Each path to the loss passes a `stop_gradient`, and nothing trained goes into what is stopped. (Where something does,
-  as the action of a policy goes into the critic that is its target, a trained part of the same structure counts, too.)
-- No weights read it behind there: no product with trained parameters, other than with those that are applied to
-  something else as well, as a discriminator is to examples.
+- Each path to the loss passes a `stop_gradient`.
+- A trained part has the structure of this one, or more, as that has of which it is an average. Or nothing trained goes
+  into what is stopped, and weights that are applied to something else as well read it, as a discriminator's do.
+- No other weights read it behind there: no product with trained parameters.
 - The gradient of what is trained depends on it: it is compared with, or multiplies, a trained value, and is not a term
   of the loss of its own.
 
-A layer in the middle of a trained network is read by weights behind it. A head that is cut off is a term of its own.
+A layer in the middle of a trained network is read by weights behind it. A head that is cut off is a term of its own. A
+teacher of another structure cannot be told from a policy, a router or a branch that was cut off: it does not count.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class StoppedData:
         self._trained, self._stopped, self._batch = trained, stopped, batch
         self._frames = {frame.key: frame for frame in root.walk()}
         self._flow = ForwardFlow()
-        self._known: dict[frozenset[FrameVariable], bool] = {}
+        self._known: dict[frozenset[FrameVariable], Collection[ValueKey] | None] = {}
 
     def has(self, start: FrameVariable) -> bool:
         """Returns whether what is made of a value counts as data, wherever the loss depends on it."""
@@ -70,24 +71,24 @@ class StoppedData:
         if not self._trained or is_literal(loss.atom) or loss in before:
             return False
         stops = [step for variable in before for step in self._flow.steps(variable) if _stops(step)]
-        if any(self._is_trained(step.frame, step.frame.jaxpr.eqns[step.number].invars[0]) for step in stops) and (
-            not self._has_trained_twin(start)
-        ):
-            return False
         behind = frozenset(step.to for step in stops)
         if behind not in self._known:
-            self._known[behind] = self._counts(behind)
-        return self._known[behind]
+            self._known[behind] = self._weights_behind(behind)
+        weights = self._known[behind]
+        if weights is None:
+            return False
+        enters = any(self._is_trained(step.frame, step.frame.jaxpr.eqns[step.number].invars[0]) for step in stops)
+        return self._has_trained_twin(start, of_layers=enters) or (bool(weights) and not enters)
 
-    def _counts(self, behind: Collection[FrameVariable]) -> bool:
-        """Returns whether values behind a `stop_gradient` count as data."""
+    def _weights_behind(self, behind: Collection[FrameVariable]) -> Collection[ValueKey] | None:
+        """Returns the weights that read values behind a `stop_gradient`; None where these count as data in no case."""
         made = self._flow.closure(behind)
         readers = self._readers(made)
         if not any(self._tells(frame, number, made) for frame, number in readers):
-            return False
+            return None
         read = {key for each in readers if each in self._products for key in self._products[each]}
         elsewhere = {key for each, keys in self._products.items() if each not in readers for key in keys}
-        return read <= elsewhere
+        return read if read <= elsewhere else None
 
     def _readers(self, made: Collection[FrameVariable]) -> dict[_Equation, None]:
         """Returns the equations on the way to the loss that read some values."""
@@ -145,19 +146,27 @@ class StoppedData:
     def _variables(self, positions: Collection[int]) -> Iterator[FrameVariable]:
         return (FrameVariable(self._root, self._root.jaxpr.invars[at]) for at in positions)
 
-    def _has_trained_twin(self, start: FrameVariable) -> bool:
-        """Returns whether a parameter is in a part without a gradient that has the structure of a trained part."""
+    def _has_trained_twin(self, start: FrameVariable, *, of_layers: bool) -> bool:
+        """Returns whether a parameter is in a part without a gradient that is built as a trained part, or a part of it.
+
+        Args:
+            start: The parameter.
+            of_layers: Whether the part has to have several layers: single kernels are alike by chance.
+        """
         position = next((at for at, each in enumerate(self._root.jaxpr.invars) if each is start.atom), None)
         name = self._stopped.get(-1 if position is None else position)
-        return name is not None and name.split("/")[0] in self._twins
+        shapes = None if name is None else self._twins.get(name.split("/")[0])
+        return shapes is not None and (not of_layers or any("/" in each for each in shapes))
 
     @cached_property
-    def _twins(self) -> Collection[str]:
-        """The outermost parts of several layers that get no gradient and are built as one that is trained."""
+    def _twins(self) -> Mapping[str, Mapping[str, tuple[int, ...]]]:
+        """The outermost parts that get no gradient and are built as one that is trained, or as a part of one."""
         trained, stopped = self._parts(self._trained), self._parts(self._stopped)
-        whole = {part: shapes for part, shapes in stopped.items() if part not in trained}
         models = [shapes for part, shapes in trained.items() if part not in stopped]
-        return {part for part, shapes in whole.items() if shapes in models and any("/" in name for name in shapes)}
+        return {
+            part: shapes for part, shapes in stopped.items()
+            if part not in trained and any(shapes.items() <= model.items() for model in models)
+        }  # fmt: skip
 
     def _parts(self, names: Mapping[int, str]) -> Mapping[str, Mapping[str, tuple[int, ...]]]:
         """Returns the shapes of parameters by their names without the first component, by that component."""

@@ -6,4 +6,5 @@
 4. `constants` finds the values that neither an argument nor an operation provides.
 5. `bounded_functions` finds softmaxes, sigmoids and the like inside layers by what they compute.
 6. `softmax_neighbours` finds the noise that is added to what these receive, and softmaxes of softmaxes.
+7. `named_sources` finds the nearest values with a name that a value is computed from.
 """
