@@ -188,6 +188,6 @@ def _seen(watching: Watching, observed: Observed, values: Sequence[Any]) -> Seen
     observe = watching.plan.observe
     chosen = {holder: {place.number for place in watching.indexes.values() if place.holder == holder}
               for holder in ("arguments", "gradients")}  # fmt: skip
-    gradients = {number: observe(observed.gradients[number]) for number in sorted(chosen["gradients"])}
-    arguments = {number: observe(jnp.asarray(values[number])) for number in sorted(chosen["arguments"])}
+    gradients = {number: observe(observed.gradients[number], stored=True) for number in sorted(chosen["gradients"])}
+    arguments = {number: observe(jnp.asarray(values[number]), stored=True) for number in sorted(chosen["arguments"])}
     return Seen(watching, observed._replace(auxiliary=[], gradients=gradients), arguments)

@@ -19,17 +19,18 @@ import jax.numpy as jnp
 class Observer(Protocol):
     """An `Observer` computes the array that is kept of a value."""
 
-    def __call__(self, value: Any, *, passing: bool = False) -> Any:
+    def __call__(self, value: Any, *, stored: bool = False) -> Any:
         """Returns the observation of `value`, of inexact dtype wherever `value` has one.
 
         Args:
             value: The value.
-            passing: Whether it is a cotangent, which nothing reads again when it has been passed on.
+            stored: Whether it has a buffer of its own in any case: an argument or a result of the program, or a
+                cotangent.
         """
         ...
 
 
-def whole_tensor(value: Any, *, passing: bool = False) -> Any:  # noqa: ARG001 - the same either way
+def whole_tensor(value: Any, *, stored: bool = False) -> Any:  # noqa: ARG001 - the same either way
     """Returns the value itself, or the data of a typed PRNG key; an observer."""
     if jnp.issubdtype(jax.typeof(value).dtype, jax.dtypes.prng_key):
         return jax.random.key_data(value)
@@ -56,7 +57,7 @@ def tap(value: Any, sink: Any, observe: Observer, reached: Callable[[], None]) -
 
     def backward(_residual: None, cotangent: Any) -> tuple[Any, Any]:
         reached()
-        return cotangent, observe(cotangent, passing=True)
+        return cotangent, observe(cotangent, stored=True)
 
     identity.defvjp(forward, backward)
     return identity(value, sink)

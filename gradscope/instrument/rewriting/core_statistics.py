@@ -37,14 +37,14 @@ _BITS_PER_BYTE: Final = 8
 _PILOT: Final = 1024
 
 
-def core_statistics(value: Any, *, passing: bool = False) -> Any:
+def core_statistics(value: Any, *, stored: bool = False) -> Any:
     """Returns core statistics as a float32 vector of `WIDTH` numbers that `core_numbers` reads; an observer.
 
     Args:
         value: An array of any shape; of a complex one the magnitudes are measured, of a typed PRNG key its data.
-        passing: Whether it is a cotangent, which nothing reads again when it has been passed on.
+        stored: Whether it has a buffer of its own in any case: an argument or a result of the program, or a cotangent.
     """
-    on_host = _on_host if passing else _bits_on_host
+    on_host = _on_host if stored else _bits_on_host
     # A second differentiation of a step concerns its gradients, and statistics are no gradients; JAX cannot
     # differentiate a host callback at all.
     constant = jax.lax.stop_gradient(whole_tensor(value))
@@ -58,6 +58,11 @@ def as_bytes(value: Any) -> Any:
     dtype = jax.typeof(value).dtype
     narrow = not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits < _BITS_PER_BYTE
     return value.astype(jnp.float32) if narrow else value
+
+
+def bits_of(value: Any) -> Any:
+    """Returns the bits of a floating-point value of whole bytes, as unsigned integers."""
+    return jax.lax.bitcast_convert_type(value, f"uint{jax.typeof(value).dtype.itemsize * _BITS_PER_BYTE}")
 
 
 def core_numbers(vector: np.ndarray) -> CoreNumbers:
@@ -128,8 +133,7 @@ def _on_host(value: Any) -> Any:
 def _bits_on_host(value: Any) -> Any:
     # The bits and not the value: a value that the callback reads becomes a buffer, which the backward pass prefers to
     # computing it again, so that every residual sum of ResNet-50 lived until its end (16 % more temporary memory).
-    dtype = jax.typeof(value).dtype
-    return _vector_from_host(dtype, jax.lax.bitcast_convert_type(value, f"uint{dtype.itemsize * _BITS_PER_BYTE}"))
+    return _vector_from_host(jax.typeof(value).dtype, bits_of(value))
 
 
 def _vector_from_host(dtype: np.dtype[Any], operand: Any) -> Any:

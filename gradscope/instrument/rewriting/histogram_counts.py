@@ -15,25 +15,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscope.history.value_histograms import BINS, BINS_PER_SIGN, SHIFT, ValueHistogram, counted
-from gradscope.instrument.rewriting.core_statistics import WIDTH, as_bytes, core_statistics
+from gradscope.instrument.rewriting.core_statistics import WIDTH, as_bytes, bits_of, core_statistics
 from gradscope.instrument.rewriting.host_calls import made_on_host
 from gradscope.instrument.taps import whole_tensor
 from gradscope.tracing.jaxpr.sharding import varying, varying_axes
 
 _BASE = 2**16
-_BITS_PER_BYTE = 8
 
 
-def statistics_and_histogram(value: Any, *, passing: bool = False) -> Any:
+def statistics_and_histogram(value: Any, *, stored: bool = False) -> Any:
     """Returns the vector of `core_statistics`, then two digits for each bin of the histogram; an observer.
 
     Args:
         value: An array of any shape; of a complex one the magnitudes are counted, of a typed PRNG key its data.
-        passing: Whether it is a cotangent, which nothing reads again when it has been passed on.
+        stored: Whether it has a buffer of its own in any case: an argument or a result of the program, or a cotangent.
     """
     constant = as_bytes(jax.lax.stop_gradient(whole_tensor(value)))
-    digits = jax.lax.platform_dependent(constant, cpu=_on_host, default=_on_device)
-    return jnp.concatenate([core_statistics(value, passing=passing), digits])
+    digits = jax.lax.platform_dependent(constant, cpu=_on_host if stored else _bits_on_host, default=_on_device)
+    return jnp.concatenate([core_statistics(value, stored=stored), digits])
 
 
 def histogram_of(vector: np.ndarray) -> ValueHistogram | None:
@@ -43,10 +42,17 @@ def histogram_of(vector: np.ndarray) -> ValueHistogram | None:
 
 
 def _on_host(value: Any) -> Any:
-    dtype = jax.typeof(value).dtype
-    bits = jax.lax.bitcast_convert_type(value, f"uint{dtype.itemsize * _BITS_PER_BYTE}")
+    return _digits_from_host(jax.typeof(value).dtype, value)
+
+
+def _bits_on_host(value: Any) -> Any:
+    # The bits and not the value, for the reason that `core_statistics` has.
+    return _digits_from_host(jax.typeof(value).dtype, bits_of(value))
+
+
+def _digits_from_host(dtype: np.dtype[Any], operand: Any) -> Any:
     shape = jax.ShapeDtypeStruct((2 * BINS,), jnp.float32)
-    return varying(made_on_host(_counting(dtype), shape, bits), varying_axes([bits]))
+    return varying(made_on_host(_counting(dtype), shape, operand), varying_axes([operand]))
 
 
 @cache

@@ -278,7 +278,7 @@ def _with_terms(
     def pulled(operands: Sequence[Any], cotangents: Mapping[int, Any]) -> dict[int, Any]:
         reached()
         gradients = pulled_back(equation, operands, list(terms), cotangents)
-        return {term: observe(gradient, passing=True) for term, gradient in zip(terms, gradients, strict=True)}
+        return {term: observe(gradient, stored=True) for term, gradient in zip(terms, gradients, strict=True)}
 
     tapped = tap_aside(tapped, jax.lax.stop_gradient(list(operands)), sinks, pulled)
     return [tapped.get(at, output) for at, output in enumerate(outputs)]
@@ -296,5 +296,5 @@ def _where(condition: Any, one: Any, other: Any) -> Any:
     return jax.lax.select(jnp.broadcast_to(condition, one.shape), one, other)
 
 
-def _observed_in_shards(observe: Observer, axes: tuple[str, ...], value: Any, *, passing: bool = False) -> Any:
-    return varying(observe(value, passing=passing), axes)
+def _observed_in_shards(observe: Observer, axes: tuple[str, ...], value: Any, *, stored: bool = False) -> Any:
+    return varying(observe(value, stored=stored), axes)

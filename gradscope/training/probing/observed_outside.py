@@ -57,7 +57,8 @@ def _of_one(seen: Any, loss: Any, updates: Any) -> Collected:
     numbers: dict[str, Any] = _numbers(seen, vectors)
     named = {} if updates is None else named_leaves(updates)
     if named:
-        vectors |= {naming.key_of(naming.UPDATE, name): core_statistics(leaf) for name, leaf in named.items()}
+        keyed = {naming.key_of(naming.UPDATE, name): leaf for name, leaf in named.items()}
+        vectors |= {key: core_statistics(leaf, stored=True) for key, leaf in keyed.items()}
         numbers["update_norm"] = optax.tree.norm(updates)
     if loss is not None:
         numbers["loss"] = loss
