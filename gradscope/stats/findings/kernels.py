@@ -14,11 +14,11 @@ from typing import Final
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry, Layer
+from gradscope.primitive_groups import ADDITIONS, COPIES, MATRIX_PRODUCTS
 from gradscope.stats.findings.rule_evidence import RuleEvidence, column
 
 #: The primitives whose result is linear in the layer's input where they end a layer with one kernel.
-_LINEAR: Final = frozenset({"dot_general", "conv_general_dilated", "add", "add_any", "reshape", "transpose",
-                            "convert_element_type", "squeeze"})  # fmt: skip
+_LINEAR: Final = MATRIX_PRODUCTS | ADDITIONS | COPIES
 _INDEX: Final = re.compile(r"\[(\d+)\]")
 
 

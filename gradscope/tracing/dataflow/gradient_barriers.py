@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from gradscope.dump.record import AS_DATA, STOPPED, Reason
+from gradscope.primitive_groups import COPIES, SLICES
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.dataflow.liveness import Liveness
 from gradscope.tracing.dataflow.reachability import is_constant, is_inexact
@@ -31,12 +32,6 @@ _INTEGER_PATHS: Final = {
     **dict.fromkeys(("argmax", "argmin"), "an integer path: an index"),
     **dict.fromkeys(("gt", "ge", "lt", "le", "eq", "ne", "is_finite"), "an integer path: a comparison"),
 }
-
-#: The primitives that return the numbers of their operand, or some of them.
-_SAME_NUMBERS: Final = frozenset(
-    {"broadcast_in_dim", "convert_element_type", "copy", "dynamic_slice", "expand_dims", "reshape", "slice", "squeeze",
-     "transpose"}
-)  # fmt: skip
 
 #: What a solver with implicit derivatives does to a value that enters its search, and to one that leaves it.
 _SOLVER: Final = {
@@ -212,7 +207,7 @@ def _stops(step: Step) -> bool:
 
 def _keeps_value(step: Step) -> bool:
     """Returns whether a step leads to the same numbers, or some of them."""
-    return step.way != "compute" or step.frame.jaxpr.eqns[step.number].primitive.name in _SAME_NUMBERS
+    return step.way != "compute" or step.frame.jaxpr.eqns[step.number].primitive.name in COPIES | SLICES
 
 
 def _is_solver(frame: Frame) -> bool:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final
 
+from gradscope.primitive_groups import MATRIX_PRODUCTS
 from gradscope.tracing.dataflow.backward import Marks, follow, follow_inside
 from gradscope.tracing.jaxpr.frames import Frame, FrameKey
 from gradscope.tracing.jaxpr.jaxcompat import Atom
-
-#: The primitives of products of matrices, convolutions among them.
-PRODUCTS: Final = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
 
 
 def leading_to_products(root: Frame, is_weight: Callable[[Frame, Atom], bool]) -> Mapping[FrameKey, Collection[Atom]]:
@@ -35,7 +32,7 @@ class _Analysis:
 
     def through(self, frame: Frame, number: int, outputs: Sequence[int]) -> Sequence[int]:
         equation = frame.jaxpr.eqns[number]
-        if equation.primitive.name in PRODUCTS:
+        if equation.primitive.name in MATRIX_PRODUCTS:
             weights = [self._is_weight(frame, atom) for atom in equation.invars]
             if any(weights):
                 return [int(not is_weight) for is_weight in weights]

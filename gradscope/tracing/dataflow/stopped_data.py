@@ -21,19 +21,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Final, TypeAlias
 
+from gradscope.primitive_groups import ADDITIONS, COPIES, MATRIX_PRODUCTS, PRODUCTS, SLICES
 from gradscope.tracing.dataflow.constants_before_rules import passes_tangents
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.dataflow.liveness import Liveness
-from gradscope.tracing.dataflow.products import PRODUCTS
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, resolve
 from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal
 
-_SAME_VALUE: Final = frozenset({"broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze", "transpose"})
 #: Linear in all operands together: a term of a sum does not change the derivative of the others.
-_SUMS: Final = _SAME_VALUE | {"add", "add_any", "sub", "neg", "reduce_sum", "concatenate", "expand_dims", "slice",
-                              "dynamic_slice", "pad", "cumsum", "rev", "split", "psum"}  # fmt: skip
-#: Linear in each operand.
-_FACTORS: Final = frozenset({"mul", "div", "dot_general", "conv_general_dilated", "ragged_dot_general"})
+_SUMS: Final = COPIES | SLICES | ADDITIONS | {
+    "neg", "reduce_sum", "rev", "concatenate", "pad", "cumsum", "split", "psum",
+}  # fmt: skip
 
 _Equation: TypeAlias = tuple[Frame, int]
 
@@ -103,7 +101,7 @@ class StoppedData:
         trained = {atom for atom in atoms if self._is_trained(frame, atom)}
         if not own or not trained or equation.primitive.name in _SUMS:
             return False
-        return equation.primitive.name not in _FACTORS or len(own | trained) > 1 or len(atoms) > len(set(atoms))
+        return equation.primitive.name not in PRODUCTS or len(own | trained) > 1 or len(atoms) > len(set(atoms))
 
     @cached_property
     def _products(self) -> Mapping[_Equation, Sequence[ValueKey]]:
@@ -111,7 +109,7 @@ class StoppedData:
         found: dict[_Equation, Sequence[ValueKey]] = {}
         for frame in self._frames.values():
             for number, equation in enumerate(frame.jaxpr.eqns):
-                if equation.primitive.name in PRODUCTS and number in self._liveness.live(frame):
+                if equation.primitive.name in MATRIX_PRODUCTS and number in self._liveness.live(frame):
                     keys = [key for atom in equation.invars if (key := self._weight(frame, atom)) is not None]
                     if keys:
                         found[frame, number] = keys
@@ -125,7 +123,7 @@ class StoppedData:
         while key is not None and key.equation != OPERAND:
             around = self._frames[key.frame]
             equation = around.jaxpr.eqns[key.equation]
-            if equation.primitive.name not in _SAME_VALUE:
+            if equation.primitive.name not in COPIES:
                 break
             key = resolve(around, equation.invars[0])
         return key

@@ -8,15 +8,10 @@ to use its float32 kernel.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
+from gradscope.primitive_groups import COPIES, SLICES
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, operands
 from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal
-
-_VIEWS: Final = frozenset(
-    {"convert_element_type", "reshape", "transpose", "squeeze", "slice", "broadcast_in_dim", "copy", "rev",
-     "expand_dims", "sharding_constraint", "reduce_precision", "dynamic_slice"}
-)  # fmt: skip
 
 
 class ParameterOrigins:
@@ -54,7 +49,7 @@ class ParameterOrigins:
 
     def _made(self, frame: Frame, number: int, position: int) -> str | None:
         equation = frame.jaxpr.eqns[number]
-        if equation.primitive.name in _VIEWS:
+        if equation.primitive.name in COPIES | SLICES | {"rev"}:
             return self._name(frame, equation.invars[0])
         for child in frame.children.get(number, ()):
             if child.transfer.in_place:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from gradscope.primitive_groups import ADDITIONS, COPIES
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, FrameKey, ValueKey, resolve, variable_of
@@ -20,17 +21,13 @@ from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.tracer import Trace
 
 #: Primitives that return their first operand's value, in another shape or type.
-SAME_VALUE: Final = frozenset(
-    {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "convert_element_type", "copy", "stop_gradient",
-     "transpose"}
-)  # fmt: skip
+SAME_VALUE: Final = COPIES | {"stop_gradient"}
 #: What may be between a softmax and the sum that it receives: its own operations, scales and masks.
 _SCALED: Final = SAME_VALUE | {"select_n", "max", "add", "sub", "neg", "div", "mul", "exp", "exp2"}
-_ADDITIONS: Final = frozenset({"add", "add_any", "sub"})
 #: What random numbers are made by.
 _RANDOM: Final = frozenset({"random_bits", "threefry2x32", "rng_bit_generator", "random_gamma"})
 #: What may be between the logits of a softmax and their exponentials, without a change but of an offset.
-_OFFSET: Final = (SAME_VALUE - {"stop_gradient"}) | {"sub"}
+_OFFSET: Final = COPIES | {"sub"}
 #: What may be between the sum of exponentials and the logarithm or the division.
 _SUMMED: Final = SAME_VALUE | {"abs", "max", "add"}
 #: The most values that are looked at before one function.
@@ -108,7 +105,7 @@ class SoftmaxNeighbours:
         An array of the batch to which a parameter itself is added, before a function of single elements, is a signal.
         """
         equation = frame.jaxpr.eqns[key.equation]
-        if equation.primitive.name not in _ADDITIONS or any(map(is_literal, equation.invars)):
+        if equation.primitive.name not in ADDITIONS or any(map(is_literal, equation.invars)):
             return None
         variables = [FrameVariable(frame, atom) for atom in equation.invars]
         of_params = [variable in self._of_params for variable in variables]

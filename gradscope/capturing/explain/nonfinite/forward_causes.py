@@ -31,6 +31,7 @@ from gradscope.capturing.explain.nonfinite.repairs import (
     overflow,
 )
 from gradscope.capturing.explain.nonfinite.replay import Failure
+from gradscope.primitive_groups import MOVES
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.lookup.operations import Operation, Operations
 
@@ -181,7 +182,7 @@ def _made_by(values: Sequence[ValueAt], primitive: str, operations: Operations) 
             maker = operations.maker(at)
             if maker.primitive == primitive:
                 found.append(maker)
-            if maker.primitive not in _SHAPES or not maker.values:
+            if maker.primitive not in MOVES | {"abs"} or not maker.values:
                 break
             at = maker.values[0]
     return found
@@ -189,7 +190,6 @@ def _made_by(values: Sequence[ValueAt], primitive: str, operations: Operations) 
 
 #: How many operations are looked at to find the constant that masks.
 _NEAR: Final = 12
-_SHAPES: Final = frozenset({"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "copy", "abs"})
 
 
 def _below_zero(name: str) -> Callable[[Sequence[float]], Diagnosis | None]:

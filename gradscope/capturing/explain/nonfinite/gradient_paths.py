@@ -10,17 +10,16 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from gradscope.capturing.explain.nonfinite.nonfinite_flags import NonfiniteFlags, is_argument
+from gradscope.primitive_groups import ADDITIONS, COPIES, MULTIPLICATIONS
 from gradscope.tracing.jaxpr.frames import OPERAND
 from gradscope.tracing.jaxpr.iterations import ValueAt, sources
 from gradscope.tracing.lookup.operations import Operations
 
 #: Operations that return a gradient which is not finite to every operand that has one, if they receive one.
-_PASSING: Final = frozenset(
-    {"add", "add_any", "broadcast_in_dim", "conv_general_dilated", "convert_element_type", "copy", "cos", "cumsum",
-     "div", "dot_general", "erf", "exp", "exp2", "expand_dims", "log", "log1p", "logistic", "mul", "neg",
-     "reduce_precision", "reduce_sum", "reshape", "rev", "rsqrt", "sin", "slice", "sqrt", "square", "squeeze", "sub",
-     "tanh", "transpose"}
-)  # fmt: skip
+_PASSING: Final = COPIES | ADDITIONS | MULTIPLICATIONS | {
+    "conv_general_dilated", "cos", "cumsum", "dot_general", "erf", "exp", "exp2", "log", "log1p", "logistic", "neg",
+    "reduce_sum", "rev", "rsqrt", "sin", "slice", "sqrt", "square", "tanh",
+}  # fmt: skip
 
 
 class GradientPaths:

@@ -22,6 +22,7 @@ from gradscope.capturing.explain.nonfinite.single_run import run_once
 from gradscope.instrument.observing_program import observing_program, observing_values
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.planning import make_plan
+from gradscope.primitive_groups import MOVES
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey, iterations
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.layers.sites import Site
@@ -32,9 +33,7 @@ from gradscope.tracing.tracer import Trace
 INF: Final = 1
 NAN: Final = 2
 #: Operations whose result has the elements of the first operand, all of them, but for their signs and places.
-_COPIES: Final = frozenset(
-    {"abs", "broadcast_in_dim", "copy", "expand_dims", "neg", "reshape", "rev", "squeeze", "transpose"}
-)
+_COPIES: Final = MOVES | {"abs", "neg", "rev"}
 
 
 @dataclass(frozen=True, slots=True)

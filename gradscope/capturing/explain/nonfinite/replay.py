@@ -18,6 +18,7 @@ from gradscope.capturing.explain.nonfinite.single_run import run_once
 from gradscope.instrument.observing_program import observing_program, observing_values
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.taps import whole_tensor
+from gradscope.primitive_groups import MATRIX_PRODUCTS
 from gradscope.tracing.dataflow.reachability import Reach
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.jaxpr.jaxcompat import (
@@ -37,10 +38,9 @@ from gradscope.tracing.tracer import Trace
 #: Equations that compute what their jaxpr computes, so that a failure in them is a failure of an equation inside.
 _TRANSPARENT: Final = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
 #: Equations whose elements are made of many elements of an operand, even where it has the result's shape.
-_MIXING: Final = frozenset(
-    {"dot_general", "ragged_dot_general", "conv_general_dilated", "triangular_solve", "cholesky", "lu", "fft",
-     "cumsum", "cumprod", "cumlogsumexp"}
-)  # fmt: skip
+_MIXING: Final = MATRIX_PRODUCTS | {
+    "triangular_solve", "cholesky", "lu", "fft", "cumsum", "cumprod", "cumlogsumexp",
+}  # fmt: skip
 
 
 #: The most iterations of a `while` that run again.

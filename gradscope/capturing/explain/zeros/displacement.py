@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from gradscope.primitive_groups import ADDITIONS
 from gradscope.tracing.jaxpr.jaxcompat import Equation, sub_jaxprs
 
 #: The most elements of a value that are looked at.
@@ -29,8 +30,6 @@ _MIXING: Final = (
     "psum",
     "triangular",
 )
-#: Their results are differences and sums: what is taken out is measured in absolute terms.
-_SUMS: Final = frozenset({"add", "sub", "add_any"})
 
 #: How much smaller than its operands' difference a result's is where a displacement is taken out.
 _TAKEN_OUT: Final = 1e-3
@@ -130,7 +129,8 @@ def is_taken_out(equation: Equation, operands: Sequence[Change], result: Change,
         result: What it did to the result.
         precision: The precision of the model.
     """
-    absolute = equation.primitive.name in _SUMS
+    # Of differences and sums, what is taken out is measured in absolute terms.
+    absolute = equation.primitive.name in ADDITIONS
     # Of an operand most of whose elements stay the same, as of a table, the changed elements are the typical ones; of
     # the result, as many as that may be.
     share = max(operand.share for operand in operands)

@@ -14,6 +14,7 @@ from gradscope import naming
 from gradscope.capturing.explain.zeros.neighbourhood import Neighbourhood
 from gradscope.dump.manifest.zero_reasons import PRODUCT_OF
 from gradscope.naming import IterationIndex
+from gradscope.primitive_groups import ADDITIONS, COPIES, MATRIX_PRODUCTS, MULTIPLICATIONS, SLICES
 from gradscope.tracing.dataflow.forward import FrameVariable
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey, resolve
@@ -23,18 +24,12 @@ from gradscope.tracing.tracer import Trace
 #: The name of an operand that the program states.
 CONSTANT: Final = "a constant"
 
-#: Return their operand's value in another shape or type.
-_SAME_VALUE: Final = frozenset(
-    {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "copy", "convert_element_type", "pvary",
-     "pcast", "neg"}
-)  # fmt: skip
-#: Zero where one operand is.
-_ELEMENTWISE: Final = frozenset({"mul", "div"})
-_MIXING: Final = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
+#: Return their operand's value in another shape or type, or its negative.
+_SAME_VALUE: Final = COPIES | {"neg"}
 #: Zero where all operands are.
-_SUMS: Final = frozenset({"add", "add_any", "sub", "concatenate"})
+_SUMS: Final = ADDITIONS | {"concatenate"}
 #: Zero where the first operand is.
-_FIRST: Final = _SAME_VALUE | {"slice", "split", "reduce_sum", "rev", "dynamic_slice", "gather"}
+_FIRST: Final = _SAME_VALUE | SLICES | {"split", "reduce_sum", "rev", "gather"}
 #: Number of axes and name of an argument of zeros; None where there is none.
 _Zeros: TypeAlias = tuple[int, str] | None
 #: How many operations upstream are looked at for an argument of zeros.
@@ -124,9 +119,9 @@ class OperandNames:
         found = (self._zeros(FrameVariable(frame, atom), known, near) for atom in equation.invars)
         if name in _FIRST:
             return next(found)
-        if name in _ELEMENTWISE:
+        if name in MULTIPLICATIONS:
             return next(filter(None, found), None)
-        if name in _MIXING:
+        if name in MATRIX_PRODUCTS:
             return next(map(_as_product, filter(None, found)), None)
         # Of a kernel and a bias, both zero, it is the kernel.
         return max(filter(None, every)) if name in _SUMS and None not in (every := list(found)) else None

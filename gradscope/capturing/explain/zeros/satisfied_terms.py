@@ -12,28 +12,15 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from gradscope.capturing.explain.zeros.zero_uses import RECTIFIERS, EquationUse
+from gradscope.primitive_groups import ADDITIONS, COPIES, MULTIPLICATIONS, SLICES
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
 from gradscope.tracing.dataflow.gradient_barriers import location_of
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, resolve
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, is_literal
 
-_SAME_VALUE: Final = frozenset({"broadcast_in_dim", "convert_element_type", "copy", "expand_dims", "pvary", "pcast",
-                                "reshape", "squeeze", "transpose"})  # fmt: skip
 #: Sum, or choose from, their operand's elements.
-_SUMS: Final = _SAME_VALUE | {
-    "reduce_sum",
-    "neg",
-    "slice",
-    "dynamic_slice",
-    "gather",
-    "select_n",
-    "psum",
-    "concatenate",
-}
-#: Add something else.
-_ADDITIONS: Final = frozenset({"add", "add_any", "sub"})
-_SCALINGS: Final = frozenset({"mul", "div"})
+_SUMS: Final = COPIES | SLICES | {"reduce_sum", "neg", "gather", "select_n", "psum", "concatenate"}
 #: Zero where their operand is.
 _POWERS: Final = frozenset({"integer_pow", "square"})
 
@@ -73,7 +60,7 @@ def _rectifier(root: Frame, use: EquationUse) -> tuple[Frame, int] | None:
         maker = frame.jaxpr.eqns[key.equation]
         if maker.primitive.name in RECTIFIERS:
             return frame, key.equation
-        if maker.primitive.name not in _SAME_VALUE | {"neg"}:
+        if maker.primitive.name not in COPIES | {"neg"}:
             return None
         key = resolve(frame, maker.invars[0])
     return None
@@ -93,7 +80,7 @@ def _is_term_of_loss(root: Frame, flow: ForwardFlow, frame: Frame, output: Atom)
                 equation = step.frame.jaxpr.eqns[step.number]
                 if not _is_linear(equation, part):
                     return False
-                alone = alone and equation.primitive.name not in _ADDITIONS
+                alone = alone and equation.primitive.name not in ADDITIONS
             reached = _Part(step.to, alone)
             if reached not in seen:
                 seen.add(reached)
@@ -105,10 +92,10 @@ def _is_term_of_loss(root: Frame, flow: ForwardFlow, frame: Frame, output: Atom)
 def _is_linear(equation: Equation, part: _Part) -> bool:
     """Returns whether an equation adds up, scales or, of a part alone, raises to a power."""
     name = equation.primitive.name
-    if name in _SUMS or name in _ADDITIONS:
+    if name in _SUMS or name in ADDITIONS:
         return True
     uses = [position for position, atom in enumerate(equation.invars) if not is_literal(atom)
             and atom is part.variable.atom]  # fmt: skip
-    if name in _SCALINGS:
+    if name in MULTIPLICATIONS:
         return uses == [0] or (name == "mul" and (uses == [1] or part.alone))
     return name in _POWERS and part.alone

@@ -18,19 +18,15 @@ from gradscope import naming
 from gradscope.capturing.explain.zeros.operand_names import CONSTANT
 from gradscope.capturing.explain.zeros.softmax_rows import single_entries
 from gradscope.dump.manifest.zero_reasons import PRODUCT_OF
+from gradscope.primitive_groups import ADDITIONS, COPIES, PRODUCTS
 from gradscope.tracing.dataflow.gradient_barriers import location_of
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import Frame
 from gradscope.tracing.jaxpr.jaxcompat import bind
 from gradscope.tracing.jaxpr.vjp import pulled_back
 
-#: Linear in the gradient, with the values of the other operands as factors.
-_PRODUCTS: Final = frozenset({"mul", "div", "dot_general", "conv_general_dilated", "ragged_dot_general"})
 #: Linear in the gradient, and nothing else.
-_SUMS: Final = frozenset(
-    {"add", "add_any", "sub", "neg", "broadcast_in_dim", "reduce_sum", "reshape", "transpose", "squeeze", "concatenate",
-     "cumsum", "expand_dims", "convert_element_type", "copy", "rev"}
-)  # fmt: skip
+_SUMS: Final = COPIES | ADDITIONS | {"neg", "reduce_sum", "rev", "concatenate", "cumsum"}
 #: Selects some elements and drops others.
 _SELECTIONS: Final = frozenset(
     {"gather", "slice", "dynamic_slice", "dynamic_update_slice", "scatter", "scatter-add", "scatter_add", "scatter-mul",
@@ -64,14 +60,14 @@ _CLIPS: Final = frozenset({"clip", "_clip"})
 #: Flat on one side of a threshold, or beyond two.
 RECTIFIERS: Final = frozenset({"max", "min", "clamp", "custom_jvp_call", "custom_vjp_call"})
 #: Drop elements of a value one by one, each for a reason of its own.
-_PER_ELEMENT: Final = _PRODUCTS | RECTIFIERS | {"select_n"}
+_PER_ELEMENT: Final = PRODUCTS | RECTIFIERS | {"select_n"}
 
 #: The change of a value, relative to itself or to 1, that shows whether an output depends on it.
 _NUDGE: Final = 1e-3
 
 #: The reason by primitive, where it is neither underflow, nor cancellation, nor a dead unit.
 _KINDS: Final = (
-    (_PRODUCTS, "masked: multiplied by exact zeros in {where}"),
+    (PRODUCTS, "masked: multiplied by exact zeros in {where}"),
     ({"select_n"}, "masked: where never takes it, {where}"),
     (_SELECTIONS, "masked: not taken by {where}"),
     (_NEVER_FLAT, "underflow: the derivative of {where} rounds to zero for every element"),
@@ -174,7 +170,7 @@ class EquationUse:
 
     def _zeros(self, primitive: str) -> str:
         """Returns which factor is zero throughout, ": param/b is 0"; "" where it has no name."""
-        if primitive not in _PRODUCTS:
+        if primitive not in PRODUCTS:
             return ""
         others = (n for n in range(len(self.operands)) if n not in self.positions)
         named = [self.names[n] for n in others if self.names[n] and not np.any(np.asarray(self.operands[n]))]
@@ -216,7 +212,7 @@ class EquationUse:
         name = self.frame.jaxpr.eqns[self.number].primitive.name
         single = (replace(self, positions=(position,)) for position in self.positions)
         several = len(self.positions) > 1 and any(each.gradient().any() for each in single)
-        return several or (name in _PRODUCTS | _SUMS and bool(self._of_magnitudes().any()))
+        return several or (name in PRODUCTS | _SUMS and bool(self._of_magnitudes().any()))
 
     def _of_magnitudes(self) -> np.ndarray:
         operands = [jnp.abs(each) if _is_floating(each) else each for each in self.operands]

@@ -1,0 +1,33 @@
+"""Groups of JAX's primitives by what they do with values, by the names that jaxprs and dumps have for them.
+
+Analyses make their own sets of these, with what is special to their question. A group has no primitive whose second
+result, or second operand, would need another answer.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: Return the elements of their operand, all of them, in another shape or several times.
+MOVES: Final = frozenset(
+    {"broadcast_in_dim", "copy", "expand_dims", "pcast", "pvary", "reshape", "sharding_constraint", "squeeze",
+     "transpose"}
+)  # fmt: skip
+
+#: Return the elements of their operand, all of them, perhaps rounded to another type.
+COPIES: Final = MOVES | {"convert_element_type", "reduce_precision"}
+
+#: Return some elements of their operand, at places in a row.
+SLICES: Final = frozenset({"slice", "dynamic_slice"})
+
+#: Add their two operands, or subtract them, element by element.
+ADDITIONS: Final = frozenset({"add", "add_any", "sub"})
+
+#: Multiply their two operands, or divide them, element by element.
+MULTIPLICATIONS: Final = frozenset({"mul", "div"})
+
+#: Multiply two matrices, or more axes, convolutions among them: each element of the result is a sum of products.
+MATRIX_PRODUCTS: Final = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
+
+#: Linear in each operand (a quotient, in its dividend), with the others as factors.
+PRODUCTS: Final = MULTIPLICATIONS | MATRIX_PRODUCTS
