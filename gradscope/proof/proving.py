@@ -29,7 +29,7 @@ from gradscope.proof.surrogate import surrogate_loss
 from gradscope.tracing.dataflow.reachability import Reach, is_inexact, reachability_from
 from gradscope.tracing.jaxpr.frames import ValueKey
 from gradscope.tracing.loading.model import Model
-from gradscope.tracing.tracer import Trace, trace_loss
+from gradscope.tracing.tracer import Trace, trace_loss, with_constant_inputs
 from gradscope.tracing.user_frames import user_code
 
 #: The rows about custom rules, and those about gradients.
@@ -164,7 +164,7 @@ def _rows_at(model: Model, trace: Trace, variables: Any, batch: Any, options: Pr
         return out[0] if isinstance(out, tuple) else out
 
     with user_code(f"loss of {model.name}"):
-        here = trace_loss(model.loss, variables, batch)
+        here = _as_prepared(trace_loss(model.loss, variables, batch), trace)
         rules = tuple(
             rule_row(call, outcome, wrong, options.allowed)
             for call, outcome, wrong in rule_outcomes(here, leaves, options.seed, tolerance=options.tolerance)
@@ -190,6 +190,13 @@ def _rows_at(model: Model, trace: Trace, variables: Any, batch: Any, options: Pr
             )
         )
     return rules, gradients
+
+
+def _as_prepared(trace: Trace, prepared: Trace) -> Trace:
+    """Returns a trace in which inputs are constants before derivative rules as in the one that was prepared."""
+    leaves = zip(trace.arguments, prepared.arguments, strict=True)
+    refused = any(leaf.differentiated and not other.differentiated for leaf, other in leaves)
+    return (with_constant_inputs(trace) if refused else None) or trace
 
 
 def _require_known(trace: Trace, allowed: Sequence[str]) -> None:

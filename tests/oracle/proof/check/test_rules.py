@@ -328,3 +328,26 @@ def test_a_wrong_rule_is_told_by_argument_and_factor() -> None:
     assert (half.factor, half.why) == (0.5, f"{half.arguments[0]}: 0.5 times the derivative")
     assert half.arguments[0].endswith("(input/value)")
     assert {row.what: row.factor for row in found.gradients}["input_grad/value"] == 0.5
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_an_input_that_a_rule_refuses_is_a_constant(factor: float) -> None:
+    @jax.custom_vjp
+    def rated(x: Any, rate: Any) -> Any:
+        return rate * jnp.tanh(x)
+
+    def forward(x: Any, rate: Any) -> Any:
+        assert not rate.perturbed
+        return rated(x.value, rate.value), (x.value, rate.value)
+
+    def backward(kept: Any, cotangent: Any) -> Any:
+        x, rate = kept
+        return factor * cotangent * rate / jnp.cosh(x) ** 2, jnp.zeros_like(rate)
+
+    rated.defvjp(forward, backward, symbolic_zeros=True)
+    found = proof(lambda w, batch: rated(batch["x"] @ w, batch["rate"]).sum(), W, {"x": X, "rate": jnp.float32(2.0)})
+    status = "correct" if factor == 1.0 else "wrong"
+    assert rule(found, "rated").status == status
+    assert statuses(found)["param_grad/value"] == status
+    assert "input_grad/rate" not in statuses(found)
+    assert not found.notes
