@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -184,14 +184,26 @@ def _stated(file: DumpFile, key: str) -> _Leaf:
     return jax.ShapeDtypeStruct(entry.shape, as_numpy_dtype(entry.dtype))
 
 
+#: What a loss of classes is called, for a batch that has their numbers.
+_CLASSES: Final = "; --loss cross-entropy of a framework's model takes labels that are numbers of classes"
+
+
 def _require_fitting(what: str, model_leaves: Mapping[str, Any], arrays: Mapping[str, _Leaf], *, partial: bool) -> None:
     absent = model_leaves.keys() - arrays.keys()
     problems = list(_problems(model_leaves, arrays, frozenset() if partial else absent))
     if problems:
         own = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape)}" for name, leaf in model_leaves.items())
+        classes = any(_may_be_classes(leaf, arrays[name]) for name, leaf in model_leaves.items() if name in arrays)
         raise DumpError(
-            f"{what} is not a batch for this model: {'; '.join(problems)}", hint=f"the model's own batch is {own}"
+            f"{what} is not a batch for this model: {'; '.join(problems)}",
+            hint=f"the model's own batch is {own}{_CLASSES if classes else ''}",
         )
+
+
+def _may_be_classes(leaf: _Leaf, array: _Leaf) -> bool:
+    """Returns whether a file has the numbers of classes where the model expects a row of numbers for each."""
+    kinds = jnp.issubdtype(leaf.dtype, jnp.floating) and jnp.issubdtype(array.dtype, jnp.integer)
+    return kinds and len(leaf.shape) == len(array.shape) + 1 and leaf.shape[1:-1] == array.shape[1:]
 
 
 def _problems(model_leaves: Mapping[str, Any], arrays: Mapping[str, _Leaf], lacking: Collection[str]) -> Iterator[str]:

@@ -268,3 +268,10 @@ def test_a_compressed_file_of_the_right_shapes_may_take_so_much_memory_and_no_mo
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("classes", "hinted"), [(np.arange(5), True), (np.zeros((5, 3), np.int32), False)])
+def test_numbers_of_classes_are_hinted_at(tmp_path: Path, classes: np.ndarray, hinted: bool) -> None:
+    with pytest.raises(DumpError) as refused:
+        read(tmp_path, {"labels": jax.ShapeDtypeStruct((2, 3), np.float32)}, labels=classes)
+    assert ("--loss cross-entropy" in (refused.value.hint or "")) is hinted
