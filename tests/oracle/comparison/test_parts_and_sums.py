@@ -167,3 +167,36 @@ def test_an_lstm_of_pytorch_is_the_same_as_one_with_a_single_bias(factor: float)
     found = gs.compare(reference, captured((loss(1.0), weights, {"x": x.numpy()})))
     assert found, found.sentence
     assert not gs.compare(reference, captured((loss(1.01), weights, {"x": x.numpy()})))
+
+
+def _reset_gated(*, packed: bool, wrong: bool = False) -> Dump:
+    """One step of a GRU from two kernels: of PyTorch's two biases, Flax adds those of two gates."""
+    draw = np.random.default_rng(4).normal
+    given, carried = (draw(size=(8, 12)).astype(np.float32) for _ in range(2))
+    biases = {name: draw(size=12).astype(np.float32) for name in ("b_ih", "b_hh")}
+    one, two = (np.split(each, 3) for each in biases.values())
+    apart = {"r": one[0] + two[0], "z": one[1] + two[1], "n": one[2], "hn": two[2] + 0.1 * wrong}
+
+    def loss(weights: Any, batch: Any) -> Any:
+        own = weights["gru"]
+        with jax.named_scope("gru"):
+            r, z, n = jnp.split(batch["x"] @ own["ih"], 3, axis=1)
+            hr, hz, hn = jnp.split(jnp.cos(batch["x"]) @ own["hh"], 3, axis=1)
+            bias = [*jnp.split(own["b_ih"], 3), *jnp.split(own["b_hh"], 3)] if packed else None
+            r_bias, z_bias = (bias[0] + bias[3], bias[1] + bias[4]) if bias else (own["r"], own["z"])
+            n_bias, hn_bias = (bias[2], bias[5]) if bias else (own["n"], own["hn"])
+            n = jnp.tanh(n + n_bias + jax.nn.sigmoid(r + hr + r_bias) * (hn + hn_bias))
+            return jnp.square(n * jax.nn.sigmoid(z + hz + z_bias)).mean()
+
+    return captured((loss, {"gru": {"ih": given, "hh": carried} | (biases if packed else apart)}, X))
+
+
+def test_biases_of_which_some_gates_add_both_are_one() -> None:
+    packed = _reset_gated(packed=True)
+    for one, other in ((packed, _reset_gated(packed=False)), (_reset_gated(packed=False), packed)):
+        found = gs.compare(one, other)
+        assert found, found.sentence
+        reasons = {row.name: row.why for row in found.rows if row.family == "param" and row.status != "same"}
+        assert reasons["gru/r"] == "a part of the sum of gru/b_hh and gru/b_ih"
+        assert (reasons["gru/n"], reasons["gru/hn"]) == ("a part of gru/b_ih", "a part of gru/b_hh")
+    assert not gs.compare(packed, _reset_gated(packed=False, wrong=True))

@@ -1,17 +1,17 @@
 """`sums` recognises stored tensors that add up to one of the other dump, as the two biases of PyTorch's LSTM do.
 
-The sum may be in parts, where a framework has a bias for each gate. Such tensors have no counterpart: infinitely many
-terms have one sum. That the sum is right is all that there is to compare, and that the gradient with respect to each
-term is that with respect to the sum.
+The sum may be in parts, where a framework has a bias for each gate; of a GRU, some gates have both terms apart. Such
+tensors have no counterpart: infinitely many terms have one sum. That the sum is right is all that there is to compare,
+and that the gradient with respect to each term is that with respect to the sum.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, combinations
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from gradscope.comparison.pairing.matching import Dumps
 from gradscope.comparison.precision import dtype_class
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import PARAM, PARAM_GRAD, key_of, split_key
+
+#: Parameters that joined are a sum, each block alone, or its two terms.
+_Blocks: TypeAlias = tuple[tuple[str, ...], ...]
 
 #: The relative rounding error of a sum of float32 tensors by which two terms are looked for.
 _ROUNDING: Final = 1e-4
@@ -50,33 +53,46 @@ def sums(dumps: Dumps, only_ref: Sequence[str], only_cand: Sequence[str]) -> dic
     for holder, keys, other, terms in (
         (dumps.cand, only_cand, dumps.ref, only_ref), (dumps.ref, only_ref, dumps.cand, only_cand),
     ):  # fmt: skip
-        for parts, pair in chain(_added(holder, keys, other, terms), _added_in_parts(holder, keys, other, terms)):
+        for blocks, pair in chain(_added(holder, keys, other, terms), _added_in_parts(holder, keys, other, terms)):
+            parts = tuple(chain.from_iterable(blocks))
             if any(key in found for key in (*parts, *pair)):
                 continue
             names, whole = (" and ".join(split_key(key)[1] for key in some) for some in (pair, parts))
-            joined = len(parts) > 1
+            joined, apart = len(blocks) > 1, len(parts) > len(blocks)
             found |= dict.fromkeys(parts, f"a part of the sum of {names}" if joined else f"the sum of {names}")
-            found |= dict.fromkeys(pair, f"{whole} {'joined are' if joined else 'is'} the sum of {names}")
-            gradient = _joined_gradient(holder, parts)
-            terms_of = [_gradient(other, key) for key in pair]
-            if gradient is not None and all(
-                each is not None and _is_close(gradient, each, PARAM_GRAD) for each in terms_of
-            ):
-                same = f"the gradient of {names} is that of {whole}"
+            found |= {
+                key: f"a part of {split_key(term)[1]}"
+                for block in blocks
+                if len(block) > 1
+                for key, term in zip(block, pair, strict=True)
+            }
+            are = "joined are the sum of" if joined else "is the sum of"
+            found |= dict.fromkeys(
+                pair, f"{whole} joined are the parts and sums of {names}" if apart else f"{whole} {are} {names}"
+            )
+            if all(_has_gradients(holder, blocks, place, other, term) for place, term in enumerate(pair)):
+                same = (
+                    f"the gradients of {names} are those of {whole}"
+                    if apart
+                    else f"the gradient of {names} is that of {whole}"
+                )
                 found |= {key_of(PARAM_GRAD, split_key(key)[1]): same for key in (*parts, *pair)}
     return found
 
 
-def _joined_gradient(source: DumpSource, parts: Sequence[str]) -> Array | None:
-    gradients = [gradient for part in parts if (gradient := _gradient(source, part)) is not None]
-    if len(gradients) < len(parts):
-        return None
-    return gradients[0] if len(parts) == 1 else np.concatenate(gradients)
+def _has_gradients(holder: DumpSource, blocks: _Blocks, place: int, other: DumpSource, term: str) -> bool:
+    """Returns whether the gradient of a term is that of the blocks, of those that are apart that of its own part."""
+    gradients = [_gradient(holder, block[min(place, len(block) - 1)]) for block in blocks]
+    known = [gradient for gradient in gradients if gradient is not None]
+    expected = _gradient(other, term)
+    if expected is None or len(known) < len(gradients):
+        return False
+    return _is_close(known[0] if len(known) == 1 else np.concatenate(known), expected, PARAM_GRAD)
 
 
 def _added_in_parts(
     holder: DumpSource, keys: Sequence[str], other: DumpSource, terms: Sequence[str]
-) -> Iterator[tuple[tuple[str, ...], tuple[str, str]]]:
+) -> Iterator[tuple[_Blocks, tuple[str, str]]]:
     """Yields parameters of one dump that joined are the sum of two of the other, which one layer has, and those two."""
     by_layer: defaultdict[tuple[str, Shape], list[str]] = defaultdict(list)
     for key in filter(lambda key: _is_stored(other, key), terms):
@@ -91,15 +107,43 @@ def _added_in_parts(
                 count = shape[0] // part[0] if part and part[0] else 0
                 if not 1 < count <= len(singles) or (part[0] * count, *part[1:]) != shape:
                     continue
-                found = assigned(np.split(one + two, count), {key: holder.array(key) for key in singles})
-                if found is not None and np.any(one) and np.any(two):
-                    yield tuple(found[0]), pair
+                if not (np.any(one) and np.any(two)):
+                    continue
+                arrays = {key: holder.array(key) for key in singles}
+                found = assigned(np.split(one + two, count), arrays)
+                blocks = _blocks(one, two, count, arrays) if found is None else tuple((key,) for key in found[0])
+                if blocks:
+                    yield blocks, pair
                     break
+
+
+def _blocks(one: Array, two: Array, count: int, given: Mapping[str, Array]) -> _Blocks:
+    """Returns for each block of two terms the tensor that is its sum, or else the two that it has apart; () if none."""
+    found: list[tuple[str, ...]] = []
+    free = dict(given)
+
+    def taken(*wanted: Array) -> tuple[str, ...]:
+        keys: list[str] = []
+        for each in wanted:
+            key = next((key for key in free if key not in keys and _is_close(each, free[key], PARAM)), None)
+            if key is None:
+                return ()
+            keys.append(key)
+        return tuple(keys)
+
+    for first, second in zip(np.split(one, count), np.split(two, count), strict=True):
+        block = taken(first + second) or taken(first, second)
+        if not block:
+            return ()
+        found.append(block)
+        for key in block:
+            del free[key]
+    return tuple(found)
 
 
 def _added(
     holder: DumpSource, keys: Sequence[str], other: DumpSource, terms: Sequence[str]
-) -> Iterator[tuple[tuple[str], tuple[str, str]]]:
+) -> Iterator[tuple[_Blocks, tuple[str, str]]]:
     """Yields parameters of one dump, and two of the other of the same shape that add up to each."""
     by_shape: defaultdict[Shape, list[str]] = defaultdict(list)
     for key in filter(lambda key: _is_stored(other, key), terms):
@@ -116,7 +160,7 @@ def _added(
             pair = (by_shape[shape][places[0]], by_shape[shape][places[1]])
             one, two = (_wide(other.array(key)) for key in pair)
             if np.any(one) and np.any(two) and _is_close(expected, one + two, PARAM):
-                yield (whole,), pair
+                yield ((whole,),), pair
                 break
 
 
