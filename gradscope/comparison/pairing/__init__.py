@@ -9,7 +9,7 @@ Pairing runs in *passes*. Each pass considers only the tensors that earlier pass
                                   nothing where the values of parameters refute the names
     fingerprint  `values`         equal values in any layout, found by statistics and verified element by element, and
                                   parts of packed tensors
-    order        `by_structure`   the same place of two programs, by parameters, operations and order, whatever the
+    order        `structure`      the same place of two programs, by parameters, operations and order, whatever the
                                   values; of dumps without layers, the same position among tensors of one operation
                                   and shape (`matching`)
     iterations   `loops`          outputs of a scanned loop with the iterations of an unrolled one

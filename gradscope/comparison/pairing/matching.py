@@ -155,7 +155,7 @@ _Kind: TypeAlias = tuple[str, str, tuple[int, ...], str]
 def by_order(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     """Yields matches of the same position in execution order, among tensors of one operation, shape and dtype.
 
-    Dumps with layers are paired by their structure instead, see `by_structure`.
+    Dumps with layers are paired by their structure instead, see `structure`.
     """
     if dumps.ref.manifest.layers and dumps.cand.manifest.layers:
         return

@@ -50,12 +50,22 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
     yield by_name
     # Imported on use: most comparisons have nothing left for these passes, and importing them takes 50 ms.
     from gradscope.comparison.pairing.by_path import by_path  # noqa: PLC0415
-    from gradscope.comparison.pairing.by_structure import by_structure  # noqa: PLC0415
     from gradscope.comparison.pairing.matching import by_order  # noqa: PLC0415
+    from gradscope.comparison.pairing.structure.by_structure import by_structure  # noqa: PLC0415
+    from gradscope.comparison.pairing.structure.packed_layers import by_packed_layers  # noqa: PLC0415
     from gradscope.comparison.pairing.values.by_parts import by_parts  # noqa: PLC0415
     from gradscope.comparison.pairing.values.by_values import by_fingerprint, by_sibling, by_updated_state  # noqa: PLC0415
 
-    yield from (by_path, by_order, by_fingerprint, by_parts, by_structure, by_sibling, by_updated_state)
+    yield from (
+        by_path,
+        by_order,
+        by_fingerprint,
+        by_parts,
+        by_packed_layers,
+        by_structure,
+        by_sibling,
+        by_updated_state,
+    )
 
 
 def _with_loop_outputs(dumps: Dumps, pairing: Pairing) -> Pairing:

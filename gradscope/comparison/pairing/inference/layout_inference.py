@@ -207,7 +207,10 @@ class _RelatedPairs:
         for known in (self._values, self._gradients):
             if subject in known and (layout := _fitting(known[subject], possible)) is not None:
                 return layout
-        return self.usual(match, possible) or (agreeing[0] if agreeing else None)
+        # Values that agree in no layout are compared in their order, so that it is seen by how much they differ.
+        in_order = (each for each in possible if each.axes == tuple(range(len(each.axes))))
+        plain = next(in_order, None) if _family(match) == ACTIVATION else None
+        return self.usual(match, possible) or (agreeing[0] if agreeing else plain)
 
     def usual(self, match: Match, possible: Iterable[AxisLayout]) -> AxisLayout | None:
         """Returns the layout of most pairs of as many axes, else of the same shapes; None where it is impossible."""

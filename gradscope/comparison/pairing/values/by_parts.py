@@ -5,16 +5,18 @@ PyTorch packs the projections of attention into one weight `[3 width, width]`, a
 by values, among tensors that nothing else matched; parts of several sizes, as where queries share keys and values, are
 matched by `uneven_parts`. Where parts are equal, as biases that are all zero, the names of a
 packed tensor whose values decide tell which is which, or else the gradients, or the numbers of the layers in order.
+Those names also tell the parts of a packed tensor of the same shape whose values are wrong.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -23,9 +25,9 @@ from gradscope.arrays.blocks import Array
 from gradscope.comparison.layout.layouts import AxisLayout
 from gradscope.comparison.layout.recipes import Concatenate, Recipe, Split
 from gradscope.comparison.pairing.inference.equal_parts import assigned
-from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.comparison.pairing.matching import Dumps, Match, MatchedBy, Pairing
 from gradscope.comparison.pairing.normal_forms import tokens_of
-from gradscope.comparison.pairing.values.part_candidates import PartCandidates, SolvedNames, is_constant
+from gradscope.comparison.pairing.values.part_candidates import PartCandidates, SolvedNames, is_constant, shifted
 from gradscope.comparison.pairing.values.uneven_parts import uneven_parts
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import PARAM, STATE, TENSOR, gradient_family, key_of, split_key
@@ -38,12 +40,16 @@ _NUMBER: Final = re.compile(r"\d+")
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """_Packed stores which tensors a packed tensor is made of: `parts` in order along `axis`, all in one layout."""
+    """_Packed stores which tensors a packed tensor is made of: `parts` in order along `axis`, all in one layout.
+
+    `matched_by` is the pass: by values, or only by the names of others that values show.
+    """
 
     key: str
     parts: tuple[str, ...]
     axis: int
     layout: AxisLayout
+    matched_by: MatchedBy = "fingerprint"
 
 
 def by_parts(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
@@ -56,12 +62,13 @@ def by_parts(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
         taken |= {packed.key, *packed.parts}
         steps = (Split(packed.axis, len(packed.parts)), *packed.layout.steps(_part_shape(dumps.cand, packed)))
         for part, key in enumerate(packed.parts):
-            yield Match(ref=key, recipe=Recipe(keys=(packed.key,), steps=steps, part=part), matched_by="fingerprint")
+            recipe = Recipe(keys=(packed.key,), steps=steps, part=part)
+            yield Match(ref=key, recipe=recipe, matched_by=packed.matched_by)
     for packed in _found(dumps.ref, ref, dumps.cand, cand, of_ref=True):
         taken |= {packed.key, *packed.parts}
         shape = dumps.cand.entry(packed.parts[0]).shape
         steps = (*packed.layout.steps(shape), Concatenate(packed.axis))
-        yield Match(ref=packed.key, recipe=Recipe(keys=packed.parts, steps=steps), matched_by="fingerprint")
+        yield Match(ref=packed.key, recipe=Recipe(keys=packed.parts, steps=steps), matched_by=packed.matched_by)
     yield from uneven_parts(dumps, *([key for key in keys if key not in taken] for keys in (ref, cand)))
 
 
@@ -79,6 +86,7 @@ def _found(
     holder: DumpSource, packed: Sequence[str], other: DumpSource, singles: Sequence[str], *, of_ref: bool
 ) -> Iterator[_Packed]:
     free, names = PartCandidates(other, singles), SolvedNames()
+    solved: list[_Packed] = []
     for key in packed:
         size = math.prod(holder.entry(key).shape)
         for count in free.counts(size):
@@ -89,10 +97,53 @@ def _found(
                 found = _assignment(holder, key, count, partial(_given, other, free, named), of_ref=of_ref)
             if found is not None:
                 names.add(found.key, found.parts)
+                solved.append(found)
                 for part in found.parts:
                     free.remove(part)
                 yield found
                 break
+    unsolved = [key for key in packed if all(key != each.key for each in solved)]
+    yield from _by_names(holder, unsolved, other, free, names=names, solved=solved, of_ref=of_ref)
+
+
+def _by_names(
+    holder: DumpSource,
+    keys: Iterable[str],
+    other: DumpSource,
+    free: PartCandidates,
+    *,
+    names: SolvedNames,
+    solved: Sequence[_Packed],
+    of_ref: bool,
+) -> Iterator[_Packed]:
+    """Yields packed tensors with the parts that names tell.
+
+    They are cut as the parts show whose values agree, or else as a tensor of the same shape whose values do.
+    """
+    for key in keys:
+        shape = holder.entry(key).shape
+        told = chain(names.parts_of(key), (shifted(each.parts, each.key, key) for each in solved))
+        parts = next(filter(None, (free.named(each, math.prod(shape) // max(len(each), 1)) for each in told)), [])
+        alike = (each for each in solved if len(each.parts) == len(parts) and holder.entry(each.key).shape == shape)
+        found = _partly_agreeing(holder, key, other, parts, of_ref=of_ref) or next(alike, None)
+        if parts and found is not None:
+            for part in parts:
+                free.remove(part)
+            yield replace(found, key=key, parts=tuple(parts), matched_by="order")
+
+
+def _partly_agreeing(
+    holder: DumpSource, key: str, other: DumpSource, parts: Sequence[str], *, of_ref: bool
+) -> _Packed | None:
+    """Returns the cut of a tensor in which most of some parts, in their order, agree; None where none does."""
+    array, arrays = holder.array(key), [other.array(part) for part in parts]
+    layouts: Counter[tuple[int, AxisLayout]] = Counter()
+    for axis in (axis for axis, size in enumerate(array.shape) if parts and size % len(parts) == 0):
+        for block, part in zip(np.split(array, len(parts), axis=axis), arrays, strict=True):
+            found = assigned([block], {0: part}) if of_ref else assigned([part], {0: block})
+            if found is not None:
+                layouts[axis, found[1]] += 1
+    return next((_Packed(key, tuple(parts), *cut) for cut, _ in layouts.most_common(1)), None)
 
 
 def _of_constant(

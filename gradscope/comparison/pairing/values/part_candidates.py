@@ -7,10 +7,11 @@ norms alone.
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import takewhile
+from itertools import chain, takewhile, zip_longest
 from operator import itemgetter
 from typing import Any, Final
 
@@ -21,6 +22,9 @@ from gradscope.naming import key_of, split_key
 
 #: The largest number of parts of one tensor.
 _MOST_PARTS: Final = 128
+
+
+_NUMBER: Final = re.compile(r"\d+")
 
 
 class PartCandidates:
@@ -112,6 +116,42 @@ class SolvedNames:
             for ends, place in self._ends.get(name[:length], {}).items()
         ]
         yield from (names for _, names in sorted(found))
+
+
+def shifted(parts: Sequence[str], like: str, key: str) -> tuple[str, ...]:
+    """Returns what the parts of a tensor would be called, by those of another one that has another number in its name.
+
+    Args:
+        parts: The parts of the other tensor.
+        like: The other tensor.
+        key: The tensor.
+
+    Returns:
+        The names with that number moved by as much as it is in the tensors' names; empty where they differ by more.
+    """
+    (words, numbers), (others, moved) = _numbered(like), _numbered(key)
+    steps = {end - start for start, end in zip(numbers, moved, strict=False) if start != end}
+    if words != others or len(numbers) != len(moved) or len(steps) != 1:
+        return ()
+    (step,) = steps
+    split = [_numbered(part) for part in parts]
+    places = zip(*(own for _, own in split), strict=False)
+    # The number that all parts have in the same place is that of the block, and not that of the part.
+    place = next((place for place, own in enumerate(places) if len(set(own)) == 1), None)
+    if place is None:
+        return ()
+    return tuple(spelt(_joined(around, own, place, step)) for around, own in split)
+
+
+def _numbered(name: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Returns what is around the numbers in a name, and the numbers."""
+    return tuple(_NUMBER.split(name)), tuple(map(int, _NUMBER.findall(name)))
+
+
+def _joined(around: Sequence[str], numbers: Sequence[int], place: int, step: int) -> str:
+    """Returns a name with one of its numbers moved."""
+    moved = [str(number + step if each == place else number) for each, number in enumerate(numbers)]
+    return "".join(chain.from_iterable(zip_longest(around, moved, fillvalue="")))
 
 
 def words_of(key: str) -> tuple[str, ...]:

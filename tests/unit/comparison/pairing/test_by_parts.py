@@ -77,3 +77,23 @@ def test_zeros_among_the_parts_are_found_by_their_norm() -> None:
     one, zeros = random.standard_normal((4, 4), np.float32), np.zeros((4, 4), np.float32)
     found = matched(dump_of({"x": one, "y": zeros}), dump_of({"z": np.concatenate([one, zeros])}))
     assert found == {"param/x": (("param/z",), 0), "param/y": (("param/z",), 1)}
+
+
+def numbered(*, wrong: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Three blocks whose names differ by a number; the second one's first part has the values of the first block's."""
+    random = np.random.default_rng(2)
+    apart = {f"Block_{n}/{part}": random.standard_normal((6, 4), np.float32) for n in range(3) for part in ("q", "k")}
+    used = apart | ({"Block_1/q": apart["Block_0/q"]} if wrong else {})
+    joined = {f"h.{n + 1}.in": np.concatenate([used[f"Block_{n}/q"].T, used[f"Block_{n}/k"].T]) for n in range(3)}
+    return apart, joined
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_packed_tensor_with_a_wrong_part_is_told_by_the_names_of_others(wrong: bool) -> None:
+    apart, packed = numbered(wrong=wrong)
+    found = matched(dump_of(apart), dump_of(packed))
+    assert found == {
+        f"param/Block_{n}/{part}": ((f"param/h.{n + 1}.in",), at) for n in range(3) for at, part in enumerate("qk")
+    }
+    back = matched(dump_of(packed), dump_of(apart))
+    assert back == {f"param/h.{n + 1}.in": ((f"param/Block_{n}/q", f"param/Block_{n}/k"), 0) for n in range(3)}

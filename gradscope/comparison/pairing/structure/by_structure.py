@@ -6,8 +6,9 @@ operation, the end of the name, and values that nearly agree in some layout. Par
 tell which layers belong together.
 
 Layers with parameters that are paired otherwise speak against a pair, but do not exclude it: a port may use the weight
-of another layer by mistake. Two tensors are matched only where more than their size speaks for it. Results of different
-operations that no parameter ties are not matched where either value occurs elsewhere in the other program.
+of another layer by mistake. That both are computed from values that are paired with each other speaks for it then, and
+for pairs of layers without parameters. Two tensors are matched only where more than their size speaks for it. Results
+of different operations that no parameter ties are not matched where either value occurs elsewhere in the other program.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from gradscope.comparison.layout.layouts import relative_error
 from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.normal_forms import tokens_of
+from gradscope.comparison.pairing.structure.paired_inputs import PairedInputs
 from gradscope.comparison.pairing.values.equality import Equality
 from gradscope.comparison.precision import comparable
 from gradscope.dump.interfaces import DumpSource
@@ -34,6 +36,9 @@ _SIZE, _END, _OPERATION, _READERS, _LAYER, _VALUES = 1, 2, 2, 3, 4, 6
 
 #: The evidence against a pair of layers that use parameters which are not paired with each other.
 _OTHER_LAYER: Final = -3
+
+#: The evidence for a pair of layers without parameters in common whose inputs are paired with each other.
+_INPUTS: Final = 3
 
 #: The relative error of values that nearly agree.
 _NEARLY: Final = 0.3
@@ -179,6 +184,7 @@ class _Places:
     def __init__(self, dumps: Dumps, pairing: Pairing) -> None:
         self._dumps = dumps
         self._search = LayoutSearch(dumps)
+        self._inputs = PairedInputs(dumps, pairing)
         names = {
             split_key(key)[1]: split_key(match.ref)[1]
             for match in pairing.matched
@@ -207,6 +213,7 @@ class _Places:
         evidence = (
             _SIZE
             + (_LAYER if own & others else _OTHER_LAYER * bool(own and others))
+            + _INPUTS * (not own & others and bool(own) is bool(others) and self._inputs.agree(ref, cand))
             + _READERS * bool(place.read_with & candidate.read_with & self._known)
             + _OPERATION * (None not in operations and operations[0] == operations[1])
             + _END * (_end(one) == _end(other))
@@ -236,10 +243,14 @@ class _Places:
         ):
             return False
         self._compared += 1
-        agreeing = self._search.agreeing(ref, cand)
-        if not agreeing or math.prod(self._dumps.ref.entry(ref).shape) < 2:
+        arrays = self._search.arrays(ref, cand)
+        if arrays[0].size < 2:
             return False
-        return relative_error(*self._search.arrays(ref, cand), agreeing[0]) <= _NEARLY
+        # Values that are far from each other may agree about as well in other orders of the axes.
+        if arrays[0].shape == arrays[1].shape and relative_error(*arrays) <= _NEARLY:
+            return True
+        agreeing = self._search.agreeing(ref, cand)
+        return bool(agreeing) and relative_error(*arrays, agreeing[0]) <= _NEARLY
 
 
 def _by_size(source: DumpSource) -> dict[int, list[str]]:

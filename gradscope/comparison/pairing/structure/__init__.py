@@ -1,0 +1,6 @@
+"""Structure: tensors are found by their places in two programs, whatever they hold.
+
+- `by_structure`: the same place, by parameters, operations and order.
+- `packed_layers`: outputs of layers of which the other program has several as one.
+- `paired_inputs`: whether two values are computed from values that are paired with each other.
+"""

@@ -1,0 +1,187 @@
+"""`by_packed_layers` matches the output of a packed layer with the outputs of the layers that are packed in it.
+
+One program projects query, key and value by one layer, or runs all experts as one, where the other has a layer for
+each. Which parameters are packed in which is known from their values (`values.by_parts`). The output of a layer that
+uses a packed one is cut into the outputs of the layers that use the parts, along the axis and in the layout in which
+most parts agree. Where none does, the layout is that of most activations that are found by their values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.layout.layouts import AxisLayout, agreeing_layouts, relative_error
+from gradscope.comparison.layout.recipes import Concatenate, Recipe, Split, Stack, Transpose, Unstack
+from gradscope.comparison.pairing.matching import Dumps, Match, MatchedBy, Pairing
+from gradscope.comparison.precision import comparable
+from gradscope.dump.interfaces import DumpSource
+from gradscope.naming import ACTIVATION, PARAM, key_of, split_key
+
+#: The relative error of a sample up to which a part is found by its values, and not by its place.
+_SAME: Final = 1e-4
+
+
+def by_packed_layers(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
+    """Yields matches of activations of which one program has several as one."""
+    if not dumps.ref.manifest.layers or not dumps.cand.manifest.layers:
+        return
+    in_cand, in_ref = _packed(unmatched.matched)
+    outputs, usual = (_outputs(dumps.ref), _outputs(dumps.cand)), _usual(unmatched.matched)
+    free = {*unmatched.only_ref}, {*unmatched.only_cand}
+    for whole, parts in _calls(in_cand, outputs[1], outputs[0]):
+        cut = _cut(dumps.cand, whole, dumps.ref, parts, usual, of_ref=False) if whole in free[1] else None
+        if cut is not None:
+            steps = (cut.step, *cut.layout.steps(cut.shape))
+            for number, part in enumerate(parts):
+                if part in free[0]:
+                    recipe = Recipe(keys=(whole,), steps=steps, part=number)
+                    yield Match(ref=part, recipe=recipe, matched_by=cut.found_by(number))
+    for whole, parts in _calls(in_ref, outputs[0], outputs[1]):
+        alone = whole in free[0] and free[1].issuperset(parts)
+        cut = _cut(dumps.ref, whole, dumps.cand, parts, usual, of_ref=True) if alone else None
+        if cut is not None:
+            joined = Stack(cut.axis) if isinstance(cut.step, Unstack) else Concatenate(cut.axis)
+            recipe = Recipe(keys=parts, steps=(*cut.layout.steps(dumps.cand.entry(parts[0]).shape), joined))
+            yield Match(ref=whole, recipe=recipe, matched_by=cut.found_by(*range(len(parts))))
+
+
+def _packed(matches: Iterable[Match]) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+    """Returns the parameters that are packed in those of the candidate, and in those of the reference, in order."""
+    in_cand: defaultdict[str, dict[int, str]] = defaultdict(dict)
+    in_ref: dict[str, tuple[str, ...]] = {}
+    for match in matches:
+        recipe, (family, name) = match.recipe, split_key(match.ref)
+        if family == PARAM and len(recipe.keys) > 1:
+            in_ref[name] = tuple(split_key(key)[1] for key in recipe.keys)
+        elif family == PARAM and recipe.steps and isinstance(recipe.steps[0], Split | Unstack):
+            in_cand[split_key(match.cand)[1]][recipe.part] = name
+    whole = {name: parts for name, parts in in_cand.items() if sorted(parts) == list(range(len(parts))) != [0]}
+    return {name: tuple(parts[number] for number in range(len(parts))) for name, parts in whole.items()}, in_ref
+
+
+def _usual(matches: Iterable[Match]) -> dict[int, tuple[int, ...]]:
+    """Returns the order of the candidate's axes in which most activations are found by values, by their number."""
+    found: defaultdict[int, Counter[tuple[int, ...]]] = defaultdict(Counter)
+    for match in matches:
+        steps = match.recipe.steps
+        if split_key(match.ref)[0] == ACTIVATION and len(steps) == 1 and isinstance(steps[0], Transpose):
+            found[len(steps[0].axes)][steps[0].axes] += 1
+    return {rank: counts.most_common(1)[0][0] for rank, counts in found.items()}
+
+
+def _outputs(source: DumpSource) -> dict[str, list[str]]:
+    """Returns the outputs of the innermost layers that use each parameter, in execution order."""
+    composites = {layer.parent for layer in source.manifest.layers}
+    stored = {key for key in source.keys() if source.has_tensor(key)}  # noqa: SIM118 - no mapping
+    found: dict[str, list[str]] = {}
+    for layer in source.manifest.layers:
+        outputs = [key_of(ACTIVATION, name) for name in layer.outputs]
+        if layer.path not in composites and len(outputs) == 1 and outputs[0] in stored:
+            for name in layer.params:
+                found.setdefault(name, []).append(source.resolve(outputs[0]))
+    return found
+
+
+def _calls(
+    packed: Mapping[str, Sequence[str]], holder: Mapping[str, list[str]], other: Mapping[str, list[str]]
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yields the outputs of packed layers with those of their parts; of several parameters of a layer the last decides.
+
+    A layer that is a stack of experts may use several that are apart in the other program, one after the other.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for name, parts in packed.items():
+        wholes, outputs = holder.get(name, []), [other.get(part, []) for part in parts]
+        if all(len(each) == len(wholes) for each in outputs):
+            found.update((whole, tuple(each[call] for each in outputs)) for call, whole in enumerate(wholes))
+    yield from found.items()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cut:
+    """_Cut stores how a packed tensor is cut.
+
+    Attributes:
+        axis: The axis along which it is cut.
+        step: The step that cuts it.
+        shape: The shape of the parts that the step makes.
+        layout: The layout of the parts.
+        agreeing: The parts that agree, by their numbers.
+    """
+
+    axis: int
+    step: Split | Unstack
+    shape: tuple[int, ...]
+    layout: AxisLayout
+    agreeing: frozenset[int]
+
+    def found_by(self, *parts: int) -> MatchedBy:
+        return "fingerprint" if self.agreeing.issuperset(parts) else "order"
+
+
+def _cut(
+    holder: DumpSource,
+    whole: str,
+    other: DumpSource,
+    parts: Sequence[str],
+    usual: Mapping[int, tuple[int, ...]],
+    *,
+    of_ref: bool,
+) -> _Cut | None:
+    """Returns how a tensor is cut into others; None where their shapes do not fit."""
+    entries = [other.entry(part) for part in parts]
+    if not all(comparable(holder.entry(whole).dtype, entry.dtype) for entry in entries):
+        return None
+    array, arrays = holder.array(whole), [other.array(part) for part in parts]
+    cuts = [_read(array, arrays, axis, usual, of_ref=of_ref) for axis in reversed(range(array.ndim))]
+    return max(filter(None, cuts), key=lambda cut: len(cut.agreeing), default=None)
+
+
+def _read(
+    array: Array, parts: Sequence[Array], axis: int, usual: Mapping[int, tuple[int, ...]], *, of_ref: bool
+) -> _Cut | None:
+    """Returns the cut along an axis, in the layout in which most parts agree; None where the shapes do not fit."""
+    step = _step(array, parts, axis)
+    if step is None:
+        return None
+    blocks = step.apply([array])
+    pairs = [(block, part) if of_ref else (part, block) for block, part in zip(blocks, parts, strict=True)]
+    possible = {layout: None for ref, cand in pairs for layout in agreeing_layouts(ref, cand)}
+    ref, cand = pairs[0]
+    axes = usual.get(cand.ndim, tuple(range(cand.ndim)))
+    arranged = tuple(cand.shape[each] for each in axes)
+    if arranged == ref.shape:
+        possible.setdefault(AxisLayout(cand.shape, axes, arranged))
+    found = [
+        (
+            layout,
+            frozenset(number for number, (ref, cand) in enumerate(pairs) if relative_error(ref, cand, layout) <= _SAME),
+        )
+        for layout in possible
+    ]
+    if not found:
+        return None
+    layout, agreeing = max(found, key=lambda each: len(each[1]))
+    return _Cut(axis=axis, step=step, shape=blocks[0].shape, layout=layout, agreeing=agreeing)
+
+
+def _step(array: Array, parts: Sequence[Array], axis: int) -> Split | Unstack | None:
+    """Returns the step that cuts an array along an axis into tensors of the sizes of parts; None where none does."""
+    size, total = array.shape[axis], sum(part.size for part in parts)
+    rest = sorted(np.delete(array.shape, axis).tolist())
+    if array.size != total:
+        return None
+    if all(part.ndim == array.ndim - 1 for part in parts):
+        return Unstack(axis) if size == len(parts) and all(sorted(part.shape) == rest for part in parts) else None
+    if any(part.size * size % total for part in parts):
+        return None
+    sizes = tuple(part.size * size // total for part in parts)
+    if any(sorted(part.shape) != sorted([*rest, own]) for part, own in zip(parts, sizes, strict=True)):
+        return None
+    return Split(axis, len(parts) if len(set(sizes)) == 1 else sizes)

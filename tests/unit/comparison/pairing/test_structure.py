@@ -1,0 +1,91 @@
+"""Layers in the same place of two programs are paired where one is packed, or reads the weight of another layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+from gradscope.comparison import Comparison
+
+_draw = np.random.default_rng(7).normal
+QKV = [_draw(size=(6, 6)).astype(np.float32) for _ in range(3)]
+HEAD = _draw(size=(6, 2)).astype(np.float32)
+X = _draw(size=(2, 5, 6)).astype(np.float32)
+
+
+def _attention(*, packed: bool, scale: float = 1.0) -> Dump:
+    """Attention of one head, its projections by one layer or by three; the value is scaled where it is made."""
+    names = ("attn/qkv", "out") if packed else ("query", "key", "value", "Dense_0")
+    kernels = [np.concatenate(QKV, axis=1), HEAD] if packed else [np.ascontiguousarray(w.T) for w in (*QKV, HEAD)]
+
+    def loss(weights: Any, x: Any) -> Any:
+        if packed:
+            with jax.named_scope("attn"), jax.named_scope("qkv"):
+                q, k, v = jnp.split(x @ weights["attn/qkv"], 3, axis=-1)
+                x = jnp.concatenate([q, k, scale * v], axis=-1)
+            q, k, v = jnp.split(x, 3, axis=-1)
+        else:
+            made: list[Any] = []
+            for name in ("query", "key", "value"):
+                with jax.named_scope(name):
+                    made.append(x @ weights[name].T * (scale if name == "value" else 1.0))
+            q, k, v = made
+        x = jax.nn.softmax(q @ k.swapaxes(1, 2)) @ v
+        with jax.named_scope(names[-1]):
+            x = jnp.tanh(x @ (weights["out"] if packed else weights["Dense_0"].T))
+        return jnp.square(x).mean()
+
+    return gs.capture(loss, dict(zip(names, kernels, strict=True)), X, origins=False)
+
+
+def _says(found: Comparison, name: str) -> None:
+    assert found.sentence.startswith(f"Forward first differs at `{name}`"), found.sentence
+
+
+def test_the_output_of_a_packed_layer_is_compared_with_those_of_its_parts() -> None:
+    packed, apart = _attention(packed=True), _attention(packed=False)
+    wrong, wrong_packed = _attention(packed=False, scale=1.5), _attention(packed=True, scale=1.5)
+    for reference, candidate in ((packed, apart), (apart, packed)):
+        found = gs.compare(reference, candidate)
+        assert found.verdict == "same"
+        compared = {row.name for row in found.rows if row.family == "activation" and row.compared}
+        assert compared >= ({"attn/qkv"} if reference is packed else {"query", "key", "value"})
+    _says(gs.compare(packed, wrong), "attn/qkv")
+    _says(gs.compare(apart, wrong_packed), "value")
+
+
+BLOCKS = ("up", "pool", "down", "head")
+PORTED = ("first", "squeeze", "second", "third")
+
+
+def _blocks(names: tuple[str, ...], *, wrong: str = "") -> Dump:
+    """Three layers, with a pool behind the first; one thing is wrong."""
+    up, pool, down, head = names
+    weights = {up: QKV[0], down: QKV[1], head: HEAD}
+
+    def loss(weights: Any, x: Any) -> Any:
+        with jax.named_scope(up):
+            x = jnp.tanh(x @ weights[down if wrong == "weight" else up])
+        with jax.named_scope(pool):
+            x = x.max(1) if wrong == "pool" else x.sum(1) / x.shape[1]
+        with jax.named_scope(down):
+            x = jnp.sin(x @ weights[down])
+        with jax.named_scope(head):
+            x = x @ weights[head]
+        return jnp.square(x).mean()
+
+    return gs.capture(loss, weights, X, origins=False)
+
+
+@pytest.mark.parametrize(("wrong", "first"), [("", ""), ("weight", "up"), ("pool", "pool")])
+def test_layers_with_the_same_inputs_are_paired(wrong: str, first: str) -> None:
+    found = gs.compare(_blocks(BLOCKS), _blocks(PORTED, wrong=wrong))
+    assert found.verdict == ("different" if wrong else "same")
+    if wrong:
+        _says(found, first)
