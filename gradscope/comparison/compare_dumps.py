@@ -17,7 +17,7 @@ from functools import reduce
 from operator import add
 from typing import Final, Protocol, TypeAlias, TypeVar
 
-from gradscope.comparison.diagnosis.divergence import Program, blame_of
+from gradscope.comparison.diagnosis.divergence import Program, blame_of, with_inputs_paired
 from gradscope.comparison.diagnosis.growth import Error, growths, is_made_here
 from gradscope.comparison.diagnosis.likely_causes import diagnosis, names_by_hash
 from gradscope.comparison.diagnosis.likely_parts import with_likely_parts
@@ -74,10 +74,13 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
     require_matches(dumps, options.selection)
 
     pairing = paired(dumps, options)
-    rows = judged(dumps, pairing.matched, options)
-    pairing = without_refuted(dumps, pairing, rows)
-    rows = {match.ref: rows[match.ref] for match in pairing.matched}
-    missing, extra = unmatched(dumps, pairing, rows)
+    pairs, evidence = _measured(dumps, pairing.matched, options)
+    rows = _matched_rows(pairs, evidence, options)
+    borne = without_refuted(dumps, pairing, rows)
+    pairing = borne.pairing
+    if len(pairing.matched) < len(rows):  # what is no pair makes no error, which another row would inherit
+        rows = _matched_rows(replace(pairs, matches=pairing.matched), evidence, options)
+    missing, extra = unmatched(dumps, pairing, rows, borne.agreeing)
     rows |= {
         key: one_sided(each, allowed, cand.manifest.ledger) for key, each in zip(pairing.only_ref, missing, strict=True)
     }
@@ -90,10 +93,11 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         *loop_output_rows(dumps, pairing.inverse, options),
         *(one_sided(each, allowed, ref.manifest.ledger) for each in extra),
     )
-    every = with_likely_parts(dumps, every)
+    programs = _programs(dumps, pairing)
+    every = with_inputs_paired(with_likely_parts(dumps, every, borne.related), *programs)
     return Comparison(
         rows=every,
-        blame=blame_of(every, *_programs(dumps, pairing)),
+        blame=blame_of(every, *programs),
         extent_differences=extent_differences(ref, cand),
         provenance_differences=provenance_differences(ref.manifest.provenance, cand.manifest.provenance),
         matches=pairing.matched,
@@ -127,6 +131,13 @@ def judged(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -> d
     Raises:
         DumpError: One of the dumps is damaged.
     """
+    return _matched_rows(*_measured(dumps, matches, options), options)
+
+
+def _measured(
+    dumps: Dumps, matches: Sequence[Match], options: CompareOptions
+) -> tuple[_Pairs, dict[_Owners, PairEvidence]]:
+    """Returns pairs, and how the owners of each differ."""
     pairs = _Pairs(
         dumps=dumps,
         matches=matches,
@@ -135,7 +146,7 @@ def judged(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -> d
     )
     owners = list(dict.fromkeys(map(pairs.owners, matches)))
     found = _mapper(options)(lambda each: _evidence(dumps, each, options), owners)
-    return _matched_rows(pairs, dict(zip(owners, found, strict=True)), options)
+    return pairs, dict(zip(owners, found, strict=True))
 
 
 class _Mapper(Protocol):

@@ -7,13 +7,14 @@ reverse order for gradients.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
+from gradscope.comparison.diagnosis.growth import FLAGGED
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.dump.manifest.layer_graph import consequences, readers_of, sources_of
+from gradscope.dump.manifest.layer_graph import Sources, consequences, readers_of, sources_of
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, TENSOR, key_of
 
@@ -21,6 +22,9 @@ from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, TENSOR, key_of
 FORWARD: Final = (ACTIVATION, TENSOR)
 BACKWARD: Final = (ACTIVATION_GRAD,)
 
+
+#: The statuses of names that only the reference has, and that only the candidate has.
+_ALONE: Final = ("missing", "extra")
 
 #: How many times an error may have grown that began within its tolerance.
 _COMPARABLE: Final = 10
@@ -64,7 +68,8 @@ class Blame:
         backward: Keys that are computed from the first gradient over tolerance.
         makers: Paths of the layers that computed that gradient: the innermost that read its value.
         origin: The row within tolerance in which the error begins; None where it begins at the divergence.
-        unpaired: The rows of values without a counterpart from which the first value over tolerance is computed.
+        unpaired: The rows of values without a counterpart from which the first value over tolerance is computed, not
+            only through values that agree.
         unpaired_gradients: The same of the first gradient over tolerance.
     """
 
@@ -118,6 +123,59 @@ def blame_of(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> Blam
     )
 
 
+def with_inputs_paired(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> tuple[ComparisonRow, ...]:
+    """Returns the rows, those with an error of their own told apart by whether what they are computed from is paired.
+
+    What only one dump has, and is not known to agree, may have made the error that a value has beyond its sources'.
+
+    Args:
+        rows: All rows.
+        ref: The program of the reference, or that of the candidate where the reference has no layers.
+        cand: The program of the candidate.
+    """
+    alone = {(row.status, key_of(row.family, row.name)) for row in rows if row.status in _ALONE and row.counts}
+    if not alone:
+        return tuple(rows)
+    beside: set[int] = set()
+    for status, program in zip(_ALONE, (ref, cand), strict=True):
+        sources = sources_of(program.layers)
+        paired = {program.owner(row) for row in rows if row.status not in _ALONE}
+        unpaired = {key for each, key in alone if each == status} - paired
+        for number, row in enumerate(rows):
+            grown = as_float(row.metrics.get("growth", 0.0)) > FLAGGED
+            if grown and _reached(sources, program.owner(row), unpaired, paired, through=False):
+                beside.add(number)
+    return tuple(
+        replace(row, made_here=False, inputs_paired=False) if number in beside else row
+        for number, row in enumerate(rows)
+    )
+
+
+def _reached(
+    sources: Sources, key: str, wanted: Collection[str], stops: Collection[str], *, through: bool
+) -> frozenset[str]:
+    """Returns those of some keys that a value is computed from, on a way that passes none at which it stops.
+
+    Args:
+        sources: What each value is computed from.
+        key: The value.
+        wanted: The keys that are looked for.
+        stops: The keys that are not passed.
+        through: Whether wanted keys are passed.
+    """
+    found: set[str] = set()
+    seen, waiting = {key}, [key]
+    while waiting:
+        for each in sources.get(waiting.pop(), ()):
+            if each in seen or each in stops:
+                continue
+            seen.add(each)
+            if each in wanted:
+                found.add(each)
+            waiting += [each] if through or each not in wanted else []
+    return frozenset(found)
+
+
 def _origin(
     rows: Sequence[ComparisonRow],
     first: ComparisonRow,
@@ -143,10 +201,14 @@ def _unpaired(
     if first is None:
         return ()
     found: list[ComparisonRow] = []
-    for status, program in (("missing", ref), ("extra", cand)):
-        alone = [row for row in rows if row.status == status and row.counts and row.family == first.family]
-        if not alone or not program.layers:
-            continue
-        sources, target = sources_of(program.layers), program.owner(first)
-        found += [row for row in alone if target in consequences(sources, key_of(row.family, row.name))]
+    for status, program in zip(_ALONE, (ref, cand), strict=True):
+        alone = {
+            key_of(row.family, row.name): row
+            for row in rows
+            if row.status == status and row.counts and row.family == first.family
+        }
+        if alone and program.layers:
+            agreeing = {program.owner(row) for row in rows if row.status == "same"} - alone.keys()
+            before = _reached(sources_of(program.layers), program.owner(first), alone, agreeing, through=True)
+            found += [row for key, row in alone.items() if key in before]
     return tuple(found)

@@ -26,12 +26,15 @@ _STORED: Final = (PARAM, TENSOR)
 _MOST_PARTS: Final = 8
 
 
-def with_likely_parts(dumps: Dumps, rows: Sequence[ComparisonRow]) -> tuple[ComparisonRow, ...]:
-    """Returns the rows of a comparison, those of parameters that only one dump has with such a clause.
+def with_likely_parts(
+    dumps: Dumps, rows: Sequence[ComparisonRow], related: Mapping[str, str]
+) -> tuple[ComparisonRow, ...]:
+    """Returns the rows of a comparison, those of tensors that only one dump has with such a clause.
 
     Args:
         dumps: The dumps.
         rows: The rows.
+        related: What values are of others that are no counterparts, in words, by their keys.
     """
     alone: dict[str, list[str]] = {"missing": [], "extra": []}
     for row in rows:
@@ -47,6 +50,10 @@ def with_likely_parts(dumps: Dumps, rows: Sequence[ComparisonRow]) -> tuple[Comp
                 of = " and ".join(map(_quoted, parts))
                 found[status, whole] = f"has the shape of {of} {how}, and other values"
                 found |= {(other_status, part): f"may be a part of {_quoted(whole)}" for part in parts}
+    for row in (each for each in rows if each.status in alone):
+        key = key_of(row.family, row.name)
+        if key in related:
+            found[row.status, key] = related[key]
     return tuple(replace(row, likely=found.get((row.status, key_of(row.family, row.name)), row.likely)) for row in rows)
 
 

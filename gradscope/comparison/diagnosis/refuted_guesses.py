@@ -7,15 +7,21 @@ begins is kept where something behind it bears that out, in either program.
 
 A difference can also vanish behind the pair, as that of a lost bias does in a batch norm. Then what the pair is
 computed from tells: a parameter that only one of the programs uses.
+
+A pair of which one value is a function of the other (`functions_between`) is no pair either, whatever else differs,
+unless gradients show that one program leaves the function out. Where they show that both apply it, the values agree,
+and a pair by name is none, too.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from gradscope.comparison.diagnosis.functions_between import FunctionBetween, function_between, is_applied
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.values.equality import absent_keys
@@ -25,11 +31,32 @@ from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.layer_graph import sources_of
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM, PARAM_GRAD, is_gradient, key_of, split_key
 
+#: The passes that pair by names, which may be of another step.
+_BY_NAME: Final = ("name", "path")
+
+#: The relative error of a loss, and of a gradient, that only rounding makes.
+_EXACT: Final = 5e-6
+
 #: How many times as large as all errors behind it an error is that leaves no trace.
 _TRACELESS: Final = 10
 
 
-def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRow]) -> Pairing:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Borne:
+    """Borne stores what is left of a pairing, and what is known of tensors that are no pair.
+
+    Attributes:
+        pairing: The pairs that are not refuted.
+        agreeing: What tensors are that agree with those of another step, in words, by their keys.
+        related: The same of tensors of which that is not known.
+    """
+
+    pairing: Pairing
+    agreeing: Mapping[str, str] = field(default_factory=dict[str, str])
+    related: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRow]) -> Borne:
     """Returns a pairing without the pairs by place that are refuted.
 
     Args:
@@ -37,10 +64,13 @@ def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compariso
         pairing: Their pairing.
         rows: The rows of the pairs, by the reference's keys.
     """
+    if not (dumps.ref.manifest.layers and dumps.cand.manifest.layers):
+        return Borne(pairing=pairing)
+    pairing, agreeing = _without_applied(dumps, pairing, rows)
     guesses = [each for each in pairing.matched if each.matched_by == "order" and rows[each.ref].status == "different"]
     values = [each for each in guesses if split_key(each.ref)[0] == ACTIVATION]
-    if not values or not (dumps.ref.manifest.layers and dumps.cand.manifest.layers):
-        return pairing
+    if not values:
+        return Borne(pairing=pairing, agreeing=agreeing)
     guessed = frozenset(each.ref for each in guesses)
     known = [each for each in pairing.matched if each.ref not in guessed]
     loss = _loss_error(dumps, known, rows)
@@ -49,19 +79,57 @@ def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compariso
     cand = _Program(
         dumps.cand, {dumps.cand.resolve(key): rows[each.ref] for each in known for key in each.recipe.keys}, lost, loss
     )
+    ordered = sorted(values, key=lambda each: dumps.ref.entry(each.ref).site.index)
+    own = {
+        each.ref: [(ref, dumps.ref.resolve(each.ref)), *((cand, dumps.cand.resolve(key)) for key in each.recipe.keys)]
+        for each in ordered
+    }
+    borne_out: set[str] = set()
+    for match in reversed(ordered):  # a pair that is borne out bears out what it is computed from
+        error = _error(rows[match.ref])
+        if _TRACELESS * max(program.trace(key) for program, key in own[match.ref]) >= error:
+            borne_out.add(match.ref)
+            for program, key in own[match.ref]:
+                program.borne_out[key] = error
     refuted: set[str] = set()
-    for match in sorted(values, key=lambda each: dumps.ref.entry(each.ref).site.index):
-        own = [(ref, dumps.ref.resolve(match.ref)), *((cand, dumps.cand.resolve(key)) for key in match.recipe.keys)]
-        inherited = any(program.inherits(key) for program, key in own)
-        trace = max(program.behind.get(key, loss) for program, key in own)
-        if inherited or _TRACELESS * trace >= _error(rows[match.ref]):
-            for program, key in own:
+    related: dict[str, str] = {}
+    for match in ordered:
+        inherited = any(program.inherits(key) for program, key in own[match.ref])
+        found = None if inherited else _function(dumps, match, rows[match.ref])
+        if found is not None:
+            (agreeing if found[1] else related).update(found[0].stages(match))
+        if inherited or (match.ref in borne_out and found is None):
+            for program, key in own[match.ref]:
                 program.differing.add(key)
         else:
             refuted |= {match.ref, key_of(ACTIVATION_GRAD, split_key(match.ref)[1])}
     # A gradient that only its value pairs goes with it.
     by_place = {each.ref for each in pairing.matched if each.matched_by == "order"}
-    return _without(dumps, pairing, by_place & refuted)
+    return Borne(pairing=_without(dumps, pairing, by_place & refuted), agreeing=agreeing, related=related)
+
+
+def _without_applied(
+    dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRow]
+) -> tuple[Pairing, dict[str, str]]:
+    """Returns a pairing without pairs by name of which one is a function of the other that both programs apply."""
+    agreeing: dict[str, str] = {}
+    dropped: set[str] = set()
+    for match in (each for each in pairing.matched if each.matched_by in _BY_NAME and rows[each.ref].made_here):
+        found = _function(dumps, match, rows[match.ref]) if split_key(match.ref)[0] == ACTIVATION else None
+        if found is not None and found[1]:
+            agreeing.update(found[0].stages(match))
+            dropped |= {match.ref, key_of(ACTIVATION_GRAD, split_key(match.ref)[1])}
+    return _without(dumps, pairing, dropped), agreeing
+
+
+def _function(dumps: Dumps, match: Match, row: ComparisonRow) -> tuple[FunctionBetween, bool] | None:
+    """Returns the function that one value of a pair is of the other, and whether both programs are known to apply it.
+
+    None where there is none, or one of the programs leaves it out.
+    """
+    found = None if row.tolerance is None else function_between(dumps, match, row.tolerance)
+    applied = None if found is None else is_applied(dumps, match, found)
+    return None if found is None or applied is False else (found, applied is True)
 
 
 def _without(dumps: Dumps, pairing: Pairing, dropped: Collection[str]) -> Pairing:
@@ -91,12 +159,17 @@ def _error(row: ComparisonRow) -> float:
 
 
 def _loss_error(dumps: Dumps, known: Iterable[Match], rows: Mapping[str, ComparisonRow]) -> float:
-    """Returns the largest error of the loss and of the gradients, by which what only the loss reads is compared."""
+    """Returns the largest error of the loss and of the gradients, by which what only the loss reads is compared.
+
+    Where the losses agree exactly, and so does a gradient, what differs is a derivative: no other gradient counts then.
+    """
     one, other = dumps.ref.manifest.loss, dumps.cand.manifest.loss
-    if one is None or other is None:
+    if one is None or other is None or not math.isfinite(one):
         return math.inf
-    errors = (_error(rows[each.ref]) for each in known if is_gradient(split_key(each.ref)[0]))
-    return max(abs(one - other) / max(abs(one), 1e-30), *errors, 0.0) if math.isfinite(one) else math.inf
+    loss = abs(one - other) / max(abs(one), 1e-30)
+    gradients = [rows[each.ref] for each in known if is_gradient(split_key(each.ref)[0])]
+    derivative = loss <= _EXACT and any(0 < (row.needed or 0.0) <= _EXACT for row in gradients)
+    return loss if derivative else max(loss, *map(_error, gradients), 0.0)
 
 
 def _lost(dumps: Dumps, pairing: Pairing) -> frozenset[str]:
@@ -133,7 +206,7 @@ class _Program:
     """_Program finds what differs before and behind a value of one dump.
 
     Attributes:
-        behind: The largest error of what is computed next from each value.
+        borne_out: The relative errors of the values of pairs by place that leave a trace, from the last on.
         differing: The values of pairs by place that are kept.
     """
 
@@ -145,7 +218,29 @@ class _Program:
         self._lost = lost
         self._exact: set[str] = set()
         self.differing: set[str] = set()
-        self.behind = _behind(self._sources, {key: _error(row) for key, row in rows.items()}, loss)
+        self._readers: defaultdict[str, list[str]] = defaultdict(list)
+        for key, made_of in self._sources.items():
+            for each in made_of:
+                self._readers[each].append(key)
+        self._loss = loss
+        self._errors = {key: _error(row) for key, row in rows.items() if key in self._sources}
+        self.borne_out: dict[str, float] = {}
+
+    def trace(self, key: str) -> float:
+        """Returns the largest error of what is compared next behind a value, with and without pairs by place."""
+        return max(self._largest(key, self._errors), self._largest(key, self._errors | self.borne_out))
+
+    def _largest(self, key: str, errors: Mapping[str, float]) -> float:
+        waiting, seen, found = [key], {key}, 0.0
+        while waiting:
+            readers = self._readers.get(waiting.pop(), ())
+            found = max(found, 0.0 if readers else self._loss)
+            for each in readers:
+                found = max(found, errors.get(each, 0.0))
+                if each not in seen and each not in errors:
+                    seen.add(each)
+                    waiting.append(each)
+        return found
 
     def inherits(self, key: str) -> bool:
         """Returns whether anything that a value is computed from differs, through what is not compared."""
@@ -164,23 +259,3 @@ class _Program:
             key
         }  # pairs are decided in execution order, so that what is before these does not change
         return False
-
-
-def _behind(sources: Mapping[str, Sequence[str]], errors: Mapping[str, float], loss: float) -> dict[str, float]:
-    """Returns for each value the largest error of what is compared next behind it, as far as that is known."""
-    read = {source for made_of in sources.values() for source in made_of}
-    ends = {key: loss for key in sources if key not in read and key not in errors}
-    found: dict[str, float] = {}
-    # From the largest error on, so that each value is reached by the largest one first, and once.
-    compared = {key: errors[key] for key in errors if key in sources}
-    for key, error in sorted((compared | ends).items(), key=lambda each: each[1], reverse=True):
-        if key in ends:
-            found.setdefault(key, error)
-        waiting = list(sources[key])
-        while waiting:
-            each = waiting.pop()
-            if each not in found:
-                found[each] = error
-                if each not in errors:
-                    waiting += sources.get(each, ())
-    return found

@@ -15,6 +15,7 @@ from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.layout.recipes import REORDERED
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import (
+    ACTIVATION,
     AUX,
     EXAMPLE_GRAD,
     INPUT,
@@ -139,12 +140,19 @@ def _direction(
 
 
 def _alone(rows: Sequence[ComparisonRow]) -> str:
-    """Returns which of some rows are only in one of the dumps: `a` is only in the reference."""
+    """Returns which of some rows are only in one of the dumps, and what they are: `a` is only in the reference."""
     sides = (("missing", "reference"), ("extra", "candidate"))
     names = [(side, [row.name for row in rows if row.status == status]) for status, side in sides]
-    return " and ".join(
+    alone = " and ".join(
         f"{_some(own)} {'is' if len(own) == 1 else 'are'} only in the {side}" for side, own in names if own
     )
+    # Both of two rows that belong together say so: one is enough.
+    known = [
+        f"{_quoted(row.name)} is {row.likely}"
+        for row in rows
+        if row.likely and (row.family, row.status) == (ACTIVATION, "missing")
+    ]
+    return alone + "".join(f", where {each}" for each in known[:1])
 
 
 def _only_gradients_differ(rows: Sequence[ComparisonRow]) -> bool:
@@ -155,7 +163,7 @@ def _only_gradients_differ(rows: Sequence[ComparisonRow]) -> bool:
 def _in_brackets(row: ComparisonRow, makers: Sequence[str]) -> str:
     if "rel_l2" not in row.metrics:
         return f" ({row.why})"
-    growth = as_float(row.metrics.get("growth", 0.0))
+    growth = as_float(row.metrics.get("growth", 0.0)) if row.inputs_paired else 0.0
     blame = f", {times(growth)} its inputs" if FLAGGED < growth < math.inf else ""
     blame = ", made here" if row.made_here else blame
     noise = f", {times(_noise(row))} noise" if "noise" in row.metrics else ""
@@ -201,6 +209,7 @@ def _new_errors(rows: Sequence[ComparisonRow], divergence: Divergence) -> list[s
         if row.family in (*FORWARD, *BACKWARD)
         and row.status == "different"
         and row not in first
+        and row.inputs_paired
         and as_float(row.metrics.get("growth", 0.0)) > FLAGGED
     ]
     return [f"error is made anew at {_some(list(dict.fromkeys(made)))}"] if made else []

@@ -46,7 +46,9 @@ class ComparisonRow:
         needed: The smallest tolerance that would pass, inf where none would; None without a counterpart.
         why: Why the tensor is different, or by what it was judged instead of its elements; "" for no remark.
         likely: A clause that explains the difference (swapped, transposed, scaled); "" for none.
-        made_here: Whether its error is made by the layer itself, from inputs that are exact but for rounding.
+        made_here: Whether its error is made by the layer itself, from inputs that are exact but for rounding, all of
+            them paired.
+        inputs_paired: Whether all that it is computed from next is paired, as far as an error makes that matter.
         examples: The error of per-example gradients; None for other tensors.
         source: `file:line` of the value in the candidate's code, or else in the reference's; None where unknown.
         counts: Whether the row counts in the verdict; False for missing or extra names that are allowed or redundant.
@@ -66,6 +68,7 @@ class ComparisonRow:
     why: str = ""
     likely: str = ""
     made_here: bool = False
+    inputs_paired: bool = True
     examples: ExampleError | None = None
     source: str | None = None
     counts: bool = True

@@ -40,7 +40,7 @@ from gradscope.naming import (
 
 
 def unmatched(
-    dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRow]
+    dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRow], stages: Mapping[str, str]
 ) -> tuple[list[Unmatched], list[Unmatched]]:
     """Returns the tensors that only the reference has, and those that only the candidate has.
 
@@ -48,9 +48,10 @@ def unmatched(
         dumps: The dumps.
         pairing: Their pairing.
         rows: The rows of the pairs, by the reference's keys.
+        stages: Why tensors of one program that the other computes, too, have no counterpart, by their keys.
     """
     ref, cand = _paired_dumps(dumps, pairing, rows)
-    summed = sums(dumps, pairing.only_ref, pairing.only_cand)
+    summed = {**sums(dumps, pairing.only_ref, pairing.only_cand), **stages}
     missing = [
         Unmatched(ref.source.entry(key), "missing", summed.get(key) or _why_redundant(key, ref, cand))
         for key in pairing.only_ref

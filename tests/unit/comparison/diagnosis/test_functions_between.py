@@ -1,0 +1,79 @@
+"""A function that one program has inside of a layer and the other behind it: what is at fault is blamed elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+from gradscope.comparison import Comparison
+
+_draw = np.random.default_rng(3).normal
+WEIGHTS = {
+    "up": _draw(size=(5, 6)).astype(np.float32),
+    "down": _draw(size=(6, 4)).astype(np.float32),
+    "head": _draw(size=(4, 3)).astype(np.float32),
+}
+SAME = {name: name for name in WEIGHTS}
+PORTED = {"up": "Dense_0", "down": "Dense_1", "head": "Dense_2"}
+BATCH = {"x": _draw(size=(7, 5)).astype(np.float32)}
+
+Function = Callable[[Any], Any]
+
+
+def _identity(x: Any) -> Any:
+    return x
+
+
+def _program(
+    names: Mapping[str, str], function: Function, *, inside: bool, scale: float = 1.0, dense: bool = True
+) -> Dump:
+    """Three dense layers, and a function of the first one's output; the second is scaled."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope(names["up"]):
+            x = batch["x"] @ weights[names["up"]]
+            x = function(x) if inside else x
+        x = x if inside else function(x)
+        with jax.named_scope(names["down"]):
+            x = x * (1 if dense else jnp.arange(1.0, 7.0)[None]) @ weights[names["down"]] * scale
+        with jax.named_scope(names["head"]):
+            x = jnp.tanh(x @ weights[names["head"]])
+        return jnp.square(x).mean()
+
+    return gs.capture(loss, {names[name]: WEIGHTS[name] for name in WEIGHTS}, BATCH, origins=False)
+
+
+def _first(found: Comparison) -> str:
+    assert found.verdict == "different"
+    assert found.first_divergence.forward is not None
+    return found.first_divergence.forward.name
+
+
+@pytest.mark.parametrize("function", [jax.nn.relu, jax.nn.softmax, jax.nn.gelu], ids=["relu", "softmax", "gelu"])
+def test_a_function_behind_a_layer_is_no_fault_and_a_function_left_out_is(function: Function) -> None:
+    reference = _program(SAME, function, inside=True)
+    for names in (PORTED, SAME):
+        assert gs.compare(reference, _program(names, function, inside=False)).verdict == "same"
+    later = gs.compare(reference, _program(PORTED, function, inside=False, scale=1.5))
+    assert _first(later) == "down", later.sentence
+    assert later.sentence.startswith("Forward first differs at `down`"), later.sentence
+    other = gs.compare(_program(SAME, function, inside=False), _program(PORTED, function, inside=True, scale=1.5))
+    assert _first(other) == "down", other.sentence
+    left_out = gs.compare(reference, _program(PORTED, _identity, inside=False))
+    assert _first(left_out) == "up", left_out.sentence
+
+
+def test_a_function_that_no_gradient_shows_is_said() -> None:
+    reference = _program(SAME, jnp.tanh, inside=True, dense=False)
+    found = gs.compare(reference, _program(PORTED, jnp.tanh, inside=False, scale=1.5, dense=False))
+    assert found.sentence.startswith("Forward differs at `down`"), found.sentence
+    said = "before it `up` is only in the reference and `Dense_0` is only in the candidate, where `up` is the tanh of"
+    assert said in found.sentence
+    assert "made here" not in found.sentence
