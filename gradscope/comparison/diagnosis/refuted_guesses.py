@@ -90,7 +90,7 @@ def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compariso
         if _TRACELESS * max(program.trace(key) for program, key in own[match.ref]) >= error:
             borne_out.add(match.ref)
             for program, key in own[match.ref]:
-                program.borne_out[key] = error
+                program.errors[key] = error
     refuted: set[str] = set()
     related: dict[str, str] = {}
     for match in ordered:
@@ -206,7 +206,7 @@ class _Program:
     """_Program finds what differs before and behind a value of one dump.
 
     Attributes:
-        borne_out: The relative errors of the values of pairs by place that leave a trace, from the last on.
+        errors: The relative errors of values that are compared; of pairs by place those that leave a trace.
         differing: The values of pairs by place that are kept.
     """
 
@@ -223,12 +223,12 @@ class _Program:
             for each in made_of:
                 self._readers[each].append(key)
         self._loss = loss
-        self._errors = {key: _error(row) for key, row in rows.items() if key in self._sources}
-        self.borne_out: dict[str, float] = {}
+        self._certain = {key: _error(row) for key, row in rows.items() if key in self._sources}
+        self.errors = dict(self._certain)
 
     def trace(self, key: str) -> float:
         """Returns the largest error of what is compared next behind a value, with and without pairs by place."""
-        return max(self._largest(key, self._errors), self._largest(key, self._errors | self.borne_out))
+        return max(self._largest(key, self._certain), self._largest(key, self.errors))
 
     def _largest(self, key: str, errors: Mapping[str, float]) -> float:
         waiting, seen, found = [key], {key}, 0.0
