@@ -110,9 +110,9 @@ def test_what_is_constant_stays_so(program: Any, rule: Any) -> None:
     def loss(weights: Any, batch: Any) -> Any:
         return jnp.square(program(rule, weights, batch)).mean()
 
-    check_gradients(loss, WEIGHTS, BATCH)
-    for spec in (CaptureSpec(), CaptureSpec(operations=True, terms=True, operands=True)):
-        seen = observe(loss, WEIGHTS, BATCH, spec=spec).seen
+    everything = CaptureSpec(operations=True, terms=True, operands=True)
+    for observation in (check_gradients(loss, WEIGHTS, BATCH), observe(loss, WEIGHTS, BATCH, spec=everything)):
+        seen = observation.seen
         with_gradient = {name for name, each in seen.items() if each.gradient is not None}
         assert with_gradient >= {name for name in seen if "ruled" in name.split("/")[-1]}
         assert any("rate" in name for name in seen)
