@@ -51,8 +51,8 @@ sys.dont_write_bytecode = False
 hypothesis.settings.register_profile("gradscope", deadline=None, max_examples=50, derandomize=True)
 hypothesis.settings.load_profile("gradscope")
 
-# Looking for cycles, Python's collector walks through all of JAX and its jaxprs again and again, for a fifth of the time
-# of all tests. It looks a hundred times as seldom, as the command line has it where a model runs.
+# Looking for cycles, Python's collector walks through all of JAX and its jaxprs again and again, and has JAX look for
+# arrays that are garbage. It looks a hundred times as seldom, as the command line has it where a model runs.
 gc.set_threshold(100_000, 20, 10)
 
 CACHE = "XDG_CACHE_HOME"
