@@ -6,6 +6,7 @@ inherit the same rules.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -49,6 +50,10 @@ sys.dont_write_bytecode = False
 # No deadline: the first example of a test pays for its compilation. The same examples in every run: red stays red.
 hypothesis.settings.register_profile("gradscope", deadline=None, max_examples=50, derandomize=True)
 hypothesis.settings.load_profile("gradscope")
+
+# Looking for cycles, Python's collector walks through all of JAX and its jaxprs again and again, and has JAX look for
+# arrays that are garbage. It looks a hundred times as seldom, as the command line has it where a model runs.
+gc.set_threshold(100_000, 20, 10)
 
 CACHE = "XDG_CACHE_HOME"
 WORKER = "PYTEST_XDIST_WORKER"

@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +144,14 @@ def modules_where(folder: Path, condition: Callable[[ast.AST], bool]) -> list[st
     return [
         path.relative_to(folder).as_posix()
         for path in sources(folder)
-        if any(condition(node) for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        if any(condition(node) for node in nodes_of(path))
     ]
+
+
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """The nodes of a module's syntax tree."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 def frame_kinds() -> set[str]:
@@ -161,8 +168,8 @@ def constants_in(node: ast.AST) -> list[Any]:
 
 def comparisons_with(names: set[str], path: Path) -> int:
     """The comparisons in a module that have one of some strings on either side."""
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    return sum(not names.isdisjoint(constants_in(node)) for node in nodes if isinstance(node, ast.Compare))
+    comparisons = (node for node in nodes_of(path) if isinstance(node, ast.Compare))
+    return sum(not names.isdisjoint(constants_in(each)) for each in comparisons)
 
 
 def mentions(node: ast.AST, module: str) -> bool:

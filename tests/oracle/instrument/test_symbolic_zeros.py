@@ -102,17 +102,22 @@ def under_a_checkpoint(rule: Callable[..., Any], weights: Any, batch: Any) -> An
 
 
 PROGRAMS = (of_a_constant, of_labels, of_a_stopped_weight, in_a_scan, in_a_branch, under_a_checkpoint)
+#: One without a frame, and the frames whose rules hand on what is constant.
+PROGRAMS_OF_BOTH = (of_a_constant, in_a_scan, in_a_branch)
 
 
-@pytest.mark.parametrize("rule", [strict, choosy], ids=["custom_vjp", "custom_jvp"])
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize(
+    ("program", "rule"),
+    [*((program, strict) for program in PROGRAMS), *((program, choosy) for program in PROGRAMS_OF_BOTH)],
+    ids=lambda each: each.__name__,
+)
 def test_what_is_constant_stays_so(program: Any, rule: Any) -> None:
     def loss(weights: Any, batch: Any) -> Any:
         return jnp.square(program(rule, weights, batch)).mean()
 
-    check_gradients(loss, WEIGHTS, BATCH)
-    for spec in (CaptureSpec(), CaptureSpec(operations=True, terms=True, operands=True)):
-        seen = observe(loss, WEIGHTS, BATCH, spec=spec).seen
+    everything = CaptureSpec(operations=True, terms=True, operands=True)
+    for observation in (check_gradients(loss, WEIGHTS, BATCH), observe(loss, WEIGHTS, BATCH, spec=everything)):
+        seen = observation.seen
         with_gradient = {name for name, each in seen.items() if each.gradient is not None}
         assert with_gradient >= {name for name in seen if "ruled" in name.split("/")[-1]}
         assert any("rate" in name for name in seen)

@@ -1,6 +1,6 @@
 """The fourth proof: a model under `lax.scan` and the same model unrolled agree, iteration by iteration.
 
-Other tests prove that both equal the model written out; here two dumps on disk are compared by `gradscope compare`.
+Other tests prove that the first equals the model written out; here `gradscope compare` compares two dumps on disk.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ def plain(name: str) -> tuple[Case, Any, list[bytes]]:
         return case, arguments, bits_of(jax.value_and_grad(case.loss, has_aux=case.has_aux)(*arguments))
 
 
-# A scan that is not compiled runs what the unrolled transformer does.
-@pytest.fixture(scope="module", params=[name for name in QUICK if name != "transformer, unrolled"])
+# A scan that is not compiled runs what the unrolled transformer does, and the network what the regression does.
+@pytest.fixture(scope="module", params=["mlp", "transformer, scanned and checkpointed", "resnet18, short"])
 def op_by_op(request: pytest.FixtureRequest) -> tuple[Case, Any, list[bytes]]:
     return plain(request.param)
 

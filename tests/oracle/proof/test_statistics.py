@@ -53,7 +53,7 @@ INPUTS = {
     },
     ("resnet18, short", "--self-check"): {
         "stage1_block1": ["stem/pool"],
-        "stage2_block1/proj_conv": ["stage1_block2/relu2"],
+        "stage2_block1/proj_conv": ["stage1_block1/relu2"],
         "stage2_block1/add": ["stage2_block1/proj_bn", "stage2_block1/bn2"],
         "stage2_block1/bn1": ["stage2_block1/conv1"],
         "head": ["pool"],

@@ -22,7 +22,7 @@ from tests.oracle.zoo import ZOO
 
 STEPS = 20
 #: Of a loop that runs operation by operation, which takes a second for each.
-SLOW_STEPS = 5
+SLOW_STEPS = 3
 RATE = 0.1
 
 Pair: TypeAlias = "tuple[Any, Any]"
