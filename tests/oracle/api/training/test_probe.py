@@ -16,6 +16,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import gradscope as gs
+from gradscope.history.history_reader import History
+from gradscope.presentation import trends_report
 
 optax = pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
 
@@ -332,12 +334,21 @@ def test_a_run_is_continued_from_a_step_on_and_not_lost(tmp_path: Path) -> None:
                 state, _ = step(state, batch(number))
         return state
 
-    state = steps(range(5), initial())
+    def taken() -> int:
+        with History(tmp_path) as history:
+            return trends_report(str(tmp_path), history).taken
+
+    state = steps(range(6), initial())
     with pytest.raises(gs.UsageError, match="holds a run that was recorded up to step 4"):
         gs.Probe(tmp_path)
-    steps(range(3, 7), state, start=3)
+    assert taken() == 6
+    probe = gs.Probe(tmp_path, start=3)
+    assert taken() == 3, "what the loop has not taken again would count if it were killed"
+    probe.close()
+    steps(range(3, 8), state, start=3)
     with gs.load(tmp_path) as run:
         assert run.steps["step"].tolist() == [0, 2, 4, 6]
+        assert taken() == 8
         assert json.loads(run.facts["versions"])["jax"] == jax.__version__  # as train writes them
         assert json.loads(run.facts["x64"]) is bool(jax.config.jax_enable_x64)
     steps(range(1), state, force=True)
