@@ -167,8 +167,10 @@ def _traced(command: list[str], folder: Path) -> tuple[int, list[Call]]:
 
 
 def _failing(command: list[str], folder: Path, call: Call, error: str) -> subprocess.CompletedProcess[str]:
+    # A filter stops only at the calls of one name, which is much faster, and lets no signal through.
+    filtered = [] if error == KILL else ["--seccomp-bpf"]
     injected = [
-        *("strace", "-f", "--seccomp-bpf", "-o", "/dev/null", "-e", f"trace={call.name}"),
+        *("strace", "-f", *filtered, "-o", "/dev/null", "-e", f"trace={call.name}"),
         *("-e", f"inject={call.name}:{error}:when={call.number}"),
     ]
     return subprocess.run([*injected, *command], check=False, cwd=folder, capture_output=True, text=True, timeout=300)
