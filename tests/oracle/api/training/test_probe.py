@@ -260,8 +260,8 @@ def test_a_schedule_in_the_state_and_a_loss_without_parameters_are_recorded(tmp_
             return optax.apply_updates(params, updates), optimizer, value
 
         step = probe.jit(train_step)
-        for params in ((jnp.ones(2),), ()):
-            optimizer = injected.init(params)
+        for first in ((jnp.ones(2),), ()):
+            params, optimizer = first, injected.init(first)
             for _ in range(2):
                 params, optimizer, _ = step(params, optimizer)
     with gs.load(tmp_path) as run:
