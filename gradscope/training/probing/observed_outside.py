@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def steps_in(seen: Seen[Any] | StepSeen) -> int | None:
     Raises:
         UsageError: They are of something else than statistics of one step, or of several in a row.
     """
-    if not isinstance(seen, Seen | StepSeen):
+    if not isinstance(cast("object", seen), Seen | StepSeen):  # a caller need not have checked types
         raise UsageError(
             f"probe.write takes what was observed, not {type(seen).__name__}",
             hint="it is what gs.value_and_grad returns beside value and gradients, or gs.train_step beside the state",
