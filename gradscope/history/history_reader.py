@@ -22,7 +22,7 @@ from gradscope.errors import DumpError, MissingKeyError, UsageError
 from gradscope.history.history_rows import Alarm, TensorRow
 from gradscope.history.run_folder import HISTORY, is_run
 from gradscope.history.schema import ALL_PARAMETERS, NOISE, STATS, STEPS
-from gradscope.history.strange_database import WORK_UNIT, opened, require_schema, stored_shape, types_of
+from gradscope.history.strange_database import WORK_UNIT, is_strange, opened, require_schema, stored_shape
 from gradscope.history.value_histograms import ValueHistogram
 from gradscope.naming import printable
 from gradscope.naming.patterns import nearest_hint
@@ -259,12 +259,12 @@ class History:
         """Returns rows of a table whose columns are all texts, all numbers, or all blobs; the first two may be NULL."""
         self._work = 0
         # SQLite stores any value in any column. The check is SQLite's, as Python takes a second for a million values.
-        wrong = " OR ".join(f"typeof({column}) NOT IN ({types_of(column, kind)})" for column in columns)
+        wrong = " OR ".join(is_strange(column, kind) for column in columns)
         listed = ", ".join(columns)
         query = f"SELECT {wrong}, {listed} FROM {table} {which}"  # noqa: S608 - our own names
         rows = self._connection.execute(query, values).fetchall()
         if any(row[0] for row in rows):
-            raise DumpError(f"a value in its table {table} is of a wrong type")
+            raise DumpError(f"a value in its table {table} is of a wrong type or size")
         return [row[1:] for row in rows]
 
     def _tensor_rows(self) -> Generator[tuple[int, TensorRow]]:

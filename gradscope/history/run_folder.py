@@ -112,9 +112,9 @@ class RunFolder:
         if locked is False:
             os.close(descriptor)
             raise UsageError(
-                f"another process trains in {printable(str(path))}", hint="wait for it, or name another folder"
+                f"{printable(str(path))} is being written, by another process or a probe that is not closed",
+                hint="wait for it, close it, or name another folder",
             )
-
         self._descriptor = descriptor
 
     def __enter__(self) -> Self:

@@ -61,6 +61,8 @@ NOISE: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 ALL_PARAMETERS: Final = -1
 #: How the names of facts begin that state the options of a run; one that was not given has no fact.
 RUN_OPTION: Final = "option "
+#: The fact that states how many steps a loop of the user's own had taken when it last said so.
+TAKEN: Final = "steps taken"
 
 #: The statement of each table, letter by letter as a history has it.
 TABLES: Final[Mapping[str, str]] = MappingProxyType(

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from gradscope.dump.storage.input_file import InputFile
 from gradscope.errors import DumpError
-from gradscope.history.schema import APPLICATION_ID, TABLES, VERSION
+from gradscope.history.schema import ALL_PARAMETERS, APPLICATION_ID, TABLES, VERSION
 from gradscope.naming import printable
 
 _HEADER: Final = b"SQLite format 3\0"
@@ -33,6 +33,9 @@ WORK_UNIT: Final = 100_000
 _INTEGERS: Final = frozenset(
     {"id", "tensor", "step", "examples", "skipped", "zeros", "nan", "inf", "groups", "group_size"}
 )
+#: The least of them, and the most: beyond it, float64 does not tell one integer from the next.
+_LEAST: Final = ALL_PARAMETERS
+_MOST: Final = 1 << 53
 
 _SHAPE: Final = re.compile(r"\[(?:\d{1,18}(?:, ?\d{1,18}){0,63})?\]")
 
@@ -99,13 +102,15 @@ def require_schema(connection: sqlite3.Connection) -> None:
         raise DumpError(f"its schema is not that of a history: {strange}")
 
 
-def types_of(column: str, kind: type) -> str:
-    """Returns SQLite's types of the values that a column may have."""
+def is_strange(column: str, kind: type) -> str:
+    """Returns the condition, in SQL, that a column has a value of a type or size which a sound history has not."""
     if kind is str:
-        return "'text', 'null'"
+        return f"typeof({column}) NOT IN ('text', 'null')"
     if kind is bytes:
-        return "'blob'"
-    return "'integer', 'null'" if column in _INTEGERS else "'integer', 'real', 'null'"
+        return f"typeof({column}) <> 'blob'"
+    if column not in _INTEGERS:
+        return f"typeof({column}) NOT IN ('integer', 'real', 'null')"
+    return f"typeof({column}) NOT IN ('integer', 'null') OR {column} NOT BETWEEN {_LEAST} AND {_MOST}"
 
 
 def stored_shape(text: str | None) -> tuple[int, ...] | None:

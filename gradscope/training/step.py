@@ -22,6 +22,7 @@ from gradscope.training.averages import MovingAverage
 from gradscope.training.carrying import carried_on, with_keys_folded
 from gradscope.training.gradient_noise import GradientNoise, gradient_noise, split_into_groups
 from gradscope.training.optimizers.optimizers_by_name import Optimizer, parse_clip, parse_optimizer
+from gradscope.training.optimizers.stated_learning_rate import stated_learning_rate
 from gradscope.training.optimizers.updating import updated
 from gradscope.training.processing import Processing, merged
 from gradscope.training.state import TrainState, named_leaves, with_collections, with_params
@@ -187,7 +188,7 @@ class TrainStep:
             "grad_norm_clipped": optax.tree.norm(processed),
             "update_norm": optax.tree.norm(updates),
             "param_norm": optax.tree.norm(self._processing.trained_of(state.params)),
-            **self.learning_rate(state),
+            **self.learning_rate(state, after),
         }
         stages = self._stages(after, processed, updates)
         return after, StepSeen(computed.seen, stages, numbers, computed.aux), computed.gradients
@@ -206,12 +207,10 @@ class TrainStep:
         carried = carried_on(state.variables, computed.aux if self._state_updates else None)
         return replace(after, variables=with_collections(after.variables, carried)), processed, updates
 
-    def learning_rate(self, state: TrainState) -> dict[str, Any]:
-        """Returns the learning rate of the next step by its name; nothing where the optimizer does not state it."""
+    def learning_rate(self, state: TrainState, after: TrainState) -> dict[str, Any]:
+        """Returns by its name the learning rate of the step between two states; nothing where it is not stated."""
         rate = getattr(self._optimizer, "learning_rate", None)
-        if rate is None:
-            stated = optax.tree.get_all_with_path(state.optimizer, "learning_rate")
-            rate = stated[0][1] if len(stated) == 1 else None
+        rate = stated_learning_rate(after.optimizer) if rate is None else rate
         value = rate(state.step) if callable(rate) else rate
         return {} if value is None else {"learning_rate": jnp.asarray(value, jnp.float32)}
 

@@ -1,7 +1,7 @@
 """The attacks of `scripts/torture`.
 
 - `kills` kills commands at random moments.
-- `faults` makes every system call of a write fail, one run for each call and error.
+- `faults` makes every system call of a write fail, or kills there, one run for each call and error.
 - `fuzzing` feeds the readers of files and of expressions with what a coverage-guided fuzzer makes of good ones.
 - `commands` runs the command line for them.
 """

@@ -135,7 +135,8 @@ class StepOptions:
             return parse_optimizer(self.optimizer, self.learning_rate)
         if model.optimizer is None:
             raise UsageError(
-                f"{model.name} has no optimizer()", hint="name one, as in --optimizer 'adam(1e-3)', or define it"
+                f"{model.name} has no optimizer()",
+                hint="name one, as in --optimizer 'adam(1e-3)', or define it, without arguments",
             )
         if self.learning_rate is not None:
             raise UsageError(

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Final
 
 import numpy as np
 
 from gradscope.dump.manifest.manifest import Origin
 from gradscope.dump.reader import open_dump
-from gradscope.errors import GradscopeError
+from gradscope.errors import DumpError, GradscopeError
 from gradscope.history.alarms.alarm_rules import NONFINITE
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import Alarm
 from gradscope.history.run_folder import is_alarm_name, states_in
+from gradscope.history.schema import TAKEN
+from gradscope.naming import printable
+
+#: A number of steps, as a text of anybody's may state one.
+_NUMBER: Final = re.compile(r"[0-9]{1,15}")
 
 
 def alarm_origins(history: History, alarms: Sequence[Alarm]) -> tuple[Origin, ...]:
@@ -37,16 +44,23 @@ def alarm_origins(history: History, alarms: Sequence[Alarm]) -> tuple[Origin, ..
 def steps_taken(history: History, recorded: np.ndarray, alarms: Sequence[Alarm]) -> int:
     """Returns how many steps a run has taken, as far as its checkpoints and its history tell.
 
+    The loop of a probe has no checkpoints, and states the number when it ends; one that was killed has taken those up
+    to the last that was recorded.
+
     Args:
         history: The run's history.
         recorded: The steps that were recorded, in order.
         alarms: Its alarms.
 
     Raises:
+        DumpError: What the history states is no number.
         MachineError: The folder cannot be read.
     """
+    stated = history.facts.get(TAKEN, "0")
+    if not _NUMBER.fullmatch(stated):
+        raise DumpError(f"{printable(str(history.folder))} states as {TAKEN} {printable(stated[:40])!r}")
     saved = max(states_in(history.folder), default=0)
     last = int(recorded[-1]) if len(recorded) else -1
     # A run that an alarm ends has recorded the step, and its checkpoint is of before it.
     undone = saved > 0 and last == saved and any(alarm.step == last for alarm in alarms)
-    return saved if undone else max(saved, last + 1)
+    return max(int(stated), saved if undone else max(saved, last + 1))

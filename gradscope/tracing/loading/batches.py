@@ -133,7 +133,9 @@ def pipeline_leaves(text: str, index: int | None, seed: int = 0) -> dict[str, np
     try:
         return Pipeline(text, seed).leaves(index or 0)
     except UsageError as error:
-        raise UsageError(error.message, hint=error.hint or "give a smaller --batch-index") from error
+        raise UsageError(
+            error.message, hint=error.hint or ("give a smaller --batch-index" if index else None)
+        ) from error
 
 
 def checked(what: str, expected: Any, arrays: Mapping[str, np.ndarray], *, partial: bool = False) -> FileBatch:

@@ -69,7 +69,7 @@ def data_batches(location: str, arguments: Arguments, *, seed: int) -> Callable[
         try:
             leaves = pipeline.leaves(number)
         except UsageError as error:
-            hint = f"train for {number} steps, or let it begin again" if number else None
+            hint = f"give --steps {number}, or let it begin again" if number else None
             raise UsageError(error.message, hint=error.hint or hint) from error
         what = f"batch {number} of {location}"
         found = checked(what, expected, leaves).batch

@@ -144,7 +144,7 @@ class StepPrograms:
         computed = self._unobserved.compute_gradients(state, batch)
         norm = optax.tree.norm(computed.gradients)
         sound = self._sound(sound, computed.loss, norm, computed.gradients)
-        numbers = {"loss": computed.loss, "grad_norm": norm, **self._unobserved.learning_rate(state)}
+        numbers = {"loss": computed.loss, "grad_norm": norm}
         if not self._check:
             after, update_norm = self._advanced(state, batch, computed)
         else:
@@ -155,7 +155,8 @@ class StepPrograms:
                 lambda before: (before, jnp.zeros(())),
                 state,
             )
-        return Taken(after, sound, {**numbers, "update_norm": update_norm})
+        numbers |= {"update_norm": update_norm, **self._unobserved.learning_rate(state, after)}
+        return Taken(after, sound, numbers)
 
     def _advanced(self, state: TrainState, batch: Any, computed: Gradients) -> tuple[TrainState, Any]:
         """Returns the state after a step that is not observed, and the norm of its updates."""

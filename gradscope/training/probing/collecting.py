@@ -21,6 +21,7 @@ from gradscope.instrument.query.capture_spec import EVERYTHING, CaptureSpec
 from gradscope.instrument.rewriting.core_statistics import core_statistics, merged_statistics
 from gradscope.tracing.jaxpr.jaxcompat import trace_state
 from gradscope.tracing.tracer import leaves_of, variable_leaves
+from gradscope.training.optimizers.stated_learning_rate import stated_learning_rate
 from gradscope.training.probing.same_loss import same_loss
 from gradscope.training.recording.compared_arrays import is_same
 from gradscope.training.recording.recorded import outline_of
@@ -144,8 +145,7 @@ class Collector:
         numbers["param_norm"] = optax.tree.norm(self._params)
         if updates:
             numbers["update_norm"] = optax.tree.norm(updates)
-        rate = optax.tree.get(self._optimizer, "learning_rate") if self._optimizer is not None else None
-        if rate is not None:
+        if (rate := stated_learning_rate(self._optimizer)) is not None:
             numbers["learning_rate"] = rate
         unchanged = {name: is_same(new, self._params[name]) for name, new in after.items()}
         return Collected(
@@ -178,7 +178,7 @@ class Collector:
             return {}
         named = named_leaves(tree)
         found = {self._paths[path]: leaf for path, leaf in named.items() if path in self._paths}
-        if not found:
+        if named and not found:
             known = ", ".join(list(self._paths)[:3])
             raise UsageError(
                 f"probe.record({what}=...) has another structure than the gradients: no leaf of it is at the place of "

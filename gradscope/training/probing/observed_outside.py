@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,11 @@ def steps_in(seen: Seen[Any] | StepSeen) -> int | None:
     Raises:
         UsageError: They are of something else than statistics of one step, or of several in a row.
     """
+    if not isinstance(cast("object", seen), Seen | StepSeen):  # a caller need not have checked types
+        raise UsageError(
+            f"probe.write takes what was observed, not {type(seen).__name__}",
+            hint="it is what gs.value_and_grad returns beside value and gradients, or gs.train_step beside the state",
+        )
     backward = seen.backward if isinstance(seen, StepSeen) else seen
     if isinstance(backward, Seen) and not backward.watching.statistics:
         raise UsageError(
@@ -46,9 +51,21 @@ def collected_from(seen: Seen[Any] | StepSeen, loss: Any, updates: Any) -> Colle
         seen: The observations.
         loss: The loss to record; None for the one in the observations.
         updates: The updates, a pytree of arrays with the same leading axis; None where they are not recorded.
+
+    Raises:
+        UsageError: Loss or updates are not of as many steps.
     """
-    made = _of_one if steps_in(seen) is None else _of_several
-    return made(seen, loss, updates)
+    number = steps_in(seen)
+    axis = () if number is None else (number,)
+    if loss is not None and jnp.shape(loss) != axis:
+        raise UsageError(f"the loss has shape {list(jnp.shape(loss))}, expected {list(axis)}, as of the observations")
+    for name, leaf in named_leaves(updates).items():
+        if leaf.shape[: len(axis)] != axis:
+            raise UsageError(
+                f"the update of {name} has shape {list(leaf.shape)}, and the observations are of {number} steps",
+                hint="hand over what the scan over steps stacked, with the same leading axis",
+            )
+    return (_of_one if number is None else _of_several)(seen, loss, updates)
 
 
 @jax.jit

@@ -246,7 +246,7 @@ class Probe:
         try:
             self._alarms.finish()
         finally:
-            self._history.close()
+            self._history.close(taken=max(self._next, self._history.last + 1))
 
     def _taken(self, step: ProbedStep, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self._require_open()

@@ -15,6 +15,7 @@ from gradscope.history.history_reader import History
 from gradscope.history.history_rows import StepRecord, fact_texts
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import RunFolder, is_run
+from gradscope.history.schema import TAKEN
 from gradscope.naming import printable
 from gradscope.training.probing.collecting import Collected
 from gradscope.training.probing.probed_step import Layout
@@ -48,6 +49,8 @@ class ProbeHistory:
         facts = fact_texts(machine_provenance())
         try:
             self.writer = HistoryWriter(self.folder.path, from_step=start, facts=facts)
+            # Of a run that is continued: it may have come further before.
+            self.writer.describe({TAKEN: str(start)})
         except BaseException:
             self.folder.close()
             raise
@@ -56,14 +59,15 @@ class ProbeHistory:
         self._described: frozenset[str] = frozenset()
         self._previous: dict[str, Any] | None = None
 
-    def close(self) -> None:
-        """Waits until everything is written, and unlocks the folder.
+    def close(self, taken: int) -> None:
+        """Waits until everything is written, states how many steps the loop has taken, and unlocks the folder.
 
         Raises:
             MachineError: The disk is full or fails.
         """
         try:
-            self.writer.close()
+            with self.writer:
+                self.writer.describe({TAKEN: str(taken)})
         finally:
             self.folder.close()
 

@@ -104,7 +104,7 @@ def test_a_second_process_is_refused(folder: Path) -> None:
         process.kill()
         process.communicate()
     assert second.status == 2
-    assert "another process trains in locked" in second.errors
+    assert "locked is being written, by another process" in second.errors
 
 
 def test_a_full_disk_ends_the_run_and_leaves_the_state_before_it(folder: Path) -> None:

@@ -250,7 +250,7 @@ def test_a_nan_ends_the_run_with_its_origin_and_the_state_before_it(tmp_path: Pa
         (("-o", "net.py"), 2, "net.py is not a folder"),
         (("--resume", "-o", "run"), 2, "the run in run has --clip global_norm(1), and this command no --clip"),
         (("--resume", "--force", "--steps", "9", "-o", "run"), 2, "has taken 24 steps already, more than the 9"),
-        (("--data", "data.py:ten"), 2, "data.py:ten ends before batch 10"),
+        (("--data", "data.py:ten"), 2, "ends before batch 10\nhint: give --steps 10, or"),
         (("--data", "data.py:smaller_last"), 3, "batch 10 of data.py:smaller_last has another shape than the first"),
         (("--data", "data.py:nothing"), 2, "data.py has no 'nothing'"),
     ],
@@ -269,6 +269,7 @@ def test_bad_input_is_one_message(
     ("text", "status", "message"),
     [
         ("", 2, "has no optimizer()"),
+        ("def optimizer(rate):\n    return rate\n", 2, "or define it, without arguments"),
         ("def optimizer():\n    return None\n", 4, "optimizer() of to_nan returned NoneType, expected an optimizer"),
         ("def optimizer():\n    raise ValueError('no')\n", 4, "optimizer of to_nan: ValueError: no"),
     ],

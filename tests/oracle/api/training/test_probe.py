@@ -16,6 +16,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import gradscope as gs
+from gradscope.history.history_reader import History
+from gradscope.presentation import trends_report
 
 optax = pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
 
@@ -227,6 +229,12 @@ def test_a_scan_over_steps_is_written_as_so_many_steps(tmp_path: Path) -> None:
         probe.write(10, seen, updates=updates)
         with pytest.raises(gs.UsageError, match="step 12 was to be written after step 12"):
             probe.write(12, seen)
+        with pytest.raises(gs.UsageError, match=r"the loss has shape \[\], expected \[3\]"):
+            probe.write(13, seen, loss=values[0])
+        with pytest.raises(gs.UsageError, match=r"the update of .*head/w has shape \[8, 1\], .* of 3 steps"):
+            probe.write(13, seen, updates=jax.tree.map(lambda leaf: leaf[0], updates))
+        with pytest.raises(gs.UsageError, match=r"probe\.write takes what was observed, not dict"):
+            probe.write(13, {})
     state, plain = initial(), jax.jit(PLAIN)
     with gs.load(tmp_path) as run:
         assert run.steps["step"].tolist() == [10, 11, 12]
@@ -239,6 +247,26 @@ def test_a_scan_over_steps_is_written_as_so_many_steps(tmp_path: Path) -> None:
             step = after[0]["head"]["w"] - state[0]["head"]["w"]
             assert run.series("update/head/w", "l2")[number] == pytest.approx(float(jnp.linalg.norm(step)), rel=1e-4)
             state = after
+
+
+def test_a_schedule_in_the_state_and_a_loss_without_parameters_are_recorded(tmp_path: Path) -> None:
+    injected = optax.inject_hyperparams(optax.adam)(learning_rate=optax.exponential_decay(0.1, 1, 0.5))
+    with gs.Probe(tmp_path, every=1) as probe:
+
+        def train_step(params: Any, optimizer: Any) -> Any:
+            value, grads = probe.value_and_grad(lambda params: sum(map(jnp.sum, params), jnp.ones(())))(params)
+            updates, optimizer = injected.update(grads, optimizer, params)
+            probe.record(updates=updates, opt_state=optimizer)
+            return optax.apply_updates(params, updates), optimizer, value
+
+        step = probe.jit(train_step)
+        for first in ((jnp.ones(2),), ()):
+            params, optimizer = first, injected.init(first)
+            for _ in range(2):
+                params, optimizer, _ = step(params, optimizer)
+    with gs.load(tmp_path) as run:
+        np.testing.assert_allclose(run.steps["learning_rate"], [0.1, 0.05, 0.1, 0.05], rtol=1e-6)
+        np.testing.assert_allclose(run.steps["loss"], [3, 2.8, 1, 1], rtol=1e-5)
 
 
 def test_a_spike_in_a_scan_is_an_alarm_with_its_tensor(tmp_path: Path) -> None:
@@ -307,7 +335,7 @@ def test_bad_input_is_one_message(tmp_path: Path) -> None:
     with pytest.raises(gs.UsageError, match="is not a folder"):
         gs.Probe(tmp_path / "file")
     with gs.Probe(tmp_path / "run", every=1) as probe:
-        with pytest.raises(gs.UsageError, match="another process trains in"):
+        with pytest.raises(gs.UsageError, match="is being written, by another process or a probe that is not closed"):
             gs.Probe(tmp_path / "run")
         with pytest.raises(gs.UsageError, match=r"outside of a step that probe\.jit compiled"):
             probe.value_and_grad(loss)(initial()[0], batch(0))
@@ -332,12 +360,21 @@ def test_a_run_is_continued_from_a_step_on_and_not_lost(tmp_path: Path) -> None:
                 state, _ = step(state, batch(number))
         return state
 
-    state = steps(range(5), initial())
+    def taken() -> int:
+        with History(tmp_path) as history:
+            return trends_report(str(tmp_path), history).taken
+
+    state = steps(range(6), initial())
     with pytest.raises(gs.UsageError, match="holds a run that was recorded up to step 4"):
         gs.Probe(tmp_path)
-    steps(range(3, 7), state, start=3)
+    assert taken() == 6
+    probe = gs.Probe(tmp_path, start=3)
+    assert taken() == 3, "what the loop has not taken again would count if it were killed"
+    probe.close()
+    steps(range(3, 8), state, start=3)
     with gs.load(tmp_path) as run:
         assert run.steps["step"].tolist() == [0, 2, 4, 6]
+        assert taken() == 8
         assert json.loads(run.facts["versions"])["jax"] == jax.__version__  # as train writes them
         assert json.loads(run.facts["x64"]) is bool(jax.config.jax_enable_x64)
     steps(range(1), state, force=True)
