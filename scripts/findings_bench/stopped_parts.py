@@ -182,7 +182,7 @@ FAULTS = (
            lambda: _trunk_and("second", "head")),
     _fault("stop-encoder", "what an encoder makes is behind stop_gradient", "encoder", _encoded,
            lambda: {"encoder": _two(1, 8, 32, 16), "head": _two(3, 16, 32, 4)}),
-    _fault("stop-policy", "the log-probability of a policy is behind stop_gradient", "policy", _policy,
+    _fault("stop-policy", "the log-probability of a policy is behind stop_gradient", r"policy|_policy:\d+.*", _policy,
            lambda: {"policy": _two(1, 8, 32, 4), "critic": _two(3, 8, 32, 1)}),
     _fault("stop-router", "the shares of a router are behind stop_gradient", "router", _routed,
            lambda: {"router": nets.layer(1, (8, 4)), "experts": nets.kernel(2, (4, 8, nets.CLASSES))}),

@@ -7,6 +7,7 @@ closest to the place.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
@@ -77,10 +78,18 @@ def _lost(reason: str, params: Sequence[Entry], values: Sequence[Entry], silenci
         why = f"is zero in every element, and multiplies what goes on: no gradient reaches {many}: {reason}"
         return suspect("zero-grad", silencing, why, [*params, *values], total=True)
     state = "is exactly zero" if exact else "is absent"
-    why = f"{state}, and that of {many} with it: {naming.printable(reason)}" if values else (
+    why = f"{state}, and that of {many}{_of_part(params, closest)} with it: {naming.printable(reason)}" if values else (
         f"{state}{'' if len(params) == 1 else f', in {many}'}: {naming.printable(reason)}"
     )  # fmt: skip
     return suspect("zero-grad", closest, why, [*params, *values])
+
+
+def _of_part(params: Sequence[Entry], shown: Entry) -> str:
+    """Returns the part of the model that parameters are in, as " of encoder"; "" where the shown name says it."""
+    scopes = [param.name.split("/")[:-1] for param in params]
+    common = [names[0] for names in itertools.takewhile(lambda names: len(set(names)) == 1, zip(*scopes, strict=False))]
+    part = "/".join(common)
+    return f" of {naming.printable(part)}" if part and not f"{shown.name}/".startswith(f"{part}/") else ""
 
 
 def _reason(evidence: RuleEvidence, entry: Entry) -> str:

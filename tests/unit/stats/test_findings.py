@@ -322,6 +322,18 @@ def test_a_lost_gradient_is_one_finding_at_the_value_closest_to_its_loss() -> No
     assert only.why == f"is exactly zero, and that of 2 parameters with it: {why}"
 
 
+@pytest.mark.parametrize(("activation", "of"), [("f:30", " of encoder/in"), ("encoder/in", "")])
+def test_a_lost_gradient_names_the_part_that_the_parameters_are_in(activation: str, of: str) -> None:
+    why = "masked: multiplied by exact zeros in mul at model.py:30"
+    names = ("encoder/in/kernel", "encoder/in/bias")
+    entries = (
+        entry(f"activation_grad/{activation}", [[0.0]], 1), *(entry(f"param_grad/{name}", [0.0], 0) for name in names)
+    )  # fmt: skip
+    causes = tuple(Cause(family=each.family, name=each.name, why=why) for each in entries)
+    (only,) = find(Manifest(entries=entries, causes=causes))
+    assert only.why == f"is exactly zero, and that of 2 parameters{of} with it: {why}"
+
+
 def test_zeros_by_construction_are_no_fault() -> None:
     zero = entry("param_grad/key/bias", [0.0, 0.0], 1, layer="key")
     cause = Cause(family="param_grad", name="key/bias", why="the loss is invariant")
