@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from training_bench import loops_of_jax, loops_of_torch
 from training_bench.contender import INTERVAL, Contender, Take
@@ -30,6 +31,7 @@ class Figure:
         ratio: Of the times of all turns.
         least: The least of one round.
         most: The most of one round.
+        cpu: The ratio of the seconds that all cores worked.
         seconds: The time of a step; None where the ratio is computed from others.
         limit: The ratio to hold; None where there is none.
     """
@@ -39,6 +41,7 @@ class Figure:
     ratio: float
     least: float
     most: float
+    cpu: float
     seconds: float | None
     limit: float | None
 
@@ -70,17 +73,18 @@ def measured(subject: Subject, folder: Path, *, quick: bool, tell: Callable[[str
 
 
 def _figure(contender: Contender, plain: Take, seconds: float, *, least_rounds: int) -> Figure:
-    rounds: list[tuple[float, float]] = []
+    rounds: list[tuple[_Spent, _Spent]] = []
     with ExitStack() as stack:
         take = _warm(contender.build(stack))
         begin = time.perf_counter()
         while len(rounds) < least_rounds or (time.perf_counter() - begin < seconds and len(rounds) < MOST_ROUNDS):
-            rounds.append((_seconds(take, contender.turn), _seconds(plain, contender.turn)))
-    ours, theirs = (sum(column) for column in zip(*rounds, strict=True))
-    ratios = [one / other for one, other in rounds]
+            rounds.append((_spent(take, contender.turn), _spent(plain, contender.turn)))
+    ours, theirs = (_Spent(*map(sum, zip(*column, strict=True))) for column in zip(*rounds, strict=True))
+    ratios = [one.seconds / other.seconds for one, other in rounds]
     return Figure(
-        name=contender.name, what=contender.what, ratio=ours / theirs, least=min(ratios), most=max(ratios),
-        seconds=ours / (len(rounds) * contender.turn), limit=contender.limit,
+        name=contender.name, what=contender.what, ratio=ours.seconds / theirs.seconds, least=min(ratios),
+        most=max(ratios), cpu=ours.cpu / theirs.cpu, seconds=ours.seconds / (len(rounds) * contender.turn),
+        limit=contender.limit,
     )  # fmt: skip
 
 
@@ -90,10 +94,17 @@ def _warm(take: Take) -> Take:
     return take
 
 
-def _seconds(take: Take, steps: int) -> float:
-    begin = time.perf_counter()
+class _Spent(NamedTuple):
+    """The seconds that some steps took, and those that all cores worked meanwhile."""
+
+    seconds: float
+    cpu: float
+
+
+def _spent(take: Take, steps: int) -> _Spent:
+    begin, worked = time.perf_counter(), time.process_time()
     take(steps)
-    return time.perf_counter() - begin
+    return _Spent(time.perf_counter() - begin, time.process_time() - worked)
 
 
 def _computed(figures: list[Figure]) -> list[Figure]:
@@ -119,5 +130,5 @@ def _every_tenth(figure: Figure) -> Figure:
 def _from(name: str, what: str, ratio: Callable[[Callable[[Figure], float]], float], limit: float | None) -> Figure:
     return Figure(
         name=name, what=what, ratio=ratio(lambda each: each.ratio), least=ratio(lambda each: each.least),
-        most=ratio(lambda each: each.most), seconds=None, limit=limit,
+        most=ratio(lambda each: each.most), cpu=ratio(lambda each: each.cpu), seconds=None, limit=limit,
     )  # fmt: skip

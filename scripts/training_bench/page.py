@@ -21,12 +21,13 @@ def write_page(path: Path, figures: Mapping[Subject, Sequence[Figure]]) -> None:
 
 _HEAD = """# The bench of training
 
-`scripts/bench train` measures on the CPU what it costs to watch a training loop, and writes this page; it takes half
-an hour. `scripts/bench train --quick` measures small models and writes nothing. A figure is the time of a loop over
+`scripts/bench train` measures on the CPU what it costs to watch a training loop, and writes this page; it takes three
+quarters of an hour. `scripts/bench train --quick` measures small models and writes nothing. A figure is the time of a loop over
 that of the plain loop, which has the same step and nothing that watches it; PyTorch's is over a plain loop of PyTorch.
 The two take turns: of ten steps where every tenth is watched, else of two. `ratio` is that of the times of all turns,
-`least` and `most` are of one round; what is computed is so from the figures of every step. What is to be held is for
-models of the full size: a step of a small one is short, and a recorded step takes at least some milliseconds.
+`least` and `most` are of one round; what is computed is so from the figures of every step. `CPU` is the ratio of the
+seconds that all cores worked, which other programs of the machine change less. What is to be held is for models of the
+full size: a step of a small one is short, and a recorded step takes at least some milliseconds.
 
 {measured}
 """
@@ -34,12 +35,16 @@ models of the full size: a step of a small one is short, and a recorded step tak
 
 def _table(figures: Sequence[Figure]) -> str:
     rows = [
-        f"| {each.name} | {each.what} | {each.ratio:.3f} | {each.least:.3f} | {each.most:.3f} | "
+        f"| {each.name} | {each.what} | {each.ratio:.3f} | {each.least:.3f} | {each.most:.3f} | {each.cpu:.3f} | "
         f"{_or_nothing(each.limit)} | {_or_nothing(each.seconds)} |"
         for each in figures
     ]
     return "\n".join(
-        ["| loop | what is watched | ratio | least | most | to hold | seconds of a step |", "| --- " * 7 + "|", *rows]
+        [
+            "| loop | what is watched | ratio | least | most | CPU | to hold | seconds of a step |",
+            "| --- " * 8 + "|",
+            *rows,
+        ]
     )
 
 
