@@ -22,8 +22,9 @@ def write_page(path: Path, figures: Mapping[Subject, Sequence[Figure]]) -> None:
 _HEAD = """# The bench of training
 
 `scripts/bench train` measures on the CPU what it costs to watch a training loop, and writes this page; it takes three
-quarters of an hour. `scripts/bench train --quick` measures small models and writes nothing. A figure is the time of a loop over
-that of the plain loop, which has the same step and nothing that watches it; PyTorch's is over a plain loop of PyTorch.
+quarters of an hour. `scripts/bench train --quick` measures small models and writes nothing. A figure is the time of a
+loop over that of the plain loop, which has the same step and nothing that watches it; PyTorch's is over a plain loop of
+PyTorch.
 The two take turns: of ten steps where every tenth is watched, else of two. `ratio` is that of the times of all turns,
 `least` and `most` are of one round; what is computed is so from the figures of every step. `CPU` is the ratio of the
 seconds that all cores worked, which other programs of the machine change less. What is to be held is for models of the
