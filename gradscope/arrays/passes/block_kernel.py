@@ -1,8 +1,8 @@
 """The loops of the compiled pass, in the subset of Python that numba compiles. Importing this module compiles nothing.
 
 The kernel reads float32 in blocks of `BLOCK` elements that stay in the first-level cache, and reads each block
-several times: once as integers, whose order is that of the floats, and twice as float64. So the loops have no branches
-and vectorise, except the one that counts by magnitude.
+several times: as integers, whose order is that of the floats, and as float64. So each loop has few results and no
+branches, and vectorises, except the one that counts by magnitude.
 """
 
 from __future__ import annotations
@@ -66,49 +66,51 @@ def _inner(loop: Any) -> Any:
 
 
 @_inner
-def _magnitudes(values: Array) -> Any:
-    """Returns the bits of the largest magnitude and the smallest ordinal, both of 31 bits, and the number of zeros."""
+def _places(values: Array) -> Any:
+    """Returns the least and the greatest place of the elements in the order of floats, and the number of zeros.
+
+    A place is a signed integer: the bits of a float, with those of the magnitude inverted where it is negative.
+    """
     bits = values.view(np.int32)
     # Numba widens the results of arithmetic to 64 bits, which halves the lanes: hence the conversions.
-    largest, smallest, zeros = np.int32(0), _MAGNITUDE, np.int32(0)
-    for i in range(bits.size):
-        magnitude = np.int32(bits[i] & _MAGNITUDE)
-        ordinal = np.int32((bits[i] - _ONE) & _MAGNITUDE)
-        largest = max(largest, magnitude)
-        smallest = min(smallest, ordinal)
-        zeros = np.int32(zeros + np.int32(magnitude == 0))
-    return largest, smallest, zeros
-
-
-@_inner
-def _extremes(values: Array) -> Any:
-    """Returns the smallest and the largest of finite elements."""
-    bits = values.view(np.int32)
-    # As signed integers, floats are in their order once the magnitudes of negative ones are inverted.
-    low, high = _MAGNITUDE, np.int32(~_MAGNITUDE)
+    low, high, zeros = _MAGNITUDE, np.int32(~_MAGNITUDE), np.int32(0)
     for i in range(bits.size):
         place = np.int32(bits[i] ^ ((bits[i] >> _SIGN_SHIFT) & _MAGNITUDE))
         low = min(low, place)
         high = max(high, place)
-    ends = np.empty(2, np.int32)
-    ends[0] = low ^ ((low >> _SIGN_SHIFT) & _MAGNITUDE)
-    ends[1] = high ^ ((high >> _SIGN_SHIFT) & _MAGNITUDE)
-    return np.float64(ends.view(np.float32)[0]), np.float64(ends.view(np.float32)[1])
+        zeros = np.int32(zeros + np.int32((bits[i] & _MAGNITUDE) == 0))
+    return low, high, zeros
 
 
 @_inner
-def _add_moments(values: Array, sums: Array) -> None:
-    size = np.float64(values.size)
-    total, magnitudes = 0.0, 0.0
+def _float_at(place: Any) -> Any:
+    bits = np.empty(1, np.int32)
+    bits[0] = place ^ ((place >> _SIGN_SHIFT) & _MAGNITUDE)
+    return np.float64(bits.view(np.float32)[0])
+
+
+@_inner
+def _total(values: Array) -> Any:
+    total = 0.0
     for i in range(values.size):
-        value = np.float64(values[i])
-        total += value
-        magnitudes += np.abs(value)
-    mean = total / size
+        total += np.float64(values[i])
+    return total
+
+
+@_inner
+def _squared_deviations(values: Array, mean: Any) -> Any:
     deviations = 0.0
     for i in range(values.size):
         deviation = np.float64(values[i]) - mean
         deviations += deviation * deviation
+    return deviations
+
+
+@_inner
+def _add_moments(values: Array, low: Any, high: Any, sums: Array) -> None:
+    size = np.float64(values.size)
+    mean = _total(values) / size
+    deviations = _squared_deviations(values, mean)
     before = sums[COUNT]
     count = before + size
     apart = mean - sums[MEAN]
@@ -117,10 +119,26 @@ def _add_moments(values: Array, sums: Array) -> None:
     sums[SQUARED_DEVIATIONS] += deviations + apart * apart * (before * (size / count))
     sums[COUNT] = count
     sums[SQUARES] += deviations + size * mean * mean
-    sums[MAGNITUDES] += magnitudes
-    low, high = _extremes(values)
-    sums[LOW] = min(sums[LOW], low) if before else low
-    sums[HIGH] = max(sums[HIGH], high) if before else high
+    sums[LOW] = min(sums[LOW], _float_at(low)) if before else _float_at(low)
+    sums[HIGH] = max(sums[HIGH], _float_at(high)) if before else _float_at(high)
+
+
+@_inner
+def _sum_of_magnitudes(values: Array) -> Any:
+    magnitudes = 0.0
+    for i in range(values.size):
+        magnitudes += np.abs(np.float64(values[i]))
+    return magnitudes
+
+
+@_inner
+def _smallest(values: Array) -> Any:
+    """Returns the smallest ordinal, of 31 bits; that of zero is the largest."""
+    bits = values.view(np.int32)
+    smallest = _MAGNITUDE
+    for i in range(bits.size):
+        smallest = min(smallest, np.int32((bits[i] - _ONE) & _MAGNITUDE))
+    return smallest
 
 
 @_inner
@@ -153,10 +171,23 @@ def _tally_wide(values: Array, wide: Array) -> None:
 
 
 @_inner
+def _add_magnitudes(values: Array, limit: Any, reduced: Reduced) -> None:
+    counts, smallest = reduced.counts, _smallest(values)
+    counts[SMALLEST] = min(counts[SMALLEST], np.int64(smallest))
+    reduced.sums[MAGNITUDES] += _sum_of_magnitudes(values)
+    if smallest < limit:
+        counts[SUBNORMAL] += _below(values, limit)
+    if smallest < _FIRST_NORMAL:
+        _tally_wide(values, reduced.wide)
+    else:
+        _tally(values, reduced.narrow)
+
+
+@_inner
 def _reduce_block(values: Array, finite: Array, limit: Any, reduced: Reduced) -> None:
     counts = reduced.counts
-    largest, smallest, zeros = _magnitudes(values)
-    if largest >= _INFINITY:
+    low, high, zeros = _places(values)
+    if low <= ~_INFINITY or high >= _INFINITY:
         size = 0
         for value in values:
             if np.isnan(value):
@@ -170,17 +201,11 @@ def _reduce_block(values: Array, finite: Array, limit: Any, reduced: Reduced) ->
         if not size:
             return
         values = finite[:size]
-        largest, smallest, zeros = _magnitudes(values)
+        low, high, zeros = _places(values)
     counts[ZEROS] += zeros
-    counts[SMALLEST] = min(counts[SMALLEST], np.int64(smallest))
-    _add_moments(values, reduced.sums)
+    _add_moments(values, low, high, reduced.sums)
     if reduced.narrow.size:
-        if smallest < limit:
-            counts[SUBNORMAL] += _below(values, limit)
-        if smallest < _FIRST_NORMAL:
-            _tally_wide(values, reduced.wide)
-        else:
-            _tally(values, reduced.narrow)
+        _add_magnitudes(values, limit, reduced)
 
 
 @nb.njit(nogil=True, cache=True)

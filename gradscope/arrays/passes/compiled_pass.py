@@ -128,7 +128,8 @@ def _reduced(kernel: ModuleType, limit: np.int32, stretch: Array, *, magnitudes:
     narrow = np.zeros((kernel.TALLIES, kernel.NARROW_BINS if magnitudes else 0), np.int32)
     wide = np.zeros(kernel.WIDE_BINS if magnitudes else 0, np.int64)
     reduced = kernel.Reduced(sums, counts, narrow, wide)
-    for block in blocks(stretch):
+    # What is widened first is so in blocks, which stay in the cache.
+    for block in (stretch,) if stretch.dtype == np.float32 else blocks(stretch):
         values = real_values(block).view()
         values.flags.writeable = False
         kernel.reduce_floats(values, limit, reduced)
