@@ -1,7 +1,6 @@
 """Groups of JAX's primitives by what they do with values, by the names that jaxprs and dumps have for them.
 
-Analyses make their own sets of these, with what is special to their question. A group has no primitive whose second
-result, or second operand, would need another answer.
+Analyses make their own sets of these, with what is special to their question.
 """
 
 from __future__ import annotations
