@@ -14,7 +14,7 @@ import pytest
 
 import gradscope as gs
 import models
-from tests.integration.command import Finished, gradscope
+from tests.integration.command import Finished, gradscope, in_terminal
 from tests.integration.training.trained import contents, rows, write_files
 
 optax = pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
@@ -74,6 +74,15 @@ def by_hand(folder: Path) -> tuple[list[Any], list[Any], Any]:
         losses.append(float(value))
         found.append(gradients)
     return losses, found, variables
+
+
+def test_a_terminal_ends_with_the_trends_and_a_pipe_with_the_last_step(folder: Path) -> None:
+    again = (*TRAIN, *RUN, "--resume", "-o", "run")
+    shown = in_terminal(*again, folder=folder, columns=100).plain.splitlines()
+    assert len(shown) <= 41  # and what is said of the state that it goes on from
+    assert sum(line.startswith("Trends") for line in shown) == 1
+    assert any("gradscope show run --full" in line for line in shown)
+    assert "Parameters (" in gradscope(*again, folder=folder).output
 
 
 def test_a_run_is_the_loop_by_hand(folder: Path, by_hand: tuple[list[Any], list[Any], Any]) -> None:

@@ -12,7 +12,7 @@ from gradscope.cli.commands.runs.recording_options import RecordOptions
 from gradscope.cli.interrupts import Interrupts
 from gradscope.cli.options import shared as options
 from gradscope.cli.options.model_options import ModelOptions
-from gradscope.cli.options.report_options import FormatOptions, NameOptions
+from gradscope.cli.options.report_options import Format, FormatOptions, NameOptions
 from gradscope.cli.options.training_options import StepOptions
 
 if TYPE_CHECKING:
@@ -69,6 +69,9 @@ def train(
     format_options: FormatOptions,
 ) -> None:  # fmt: skip
     """Train a model, and record every layer, gradient, update and optimizer variable at chosen steps.
+
+    On a terminal it ends with the trends on one screen, as 'gradscope show RUN' has them; every other place has the
+    tables of the last step. --json and the other formats have their rows.
 
     The model file is imported and run with your rights: only train a model whose code you would run.
     """
@@ -190,13 +193,18 @@ def _facts(model: Model, options: dict[str, Json]) -> dict[str, Json]:
 
 
 def _print_results(path: Path, outcome: Outcome, format_options: FormatOptions) -> None:
-    from gradscope.cli.printing import print_report
+    """Prints the tables of the last step, or on a terminal, which has no room for them, the trends on one screen."""
+    from gradscope.cli.printing import print_report, screen
     from gradscope.history.history_reader import History
-    from gradscope.presentation import step_report
+    from gradscope.presentation import step_report, trends_report
 
+    chosen, resumed_from = format_options.chosen, outcome.resumed_from
     with History(path) as history:
-        report = step_report("train", str(path), history, None, resumed_from=outcome.resumed_from)
-    print_report(report, format_options.chosen)
+        if chosen is Format.TABLE and screen().width is not None:
+            report = trends_report(str(path), history, command="train", overview=True, resumed_from=resumed_from)
+        else:
+            report = step_report("train", str(path), history, None, resumed_from=resumed_from)
+    print_report(report, chosen)
 
 
 def _batches(model_options: ModelOptions, model: Model, arguments: Arguments) -> Callable[[int], Any]:

@@ -181,14 +181,19 @@ def step_report(
     )  # fmt: skip
 
 
-def trends_report(path: str, history: History, *, which: Which | None = None, overview: bool = False) -> RunReport:
+def trends_report(
+    path: str, history: History, *, command: str = "show", which: Which | None = None, overview: bool = False,
+    resumed_from: int | None = None,
+) -> RunReport:  # fmt: skip
     """Returns the report of the trends of a run.
 
     Args:
         path: The run's folder, as the user named it.
         history: Its history.
+        command: The command that reports.
         which: Which tensors; None for all.
         overview: Whether a terminal shows them on one screen.
+        resumed_from: The number of steps before this command.
 
     Raises:
         DumpError: The history is damaged.
@@ -202,8 +207,9 @@ def trends_report(path: str, history: History, *, which: Which | None = None, ov
     )
     steps, alarms = history.steps(), history.alarms()
     return RunReport(
-        command="show", path=path, steps=steps, taken=steps_taken(history, steps["step"], alarms), alarms=alarms,
-        trends=rows, origins=alarm_origins(history, alarms), noise=run_noise(history, chosen), overview=overview,
+        command=command, path=path, steps=steps, taken=steps_taken(history, steps["step"], alarms), alarms=alarms,
+        trends=rows, origins=alarm_origins(history, alarms), resumed_from=resumed_from,
+        noise=run_noise(history, chosen), overview=overview,
     )  # fmt: skip
 
 
