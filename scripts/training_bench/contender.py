@@ -22,14 +22,14 @@ class Contender:
         name: What watches it.
         what: What it watches.
         build: Makes the loop, with a state of its own; what it has to close goes onto the stack.
-        turn: Steps of a turn.
+        round: Steps of a round.
         limit: The ratio to hold; None where it is somebody else's, or where there is none.
     """
 
     name: str
     what: str
     build: Callable[[ExitStack], Take]
-    turn: int = 2
+    round: int = 2
     limit: float | None = None
 
 

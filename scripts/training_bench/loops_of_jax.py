@@ -40,7 +40,7 @@ def contest(subject: Subject, folder: Path) -> Contest:
         return jax.jit(_step(model, of), donate_argnums=(0, 1))
 
     probes = (
-        Contender(name="gs.Probe", what=f"all families every {INTERVAL} steps", turn=INTERVAL, limit=1.01,
+        Contender(name="gs.Probe", what=f"all families every {INTERVAL} steps", round=INTERVAL, limit=1.01,
                   build=lambda stack: probed(stack, INTERVAL, None)),
         Contender(name=ALL_FAMILIES[0], what=ALL_FAMILIES[1], limit=1.15, build=lambda stack: probed(stack, 1, None)),
         Contender(name="gs.Probe", what="parameters, gradients, updates and slots every step", limit=1.05,

@@ -9,15 +9,19 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 from training_bench import loops_of_jax, loops_of_torch
 from training_bench.contender import INTERVAL, Contender, Take
 from training_bench.subjects import Subject
 
-#: Seconds of turns for one model; what is compiled comes on top.
-BUDGET = 280
-LEAST_ROUNDS, MOST_ROUNDS = 3, 10
+#: Seconds of rounds for one model; what is compiled comes on top.
+BUDGET = 600
+LEAST_ROUNDS, MOST_ROUNDS = 3, 15
+
+#: How many times as long a loop is measured that has a limit.
+LIMITED = 3
 HISTOGRAMS = 100
 
 
@@ -28,10 +32,10 @@ class Figure:
     Attributes:
         name: What watches the loop.
         what: What it watches.
-        ratio: Of the times of all turns.
+        ratio: The median of all rounds.
         least: The least of one round.
         most: The most of one round.
-        cpu: The ratio of the seconds that all cores worked.
+        cpu: The median ratio of the seconds that all cores worked.
         seconds: The time of a step; None where the ratio is computed from others.
         limit: The ratio to hold; None where there is none.
     """
@@ -60,16 +64,20 @@ def measured(subject: Subject, folder: Path, *, quick: bool, tell: Callable[[str
         tell("PyTorch is LEFT OUT: it takes the packages torch and transformers")
     else:
         contests.append(loops_of_torch.contest(subject))
-    steps = sum(each.turn for contest in contests for each in contest.contenders)
+    shares = sum(_share(each) for contest in contests for each in contest.contenders)
     figures: list[Figure] = []
     for contest in contests:
         plain = _warm(contest.plain())
         for each in contest.contenders:
-            seconds = 0.0 if quick else BUDGET * each.turn / steps
+            seconds = 0.0 if quick else BUDGET * _share(each) / shares
             figures.append(_figure(each, plain, seconds, least_rounds=2 if quick else LEAST_ROUNDS))
             tell(f"{each.name}, {each.what}: {figures[-1].ratio:.3f}")
             gc.collect()  # a loop and its state hold each other
     return [*figures, *_computed(figures)]
+
+
+def _share(contender: Contender) -> float:
+    return contender.round * (1 if contender.limit is None else LIMITED)
 
 
 def _figure(contender: Contender, plain: Take, seconds: float, *, least_rounds: int) -> Figure:
@@ -78,14 +86,27 @@ def _figure(contender: Contender, plain: Take, seconds: float, *, least_rounds: 
         take = _warm(contender.build(stack))
         begin = time.perf_counter()
         while len(rounds) < least_rounds or (time.perf_counter() - begin < seconds and len(rounds) < MOST_ROUNDS):
-            rounds.append((_spent(take, contender.turn), _spent(plain, contender.turn)))
-    ours, theirs = (_Spent(*map(sum, zip(*column, strict=True))) for column in zip(*rounds, strict=True))
-    ratios = [one.seconds / other.seconds for one, other in rounds]
+            rounds.append(_round(take, plain, contender.round))
+    ratios = [ours.seconds / theirs.seconds for ours, theirs in rounds]
     return Figure(
-        name=contender.name, what=contender.what, ratio=ours.seconds / theirs.seconds, least=min(ratios),
-        most=max(ratios), cpu=ours.cpu / theirs.cpu, seconds=ours.seconds / (len(rounds) * contender.turn),
+        name=contender.name,
+        what=contender.what,
+        ratio=median(ratios),
+        least=min(ratios),
+        most=max(ratios),
+        cpu=median(ours.cpu / theirs.cpu for ours, theirs in rounds),
+        seconds=median(ours.seconds / contender.round for ours, _ in rounds),
         limit=contender.limit,
-    )  # fmt: skip
+    )
+
+
+def _round(take: Take, plain: Take, steps: int) -> tuple[_Spent, _Spent]:
+    """Returns what so many steps of each loop take, step by step in alternation, each first in turn."""
+    spent = {take: _NOTHING, plain: _NOTHING}
+    for number in range(steps):
+        for each in (take, plain) if number % 2 else (plain, take):
+            spent[each] = spent[each].plus_step(each)
+    return spent[take], spent[plain]
 
 
 def _warm(take: Take) -> Take:
@@ -100,11 +121,14 @@ class _Spent(NamedTuple):
     seconds: float
     cpu: float
 
+    def plus_step(self, take: Take) -> _Spent:
+        """Returns the same with one more step of a loop, which is taken."""
+        begin, worked = time.perf_counter(), time.process_time()
+        take(1)
+        return _Spent(self.seconds + time.perf_counter() - begin, self.cpu + time.process_time() - worked)
 
-def _spent(take: Take, steps: int) -> _Spent:
-    begin, worked = time.perf_counter(), time.process_time()
-    take(steps)
-    return _Spent(time.perf_counter() - begin, time.process_time() - worked)
+
+_NOTHING = _Spent(0.0, 0.0)
 
 
 def _computed(figures: list[Figure]) -> list[Figure]:

@@ -13,7 +13,7 @@ from training_bench.subjects import Subject
 
 def write_page(path: Path, figures: Mapping[Subject, Sequence[Figure]]) -> None:
     """Writes a table for each model."""
-    versions = ", ".join(f"{name} {_version(name)}" for name in ("gradscope-jax", "jax", "optax", "torch", "numpy"))
+    versions = ", ".join(f"{name} {_version(name)}" for name in ("gradscope-jax", "jax", "optax", "torch", "numpy", "numba"))
     head = _HEAD.format(measured=f"Measured with {versions}, Python {platform.python_version()}.")
     sections = [f"## {subject.title}\n\n{_table(rows)}\n" for subject, rows in figures.items()]
     path.write_text("\n".join([head, *sections]), encoding="utf-8")
@@ -25,10 +25,10 @@ _HEAD = """# The bench of training
 quarters of an hour. `scripts/bench train --quick` measures small models and writes nothing. A figure is the time of a
 loop over that of the plain loop, which has the same step and nothing that watches it; PyTorch's is over a plain loop of
 PyTorch.
-The two take turns: of ten steps where every tenth is watched, else of two. `ratio` is that of the times of all turns,
-`least` and `most` are of one round; what is computed is so from the figures of every step. `CPU` is the ratio of the
-seconds that all cores worked, which other programs of the machine change less. What is to be held is for models of the
-full size: a step of a small one is short, and a recorded step takes at least some milliseconds.
+The two take a step in turn, and wait for it: ten in a round where every tenth is watched, else two. `ratio` is the
+median of the rounds, `least` and `most` are of one round; what is computed is so from the figures of every step. `CPU`
+is the median ratio of the seconds that all cores worked, which other programs of the machine change less. What is to be
+held is for models of the full size: a step of a small one is short, and a recorded step takes at least some milliseconds.
 
 {measured}
 """
