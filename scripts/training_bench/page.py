@@ -6,14 +6,17 @@ import platform
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Final
 
 from training_bench.measuring import Figure
 from training_bench.subjects import Subject
 
+_PACKAGES: Final = ("gradscope-jax", "jax", "optax", "torch", "numpy", "numba")
+
 
 def write_page(path: Path, figures: Mapping[Subject, Sequence[Figure]]) -> None:
     """Writes a table for each model."""
-    versions = ", ".join(f"{name} {_version(name)}" for name in ("gradscope-jax", "jax", "optax", "torch", "numpy", "numba"))
+    versions = ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
     head = _HEAD.format(measured=f"Measured with {versions}, Python {platform.python_version()}.")
     sections = [f"## {subject.title}\n\n{_table(rows)}\n" for subject, rows in figures.items()]
     path.write_text("\n".join([head, *sections]), encoding="utf-8")
@@ -28,7 +31,8 @@ PyTorch.
 The two take a step in turn, and wait for it: ten in a round where every tenth is watched, else two. `ratio` is the
 median of the rounds, `least` and `most` are of one round; what is computed is so from the figures of every step. `CPU`
 is the median ratio of the seconds that all cores worked, which other programs of the machine change less. What is to be
-held is for models of the full size: a step of a small one is short, and a recorded step takes at least some milliseconds.
+held is for models of the full size: a step of a small one is short, and a recorded step takes at least some
+milliseconds.
 
 {measured}
 """
