@@ -1,18 +1,23 @@
 """Writes a dump of several processes: each process writes its shards into a file of its own, process 0 also the index.
 
 A process waits for the others only after its own file is on the disk. So a process that dies loses only its own file.
+
+A dump that is replaced stays whole until the new one is: that is written into a folder `<name>.incomplete` next to it,
+and the two folders change their names when it has its index.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias
 
+from gradscope.dump.distributed.folder_swap import swap_folders
 from gradscope.dump.distributed.index import DumpIndex, write_index
 from gradscope.dump.distributed.process_reader import open_process_file
 from gradscope.dump.interfaces import RecordSink
@@ -52,7 +57,7 @@ class ProcessWriter:
     records without a shard, in the same order. All processes write to the same folder.
 
     Args:
-        folder: The dump's folder; created if it does not exist.
+        folder: The dump's folder; created if it does not exist. Files in it that are of no dump stay there.
         group: The processes that write the dump.
         force: Whether an existing dump may be replaced.
 
@@ -62,10 +67,10 @@ class ProcessWriter:
     """
 
     def __init__(self, folder: str | os.PathLike[str], group: ProcessGroup, *, force: bool = False) -> None:
-        self._folder = Path(folder)
+        self._target = Path(os.path.realpath(folder))
         self._group = group
         self._entries: list[Entry] = []
-        _require_folder(self._folder, force=force)
+        self._folder = _folder_to_write(self._target, Path(folder), force=force)
         self._file = DumpWriter(self._folder / group.process.file_name, force=force)
 
     def __enter__(self) -> Self:
@@ -76,6 +81,9 @@ class ProcessWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._file.__exit__(kind, error, traceback)
+        if self._folder != self._target:
+            with suppress(OSError):  # what other processes have written is left there
+                self._folder.rmdir()
 
     @implements(RecordSink)
     def require_space(self, size_bytes: int) -> None:
@@ -115,13 +123,17 @@ class ProcessWriter:
         if first:
             self._withdraw_index()
         self._file.commit(facts)
+        written = (self._folder / self._group.process.file_name).stat()
         self._group.barrier()
         try:
             if first:
                 self._write_index()
+                if self._folder != self._target:
+                    self._replace()
         finally:
             self._group.barrier()
-        with open_dump(self._folder) as dump:
+        # Where process 0 failed to replace a dump, the one at the target is still the old one.
+        with open_dump(self._target if self._has_moved(written) else self._folder) as dump:
             return dump.manifest
 
     @implements(RecordSink)
@@ -133,7 +145,7 @@ class ProcessWriter:
         self._file.discard()
 
     def _withdraw_index(self) -> None:
-        """Removes the index of an older dump in the folder, which is incomplete from then on."""
+        """Removes the index of a dump that was written into the folder and did not replace the one at the target."""
         with machine_errors("write to", self._folder):
             (self._folder / INDEX).unlink(missing_ok=True)
 
@@ -153,14 +165,41 @@ class ProcessWriter:
                 if Process.of_file(path.name) is not None and path.name not in ours:
                     path.unlink()
 
+    def _has_moved(self, written: os.stat_result) -> bool:
+        """Returns whether the file of this process that was written is at the target."""
+        with suppress(FileNotFoundError):
+            return os.path.samestat(written, (self._target / self._group.process.file_name).stat())
+        return False
 
-def _require_folder(folder: Path, *, force: bool) -> None:
-    shown = printable(str(folder))
-    if folder.exists() and not folder.is_dir():
+    def _replace(self) -> None:
+        """Puts the new dump in the place of the old one, which is removed."""
+        swap_folders(self._folder, self._target)
+        with machine_errors("remove", self._folder):
+            for path in self._folder.iterdir():
+                if path.name == INDEX or Process.of_file(path.name) is not None:
+                    path.unlink()
+                else:
+                    path.rename(self._target / path.name)
+            self._folder.rmdir()
+
+
+def _folder_to_write(target: Path, named: Path, *, force: bool) -> Path:
+    """Returns the folder that the files are written into, which exists then: the target, or one next to a dump there.
+
+    Args:
+        target: The dump's folder, without links.
+        named: The same as the user named it.
+        force: Whether a dump there may be replaced.
+    """
+    shown = printable(str(named))
+    if target.exists() and not target.is_dir():
         raise UsageError(f"cannot write to {shown}: a dump of several processes is a folder, and that is not one")
-    if not force and (folder / INDEX).exists():
+    replaced = (target / INDEX).exists()
+    if replaced and not force:
         raise UsageError(f"{shown} holds a dump", hint="give another path, or replace it with --force")
-    if not folder.parent.is_dir():
-        raise UsageError(f"cannot write to {shown}: there is no folder {printable(str(folder.parent))}")
+    if not target.parent.is_dir():
+        raise UsageError(f"cannot write to {shown}: there is no folder {printable(str(named.parent))}")
+    folder = target.with_name(f"{target.name}.incomplete") if replaced else target
     with machine_errors("write to", folder):
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(mode=stat.S_IMODE(target.stat().st_mode) if replaced else 0o777, exist_ok=True)
+    return folder

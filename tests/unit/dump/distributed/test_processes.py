@@ -16,12 +16,13 @@ import pytest
 
 import gradscope
 from gradscope.arrays.dtypes import dtype_name
+from gradscope.dump.distributed import folder_swap, process_writer
 from gradscope.dump.distributed.process_writer import ProcessGroup, ProcessWriter
 from gradscope.dump.manifest.manifest import Layer, RunFacts
 from gradscope.dump.reader import open_dump
 from gradscope.dump.record import Process, Record, Shard, SiteFacts
 from gradscope.dump.verify import verify
-from gradscope.errors import DumpError, UsageError
+from gradscope.errors import DumpError, MachineError, UsageError
 from gradscope.stats import TensorStats, merged_manifest, tensor_stats
 from tests.support.dumps import write
 
@@ -211,6 +212,51 @@ def test_a_dump_is_replaced_only_with_force(folder: Path) -> None:
         write_together(folder)
     write_together(folder, force=True)
     verify(folder)
+
+
+def test_a_dump_stays_whole_until_the_one_that_replaces_it_is(folder: Path, tmp_path: Path) -> None:
+    def failing(index: int) -> Iterator[Record]:
+        yield from shards(index)
+        if index == 1:
+            raise ZeroDivisionError
+
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(ZeroDivisionError):
+        write_together(folder, records=failing, force=True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    with open_dump(tmp_path / "run.incomplete") as dump:
+        assert not dump.manifest.complete
+    write_together(folder, force=True)  # what the failure left is no hindrance
+    verify(folder)
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_what_else_is_in_the_folder_stays(folder: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool) -> None:
+    if not exchanges:  # a file system that cannot
+        monkeypatch.setattr(folder_swap, "_exchanged", lambda _one, _other: False)
+    (folder / "notes").write_text("mine")
+    (folder / "index.json").write_text("an older one")
+    folder.chmod(0o750)
+    write_together(folder, force=True)
+    verify(folder)
+    assert (folder / "notes").read_text() == "mine"
+    assert folder.stat().st_mode & 0o777 == 0o750
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_a_dump_that_cannot_replace_the_old_one_is_left_next_to_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_new: Path, _old: Path) -> None:
+        raise MachineError("cannot replace it")
+
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    monkeypatch.setattr(process_writer, "swap_folders", failing)
+    with pytest.raises(MachineError, match="cannot replace it"):
+        write_together(folder, force=True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    verify(tmp_path / "run.incomplete")
 
 
 def test_all_files_of_a_dump_of_another_number_of_processes_are_replaced(folder: Path) -> None:
