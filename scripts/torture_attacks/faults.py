@@ -5,7 +5,7 @@ thread; then there is one run for each of them and each error. Afterwards, whate
 
 - at its output there is what was there before, or the complete new output, and `verify` reads it;
 - exit status 0 means the new output; any other is documented, and comes with a message and without a traceback;
-- no other file is left, but the tensors that a dump had (`.incomplete.npz`), and what a call that failed was to remove,
+- no other file is left, but the tensors that a dump had (`.incomplete`), and what a call that failed was to remove,
   or a library that ended the process has left to the next command (`.partial`).
 
 Of a command that was killed at a call only the first is asked, and that the kill ended it.
@@ -46,13 +46,13 @@ class Attack:
 
     Attributes:
         name: Its name.
-        arguments: Its arguments after `gradscope`.
+        command: The command, which runs in the folder.
         prepare: Fills a folder with what the command needs, and with an old output.
         whole: Returns the state of an output: a text that differs between the old and the new one; "" where neither.
     """
 
     name: str
-    arguments: tuple[str, ...]
+    command: tuple[str, ...]
     prepare: Callable[[Path], None]
     whole: Callable[[Path], str]
 
@@ -66,14 +66,11 @@ class Call:
     about: str
 
 
-def attack(
-    each: Attack, command: list[str], injected: tuple[str, ...], most: int | None, report: Callable[[str], None]
-) -> Counter[str]:
+def attack(each: Attack, injected: tuple[str, ...], most: int | None, report: Callable[[str], None]) -> Counter[str]:
     """Returns how often a command survived the failure of a call, and how: see the module.
 
     Args:
         each: The command.
-        command: How gradscope is run.
         injected: What is done to each call, as strace writes it: `ERRORS`, or `KILL` alone.
         most: The most calls to which it is done; None for all.
         report: Receives a line for each failure that was not survived.
@@ -85,7 +82,7 @@ def attack(
         each.prepare(prepared)
         old = each.whole(prepared)
         folder = _copy(prepared, Path(root, "traced"))
-        usual, calls = _traced([*command, *each.arguments], folder)
+        usual, calls = _traced(each.command, folder)
         new = each.whole(folder)
         expected = {path.relative_to(folder) for path in folder.rglob("*")}
         if not new or new == old or not calls:
@@ -94,7 +91,7 @@ def attack(
         step = 1 if most is None else max(1, -(-len(points) // most))
         for call, error in points[::step]:
             folder = _copy(prepared, Path(root, "run"))
-            done = _failing([*command, *each.arguments], folder, call, error)
+            done = _failing(each.command, folder, call, error)
             left = {path.relative_to(folder) for path in folder.rglob("*")} - expected
             state = each.whole(folder)
             wrong = "" if state in (old, new) else f"neither old nor new; {_ending(done)}"
@@ -129,9 +126,7 @@ def _litter(left: set[Path], done: subprocess.CompletedProcess[str], call: Call)
     """Returns which of the files that a run left should not be there; "" for none."""
     ended = "ended the process" in done.stderr
     litter = [
-        str(path)
-        for path in left
-        if not path.name.endswith(".incomplete.npz") and not (ended and path.suffix == ".partial")
+        str(path) for path in left if ".incomplete" not in str(path) and not (ended and path.suffix == ".partial")
     ]
     return f"it leaves {', '.join(sorted(litter))}" if litter and call.name not in _REMOVING else ""
 
@@ -145,7 +140,7 @@ def _is_inside(arguments: str, folder: Path) -> bool:
     return named is not None and (not named[1].startswith("/") or named[1].startswith(str(folder)))
 
 
-def _traced(command: list[str], folder: Path) -> tuple[int, list[Call]]:
+def _traced(command: tuple[str, ...], folder: Path) -> tuple[int, list[Call]]:
     """Returns the exit status of a run, and its calls that change files in a folder."""
     calls: list[Call] = []
     with tempfile.NamedTemporaryFile("r") as log:
@@ -166,7 +161,7 @@ def _traced(command: list[str], folder: Path) -> tuple[int, list[Call]]:
     return done.returncode, calls
 
 
-def _failing(command: list[str], folder: Path, call: Call, error: str) -> subprocess.CompletedProcess[str]:
+def _failing(command: tuple[str, ...], folder: Path, call: Call, error: str) -> subprocess.CompletedProcess[str]:
     # A filter stops only at the calls of one name, which is much faster, and lets no signal through.
     filtered = [] if error == KILL else ["--seccomp-bpf"]
     injected = [
