@@ -199,6 +199,7 @@ def _origin(value: Json, position: int) -> Origin:
         direction=origin.choice("direction", _DIRECTIONS, "forward"),
         name=origin.text("name"),
         why=origin.text("why"),
+        layer=origin.optional_text("layer"),
         repair=origin.text("repair"),
         primitive=origin.optional_text("primitive"),
         source=origin.optional_text("source"),

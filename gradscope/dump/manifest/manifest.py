@@ -144,6 +144,7 @@ class Origin:
         direction: `forward` where the result is not finite although the operands are; `backward` where the gradient
             with respect to an operand is not finite although the gradient with respect to the result is.
         name: Path of the operation, or of an argument that was not finite before the run.
+        layer: Path of the layer that the operation is in; None outside all layers, and of an argument.
         why: The reason with its numbers, as the predicate of a sentence without a full stop.
         repair: A suggested repair; "" where there is no general one.
         primitive: The operation's primitive; None for an argument.
@@ -156,6 +157,7 @@ class Origin:
     direction: Literal["forward", "backward"]
     name: str
     why: str
+    layer: str | None = None
     repair: str = ""
     primitive: str | None = None
     source: str | None = None

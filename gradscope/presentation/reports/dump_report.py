@@ -239,6 +239,7 @@ def origin_json(origin: Origin) -> dict[str, Json]:
     found: dict[str, Json] = {
         "direction": origin.direction,
         "name": origin.name,
+        "layer": origin.layer,
         "primitive": origin.primitive,
         "source": origin.source,
         "iteration": list(origin.iteration) or None,

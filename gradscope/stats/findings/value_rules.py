@@ -122,8 +122,7 @@ def _of_origin(evidence: RuleEvidence, origin: Origin, broken: Sequence[Entry]) 
     """Returns the finding at the tensor around an origin, which is an operation."""
     gradient = origin.direction == "backward"
     families = (naming.ACTIVATION_GRAD, naming.ACTIVATION) if gradient else _FORWARD
-    parts = origin.name.split("/")
-    paths = ["/".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    paths = [origin.name, *_with_those_around(origin.layer or origin.name)]
     keys = [naming.split_key(origin.name), *((family, path) for path in paths for family in families)]
     first = _first([entry for entry in broken if naming.is_gradient(entry.family) == gradient] or list(broken))
     place = next((entry for at in keys if (entry := evidence.entry(*at)) is not None), first)
@@ -139,6 +138,11 @@ def _of_origin(evidence: RuleEvidence, origin: Origin, broken: Sequence[Entry]) 
     )
     begin = place.site.index if place.family in (naming.ACTIVATION, naming.ACTIVATION_GRAD) else 0
     return Suspect(finding=found, keys=frozenset(map(key, broken)), begin=begin, total=True)
+
+
+def _with_those_around(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:length]) for length in range(len(parts), 0, -1)]
 
 
 def overflow(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:

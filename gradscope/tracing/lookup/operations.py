@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gradscope.primitive_groups import MOVES
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, resolve
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, operation_name
@@ -39,6 +40,12 @@ class Operation:
     def name(self) -> str:
         """The path of the operation."""
         return str(self.layer.path.at(self.iteration))
+
+    @property
+    def layer_name(self) -> str | None:
+        """The path of the layer that the operation is in; None outside all layers."""
+        layer = self.layer.innermost_layer
+        return None if layer is None else str(layer.path.at(self.iteration[: len(layer.frame.loops)]))
 
     @property
     def primitive(self) -> str:
@@ -100,6 +107,20 @@ class Operations:
             inner = self.frames[value.frame].loops[len(value_at.iteration) :]
             for further in itertools.product(*(reversed(range(loop.length or 1)) for loop in inner)):
                 yield self.maker(ValueAt(value, (*value_at.iteration, *further)))
+
+    def made_by(self, values: Sequence[ValueAt], primitive: str) -> list[Operation]:
+        """Returns the operations of one primitive that made some values, shapes aside."""
+        found: list[Operation] = []
+        for value in values:
+            at = value
+            while at.value.equation >= 0:
+                maker = self.maker(at)
+                if maker.primitive == primitive:
+                    found.append(maker)
+                if maker.primitive not in MOVES | {"abs"} or not maker.values:
+                    break
+                at = maker.values[0]
+        return found
 
     def _operand(self, frame: Frame, atom: Atom, iteration: tuple[int, ...]) -> ValueAt | Any:
         value = resolve(frame, atom)

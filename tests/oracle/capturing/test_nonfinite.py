@@ -230,6 +230,22 @@ def test_the_zero_that_a_division_divides_by_is_named_with_its_place() -> None:
     assert "1 divided by 0 (element [1, 1])" in found.why
 
 
+def test_of_the_calls_of_a_helper_the_one_is_named_that_fails() -> None:
+    def by_hand(scores: Any) -> Any:
+        e = jnp.exp(scores)
+        return e / e.sum(-1, keepdims=True)
+
+    def loss(w: Any, x: Any) -> Any:
+        return (by_hand(by_hand(x * w["one"][None]) * w["one"][None] - 60)[:, 0]).sum()
+
+    captured = gs.capture(loss, WEIGHTS, X)
+    calls = sorted({each.name for each in captured.manifest.entries if ":" in each.name and "by_hand" in each.name})
+    quotients = [name for name in calls if name.partition("#")[0] == calls[-1].partition("#")[0]]
+    (found,) = [each for each in captured.findings() if each.rule == "nonfinite"]
+    assert len(quotients) == 2
+    assert found.name == quotients[1]
+
+
 def test_an_infinity_of_small_operands_is_no_overflow() -> None:
     found = origin_of(lambda w, x: jax.scipy.special.gammaln(jnp.abs(x) * w["one"][None]).sum())
     assert ("pole" in found.why, "overflow" in found.why) == (True, False)

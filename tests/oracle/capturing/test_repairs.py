@@ -128,6 +128,14 @@ CASES = {
     "softmax by hand": Case(
         repairs.SHIFT, naive_softmax(lambda s: 0.0), naive_softmax(lambda s: s.max(-1, keepdims=True))
     ),
+    "softmax by hand far below 0": Case(
+        repairs.SHIFT, naive_softmax(lambda s: 50 + s.max(-1, keepdims=True)),
+        naive_softmax(lambda s: s.max(-1, keepdims=True)),
+    ),
+    "division by a number whose square is 0": Case(
+        repairs.ADD_EPSILON, lambda w, x: (x[0] / (1e-20 * w)).sum() * 1e-19,
+        lambda w, x: (x[0] / (1e-20 * w + EPS)).sum() * 1e-19,
+    ),
     "softplus by hand": Case(
         repairs.SHIFT, lambda w, x: jnp.log(1 + jnp.exp(200 * w * x)).sum(),
         lambda w, x: jax.nn.softplus(200 * w * x).sum(),

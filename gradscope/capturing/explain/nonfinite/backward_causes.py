@@ -15,6 +15,7 @@ from gradscope.capturing.explain.nonfinite.repairs import (
     CLIP_INSIDE,
     CLIP_NEGATIVE,
     NORM,
+    SHIFT,
     WHERE_TWICE,
     Diagnosis,
     element,
@@ -114,7 +115,11 @@ def _singular(operation: Operation, primitive: str, failure: Failure, operations
     if (primitive in _SINGULAR_AT_ONE and abs(first) == 1) or first == _SINGULAR_AT.get(primitive):
         name = _SINGULAR_AT_ONE.get(primitive, primitive)
         return Diagnosis(f"the derivative of {name} at {first:g}{place} is infinite", CLIP_INSIDE)
-    undefined = _by_zero(failure) if primitive == "div" else _outside(primitive, failure)
+    undefined = (
+        _by_zero(failure) or _by_tiny(operation, failure, operations)
+        if primitive == "div"
+        else _outside(primitive, failure)
+    )
     if undefined is not None:
         return undefined
     if (primitive in _SINGULAR_AT_ZERO or primitive.startswith("custom_jvp")) and 0 in failure.operands:
@@ -147,11 +152,34 @@ def _by_zero(failure: Failure) -> Diagnosis | None:
     return Diagnosis(f"the derivative of {divided} by 0{element(at)} is not finite", ADD_EPSILON)
 
 
+def _by_tiny(operation: Operation, failure: Failure, operations: Operations) -> Diagnosis | None:
+    """Returns the diagnosis of a division by a number whose square, by which the gradient is divided, is too small."""
+    divisor = _wide(failure.tensors[1])
+    if divisor.ndim != len(failure.index):
+        return None
+    by = float(divisor[_aligned(failure.index, divisor.shape)])
+    smallest = float(jnp.finfo(failure.dtype).tiny)
+    if not 0 < by * by < smallest:
+        return None
+    why = (
+        f"the derivative of a division by {by:.6g}{element(failure.index)} is not finite: it divides by the square of "
+        f"that, which is below the smallest {failure.dtype}, {smallest:.3g}"
+    )
+    summed = operations.made_by(operation.values[-1:], "reduce_sum")
+    exponentials = operations.made_by([value for each in summed for value in each.values], "exp")
+    return Diagnosis(why, SHIFT if exponentials else ADD_EPSILON)
+
+
+def _aligned(index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns an index of a result as that of an operand, which may be repeated along its axes of size 1."""
+    return tuple(0 if size == 1 else at for at, size in zip(index, shape, strict=True))
+
+
 def _zero_divisor(failure: Failure) -> tuple[int, ...] | None:
     """Returns the place of the zero that a division divides by where its gradient is not finite."""
     divisor = _wide(failure.tensors[1])
     if divisor.ndim == len(failure.index):
-        own = tuple(0 if size == 1 else at for at, size in zip(failure.index, divisor.shape, strict=True))
+        own = _aligned(failure.index, divisor.shape)
         if divisor[own] == 0:
             return own
     zeros = np.argwhere(divisor == 0)
@@ -203,8 +231,5 @@ def _thrown_away_by(operation: Operation, operations: Operations) -> str:
 def _of_squares(operation: Operation, operations: Operations) -> bool:
     """Returns whether an operation reads a sum of squares."""
     squares = {"square", "integer_pow", "mul", "abs"}
-    for summed in (operations.maker(value) for value in operation.values if value.value.equation >= 0):
-        if summed.primitive == "reduce_sum":
-            makers = (operations.maker(value) for value in summed.values if value.value.equation >= 0)
-            return any(maker.primitive in squares for maker in makers)
-    return False
+    summed = [value for each in operations.made_by(operation.values, "reduce_sum") for value in each.values]
+    return any(operations.maker(value).primitive in squares for value in summed if value.value.equation >= 0)

@@ -31,7 +31,6 @@ from gradscope.capturing.explain.nonfinite.repairs import (
     overflow,
 )
 from gradscope.capturing.explain.nonfinite.replay import Failure
-from gradscope.primitive_groups import MOVES
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.lookup.operations import Operation, Operations
 
@@ -86,7 +85,7 @@ def _special_repair(operation: Operation, primitive: str, operations: Operations
     """Returns the repair of a cause that is a known pattern of several operations; "" where it is none."""
     if primitive == "log" and operation.primitive == "log" and _is_x_log_x(operation, operations):
         return X_LOG_X
-    if primitive == "div" and operation.primitive == "div" and _made_by(operation.values[-1:], "sqrt", operations):
+    if primitive == "div" and operation.primitive == "div" and operations.made_by(operation.values[-1:], "sqrt"):
         return UNDER_ROOT
     return ""
 
@@ -131,10 +130,10 @@ def _is_row_masked(operation: Operation, primitive: str, failure: Failure, opera
         return len(failure.operands) == 2 and all(each == -math.inf for each in failure.operands)
     if primitive not in ("log", "div") or not failure.operands or failure.operands[-1] != 0:
         return False
-    summed = _made_by(operation.values[-1:], "reduce_sum", operations)
+    summed = operations.made_by(operation.values[-1:], "reduce_sum")
     return any(
         0 in _terms(exponential) or _reads_mask(exponential, operations)
-        for exponential in _made_by([value for each in summed for value in each.values], "exp", operations)
+        for exponential in operations.made_by([value for each in summed for value in each.values], "exp")
     )
 
 
@@ -171,21 +170,6 @@ def _is_x_log_x(operation: Operation, operations: Operations) -> bool:
             return True
         logs = [output for reader in readers if reader.primitive in ("div", "mul", "neg") for output in reader.outputs]
     return False
-
-
-def _made_by(values: Sequence[ValueAt], primitive: str, operations: Operations) -> list[Operation]:
-    """Returns the operations of one primitive that made some values, shapes aside."""
-    found: list[Operation] = []
-    for value in values:
-        at = value
-        while at.value.equation >= 0:
-            maker = operations.maker(at)
-            if maker.primitive == primitive:
-                found.append(maker)
-            if maker.primitive not in MOVES | {"abs"} or not maker.values:
-                break
-            at = maker.values[0]
-    return found
 
 
 #: How many operations are looked at to find the constant that masks.

@@ -74,6 +74,7 @@ class _First(NamedTuple):
             direction=direction,
             name=operation.name,
             why=why,
+            layer=operation.layer_name,
             repair=self.diagnosis.repair,
             primitive=operation.primitive if failure is None else failure.equation.primitive.name,
             source=self.source,
@@ -215,14 +216,14 @@ class _Search:
             return None
         if is_argument(bad.value):
             leaf = self._trace.arguments[bad.value.position]
-            name, source = naming.key_of(leaf.family, leaf.name), None
+            name, layer, source = naming.key_of(leaf.family, leaf.name), None, None
         else:
             maker = self._operations.maker(bad)
-            name, source = maker.name, maker.layer.source
+            name, layer, source = maker.name, maker.layer_name, maker.layer.source
         why = (
             "receives the first gradient that is not finite: none of the terms that flow back to it was found to be so"
         )
-        return Origin(direction="backward", name=name, why=why, source=source, iteration=bad.iteration)
+        return Origin(direction="backward", name=name, why=why, layer=layer, source=source, iteration=bad.iteration)
 
     def _replayed(self, operations: Sequence[Operation], *, backward: bool = False) -> Replay:
         """Returns a replay of operations, and of those that made their operands' infinities and NaNs."""
