@@ -162,4 +162,17 @@ def run(interrupts: Interrupts) -> int:
 def _translated(error: typer.BadParameter) -> UsageError:
     message = " ".join(error.format_message().split()).rstrip(".")
     command = "gradscope" if error.ctx is None else error.ctx.command_path
-    return UsageError(message[:1].lower() + message[1:], hint=f"'{command} --help' lists all options")
+    meant = _abbreviated(error)
+    hint = f"'{command} --help' lists all options"
+    return UsageError(
+        message[:1].lower() + message[1:], hint=f"did you mean {' or '.join(meant)}? {hint}" if meant else hint
+    )
+
+
+def _abbreviated(error: typer.BadParameter) -> list[str]:
+    """Returns the options whose words begin with the letters of one that does not exist: `--lr` for a learning rate."""
+    name = getattr(error, "option_name", None)
+    if error.ctx is None or not isinstance(name, str):
+        return []
+    options = [each for parameter in error.ctx.command.params for each in parameter.opts]
+    return [each for each in options if "".join(word[:1] for word in each.strip("-").split("-")) == name.strip("-")]

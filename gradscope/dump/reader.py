@@ -30,6 +30,7 @@ from gradscope.dump.storage.storage_errors import located
 from gradscope.dump.zip.directory import Directory, read_directory
 from gradscope.dump.zip.structures import LOCAL_SIGNATURE
 from gradscope.errors import DumpError
+from gradscope.naming import printable
 
 _PICKLE_STARTS: Final = tuple(bytes((0x80, protocol)) for protocol in range(2, 6))
 _SUFFIXES: Final = frozenset({".npy", ".npz", ".safetensors"})
@@ -54,7 +55,7 @@ def open_dump(path: str | os.PathLike[str]) -> DumpFile:
         MachineError: The path cannot be read.
     """
     path = Path(path)
-    if _is_alarm(path):
+    if is_alarm_folder(path):
         path = path / _ALARM_DUMP
     with located(str(path)), _collection_paused(), ExitStack() as opened:
         if _is_folder(path) and is_process_folder(path):
@@ -86,7 +87,8 @@ def _is_folder(path: Path) -> bool:
     return False
 
 
-def _is_alarm(path: Path) -> bool:
+def is_alarm_folder(path: Path) -> bool:
+    """Returns whether a path is the folder of a run's alarm, with a dump, a state and a batch."""
     with suppress(OSError, ValueError):  # ValueError: a NUL character
         return (path / _ALARM).is_file() and (path / _ALARM_DUMP).is_file()
     return False
@@ -112,7 +114,8 @@ def _folder_tensors(folder: Path, opened: ExitStack) -> Iterator[ForeignTensor]:
             if directory is None:
                 yield from _bare_tensors(file, name.with_suffix("").as_posix())
             elif MEMBER in directory.members:
-                raise DumpError("it is a dump of its own", hint="name the dump instead of its folder")
+                whole = f"name the dump instead of its folder: {printable(str(path))}"
+                raise DumpError("it is a dump of its own", hint=whole)
             else:
                 yield from archive_tensors(file, directory)
 
@@ -169,7 +172,7 @@ def dumps_in(folder: Path) -> dict[str, Path]:
         DumpError: A file that starts like a dump is damaged.
         MachineError: A file cannot be read.
     """
-    if not folder.is_dir() or is_process_folder(folder) or _is_alarm(folder):
+    if not folder.is_dir() or is_process_folder(folder) or is_alarm_folder(folder):
         return {}
     found = [path for path in folder.iterdir() if _is_dump(path)]
     return {path.stem: path for path in sorted(found, key=_by_numbers)}

@@ -18,23 +18,46 @@ class Trend:
 
     Attributes:
         first: Its first value; NaN where there is none.
-        last: Its last value, likewise.
+        last: Its last value, likewise; NaN where the tensor is not finite at the end.
         slope: How many powers of ten it grows in 100 steps: the slope of the least-squares line through the decimal
             logarithms of its magnitudes; None where fewer than two of them are finite and not zero.
-        values: The values in order.
+        change: By how many powers of ten it changed while the tensor was finite, up or down.
+        values: The values in order; NaN where the tensor is not finite.
+        broken: Whether the tensor is not finite at the end.
     """
 
     first: float
     last: float
     slope: float | None
+    change: float
     values: tuple[float, ...]
+    broken: bool
 
     @classmethod
-    def of(cls, steps: np.ndarray, values: np.ndarray) -> Trend:
-        """Returns the trend of values at steps."""
+    def of(cls, steps: np.ndarray, values: np.ndarray, nonfinite: np.ndarray) -> Trend:
+        """Returns the trend of a statistic.
+
+        Args:
+            steps: The steps.
+            values: Its values at them; what they are of a tensor that is not finite is of its finite elements alone.
+            nonfinite: The numbers of elements of the tensor that are not finite; NaN where that is not known.
+        """
+        broken = nonfinite > 0
+        values = np.where(broken, np.nan, values)
         known = values[~np.isnan(values)]
-        ends = (float(known[0]), float(known[-1])) if known.size else (math.nan, math.nan)
-        return cls(first=ends[0], last=ends[1], slope=_slope(steps, values), values=tuple(map(float, values)))
+        first, last = (float(known[0]), float(known[-1])) if known.size else (math.nan, math.nan)
+        is_broken = bool(broken[-1:].any())
+        return cls(
+            first=first, last=math.nan if is_broken else last, slope=_slope(steps, values), change=_change(first, last),
+            values=tuple(map(float, values)), broken=is_broken,
+        )  # fmt: skip
+
+
+def _change(first: float, last: float) -> float:
+    low, high = sorted((abs(first), abs(last)))
+    if math.isinf(high):
+        return math.inf
+    return math.log10(high / low) if low > 0 else 0.0
 
 
 def _slope(steps: np.ndarray, values: np.ndarray) -> float | None:

@@ -2,7 +2,8 @@
 
 Orbax marks the folder of a tree with `_METADATA`. Above it may be a folder of several items, marked with
 `_CHECKPOINT_METADATA`, of which the only tree is meant, or the one called `default` or `state`; and above that the
-folder of a run, with one checkpoint for each step, `7` or `checkpoint_7`, of which the last is meant.
+folder of a run, with one checkpoint for each step, `7` or `checkpoint_7`, of which the last is meant. A run of ours has
+`state-000007.npz`, and in the folder of an alarm the state before it.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ import re
 from pathlib import Path
 from typing import Final
 
+from gradscope.dump.reader import is_alarm_folder
 from gradscope.errors import DumpError
 from gradscope.naming import printable
 
 _TREE: Final = "_METADATA"
 _MARKS: Final = (_TREE, "_CHECKPOINT_METADATA")
 _STEP: Final = re.compile(r"(?:.*[_-])?(\d+)")
+#: The states in the folder of our own runs, and the one in the folder of an alarm.
+_STATE: Final = re.compile(r"state-(\d{6,})\.npz")
+_ALARM_STATE: Final = "state.npz"
 
 #: Items of a checkpoint that are the state of a training run, where it has other items, too.
 _ITEMS: Final = ("default", "state", "model", "params")
@@ -41,6 +46,8 @@ def checkpoint_in(location: Path) -> Path:
     """
     if not location.is_dir() or (location / _TREE).exists():
         return location
+    if is_alarm_folder(location):
+        return location / _ALARM_STATE
     if is_orbax(location):
         return _item_of(location)
     steps = {int(found[1]): path for path in location.iterdir() if (found := _step_of(path))}
@@ -48,7 +55,9 @@ def checkpoint_in(location: Path) -> Path:
 
 
 def _step_of(path: Path) -> re.Match[str] | None:
-    """Returns the match of a step in the name of a checkpoint of Orbax or Flax; None for another path."""
+    """Returns the match of a step in the name of a checkpoint of Orbax, Flax or a run; None for another path."""
+    if not path.is_dir() and (state := _STATE.fullmatch(path.name)):
+        return state
     written = is_orbax(path) if path.is_dir() else path.name.startswith("checkpoint_")
     return _STEP.fullmatch(path.name) if written else None
 

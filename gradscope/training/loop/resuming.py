@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import jax
 
@@ -91,6 +91,10 @@ def start(folder: Path, first: TrainState, no_gradients: Any, *, steps: int, tel
     return Start(state=saved.state, previous=saved.previous, number=number, watch=saved.watch)
 
 
+#: What is called so among the options decides the numbers of a run, too.
+MODEL_FILE: Final = "a model file of SHA-256"
+
+
 def option_facts(options: Mapping[str, str]) -> dict[str, str]:
     """Returns options as facts of a history."""
     return {f"{RUN_OPTION}{name}": value for name, value in options.items()}
@@ -136,6 +140,11 @@ def _require_same_options(path: Path, options: Mapping[str, str]) -> None:
         }
     for name in dict.fromkeys([*options, *before]):
         old, new = before.get(name, ""), options.get(name, "")
+        if old != new and name == MODEL_FILE:
+            raise UsageError(
+                f"the model file has changed since the run in {printable(str(path))} began",
+                hint="put it back as it was, or continue with the new one by --force",
+            )
         if old != new:
             raise UsageError(
                 f"the run in {printable(str(path))} has {_stated(name, old)}, and this command {_stated(name, new)}",

@@ -175,7 +175,7 @@ class RunAlarms:
             return alarms
         folder = alarm_path(self._folder.path, number)
         dump = save_step(self._model, state, batch, folder=folder, facts=self._facts)
-        named = [nonfinite_alarm(number, dump) if each.rule == NONFINITE else each for each in alarms]
+        named = [nonfinite_alarm(each, dump) if each.rule == NONFINITE else each for each in alarms]
         write_alarms(folder, named, loss=dump.loss)
         for removed in self._folder.keep_alarms(self._keep, self._history.alarm_folders() | {folder.name}):
             self._history.release(removed)

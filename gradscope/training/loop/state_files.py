@@ -35,7 +35,10 @@ _MOST_PROBLEMS: Final = 3
 _WATCH: Final = naming.key_of(naming.AUX, "alarm_watch")
 
 #: The hint of an error about a state that is whole, and of another run.
-OTHER_RUN: Final = "resume with the options that the run was started with"
+OTHER_RUN: Final = (
+    "resume with the options that the run was started with, or begin a new run from the parameters of this state: "
+    "--checkpoint STATE, another --output, and no --resume"
+)
 
 
 class Saved(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from gradscope.history.alarms.alarm_rules import NONFINITE
 from gradscope.history.alarms.alarm_watch import AlarmWatch
 from gradscope.history.history_rows import Alarm, StepRecord
 from gradscope.history.run_folder import alarm_path
+from gradscope.naming import printable
 from gradscope.training.probing.alarm_capture import save_step
 from gradscope.training.probing.collecting import Collected
 from gradscope.training.probing.probe_history import ProbeHistory
@@ -75,7 +77,8 @@ class ProbeAlarms:
                 self._history.flush()
             judged = self._judged  # before acting: the thread may find an alarm meanwhile, whose state is still needed
             self.act()
-            self._replay.judged(judged)
+            # The step before may have made what a step that is yet to be judged finds not finite.
+            self._replay.judged(judged - 1)
             self._replay.before(number, arguments)
         else:
             self.act()
@@ -148,10 +151,10 @@ class ProbeAlarms:
             for alarm in alarms:
                 self._history.alarm(alarm)
             if self._on_alarm == "stop" and not ends:
-                alarm = alarms[0]
-                saved = "" if alarm.folder is None else f"; its state and batch are in {alarm.folder}"
-                where = f"{alarm.key} " if alarm.key else ""
-                raise ModelError(f"step {alarm.step:,}: {alarm.rule}: {where}{alarm.why}{saved}")
+                raise ModelError(_told(alarms[0]))
+            for alarm in alarms:
+                line = printable(f"{self._folder.path}: {_told(alarm)}")
+                logging.getLogger("gradscope").warning("gradscope: %s", line)
 
     def _saved(self, found: _Found, replay: StepReplay) -> list[Alarm]:
         """Returns alarms with the folder in which their step is, if it can be had again."""
@@ -168,7 +171,12 @@ class ProbeAlarms:
             loss = step.observed(*args, **kwargs)[1].numbers["loss"]
         if not np.array_equal(np.float32(loss), np.float32(found.loss), equal_nan=True):
             return found.alarms  # the loop changed its state between two steps, by other means than the step
-        alarms = found.alarms
+        alarms, loss = found.alarms, found.loss
+        if alarms[0].rule == NONFINITE and (began := replay.began(number)) < number:
+            # Of a step that is not recorded only the loss is known, which shows what a step before it made.
+            why = f"its update is not finite, and the loss is {found.loss} at step {number:,}"
+            alarms, loss, number = [Alarm(step=began, rule=NONFINITE, why=why)], None, began
+            arguments = replay.arguments_of(number) or arguments
         if any(alarm.key is None and alarm.rule != NONFINITE for alarm in alarms):
             args, kwargs = replay.arguments_of(number) or again
             record = _record_of(number, step.observed(*args, **kwargs)[1])
@@ -179,7 +187,7 @@ class ProbeAlarms:
             step.function, arguments, state=replay.state, names=step.layout.names, folder=folder, facts=facts
         )  # fmt: skip
         alarms = [_with_origin(alarm, dump) for alarm in alarms]
-        write_alarms(folder, alarms, loss=found.loss)
+        write_alarms(folder, alarms, loss=dump.loss if loss is None and dump is not None else loss)
         for removed in self._folder.keep_alarms(self._keep, self._history.alarm_folders() | {folder.name}):
             self._history.release(removed)
         return [replace(alarm, folder=folder.name) for alarm in alarms]
@@ -192,6 +200,12 @@ class ProbeAlarms:
         return take(*args, **kwargs)[0]
 
 
+def _told(alarm: Alarm) -> str:
+    saved = "" if alarm.folder is None else f"; its state and batch are in {alarm.folder}"
+    where = f"{alarm.key} " if alarm.key else ""
+    return f"step {alarm.step:,}: {alarm.rule}: {where}{alarm.why}{saved}"
+
+
 def _record_of(number: int, collected: Collected) -> StepRecord:
     gradients = dict.fromkeys(collected.gradients, 0.0)
     recorded = Recorded(collected.vectors, gradients, collected.numbers, collected.unchanged)
@@ -199,4 +213,4 @@ def _record_of(number: int, collected: Collected) -> StepRecord:
 
 
 def _with_origin(alarm: Alarm, dump: Manifest | None) -> Alarm:
-    return alarm if alarm.rule != NONFINITE or dump is None else nonfinite_alarm(alarm.step, dump)
+    return alarm if alarm.rule != NONFINITE or dump is None else nonfinite_alarm(alarm, dump)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from gradscope.training.recording.state_ring import StateRing, copied
 
@@ -79,6 +80,18 @@ class StepReplay:
         state = self._ring.state_before(number, self._advanced)
         return self._joined(state, self._ring.batch(number))
 
+    def began(self, number: int) -> int:
+        """Returns the step that made the state before a step not finite, as far back as states are kept.
+
+        Returns:
+            The last step before whose state fewer leaves were not finite; the step itself where there is none.
+        """
+        if not self._from_output or not self._ring.reaches(number - 1):
+            return number
+        states = self._ring.states_until(number, self._advanced, begin=number - 1)
+        broken = {at: _broken(state) for at, state in states}
+        return max((at for at, leaves in broken.items() if leaves < broken[number]), default=number)
+
     def _advanced(self, number: int, state: dict[int, Any], rest: dict[int, Any]) -> dict[int, Any]:
         out = jax.tree_util.tree_leaves(self._take(number, self._joined(state, rest)))
         return {at: out[place] for at, place in (self._from_output or {}).items()}
@@ -86,6 +99,22 @@ class StepReplay:
     def _joined(self, state: dict[int, Any], rest: dict[int, Any]) -> Arguments:
         leaves = {**{at: copied(leaf) if at in self._donated else leaf for at, leaf in rest.items()}, **state}
         return jax.tree_util.tree_unflatten(self._tree, [leaves[at] for at in sorted(leaves)])
+
+
+def _broken(state: dict[int, Any]) -> frozenset[int]:
+    """Returns the numbers of the leaves that have a NaN or an infinity."""
+    floating = {at: leaf for at, leaf in state.items() if _is_floating(leaf)}
+    finite = _all_finite(floating)
+    return frozenset(at for at in floating if not finite[at])
+
+
+def _is_floating(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+@jax.jit
+def _all_finite(leaves: dict[int, Any]) -> dict[int, Any]:
+    return {at: jnp.isfinite(leaf).all() for at, leaf in leaves.items()}
 
 
 def _is_deleted(leaf: Any) -> bool:

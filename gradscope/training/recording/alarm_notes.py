@@ -36,19 +36,20 @@ def write_alarms(folder: Path, alarms: Sequence[Alarm], *, loss: float | None) -
         (folder / "alarm.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
-def nonfinite_alarm(step: int, manifest: Manifest) -> Alarm:
-    """Returns the alarm about a step whose loss or gradients are not finite, from a dump of it."""
+def nonfinite_alarm(alarm: Alarm, manifest: Manifest) -> Alarm:
+    """Returns the alarm about a step that is not finite with what a dump of it tells: its loss, or a gradient."""
     loss = manifest.loss
     if loss is not None and not math.isfinite(loss):
-        return Alarm(step=step, rule=NONFINITE, why=f"the loss is {loss}")
+        return Alarm(step=alarm.step, rule=NONFINITE, why=f"the loss is {loss}")
     bad = [entry for entry in manifest.entries
            if entry.family == naming.PARAM_GRAD and (entry.stats.get("nan") or entry.stats.get("inf"))]  # fmt: skip
     if not bad:
-        # The dump's program adds in another order than the step, and stays below the largest number.
-        return Alarm(step=step, rule=NONFINITE, why="its loss or a gradient is not finite")
+        # Only the update is not finite, or the dump's program, which adds in another order than the step, stays below
+        # the largest number.
+        return alarm
     entry = bad[0]
     why = f"has {_elements(entry.stats)} that are not finite"
-    return Alarm(step=step, rule=NONFINITE, why=why, key=naming.key_of(entry.family, entry.name))
+    return Alarm(step=alarm.step, rule=NONFINITE, why=why, key=naming.key_of(entry.family, entry.name))
 
 
 def _elements(stats: Mapping[str, Json]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -32,6 +32,10 @@ class StateRing:
     def has_copy(self, number: int) -> bool:
         """Returns whether the state before a step was copied."""
         return number in self._copies
+
+    def reaches(self, number: int) -> bool:
+        """Returns whether the state before a step can be computed from a copy."""
+        return any(at <= number for at in self._copies)
 
     def is_due(self, number: int) -> bool:
         """Returns whether the state before a step is to be copied."""
@@ -74,11 +78,27 @@ class StateRing:
             advance: Returns the state after a step, from its number, the state before, which it may donate, and the
                 batch.
         """
-        at = max(each for each in self._copies if each <= number)
+        state: Any = None
+        for _, state in self.states_until(number, advance, begin=number):  # noqa: B007 - the last one is meant
+            pass
+        return state
+
+    def states_until(
+        self, number: int, advance: Callable[[int, Any, Any], Any], *, begin: int
+    ) -> Iterator[tuple[int, Any]]:
+        """Yields steps and the states before them, in their order, up to that before a step.
+
+        Args:
+            number: The last step.
+            advance: As for `state_before`; a state that was yielded is donated when the next one is asked for.
+            begin: The last copy up to this step is the first state.
+        """
+        at = max(each for each in self._copies if each <= begin)
         state = copied(self._copies[at])
+        yield at, state
         for each in range(at, number):
             state = advance(each, state, self._batches[each])
-        return state
+            yield each + 1, state
 
 
 def copied(tree: Any) -> Any:

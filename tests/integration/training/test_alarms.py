@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import gradscope as gs
+from gradscope.tracing.data.checkpoint_folders import checkpoint_in
 from tests.integration.command import Finished, gradscope
 from tests.integration.training.trained import contents, rows, write_files
 
@@ -82,6 +83,10 @@ def test_what_was_saved_gives_the_step_again(saved: Finished, folder: Path) -> N
         assert again["loss"] == dump.loss == float(found["loss"])
     value = next(each["value"] for each in found["alarms"] if each["rule"] == "loss-spike")
     assert again["loss"] == pytest.approx(value, rel=1e-5)
+
+
+def test_the_folder_of_an_alarm_is_its_state(saved: Finished, folder: Path) -> None:
+    assert checkpoint_in(folder / "saved" / "alarm-000090").name == "state.npz"
 
 
 def test_the_state_that_is_computed_again_is_bit_for_bit_the_one_that_there_was(saved: Finished, folder: Path) -> None:

@@ -157,6 +157,15 @@ def test_the_state_is_a_checkpoint_of_other_commands(folder: Path) -> None:
             np.testing.assert_array_equal(dump[key], state[key])
 
 
+def test_the_folder_of_a_run_is_its_last_state(folder: Path) -> None:
+    options = ("--stats-only", "--json", "-q")
+    losses = [
+        gradscope("dump", "net.py", "--checkpoint", at, *options, "-o", f"{name}.npz", folder=folder).json["loss"]
+        for at, name in (("run", "last"), ("run/state-000024.npz", "same"), ("run/state-000020.npz", "before"))
+    ]
+    assert losses[0] == losses[1] != losses[2]
+
+
 def test_the_last_states_are_kept(folder: Path) -> None:
     assert sorted(path.name for path in (folder / "run").glob("state-*")) == ["state-000020.npz", "state-000024.npz"]
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import typer.main
 
 from gradscope.cli import program
+from gradscope.cli.interrupts import Interrupts
+from gradscope.errors import UsageError
 
 
 def test_no_path_is_judged_before_it_is_opened() -> None:
@@ -13,6 +16,13 @@ def test_no_path_is_judged_before_it_is_opened() -> None:
     paths = [each.type for command in commands.values() for each in command.params if hasattr(each.type, "readable")]
     assert len(paths) > len(commands)
     assert not any(path.readable for path in paths)
+
+
+def test_the_first_letters_of_an_option_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["gradscope", "train", "model.py", "--lr", "0.1"])
+    with pytest.raises(UsageError, match="no such option: --lr") as caught:
+        program.run(Interrupts())
+    assert caught.value.hint == "did you mean --learning-rate? 'gradscope train --help' lists all options"
 
 
 def test_every_command_shows_tracebacks_on_request() -> None:

@@ -47,7 +47,7 @@ def export(
 ) -> None:  # fmt: skip
     """Write what a training run recorded for other programs: one long table of CSV, or event files of TensorBoard.
 
-    TensorBoard needs 'pip install gradscope-jax[tensorboard]'. Nothing here needs JAX.
+    TensorBoard needs tensorboardX, of the extra 'tensorboard'. Nothing here needs JAX.
     """
     keep_single_threaded()
     from gradscope.cli.printing import say

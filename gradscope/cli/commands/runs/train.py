@@ -175,11 +175,13 @@ def _trained(
 
 def _described(model: Model, options: ModelOptions) -> dict[str, str]:
     """Returns what decides the numbers of a run beside its step: the model, and the options it was made with."""
+    from gradscope.training.loop.resuming import MODEL_FILE
+
     given = {
         "--seed": options.seed, "--batch-size": options.batch_size, "--data": options.data, "--input": options.inputs,
         "--checkpoint": options.checkpoint and options.checkpoint.name, "--loss": options.loss,
         "--train": options.train, "--dtype": options.dtype, "--x64": options.x64 or None,
-        "--matmul-precision": options.matmul_precision, "a model file of SHA-256": model.file_sha256,
+        "--matmul-precision": options.matmul_precision, MODEL_FILE: model.file_sha256,
     }  # fmt: skip
     return {name: str(value) for name, value in given.items() if value not in (None, [])}
 

@@ -198,9 +198,13 @@ def trends_report(
     Raises:
         DumpError: The history is damaged.
     """
-    found, chosen = history.columns(("l2", "rms", "ratio")), chosen_tensors(history, which)
+    found, chosen = history.columns(("l2", "rms", "ratio", "nan", "inf")), chosen_tensors(history, which)
     rows = tuple(
-        TrendRow(tensor=tensor, column=column, trend=Trend.of(found[at]["step"], found[at][column]))
+        TrendRow(
+            tensor=tensor,
+            column=column,
+            trend=Trend.of(found[at]["step"], found[at][column], found[at]["nan"] + found[at]["inf"]),
+        )
         for at, tensor in chosen.items()
         if at in found
         for column in [_trend_column(tensor.family, found[at])]

@@ -54,6 +54,8 @@ class TrendRow:
         """Returns name, family, the statistic's name, and the trend; what is not known is left out."""
         ends = {"first": self.trend.first, "last": self.trend.last, "slope": self.trend.slope}
         known = {name: value for name, value in ends.items() if value is not None and not math.isnan(value)}
+        if self.trend.broken:
+            known["last"] = math.nan
         return {"name": self.tensor.name, "family": self.tensor.family, "column": self.column, **known}
 
 
@@ -125,11 +127,16 @@ def trend_line(row: TrendRow, *, unicode: bool) -> Line:
     """Returns the line of a trend."""
     return Line(
         cells=(
-            row.tensor.key, row.column, _number(row.trend.first), _number(row.trend.last), row.trend.slope,
+            row.tensor.key, row.column, _number(row.trend.first), last(row.trend), row.trend.slope,
             sparkline(row.trend.values, _SPARKLINE_WIDTH, unicode=unicode),
         ),
         keys=(row.tensor.key,),
     )  # fmt: skip
+
+
+def last(trend: Trend) -> float | None:
+    """Returns the last value as a cell: NaN where the tensor is not finite at the end, None where none is known."""
+    return math.nan if trend.broken else _number(trend.last)
 
 
 def trend_table(rows: Sequence[TrendRow], *, unicode: bool) -> Table:

@@ -459,6 +459,42 @@ def test_a_nan_is_found_with_its_origin_and_stops_where_that_is_asked_for(tmp_pa
         assert dump.origins
 
 
+def no_gradient(params: Any, batch: Any) -> Any:
+    """The loss, and the root of something that is 0 at one step, whose derivative is not finite there."""
+    return loss(params, batch) + jnp.sqrt(batch["trap"] * (params["head"]["w"] ** 2).sum())
+
+
+@pytest.mark.parametrize("trapped", ["gradient", "update"])
+@pytest.mark.parametrize("trap", [SPIKE, SPIKE + 9])  # in the middle of two copies, and right before one
+def test_a_nan_of_a_step_that_is_not_recorded_is_blamed_on_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, trapped: str, trap: int
+) -> None:
+    with gs.Probe(tmp_path, every=8, keep_every=10) as probe:
+        plain = loop_step(probe.value_and_grad, nothing, no_gradient if trapped == "gradient" else loss)
+
+        def train_step(state: Any, batch: Any) -> Any:
+            (params, optimizer), value = plain(state, batch)
+            scale = jnp.where(batch["trap"] == 0, jnp.nan, 1) if trapped == "update" else 1
+            return (jax.tree.map(lambda leaf: leaf * scale, params), optimizer), value
+
+        step = probe.jit(train_step, donate_argnums=0)
+        state, before = initial(), None
+        for number in range(trap + 10):
+            before = jax.tree.map(np.asarray, state[0]) if number == trap else before
+            state, value = step(state, {**batch(number), "trap": np.float32(number != trap)})
+    assert not np.isfinite(value)
+    folder = tmp_path / f"alarm-{trap:06}"
+    with gs.load(tmp_path) as run:
+        assert [(each.step, each.rule, each.folder) for each in run.alarms] == [(trap, "nonfinite", folder.name)]
+    with gs.load(folder / "state.npz") as saved, gs.load(folder / "dump.npz") as dump:
+        np.testing.assert_array_equal(saved["param/head/w"], before["head"]["w"])
+        assert np.isfinite(dump.loss)
+        assert bool(dump.origins) == (trapped == "gradient")
+    assert f"gradscope: {tmp_path}: step {trap}: nonfinite: " in caplog.text
+    assert f"its state and batch are in {folder.name}" in caplog.text
+    assert ("its update is not finite" in caplog.text) == (trapped == "update")
+
+
 def test_what_alarms_may_not_do_and_where_a_loop_makes_its_own_state(tmp_path: Path) -> None:
     with pytest.raises(gs.UsageError, match="A probe cannot skip an update"):
         gs.Probe(tmp_path, on_alarm="skip")  # type: ignore[arg-type]
