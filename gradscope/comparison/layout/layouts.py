@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache, reduce
+from functools import cache, lru_cache, reduce
 from itertools import accumulate, combinations, permutations
 from operator import mul
 from typing import Final, TypeAlias
@@ -198,11 +198,13 @@ def _errors(ref: Array, cand: Array, among: Iterable[AxisLayout]) -> Iterator[tu
         yield layout, _relative_error(expected, _sampled(layout.read(cand), positions))
 
 
+@lru_cache(maxsize=64)
 def _sample_positions(size: int) -> Array:
-    if size <= _SAMPLE:
-        return np.arange(size)
     # Seeded, so that comparisons are reproducible; random, because a regular grid could miss whole axes.
-    return np.unique(np.random.default_rng(0).integers(size, size=_SAMPLE))
+    random = size > _SAMPLE
+    found = np.unique(np.random.default_rng(0).integers(size, size=_SAMPLE)) if random else np.arange(size)
+    found.flags.writeable = False
+    return found
 
 
 def _sampled(array: Array, positions: Array) -> Array:
