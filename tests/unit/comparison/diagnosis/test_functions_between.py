@@ -71,6 +71,18 @@ def test_a_function_behind_a_layer_is_no_fault_and_a_function_left_out_is(functi
     assert _first(left_out) == "up", left_out.sentence
 
 
+def test_another_form_of_a_function_behind_a_layer_is_blamed_on_that_layer() -> None:
+    def by_erf(x: Any) -> Any:
+        return jax.nn.gelu(x, approximate=False)
+
+    reference = _program(SAME, jax.nn.gelu, inside=True)
+    found = gs.compare(reference, _program(PORTED, by_erf, inside=False))
+    assert _first(found) == "up", found.sentence
+    for function in (by_erf, jax.nn.gelu):
+        right = _program(SAME, function, inside=True), _program(PORTED, function, inside=False)
+        assert gs.compare(*right).verdict == "same"
+
+
 def test_a_function_that_no_gradient_shows_is_said() -> None:
     reference = _program(SAME, jnp.tanh, inside=True, dense=False)
     found = gs.compare(reference, _program(PORTED, jnp.tanh, inside=False, scale=1.5, dense=False))
