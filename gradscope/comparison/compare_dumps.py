@@ -29,7 +29,7 @@ from gradscope.comparison.judging.loop_output_rows import loop_output_rows
 from gradscope.comparison.judging.noise import WITHIN, DefaultLimits, in_noise_floors
 from gradscope.comparison.judging.rounding_floors import Floor, RoundingFloors, is_within
 from gradscope.comparison.judging.rows import ComparisonRow
-from gradscope.comparison.judging.unmatched import unmatched
+from gradscope.comparison.judging.unmatched import unmatched, with_loss_compared
 from gradscope.comparison.layout.operands import StoredOperand, counterpart
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.metrics.evidence import PairEvidence, evidence_of
@@ -82,7 +82,8 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         rows = _matched_rows(replace(pairs, matches=pairing.matched), evidence, options)
     missing, extra = unmatched(dumps, pairing, rows, borne.agreeing)
     rows |= {
-        key: one_sided(each, allowed, cand.manifest.ledger) for key, each in zip(pairing.only_ref, missing, strict=True)
+        key: with_loss_compared(dumps, one_sided(each, allowed, cand.manifest.ledger))
+        for key, each in zip(pairing.only_ref, missing, strict=True)
     }
     ordered = ref.keys()
     rows |= _diagnosed(dumps, pairing.matched, rows)

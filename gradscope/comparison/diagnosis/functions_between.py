@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
@@ -21,11 +22,15 @@ from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM_GRAD, key_of, printable, split_key
+from gradscope.naming.wording import brief
 
 #: The largest number of elements that are compared, and the numbers that rule out a function of elements, and of rows.
 _MOST_ELEMENTS: Final = 1 << 22
 _SAMPLE: Final = 256
 _SAMPLE_OF_ROWS: Final = 1024
+
+#: The least number of elements that show that a number is added to a function.
+_LEAST_SHIFTED: Final = 8
 
 #: The relative error up to which gradients agree with a use of a function.
 _AGREE: Final = 1e-3
@@ -84,11 +89,18 @@ class FunctionBetween:
         name: The function.
         axis: The axis of its rows in the reference's layout; None for a function of single elements.
         of_ref: Whether the candidate's value is the function of the reference's, and not the other way round.
+        offset: What is added to the function, as the least deviation of a distribution is.
     """
 
     name: str
     axis: int | None
     of_ref: bool
+    offset: float = 0.0
+
+    @property
+    def words(self) -> str:
+        """The function, in words."""
+        return f"{self.name} plus {brief(self.offset)}" if self.offset else self.name
 
     def stages(self, match: Match) -> Iterator[tuple[str, str]]:
         """Yields the keys of the values of a pair and of their gradients, with what each is, in words.
@@ -98,8 +110,8 @@ class FunctionBetween:
         """
         argument, value = (match.ref, match.cand) if self.of_ref else (match.cand, match.ref)
         words = {
-            value: f"the {self.name} of `{printable(split_key(argument)[1])}`",
-            argument: f"what `{printable(split_key(value)[1])}` is the {self.name} of",
+            value: f"the {self.words} of `{printable(split_key(argument)[1])}`",
+            argument: f"what `{printable(split_key(value)[1])}` is the {self.words} of",
         }
         for key, what in words.items():
             yield key, what
@@ -120,8 +132,10 @@ def function_between(dumps: Dumps, match: Match, tolerance: float) -> FunctionBe
     for of_ref, argument, value in ((False, values[1], values[0]), (True, values[0], values[1])):
         limit = tolerance * float(np.linalg.norm(value))
         for name, function in _ELEMENTWISE.items():
-            if _is_function(function, argument, value, limit=limit, some=_some_elements):
-                return FunctionBetween(name=name, axis=None, of_ref=of_ref)
+            for offset in _offsets(function, argument, value, limit):
+                shifted = partial(_shifted, function, offset)
+                if _is_function(shifted, argument, value, limit=limit, some=_some_elements):
+                    return FunctionBetween(name=name, axis=None, of_ref=of_ref, offset=offset)
         for axis in (axis for axis in reversed(range(value.ndim)) if value.shape[axis] > 1):
             rows = np.moveaxis(argument, axis, -1), np.moveaxis(value, axis, -1)
             for name, function in _OF_ROWS.items():
@@ -152,7 +166,7 @@ def is_applied(dumps: Dumps, match: Match, found: FunctionBetween) -> bool | Non
         return bool(np.abs(gradient.sum(found.axis)).sum() <= _AGREE * np.abs(gradient).sum())
     if found.name in _FLAT:
         return not np.any(gradient[_FLAT[found.name](values[0 if found.of_ref else 1])])
-    read = _read_by_dense(source, key)
+    read = None if found.offset else _read_by_dense(source, key)
     return None if read is None else read == found.name
 
 
@@ -168,6 +182,19 @@ def _values(dumps: Dumps, match: Match) -> tuple[Array, Array] | None:
         return None
     one, other = one.astype(np.float64), other.astype(np.float64)
     return (one, other) if np.isfinite(one).all() and np.isfinite(other).all() else None
+
+
+def _offsets(function: _Elementwise, argument: Array, value: Array, limit: float) -> Iterator[float]:
+    """Yields what may be added to a function: nothing, and what some elements show."""
+    yield 0.0
+    sample, wanted = _some_elements(argument), _some_elements(value)
+    offset = float(np.mean(wanted - function(sample)))
+    if sample.size >= _LEAST_SHIFTED and abs(offset) * math.sqrt(value.size) > limit:
+        yield offset
+
+
+def _shifted(function: _Elementwise, offset: float, argument: Array) -> Array:
+    return function(argument) + offset
 
 
 def _some_elements(array: Array) -> Array:
