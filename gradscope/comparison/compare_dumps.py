@@ -19,7 +19,7 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 
 from gradscope.comparison.diagnosis.divergence import Program, blame_of, with_inputs_paired
 from gradscope.comparison.diagnosis.growth import Error, growths, is_made_here
-from gradscope.comparison.diagnosis.likely_causes import diagnosis, names_by_hash
+from gradscope.comparison.diagnosis.likely_causes import diagnosis, names_by_hash, with_divisors
 from gradscope.comparison.diagnosis.likely_parts import with_likely_parts
 from gradscope.comparison.diagnosis.refuted_guesses import without_refuted
 from gradscope.comparison.diagnosis.run_differences import extent_differences, provenance_differences
@@ -86,6 +86,8 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         for key, each in zip(pairing.only_ref, missing, strict=True)
     }
     ordered = ref.keys()
+    if not (options.bitwise or options.has_tolerance):
+        rows |= with_divisors(dumps, pairing.matched, rows)
     rows |= _diagnosed(dumps, pairing.matched, rows)
     sources = {each.ref: _source(dumps, each) for each in pairing.matched}
     rows = {key: replace(row, source=sources.get(key, row.source)) for key, row in rows.items()}

@@ -262,11 +262,13 @@ def with_loss_compared(dumps: Dumps, row: ComparisonRow) -> ComparisonRow:
     if not row.counts or row.family != ACTIVATION or other is None or not is_loss(dumps.ref, key):
         return row
     dtype, loss = dumps.ref.entry(dumps.ref.resolve(key)).dtype, float(dumps.ref.array(key))
+    error = abs(other - loss) / abs(loss) if loss and math.isfinite(other - loss) else math.inf
     return replace(
         row,
         status="different",
+        metrics={"rel_l2": error, "nonfinite_mismatch": 0},
         tolerance=default_tolerance(ACTIVATION, dtype, dtype, reduced=False),
-        needed=abs(other - loss) / abs(loss) if loss else math.inf,
+        needed=error,
         why=f"the losses are {loss:.6g} and {other:.6g}",
     )
 

@@ -75,14 +75,19 @@ def by_updated_state(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:  # no
     }
     outputs = [split_key(key)[1] for key in unmatched.only_cand if split_key(key)[0] == AUX]
     for key in (key for key in unmatched.only_ref if split_key(key)[0] == AUX):
-        for name in (name for name in names if _of_one_name(name, split_key(key)[1])):
-            updated = [output for output in outputs if _of_one_name(names[name], output)]
+        for name in (name for name in names if are_of_one_name(name, split_key(key)[1])):
+            updated = [output for output in outputs if are_of_one_name(names[name], output)]
             if len(updated) == 1:
                 yield Match.of(key, key_of(AUX, updated[0]), "path")
 
 
-def _of_one_name(name: str, output: str) -> bool:
-    """Returns whether one of two names is the other within a collection, `batch_stats/norm/mean` for `norm/mean`."""
+def are_of_one_name(name: str, output: str) -> bool:
+    """Returns whether one of two names is the other within a collection, `batch_stats/norm/mean` for `norm/mean`.
+
+    Args:
+        name: The name of a parameter or of state.
+        output: The name of an auxiliary output.
+    """
     return f"/{name}".endswith(f"/{output}") or f"/{output}".endswith(f"/{name}")
 
 

@@ -47,7 +47,7 @@ def test_a_wrong_loss_is_blamed_and_not_what_it_reads() -> None:
     assert found.first_divergence.forward is not None
     assert found.first_divergence.forward.name == "likelihood", found.sentence
     one, other = (each.manifest.loss for each in (reference, _candidate(factor=1.0)))
-    assert f"the losses are {one:.6g} and {other:.6g}" in found.sentence
+    assert found.first_divergence.forward.why == f"the losses are {one:.6g} and {other:.6g}"
     assert "where `deviation` is the softplus plus 5.0e-2 of `head`" in found.sentence
     assert found.first_divergence.backward is not None
     assert found.first_divergence.backward.name == "mean"
