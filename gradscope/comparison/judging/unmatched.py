@@ -191,8 +191,11 @@ def _why_of_one_framework(owner: str, own: _PairedDump, other: _PairedDump) -> s
     if not other.source.manifest.layers or is_of_jax(own.source) is is_of_jax(other.source):
         return ""
     if not is_of_jax(own.source):
-        counts = entry.family == STATE and not entry.shape and dtype_class(entry.dtype) == "integer"
-        return "a count that only PyTorch keeps" if counts else ""
+        integer = dtype_class(entry.dtype) == "integer"
+        # The other program may slice tokens and labels out of one array.
+        if entry.family == INPUT and integer and own.facts.losses_agree and own.lies_between(owner):
+            return "integers of another shape in the other program's batch, and what is computed from them agrees"
+        return "a count that only PyTorch keeps" if entry.family == STATE and not entry.shape and integer else ""
     if entry.family == AUX:
         return "captures of PyTorch hold no outputs beside the loss"
     start = key_of(subject_family(entry.family) or entry.family, entry.name)

@@ -119,3 +119,24 @@ def test_a_packed_weight_of_attention_with_a_wrong_part_is_told_by_its_bias_or_b
     assert {key: each for key, each in found.items() if key in expected} == expected
     back = matched(dump_of(packed), dump_of(apart))
     assert back[weight[0]] == (tuple(f"param/attn/{name}/kernel" for name in names), 0)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_parts_of_several_sizes_with_a_wrong_one_are_told_by_those_of_another_block(wrong: bool) -> None:
+    random = np.random.default_rng(6)
+    sizes = {"q": 8, "k": 4, "v": 4}
+    apart = {
+        f"layers.{n}.{name}": random.standard_normal((size, 6), np.float32)
+        for n in range(2)
+        for name, size in sizes.items()
+    }
+    used = apart | ({"layers.1.v": apart["layers.0.v"]} if wrong else {})
+    packed = {f"block{n}/qkv": np.concatenate([used[f"layers.{n}.{name}"] for name in sizes]).T for n in range(2)}
+    found = matched(dump_of(apart), dump_of(packed))
+    assert found == {
+        f"param/layers.{n}.{name}": ((f"param/block{n}/qkv",), part)
+        for n in range(2)
+        for part, name in enumerate(sizes)
+    }
+    back = matched(dump_of(packed), dump_of(apart))
+    assert back == {f"param/block{n}/qkv": (tuple(f"param/layers.{n}.{name}" for name in sizes), 0) for n in range(2)}
