@@ -60,7 +60,7 @@ def by_sibling(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
         if match is not None and all(split_key(each)[0] == subject for each in match.recipe.keys):
             keys = tuple(key_of(family, split_key(each)[1]) for each in match.recipe.keys)
             # A program can return a value twice, and the loss reads one of them: equal values are no equal uses.
-            if match.matched_by != "name" and (key in unused_ref) is not (keys[0] in unused_cand):
+            if match.matched_by != "name" and (key in unused_ref) is not unused_cand.issuperset(keys):
                 continue
             if free.issuperset(keys) and _shapes(dumps, key, keys[0]) == _shapes(dumps, match.ref, match.cand):
                 yield Match(ref=key, recipe=replace(match.recipe, keys=keys), matched_by=match.matched_by)

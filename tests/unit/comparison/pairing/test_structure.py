@@ -131,3 +131,36 @@ def test_layers_with_the_same_inputs_are_paired(wrong: str, first: str) -> None:
     assert found.verdict == ("different" if wrong else "same")
     if wrong:
         _says(found, first)
+
+
+def _halves(*, packed: bool, fault: bool = False) -> Dump:
+    """A layer with two outputs, of which the loss reads one alone."""
+    one, other = QKV[:2]
+
+    def loss(weights: Any, x: Any) -> Any:
+        if packed:
+            with jax.named_scope("both"):
+                y = x @ weights["both"]
+            first, second = jnp.split(y, 2, axis=-1)
+        else:
+            with jax.named_scope("first"):
+                first = x @ weights["first"].T
+            with jax.named_scope("second"):
+                second = x @ weights["second"].T
+        x = jnp.tanh(second) + (0.5 * first if fault else 0.0 * jax.lax.stop_gradient(first))
+        with jax.named_scope("head" if packed else "out"):
+            return jnp.square(x @ (weights["head"] if packed else weights["out"])).mean()
+
+    apart = {"first": np.ascontiguousarray(one.T), "second": np.ascontiguousarray(other.T), "out": HEAD}
+    weights = {"both": np.concatenate([one, other], axis=1), "head": HEAD} if packed else apart
+    return gs.capture(loss, weights, X, origins=False)
+
+
+def test_the_gradient_of_a_packed_kernel_of_which_a_part_is_not_trained_has_zeros_there() -> None:
+    packed, apart = _halves(packed=True), _halves(packed=False)
+    for reference, candidate in ((packed, apart), (apart, packed)):
+        found = gs.compare(reference, candidate)
+        assert found.verdict == "same", [(row.family, row.name, row.why) for row in found.rows if row.counts]
+        assert any(row.family == "param_grad" and row.compared and row.name != "head" for row in found.rows)
+        wrong = _halves(packed=candidate is packed, fault=True)
+        assert gs.compare(reference, wrong).verdict == "different"
