@@ -87,9 +87,11 @@ def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compariso
         for each in ordered
     }
     borne_out: set[str] = set()
+    traces: dict[str, float] = {}
     for match in reversed(ordered):  # a pair that is borne out bears out what it is computed from
         error = _error(rows[match.ref])
-        if _TRACELESS * max(program.trace(key) for program, key in own[match.ref]) >= error:
+        traces[match.ref] = max(program.trace(key) for program, key in own[match.ref])
+        if _TRACELESS * traces[match.ref] >= error:
             borne_out.add(match.ref)
             for program, key in own[match.ref]:
                 program.errors[key] = error
@@ -100,7 +102,11 @@ def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compariso
         found = None if inherited else steps_apart(dumps, match, rows[match.ref].tolerance, summed)
         if found is not None and found.applied is not False:
             (agreeing if found.applied else related).update(found.stages)
-        if inherited or (match.ref in borne_out if found is None else found.applied is False):
+        # Another form of a function differs by much less than the value from its argument, but leaves a trace.
+        other_form = (
+            found is not None and found.applied is False and traces[match.ref] > (rows[match.ref].tolerance or 0)
+        )
+        if inherited or other_form or (match.ref in borne_out and (found is None or found.applied is False)):
             for program, key in own[match.ref]:
                 program.differing.add(key)
         else:

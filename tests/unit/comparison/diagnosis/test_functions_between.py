@@ -83,6 +83,27 @@ def test_another_form_of_a_function_behind_a_layer_is_blamed_on_that_layer() -> 
         assert gs.compare(*right).verdict == "same"
 
 
+def test_an_argument_that_the_loss_reads_beside_the_function_is_no_fault() -> None:
+    def program(names: Mapping[str, str], *, inside: bool, scale: float = 1.0) -> Dump:
+        def loss(weights: Any, batch: Any) -> Any:
+            with jax.named_scope(names["up"]):
+                logits = batch["x"] @ weights[names["up"]]
+                x = jax.nn.softmax(logits) if inside else logits
+                penalty = jnp.square(jax.nn.logsumexp(logits, axis=-1)).mean() if inside else 0.0
+            if not inside:
+                x, penalty = jax.nn.softmax(logits), jnp.square(jax.nn.logsumexp(logits, axis=-1)).mean()
+            with jax.named_scope(names["down"]):
+                x = x @ weights[names["down"]] * scale
+            return jnp.square(x).mean() + 0.1 * penalty
+
+        weights = {names[name]: WEIGHTS[name] for name in ("up", "down")}
+        return gs.capture(loss, weights, BATCH, origins=False)
+
+    reference = program(SAME, inside=True)
+    assert gs.compare(reference, program(PORTED, inside=False)).verdict == "same"
+    assert gs.compare(program(SAME, inside=False), program(PORTED, inside=True)).verdict == "same"
+
+
 def test_a_function_that_no_gradient_shows_is_said() -> None:
     reference = _program(SAME, jnp.tanh, inside=True, dense=False)
     found = gs.compare(reference, _program(PORTED, jnp.tanh, inside=False, scale=1.5, dense=False))
