@@ -37,6 +37,9 @@ _PARALLEL: Final = 1e-8
 #: The fewest elements that can show a factor: of two numbers that add up to zero, all are multiples of each other.
 _FEWEST_ELEMENTS: Final = 4
 
+#: The fewest channels that show another divisor of a variance: rounding could look like it in a few.
+_FEWEST_CHANNELS: Final = 6
+
 #: How many times the rounding of a type a difference is that shows anything.
 _LEAST_ROUNDINGS: Final = 8
 
@@ -122,7 +125,7 @@ def _other_divisor(dumps: Dumps, match: Match) -> str:
         return ""
     arrays = (old, dumps.ref.array(match.ref), dumps.cand.array(match.cand))
     start, new, other = (np.ravel(each).astype(np.float64) for each in arrays)
-    if not new.shape == other.shape == start.shape or new.size < _FEWEST_ELEMENTS or min(new.min(), start.min()) < 0:
+    if not new.shape == other.shape == start.shape or new.size < _FEWEST_CHANNELS or min(new.min(), start.min()) < 0:
         return ""
     apart, rounding = other - new, machine_epsilon(dumps.ref.entry(match.ref).dtype) * np.linalg.norm(new)
     if np.linalg.norm(apart) <= _LEAST_ROUNDINGS * rounding or not np.any(start):
