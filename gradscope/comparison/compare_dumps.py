@@ -19,7 +19,7 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 
 from gradscope.comparison.diagnosis.divergence import Program, blame_of, with_inputs_paired
 from gradscope.comparison.diagnosis.growth import Error, growths, is_made_here
-from gradscope.comparison.diagnosis.likely_causes import diagnosis, names_by_hash
+from gradscope.comparison.diagnosis.likely_causes import diagnosis, names_by_hash, with_divisors
 from gradscope.comparison.diagnosis.likely_parts import with_likely_parts
 from gradscope.comparison.diagnosis.refuted_guesses import without_refuted
 from gradscope.comparison.diagnosis.run_differences import extent_differences, provenance_differences
@@ -29,7 +29,7 @@ from gradscope.comparison.judging.loop_output_rows import loop_output_rows
 from gradscope.comparison.judging.noise import WITHIN, DefaultLimits, in_noise_floors
 from gradscope.comparison.judging.rounding_floors import Floor, RoundingFloors, is_within
 from gradscope.comparison.judging.rows import ComparisonRow
-from gradscope.comparison.judging.unmatched import unmatched
+from gradscope.comparison.judging.unmatched import unmatched, with_loss_compared
 from gradscope.comparison.layout.operands import StoredOperand, counterpart
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.metrics.evidence import PairEvidence, evidence_of
@@ -82,9 +82,12 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         rows = _matched_rows(replace(pairs, matches=pairing.matched), evidence, options)
     missing, extra = unmatched(dumps, pairing, rows, borne.agreeing)
     rows |= {
-        key: one_sided(each, allowed, cand.manifest.ledger) for key, each in zip(pairing.only_ref, missing, strict=True)
+        key: with_loss_compared(dumps, one_sided(each, allowed, cand.manifest.ledger))
+        for key, each in zip(pairing.only_ref, missing, strict=True)
     }
     ordered = ref.keys()
+    if not (options.bitwise or options.has_tolerance):
+        rows |= with_divisors(dumps, pairing.matched, rows)
     rows |= _diagnosed(dumps, pairing.matched, rows)
     sources = {each.ref: _source(dumps, each) for each in pairing.matched}
     rows = {key: replace(row, source=sources.get(key, row.source)) for key, row in rows.items()}

@@ -29,11 +29,13 @@ from gradscope.comparison.pairing.reverse import ReversePairing
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Entry, Manifest
 from gradscope.dump.sources.memory_dump import MemoryDump
+from gradscope.errors import ModelError
 from gradscope.instrument.isolating import IsolatedRun, run_isolated
 from gradscope.naming import Selection
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.loading.model import Model
+from gradscope.tracing.tracer import with_constant_inputs
 from gradscope.tracing.user_frames import user_code
 
 
@@ -59,9 +61,15 @@ def isolate(model: Model, dumps: Dumps, options: CompareOptions, timings: Timing
     placing = ReversePairing(dumps, pairing.matched, pairing.inverse)
     with timings.phase("trace"):
         arguments = pinned_arguments(model, dumps, placing)
-        pinned = pinned_values(arguments.trace, dumps.cand, placing)
-    with timings.phase("run"), user_code(f"running the layers of {model.name}"):
-        run = run_isolated(arguments.trace, pinned.arrays, arguments.leaves)
+    try:
+        pinned, run = _run(model, arguments, dumps, placing, timings)
+    except ModelError:
+        # A derivative rule may refuse an input, which only an observation differentiates.
+        constant = with_constant_inputs(arguments.trace)
+        if constant is None:
+            raise
+        arguments = replace(arguments, trace=constant)
+        pinned, run = _run(model, arguments, dumps, placing, timings)
     boundaries = Boundaries(arguments.trace, pinned)
     local = _LocalDump(dumps, arguments, pinned, run, boundaries=boundaries, placing=placing)
     rows = local_rows(tuple(local.findings(pairing.matched, options)), boundaries.sources())
@@ -70,6 +78,15 @@ def isolate(model: Model, dumps: Dumps, options: CompareOptions, timings: Timing
         left_out=tuple(each for each in (*pinned.left_out, *local.left_out) if options.selection.selects(each.name)),
         arguments=arguments.origins,
     )
+
+
+def _run(
+    model: Model, arguments: PinnedArguments, dumps: Dumps, placing: ReversePairing, timings: Timings
+) -> tuple[PinnedValues, IsolatedRun]:
+    with timings.phase("trace"):
+        pinned = pinned_values(arguments.trace, dumps.cand, placing)
+    with timings.phase("run"), user_code(f"running the layers of {model.name}"):
+        return pinned, run_isolated(arguments.trace, pinned.arrays, arguments.leaves)
 
 
 @dataclass(frozen=True, slots=True)

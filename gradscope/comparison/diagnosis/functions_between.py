@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
@@ -21,10 +22,15 @@ from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM_GRAD, key_of, printable, split_key
+from gradscope.naming.wording import brief
 
-#: The largest number of elements that are compared, and the number that rules a function of single elements out.
+#: The largest number of elements that are compared, and the numbers that rule out a function of elements, and of rows.
 _MOST_ELEMENTS: Final = 1 << 22
 _SAMPLE: Final = 256
+_SAMPLE_OF_ROWS: Final = 1024
+
+#: The least number of elements that show that a number is added to a function.
+_LEAST_SHIFTED: Final = 8
 
 #: The relative error up to which gradients agree with a use of a function.
 _AGREE: Final = 1e-3
@@ -63,6 +69,18 @@ _FLAT: Final[Mapping[str, _Elementwise]] = MappingProxyType({
 })  # fmt: skip
 
 
+def _log_softmax(x: Array) -> Array:
+    shifted = x - x.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+#: The functions of the last axis, by name.
+_OF_ROWS: Final[Mapping[str, _Elementwise]] = MappingProxyType({
+    "softmax": lambda x: np.exp(_log_softmax(x)),
+    "log_softmax": _log_softmax,
+})  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionBetween:
     """FunctionBetween stores which function one value of a pair is of the other.
@@ -71,11 +89,18 @@ class FunctionBetween:
         name: The function.
         axis: The axis of its rows in the reference's layout; None for a function of single elements.
         of_ref: Whether the candidate's value is the function of the reference's, and not the other way round.
+        offset: What is added to the function, as the least deviation of a distribution is.
     """
 
     name: str
     axis: int | None
     of_ref: bool
+    offset: float = 0.0
+
+    @property
+    def words(self) -> str:
+        """The function, in words."""
+        return f"{self.name} plus {brief(self.offset)}" if self.offset else self.name
 
     def stages(self, match: Match) -> Iterator[tuple[str, str]]:
         """Yields the keys of the values of a pair and of their gradients, with what each is, in words.
@@ -85,8 +110,8 @@ class FunctionBetween:
         """
         argument, value = (match.ref, match.cand) if self.of_ref else (match.cand, match.ref)
         words = {
-            value: f"the {self.name} of `{printable(split_key(argument)[1])}`",
-            argument: f"what `{printable(split_key(value)[1])}` is the {self.name} of",
+            value: f"the {self.words} of `{printable(split_key(argument)[1])}`",
+            argument: f"what `{printable(split_key(value)[1])}` is the {self.words} of",
         }
         for key, what in words.items():
             yield key, what
@@ -105,12 +130,17 @@ def function_between(dumps: Dumps, match: Match, tolerance: float) -> FunctionBe
     if values is None:
         return None
     for of_ref, argument, value in ((False, values[1], values[0]), (True, values[0], values[1])):
+        limit = tolerance * float(np.linalg.norm(value))
         for name, function in _ELEMENTWISE.items():
-            if _is_function(function, argument, value, tolerance):
-                return FunctionBetween(name=name, axis=None, of_ref=of_ref)
-        for axis in reversed(range(value.ndim)):
-            if (name := _function_of_rows(argument, value, axis, tolerance)) is not None:
-                return FunctionBetween(name=name, axis=axis, of_ref=of_ref)
+            for offset in _offsets(function, argument, value, limit):
+                shifted = partial(_shifted, function, offset)
+                if _is_function(shifted, argument, value, limit=limit, some=_some_elements):
+                    return FunctionBetween(name=name, axis=None, of_ref=of_ref, offset=offset)
+        for axis in (axis for axis in reversed(range(value.ndim)) if value.shape[axis] > 1):
+            rows = np.moveaxis(argument, axis, -1), np.moveaxis(value, axis, -1)
+            for name, function in _OF_ROWS.items():
+                if _is_function(function, *rows, limit=limit, some=_some_rows):
+                    return FunctionBetween(name=name, axis=axis, of_ref=of_ref)
     return None
 
 
@@ -136,7 +166,7 @@ def is_applied(dumps: Dumps, match: Match, found: FunctionBetween) -> bool | Non
         return bool(np.abs(gradient.sum(found.axis)).sum() <= _AGREE * np.abs(gradient).sum())
     if found.name in _FLAT:
         return not np.any(gradient[_FLAT[found.name](values[0 if found.of_ref else 1])])
-    read = _read_by_dense(source, key)
+    read = None if found.offset else _read_by_dense(source, key)
     return None if read is None else read == found.name
 
 
@@ -154,29 +184,46 @@ def _values(dumps: Dumps, match: Match) -> tuple[Array, Array] | None:
     return (one, other) if np.isfinite(one).all() and np.isfinite(other).all() else None
 
 
-def _close(found: Array, value: Array, tolerance: float) -> bool:
-    return bool(np.linalg.norm(found - value) <= tolerance * np.linalg.norm(value))
+def _offsets(function: _Elementwise, argument: Array, value: Array, limit: float) -> Iterator[float]:
+    """Yields what may be added to a function: nothing, and what some elements show."""
+    yield 0.0
+    sample, wanted = _some_elements(argument), _some_elements(value)
+    offset = float(np.mean(wanted - function(sample)))
+    if sample.size >= _LEAST_SHIFTED and abs(offset) * math.sqrt(value.size) > limit:
+        yield offset
 
 
-def _is_function(function: _Elementwise, argument: Array, value: Array, tolerance: float) -> bool:
-    few = slice(None, None, -(-argument.size // _SAMPLE))
-    sample, wanted = argument.reshape(-1)[few], value.reshape(-1)[few]
+def _shifted(function: _Elementwise, offset: float, argument: Array) -> Array:
+    return function(argument) + offset
+
+
+def _some_elements(array: Array) -> Array:
+    return array.reshape(-1)[:: -(-array.size // _SAMPLE)]
+
+
+def _some_rows(array: Array) -> Array:
+    count = array.size // array.shape[-1]
+    positions = np.arange(0, count, -(-count // max(1, _SAMPLE_OF_ROWS // array.shape[-1])))
+    return array[np.unravel_index(positions, array.shape[:-1])] if array.ndim > 1 else array
+
+
+def _is_function(
+    function: _Elementwise, argument: Array, value: Array, *, limit: float, some: Callable[[Array], Array]
+) -> bool:
+    """Returns whether a value is a function of an argument; some of the elements rule most functions out.
+
+    Args:
+        function: The function.
+        argument: The argument.
+        value: The value.
+        limit: The largest norm of the difference.
+        some: Selects some of the elements, or of the rows.
+    """
+    sample, wanted = some(argument), some(value)
     # The sample is held to the scale of all elements, and not so strictly that its own error would rule a function out.
-    scale = math.sqrt(len(sample) / value.size) * float(np.linalg.norm(value))
-    if np.linalg.norm(function(sample) - wanted) > 10 * tolerance * scale:
+    if np.linalg.norm(function(sample) - wanted) > 10 * limit * math.sqrt(sample.size / value.size):
         return False
-    return _close(function(argument), value, tolerance)
-
-
-def _function_of_rows(argument: Array, value: Array, axis: int, tolerance: float) -> str | None:
-    """Returns whether each row of a value is the softmax of the argument's row, or the logarithm of that."""
-    if value.shape[axis] < 2:
-        return None
-    shifted = argument - argument.max(axis, keepdims=True)
-    logarithm = shifted - np.log(np.exp(shifted).sum(axis, keepdims=True))
-    if _close(np.exp(logarithm), value, tolerance):
-        return "softmax"
-    return "log_softmax" if _close(logarithm, value, tolerance) else None
+    return bool(np.linalg.norm(function(argument) - value) <= limit)
 
 
 def _gradient(source: DumpSource, key: str, recipe: Recipe | None) -> Array | None:
@@ -191,28 +238,42 @@ def _gradient(source: DumpSource, key: str, recipe: Recipe | None) -> Array | No
 
 def _read_by_dense(source: DumpSource, key: str) -> str | None:
     """Returns the function of a value that a dense layer reads, "" for the value; None where none reads any."""
-    value = source.array(key).astype(np.float64)
-    rows, name = value.reshape(-1, value.shape[-1]), split_key(key)[1]
-    known = frozenset(source.keys())
-    read = {"": rows} | {each: function(rows) for each, function in _ELEMENTWISE.items()}
-    readers = (layer for layer in source.manifest.layers if name in layer.inputs or key in layer.sources)
-    for layer in readers:
-        gradients = [key_of(PARAM_GRAD, each) for each in layer.params]
-        kernels = [source.array(each) for each in gradients if each in known and source.has_tensor(each)]
-        for arriving in (_gradient(source, key_of(ACTIVATION, output), None) for output in layer.outputs):
-            if arriving is None or arriving.ndim < 2 or arriving.size // arriving.shape[-1] != len(rows):
-                continue
-            columns = arriving.reshape(len(rows), -1)
-            errors = {each: _least_error(argument.T @ columns, kernels) for each, argument in read.items()}
-            best = min(errors, key=errors.__getitem__)
-            if errors[best] <= _AGREE:
-                return best
+    rows: Array | None = None
+    for arriving, gradients in _dense_readers(source, key):
+        columns = arriving.reshape(-1, arriving.shape[-1])
+        if rows is None:  # few values are read by a dense layer
+            value = source.array(key).astype(np.float64)
+            rows = value.reshape(-1, value.shape[-1])
+        kernels = [source.array(each).astype(np.float64) for each in gradients]
+        errors = {
+            each: _least_error((rows if function is None else function(rows)).T @ columns, kernels)
+            for each, function in ({"": None} | {**_ELEMENTWISE}).items()
+        }
+        best = min(errors, key=errors.__getitem__)
+        if errors[best] <= _AGREE:
+            return best
     return None
+
+
+def _dense_readers(source: DumpSource, key: str) -> Iterator[tuple[Array, list[str]]]:
+    """Yields the gradients at the outputs of layers that read a value, with those of kernels that fit a dense layer."""
+    (*rows, features), name, known = source.entry(key).shape, split_key(key)[1], frozenset(source.keys())
+    for layer in (each for each in source.manifest.layers if name in each.inputs or key in each.sources):
+        gradients = [key_of(PARAM_GRAD, each) for each in layer.params]
+        shapes = {each: source.entry(each).shape for each in gradients if each in known and source.has_tensor(each)}
+        for output in layer.outputs:
+            arrives_at = key_of(ACTIVATION, output)
+            *others, columns = (source.entry(arrives_at).shape if arrives_at in known else ()) or (0,)
+            fitting = [each for each, shape in shapes.items() if shape in ((features, columns), (columns, features))]
+            if fitting and math.prod(others) == math.prod(rows):
+                arriving = _gradient(source, arrives_at, None)
+                if arriving is not None:
+                    yield arriving, fitting
 
 
 def _least_error(wanted: Array, kernels: Iterable[Array]) -> float:
     """Returns by how much the gradients of kernels, stored either way round, are no multiple of the wanted one."""
-    oriented = (each.astype(np.float64) for kernel in kernels for each in (kernel, kernel.T))
+    oriented = (each for kernel in kernels for each in (kernel, kernel.T))
     return min((_angle(wanted, each) for each in oriented if each.shape == wanted.shape), default=1.0)
 
 

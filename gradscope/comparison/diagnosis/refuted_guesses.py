@@ -9,8 +9,9 @@ A difference can also vanish behind the pair, as that of a lost bias does in a b
 computed from tells: a parameter that only one of the programs uses.
 
 A pair of which one value is a function of the other (`functions_between`) is no pair either, whatever else differs,
-unless gradients show that one program leaves the function out. Where they show that both apply it, the values agree,
-and a pair by name is none, too.
+unless gradients show that one program leaves the function out, or applies another. Where they show that both apply it,
+the values agree, and a pair by name is none, too. Nor is a pair of which one value has a bias that the other program
+adds elsewhere (`steps_apart`).
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from gradscope.comparison.diagnosis.functions_between import FunctionBetween, function_between, is_applied
+from gradscope.comparison.diagnosis.steps_apart import steps_apart
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.values.equality import absent_keys
-from gradscope.comparison.pairing.values.sums import sums
+from gradscope.comparison.pairing.values.sums import added
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.layer_graph import sources_of
@@ -74,7 +75,8 @@ def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compariso
     guessed = frozenset(each.ref for each in guesses)
     known = [each for each in pairing.matched if each.ref not in guessed]
     loss = _loss_error(dumps, known, rows)
-    lost = _lost(dumps, pairing)
+    summed = _summed(dumps, pairing)
+    lost = _lost(dumps, pairing, summed)
     ref = _Program(dumps.ref, {dumps.ref.resolve(each.ref): rows[each.ref] for each in known}, lost, loss)
     cand = _Program(
         dumps.cand, {dumps.cand.resolve(key): rows[each.ref] for each in known for key in each.recipe.keys}, lost, loss
@@ -85,9 +87,11 @@ def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compariso
         for each in ordered
     }
     borne_out: set[str] = set()
+    traces: dict[str, float] = {}
     for match in reversed(ordered):  # a pair that is borne out bears out what it is computed from
         error = _error(rows[match.ref])
-        if _TRACELESS * max(program.trace(key) for program, key in own[match.ref]) >= error:
+        traces[match.ref] = max(program.trace(key) for program, key in own[match.ref])
+        if _TRACELESS * traces[match.ref] >= error:
             borne_out.add(match.ref)
             for program, key in own[match.ref]:
                 program.errors[key] = error
@@ -95,10 +99,14 @@ def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compariso
     related: dict[str, str] = {}
     for match in ordered:
         inherited = any(program.inherits(key) for program, key in own[match.ref])
-        found = None if inherited else _function(dumps, match, rows[match.ref])
-        if found is not None:
-            (agreeing if found[1] else related).update(found[0].stages(match))
-        if inherited or (match.ref in borne_out and found is None):
+        found = None if inherited else steps_apart(dumps, match, rows[match.ref].tolerance, summed)
+        if found is not None and found.applied is not False:
+            (agreeing if found.applied else related).update(found.stages)
+        # Another form of a function differs by much less than the value from its argument, but leaves a trace.
+        other_form = (
+            found is not None and found.applied is False and traces[match.ref] > (rows[match.ref].tolerance or 0)
+        )
+        if inherited or other_form or (match.ref in borne_out and (found is None or found.applied is False)):
             for program, key in own[match.ref]:
                 program.differing.add(key)
         else:
@@ -115,21 +123,11 @@ def _without_applied(
     agreeing: dict[str, str] = {}
     dropped: set[str] = set()
     for match in (each for each in pairing.matched if each.matched_by in _BY_NAME and rows[each.ref].made_here):
-        found = _function(dumps, match, rows[match.ref]) if split_key(match.ref)[0] == ACTIVATION else None
-        if found is not None and found[1]:
-            agreeing.update(found[0].stages(match))
+        found = steps_apart(dumps, match, rows[match.ref].tolerance) if split_key(match.ref)[0] == ACTIVATION else None
+        if found is not None and found.applied:
+            agreeing.update(found.stages)
             dropped |= {match.ref, key_of(ACTIVATION_GRAD, split_key(match.ref)[1])}
     return _without(dumps, pairing, dropped), agreeing
-
-
-def _function(dumps: Dumps, match: Match, row: ComparisonRow) -> tuple[FunctionBetween, bool] | None:
-    """Returns the function that one value of a pair is of the other, and whether both programs are known to apply it.
-
-    None where there is none, or one of the programs leaves it out.
-    """
-    found = None if row.tolerance is None else function_between(dumps, match, row.tolerance)
-    applied = None if found is None else is_applied(dumps, match, found)
-    return None if found is None or applied is False else (found, applied is True)
 
 
 def _without(dumps: Dumps, pairing: Pairing, dropped: Collection[str]) -> Pairing:
@@ -172,7 +170,22 @@ def _loss_error(dumps: Dumps, known: Iterable[Match], rows: Mapping[str, Compari
     return loss if derivative else max(loss, *map(_error, gradients), 0.0)
 
 
-def _lost(dumps: Dumps, pairing: Pairing) -> frozenset[str]:
+def _summed(dumps: Dumps, pairing: Pairing) -> frozenset[str]:
+    """Returns the parameters that add up to others of the other program, and those, where the programs use all."""
+    alone = [key for key in (*pairing.only_ref, *pairing.only_cand) if split_key(key)[0] == PARAM]
+    if not alone:
+        return frozenset()
+    used = {id(source): _used(source) for source in (dumps.ref, dumps.cand)}
+    found = added(dumps, pairing.only_ref, pairing.only_cand)
+    all_used = (
+        each
+        for each in found
+        if used[id(each.holder)].issuperset(each.parts) and used[id(each.other)].issuperset(each.pair)
+    )
+    return frozenset(key for each in all_used for key in (*each.parts, *each.pair))
+
+
+def _lost(dumps: Dumps, pairing: Pairing, summed: Collection[str]) -> frozenset[str]:
     """Returns the parameters of either program that the other does not use."""
     used_ref, used_cand = _used(dumps.ref), _used(dumps.cand)
     found: set[str] = set()
@@ -183,9 +196,8 @@ def _lost(dumps: Dumps, pairing: Pairing) -> frozenset[str]:
         )
         if used[0] is not used[1]:
             found |= {match.ref, *match.recipe.keys}
-    alone = [key for key in (*pairing.only_ref, *pairing.only_cand) if split_key(key)[0] == PARAM]
-    added = sums(dumps, pairing.only_ref, pairing.only_cand) if alone else {}
-    return frozenset(found.union(key for key in alone if key not in added))
+    alone = (key for key in (*pairing.only_ref, *pairing.only_cand) if split_key(key)[0] == PARAM)
+    return frozenset(found.union(key for key in alone if key not in summed))
 
 
 def _used(source: DumpSource) -> frozenset[str]:

@@ -171,7 +171,8 @@ def _in_brackets(row: ComparisonRow, makers: Sequence[str]) -> str:
     blame = "" if made and row.made_here else blame
     rel_l2 = f"rel_l2 {brief(as_float(row.metrics['rel_l2']))}"
     apart = f"{row.why}; {rel_l2} elsewhere" if row.metrics["nonfinite_mismatch"] else rel_l2
-    return f" ({apart}{blame}{noise}{made})"
+    likely = f"; it {row.likely}" if row.family == AUX and row.likely else ""
+    return f" ({apart}{blame}{noise}{made}{likely})"
 
 
 def _rearranged(rows: Sequence[ComparisonRow]) -> list[str]:

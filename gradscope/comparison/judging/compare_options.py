@@ -66,7 +66,7 @@ class CompareOptions:
                 raise UsageError(f"{name} is {value}, expected a finite number, zero or more")
         if self.threads < 1:
             raise UsageError(f"threads is {self.threads}, expected one or more")
-        if self.bitwise and self._has_tolerance:
+        if self.bitwise and self.has_tolerance:
             raise UsageError("a bitwise comparison has no tolerance", hint="give either bitwise or a tolerance")
 
     @property
@@ -104,5 +104,6 @@ class CompareOptions:
         return self.rtol is not None or self.atol is not None
 
     @property
-    def _has_tolerance(self) -> bool:
+    def has_tolerance(self) -> bool:
+        """Whether any tolerance is not the default."""
         return bool(self.rules) or self.rel_l2 is not None or self._has_closeness

@@ -11,9 +11,10 @@ one that `numpy.savez` wrote, needs the first two no more than that: it has no l
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 
 from gradscope.comparison.default_tolerances import default_tolerance
@@ -190,8 +191,11 @@ def _why_of_one_framework(owner: str, own: _PairedDump, other: _PairedDump) -> s
     if not other.source.manifest.layers or is_of_jax(own.source) is is_of_jax(other.source):
         return ""
     if not is_of_jax(own.source):
-        counts = entry.family == STATE and not entry.shape and dtype_class(entry.dtype) == "integer"
-        return "a count that only PyTorch keeps" if counts else ""
+        integer = dtype_class(entry.dtype) == "integer"
+        # The other program may slice tokens and labels out of one array.
+        if entry.family == INPUT and integer and own.facts.losses_agree and own.lies_between(owner):
+            return "integers of another shape in the other program's batch, and what is computed from them agrees"
+        return "a count that only PyTorch keeps" if entry.family == STATE and not entry.shape and integer else ""
     if entry.family == AUX:
         return "captures of PyTorch hold no outputs beside the loss"
     start = key_of(subject_family(entry.family) or entry.family, entry.name)
@@ -227,8 +231,49 @@ def _why_between(key: str, owner: str, own: _PairedDump, other: _PairedDump) -> 
     if owner in own.compared:
         return f"the same tensor as {owner}, which is compared" if own.compared[owner] else ""
     start = key_of(ACTIVATION, split_key(owner)[1]) if is_gradient(family) else owner
+    if is_gradient(family) and other.source.manifest.loss is not None and is_loss(own.source, start):
+        return "the gradient of the loss is one on either side"
     # A gradient is a step in between where its value is, and what is computed from the gradient agrees.
     return "a step between tensors that agree" if own.lies_between(start) and own.lies_between(owner) else ""
+
+
+def is_loss(source: DumpSource, key: str) -> bool:
+    """Returns whether a value is the loss of a dump: the one number that has it, and from which nothing is computed.
+
+    Args:
+        source: The dump.
+        key: The key of a value.
+    """
+    entry, loss = source.entry(source.resolve(key)), source.manifest.loss
+    if loss is None or entry.shape or entry.family != ACTIVATION or not source.has_tensor(key):
+        return False
+    made_of = sources_of(source.manifest.layers)
+    read = (each for made, each in made_of.items() if not is_gradient(split_key(made)[0]))
+    return float(source.array(key)) == loss and not any(source.resolve(key) in each for each in read)
+
+
+def with_loss_compared(dumps: Dumps, row: ComparisonRow) -> ComparisonRow:
+    """Returns the row of a value that only the reference has; where that is the loss, compared with the candidate's.
+
+    A program can have a scope around its loss where the other has none. Every candidate has a loss.
+
+    Args:
+        dumps: The dumps.
+        row: The row of a value that the reference has without a counterpart.
+    """
+    key, other = key_of(row.family, row.name), dumps.cand.manifest.loss
+    if not row.counts or row.family != ACTIVATION or other is None or not is_loss(dumps.ref, key):
+        return row
+    dtype, loss = dumps.ref.entry(dumps.ref.resolve(key)).dtype, float(dumps.ref.array(key))
+    error = abs(other - loss) / abs(loss) if loss and math.isfinite(other - loss) else math.inf
+    return replace(
+        row,
+        status="different",
+        metrics={"rel_l2": error, "nonfinite_mismatch": 0},
+        tolerance=default_tolerance(ACTIVATION, dtype, dtype, reduced=False),
+        needed=error,
+        why=f"the losses are {loss:.6g} and {other:.6g}",
+    )
 
 
 def _total_gradients(key: str, own: _PairedDump) -> list[str]:

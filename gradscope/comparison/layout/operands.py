@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
+
 from gradscope.arrays.blocks import Array, blocks, stretch_of
+from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Entry
@@ -97,7 +100,17 @@ def counterpart(source: DumpSource, recipe: Recipe) -> Operand:
     if recipe.plain:
         return StoredOperand(source=source, key=source.resolve(recipe.keys[0]))
     entry = source.entry(source.resolve(recipe.keys[0]))
-    if not all(source.has_tensor(key) for key in recipe.keys):
+    parts = [_array(source, key) for key in recipe.keys]
+    arrays = [each for each in parts if each is not None]
+    if len(arrays) < len(parts) or not any(map(source.has_tensor, recipe.keys)):
         return DerivedOperand(entry=replace(entry, stats={}), array=None)
-    array = recipe.array(source)
-    return DerivedOperand(entry=replace(entry, shape=array.shape, stats={}), array=array)
+    array = recipe.made_of(arrays)
+    return DerivedOperand(entry=replace(entry, shape=array.shape, stats={}, absent=None), array=array)
+
+
+def _array(source: DumpSource, key: str) -> Array | None:
+    """Returns a tensor; zeros for a gradient that does not arrive, and None where it is not known."""
+    if source.has_tensor(key):
+        return source.array(key)
+    entry = source.entry(source.resolve(key))
+    return np.zeros(entry.shape, as_numpy_dtype(entry.dtype)) if entry.absent == "disconnected" else None

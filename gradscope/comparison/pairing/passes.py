@@ -8,6 +8,7 @@ from itertools import chain
 from gradscope.comparison.pairing.by_rules import MapRule, by_rules
 from gradscope.comparison.pairing.inference.example_order import with_example_order
 from gradscope.comparison.pairing.inference.layout_inference import Mapper, with_layouts
+from gradscope.comparison.pairing.inference.merged_order import with_positions_in_order
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass, by_name, pair
 from gradscope.naming import INPUT, Selection, split_key
 
@@ -26,7 +27,7 @@ def counterparts(dumps: Dumps, rules: Sequence[MapRule], selection: Selection, m
     selected = {each.ref for each in pairing.matched if selection.selects(*_spellings(each))}
     # The order of the examples is that of the inputs, whether those are selected or not.
     read = [each for each in pairing.matched if each.ref in selected or split_key(each.ref)[0] == INPUT]
-    matched = with_example_order(dumps, with_layouts(dumps, read, mapper))
+    matched = with_example_order(dumps, with_positions_in_order(dumps, with_layouts(dumps, read, mapper)))
     return Pairing(
         matched=tuple(each for each in matched if each.ref in selected),
         inverse=tuple(each for each in pairing.inverse if selection.selects(*_spellings(each))),

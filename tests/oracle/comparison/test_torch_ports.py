@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -138,3 +140,28 @@ def test_a_fault_is_blamed_on_its_layer_without_a_manifest(bare: Path, ports: di
     first = found.first_divergence.forward
     assert first is not None
     assert first.name in CONVNET.shows_at[fault], found.sentence
+
+
+@pytest.mark.parametrize("shifted", [True, False])
+def test_tokens_and_labels_may_be_slices_of_one_array(shifted: bool) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7))
+    tokens = np.array([[1, 4, 2, 6, 0], [3, 3, 5, 1, 2]])
+    both = torch.from_numpy(tokens)
+    reference = capture(
+        module, lambda x: nn.functional.cross_entropy(x.reshape(-1, 7), both[:, 1:].reshape(-1)), both[:, :-1]
+    )
+
+    def loss(weights: Any, batch: Any) -> Any:
+        given, wanted = batch["tokens"][:, :-1], batch["tokens"][:, 1:] if shifted else batch["tokens"][:, :-1]
+        with jax.named_scope("embed"):
+            x = weights["embed"][given]
+        with jax.named_scope("head"):
+            x = x @ weights["head"]["kernel"] + weights["head"]["bias"][None, None]
+        return -jnp.take_along_axis(jax.nn.log_softmax(x), wanted[..., None], axis=-1).mean()
+
+    state = {name: value.numpy() for name, value in module.state_dict().items()}
+    weights = {"embed": state["0.weight"], "head": {"kernel": state["1.weight"].T.copy(), "bias": state["1.bias"]}}
+    found = gs.compare(reference, gs.capture(loss, weights, {"tokens": tokens.astype(np.int32)}, origins=False))
+    assert found.verdict == ("same" if shifted else "different"), found.sentence
+    assert found.first_divergence.forward is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -266,3 +267,38 @@ def test_a_dump_of_another_model_is_refused() -> None:
     one = gs.capture(lambda params, batch: (params["v"] * batch["z"]).sum(), {"v": jnp.ones(2)}, {"z": jnp.ones(2)})
     with pytest.raises(UsageError, match="is not one of candidate: it has param/v, expected param/w, input/x"):
         isolated(one, one, chain, VARIABLES, BATCH)
+
+
+def rated(factor: float) -> Callable[[Any, Any], Array]:
+    """A layer with a rule that refuses to have its rate differentiated, whose derivative is wrong by a factor."""
+
+    @jax.custom_vjp
+    def strict(x: Array, rate: Array) -> Array:
+        return rate * jnp.tanh(x)
+
+    def forward(x: Any, rate: Any) -> tuple[Array, tuple[Array, Array]]:
+        assert not rate.perturbed
+        return strict(x.value, rate.value), (x.value, rate.value)
+
+    def backward(kept: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
+        x, rate = kept
+        return factor * cotangent * rate / jnp.cosh(x) ** 2, jnp.zeros_like(rate)
+
+    strict.defvjp(forward, backward, symbolic_zeros=True)
+
+    def loss(params: Any, batch: Any) -> Array:
+        with jax.named_scope("dense"):
+            x = batch["x"] @ params["w"]
+        with jax.named_scope("ruled"):
+            x = strict(x, batch["rate"])
+        with jax.named_scope("end"):
+            return jnp.square(x).mean()
+
+    return loss
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_a_layer_whose_rule_refuses_an_input_is_isolated(factor: float) -> None:
+    found = of_losses(rated(1.0), rated(factor), VARIABLES, {**BATCH, "rate": jnp.float32(1.5)})
+    assert wrong(found) == ([] if factor == 1.0 else ["ruled"])
+    assert {row.name for row in found.rows} == {"dense", "ruled", "end"}

@@ -4,5 +4,6 @@
 - `equal_parts`: the order of equal blocks of a tensor, such as the gates of an LSTM, and the blocks of packed tensors.
 - `layout_inference`: which pairs may have another layout, and how those decide whose values do not.
 - `layout_use`: whether what reads an activation bears out the layout that its values suggest.
+- `merged_order`: whether positions that are merged into one axis are used in the order that their values suggest.
 - `example_order`: whether the batch has its examples in another order, as the values of the inputs prove.
 """

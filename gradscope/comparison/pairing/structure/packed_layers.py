@@ -152,23 +152,34 @@ def _read(
         return None
     blocks = step.apply([array])
     pairs = [(block, part) if of_ref else (part, block) for block, part in zip(blocks, parts, strict=True)]
-    possible = {layout: None for ref, cand in pairs for layout in agreeing_layouts(ref, cand)}
     ref, cand = pairs[0]
-    axes = usual.get(cand.ndim, tuple(range(cand.ndim)))
-    arranged = tuple(cand.shape[each] for each in axes)
-    if arranged == ref.shape:
-        possible.setdefault(AxisLayout(cand.shape, axes, arranged))
-    found = [
-        (
-            layout,
-            frozenset(number for number, (ref, cand) in enumerate(pairs) if relative_error(ref, cand, layout) <= _SAME),
-        )
-        for layout in possible
-    ]
+    possible = [layout for pair in pairs for layout in agreeing_layouts(*pair)]
+    possible.append(AxisLayout(cand.shape, usual.get(cand.ndim, tuple(range(cand.ndim))), ref.shape))
+    # An order of axes is a layout of parts of several sizes, and no other layout is.
+    even = len({(one.shape, other.shape) for one, other in pairs}) == 1
+    fitted = [layout if even and layout in possible[:-1] else _ordered(layout, ref, cand) for layout in possible]
+    found = {
+        layout: frozenset(number for number, pair in enumerate(pairs) if _agrees(layout, *pair, even=even))
+        for layout in fitted
+        if layout is not None
+    }
     if not found:
         return None
-    layout, agreeing = max(found, key=lambda each: len(each[1]))
-    return _Cut(axis=axis, step=step, shape=blocks[0].shape, layout=layout, agreeing=agreeing)
+    layout = max(found, key=lambda each: len(found[each]))
+    return _Cut(axis=axis, step=step, shape=blocks[0].shape, layout=layout, agreeing=found[layout])
+
+
+def _ordered(layout: AxisLayout, ref: Array, cand: Array) -> AxisLayout | None:
+    """Returns the order of axes of a layout as that of two arrays; None where it is more, or does not fit them."""
+    if len(layout.axes) != cand.ndim or len(layout.split) != len(layout.shape):
+        return None
+    arranged = tuple(cand.shape[axis] for axis in layout.axes)
+    return AxisLayout(cand.shape, layout.axes, arranged) if arranged == ref.shape else None
+
+
+def _agrees(layout: AxisLayout, ref: Array, cand: Array, *, even: bool) -> bool:
+    own = layout if even else _ordered(layout, ref, cand)
+    return own is not None and relative_error(ref, cand, own) <= _SAME
 
 
 def _step(array: Array, parts: Sequence[Array], axis: int) -> Split | Unstack | None:

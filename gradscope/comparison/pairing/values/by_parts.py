@@ -5,7 +5,8 @@ PyTorch packs the projections of attention into one weight `[3 width, width]`, a
 by values, among tensors that nothing else matched; parts of several sizes, as where queries share keys and values, are
 matched by `uneven_parts`. Where parts are equal, as biases that are all zero, the names of a
 packed tensor whose values decide tell which is which, or else the gradients, or the numbers of the layers in order.
-Those names also tell the parts of a packed tensor of the same shape whose values are wrong.
+Those names also tell the parts of a packed tensor whose values are wrong: of one of the same shape, or of another
+parameter of the same layer. A single wrong part is the one that is called as the others are.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ from gradscope.comparison.layout.recipes import Concatenate, Recipe, Split
 from gradscope.comparison.pairing.inference.equal_parts import assigned
 from gradscope.comparison.pairing.matching import Dumps, Match, MatchedBy, Pairing
 from gradscope.comparison.pairing.normal_forms import tokens_of
-from gradscope.comparison.pairing.values.part_candidates import PartCandidates, SolvedNames, is_constant, shifted
+from gradscope.comparison.pairing.values.part_candidates import (
+    PartCandidates,
+    SolvedNames,
+    are_of_one_layer,
+    is_constant,
+    shifted,
+)
 from gradscope.comparison.pairing.values.uneven_parts import uneven_parts
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import PARAM, STATE, TENSOR, gradient_family, key_of, split_key
@@ -123,19 +130,51 @@ def _by_names(
     for key in keys:
         shape = holder.entry(key).shape
         told = chain(names.parts_of(key), (shifted(each.parts, each.key, key) for each in solved))
-        parts = next(filter(None, (free.named(each, math.prod(shape) // max(len(each), 1)) for each in told)), [])
+        named = (free.named(each, math.prod(shape) // max(len(each), 1)) for each in told)
+        parts = next(filter(None, named), [])
         alike = (each for each in solved if len(each.parts) == len(parts) and holder.entry(each.key).shape == shape)
         found = _partly_agreeing(holder, key, other, parts, of_ref=of_ref) or next(alike, None)
+        if not parts:
+            layers = (free.beside(each.parts, math.prod(shape)) for each in solved if are_of_one_layer(each.key, key))
+            parts = next(filter(None, layers), []) or _mostly(holder, key, other, free, of_ref=of_ref)
+            # The terms of a sum of biases are beside a kernel, too, and are no biases of its parts.
+            found = _partly_agreeing(holder, key, other, parts, least=-(-len(parts) // 2), of_ref=of_ref)
         if parts and found is not None:
             for part in parts:
                 free.remove(part)
             yield replace(found, key=key, parts=tuple(parts), matched_by="order")
 
 
+def _mostly(holder: DumpSource, key: str, other: DumpSource, free: PartCandidates, *, of_ref: bool) -> list[str]:
+    """Returns the parts of a tensor of which all but one are found by values, and the last by its name."""
+    array = holder.array(key)
+    for count in (count for count in free.counts(array.size) if count > 2):
+        for axis in (axis for axis, size in enumerate(array.shape) if size % count == 0):
+            blocks = np.split(array, count, axis=axis)
+            singles = {each: other.array(each) for each in free.near(blocks)}
+            found = [_single(block, singles, of_ref=of_ref) for block in blocks]
+            common = Counter(each[1] for each in found if each is not None).most_common(1)
+            known = [each[0] if each is not None and each[1] == common[0][0] else None for each in found]
+            names = [each for each in known if each is not None]
+            if len({*names}) == len(names) == count - 1:
+                rest = free.like(names, array.size // count)
+                return [each or rest for each in known] if rest is not None else []
+    return []
+
+
+def _single(block: Array, singles: Mapping[str, Array], *, of_ref: bool) -> tuple[str, AxisLayout] | None:
+    """Returns which of some tensors a block is, and in which layout; None for none."""
+    for name, each in singles.items():
+        found = assigned([block], {0: each}) if of_ref else assigned([each], {0: block})
+        if found is not None:
+            return name, found[1]
+    return None
+
+
 def _partly_agreeing(
-    holder: DumpSource, key: str, other: DumpSource, parts: Sequence[str], *, of_ref: bool
+    holder: DumpSource, key: str, other: DumpSource, parts: Sequence[str], *, of_ref: bool, least: int = 1
 ) -> _Packed | None:
-    """Returns the cut of a tensor in which most of some parts, in their order, agree; None where none does."""
+    """Returns the cut of a tensor in which most of some parts, in their order, agree; None where too few do."""
     array, arrays = holder.array(key), [other.array(part) for part in parts]
     layouts: Counter[tuple[int, AxisLayout]] = Counter()
     for axis in (axis for axis, size in enumerate(array.shape) if parts and size % len(parts) == 0):
@@ -143,7 +182,7 @@ def _partly_agreeing(
             found = assigned([block], {0: part}) if of_ref else assigned([part], {0: block})
             if found is not None:
                 layouts[axis, found[1]] += 1
-    return next((_Packed(key, tuple(parts), *cut) for cut, _ in layouts.most_common(1)), None)
+    return next((_Packed(key, tuple(parts), *cut) for cut, count in layouts.most_common(1) if count >= least), None)
 
 
 def _of_constant(

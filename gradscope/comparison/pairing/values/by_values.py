@@ -60,7 +60,7 @@ def by_sibling(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
         if match is not None and all(split_key(each)[0] == subject for each in match.recipe.keys):
             keys = tuple(key_of(family, split_key(each)[1]) for each in match.recipe.keys)
             # A program can return a value twice, and the loss reads one of them: equal values are no equal uses.
-            if match.matched_by != "name" and (key in unused_ref) is not (keys[0] in unused_cand):
+            if match.matched_by != "name" and (key in unused_ref) is not unused_cand.issuperset(keys):
                 continue
             if free.issuperset(keys) and _shapes(dumps, key, keys[0]) == _shapes(dumps, match.ref, match.cand):
                 yield Match(ref=key, recipe=replace(match.recipe, keys=keys), matched_by=match.matched_by)
@@ -75,14 +75,19 @@ def by_updated_state(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:  # no
     }
     outputs = [split_key(key)[1] for key in unmatched.only_cand if split_key(key)[0] == AUX]
     for key in (key for key in unmatched.only_ref if split_key(key)[0] == AUX):
-        for name in (name for name in names if _of_one_name(name, split_key(key)[1])):
-            updated = [output for output in outputs if _of_one_name(names[name], output)]
+        for name in (name for name in names if are_of_one_name(name, split_key(key)[1])):
+            updated = [output for output in outputs if are_of_one_name(names[name], output)]
             if len(updated) == 1:
                 yield Match.of(key, key_of(AUX, updated[0]), "path")
 
 
-def _of_one_name(name: str, output: str) -> bool:
-    """Returns whether one of two names is the other within a collection, `batch_stats/norm/mean` for `norm/mean`."""
+def are_of_one_name(name: str, output: str) -> bool:
+    """Returns whether one of two names is the other within a collection, `batch_stats/norm/mean` for `norm/mean`.
+
+    Args:
+        name: The name of a parameter or of state.
+        output: The name of an auxiliary output.
+    """
     return f"/{name}".endswith(f"/{output}") or f"/{output}".endswith(f"/{name}")
 
 

@@ -23,6 +23,8 @@ from gradscope.naming import key_of, split_key
 #: The largest number of parts of one tensor.
 _MOST_PARTS: Final = 128
 
+#: What the kernels and the biases of layers are called.
+_KINDS: Final = frozenset({"weight", "kernel", "w", "bias", "b"})
 
 _NUMBER: Final = re.compile(r"\d+")
 
@@ -79,6 +81,34 @@ class PartCandidates:
         found = [self._spelt.get(name) for name in names]
         here = [key for key in found if key is not None and key in self._free and self._size(key) == size]
         return here if len(here) == len(found) else []
+
+    def beside(self, parts: Sequence[str], size: int) -> list[str]:
+        """Returns those in the layers of some parts, one in each, that are parts of so many elements; else none.
+
+        Args:
+            parts: The parts of another parameter.
+            size: The number of elements of all parts together.
+        """
+        found = [self._among(size // len(parts), [*words_of(part)[:-1], None]) for part in parts]
+        return [key for each in found for key in each] if all(len(each) == 1 for each in found) else []
+
+    def like(self, names: Sequence[str], size: int) -> str | None:
+        """Returns the only other one of so many elements whose name differs from some in the word in which they do."""
+        columns = list(zip(*map(words_of, names), strict=False))
+        if len({len(words_of(name)) for name in names}) > 1:
+            return None
+        pattern = [column[0] if len({*column}) == 1 else None for column in columns]
+        found = [key for key in self._among(size, pattern) if key not in names]
+        return found[0] if pattern.count(None) == len(found) == 1 else None
+
+    def _among(self, size: int, pattern: Sequence[str | None]) -> list[str]:
+        """Returns those of so many elements whose words are those of a pattern; None stands for any word."""
+        named = ((key, words_of(key)) for key in self._of_size.get(size, ()) if key in self._free)
+        return [
+            key
+            for key, words in named
+            if len(words) == len(pattern) and all(word in (None, own) for word, own in zip(pattern, words, strict=True))
+        ]
 
     def remove(self, key: str) -> None:
         """Leaves out one that has been found to be a part."""
@@ -152,6 +182,16 @@ def _joined(around: Sequence[str], numbers: Sequence[int], place: int, step: int
     """Returns a name with one of its numbers moved."""
     moved = [str(number + step if each == place else number) for each, number in enumerate(numbers)]
     return "".join(chain.from_iterable(zip_longest(around, moved, fillvalue="")))
+
+
+def are_of_one_layer(one: str, other: str) -> bool:
+    """Returns whether two packed parameters are the kernel and the bias of one layer, by their names."""
+    (*scope, last), (*other_scope, other_last) = words_of(one), words_of(other)
+    return scope == other_scope and _stem(last) == _stem(other_last)
+
+
+def _stem(word: str) -> tuple[str, ...]:
+    return tuple(part for part in word.lower().split("_") if part not in _KINDS)
 
 
 def words_of(key: str) -> tuple[str, ...]:

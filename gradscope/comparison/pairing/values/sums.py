@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, combinations
 from typing import Final, TypeAlias
 
@@ -50,34 +51,73 @@ def sums(dumps: Dumps, only_ref: Sequence[str], only_cand: Sequence[str]) -> dic
         DumpError: One of the dumps is damaged.
     """
     found: dict[str, str] = {}
+    for each in added(dumps, only_ref, only_cand):
+        parts, pair, blocks = each.parts, each.pair, each.blocks
+        names, whole = (" and ".join(split_key(key)[1] for key in some) for some in (pair, parts))
+        joined, apart = len(blocks) > 1, len(parts) > len(blocks)
+        found |= dict.fromkeys(parts, f"a part of the sum of {names}" if joined else f"the sum of {names}")
+        found |= {
+            key: f"a part of {split_key(term)[1]}"
+            for block in blocks
+            if len(block) > 1
+            for key, term in zip(block, pair, strict=True)
+        }
+        are = "joined are the sum of" if joined else "is the sum of"
+        found |= dict.fromkeys(
+            pair, f"{whole} joined are the parts and sums of {names}" if apart else f"{whole} {are} {names}"
+        )
+        if all(_has_gradients(each.holder, blocks, place, each.other, term) for place, term in enumerate(pair)):
+            same = (
+                f"the gradients of {names} are those of {whole}"
+                if apart
+                else f"the gradient of {names} is that of {whole}"
+            )
+            found |= {key_of(PARAM_GRAD, split_key(key)[1]): same for key in (*parts, *pair)}
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Added:
+    """Added stores parameters of one dump that joined are the sum of two of the other.
+
+    Attributes:
+        holder: The dump that has the sum.
+        blocks: The parameters that are the sum, in blocks.
+        other: The dump that has the terms.
+        pair: The terms.
+    """
+
+    holder: DumpSource
+    blocks: _Blocks
+    other: DumpSource
+    pair: tuple[str, str]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parameters that are the sum, in order."""
+        return tuple(chain.from_iterable(self.blocks))
+
+
+def added(dumps: Dumps, only_ref: Sequence[str], only_cand: Sequence[str]) -> Iterator[Added]:
+    """Yields parameters that add up to others of the other dump, each parameter once.
+
+    Args:
+        dumps: The dumps.
+        only_ref: Keys of the reference without a counterpart.
+        only_cand: Keys of the candidate without one.
+
+    Raises:
+        DumpError: One of the dumps is damaged.
+    """
+    taken: set[str] = set()
     for holder, keys, other, terms in (
         (dumps.cand, only_cand, dumps.ref, only_ref), (dumps.ref, only_ref, dumps.cand, only_cand),
     ):  # fmt: skip
         for blocks, pair in chain(_added(holder, keys, other, terms), _added_in_parts(holder, keys, other, terms)):
-            parts = tuple(chain.from_iterable(blocks))
-            if any(key in found for key in (*parts, *pair)):
-                continue
-            names, whole = (" and ".join(split_key(key)[1] for key in some) for some in (pair, parts))
-            joined, apart = len(blocks) > 1, len(parts) > len(blocks)
-            found |= dict.fromkeys(parts, f"a part of the sum of {names}" if joined else f"the sum of {names}")
-            found |= {
-                key: f"a part of {split_key(term)[1]}"
-                for block in blocks
-                if len(block) > 1
-                for key, term in zip(block, pair, strict=True)
-            }
-            are = "joined are the sum of" if joined else "is the sum of"
-            found |= dict.fromkeys(
-                pair, f"{whole} joined are the parts and sums of {names}" if apart else f"{whole} {are} {names}"
-            )
-            if all(_has_gradients(holder, blocks, place, other, term) for place, term in enumerate(pair)):
-                same = (
-                    f"the gradients of {names} are those of {whole}"
-                    if apart
-                    else f"the gradient of {names} is that of {whole}"
-                )
-                found |= {key_of(PARAM_GRAD, split_key(key)[1]): same for key in (*parts, *pair)}
-    return found
+            found = Added(holder=holder, blocks=blocks, other=other, pair=pair)
+            if taken.isdisjoint((*found.parts, *pair)):
+                taken |= {*found.parts, *pair}
+                yield found
 
 
 def _has_gradients(holder: DumpSource, blocks: _Blocks, place: int, other: DumpSource, term: str) -> bool:

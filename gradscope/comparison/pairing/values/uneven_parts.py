@@ -2,7 +2,7 @@
 
 Where several queries share a key and a value, one kernel `[in, queries + keys + values]` is three of another framework.
 The parts are found one after the other along an axis, by their values, all as they are or all with the same order of
-axes.
+axes. Where a value is wrong, those of another block of the network tell what the parts are called.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Final
 
@@ -20,7 +20,8 @@ from gradscope.arrays.blocks import Array
 from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.layout.layouts import relative_error
 from gradscope.comparison.layout.recipes import Concatenate, Recipe, RecipeStep, Split, Transpose
-from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.comparison.pairing.matching import Dumps, Match, MatchedBy
+from gradscope.comparison.pairing.values.part_candidates import shifted, spelt
 from gradscope.comparison.precision import comparable
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import PARAM
@@ -34,13 +35,17 @@ _MOST_PARTS: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    """_Joined stores the parts of a tensor in order along `axis`, and the order of axes that makes a part of each."""
+    """_Joined stores the parts of a tensor in order along `axis`, and the order of axes that makes a part of each.
+
+    `matched_by` is the pass: by values, or only by the names of others that values show.
+    """
 
     key: str
     parts: tuple[str, ...]
     sizes: tuple[int, ...]
     axis: int
     order: tuple[int, ...]
+    matched_by: MatchedBy = "fingerprint"
 
     def steps(self, order: tuple[int, ...]) -> tuple[RecipeStep, ...]:
         """Returns the step that puts axes into an order; none for the order that they have."""
@@ -59,10 +64,12 @@ def uneven_parts(dumps: Dumps, ref: Sequence[str], cand: Sequence[str]) -> Itera
         inverse = tuple(np.argsort(joined.order).tolist())
         steps = (Split(joined.axis, joined.sizes), *joined.steps(inverse))
         for part, key in enumerate(joined.parts):
-            yield Match(ref=key, recipe=Recipe(keys=(joined.key,), steps=steps, part=part), matched_by="fingerprint")
+            yield Match(
+                ref=key, recipe=Recipe(keys=(joined.key,), steps=steps, part=part), matched_by=joined.matched_by
+            )
     for joined in _found(dumps.ref, ref, dumps.cand, cand):
         steps = (*joined.steps(joined.order), Concatenate(joined.axis))
-        yield Match(ref=joined.key, recipe=Recipe(keys=joined.parts, steps=steps), matched_by="fingerprint")
+        yield Match(ref=joined.key, recipe=Recipe(keys=joined.parts, steps=steps), matched_by=joined.matched_by)
 
 
 def _found(holder: DumpSource, keys: Sequence[str], other: DumpSource, singles: Sequence[str]) -> Iterator[_Joined]:
@@ -71,6 +78,7 @@ def _found(holder: DumpSource, keys: Sequence[str], other: DumpSource, singles: 
     for place, single in enumerate(singles):
         entry = other.entry(single)
         free[entry.shape, entry.dtype][single] = place
+    solved: list[_Joined] = []
     for key in keys:
         entry = holder.entry(key)
         if not 0 < len(entry.shape) <= _MOST_AXES:
@@ -87,7 +95,29 @@ def _found(holder: DumpSource, keys: Sequence[str], other: DumpSource, singles: 
             for alike in fitting:
                 for part in joined.parts:
                     alike.pop(part, None)
+            solved.append(joined)
             yield joined
+    left = {spelt(single): single for alike in free.values() for single in alike}
+    for key in (key for key in keys if all(key != each.key for each in solved)):
+        if (joined := _by_name(holder, key, other, left, solved)) is not None:
+            for part in joined.parts:
+                del left[spelt(part)]
+            yield joined
+
+
+def _by_name(
+    holder: DumpSource, key: str, other: DumpSource, left: Mapping[str, str], solved: Sequence[_Joined]
+) -> _Joined | None:
+    """Returns a tensor with the parts that those of a tensor of the same shape tell, whose values agree."""
+    for like in (each for each in solved if holder.entry(each.key).shape == holder.entry(key).shape):
+        names = [left.get(name) for name in shifted(like.parts, like.key, key)]
+        parts = tuple(name for name in names if name is not None)
+        known = len(parts) == len(names) == len(like.parts)
+        if known and all(
+            other.entry(one).shape == other.entry(each).shape for one, each in zip(parts, like.parts, strict=True)
+        ):
+            return replace(like, key=key, parts=parts, matched_by="order")
+    return None
 
 
 def _may_be_part(part: Sequence[int], whole: Sequence[int]) -> bool:

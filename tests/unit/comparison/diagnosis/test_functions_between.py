@@ -13,6 +13,7 @@ import pytest
 import gradscope as gs
 from gradscope.api.reading import Dump
 from gradscope.comparison import Comparison
+from gradscope.comparison.diagnosis import functions_between
 
 _draw = np.random.default_rng(3).normal
 WEIGHTS = {
@@ -70,6 +71,39 @@ def test_a_function_behind_a_layer_is_no_fault_and_a_function_left_out_is(functi
     assert _first(left_out) == "up", left_out.sentence
 
 
+def test_another_form_of_a_function_behind_a_layer_is_blamed_on_that_layer() -> None:
+    def by_erf(x: Any) -> Any:
+        return jax.nn.gelu(x, approximate=False)
+
+    reference = _program(SAME, jax.nn.gelu, inside=True)
+    found = gs.compare(reference, _program(PORTED, by_erf, inside=False))
+    assert _first(found) == "up", found.sentence
+    for function in (by_erf, jax.nn.gelu):
+        right = _program(SAME, function, inside=True), _program(PORTED, function, inside=False)
+        assert gs.compare(*right).verdict == "same"
+
+
+def test_an_argument_that_the_loss_reads_beside_the_function_is_no_fault() -> None:
+    def program(names: Mapping[str, str], *, inside: bool, scale: float = 1.0) -> Dump:
+        def loss(weights: Any, batch: Any) -> Any:
+            with jax.named_scope(names["up"]):
+                logits = batch["x"] @ weights[names["up"]]
+                x = jax.nn.softmax(logits) if inside else logits
+                penalty = jnp.square(jax.nn.logsumexp(logits, axis=-1)).mean() if inside else 0.0
+            if not inside:
+                x, penalty = jax.nn.softmax(logits), jnp.square(jax.nn.logsumexp(logits, axis=-1)).mean()
+            with jax.named_scope(names["down"]):
+                x = x @ weights[names["down"]] * scale
+            return jnp.square(x).mean() + 0.1 * penalty
+
+        weights = {names[name]: WEIGHTS[name] for name in ("up", "down")}
+        return gs.capture(loss, weights, BATCH, origins=False)
+
+    reference = program(SAME, inside=True)
+    assert gs.compare(reference, program(PORTED, inside=False)).verdict == "same"
+    assert gs.compare(program(SAME, inside=False), program(PORTED, inside=True)).verdict == "same"
+
+
 def test_a_function_that_no_gradient_shows_is_said() -> None:
     reference = _program(SAME, jnp.tanh, inside=True, dense=False)
     found = gs.compare(reference, _program(PORTED, jnp.tanh, inside=False, scale=1.5, dense=False))
@@ -77,3 +111,36 @@ def test_a_function_that_no_gradient_shows_is_said() -> None:
     said = "before it `up` is only in the reference and `Dense_0` is only in the candidate, where `up` is the tanh of"
     assert said in found.sentence
     assert "made here" not in found.sentence
+
+
+def test_functions_are_computed_of_all_elements_only_where_some_show_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: dict[str, int] = {}
+
+    def counted(name: str, function: Function) -> Function:
+        def call(x: Any) -> Any:
+            sizes[name] = max(sizes.get(name, 0), x.size)
+            return function(x)
+
+        return call
+
+    for table in ("_ELEMENTWISE", "_OF_ROWS"):
+        functions = {name: counted(name, function) for name, function in getattr(functions_between, table).items()}
+        monkeypatch.setattr(functions_between, table, functions)
+
+    def program(*, inside: bool) -> Dump:
+        def loss(weights: Any, batch: Any) -> Any:
+            with jax.named_scope("up" if inside else "Dense_0"):
+                x = batch["x"] @ weights["up"]
+                x = jnp.tanh(x) if inside else x
+            x = x if inside else jnp.tanh(x)
+            with jax.named_scope("norm" if inside else "LayerNorm_0"):  # no kernel: no gradient could tell
+                x = (x - x.mean(0)[None]) * weights["scale"][None] * (1 if inside else 2)
+            return jnp.square(x).mean()
+
+        weights = {"up": WEIGHTS["up"], "scale": np.linspace(1, 2, 6, dtype=np.float32)}
+        return gs.capture(loss, weights, {"x": np.tile(BATCH["x"], (300, 1))}, origins=False)
+
+    found = gs.compare(program(inside=True), program(inside=False))
+    assert "where `up` is the tanh of `Dense_0`" in found.sentence
+    assert {name for name, size in sizes.items() if size > 3000} == {"tanh"}
+    assert {"softmax", "log_softmax", "gelu by erf"} < sizes.keys()

@@ -97,3 +97,46 @@ def test_a_packed_tensor_with_a_wrong_part_is_told_by_the_names_of_others(wrong:
     }
     back = matched(dump_of(packed), dump_of(apart))
     assert back == {f"param/h.{n + 1}.in": ((f"param/Block_{n}/q", f"param/Block_{n}/k"), 0) for n in range(3)}
+
+
+@pytest.mark.parametrize("biases", [False, True])
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_a_packed_weight_of_attention_with_a_wrong_part_is_told_by_its_bias_or_by_the_other_parts(
+    part: int, biases: bool
+) -> None:
+    random = np.random.default_rng(4)
+    names = ("query", "key", "value")
+    kernels = [random.standard_normal((6, 6), np.float32) for _ in names]
+    own = [random.standard_normal(6, np.float32) * biases for _ in names]
+    apart = {f"attn/{name}/kernel": kernel for name, kernel in zip(names, kernels, strict=True)}
+    apart |= {f"attn/{name}/bias": bias for name, bias in zip(names, own, strict=True)}
+    used = [kernel if number == part else kernel.T for number, kernel in enumerate(kernels)]  # one is not transposed
+    packed = {"self_attn.in_proj_weight": np.concatenate(used), "self_attn.in_proj_bias": np.concatenate(own)}
+    found = matched(dump_of(apart), dump_of(packed))
+    weight, bias = ("param/self_attn.in_proj_weight",), ("param/self_attn.in_proj_bias",)
+    expected = {f"param/attn/{name}/kernel": (weight, number) for number, name in enumerate(names)}
+    expected |= {f"param/attn/{name}/bias": (bias, number) for number, name in enumerate(names)} if biases else {}
+    assert {key: each for key, each in found.items() if key in expected} == expected
+    back = matched(dump_of(packed), dump_of(apart))
+    assert back[weight[0]] == (tuple(f"param/attn/{name}/kernel" for name in names), 0)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_parts_of_several_sizes_with_a_wrong_one_are_told_by_those_of_another_block(wrong: bool) -> None:
+    random = np.random.default_rng(6)
+    sizes = {"q": 8, "k": 4, "v": 4}
+    apart = {
+        f"layers.{n}.{name}": random.standard_normal((size, 6), np.float32)
+        for n in range(2)
+        for name, size in sizes.items()
+    }
+    used = apart | ({"layers.1.v": apart["layers.0.v"]} if wrong else {})
+    packed = {f"block{n}/qkv": np.concatenate([used[f"layers.{n}.{name}"] for name in sizes]).T for n in range(2)}
+    found = matched(dump_of(apart), dump_of(packed))
+    assert found == {
+        f"param/layers.{n}.{name}": ((f"param/block{n}/qkv",), part)
+        for n in range(2)
+        for part, name in enumerate(sizes)
+    }
+    back = matched(dump_of(packed), dump_of(apart))
+    assert back == {f"param/block{n}/qkv": (tuple(f"param/layers.{n}.{name}" for name in sizes), 0) for n in range(2)}

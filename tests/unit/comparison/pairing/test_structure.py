@@ -60,6 +60,48 @@ def test_the_output_of_a_packed_layer_is_compared_with_those_of_its_parts() -> N
     _says(gs.compare(apart, wrong_packed), "value")
 
 
+GROUPED = [_draw(size=(6, size)).astype(np.float32) for size in (4, 2, 2)]
+
+
+def _grouped(*, packed: bool, scale: float = 1.0) -> Dump:
+    """Queries that share keys and values, by one layer or by three; the values are scaled where they are made."""
+    names = ("query", "key", "value")
+
+    def loss(weights: Any, x: Any) -> Any:
+        if packed:
+            with jax.named_scope("qkv"):
+                made = jnp.split(x @ weights["qkv"], [4, 6], axis=-1)
+                x = jnp.concatenate([*made[:2], scale * made[2]], axis=-1)
+            q, k, v = jnp.split(x, [4, 6], axis=-1)
+        else:
+            made = []
+            for name in names:
+                with jax.named_scope(name):
+                    made.append(x @ weights[name].T * (scale if name == "value" else 1.0))
+            q, k, v = made
+        q = q.reshape(*q.shape[:2], 2, 2)
+        scores = jnp.einsum("bqhd,bkd->bhqk", q, k)
+        x = jnp.einsum("bhqk,bkd->bqhd", jax.nn.softmax(scores), v).reshape(*x.shape[:2], 4)
+        with jax.named_scope("out" if packed else "o_proj"):
+            x = jnp.tanh(x @ weights["out" if packed else "o_proj"])
+        return jnp.square(x).mean()
+
+    apart = {name: np.ascontiguousarray(kernel.T) for name, kernel in zip(names, GROUPED, strict=True)}
+    weights = {"qkv": np.concatenate(GROUPED, axis=1), "out": HEAD[:4]} if packed else {**apart, "o_proj": HEAD[:4]}
+    return gs.capture(loss, weights, X, origins=False)
+
+
+def test_the_parts_of_a_packed_layer_may_have_several_sizes() -> None:
+    packed, apart = _grouped(packed=True), _grouped(packed=False)
+    for reference, candidate in ((packed, apart), (apart, packed)):
+        found = gs.compare(reference, candidate)
+        assert found.verdict == "same"
+        compared = {row.name for row in found.rows if row.family == "activation" and row.compared}
+        assert compared >= ({"qkv"} if reference is packed else {"query", "key", "value"})
+    _says(gs.compare(packed, _grouped(packed=False, scale=1.5)), "qkv")
+    _says(gs.compare(apart, _grouped(packed=True, scale=1.5)), "value")
+
+
 BLOCKS = ("up", "pool", "down", "head")
 PORTED = ("first", "squeeze", "second", "third")
 
@@ -89,3 +131,36 @@ def test_layers_with_the_same_inputs_are_paired(wrong: str, first: str) -> None:
     assert found.verdict == ("different" if wrong else "same")
     if wrong:
         _says(found, first)
+
+
+def _halves(*, packed: bool, fault: bool = False) -> Dump:
+    """A layer with two outputs, of which the loss reads one alone."""
+    one, other = QKV[:2]
+
+    def loss(weights: Any, x: Any) -> Any:
+        if packed:
+            with jax.named_scope("both"):
+                y = x @ weights["both"]
+            first, second = jnp.split(y, 2, axis=-1)
+        else:
+            with jax.named_scope("first"):
+                first = x @ weights["first"].T
+            with jax.named_scope("second"):
+                second = x @ weights["second"].T
+        x = jnp.tanh(second) + (0.5 * first if fault else 0.0 * jax.lax.stop_gradient(first))
+        with jax.named_scope("head" if packed else "out"):
+            return jnp.square(x @ (weights["head"] if packed else weights["out"])).mean()
+
+    apart = {"first": np.ascontiguousarray(one.T), "second": np.ascontiguousarray(other.T), "out": HEAD}
+    weights = {"both": np.concatenate([one, other], axis=1), "head": HEAD} if packed else apart
+    return gs.capture(loss, weights, X, origins=False)
+
+
+def test_the_gradient_of_a_packed_kernel_of_which_a_part_is_not_trained_has_zeros_there() -> None:
+    packed, apart = _halves(packed=True), _halves(packed=False)
+    for reference, candidate in ((packed, apart), (apart, packed)):
+        found = gs.compare(reference, candidate)
+        assert found.verdict == "same", [(row.family, row.name, row.why) for row in found.rows if row.counts]
+        assert any(row.family == "param_grad" and row.compared and row.name != "head" for row in found.rows)
+        wrong = _halves(packed=candidate is packed, fault=True)
+        assert gs.compare(reference, wrong).verdict == "different"

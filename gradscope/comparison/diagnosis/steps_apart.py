@@ -1,0 +1,79 @@
+"""`steps_apart` finds whether the values of a pair are two steps of one computation, which both programs take.
+
+Such a pair differs, whatever else is right. One value is a function of the other where one program has an activation
+function inside of a layer, and the other behind it (`functions_between`). Or one has a bias that the other program adds
+elsewhere: of the two biases of a gate, one program adds the sum in one layer, and the other each in a layer of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.functions_between import function_between, is_applied
+from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.dump.interfaces import DumpSource
+from gradscope.naming import ACTIVATION_GRAD, PARAM, key_of, split_key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsApart:
+    """StepsApart stores what the values of a pair are of each other where they are two steps of a computation.
+
+    Attributes:
+        applied: Whether both programs are known to take both steps; None where that is not known.
+        stages: What each value and its gradient are, in words, by their keys.
+    """
+
+    applied: bool | None
+    stages: Mapping[str, str]
+
+
+def steps_apart(dumps: Dumps, match: Match, tolerance: float | None, summed: Collection[str] = ()) -> StepsApart | None:
+    """Returns what the values of a pair are of each other; None where nothing shows that they are two steps.
+
+    Args:
+        dumps: The dumps of the pair.
+        match: The pair.
+        tolerance: The largest relative error; None where nothing is compared by one.
+        summed: The keys of parameters that add up to one of the other dump, and of those.
+    """
+    if tolerance is None:
+        return None
+    if (found := function_between(dumps, match, tolerance)) is not None:
+        return StepsApart(applied=is_applied(dumps, match, found), stages=dict(found.stages(match)))
+    if summed and _differ_by_biases(dumps, match, summed, tolerance):
+        keys = (match.ref, *match.recipe.keys)
+        values = {each for key in keys for each in (key, key_of(ACTIVATION_GRAD, split_key(key)[1]))}
+        return StepsApart(applied=True, stages=dict.fromkeys(values, "one of two biases is added elsewhere"))
+    return None
+
+
+def _differ_by_biases(dumps: Dumps, match: Match, summed: Collection[str], tolerance: float) -> bool:
+    """Returns whether the values of a pair differ by the biases of their layers that are terms or sums of each other.
+
+    Args:
+        dumps: The dumps of the pair.
+        match: A pair of activations.
+        summed: The keys of parameters that add up to one of the other dump, and of those.
+        tolerance: The largest relative error.
+    """
+    if not (dumps.ref.has_tensor(match.ref) and all(map(dumps.cand.has_tensor, match.recipe.keys))):
+        return False
+    one, other = _biases(dumps.ref, match.ref, summed), [_biases(dumps.cand, key, summed) for key in match.recipe.keys]
+    value, found = dumps.ref.array(match.ref), match.recipe.array(dumps.cand)
+    if value.shape != found.shape or not np.any(apart := one - match.recipe.made_of(other)):
+        return False
+    return bool(np.linalg.norm(value - found - apart) <= tolerance * np.linalg.norm(value))
+
+
+def _biases(source: DumpSource, key: str, summed: Collection[str]) -> Array:
+    """Returns the sum of the biases of the layer that computes a value, in the value's shape."""
+    shape, name = source.entry(key).shape, split_key(key)[1]
+    params = [layer.params for layer in source.manifest.layers if name in layer.outputs][-1:]  # the innermost is last
+    keys = (key_of(PARAM, each) for names in params for each in names)
+    biases = (source.array(each) for each in keys if each in summed and source.entry(each).shape == shape[-1:])
+    return sum((np.broadcast_to(each, shape) for each in biases), start=np.zeros(shape))

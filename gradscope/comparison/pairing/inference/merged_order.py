@@ -1,0 +1,106 @@
+"""`with_positions_in_order` compares positions that are merged into one axis in the order in which they are used.
+
+The patches of an image are merged into one axis row by row. Where a program has them column by column, the values agree
+in a layout, but what is computed from them does not: that is a fault, and no layout. So values whose positions are
+merged in another order are compared in order, where the programs compare values behind them, and none of those agrees.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from operator import mul
+
+from gradscope.comparison.default_tolerances import default_tolerance
+from gradscope.comparison.layout.layouts import relative_error
+from gradscope.comparison.layout.recipes import RecipeStep, Reshape, Transpose
+from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.dump.manifest.layer_graph import sources_of
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, is_gradient, key_of, split_key
+
+
+def with_positions_in_order(dumps: Dumps, matches: Sequence[Match]) -> tuple[Match, ...]:
+    """Returns the matches, those whose merged positions nothing uses in another order with them in order.
+
+    Args:
+        dumps: The dumps of the matches.
+        matches: The matches, with their layouts.
+
+    Raises:
+        DumpError: One of the dumps is damaged.
+    """
+    found: dict[str, tuple[RecipeStep, ...]] = {}
+    for match in matches:
+        if match.matched_by == "fingerprint" and split_key(match.ref)[0] == ACTIVATION:
+            steps = _in_order(dumps.cand.entry(match.cand).shape, match.recipe.steps)
+            if steps is not None and not _agrees_behind(dumps, match, matches):
+                found |= {match.ref: steps, key_of(ACTIVATION_GRAD, split_key(match.ref)[1]): steps}
+    return tuple(
+        replace(match, recipe=replace(match.recipe, steps=found[match.ref]), matched_by="order")
+        if match.ref in found and match.recipe.steps
+        else match
+        for match in matches
+    )
+
+
+def _in_order(shape: tuple[int, ...], steps: Sequence[RecipeStep]) -> tuple[RecipeStep, ...] | None:
+    """Returns steps that split an axis of positions in order; None where steps do so, or split none.
+
+    The last axis is left alone, because channels are merged with positions in either order.
+    """
+    if len(steps) != 2 or not isinstance(steps[0], Reshape) or not isinstance(steps[1], Transpose):
+        return None
+    split, axes = steps[0].shape, steps[1].axes
+    bounds, ends = list(accumulate(shape, mul)), list(accumulate(split, mul))
+    merged: defaultdict[int, list[int]] = defaultdict(list)
+    for axis, end in enumerate(ends):
+        merged[next(number for number, bound in enumerate(bounds) if end <= bound)].append(axis)
+    places = {axis: place for place, axis in enumerate(axes)}
+    arranged, order = list(split), list(axes)
+    for group in (group for whole, group in merged.items() if whole < len(shape) - 1):
+        used = sorted(places[axis] for axis in group)
+        for axis, place in zip(group, used, strict=True):
+            arranged[axis], order[place] = split[axes[place]], axis
+    if tuple(order) == axes:
+        return None
+    in_order = order == sorted(order)
+    return (Reshape(tuple(arranged)), *(() if in_order else (Transpose(tuple(order)),)))
+
+
+def _agrees_behind(dumps: Dumps, match: Match, matches: Sequence[Match]) -> bool:
+    """Returns whether a value that is compared next behind another agrees, or none is compared."""
+    known = {dumps.ref.resolve(each.ref): each for each in matches if split_key(each.ref)[0] == ACTIVATION}
+    readers: defaultdict[str, list[str]] = defaultdict(list)
+    for key, made_of in sources_of(dumps.ref.manifest.layers).items():
+        for each in () if is_gradient(split_key(key)[0]) else made_of:
+            readers[each].append(key)
+    compared = _next_behind(dumps.ref.resolve(match.ref), readers, known)
+    return not compared or any(_agrees(dumps, each) for each in compared)
+
+
+def _next_behind(key: str, readers: Mapping[str, Sequence[str]], known: Mapping[str, Match]) -> list[Match]:
+    found: list[Match] = []
+    seen, waiting = {key}, [key]
+    while waiting:
+        for each in readers.get(waiting.pop(), ()):
+            if each not in seen:
+                seen.add(each)
+                if each in known:
+                    found.append(known[each])
+                else:
+                    waiting.append(each)
+    return found
+
+
+def _agrees(dumps: Dumps, match: Match) -> bool:
+    if match.matched_by == "fingerprint":
+        return True
+    entries = dumps.ref.entry(match.ref), dumps.cand.entry(match.cand)
+    if not (dumps.ref.has_tensor(match.ref) and all(map(dumps.cand.has_tensor, match.recipe.keys))):
+        return False
+    one, other = dumps.ref.array(match.ref), match.recipe.array(dumps.cand)
+    tolerance = default_tolerance(ACTIVATION, *(each.dtype for each in entries), reduced=False)
+    return one.shape == other.shape and math.prod(one.shape) > 0 and relative_error(one, other) <= tolerance

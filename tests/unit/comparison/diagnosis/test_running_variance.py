@@ -1,0 +1,59 @@
+"""A running variance that is divided by N - 1 where the reference's is by N: a difference, however small it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+
+_draw = np.random.default_rng(17).normal
+KERNEL = _draw(size=(4, 6)).astype(np.float32)
+X = _draw(size=(50, 4)).astype(np.float32)
+BEFORE = {"zeros": np.zeros(6, np.float32), "ones": np.ones(6, np.float32), "drawn": np.square(_draw(size=6))}
+
+
+def _program(
+    name: str, *, before: str = "ones", unbiased: bool = False, momentum: float = 5e-4, order: int = 1
+) -> Dump:
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope(name):
+            # The order of the sum is another, so that the programs differ by rounding, too.
+            x = batch["x"][::order] @ weights[name]["kernel"]
+            mean, variance = x.mean(0), x.var(0)
+            x = (x - mean[None]) * jax.lax.rsqrt(variance + 1e-5)[None]
+        stored = variance * 50 / 49 if unbiased else variance
+        old = jax.lax.stop_gradient(weights[name]["var"])
+        return jnp.square(x - 0.5).mean(), {name: {"var": (1 - momentum) * old + momentum * stored}}
+
+    weights = {name: {"kernel": KERNEL, "var": BEFORE[before].astype(np.float32)}}
+    return gs.capture(loss, weights, {"x": X}, has_aux=True, origins=False)
+
+
+@pytest.mark.parametrize("before", ["ones", "drawn"])
+def test_another_divisor_of_a_running_variance_is_told_within_the_tolerance(before: str) -> None:
+    biased, unbiased = _program("norm", before=before), _program("bn", before=before, unbiased=True, order=-1)
+    found = gs.compare(biased, unbiased)
+    (row,) = (row for row in found.rows if row.family == "aux" and row.status == "different")
+    assert (row.name, row.why) == ("norm/var", "divides the variance by 49, and the reference by 50")
+    assert row.needed is not None
+    assert row.needed < 1e-4
+    assert "it divides the variance by 49, and the reference by 50" in found.sentence
+    back = gs.compare(unbiased, biased)
+    assert "it divides the variance by 50, and the reference by 49" in back.sentence
+    # A tolerance that is asked for is what is asked for.
+    assert gs.compare(biased, unbiased, tol=1e-2).verdict == "same"
+
+
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_no_other_difference_is_taken_for_another_divisor(before: str, unbiased: bool) -> None:
+    one = _program("norm", before=before, unbiased=unbiased)
+    assert gs.compare(one, _program("bn", before=before, unbiased=unbiased, order=-1)).verdict == "same"
+    other = gs.compare(one, _program("bn", before=before, unbiased=unbiased, momentum=6e-4))
+    assert "divides" not in other.sentence

@@ -1,0 +1,63 @@
+"""A bias that one program adds in one layer, and the other in two: what a later layer does is not blamed on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+
+_draw = np.random.default_rng(7).normal
+FROM_X, FROM_H = (_draw(size=(4, 6)).astype(np.float32) for _ in range(2))
+BIAS, OTHER = (_draw(size=6).astype(np.float32) for _ in range(2))
+HEAD = _draw(size=(6, 3)).astype(np.float32)
+BATCH = {"x": _draw(size=(5, 4)).astype(np.float32), "h": _draw(size=(5, 4)).astype(np.float32)}
+
+
+def _reference() -> Dump:
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("cell"):
+            with jax.named_scope("from_x"):
+                one = batch["x"] @ weights["from_x"]["kernel"] + weights["from_x"]["bias"][None]
+            with jax.named_scope("from_h"):
+                other = batch["h"] @ weights["from_h"]["kernel"]
+            x = jnp.tanh(one + other)
+        with jax.named_scope("head"):
+            return jnp.square(x @ weights["head"]).mean()
+
+    weights = {"from_x": {"kernel": FROM_X, "bias": BIAS + OTHER}, "from_h": {"kernel": FROM_H}, "head": HEAD}
+    return gs.capture(loss, weights, BATCH, origins=False)
+
+
+def _candidate(fault: str = "") -> Dump:
+    def loss(weights: Any, batch: Any) -> Any:
+        own = weights["rnn"]
+        with jax.named_scope("rnn"):
+            with jax.named_scope("ih"):
+                one = batch["x"] @ own["weight_ih"].T
+                one = one if fault == "lost" else one + own["bias_ih"][None]
+            with jax.named_scope("hh"):
+                other = batch["h"] @ own["weight_hh"].T + own["bias_hh"][None]
+            x = one + other
+            x = jax.nn.sigmoid(x) if fault == "function" else jnp.tanh(x)
+        with jax.named_scope("out"):
+            return jnp.square(x @ weights["out"].T).mean()
+
+    own = {"weight_ih": FROM_X.T, "weight_hh": FROM_H.T, "bias_ih": BIAS, "bias_hh": OTHER}
+    own = {name: np.ascontiguousarray(weight) for name, weight in own.items()}
+    return gs.capture(loss, {"rnn": own, "out": np.ascontiguousarray(HEAD.T)}, BATCH, origins=False)
+
+
+@pytest.mark.parametrize(("fault", "first"), [("function", "cell"), ("lost", "cell/from_x")])
+def test_a_sum_of_biases_is_no_fault_and_a_lost_term_is(fault: str, first: str) -> None:
+    reference = _reference()
+    assert gs.compare(reference, _candidate()).verdict == "same"
+    found = gs.compare(reference, _candidate(fault))
+    assert found.first_divergence.forward is not None
+    assert found.first_divergence.forward.name == first, found.sentence
+    assert found.sentence.startswith(f"Forward first differs at `{first}`"), found.sentence

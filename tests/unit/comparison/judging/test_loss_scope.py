@@ -1,0 +1,54 @@
+"""A loss that one program has in a scope is compared with the other's, and is at fault where it alone differs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+
+_draw = np.random.default_rng(13).normal
+MEAN, DEVIATION = (_draw(size=(4, 3)).astype(np.float32) for _ in range(2))
+BATCH = {"x": _draw(size=(5, 4)).astype(np.float32), "y": _draw(size=(5, 3)).astype(np.float32)}
+
+
+def _reference() -> Dump:
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("mean"):
+            mean = batch["x"] @ weights["mean"]
+        with jax.named_scope("deviation"):
+            deviation = jax.nn.softplus(batch["x"] @ weights["deviation"]) + 0.05
+        with jax.named_scope("likelihood"):
+            z = (batch["y"] - mean) / deviation
+            return (0.5 * jnp.square(z) + jnp.log(deviation)).mean()
+
+    return gs.capture(loss, {"mean": MEAN, "deviation": DEVIATION}, BATCH, origins=False)
+
+
+def _candidate(factor: float = 0.5) -> Dump:
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("head"):
+            both = batch["x"] @ weights["head"].T
+        mean, deviation = both[:, :3], jax.nn.softplus(both[:, 3:]) + 0.05
+        z = (batch["y"] - mean) / deviation
+        return (factor * jnp.square(z) + jnp.log(deviation)).mean()
+
+    return gs.capture(loss, {"head": np.concatenate([MEAN.T, DEVIATION.T])}, BATCH, origins=False)
+
+
+def test_a_wrong_loss_is_blamed_and_not_what_it_reads() -> None:
+    reference = _reference()
+    assert gs.compare(reference, _candidate()).verdict == "same"
+    found = gs.compare(reference, _candidate(factor=1.0))
+    assert found.first_divergence.forward is not None
+    assert found.first_divergence.forward.name == "likelihood", found.sentence
+    one, other = (each.manifest.loss for each in (reference, _candidate(factor=1.0)))
+    assert found.first_divergence.forward.why == f"the losses are {one:.6g} and {other:.6g}"
+    assert "where `deviation` is the softplus plus 5.0e-2 of `head`" in found.sentence
+    assert found.first_divergence.backward is not None
+    assert found.first_divergence.backward.name == "mean"
+    assert "before it `likelihood`" not in found.sentence
