@@ -147,7 +147,8 @@ class WatchReport:
         room = _WIDTH if screen.width is None else max(min(_WIDTH, screen.width - 32), 8)
         for name, label in (*_NORMS.items(), *_NOISE.items()):
             values = self.noise[name] if name in _NOISE else self.steps[name]
-            if not np.isnan(values).all():
+            is_clipped = name != "grad_norm_clipped" or _differ(values, self.steps["grad_norm"])
+            if not np.isnan(values).all() and is_clipped:
                 unknown = "unknown" if name in _NOISE else "not finite"
                 text = unknown if np.isnan(values[-1]) else number(float(values[-1]))
                 facts[label] = f"{text:<10}  {sparkline(values.tolist(), room, unicode=screen.unicode)}"
@@ -158,7 +159,8 @@ class WatchReport:
             (name, max((self.layers[at] for at in group), key=lambda each: each.badness))
             for name, group in repeated([each.tensor.name for each in self.layers], ITERATIONS)
         ]
-        worst = sorted(range(len(groups)), key=lambda at: -groups[at][1].badness)[:most]
+        # Of those that are not finite, the gradients nearest to the loss were the first.
+        worst = sorted(range(len(groups)), key=lambda at: (-groups[at][1].badness, -at))[:most]
         named = [groups[at] for at in sorted(worst)]
         kept = [layer for _, layer in named]
         finite = [value for layer in kept for value in layer.values if math.isfinite(value) and value > 0]
@@ -166,7 +168,7 @@ class WatchReport:
         lines = tuple(
             Line(
                 cells=(
-                    name, layer.last, layer.change, _strip(layer.values, ends, unicode=screen.unicode)
+                    name, *_finite(layer.last, layer.change), _strip(layer.values, ends, unicode=screen.unicode)
                 ),
                 keys=(layer.tensor.key,),
             )
@@ -217,6 +219,15 @@ def _over(steps: np.ndarray, stats: Mapping[str, np.ndarray]) -> tuple[float, ..
     not_finite = (stats["nan"] > 0) | (stats["inf"] > 0)
     known = dict(zip(stats["step"].tolist(), np.where(not_finite, np.inf, stats["rms"]).tolist(), strict=True))
     return tuple(known.get(step, math.nan) for step in steps.tolist())
+
+
+def _finite(last: float, change: float | None) -> tuple[float | None, float | None]:
+    """Returns an rms and its change as cells: NaN where an element was not finite."""
+    return (math.nan, math.nan) if math.isinf(last) else (last, change)
+
+
+def _differ(some: np.ndarray, others: np.ndarray) -> bool:
+    return not np.array_equal(some, others, equal_nan=True)
 
 
 def _clock(times: np.ndarray) -> str:
