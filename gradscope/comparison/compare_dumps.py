@@ -76,11 +76,11 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
     pairing = paired(dumps, options)
     pairs, evidence = _measured(dumps, pairing.matched, options)
     rows = _matched_rows(pairs, evidence, options)
-    borne = without_refuted(dumps, pairing, rows)
-    pairing = borne.pairing
+    unrefuted = without_refuted(dumps, pairing, rows)
+    pairing = unrefuted.pairing
     if len(pairing.matched) < len(rows):  # what is no pair makes no error, which another row would inherit
         rows = _matched_rows(replace(pairs, matches=pairing.matched), evidence, options)
-    missing, extra = unmatched(dumps, pairing, rows, borne.agreeing)
+    missing, extra = unmatched(dumps, pairing, rows, unrefuted.agreeing)
     rows |= {
         key: one_sided(each, allowed, cand.manifest.ledger) for key, each in zip(pairing.only_ref, missing, strict=True)
     }
@@ -94,7 +94,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         *(one_sided(each, allowed, ref.manifest.ledger) for each in extra),
     )
     programs = _programs(dumps, pairing)
-    every = with_inputs_paired(with_likely_parts(dumps, every, borne.related), *programs)
+    every = with_inputs_paired(with_likely_parts(dumps, every, unrefuted.related), *programs)
     return Comparison(
         rows=every,
         blame=blame_of(every, *programs),

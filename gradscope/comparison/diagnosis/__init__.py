@@ -7,6 +7,7 @@
 - `likely_causes`: simple relations between two tensors that differ: swapped, transposed, permuted, a multiple.
 - `likely_parts`: tensors of one side only that others of the other side may make up.
 - `refuted_guesses`: pairs that only their places suggest, and that nothing computed from them bears out.
+- `errors_behind`: the largest error among the values that are compared next behind a value.
 - `functions_between`: the activation function that one value of a pair is of the other, and whether it is applied.
 - `run_differences`: how the captures and the runs themselves differ (versions, devices, families recorded).
 - `run_divergence`: the first step at which two training runs differ, and the first tensor in it, as far as statistics
