@@ -20,6 +20,7 @@ from gradscope.arrays.dtypes import as_numpy_dtype, is_complex, is_floating, sto
 _SMALL: Final = {"float32": 2.0**-14, "float64": 2.0**-26}
 
 
+@lru_cache(maxsize=256)
 def dtype_class(name: str) -> str:
     """Returns the class of numbers that a logical dtype holds; only dtypes of one class can be compared.
 

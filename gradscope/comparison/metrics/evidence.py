@@ -55,7 +55,7 @@ class PairEvidence:
     def with_metrics(self, **more: float | None) -> PairEvidence:
         """Returns the evidence with more metrics, except those that are None; unchanged where nothing was compared."""
         known: dict[str, Json] = {name: value for name, value in more.items() if value is not None}
-        return replace(self, metrics={**self.metrics, **known}) if self.metrics else self
+        return replace(self, metrics={**self.metrics, **known}) if known and self.metrics else self
 
 
 def evidence_of(ref: Operand, cand: Operand, closeness: tuple[float, float]) -> PairEvidence:
