@@ -121,6 +121,7 @@ class Scale:
         return ulp_allowance(self.dtype)
 
 
+@lru_cache(maxsize=256)
 def scale_of(ref_dtype: str, cand_dtype: str, *, rtol: float, atol: float) -> Scale:
     """Returns the scale of two tensors of one kind."""
     kind = dtype_class(ref_dtype)
