@@ -93,9 +93,7 @@ def _obstacle(ref: Entry, cand: Entry) -> str:
     return ""
 
 
-def _from_values(
-    ref: Operand, cand: Operand, one: Entry, other: Entry, closeness: tuple[float, float]
-) -> PairEvidence:
+def _from_values(ref: Operand, cand: Operand, one: Entry, other: Entry, closeness: tuple[float, float]) -> PairEvidence:
     rtol, atol = closeness
     scale = scale_of(one.dtype, other.dtype, rtol=rtol, atol=atol)
     pairs = unequal_pairs(ref.chunks, cand.chunks)

@@ -110,11 +110,12 @@ class _Facts:
         return sorted(self._entries, key=lambda entry: self._rank(entry, first))
 
     def _rank(self, entry: Entry, first: Mapping[tuple[str, str], int]) -> tuple[int, ...]:
-        family = value_family(entry.family)
+        companions = _companions(entry)
+        family, position = companions[0], first[companions]
         # The position in the file comes last, so that a gradient stays after its own value.
-        behind = (entry.site.index, first[_companions(entry)], int(naming.is_gradient(entry.family)))
+        behind = (entry.site.index, position, int(naming.is_gradient(entry.family)))
         if family == naming.TERM:
-            return (family_rank(family), first[_companions(entry)], entry.site.index)
+            return (family_rank(family), position, entry.site.index)
         if family != naming.ACTIVATION:
             return (family_rank(family), *behind)
         layer = self._layer(entry)
@@ -131,10 +132,10 @@ class _Facts:
         stats = self._statistics(entry)
         shown = self._shown(tuple(stats))
         values: dict[str, Json] = {"shape": list(entry.shape), "dtype": entry.dtype}
-        values |= {name: stats[name] for name in shown.names}
+        values.update(zip(shown.names, map(stats.__getitem__, shown.names), strict=True))
         # JSON has NaN and infinities as strings.
         for names, written in ((shown.numbers, number), (shown.texts, _text)):
-            if not _PLAIN.issuperset([type(stats[name]) for name in names]):
+            if not _PLAIN.issuperset(map(type, map(stats.__getitem__, names))):
                 values |= {name: written(stats, name) for name in names if type(stats[name]) not in _PLAIN}
         values.update(self._ratios_of(entry))
         values.update(_origin(entry))

@@ -163,7 +163,7 @@ def _has_no_digits_to_lose(value: float) -> bool:
 
 def _on_the_point(texts: Sequence[str]) -> list[str]:
     """Returns texts of one width: numbers aligned at the decimal point, words such as `nan` to the right."""
-    if len({len(text) - text.find(".") if "." in text else 0 for text in texts if _is_number(text)}) < 2:
+    if len({len(text) - at if (at := text.find(".")) >= 0 else 0 for text in texts if text}) < 2:
         return _to_the_right(texts)
     split = [_split(text) for text in texts]
     head = max((len(each[0]) for each in split), default=0)
@@ -178,13 +178,9 @@ def _to_the_right(texts: Sequence[str]) -> list[str]:
     return [text.rjust(width) for text in texts]
 
 
-def _is_number(text: str) -> bool:
-    return text[:1].isdigit() or text.lstrip("-<>")[:1].isdigit()
-
-
 def _split(text: str) -> tuple[str, str]:
     """Returns the text before the decimal point, and the rest with the point; two empty texts for a word."""
-    if not _is_number(text):
+    if not text.lstrip("-<>")[:1].isdigit():
         return "", ""
     before, point, after = text.partition(".")
     return before, point + after
