@@ -31,9 +31,9 @@ LIMIT: Final = 1.1
 _PER_LAYER: Final = 6
 _LARGE_TENSORS: Final = 18
 
-#: Seconds below which a measurement is repeated.
-_REPEATED_BELOW: Final = 3.0
+#: How often a measurement is repeated, at most and until it has taken so many seconds in all.
 _REPEATS: Final = 3
+_ENOUGH: Final = 30.0
 
 #: Seconds up to which a figure is start-up, in units of those of the smallest size.
 _START_UP: Final = 2.0
@@ -97,7 +97,7 @@ _HEAD: Final = """# The bench of growth
 with their bytes; it writes this page. `scripts/bench growth --quick` measures small sizes and writes nothing, `--json`
 prints the figures, and `--most` goes on to 20 GiB. An exponent is the slope of the logarithm of the seconds over the
 logarithm of the size, by least squares, without the sizes at which a figure is start-up: below twice that of the
-smallest size. The last step's is that between the two largest sizes.
+smallest size. The last step's is that between the two largest sizes. Seconds are the least of up to three repetitions.
 
 The networks are unrolled: XLA takes an hour to compile the gradient of 5,000 layers, with and without us, so that the
 phases of `dump` end earlier than the others. Their seconds are those that `dump` itself states; those of tracing and
@@ -119,7 +119,7 @@ class Growth:
     Attributes:
         of: What grows, `tensors` or `bytes`.
         phase: The phase.
-        seconds: The median of the repetitions by size.
+        seconds: The least of the repetitions by size.
         exponent: The slope over the sizes beyond start-up; that of the last step where there is one size at most.
         last: The slope between the two largest sizes.
         limit: What the exponent should not exceed; None for what is not ours.
@@ -218,12 +218,12 @@ def _planned(layers: int) -> dict[str, float]:
 
 
 def _repeated(measure: Callable[[], dict[str, float]]) -> dict[str, float]:
-    """Returns the median of several measurements; of a long one, its only one."""
+    """Returns the least of several measurements, which other processes disturb the least; of a long one, its only."""
     begin = time.perf_counter()
     found = [measure()]
-    while time.perf_counter() - begin < _REPEATED_BELOW * len(found) and len(found) < _REPEATS:
+    while time.perf_counter() - begin < _ENOUGH and len(found) < _REPEATS:
         found.append(measure())
-    return {phase: statistics.median(each[phase] for each in found) for phase in found[0]}
+    return {phase: min(each[phase] for each in found) for phase in found[0]}
 
 
 def _growths(of: str, found: Mapping[int, Mapping[str, float]], phases: Sequence[str]) -> Iterator[Growth]:
