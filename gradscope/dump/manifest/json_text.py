@@ -92,7 +92,8 @@ def _require_small(text: bytes) -> None:
     if np.count_nonzero(opening) > CONTAINERS_LIMIT or text.count(b",") > VALUES_LIMIT:
         limits = f"{CONTAINERS_LIMIT:,} lists and objects, or {VALUES_LIMIT:,} values"
         raise DumpError(f"the JSON text has more than {limits}")
-    if np.where(opening, 1, -1).cumsum().max(initial=0) > DEPTH_LIMIT:
+    # Where there are more, they close what was never opened, and parsing ends there.
+    if np.where(opening[: 2 * CONTAINERS_LIMIT], 1, -1).cumsum().max(initial=0) > DEPTH_LIMIT:
         raise DumpError(f"the JSON text is nested deeper than {DEPTH_LIMIT} levels")
 
 

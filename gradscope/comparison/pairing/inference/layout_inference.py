@@ -85,8 +85,7 @@ class _Inference:
         found |= self._by_values([match for match in rest if not is_gradient(_family(match))])
         # A gradient of a value that is stored alike is, too: where it looks transposed, it is wrong.
         gradients = [match for match in rest if is_gradient(_family(match))]
-        values = (match for match in plain if gradients and match not in found and not is_gradient(_family(match)))
-        alike = {_subject(match) for match in values}
+        alike = {_subject(each) for each in plain if gradients and each not in found and not is_gradient(_family(each))}
         found |= self._by_values([match for match in gradients if _subject(match) not in alike])
         transposed = _transposed(self._dumps, matches)
         related = _RelatedPairs(self._dumps, found, transposed)
@@ -98,11 +97,10 @@ class _Inference:
         unproven = {
             each for each in every if self._unproven(each, every, related) and not use.agrees_behind(each, known)
         }
-        laid_out = matches if not known else [_with_layout(each, known.get(each), self._dumps) for each in matches]
-        return tuple(
-            replace(made, unproven=True) if unproven and match in unproven else made
-            for match, made in zip(matches, laid_out, strict=True)
-        )
+        if not known and not unproven:
+            return tuple(matches)
+        laid_out = (_with_layout(match, known.get(match), self._dumps) for match in matches)
+        return tuple(replace(made, unproven=match in unproven) for match, made in zip(matches, laid_out, strict=True))
 
     def _gradients_as_values(
         self, matches: Iterable[Match], known: Mapping[Match, AxisLayout]

@@ -56,7 +56,7 @@ def test_a_chain_is_visited_once_however_many_values_are_asked_for(borne_out: bo
     looks: dict[int, int] = {}
     for count in (100, 400):
         keys = [Key(f"activation/{n}") for n in range(count + 1)]
-        sources = {after: [before] for before, after in pairwise(keys)}
+        sources: dict[str, list[str]] = {after: [before] for before, after in pairwise(keys)}
         behind = ErrorsBehind(sources, {keys[-1]: 0.25}, 0.5)
         Key.looks = 0
         for key in reversed(keys[:-1]):
@@ -73,7 +73,7 @@ def test_a_chain_is_visited_once_from_either_end(first: bool) -> None:
     looks: dict[int, int] = {}
     for count in (100, 400):
         keys = [Key(f"activation/{n}") for n in range(count)]
-        sources = {after: [before] for before, after in pairwise(keys)}
+        sources: dict[str, list[str]] = {after: [before] for before, after in pairwise(keys)}
         behind = ErrorsBehind(sources, {}, 0.5)
         Key.looks = 0
         for key in keys if first else reversed(keys):
