@@ -100,8 +100,9 @@ logarithm of the size, by least squares, without the sizes at which a figure is 
 smallest size. The last step's is that between the two largest sizes. Seconds are the least of up to three repetitions.
 
 The networks are unrolled: XLA takes an hour to compile the gradient of 5,000 layers, with and without us, so that the
-phases of `dump` end earlier than the others. Their seconds are those that `dump` itself states; those of tracing and
-planning, `show` and `compare` are of the processor.
+phases of `dump` end earlier than the others. Their seconds are those that `dump` itself states, of the clock, so that
+other load on the machine and a disk that does not keep up are in them; those of tracing and planning, `show` and
+`compare` are of the processor.
 
 """
 
