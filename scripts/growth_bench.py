@@ -143,14 +143,14 @@ def measurements(folder: Path, run: Callable[[list[str], str], Cost], *, quick: 
         quick: Whether sizes are few and small.
         most: Whether they go on to 20 GiB.
     """
-    bench = _Bench(folder, run)
+    bench = _Bench(folder, run, 0.0 if quick else _ENOUGH)
     layers = (5, 17, 50) if quick else (17, 50, 167, 500)
     traced = (17, 50, 167) if quick else (17, 50, 167, 500, 1_667, 5_000)
     tensors = (300, 1_000, 3_000) if quick else (100, 300, 1_000, 3_000, 10_000, 30_000)
     sizes = [mebibytes << 20 for mebibytes in ((1, 16) if quick else (1, 16, 256, 1024, 4096))]
     sizes += [20 << 30] if most else []
     deep = {_PER_LAYER * each: bench.dumped(_DEEP.format(layers=each)) for each in layers}
-    planned = {_PER_LAYER * each: _repeated(lambda each=each: _planned(each)) for each in traced}
+    planned = {_PER_LAYER * each: bench.repeated(lambda each=each: _planned(each)) for each in traced}
     read = {each: bench.read(each) for each in tensors}
     large = {each: bench.large(each) for each in sizes}
     return [
@@ -164,14 +164,23 @@ def measurements(folder: Path, run: Callable[[list[str], str], Cost], *, quick: 
 class _Bench:
     """_Bench measures programs in a folder."""
 
-    def __init__(self, folder: Path, run: Callable[[list[str], str], Cost]) -> None:
+    def __init__(self, folder: Path, run: Callable[[list[str], str], Cost], enough: float) -> None:
         self._folder = folder
         self._run = run
+        self._enough = enough
+
+    def repeated(self, measure: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """Returns the least of several measurements, which others disturb the least; of a long one, its only one."""
+        begin = time.perf_counter()
+        found = [measure()]
+        while time.perf_counter() - begin < self._enough and len(found) < _REPEATS:
+            found.append(measure())
+        return {phase: min(each[phase] for each in found) for phase in found[0]}
 
     def dumped(self, model: str) -> dict[str, float]:
         """Returns the seconds of the phases of a dump, and of the plain gradient."""
         (self._folder / "model.py").write_text(model, encoding="utf-8")
-        return _repeated(lambda: self._dump() | self._plain())
+        return self.repeated(lambda: self._dump() | self._plain())
 
     def large(self, size_bytes: int) -> dict[str, float]:
         """Returns the same of a network that records so many bytes, and the seconds of reading its dump."""
@@ -193,7 +202,7 @@ class _Bench:
     def _reading(self, one: str, other: str) -> dict[str, float]:
         ours = [sys.executable, "-P", "-m", "gradscope"]
         commands = {"show": [*ours, "show", one], "compare": [*ours, "compare", one, other]}
-        return _repeated(lambda: {name: self._run(each, str(self._folder)).cpu for name, each in commands.items()})
+        return self.repeated(lambda: {name: self._run(each, str(self._folder)).cpu for name, each in commands.items()})
 
     def _dump(self) -> dict[str, float]:
         command = ["dump", "model.py", "--output", "dump.npz", "--force", "--no-cache", "--json"]
@@ -216,15 +225,6 @@ def _planned(layers: int) -> dict[str, float]:
     """Returns the CPU seconds of tracing and planning, and of lowering the plain gradient."""
     plain, analysed, _ = depth_bench.measured(layers)
     return {"trace and plan": analysed, "plain lower": plain}
-
-
-def _repeated(measure: Callable[[], dict[str, float]]) -> dict[str, float]:
-    """Returns the least of several measurements, which other processes disturb the least; of a long one, its only."""
-    begin = time.perf_counter()
-    found = [measure()]
-    while time.perf_counter() - begin < _ENOUGH and len(found) < _REPEATS:
-        found.append(measure())
-    return {phase: min(each[phase] for each in found) for phase in found[0]}
 
 
 def _growths(of: str, found: Mapping[int, Mapping[str, float]], phases: Sequence[str]) -> Iterator[Growth]:
