@@ -42,7 +42,7 @@ class Depth:
 def measurements(*, quick: bool) -> Iterator[Depth]:
     """Yields the seconds for each number of layers; plain and observed take turns."""
     for layers in (30, 100, 300) if quick else (100, 300, 1_000, 3_000):
-        rounds = [_measured(layers) for _ in range(ROUNDS)]
+        rounds = [measured(layers) for _ in range(ROUNDS)]
         plain, analysed, ours = (statistics.median(each) for each in zip(*rounds, strict=True))
         ratios = [each[2] / each[0] for each in rounds]
         yield Depth(
@@ -60,7 +60,8 @@ def exponents(found: list[Depth]) -> dict[str, float]:
     return {name: math.log(large / small) / growth for name, (small, large) in figures.items()}
 
 
-def _measured(layers: int) -> tuple[float, float, float]:
+def measured(layers: int) -> tuple[float, float, float]:
+    """Returns the CPU seconds of lowering the plain gradient, of tracing and planning, and until ours is lowered."""
     import jax
     import jax.numpy as jnp
 

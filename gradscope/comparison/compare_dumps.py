@@ -12,16 +12,16 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from operator import add
-from typing import Final, Protocol, TypeAlias, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from gradscope.comparison.diagnosis.divergence import Program, blame_of, with_inputs_paired
 from gradscope.comparison.diagnosis.growth import Error, growths, is_made_here
 from gradscope.comparison.diagnosis.likely_causes import diagnosis, names_by_hash, with_divisors
 from gradscope.comparison.diagnosis.likely_parts import with_likely_parts
-from gradscope.comparison.diagnosis.refuted_guesses import without_refuted
+from gradscope.comparison.diagnosis.refuting.refuted_guesses import without_refuted
 from gradscope.comparison.diagnosis.run_differences import extent_differences, provenance_differences
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.judge import judge, one_sided
@@ -40,7 +40,6 @@ from gradscope.comparison.pairing.passes import counterparts, require_matches
 from gradscope.comparison.result import Comparison
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import key_of
 from gradscope.naming.patterns import Pattern
 
@@ -48,6 +47,9 @@ _DEFAULTS: Final = CompareOptions()
 
 #: The key of the reference's owner, and the recipe of its counterpart over the candidate's owners.
 _Owners: TypeAlias = tuple[str, Recipe]
+
+#: The mean number of elements below which threads take longer than one does: each waits for the interpreter's lock.
+_SMALL: Final = 1 << 14
 
 _One = TypeVar("_One")
 _Other = TypeVar("_Other")
@@ -74,13 +76,14 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
     require_matches(dumps, options.selection)
 
     pairing = paired(dumps, options)
-    pairs, evidence = _measured(dumps, pairing.matched, options)
-    rows = _matched_rows(pairs, evidence, options)
-    borne = without_refuted(dumps, pairing, rows)
-    pairing = borne.pairing
+    pairs = _measured(dumps, pairing.matched, options)
+    rows = _matched_rows(dumps, pairs, options)
+    unrefuted = without_refuted(dumps, pairing, rows)
+    pairing = unrefuted.pairing
     if len(pairing.matched) < len(rows):  # what is no pair makes no error, which another row would inherit
-        rows = _matched_rows(replace(pairs, matches=pairing.matched), evidence, options)
-    missing, extra = unmatched(dumps, pairing, rows, borne.agreeing)
+        kept = {each.ref for each in pairing.matched}
+        rows = _matched_rows(dumps, [pair for pair in pairs if pair.match.ref in kept], options)
+    missing, extra = unmatched(dumps, pairing, rows, unrefuted.agreeing)
     rows |= {
         key: with_loss_compared(dumps, one_sided(each, allowed, cand.manifest.ledger))
         for key, each in zip(pairing.only_ref, missing, strict=True)
@@ -89,28 +92,21 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
     if not (options.bitwise or options.has_tolerance):
         rows |= with_divisors(dumps, pairing.matched, rows)
     rows |= _diagnosed(dumps, pairing.matched, rows)
-    sources = {each.ref: _source(dumps, each) for each in pairing.matched}
-    rows = {key: replace(row, source=sources.get(key, row.source)) for key, row in rows.items()}
     every = (
         *(rows[key] for key in ordered if key in rows),
         *loop_output_rows(dumps, pairing.inverse, options),
         *(one_sided(each, allowed, ref.manifest.ledger) for each in extra),
     )
     programs = _programs(dumps, pairing)
-    every = with_inputs_paired(with_likely_parts(dumps, every, borne.related), *programs)
+    every = with_inputs_paired(with_likely_parts(dumps, every, unrefuted.related), *programs)
     return Comparison(
         rows=every,
         blame=blame_of(every, *programs),
         extent_differences=extent_differences(ref, cand),
         provenance_differences=provenance_differences(ref.manifest.provenance, cand.manifest.provenance),
         matches=pairing.matched,
-        examples=_examples(ref, rows, options),
+        examples=_examples(dumps, rows, options),
     )
-
-
-def _source(dumps: Dumps, match: Match) -> str | None:
-    """Returns the line of a pair's value in the candidate's code, which is the one that has changed."""
-    return dumps.cand.entry(match.cand).site.source or dumps.ref.entry(match.ref).site.source
 
 
 def paired(dumps: Dumps, options: CompareOptions) -> Pairing:
@@ -120,7 +116,7 @@ def paired(dumps: Dumps, options: CompareOptions) -> Pairing:
         dumps: The dumps.
         options: The map rules, and which names take part.
     """
-    return counterparts(dumps, options.map_rules, options.selection, _mapper(options))
+    return counterparts(dumps, options.map_rules, options.selection, _mapper(dumps, options))
 
 
 def judged(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -> dict[str, ComparisonRow]:
@@ -134,29 +130,61 @@ def judged(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -> d
     Raises:
         DumpError: One of the dumps is damaged.
     """
-    return _matched_rows(*_measured(dumps, matches, options), options)
+    return _matched_rows(dumps, _measured(dumps, matches, options), options)
 
 
-def _measured(
-    dumps: Dumps, matches: Sequence[Match], options: CompareOptions
-) -> tuple[_Pairs, dict[_Owners, PairEvidence]]:
-    """Returns pairs, and how the owners of each differ."""
-    pairs = _Pairs(
-        dumps=dumps,
-        matches=matches,
-        limits=DefaultLimits(dumps, options.cand_dtype),
-        rounding=RoundingFloors(dumps.ref if dumps.ref.manifest.layers else dumps.cand),
-    )
-    owners = list(dict.fromkeys(map(pairs.owners, matches)))
-    found = _mapper(options)(lambda each: _evidence(dumps, each, options), owners)
-    return pairs, dict(zip(owners, found, strict=True))
+class _Pair(NamedTuple):
+    """_Pair has a pair, how the owners of its values differ, and its limits.
+
+    Attributes:
+        match: The pair.
+        owner: The key of the reference's owner.
+        evidence: How the owners differ.
+        tolerance: The default tolerance on `rel_l2`.
+        noise: The noise floor of the owners; None where there is none.
+        rounding: How far rounding can move it; None where that is not known.
+    """
+
+    match: Match
+    owner: str
+    evidence: PairEvidence
+    tolerance: float
+    noise: float | None
+    rounding: Floor | None
+
+
+def _measured(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -> list[_Pair]:
+    """Returns pairs, each with how its owners differ; those of several pairs are compared once."""
+    in_ref = bool(dumps.ref.manifest.layers)
+    limits, floors = DefaultLimits(dumps, options.cand_dtype), RoundingFloors(dumps.ref if in_ref else dumps.cand)
+    owners = [_owners(dumps, match) for match in matches]
+    once = list(dict.fromkeys(owners))
+    evidence = dict(zip(once, _mapper(dumps, options)(lambda each: _evidence(dumps, each, options), once), strict=True))
+    pairs: list[_Pair] = []
+    for match, own in zip(matches, owners, strict=True):
+        ref, cand = dumps.ref.entry(match.ref), dumps.cand.entry(match.cand)
+        dtype = limits.dtype(ref, cand)
+        rounding = None if dtype is None else floors.floor(match.ref if in_ref else match.cand, dtype)
+        noise = limits.noise_floor(dumps.ref.entry(own[0]), dumps.cand.entry(own[1].keys[0]))
+        pairs.append(_Pair(match, own[0], evidence[own], limits.tolerance(ref, cand), noise, rounding))
+    return pairs
+
+
+def _owners(dumps: Dumps, match: Match) -> _Owners:
+    keys = tuple(map(dumps.cand.resolve, match.recipe.keys))
+    recipe = match.recipe if keys == match.recipe.keys else replace(match.recipe, keys=keys)
+    return dumps.ref.resolve(match.ref), recipe
 
 
 class _Mapper(Protocol):
     def __call__(self, function: Callable[[_One], _Other], values: Iterable[_One], /) -> list[_Other]: ...
 
 
-def _mapper(options: CompareOptions) -> _Mapper:
+def _mapper(dumps: Dumps, options: CompareOptions) -> _Mapper:
+    entries = dumps.ref.manifest.entries
+    if options.threads == 1 or sum(math.prod(entry.shape) for entry in entries) < _SMALL * len(entries):
+        return lambda function, values: list(map(function, values))
+
     def mapped(function: Callable[[_One], _Other], values: Iterable[_One]) -> list[_Other]:
         # NumPy releases the global interpreter lock while it computes, so that threads use several cores. Each takes
         # the next value from a queue: a future for each took a tenth of comparing 18,000 small tensors (2026-11).
@@ -188,70 +216,45 @@ def _next_of(waiting: deque[_One]) -> _One | None:
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pairs:
-    dumps: Dumps
-    matches: Sequence[Match]
-    limits: DefaultLimits
-    rounding: RoundingFloors
-
-    def owners(self, match: Match) -> _Owners:
-        keys = tuple(map(self.dumps.cand.resolve, match.recipe.keys))
-        recipe = match.recipe if keys == match.recipe.keys else replace(match.recipe, keys=keys)
-        return self.dumps.ref.resolve(match.ref), recipe
-
-    def noise_floor(self, match: Match) -> float | None:
-        """Returns the noise floor of a pair's owners; None where there is none."""
-        ref, cand = self.dumps.ref, self.dumps.cand
-        return self.limits.noise_floor(ref.entry(ref.resolve(match.ref)), cand.entry(cand.resolve(match.cand)))
-
-    def limit(self, match: Match) -> tuple[float, Floor | None]:
-        """Returns the default tolerance on `rel_l2` of a pair, and how far rounding can move it."""
-        ref, cand = self.dumps.ref.entry(match.ref), self.dumps.cand.entry(match.cand)
-        dtype = self.limits.dtype(ref, cand)
-        key = match.ref if self.dumps.ref.manifest.layers else match.cand
-        return self.limits.tolerance(ref, cand), None if dtype is None else self.rounding.floor(key, dtype)
-
-
 def _evidence(dumps: Dumps, owners: _Owners, options: CompareOptions) -> PairEvidence:
     key, recipe = owners
     return evidence_of(StoredOperand(source=dumps.ref, key=key), counterpart(dumps.cand, recipe), options.closeness)
 
 
-def _matched_rows(
-    pairs: _Pairs, evidence: Mapping[_Owners, PairEvidence], options: CompareOptions
-) -> dict[str, ComparisonRow]:
-    limits = [(match, *pairs.limit(match)) for match in pairs.matches]
-    errors = _errors(pairs, evidence, limits)
-    growth = growths(_layers(pairs.dumps), errors)
+def _matched_rows(dumps: Dumps, pairs: Sequence[_Pair], options: CompareOptions) -> dict[str, ComparisonRow]:
+    errors = _errors(pairs)
+    # Where gradscope did not write the reference, the layers of the candidate have to do.
+    growth = growths(dumps.ref.manifest.layers or dumps.cand.manifest.layers, errors)
     rows: dict[str, ComparisonRow] = {}
-    for match, default, rounding in limits:
-        owners, floor = pairs.owners(match), pairs.noise_floor(match)
-        entry, noise = pairs.dumps.ref.entry(match.ref), in_noise_floors(evidence[owners].metrics.get("rel_l2"), floor)
-        own = growth.get(owners[0])
-        found = evidence[owners].with_metrics(growth=own, noise=noise)
-        expected = default if floor is None else floor * WITHIN
-        row = judge(match, entry, found, options.tolerance(entry.name, match.ref, expected), rounding)
-        rows[match.ref] = replace(row, made_here=owners[0] in errors and is_made_here(own, errors[owners[0]]))
+    for pair in pairs:
+        entry, own = dumps.ref.entry(pair.match.ref), growth.get(pair.owner)
+        noise = in_noise_floors(pair.evidence.metrics.get("rel_l2"), pair.noise)
+        found = pair.evidence.with_metrics(growth=own, noise=noise)
+        expected = pair.tolerance if pair.noise is None else pair.noise * WITHIN
+        rows[pair.match.ref] = judge(
+            pair.match,
+            entry,
+            found,
+            options.tolerance(entry.name, pair.match.ref, expected),
+            pair.rounding,
+            source=dumps.cand.entry(pair.match.cand).site.source or entry.site.source,
+            made_here=pair.owner in errors and is_made_here(own, errors[pair.owner]),
+        )
     return rows
 
 
-def _errors(
-    pairs: _Pairs,
-    evidence: Mapping[_Owners, PairEvidence],
-    limits: Sequence[tuple[Match, float, Floor | None]],
-) -> dict[str, Error]:
+def _errors(pairs: Sequence[_Pair]) -> dict[str, Error]:
     """Returns the errors of pairs by the keys of the reference's owners."""
     errors: dict[str, Error] = {}
-    for match, default, floor in limits:
-        owners = pairs.owners(match)
-        found = evidence[owners]
+    for pair in pairs:
+        found = pair.evidence
         # What is zero but for rounding has a relative error that means nothing.
-        if floor is not None and is_within(found, floor):
-            errors[owners[0]] = Error(rel_l2=0.0, tolerance=default)
+        if pair.rounding is not None and is_within(found, pair.rounding):
+            errors[pair.owner] = Error(rel_l2=0.0, tolerance=pair.tolerance)
         # A pair that cannot be compared counts as an infinite error, so that later layers are seen to inherit it.
         elif "rel_l2" in found.metrics or math.isinf(found.needed):
-            errors[owners[0]] = Error(rel_l2=as_float(found.metrics.get("rel_l2", math.inf)), tolerance=default)
+            rel_l2 = as_float(found.metrics.get("rel_l2", math.inf))
+            errors[pair.owner] = Error(rel_l2=rel_l2, tolerance=pair.tolerance)
     return errors
 
 
@@ -261,15 +264,16 @@ def _diagnosed(dumps: Dumps, matches: Sequence[Match], rows: Mapping[str, Compar
     return {match.ref: replace(row, likely=diagnosis(dumps, match, row, names)) for match, row in differing}
 
 
-def _examples(ref: DumpSource, rows: Mapping[str, ComparisonRow], options: CompareOptions) -> ExampleError | None:
+def _examples(dumps: Dumps, rows: Mapping[str, ComparisonRow], options: CompareOptions) -> ExampleError | None:
     """Returns the error of the per-example gradients over all parameters; None where there is none."""
     known = {key: row.examples for key, row in rows.items() if row.examples is not None}
     errors = [known[key] for key in known if not rows[key].metrics["bit_equal"]]
     if not errors:
         return None
     # Equal pairs were compared by bytes alone and have no numbers yet, but they count in the batch's spread, too.
+    ref = dumps.ref
     equal = [StoredOperand(source=ref, key=ref.resolve(key)) for key in known if rows[key].metrics["bit_equal"]]
-    return reduce(add, [*errors, *_mapper(options)(lambda operand: example_error(operand, operand), equal)])
+    return reduce(add, [*errors, *_mapper(dumps, options)(lambda operand: example_error(operand, operand), equal)])
 
 
 def _programs(dumps: Dumps, pairing: Pairing) -> tuple[Program, Program]:
@@ -292,8 +296,3 @@ def _programs(dumps: Dumps, pairing: Pairing) -> tuple[Program, Program]:
 
     candidate = Program(layers=cand.manifest.layers, owner=owner_in_cand)
     return Program(layers=ref.manifest.layers, owner=owner_in_ref) if ref.manifest.layers else candidate, candidate
-
-
-def _layers(dumps: Dumps) -> Sequence[Layer]:
-    """Returns the layers of the reference, or those of the candidate where gradscope did not write the reference."""
-    return dumps.ref.manifest.layers or dumps.cand.manifest.layers

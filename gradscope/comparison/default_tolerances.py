@@ -17,6 +17,7 @@ These numbers are starting points: every row of a comparison states the smallest
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 from gradscope.comparison.precision import coarser, comparable, dtype_class
@@ -41,6 +42,7 @@ _RECOVERED: Final = ("_3x", "_x3", "_x6", "_x9")
 _BACKEND_DEPENDENT: Final = ("default", "high")
 
 
+@lru_cache(maxsize=256)
 def default_tolerance(family: str, ref_dtype: str, cand_dtype: str, *, reduced: bool) -> float:
     """Returns the tolerance on `rel_l2` of a pair for which no other tolerance was given.
 

@@ -20,6 +20,7 @@ from gradscope.arrays.dtypes import as_numpy_dtype, is_complex, is_floating, sto
 _SMALL: Final = {"float32": 2.0**-14, "float64": 2.0**-26}
 
 
+@lru_cache(maxsize=256)
 def dtype_class(name: str) -> str:
     """Returns the class of numbers that a logical dtype holds; only dtypes of one class can be compared.
 
@@ -120,6 +121,7 @@ class Scale:
         return ulp_allowance(self.dtype)
 
 
+@lru_cache(maxsize=256)
 def scale_of(ref_dtype: str, cand_dtype: str, *, rtol: float, atol: float) -> Scale:
     """Returns the scale of two tensors of one kind."""
     kind = dtype_class(ref_dtype)

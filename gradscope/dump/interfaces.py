@@ -108,9 +108,10 @@ class EntryIndex:
 
     @implements(DumpSource)
     def entry(self, key: str) -> Entry:
-        if key not in self._entries:
+        found = self._entries.get(key)
+        if found is None:
             raise MissingKeyError(f"the dump has no entry {printable(key)}", hint=nearest_hint(key, self.keys()))
-        return self._entries[key]
+        return found
 
     @implements(DumpSource)
     def resolve(self, key: str) -> str:

@@ -6,9 +6,7 @@
   reverse order. *Blame* is what is computed from it, and the layers that made it.
 - `likely_causes`: simple relations between two tensors that differ: swapped, transposed, permuted, a multiple.
 - `likely_parts`: tensors of one side only that others of the other side may make up.
-- `refuted_guesses`: pairs that only their places suggest, and that nothing computed from them bears out.
-- `functions_between`: the activation function that one value of a pair is of the other, and whether it is applied.
-- `steps_apart`: pairs of two steps of one computation, which both programs take, and of which one is refuted.
+- `refuting`: pairs that only their places suggest, and that nothing computed from them bears out.
 - `run_differences`: how the captures and the runs themselves differ (versions, devices, families recorded).
 - `run_divergence`: the first step at which two training runs differ, and the first tensor in it, as far as statistics
   tell; `run_stages` has the order of a step.

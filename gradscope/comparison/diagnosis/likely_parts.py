@@ -54,7 +54,8 @@ def with_likely_parts(
         key = key_of(row.family, row.name)
         if key in related:
             found[row.status, key] = related[key]
-    return tuple(replace(row, likely=found.get((row.status, key_of(row.family, row.name)), row.likely)) for row in rows)
+    keys = ((row.status, key_of(row.family, row.name)) for row in rows)
+    return tuple(replace(row, likely=found[key]) if key in found else row for key, row in zip(keys, rows, strict=True))
 
 
 def _made_up(holder: DumpSource, whole: str, other: DumpSource, free: Sequence[str]) -> tuple[list[str], str]:

@@ -40,6 +40,8 @@ class InheritedPrecision:
 
     def dtype(self, entry: Entry) -> str:
         """Returns the coarsest dtype that went into a tensor; its own where that holds no floating-point numbers."""
+        if not self._sources and self._at_most is None:
+            return entry.dtype
         if dtype_class(entry.dtype) not in ("float", "complex") or entry.family in _GIVEN:
             return entry.dtype
         family = PARAM_GRAD if entry.family == EXAMPLE_GRAD else entry.family

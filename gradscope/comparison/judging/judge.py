@@ -23,7 +23,14 @@ UNPROVEN: Final = "its own values alone show this layout: no parameter has it, a
 
 
 def judge(
-    match: Match, entry: Entry, evidence: PairEvidence, tolerance: Tolerance | None, floor: Floor | None = None
+    match: Match,
+    entry: Entry,
+    evidence: PairEvidence,
+    tolerance: Tolerance | None,
+    floor: Floor | None = None,
+    *,
+    source: str | None = None,
+    made_here: bool = False,
 ) -> ComparisonRow:
     """Returns the row of a pair.
 
@@ -33,6 +40,8 @@ def judge(
         evidence: How the tensors differ.
         tolerance: The tolerance that is applied; None where only equal bytes count as the same.
         floor: How far rounding can move the tensor; None where that is not known.
+        source: The value's line in the code of either program; None where that is not known.
+        made_here: As for `ComparisonRow`.
     """
     passes = evidence.bit_equal is True if tolerance is None else tolerance.admits(evidence)
     rounding = "" if passes or tolerance is None or tolerance.rel_l2 is None else _within_floor(evidence, floor)
@@ -55,6 +64,8 @@ def judge(
         or (UNPROVEN if match.unproven and passes else "")
         or ("" if passes else _why(evidence, tolerance)),
         examples=evidence.examples,
+        source=source,
+        made_here=made_here,
     )
 
 

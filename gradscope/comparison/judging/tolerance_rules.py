@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +49,7 @@ class Tolerance:
         return cls(spelling.strip(), parse_expression(spelling))
 
     @classmethod
+    @lru_cache(maxsize=256)
     def at_most(cls, rel_l2: float) -> Tolerance:
         """Returns the tolerance `rel_l2 <= number`."""
         return cls(f"{rel_l2!r}", Limit("rel_l2", "<=", rel_l2))

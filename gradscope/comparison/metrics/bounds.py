@@ -59,7 +59,7 @@ def least_rel_l2(ref: Mapping[str, Json], cand: Mapping[str, Json]) -> Bound | N
     if any(ref.get(name, 0) != cand.get(name, 0) for name in _KINDS):
         return Bound(rel_l2=math.inf)
     if "l2" in ref and "l2" in cand:
-        change = max(_relative_change(name, unit, ref, cand) for name, unit in _UNITS.items())
+        change = max([_relative_change(name, unit, ref, cand) for name, unit in _UNITS.items()])
         return Bound(rel_l2=change, norm_ratio=_norm_ratio(as_float(ref["l2"]), as_float(cand["l2"])))
     shared = [name for name in _EXACT if name in ref and name in cand]
     if not shared:
@@ -68,7 +68,7 @@ def least_rel_l2(ref: Mapping[str, Json], cand: Mapping[str, Json]) -> Bound | N
 
 
 def _relative_change(name: str, unit: str, ref: Mapping[str, Json], cand: Mapping[str, Json]) -> float:
-    if not all(column in side for column in (name, unit) for side in (ref, cand)):
+    if name not in ref or name not in cand or unit not in ref or unit not in cand:
         return 0.0
     distance, scale = abs(as_float(cand[name]) - as_float(ref[name])), as_float(ref[unit])
     if scale == 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -55,7 +56,7 @@ class PairEvidence:
     def with_metrics(self, **more: float | None) -> PairEvidence:
         """Returns the evidence with more metrics, except those that are None; unchanged where nothing was compared."""
         known: dict[str, Json] = {name: value for name, value in more.items() if value is not None}
-        return replace(self, metrics={**self.metrics, **known}) if self.metrics else self
+        return replace(self, metrics={**self.metrics, **known}) if known and self.metrics else self
 
 
 def evidence_of(ref: Operand, cand: Operand, closeness: tuple[float, float]) -> PairEvidence:
@@ -76,7 +77,7 @@ def evidence_of(ref: Operand, cand: Operand, closeness: tuple[float, float]) -> 
         return PairEvidence(why=obstacle)
     if not (ref.has_tensor and cand.has_tensor):
         return _from_statistics(one, other)
-    return _from_values(ref, cand, closeness)
+    return _from_values(ref, cand, one, other, closeness)
 
 
 def _obstacle(ref: Entry, cand: Entry) -> str:
@@ -92,11 +93,12 @@ def _obstacle(ref: Entry, cand: Entry) -> str:
     return ""
 
 
-def _from_values(ref: Operand, cand: Operand, closeness: tuple[float, float]) -> PairEvidence:
-    one, other = ref.entry, cand.entry
+def _from_values(ref: Operand, cand: Operand, one: Entry, other: Entry, closeness: tuple[float, float]) -> PairEvidence:
     rtol, atol = closeness
     scale = scale_of(one.dtype, other.dtype, rtol=rtol, atol=atol)
     pairs = unequal_pairs(ref.chunks, cand.chunks)
+    if pairs is None and not example_axes(one.family):
+        return _of_equal(scale.kind)
     metrics = Metrics(kind=scale.kind) if pairs is None else measure(pairs, scale)
     examples = _examples(ref, cand, equal=metrics.bit_equal)
     words = metrics.size // math.prod(one.shape) if is_key(one.dtype) and metrics.size else 0
@@ -112,6 +114,17 @@ def _from_values(ref: Operand, cand: Operand, closeness: tuple[float, float]) ->
         why=f"{counted(conflicts, 'position')} finite on one side only, or not finite in two ways" if conflicts else "",
         examples=examples,
         distance=None if conflicts else metrics.alignment.distance,
+    )
+
+
+@cache  # equal tensors all have the same metrics
+def _of_equal(kind: str) -> PairEvidence:
+    metrics = Metrics(kind=kind)
+    return PairEvidence(
+        metrics=metrics.columns(()),
+        needed=metrics.needed,
+        bit_equal=metrics.bit_equal,
+        distance=metrics.alignment.distance,
     )
 
 

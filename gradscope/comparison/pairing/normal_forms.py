@@ -35,6 +35,9 @@ _SYNONYMS: Final[dict[Tokens, str]] = {
 _ITERATION: Final = re.compile(r"\[\d+\]$")
 _OCCURRENCE: Final = re.compile(r"#\d+$")
 
+#: A dot that sets off no number.
+_GAP_IN_WORDS: Final = re.compile(r"(?<=[A-Za-z])\.(?=[A-Za-z])")
+
 _GRADIENT_WORDS: Final = frozenset({"grad", "grads", "gradient", "gradients"})
 
 
@@ -52,6 +55,8 @@ def without_gradient_word(tokens: Tokens) -> Tokens | None:
 
 def spelt(tokens: Tokens) -> str:
     """Returns the tokens as one string, numbers set off by dots: `selfattention.3` for `self_attention/3`."""
+    if (joined := ".".join(tokens)).isascii():
+        return _GAP_IN_WORDS.sub("", joined)
     gaps = ("" if before.isalpha() and behind.isalpha() else "." for before, behind in pairwise(tokens))
     return "".join(chain(tokens[:1], chain.from_iterable(zip(gaps, tokens[1:], strict=True))))
 

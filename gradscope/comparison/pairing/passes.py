@@ -24,13 +24,13 @@ def counterparts(dumps: Dumps, rules: Sequence[MapRule], selection: Selection, m
         mapper: Applies a function to many pairs.
     """
     pairing = _with_loop_outputs(dumps, pair(dumps, _passes(rules)))
-    selected = {each.ref for each in pairing.matched if selection.selects(*_spellings(each))}
+    selected = {each.ref for each in pairing.matched if _is_selected(selection, each)}
     # The order of the examples is that of the inputs, whether those are selected or not.
     read = [each for each in pairing.matched if each.ref in selected or split_key(each.ref)[0] == INPUT]
     matched = with_example_order(dumps, with_positions_in_order(dumps, with_layouts(dumps, read, mapper)))
     return Pairing(
         matched=tuple(each for each in matched if each.ref in selected),
-        inverse=tuple(each for each in pairing.inverse if selection.selects(*_spellings(each))),
+        inverse=tuple(each for each in pairing.inverse if _is_selected(selection, each)),
         only_ref=tuple(key for key in pairing.only_ref if selection.selects(*_both(key))),
         only_cand=tuple(key for key in pairing.only_cand if selection.selects(*_both(key))),
     )
@@ -78,8 +78,10 @@ def _with_loop_outputs(dumps: Dumps, pairing: Pairing) -> Pairing:
     return pair_loop_outputs(dumps, pairing)
 
 
-def _spellings(match: Match) -> Iterator[str]:
-    return chain.from_iterable(map(_both, (match.ref, *match.recipe.keys)))
+def _is_selected(selection: Selection, match: Match) -> bool:
+    if not selection.select and not selection.exclude:
+        return True
+    return selection.selects(*chain.from_iterable(map(_both, (match.ref, *match.recipe.keys))))
 
 
 def _both(key: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import MISSING, Field, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
-from gradscope.dump.manifest.json_fields import Fields
+from gradscope.dump.manifest.json_fields import Fields, Readers, read_object
 from gradscope.dump.manifest.json_text import dumps, from_float, loads
 from gradscope.dump.manifest.manifest import (
     SCHEMA,
@@ -60,8 +60,8 @@ def manifest_from_json(value: Json) -> Manifest:
     _require_schema(value)
     manifest = Fields.of(value, "the top level", Manifest)
     return Manifest(
-        entries=manifest.each("entries", _entry),
-        layers=manifest.each("layers", _layer),
+        entries=manifest.each("entries", lambda each, n: read_object(each, f"entry {n}", Entry, _ENTRY)),
+        layers=manifest.each("layers", lambda each, n: read_object(each, f"layer {n}", Layer, _LAYER)),
         ledger=_ledger(manifest.object("ledger")),
         causes=manifest.each("causes", _cause),
         loss=manifest.optional_number("loss"),
@@ -114,68 +114,66 @@ def _default(field: Field[Any]) -> object:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
-def _entry(value: Json, position: int) -> Entry:
-    what = f"entry {position}"
-    entry = Fields.of(value, what, Entry)
-    return Entry(
-        family=entry.text("family"),
-        name=entry.text("name"),
-        shape=entry.counts("shape"),
-        dtype=entry.text("dtype"),
-        stats=entry.statistics("stats"),
-        site=_site(entry.values["site"], what),
-        stored=_stored(entry.values["stored"], what) if "stored" in entry.values else None,
-        alias_of=entry.optional_text("alias_of"),
-        absent=_reason(entry, "absent"),
-        shard=_shard(entry.values["shard"], what) if "shard" in entry.values else None,
-    )
+def _reason(fields: Fields, name: str) -> Reason:
+    return fields.choice(name, _REASONS, "captured")
 
 
-def _site(value: Json, what: str) -> SiteFacts:
-    site = Fields.of(value, f"the site of {what}", SiteFacts)
-    return SiteFacts(
-        index=site.count("index"),
-        source=site.optional_text("source"),
-        primitive=site.optional_text("primitive"),
-        layer=site.optional_text("layer"),
-        iteration=site.counts("iteration"),
-        operation=site.boolean("operation", default=False),
-        of=site.optional_text("of"),
-    )
+def _site(fields: Fields, name: str) -> SiteFacts:
+    return read_object(fields.values[name], f"the site of {fields.what}", SiteFacts, _SITE)
 
 
-def _stored(value: Json, what: str) -> Stored:
-    stored = Fields.of(value, f"the location of {what}", Stored)
-    return Stored(
-        member=stored.text("member"),
-        dtype=stored.text("dtype"),
-        crc32=stored.count("crc32"),
-        offset=stored.count("offset"),
-        size_bytes=stored.count("size_bytes"),
-    )
+def _stored(fields: Fields, name: str) -> Stored:
+    return read_object(fields.values[name], f"the location of {fields.what}", Stored, _STORED)
 
 
-def _shard(value: Json, what: str) -> Shard:
-    shard = Fields.of(value, f"the shard of {what}", Shard)
-    return Shard(of=shard.text("of"), whole=shard.counts("whole"), start=shard.counts("start"))
+def _shard(fields: Fields, name: str) -> Shard:
+    return read_object(fields.values[name], f"the shard of {fields.what}", Shard, _SHARD)
 
 
-def _layer(value: Json, position: int) -> Layer:
-    layer = Fields.of(value, f"layer {position}", Layer)
-    return Layer(
-        path=layer.text("path"),
-        index=layer.count("index"),
-        parent=layer.optional_text("parent"),
-        source=layer.optional_text("source"),
-        primitive=layer.optional_text("primitive"),
-        operation=layer.boolean("operation", default=False),
-        params=layer.texts("params"),
-        inputs=layer.texts("inputs"),
-        outputs=layer.texts("outputs"),
-        sources=layer.texts("sources"),
-        rms=layer.numbers("rms"),
-        elements=layer.counted("elements"),
-    )
+#: How the fields of what a dump has thousands of are read.
+_SITE: Final[Readers] = {
+    "index": Fields.count,
+    "source": Fields.text,
+    "primitive": Fields.text,
+    "layer": Fields.text,
+    "iteration": Fields.counts,
+    "operation": Fields.flag,
+    "of": Fields.text,
+}
+_STORED: Final[Readers] = {
+    "member": Fields.text,
+    "dtype": Fields.text,
+    "crc32": Fields.count,
+    "offset": Fields.count,
+    "size_bytes": Fields.count,
+}
+_SHARD: Final[Readers] = {"of": Fields.text, "whole": Fields.counts, "start": Fields.counts}
+_ENTRY: Final[Readers] = {
+    "family": Fields.text,
+    "name": Fields.text,
+    "shape": Fields.counts,
+    "dtype": Fields.text,
+    "stats": Fields.statistics,
+    "site": _site,
+    "stored": _stored,
+    "alias_of": Fields.text,
+    "absent": _reason,
+    "shard": _shard,
+}
+_LAYER: Final[Readers] = {
+    "path": Fields.text,
+    "index": Fields.count,
+    "parent": Fields.text,
+    "source": Fields.text,
+    "primitive": Fields.text,
+    "operation": Fields.flag,
+    "params": Fields.texts,
+    "inputs": Fields.texts,
+    "outputs": Fields.texts,
+    "sources": Fields.texts,
+    "rms": Fields.numbers,
+    "elements": Fields.counted,
+}
 
 
 def _ledger(value: Json) -> Ledger:
@@ -243,7 +241,3 @@ def _cause(value: Json, position: int) -> Cause:
         why=cause.text("why"),
         rounding=cause.boolean("rounding", default=False),
     )
-
-
-def _reason(entry: Fields, name: str) -> Reason | None:
-    return entry.choice(name, _REASONS, "captured") if name in entry.values else None

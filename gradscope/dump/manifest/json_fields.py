@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
-from typing import TYPE_CHECKING, Final, NoReturn, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias, TypeGuard, TypeVar, cast
 
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.record import Json
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Value = TypeVar("Value")
+Made = TypeVar("Made", bound="DataclassInstance")
 
 #: Largest integer that is accepted: no file offset, count or size can be larger.
 _LARGEST: Final = 2**63 - 1
@@ -27,7 +28,7 @@ def _field_names(kind: type[DataclassInstance]) -> tuple[frozenset[str], frozens
     return frozenset(field.name for field in fields(kind)), frozenset(field.name for field in required)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, because that takes three times as long, and a dump has three for each tensor
 class Fields:
     """A JSON object that describes a dataclass, with one method for each type of field.
 
@@ -84,6 +85,10 @@ class Fields:
         """Returns a boolean, or `default` where the field is absent."""
         value = self.values.get(name, default)
         return value if isinstance(value, bool) else self._refuse(name, "true or false")
+
+    def flag(self, name: str) -> bool:
+        """Returns a boolean that is false where the field is absent."""
+        return self.boolean(name, default=False)
 
     def optional_number(self, name: str) -> float | None:
         """Returns a number, possibly NaN or infinite; None where the field is absent."""
@@ -149,6 +154,32 @@ class Fields:
     def _refuse(self, name: str, expected: str) -> NoReturn:
         found = repr(self.values[name])
         raise DumpError(f"{self.what} in the manifest: {name} should be {expected}, found {found:.60}")
+
+
+#: What reads each field of a dataclass, by its name.
+Readers: TypeAlias = Mapping[str, Callable[[Fields, str], object]]
+
+
+def read_object(value: Json, what: str, kind: type[Made], readers: Readers) -> Made:
+    """Returns the dataclass that a JSON object describes.
+
+    Args:
+        value: The object.
+        what: As for `Fields`.
+        kind: The dataclass. A field that is absent has its default.
+        readers: What reads each of its fields.
+
+    Raises:
+        DumpError: The value does not describe one.
+    """
+    if not isinstance(value, dict):
+        raise DumpError(f"{what} in the manifest is not an object")
+    fields = Fields(value, what)
+    try:
+        return kind(**{name: readers[name](fields, name) for name in value})
+    except (KeyError, TypeError):
+        Fields.of(value, what, kind)  # only now, because this takes as long as all the rest
+        raise
 
 
 def _is_count(value: object) -> TypeGuard[int]:

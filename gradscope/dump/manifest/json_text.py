@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Generator
 from typing import Any, Final
+
+import numpy as np
 
 from gradscope.dump.record import Json
 from gradscope.errors import DumpError
@@ -21,7 +25,9 @@ DEPTH_LIMIT: Final = 32
 CONTAINERS_LIMIT: Final = 2_000_000
 VALUES_LIMIT: Final = 24_000_000
 
-_CONTAINERS: Final = frozenset({dict, list})
+_NO_BRACKET: Final = bytes(set(range(256)) - {*b'[]{}"'})
+_ESCAPED: Final = re.compile(rb"\\.", re.DOTALL)
+_WITH_BRACKETS: Final = re.compile(rb'"[^"]*"?')
 _NON_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 # ASCII alone, so that the bytes are valid UTF-8 whatever lone surrogates a layer's name holds.
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
@@ -44,13 +50,12 @@ def loads(text: str | bytes) -> Json:
     """
     try:
         decoded = text.decode() if isinstance(text, bytes) else text
-        _require_small(decoded)
-        value = json.loads(decoded, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise DumpError("the JSON text is nested too deeply") from None
+        _require_small(text if isinstance(text, bytes) else text.encode(errors="surrogatepass"))
+        names = _Names()
+        value = json.loads(decoded, parse_constant=_refuse_constant, object_hook=names.add)
     except ValueError as error:
         raise DumpError(f"the JSON text is malformed: {error}") from error
-    if _names_in(value) != _most_names(decoded):
+    if names.count != _most_names(decoded):
         _require_unique_names(decoded)
     return value
 
@@ -68,6 +73,8 @@ def as_float(value: Json) -> float:
     Raises:
         DumpError: The value is something else.
     """
+    if type(value) is float:
+        return value
     if isinstance(value, str) and value in _NON_FINITE:
         return _NON_FINITE[value]
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -78,16 +85,23 @@ def as_float(value: Json) -> float:
         raise DumpError(f"expected a number that a float64 can hold, found one of {len(str(value))} digits") from None
 
 
-def _require_small(text: str) -> None:
-    """Raises an error for text of too many values, without parsing it."""
-    # Counting a character takes a thousandth of the time of parsing. Names hold brackets, too; those of containers are
-    # counted only where all together are too many.
-    containers = text.count("[") + text.count("{")
-    if containers > CONTAINERS_LIMIT:
-        containers = sum(text.count(before + bracket) for before in "[{,: \n\r\t" for bracket in "[{")
-    if containers > CONTAINERS_LIMIT or text.count(",") > VALUES_LIMIT:
+def _require_small(text: bytes) -> None:
+    """Raises an error for text of too many or too deep values, without parsing it."""
+    brackets = np.frombuffer(_brackets(text), np.uint8)
+    opening = (brackets == ord("[")) | (brackets == ord("{"))
+    if np.count_nonzero(opening) > CONTAINERS_LIMIT or text.count(b",") > VALUES_LIMIT:
         limits = f"{CONTAINERS_LIMIT:,} lists and objects, or {VALUES_LIMIT:,} values"
         raise DumpError(f"the JSON text has more than {limits}")
+    # Where there are more, they close what was never opened, and parsing ends there.
+    if np.where(opening[: 2 * CONTAINERS_LIMIT], 1, -1).cumsum().max(initial=0) > DEPTH_LIMIT:
+        raise DumpError(f"the JSON text is nested deeper than {DEPTH_LIMIT} levels")
+
+
+def _brackets(text: bytes) -> bytes:
+    """Returns the brackets of JSON text that are those of lists and objects, and not inside of strings."""
+    # In a tenth of the time of parsing. Most strings have no bracket, and two quotes are left of these.
+    unescaped = _ESCAPED.sub(b"", text) if b"\\" in text else text
+    return _WITH_BRACKETS.sub(b"", unescaped.translate(None, _NO_BRACKET).replace(b'""', b""))
 
 
 def _without_nonfinite(value: Json) -> Json:
@@ -102,11 +116,34 @@ def _without_nonfinite(value: Json) -> Json:
             return value
 
 
+class _Names:
+    """_Names counts the fields of objects while these are parsed.
+
+    Attributes:
+        count: The number of fields.
+        add: Adds the fields of an object, and returns the object.
+    """
+
+    # A generator is resumed in a fifth of the time of calling a function.
+    def __init__(self) -> None:
+        self.count = 0
+        counting = self._counting()
+        next(counting)
+        self.add = counting.send
+
+    def _counting(self) -> Generator[dict[str, Json], dict[str, Json]]:
+        found: dict[str, Json] = {}
+        while True:
+            self.count += len(found)
+            found = yield found
+
+
 def _most_names(text: str) -> int | None:
     """Returns an upper bound of the number of fields that JSON text names; None where it is not known."""
-    # A quote and a colon: the end of a name, or inside a text. A reader that is called for each object takes as long as
-    # all of the parsing (2026-11), so names are read one by one only where this number is not that of the fields found.
-    return None if any(f'"{blank}' in text for blank in " \n\r\t") else text.count('":')
+    # A quote and a colon: the end of a name, or inside a text. A reader that is called for the pairs of each object
+    # takes as long as all of the parsing (2026-11), so names are read one by one only where this number is not that of
+    # the fields found. One character is found in a tenth of the time of two.
+    return None if any(blank in text and f'"{blank}' in text for blank in " \n\r\t") else text.count('":')
 
 
 def _require_unique_names(text: str) -> None:
@@ -123,26 +160,6 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> None:
 
 def _refuse_constant(token: str) -> Json:
     raise ValueError(f"the bare token {token} is not JSON")
-
-
-def _names_in(value: Json) -> int:
-    """Returns the number of fields of all objects in a value, after checking its depth."""
-    # Level by level, with types collected at C speed: most of a manifest is long lists of counts.
-    names, level = 0, [value]
-    for _ in range(DEPTH_LIMIT):
-        objects = [each for each in level if type(each) is dict]
-        names += sum(map(len, objects))
-        held = (*map(dict.values, objects), *(each for each in level if type(each) is list))
-        level = [
-            child
-            for each in held
-            if not _CONTAINERS.isdisjoint(map(type, each))
-            for child in each
-            if type(child) in _CONTAINERS
-        ]
-        if not level:
-            return names
-    raise DumpError(f"the JSON text is nested deeper than {DEPTH_LIMIT} levels")
 
 
 def _shortened(value: Json) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
-from typing import Final
+from functools import lru_cache, partial
+from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 from gradscope.arrays.dtypes import is_key, storable, stored_dtype
 from gradscope.dump.manifest.codec import manifest_from_text
@@ -47,8 +48,7 @@ def read_archive(file: InputFile, directory: Directory) -> tuple[Manifest, dict[
     return manifest, tensors
 
 
-@dataclass(frozen=True, slots=True)
-class _Data:
+class _Data(NamedTuple):
     """_Data has a member, the offset of its data, and the first bytes of its data."""
 
     member: ZipMember
@@ -66,11 +66,12 @@ def _members(file: InputFile, directory: Directory) -> dict[str, _Data]:
     end = 0
     for name, member in directory.members.items():
         with located(name):
+            limit = directory.limits[name]
             if member.method != STORED or member.header_offset != end:
                 raise DumpError("it is compressed, or bytes that belong to no member precede it")
-            offset = data_offset(file, member, directory.limits[name])
+            offset = data_offset(file, member, limit)
             end = offset + member.size_bytes
-            if end != directory.limits[name]:
+            if end != limit:
                 raise DumpError("bytes that belong to no member follow it")
             # Its header is next to the one just read.
             found[name] = _Data(member, offset, npy_prefix(file.near, offset, member.size_bytes))
@@ -127,28 +128,52 @@ def _require_same_member(key: str, stored: Stored, member: ZipMember) -> None:
 
 def _tensor(file: InputFile, entry: Entry, stored: Stored, data: _Data) -> StoredTensor:
     member, offset = data.member, data.offset
-    header = parse_npy_header(data.prefix)
-    if header.header_bytes + header.data_bytes != member.size_bytes:
-        raise DumpError(f"its shape {header.shape} and its {member.size_bytes} bytes do not agree")
-    _require_agreement(entry, stored, member, header, offset)
+    size, facts = member.size_bytes, member.facts
+    agreed = _agreed(data.prefix, entry.dtype, entry.shape, stored.dtype, size_bytes=size, facts=facts)
+    if (stored.offset, stored.size_bytes) != (offset + agreed.header.header_bytes, agreed.data_bytes):
+        raise DumpError("its manifest and the zip directory disagree on its offset or size")
     return StoredTensor(
-        shape=header.shape,
+        shape=agreed.header.shape,
         logical=entry.dtype,
-        stored=stored_dtype(entry.dtype),
-        fortran=header.fortran,
-        header_bytes=header.header_bytes,
+        stored=agreed.stored,
+        fortran=agreed.header.fortran,
+        header_bytes=agreed.header.header_bytes,
         open_stream=partial(member_stream, file, member, offset),
     )
 
 
-def _require_agreement(entry: Entry, stored: Stored, member: ZipMember, header: NpyHeader, offset: int) -> None:
-    """Raises an error where an entry does not describe the stored array."""
-    shape = header.shape[:-1] if is_key(entry.dtype) else header.shape
-    if shape != entry.shape:
-        raise DumpError(f"its manifest states shape {entry.shape}, its header {header.shape}")
-    if not storable(entry.dtype) or not stored_dtype(entry.dtype).str == stored.dtype == header.descriptor:
-        raise DumpError(f"its manifest states dtype {entry.dtype!r:.40}, its header {header.descriptor!r}")
-    if member.facts != member_facts(entry.dtype):
-        raise DumpError(f"its manifest states dtype {entry.dtype}, the zip directory {member.facts!r:.60}")
-    if (stored.offset, stored.size_bytes) != (offset + header.header_bytes, header.data_bytes):
-        raise DumpError("its manifest and the zip directory disagree on its offset or size")
+class _Agreed(NamedTuple):
+    """_Agreed has the header of a stored array, the bytes of its elements, and their dtype in the file."""
+
+    header: NpyHeader
+    data_bytes: int
+    stored: np.dtype[Any]
+
+
+@lru_cache(maxsize=256)  # tensors of one shape and dtype need one check
+def _agreed(
+    prefix: bytes, logical: str, shape: tuple[int, ...], descriptor: str, *, size_bytes: int, facts: bytes
+) -> _Agreed:
+    """Returns what the start of a member says, after checking that its entry and the zip directory say it, too.
+
+    Args:
+        prefix: The first bytes of the member.
+        logical: The dtype in its entry.
+        shape: The shape in its entry.
+        descriptor: The descriptor of the stored dtype in its entry.
+        size_bytes: The member's size.
+        facts: The member's facts.
+
+    Raises:
+        DumpError: They disagree.
+    """
+    header = parse_npy_header(prefix)
+    if header.header_bytes + header.data_bytes != size_bytes:
+        raise DumpError(f"its shape {header.shape} and its {size_bytes} bytes do not agree")
+    if (header.shape[:-1] if is_key(logical) else header.shape) != shape:
+        raise DumpError(f"its manifest states shape {shape}, its header {header.shape}")
+    if not storable(logical) or not stored_dtype(logical).str == descriptor == header.descriptor:
+        raise DumpError(f"its manifest states dtype {logical!r:.40}, its header {header.descriptor!r}")
+    if facts != member_facts(logical):
+        raise DumpError(f"its manifest states dtype {logical}, the zip directory {facts!r:.60}")
+    return _Agreed(header, header.data_bytes, stored_dtype(logical))

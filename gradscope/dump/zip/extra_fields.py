@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 from gradscope.dump.zip.structures import EXTRA, EXTRA_ZIP64, LIMIT_32
 from gradscope.errors import DumpError
@@ -26,7 +27,7 @@ def parse_extra(extra: bytes) -> dict[int, bytes]:
     return fields
 
 
-def wide_numbers(fields: dict[int, bytes], numbers: list[int]) -> list[int]:
+def wide_numbers(fields: dict[int, bytes], numbers: Sequence[int]) -> Sequence[int]:
     """Returns the numbers of a record, with those that did not fit in 32 bits replaced from the zip64 field.
 
     Args:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from gradscope.dump.storage.input_file import InputFile
 from gradscope.dump.storage.streams import ByteStream, InflatingStream, PlainStream
@@ -16,8 +15,7 @@ from gradscope.errors import DumpError
 _SIZES_FOLLOW: Final = 0x8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalHeader:
+class LocalHeader(NamedTuple):
     """The header in front of a member's data: the fields of `ZipMember`, and the file offset of the data."""
 
     name: bytes
@@ -42,16 +40,10 @@ def read_local_header(file: InputFile, offset: int) -> LocalHeader:
         raise DumpError("it has no header")
     variable = file.near(offset + LOCAL.size, name_bytes + extra_bytes)
     fields = parse_extra(variable[name_bytes:])
-    size_bytes, compressed_bytes = wide_numbers(fields, [size, compressed])
+    size, compressed = wide_numbers(fields, (size, compressed))
+    name, facts = variable[:name_bytes], fields.get(EXTRA_FACTS, b"")
     return LocalHeader(
-        name=variable[:name_bytes],
-        flags=flags,
-        method=method,
-        crc32=crc32,
-        compressed_bytes=compressed_bytes,
-        size_bytes=size_bytes,
-        facts=fields.get(EXTRA_FACTS, b""),
-        data_offset=offset + LOCAL.size + name_bytes + extra_bytes,
+        name, flags, method, crc32, compressed, size, facts, offset + LOCAL.size + name_bytes + extra_bytes
     )
 
 

@@ -31,7 +31,12 @@ def column_texts(column: Column, cells: Sequence[Cell], screen: Screen) -> list[
     """
     if column.kind in _NUMERIC:
         return _NUMERIC[column.kind](cells)
-    return [screen.show(_text(column.kind, cell)) for cell in cells]
+    # Each text once, because tensors share shapes, dtypes and lines; a number equals others that are written otherwise.
+    known: dict[Cell, str] = {}
+    for cell in {*cells}:
+        if not isinstance(cell, int | float):
+            known[cell] = screen.show(_text(column.kind, cell))
+    return [known[cell] if cell in known else screen.show(_text(column.kind, cell)) for cell in cells]
 
 
 def _text(kind: Kind, cell: Cell) -> str:

@@ -195,7 +195,7 @@ def dump_report(
     """
     query = Query() if query is None else query
     rows = query(rows_of(manifest))
-    keys = {row.key for row in rows} | {row.own_key for row in rows}
+    keys = {key for row in rows for key in (row.key, row.own_key)} if findings else set[str]()
     return DumpReport(
         command=command,
         path=path,

@@ -11,15 +11,15 @@ next to each other. The tables of families have the same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
 from gradscope.dump.record import Json
 from gradscope.stats import LayerGains, gradient_ratios, layer_gains
-from gradscope.stats.columns import ColumnKind, base_of, column_kinds, columns_of, number
+from gradscope.stats.columns import base_of, column_kinds, columns_of, number
 
 #: The rank of each family of values in execution order; a gradient has that of its value.
 _RANKS: Final = {family: rank for rank, family in enumerate(naming.FAMILIES)}
@@ -33,6 +33,9 @@ def family_rank(family: str) -> int:
 #: Values that are the entry's own and not statistics, and the statistic that comes first.
 _OF_ENTRY: Final = ("shape", "dtype")
 _FIRST: Final = "size"
+
+#: The types of numbers in JSON.
+_PLAIN: Final = frozenset({bool, int, float})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +82,14 @@ def rows_of(manifest: Manifest) -> tuple[Row, ...]:
     return tuple(Row(family=entry.family, name=entry.name, values=facts.values(entry)) for entry in facts.in_order())
 
 
+class _Shown(NamedTuple):
+    """_Shown has the names of statistics in the order of columns, those of numbers among them, and those of texts."""
+
+    names: Sequence[str]
+    numbers: Sequence[str]
+    texts: Sequence[str]
+
+
 class _Facts:
     """`_Facts` index a manifest, to find the facts that belong to an entry."""
 
@@ -89,7 +100,7 @@ class _Facts:
         self._gains = layer_gains(manifest.layers)
         self._ratios = gradient_ratios(manifest)
         self._kinds = column_kinds()
-        self._known: dict[str, ColumnKind | None] = {}
+        self._known: dict[tuple[str, ...], _Shown] = {}
 
     def in_order(self) -> list[Entry]:
         """Returns the entries in execution order; entries of one rank in the order written."""
@@ -99,11 +110,12 @@ class _Facts:
         return sorted(self._entries, key=lambda entry: self._rank(entry, first))
 
     def _rank(self, entry: Entry, first: Mapping[tuple[str, str], int]) -> tuple[int, ...]:
-        family = value_family(entry.family)
+        companions = _companions(entry)
+        family, position = companions[0], first[companions]
         # The position in the file comes last, so that a gradient stays after its own value.
-        behind = (entry.site.index, first[_companions(entry)], int(naming.is_gradient(entry.family)))
+        behind = (entry.site.index, position, int(naming.is_gradient(entry.family)))
         if family == naming.TERM:
-            return (family_rank(family), first[_companions(entry)], entry.site.index)
+            return (family_rank(family), position, entry.site.index)
         if family != naming.ACTIVATION:
             return (family_rank(family), *behind)
         layer = self._layer(entry)
@@ -117,26 +129,30 @@ class _Facts:
 
     def values(self, entry: Entry) -> dict[str, Json]:
         """Returns the values of an entry, in the order of columns."""
-        values: dict[str, Json] = {"shape": list(entry.shape), "dtype": entry.dtype}
         stats = self._statistics(entry)
-        if _FIRST in stats:
-            values[_FIRST] = stats[_FIRST]
-        for name, value in stats.items():
-            kind = self._kind(name)
-            if kind is not None:
-                # JSON has NaN and infinities as strings.
-                plain = type(value) is float or isinstance(value, bool | int | float)
-                values[name] = value if plain else str(value) if kind == "text" else number(stats, name)
+        shown = self._shown(tuple(stats))
+        values: dict[str, Json] = {"shape": list(entry.shape), "dtype": entry.dtype}
+        values.update(zip(shown.names, map(stats.__getitem__, shown.names), strict=True))
+        # JSON has NaN and infinities as strings.
+        for names, written in ((shown.numbers, number), (shown.texts, _text)):
+            if not _PLAIN.issuperset(map(type, map(stats.__getitem__, names))):
+                values |= {name: written(stats, name) for name in names if type(stats[name]) not in _PLAIN}
         values.update(self._ratios_of(entry))
         values.update(_origin(entry))
         return values
 
-    def _kind(self, name: str) -> ColumnKind | None:
-        """Returns the kind of a statistic; None where rows do not have it, or not from the statistics."""
-        if name not in self._known:
-            kind = self._kinds.get(base_of(name), "number")
-            self._known[name] = None if kind == "histogram" or name in (_FIRST, *_OF_ENTRY) else kind
-        return self._known[name]
+    def _shown(self, names: tuple[str, ...]) -> _Shown:
+        """Returns which statistics rows have of those of some names, which most tensors share."""
+        if names not in self._known:
+            kinds = {name: self._kinds.get(base_of(name), "number") for name in names if name not in _OF_ENTRY}
+            kinds = {name: kind for name, kind in kinds.items() if name == _FIRST or kind != "histogram"}
+            converted = [name for name in kinds if name != _FIRST]
+            self._known[names] = _Shown(
+                names=sorted(kinds, key=lambda name: name != _FIRST),
+                numbers=[name for name in converted if kinds[name] != "text"],
+                texts=[name for name in converted if kinds[name] == "text"],
+            )
+        return self._known[names]
 
     def _statistics(self, entry: Entry) -> Mapping[str, Json]:
         target = self._by_key.get(entry.alias_of) if entry.alias_of is not None else None
@@ -161,13 +177,17 @@ def _gains(gains: LayerGains, family: str) -> Iterator[tuple[str, Json]]:
     yield from ((name, gain) for name, gain in found if gain is not None)
 
 
+def _text(stats: Mapping[str, Json], name: str) -> str:
+    return str(stats[name])
+
+
 def _origin(entry: Entry) -> dict[str, Json]:
     facts: dict[str, Json] = {
         "source": entry.site.source,
         "of": entry.site.of,
         "layer": entry.site.layer,
         "primitive": entry.site.primitive,
-        "iteration": list(entry.site.iteration) or None,
+        "iteration": [*entry.site.iteration] if entry.site.iteration else None,
         "alias_of": entry.alias_of,
         "absent": entry.absent,
     }

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 #: The range of magnitudes that are readable without an exponent.
@@ -34,7 +33,7 @@ class Range:
 
 def number(value: float) -> str:
     """Returns one number by itself as text."""
-    return _plain(value) if _reads_plain(value) else _scientific(value)
+    return _plain(value) if _reads_plain(value) else _SCIENTIFIC.written(value)
 
 
 def share(value: float) -> str:
@@ -64,7 +63,11 @@ def amount(value: float) -> str:
 
 def number_column(cells: Sequence[float | Range | None]) -> list[str]:
     """Returns the numbers of one column in one notation, aligned at the decimal point; blank where there is none."""
-    return _column(cells, _notation([bound for cell in cells for bound in _bounds(cell)]), _on_the_point)
+    if Range in map(type, cells):
+        return _column(cells, _notation([bound for cell in cells for bound in _bounds(cell)]).written, _on_the_point)
+    present = [cell for cell in cells if cell is not None and not isinstance(cell, Range)]
+    texts = iter(_notation(present).all_written(present))
+    return _on_the_point(["" if cell is None else next(texts) for cell in cells])
 
 
 def share_column(cells: Sequence[float | Range | None]) -> list[str]:
@@ -87,7 +90,7 @@ def _column(
     written: Callable[[float], str],
     aligned: Callable[[Sequence[str]], list[str]],
 ) -> list[str]:
-    if not any(isinstance(cell, Range) for cell in cells):
+    if Range not in map(type, cells):
         return aligned(["" if cell is None or isinstance(cell, Range) else written(cell) for cell in cells])
     # A range whose ends are written alike is one number to its reader.
     bounds = [list(dict.fromkeys(written(bound) for bound in _bounds(cell))) for cell in cells]
@@ -109,30 +112,48 @@ def _reads_plain(value: float) -> bool:
     return _has_no_digits_to_lose(value) or _PLAIN_FROM <= abs(value) < _PLAIN_TO
 
 
-def _notation(values: Sequence[float]) -> Callable[[float], str]:
-    """Returns the function that writes the numbers of one column."""
-    if not all(map(_reads_plain, values)):
-        return _scientific
-    exponents = [_exponent(value) for value in values if not _has_no_digits_to_lose(value)]
-    decimals = max((max(2 - each, 0) for each in exponents), default=0)
-    if max((max(each, 0) + 1 for each in exponents), default=0) + decimals > _MOST_DIGITS:
-        return _scientific
-    return partial(_plain, decimals=decimals)
+@dataclass(frozen=True, slots=True)
+class _Notation:
+    """_Notation has the conversion, of Python's `%` operator, of the numbers of one column."""
+
+    conversion: str
+
+    def written(self, value: float) -> str:
+        """Returns one number as text."""
+        return _plain(value) if _has_no_digits_to_lose(value) else self.conversion % value
+
+    def all_written(self, values: Sequence[float]) -> list[str]:
+        """Returns several numbers as text."""
+        # Asked once for all, which takes a third of the time of asking for each.
+        if {*map(type, values)} <= {float} and math.isfinite(sum(values)) and 0.0 not in values:
+            return list(map(self.conversion.__mod__, values))
+        return list(map(self.written, values))
 
 
-def _plain(value: float, decimals: int | None = None) -> str:
+_SCIENTIFIC: Final = _Notation("%.2e")
+
+
+def _notation(values: Sequence[float]) -> _Notation:
+    """Returns the notation of the numbers of one column."""
+    # The smallest and the largest decide for all.
+    magnitudes = [abs(value) for value in values if not _has_no_digits_to_lose(value)]
+    if not magnitudes:
+        return _SCIENTIFIC
+    least, most = min(magnitudes), max(magnitudes)
+    decimals = max(2 - _exponent(least), 0)
+    fits = max(_exponent(most), 0) + 1 + decimals <= _MOST_DIGITS
+    return _Notation(f"%.{decimals}f") if _reads_plain(least) and _reads_plain(most) and fits else _SCIENTIFIC
+
+
+def _plain(value: float) -> str:
     if _has_no_digits_to_lose(value):
         return f"{value:.0f}" if isinstance(value, float) else str(value)
-    return f"{value:.{max(2 - _exponent(value), 0) if decimals is None else decimals}f}"
+    return f"{value:.{max(2 - _exponent(value), 0)}f}"
 
 
 def _exponent(value: float) -> int:
     """Returns the exponent of a number after rounding to three digits: 0.9996 is 1.00 and not 1.000."""
     return int(f"{value:.2e}".partition("e")[2])
-
-
-def _scientific(value: float) -> str:
-    return _plain(value) if _has_no_digits_to_lose(value) else f"{value:.2e}"
 
 
 def _has_no_digits_to_lose(value: float) -> bool:
@@ -142,6 +163,8 @@ def _has_no_digits_to_lose(value: float) -> bool:
 
 def _on_the_point(texts: Sequence[str]) -> list[str]:
     """Returns texts of one width: numbers aligned at the decimal point, words such as `nan` to the right."""
+    if len({len(text) - at if (at := text.find(".")) >= 0 else 0 for text in texts if text}) < 2:
+        return _to_the_right(texts)
     split = [_split(text) for text in texts]
     head = max((len(each[0]) for each in split), default=0)
     tail = max((len(each[1]) for each in split), default=0)

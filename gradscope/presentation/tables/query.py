@@ -59,6 +59,8 @@ class Query:
         selection, families = self._selection, self._families
         if selection.select:
             selection.require_matches([*(row.name for row in rows), *(row.key for row in rows)])
+        if not selection.select and not selection.exclude and families is None and self.depth is None:
+            return _sorted([*rows], self.sort)
         chosen = (row for row in rows if families is None or row.family in families)
         return _sorted(
             [row for row in chosen if self._shallow(row) and selection.selects(row.name, row.key)], self.sort

@@ -84,8 +84,8 @@ class _Inference:
         rest = [match for match in plain if _family(match) not in _PROOFS and self._free(match, ported=ported)]
         found |= self._by_values([match for match in rest if not is_gradient(_family(match))])
         # A gradient of a value that is stored alike is, too: where it looks transposed, it is wrong.
-        alike = {_subject(match) for match in plain if match not in found and not is_gradient(_family(match))}
-        gradients = (match for match in rest if is_gradient(_family(match)))
+        gradients = [match for match in rest if is_gradient(_family(match))]
+        alike = {_subject(each) for each in plain if gradients and each not in found and not is_gradient(_family(each))}
         found |= self._by_values([match for match in gradients if _subject(match) not in alike])
         transposed = _transposed(self._dumps, matches)
         related = _RelatedPairs(self._dumps, found, transposed)
@@ -97,6 +97,8 @@ class _Inference:
         unproven = {
             each for each in every if self._unproven(each, every, related) and not use.agrees_behind(each, known)
         }
+        if not known and not unproven:
+            return tuple(matches)
         laid_out = (_with_layout(match, known.get(match), self._dumps) for match in matches)
         return tuple(replace(made, unproven=match in unproven) for match, made in zip(matches, laid_out, strict=True))
 

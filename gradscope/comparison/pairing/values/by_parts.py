@@ -30,14 +30,15 @@ from gradscope.comparison.pairing.matching import Dumps, Match, MatchedBy, Pairi
 from gradscope.comparison.pairing.normal_forms import tokens_of
 from gradscope.comparison.pairing.values.part_candidates import (
     PartCandidates,
+    ShiftedNames,
     SolvedNames,
-    are_of_one_layer,
+    gradient_of,
     is_constant,
-    shifted,
+    layer_of,
 )
 from gradscope.comparison.pairing.values.uneven_parts import uneven_parts
 from gradscope.dump.interfaces import DumpSource
-from gradscope.naming import PARAM, STATE, TENSOR, gradient_family, key_of, split_key
+from gradscope.naming import PARAM, STATE, TENSOR, split_key
 
 #: The families of tensors that a checkpoint stores.
 _STORED: Final = (PARAM, STATE, TENSOR)
@@ -109,7 +110,8 @@ def _found(
                     free.remove(part)
                 yield found
                 break
-    unsolved = [key for key in packed if all(key != each.key for each in solved)]
+    done = {each.key for each in solved}
+    unsolved = [key for key in packed if key not in done]
     yield from _by_names(holder, unsolved, other, free, names=names, solved=solved, of_ref=of_ref)
 
 
@@ -127,15 +129,20 @@ def _by_names(
 
     They are cut as the parts show whose values agree, or else as a tensor of the same shape whose values do.
     """
+    shifted = ShiftedNames()
+    alike: dict[tuple[tuple[int, ...], int], _Packed] = {}
+    of_layer: defaultdict[tuple[tuple[str, ...], ...], list[Sequence[str]]] = defaultdict(list)
+    for each in solved:
+        shifted.add(each.key, each.parts)
+        alike.setdefault((holder.entry(each.key).shape, len(each.parts)), each)
+        of_layer[layer_of(each.key)].append(each.parts)
     for key in keys:
         shape = holder.entry(key).shape
-        told = chain(names.parts_of(key), (shifted(each.parts, each.key, key) for each in solved))
-        named = (free.named(each, math.prod(shape) // max(len(each), 1)) for each in told)
-        parts = next(filter(None, named), [])
-        alike = (each for each in solved if len(each.parts) == len(parts) and holder.entry(each.key).shape == shape)
-        found = _partly_agreeing(holder, key, other, parts, of_ref=of_ref) or next(alike, None)
+        told = chain(names.parts_of(key), shifted.parts_of(key))
+        parts = next(filter(None, (free.named(each, math.prod(shape) // max(len(each), 1)) for each in told)), [])
+        found = _partly_agreeing(holder, key, other, parts, of_ref=of_ref) or alike.get((shape, len(parts)))
         if not parts:
-            layers = (free.beside(each.parts, math.prod(shape)) for each in solved if are_of_one_layer(each.key, key))
+            layers = (free.beside(each, math.prod(shape)) for each in of_layer[layer_of(key)])
             parts = next(filter(None, layers), []) or _mostly(holder, key, other, free, of_ref=of_ref)
             # The terms of a sum of biases are beside a kernel, too, and are no biases of its parts.
             found = _partly_agreeing(holder, key, other, parts, least=-(-len(parts) // 2), of_ref=of_ref)
@@ -193,14 +200,16 @@ def _of_constant(
     equal = free.equal_to(array.flat[0], array.size // count)
     if len(equal) < count:
         return None
-    gradient = _gradient(key)
+    gradient, shape = gradient_of(key), holder.entry(key).shape
     if holder.has_tensor(gradient) and not is_constant(holder.array(gradient)):
-        given = {_gradient(each): each for each in equal if other.has_tensor(_gradient(each))}
-        arrays = {each: other.array(each) for each in given}
-        if (found := _assignment(holder, gradient, count, lambda _: arrays, of_ref=of_ref)) is not None:
-            return replace(found, key=key, parts=tuple(given[part] for part in found.parts))
-    numbered = _numbered(key, [each for each in equal if other.entry(each).shape == holder.entry(key).shape[1:]])
-    if holder.entry(key).shape[0] != count or len(numbered) != count:
+        own, gradients = free.gradients_of(array.flat[0], array.size // count)
+        found = _assignment(holder, gradient, count, partial(_given, other, gradients, ()), of_ref=of_ref)
+        if found is not None:
+            return replace(found, key=key, parts=tuple(own[part] for part in found.parts))
+    if shape[0] != count:
+        return None
+    numbered = _numbered(key, [each for each in equal if other.entry(each).shape == shape[1:]])
+    if len(numbered) != count:
         return None
     stack = {each: other.array(each) for each in numbered}
     return _assignment(holder, key, count, lambda _: stack, of_ref=of_ref)
@@ -217,11 +226,6 @@ def _numbered(key: str, singles: Iterable[str]) -> list[str]:
     if len(best) != 1:
         return []
     return sorted(groups[best[0]], key=lambda name: tuple(map(int, _NUMBER.findall(name))))
-
-
-def _gradient(key: str) -> str:
-    family, name = split_key(key)
-    return key_of(gradient_family(family) or family, name)
 
 
 def _given(other: DumpSource, free: PartCandidates, named: Sequence[str], blocks: Sequence[Array]) -> dict[str, Array]:

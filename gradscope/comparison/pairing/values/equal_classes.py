@@ -7,11 +7,12 @@ of the classes around a norm are compared at once.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,8 @@ _UNITS: Final = ("l2", "rms", "rms", "l2", "l2")
 #: What rounding may add to a bound.
 _SLACK: Final = 1 + 1e-6
 
-_Numbers: TypeAlias = npt.NDArray[np.float64]
+#: The most classes that are compared one by one.
+_FEW: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,33 +87,34 @@ class _Group:
     def near(self, ref: Mapping[str, Json], limit: float) -> Iterator[list[str]]:
         """Yields the classes whose statistics do not rule out that they are equal within a limit."""
         own = _numbers(ref)
-        order, table = self._sorted
+        norms, order, table = self._sorted
+        reaches = [abs(own[_COLUMNS.index(unit)]) * limit * _SLACK if limit else 0.0 for unit in _UNITS]
         start, stop = 0, len(order)
         if math.isfinite(own[0]):
-            reach = abs(own[0]) * limit * _SLACK
-            start = int(np.searchsorted(table[0], own[0] - reach, "left"))
-            stop = int(np.searchsorted(table[0], own[0] + reach, "right"))
-        if start < stop:
-            units = np.array([own[_COLUMNS.index(unit)] for unit in _UNITS])[:, None]
-            some = table[: len(_UNITS), start:stop]
-            # A statistic that either lacks, or that is not finite, is NaN here and rules nothing out.
+            start, stop = bisect_left(norms, own[0] - reaches[0]), bisect_right(norms, own[0] + reaches[0])
+        # A statistic that either lacks, or that is not finite, is NaN here and rules nothing out.
+        if stop - start <= _FEW:  # which are compared in a tenth of the time that NumPy takes
+            for place in range(start, stop):
+                limits = zip(table[: len(_UNITS), place].tolist(), own, reaches, strict=False)
+                if not any(abs(other - value) > reach for other, value, reach in limits):
+                    yield self.classes[order[place]]
+        else:
             with np.errstate(invalid="ignore"):
-                reach = np.abs(units) * limit * _SLACK if limit else 0.0
-                apart = np.abs(some - own[: len(_UNITS), None]) > reach
-            yield from (self.classes[order[start + place]] for place in np.flatnonzero(~apart.any(axis=0)))
+                apart = np.abs(table[: len(_UNITS), start:stop] - np.array(own[: len(_UNITS)])[:, None])
+                near = ~(apart > np.array(reaches)[:, None]).any(axis=0)
+            yield from (self.classes[order[start + place]] for place in np.flatnonzero(near))
         if math.isfinite(own[0]):  # classes without a norm are at the end
-            first = int(np.searchsorted(table[0], math.inf, "right"))
-            yield from (self.classes[place] for place in order[max(first, stop) :])
+            yield from (self.classes[place] for place in order[max(len(norms), stop) :])
 
     @cached_property
-    def _sorted(self) -> tuple[npt.NDArray[np.intp], _Numbers]:
-        """The classes in the order of their norms, those without one last, and a row for each statistic."""
+    def _sorted(self) -> tuple[list[float], npt.NDArray[np.intp], npt.NDArray[np.float64]]:
+        """The norms in order, the classes in that of their norms, those without one last, a row for each statistic."""
         table = np.array([_numbers(self.statistics(keys[0])) for keys in self.classes]).T
         order = np.argsort(table[0], kind="stable")
-        return order, np.ascontiguousarray(table[:, order])
+        return np.sort(table[0][~np.isnan(table[0])]).tolist(), order, np.ascontiguousarray(table[:, order])
 
 
-def _numbers(statistics: Mapping[str, Json]) -> _Numbers:
+def _numbers(statistics: Mapping[str, Json]) -> list[float]:
     """Returns the statistics that are compared; NaN for those that are missing or not finite."""
     found = [as_float(statistics[name]) if name in statistics else math.nan for name in _COLUMNS]
-    return np.array([value if math.isfinite(value) else math.nan for value in found])
+    return [value if math.isfinite(value) else math.nan for value in found]

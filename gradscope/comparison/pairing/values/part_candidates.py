@@ -10,15 +10,15 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, takewhile, zip_longest
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, combinations, takewhile, zip_longest
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.pairing.inference.equal_parts import SAME, norm_of
 from gradscope.dump.interfaces import DumpSource
-from gradscope.naming import key_of, split_key
+from gradscope.naming import gradient_family, key_of, split_key
 
 #: The largest number of parts of one tensor.
 _MOST_PARTS: Final = 128
@@ -26,7 +26,16 @@ _MOST_PARTS: Final = 128
 #: What the kernels and the biases of layers are called.
 _KINDS: Final = frozenset({"weight", "kernel", "w", "bias", "b"})
 
+#: The largest number of numbers in a name that move together, as in `block3/norm3`.
+_MOST_MOVED: Final = 3
+
 _NUMBER: Final = re.compile(r"\d+")
+
+#: The words around a name's numbers, the places of the numbers that move, and the others with how far these differ.
+_Fixed: TypeAlias = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]
+
+#: The place of the number that moves in the names of parts, and these with that number less the one of the tensor.
+_Moving: TypeAlias = tuple[int, tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]]
 
 
 class PartCandidates:
@@ -43,7 +52,10 @@ class PartCandidates:
         self._of_size: defaultdict[int, list[str]] = defaultdict(list)
         self._spelt: dict[str, str] = {}
         self._norms: dict[int, list[tuple[float, str]]] = {}
-        self._constants: dict[int, defaultdict[complex, list[str]]] = {}
+        self._constants: dict[int, defaultdict[complex, dict[str, None]]] = {}
+        self._value_of: dict[str, complex] = {}
+        self._gradients: dict[tuple[complex, int], tuple[dict[str, str], PartCandidates]] = {}
+        self._of_pattern: dict[int, defaultdict[tuple[str | None, ...], list[str]]] = {}
         for key in self._free:
             self._of_size[self._size(key)].append(key)
             self._spelt[spelt(key)] = key
@@ -67,14 +79,23 @@ class PartCandidates:
             found |= {key for _, key in ordered[start:end]}
         return self._in_order(found)
 
-    def equal_to(self, value: Any, size: int) -> list[str]:
-        """Returns those of so many elements that have a value everywhere."""
+    def equal_to(self, value: Any, size: int) -> Collection[str]:
+        """Returns those of so many elements that have a value everywhere, in order."""
         if size not in self._constants:
-            self._constants[size] = defaultdict(list)
-            for key in self._of_size[size]:
+            self._constants[size] = defaultdict(dict)
+            for key in filter(self._free.__contains__, self._of_size[size]):
                 if is_constant(array := self._source.array(key)):
-                    self._constants[size][complex(array.flat[0])].append(key)
-        return self._in_order(self._constants[size].get(complex(value), ()))
+                    self._value_of[key] = complex(array.flat[0])
+                    self._constants[size][self._value_of[key]][key] = None
+        return self._constants[size].get(complex(value), {}).keys()
+
+    def gradients_of(self, value: Any, size: int) -> tuple[Mapping[str, str], PartCandidates]:
+        """Returns the gradients of those that `equal_to` returns: whose each is, and which are left, as candidates."""
+        if (kind := (complex(value), size)) not in self._gradients:
+            own = {gradient_of(each): each for each in self.equal_to(value, size)}
+            kept = {gradient: each for gradient, each in own.items() if self._source.has_tensor(gradient)}
+            self._gradients[kind] = kept, PartCandidates(self._source, kept)
+        return self._gradients[kind]
 
     def named(self, names: Iterable[str], size: int) -> list[str]:
         """Returns those of some names, as `spelt` spells them; none where one is missing, or has another size."""
@@ -89,7 +110,7 @@ class PartCandidates:
             parts: The parts of another parameter.
             size: The number of elements of all parts together.
         """
-        found = [self._among(size // len(parts), [*words_of(part)[:-1], None]) for part in parts]
+        found = [self._among(size // len(parts), (*words_of(part)[:-1], None)) for part in parts]
         return [key for each in found for key in each] if all(len(each) == 1 for each in found) else []
 
     def like(self, names: Sequence[str], size: int) -> str | None:
@@ -97,22 +118,32 @@ class PartCandidates:
         columns = list(zip(*map(words_of, names), strict=False))
         if len({len(words_of(name)) for name in names}) > 1:
             return None
-        pattern = [column[0] if len({*column}) == 1 else None for column in columns]
+        pattern = tuple(column[0] if len({*column}) == 1 else None for column in columns)
+        if pattern.count(None) != 1:
+            return None
         found = [key for key in self._among(size, pattern) if key not in names]
-        return found[0] if pattern.count(None) == len(found) == 1 else None
+        return found[0] if len(found) == 1 else None
 
-    def _among(self, size: int, pattern: Sequence[str | None]) -> list[str]:
-        """Returns those of so many elements whose words are those of a pattern; None stands for any word."""
-        named = ((key, words_of(key)) for key in self._of_size.get(size, ()) if key in self._free)
-        return [
-            key
-            for key, words in named
-            if len(words) == len(pattern) and all(word in (None, own) for word, own in zip(pattern, words, strict=True))
-        ]
+    def _among(self, size: int, pattern: tuple[str | None, ...]) -> list[str]:
+        """Returns those of so many elements whose words are those of a pattern, in which one None is any word."""
+        if size not in self._of_pattern:
+            self._of_pattern[size] = defaultdict(list)
+            for key in self._of_size.get(size, ()):
+                words = words_of(key)
+                for place in range(len(words)):
+                    self._of_pattern[size][(*words[:place], None, *words[place + 1 :])].append(key)
+        return [key for key in self._of_pattern[size].get(pattern, ()) if key in self._free]
 
     def remove(self, key: str) -> None:
         """Leaves out one that has been found to be a part."""
         del self._free[key]
+        if key in self._value_of:
+            value, size = self._value_of[key], self._size(key)
+            del self._constants[size][value][key]
+            if (value, size) in self._gradients:
+                own, gradients = self._gradients[value, size]
+                if gradient_of(key) in own:
+                    gradients.remove(gradient_of(key))
 
     def _in_order(self, keys: Iterable[str]) -> list[str]:
         return sorted((key for key in keys if key in self._free), key=self._free.__getitem__)
@@ -148,29 +179,53 @@ class SolvedNames:
         yield from (names for _, names in sorted(found))
 
 
-def shifted(parts: Sequence[str], like: str, key: str) -> tuple[str, ...]:
-    """Returns what the parts of a tensor would be called, by those of another one that has another number in its name.
+class ShiftedNames:
+    """`ShiftedNames` tell the names of the parts of a tensor from those of one that has another number in its name.
 
-    Args:
-        parts: The parts of the other tensor.
-        like: The other tensor.
-        key: The tensor.
-
-    Returns:
-        The names with that number moved by as much as it is in the tensors' names; empty where they differ by more.
+    The number that all of the other's parts have in the same place is moved as far as it is in the tensors' names.
     """
-    (words, numbers), (others, moved) = _numbered(like), _numbered(key)
-    steps = {end - start for start, end in zip(numbers, moved, strict=False) if start != end}
-    if words != others or len(numbers) != len(moved) or len(steps) != 1:
-        return ()
-    (step,) = steps
-    split = [_numbered(part) for part in parts]
-    places = zip(*(own for _, own in split), strict=False)
-    # The number that all parts have in the same place is that of the block, and not that of the part.
-    place = next((place for place, own in enumerate(places) if len(set(own)) == 1), None)
-    if place is None:
-        return ()
-    return tuple(spelt(_joined(around, own, place, step)) for around, own in split)
+
+    def __init__(self) -> None:
+        # By what a name is without the numbers that move: how the parts' numbers lie to these, in the order added.
+        self._parts: defaultdict[_Fixed, dict[_Moving, int]] = defaultdict(dict)
+        self._added = 0
+
+    def add(self, key: str, parts: Sequence[str]) -> None:
+        """Adds a packed tensor and its parts."""
+        split = [_numbered(part) for part in parts]
+        places = zip(*(numbers for _, numbers in split), strict=False)
+        # The number that all parts have in the same place is that of the block, and not that of the part.
+        place = next((place for place, own in enumerate(places) if len(set(own)) == 1), None)
+        if place is None:
+            return
+        for fixed, start in _moving(key):
+            moved = tuple((around, _replaced(own, place, own[place] - start)) for around, own in split)
+            self._parts[fixed].setdefault((place, moved), self._added)
+        self._added += 1
+
+    def parts_of(self, key: str) -> Iterator[tuple[str, ...]]:
+        """Yields what the parts of a tensor would be called, by what was added first; as `spelt` spells them."""
+        found = [
+            (added, start, place, moved)
+            for fixed, start in _moving(key)
+            for (place, moved), added in self._parts.get(fixed, {}).items()
+        ]
+        for _, start, place, moved in sorted(found, key=itemgetter(0)):
+            yield tuple(spelt(_joined(around, _replaced(own, place, own[place] + start))) for around, own in moved)
+
+
+def _moving(key: str) -> Iterator[tuple[_Fixed, int]]:
+    """Yields what stays the same in a name while some of its numbers move together, and the first of these numbers."""
+    around, numbers = _numbered(key)
+    for count in range(1, min(len(numbers), _MOST_MOVED) + 1):
+        for places in combinations(range(len(numbers)), count):
+            start = numbers[places[0]]
+            kept = (number - start if place in places else number for place, number in enumerate(numbers))
+            yield (around, places, tuple(kept)), start
+
+
+def _replaced(numbers: Sequence[int], place: int, number: int) -> tuple[int, ...]:
+    return (*numbers[:place], number, *numbers[place + 1 :])
 
 
 def _numbered(name: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -178,20 +233,14 @@ def _numbered(name: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     return tuple(_NUMBER.split(name)), tuple(map(int, _NUMBER.findall(name)))
 
 
-def _joined(around: Sequence[str], numbers: Sequence[int], place: int, step: int) -> str:
-    """Returns a name with one of its numbers moved."""
-    moved = [str(number + step if each == place else number) for each, number in enumerate(numbers)]
-    return "".join(chain.from_iterable(zip_longest(around, moved, fillvalue="")))
+def _joined(around: Sequence[str], numbers: Sequence[int]) -> str:
+    return "".join(chain.from_iterable(zip_longest(around, map(str, numbers), fillvalue="")))
 
 
-def are_of_one_layer(one: str, other: str) -> bool:
-    """Returns whether two packed parameters are the kernel and the bias of one layer, by their names."""
-    (*scope, last), (*other_scope, other_last) = words_of(one), words_of(other)
-    return scope == other_scope and _stem(last) == _stem(other_last)
-
-
-def _stem(word: str) -> tuple[str, ...]:
-    return tuple(part for part in word.lower().split("_") if part not in _KINDS)
+def layer_of(key: str) -> tuple[tuple[str, ...], ...]:
+    """Returns what the names of the packed kernel and the packed bias of one layer have in common."""
+    *scope, last = words_of(key)
+    return tuple(scope), tuple(part for part in last.lower().split("_") if part not in _KINDS)
 
 
 def words_of(key: str) -> tuple[str, ...]:
@@ -202,6 +251,12 @@ def words_of(key: str) -> tuple[str, ...]:
 def spelt(key: str) -> str:
     """Returns a key with its words separated by slashes."""
     return key_of(split_key(key)[0], "/".join(words_of(key)))
+
+
+def gradient_of(key: str) -> str:
+    """Returns the key of a tensor's gradient; of a tensor whose family has none, its own."""
+    family, name = split_key(key)
+    return key_of(gradient_family(family) or family, name)
 
 
 def is_constant(array: Array) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Final
@@ -21,7 +21,7 @@ from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.layout.layouts import relative_error
 from gradscope.comparison.layout.recipes import Concatenate, Recipe, RecipeStep, Split, Transpose
 from gradscope.comparison.pairing.matching import Dumps, Match, MatchedBy
-from gradscope.comparison.pairing.values.part_candidates import shifted, spelt
+from gradscope.comparison.pairing.values.part_candidates import ShiftedNames, spelt
 from gradscope.comparison.precision import comparable
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import PARAM
@@ -98,26 +98,27 @@ def _found(holder: DumpSource, keys: Sequence[str], other: DumpSource, singles: 
             solved.append(joined)
             yield joined
     left = {spelt(single): single for alike in free.values() for single in alike}
-    for key in (key for key in keys if all(key != each.key for each in solved)):
-        if (joined := _by_name(holder, key, other, left, solved)) is not None:
-            for part in joined.parts:
-                del left[spelt(part)]
-            yield joined
+    yield from _by_names(holder, keys, other, left, solved)
 
 
-def _by_name(
-    holder: DumpSource, key: str, other: DumpSource, left: Mapping[str, str], solved: Sequence[_Joined]
-) -> _Joined | None:
-    """Returns a tensor with the parts that those of a tensor of the same shape tell, whose values agree."""
-    for like in (each for each in solved if holder.entry(each.key).shape == holder.entry(key).shape):
-        names = [left.get(name) for name in shifted(like.parts, like.key, key)]
-        parts = tuple(name for name in names if name is not None)
-        known = len(parts) == len(names) == len(like.parts)
-        if known and all(
-            other.entry(one).shape == other.entry(each).shape for one, each in zip(parts, like.parts, strict=True)
-        ):
-            return replace(like, key=key, parts=parts, matched_by="order")
-    return None
+def _by_names(
+    holder: DumpSource, keys: Iterable[str], other: DumpSource, left: dict[str, str], solved: Sequence[_Joined]
+) -> Iterator[_Joined]:
+    """Yields tensors with the parts that those of a tensor of the same shapes tell, whose values agree."""
+    shifted, done = ShiftedNames(), {each.key for each in solved}
+    alike: dict[tuple[tuple[int, ...], ...], _Joined] = {}
+    for each in solved:
+        shifted.add(each.key, each.parts)
+        alike.setdefault((holder.entry(each.key).shape, *(other.entry(part).shape for part in each.parts)), each)
+    for key in (key for key in keys if key not in done):
+        for names in shifted.parts_of(key):
+            parts = tuple(left[name] for name in names if name in left)
+            shapes = (holder.entry(key).shape, *(other.entry(part).shape for part in parts))
+            if len(parts) == len(names) and shapes in alike:
+                for part in parts:
+                    del left[spelt(part)]
+                yield replace(alike[shapes], key=key, parts=parts, matched_by="order")
+                break
 
 
 def _may_be_part(part: Sequence[int], whole: Sequence[int]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Final
 
 from gradscope import naming
@@ -71,4 +70,4 @@ def _line(row: ComparisonRow, firsts: dict[str, str]) -> Line:
     line = line_of(row)
     key = _key(row)
     first = (firsts[key],) if key in firsts else None
-    return replace(line, cells=(key, *line.cells[1:], first))
+    return line._replace(cells=(key, *line.cells[1:], first))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
 
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.comparison.pairing.values.by_parts import by_parts
+from gradscope.comparison.pairing.values.part_candidates import PartCandidates
 from gradscope.dump.manifest.manifest import Entry, Manifest
 from gradscope.dump.record import SiteFacts
 from gradscope.dump.sources.memory_dump import MemoryDump
@@ -24,12 +26,22 @@ class Counting(MemoryDump):
         return super().array(key)
 
 
-def dump_of(arrays: Mapping[str, np.ndarray]) -> Counting:
+def dump_of(arrays: Mapping[str, np.ndarray], *, family: str = "param") -> Counting:
     entries = tuple(
-        Entry(family="param", name=name, shape=each.shape, dtype=str(each.dtype), stats={}, site=SiteFacts(index=n))
+        Entry(family=family, name=name, shape=each.shape, dtype=str(each.dtype), stats={}, site=SiteFacts(index=n))
         for n, (name, each) in enumerate(arrays.items())
     )
-    return Counting(Manifest(entries=entries), {f"param/{name}": each for name, each in arrays.items()})
+    return Counting(Manifest(entries=entries), {f"{family}/{name}": each for name, each in arrays.items()})
+
+
+def zeros_with(gradients: Mapping[str, np.ndarray]) -> Counting:
+    """A dump of parameters that are zero, with gradients."""
+    zeros = {name: np.zeros_like(each) for name, each in gradients.items()}
+    dumps = dump_of(zeros), dump_of(gradients, family="param_grad")
+    entries = [each for dump in dumps for each in dump.manifest.entries]
+    tensors = {f"param/{name}": each for name, each in zeros.items()}
+    tensors |= {f"param_grad/{name}": each for name, each in gradients.items()}
+    return Counting(Manifest(entries=tuple(entries)), tensors)
 
 
 def matched(ref: MemoryDump, cand: MemoryDump) -> dict[str, tuple[tuple[str, ...], int]]:
@@ -140,3 +152,45 @@ def test_parts_of_several_sizes_with_a_wrong_one_are_told_by_those_of_another_bl
     }
     back = matched(dump_of(packed), dump_of(apart))
     assert back == {f"param/block{n}/qkv": (tuple(f"param/layers.{n}.{name}" for name in sizes), 0) for n in range(2)}
+
+
+def test_names_are_asked_for_in_proportion_to_the_number_of_tensors_where_they_tell_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half of the packed tensors are found, which names all of the others; the parts of the others are missing."""
+    asked: dict[int, int] = {}
+    named = PartCandidates.named
+
+    def counted(self: PartCandidates, *arguments: Any) -> list[str]:
+        asked[count] += 1
+        return named(self, *arguments)
+
+    monkeypatch.setattr(PartCandidates, "named", counted)
+    for count in (40, 160):
+        asked[count] = 0
+        random = np.random.default_rng(4)
+        apart, packed = {}, {}
+        for n in range(count):
+            parts = {f"layers/{n}/{part}/kernel": random.standard_normal((6, 4), np.float32) for part in "qkv"}
+            packed[f"h/{n}/attn/in/weight"] = np.concatenate([*parts.values()], axis=1) + n % 2
+            apart |= {(f"other/{name}" if n % 2 else name): each for name, each in parts.items()}
+        assert len(matched(dump_of(apart), dump_of(packed))) == 3 * count // 2
+    assert asked[160] <= 4.5 * asked[40]
+
+
+def test_gradients_of_equal_biases_are_read_in_proportion_to_their_number() -> None:
+    """The biases are all zero, and their names say nothing: gradients tell the parts."""
+    reads: dict[int, int] = {}
+    for count in (20, 80):
+        random = np.random.default_rng(5)
+        apart, packed, expected = {}, {}, {}
+        for n in range(count):
+            names = [f"a{(7 * n + k) % (3 * count)}x{n}{part}" for k, part in enumerate("qkv")]
+            found = [random.standard_normal(4, np.float32) for _ in names]
+            apart |= dict(zip(names, found, strict=True))
+            packed[f"b{n * 31 % 97}in{n}"] = np.concatenate(found)
+            expected |= {f"param/{name}": ((f"param/b{n * 31 % 97}in{n}",), k) for k, name in enumerate(names)}
+        ref, cand = (zeros_with(each) for each in (apart, packed))
+        assert matched(ref, cand) == expected
+        reads[count] = ref.reads + cand.reads
+    assert reads[80] <= 4.5 * reads[20]

@@ -60,6 +60,8 @@ def test_text_is_ascii_and_comes_back(name: str) -> None:
         ("[" + "[]," * CONTAINERS_LIMIT + "[]]", "more than"),
         ('[{"block[1]":{}}' + ', {"":"[["}' * (CONTAINERS_LIMIT // 2 + 1) + ",{" * CONTAINERS_LIMIT, "more than"),
         ("[" + "0," * (VALUES_LIMIT + 1) + "0]", "more than"),
+        ("[" + "]" * (3 * CONTAINERS_LIMIT), "malformed"),
+        ('["\\\\","\\"",' + "[" * DEPTH_LIMIT + "]" * DEPTH_LIMIT + "]", "deep"),
         ('{"a":' * 100_000 + "1" + "}" * 100_000, "deep"),
     ],
 )
@@ -76,6 +78,13 @@ def test_the_depth_limit_itself_is_allowed() -> None:
 def test_only_numbers_are_numbers(value: object) -> None:
     with pytest.raises(DumpError, match="number"):
         as_float(value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["[[{[", ']]"[[', '"', "\\", '\\"[', "]", 'a\\\\"{"', "\n[é[☃"])
+def test_brackets_and_quotes_in_texts_are_not_deep(text: str) -> None:
+    value = {text * DEPTH_LIMIT: [text * DEPTH_LIMIT, {"a": text, text: text}]}
+    for ascii_only in (True, False):
+        assert loads(json.dumps(value, ensure_ascii=ascii_only)) == value
 
 
 def test_brackets_in_names_are_no_containers() -> None:

@@ -17,12 +17,12 @@ adds elsewhere (`steps_apart`).
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from gradscope.comparison.diagnosis.steps_apart import steps_apart
+from gradscope.comparison.diagnosis.refuting.errors_behind import ErrorsBehind
+from gradscope.comparison.diagnosis.refuting.steps_apart import steps_apart
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.values.equality import absent_keys
@@ -43,8 +43,8 @@ _TRACELESS: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Borne:
-    """Borne stores what is left of a pairing, and what is known of tensors that are no pair.
+class Unrefuted:
+    """Unrefuted stores what is left of a pairing, and what is known of tensors that are no pair.
 
     Attributes:
         pairing: The pairs that are not refuted.
@@ -57,7 +57,7 @@ class Borne:
     related: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRow]) -> Borne:
+def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRow]) -> Unrefuted:
     """Returns a pairing without the pairs by place that are refuted.
 
     Args:
@@ -66,12 +66,12 @@ def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compariso
         rows: The rows of the pairs, by the reference's keys.
     """
     if not (dumps.ref.manifest.layers and dumps.cand.manifest.layers):
-        return Borne(pairing=pairing)
+        return Unrefuted(pairing=pairing)
     pairing, agreeing = _without_applied(dumps, pairing, rows)
     guesses = [each for each in pairing.matched if each.matched_by == "order" and rows[each.ref].status == "different"]
     values = [each for each in guesses if split_key(each.ref)[0] == ACTIVATION]
     if not values:
-        return Borne(pairing=pairing, agreeing=agreeing)
+        return Unrefuted(pairing=pairing, agreeing=agreeing)
     guessed = frozenset(each.ref for each in guesses)
     known = [each for each in pairing.matched if each.ref not in guessed]
     loss = _loss_error(dumps, known, rows)
@@ -94,7 +94,7 @@ def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compariso
         if _TRACELESS * traces[match.ref] >= error:
             borne_out.add(match.ref)
             for program, key in own[match.ref]:
-                program.errors[key] = error
+                program.bear_out(key, error)
     refuted: set[str] = set()
     related: dict[str, str] = {}
     for match in ordered:
@@ -113,7 +113,7 @@ def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compariso
             refuted |= {match.ref, key_of(ACTIVATION_GRAD, split_key(match.ref)[1])}
     # A gradient that only its value pairs goes with it.
     by_place = {each.ref for each in pairing.matched if each.matched_by == "order"}
-    return Borne(pairing=_without(dumps, pairing, by_place & refuted), agreeing=agreeing, related=related)
+    return Unrefuted(pairing=_without(dumps, pairing, by_place & refuted), agreeing=agreeing, related=related)
 
 
 def _without_applied(
@@ -218,7 +218,6 @@ class _Program:
     """_Program finds what differs before and behind a value of one dump.
 
     Attributes:
-        errors: The relative errors of values that are compared; of pairs by place those that leave a trace.
         differing: The values of pairs by place that are kept.
     """
 
@@ -230,29 +229,17 @@ class _Program:
         self._lost = lost
         self._exact: set[str] = set()
         self.differing: set[str] = set()
-        self._readers: defaultdict[str, list[str]] = defaultdict(list)
-        for key, made_of in self._sources.items():
-            for each in made_of:
-                self._readers[each].append(key)
-        self._loss = loss
-        self._certain = {key: _error(row) for key, row in rows.items() if key in self._sources}
-        self.errors = dict(self._certain)
+        errors = {key: _error(row) for key, row in rows.items() if key in self._sources}
+        self._certain = ErrorsBehind(self._sources, errors, loss)
+        self._likely = ErrorsBehind(self._sources, errors, loss)
 
     def trace(self, key: str) -> float:
         """Returns the largest error of what is compared next behind a value, with and without pairs by place."""
-        return max(self._largest(key, self._certain), self._largest(key, self.errors))
+        return max(self._certain.largest(key), self._likely.largest(key))
 
-    def _largest(self, key: str, errors: Mapping[str, float]) -> float:
-        waiting, seen, found = [key], {key}, 0.0
-        while waiting:
-            readers = self._readers.get(waiting.pop(), ())
-            found = max(found, 0.0 if readers else self._loss)
-            for each in readers:
-                found = max(found, errors.get(each, 0.0))
-                if each not in seen and each not in errors:
-                    seen.add(each)
-                    waiting.append(each)
-        return found
+    def bear_out(self, key: str, error: float) -> None:
+        """Adds the relative error of a value of a pair by place that leaves a trace."""
+        self._likely.add(key, error)
 
     def inherits(self, key: str) -> bool:
         """Returns whether anything that a value is computed from differs, through what is not compared."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.diagnosis.functions_between import function_between, is_applied
+from gradscope.comparison.diagnosis.refuting.functions_between import function_between, is_applied
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import ACTIVATION_GRAD, PARAM, key_of, split_key
