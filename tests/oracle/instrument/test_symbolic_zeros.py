@@ -15,9 +15,10 @@ import gradscope as gs
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from tests.oracle.engine import assert_close, check_gradients, observe
 from tests.oracle.instrument.constant_rate import rated_by
+from tests.support.data import evenly
 
-WEIGHTS = {"w": jnp.linspace(-1.0, 1.0, 9).reshape(3, 3), "gain": jnp.float32(1.5)}
-BATCH = {"x": jnp.linspace(-1.0, 2.0, 12).reshape(4, 3), "labels": jnp.array([0, 2, 1, 1])}
+WEIGHTS = {"w": evenly(-1.0, 1.0, 3, 3), "gain": jnp.float32(1.5)}
+BATCH = {"x": evenly(-1.0, 2.0, 4, 3), "labels": jnp.array([0, 2, 1, 1])}
 
 #: `rate * tanh(x)`, whose rule refuses a rate that is differentiated.
 rated = rated_by()
@@ -197,7 +198,8 @@ def test_an_input_that_only_a_dump_differentiates_is_left_to_the_rule(rule: Any)
     seen = gs.capture(loss, WEIGHTS, batch)
     expected = jax.grad(loss)(WEIGHTS, batch)
     for name, gradient in expected.items():
-        np.testing.assert_allclose(seen[f"param_grad/{name}"], gradient, rtol=1e-5)
+        # One element is a sum that cancels.
+        np.testing.assert_allclose(seen[f"param_grad/{name}"], gradient, rtol=1e-5, atol=1e-7)
     # Another input has its gradient, which is the rule's own.
     of_side = jax.grad(lambda side: loss(WEIGHTS, batch | {"side": side}))(batch["side"])
     np.testing.assert_allclose(seen["input_grad/side"], of_side, rtol=1e-5)

@@ -18,9 +18,10 @@ from gradscope.proof.proving import Proof, ProofOptions, ProofRow, prove
 from gradscope.tracing.loading.model import Model
 from tests.oracle.instrument.constant_rate import rated_by
 from tests.oracle.zoo import ZOO
+from tests.support.data import evenly
 
-W = jnp.linspace(-1.0, 1.5, 12).reshape(3, 4)
-X = jnp.linspace(-0.9, 1.1, 6).reshape(2, 3)
+W = evenly(-1.0, 1.5, 3, 4)
+X = evenly(-0.9, 1.1, 2, 3)
 
 
 def proof(
