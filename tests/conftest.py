@@ -6,15 +6,18 @@ inherit the same rules.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import shutil
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -55,6 +58,9 @@ hypothesis.settings.load_profile("gradscope")
 # arrays that are garbage. It looks a hundred times as seldom, as the command line has it where a model runs.
 gc.set_threshold(100_000, 20, 10)
 
+#: Newer versions of JAX reuse the contexts in which they lower programs.
+MAKES_CONTEXTS = version("jax").startswith("0.10.")
+
 CACHE = "XDG_CACHE_HOME"
 WORKER = "PYTEST_XDIST_WORKER"
 
@@ -91,9 +97,31 @@ def programs() -> Iterator[None]:
         folder = str(Path(os.environ[CACHE], "gradscope", "compiled"))
         sys.modules["jax"].config.update("jax_compilation_cache_dir", folder)
         sys.modules["jax"].config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        if MAKES_CONTEXTS:
+            _share_context()
     yield
     if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()
+
+
+def _share_context() -> None:
+    """Lower all programs of a module in one MLIR context for each thread, where this JAX makes one for each program.
+
+    A context loads its dialects anew, which is most of what it takes to lower one of the small programs of tests: 4 of
+    5 ms. What a context has interned it keeps as long as it lives, so each module has its own.
+    """
+    from jax._src.interpreters import mlir
+
+    make = getattr(mlir.make_ir_context, "__wrapped__", mlir.make_ir_context)
+    shared = threading.local()
+
+    @functools.wraps(make)
+    def make_ir_context() -> Any:
+        if not hasattr(shared, "context"):
+            shared.context = make()
+        return shared.context
+
+    mlir.make_ir_context = make_ir_context
 
 
 @pytest.fixture

@@ -36,9 +36,9 @@ def test_a_training_loop_writes_a_dump_for_every_observed_step(tmp_path: Path) -
 
 def test_a_mistake_in_a_port_is_named_and_its_repair_is_the_same(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="PyTorch is absent: the example of a port was NOT run")
-    done = run(sys.executable, EXAMPLES / "port_from_pytorch.py", folder=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    wrong, right = done.stdout.splitlines()
+    done = python(EXAMPLES / "port_from_pytorch.py", folder=tmp_path)
+    assert done.status == 0, done.output + done.errors
+    wrong, right = done.output.splitlines()
     assert wrong.startswith("gelu(approximate=True): Forward first differs at `gelu`")
     assert right.startswith("gelu(approximate=False): Same within tolerance")
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Three layers by name, a batch of one leaf, one line for each role.
+#: Three layers by name, a batch of one leaf, one line for each role. Every command that runs it lowers a program for
+#: `init` and one for `batch`: sines of a key's number take a tenth of what `jax.random.normal` does.
 INIT = """
 def init(key):
-    return {"first": {"w": jax.random.normal(key, (3, 2))}, "last": {"w": jnp.ones((2, 1))}}
+    return {"first": {"w": jnp.sin(numbers(key, 6)).reshape(3, 2)}, "last": {"w": jnp.ones((2, 1))}}
 """
 BATCH = """
 def batch(key, size=4):
-    return {"x": jax.random.normal(key, (size, 3))}
+    return {"x": jnp.sin(numbers(key, 3 * size)).reshape(size, 3)}
 """
 FORWARD = """
 def forward(variables, batch):
@@ -35,7 +36,13 @@ def doubled(x):
 
 doubled.defvjp(lambda x: (2 * x, None), lambda _, g: (3 * g,))
 """
-IMPORTS = "import jax\nimport jax.numpy as jnp\n"
+IMPORTS = """import jax
+import jax.numpy as jnp
+
+def numbers(key, count):
+    first = (jax.random.key_data(key)[-1] % 997).astype(float)
+    return jnp.full(count, first) + 2.4 * jnp.arange(1.0, count + 1)
+"""
 
 
 def source(*, init: str = INIT, batch: str = BATCH, loss: str = LOSS, more: str = "") -> str:

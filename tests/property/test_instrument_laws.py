@@ -38,9 +38,10 @@ from gradscope.tracing.jaxpr.frames import Frame, iterations
 from gradscope.tracing.tracer import Trace, trace_loss
 from tests.oracle.engine import Observation, Seen, assert_close, bits, check_stepwise, expected, observe
 from tests.oracle.terms import assert_sums
+from tests.support.data import evenly
 
-WEIGHTS = jnp.linspace(-1.0, 1.0, 8).reshape(2, 2, 2)
-INPUTS = jnp.linspace(-1.0, 2.0, 6).reshape(3, 2)
+WEIGHTS = evenly(-1.0, 1.0, 2, 2, 2)
+INPUTS = evenly(-1.0, 2.0, 3, 2)
 
 Probe = Callable[[str, Any], Any]
 

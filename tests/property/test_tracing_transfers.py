@@ -26,6 +26,7 @@ from gradscope.tracing.tracer import Trace, trace_loss
 from tests.oracle.engine import assert_close
 from tests.property.test_instrument_laws import INPUTS, WEIGHTS, Node, first, loss_of
 from tests.property.test_instrument_laws import traced as traced_program
+from tests.support.data import evenly
 
 # --- evaluation by the table --------------------------------------------------------------------------------------
 
@@ -251,7 +252,7 @@ CONSTRUCTS: dict[str, Callable[[Body, Any, Any], Any]] = {
     "opaque": opaque,
 }
 
-VECTOR, OTHER = jnp.linspace(0.5, 1.5, 4), jnp.linspace(-1.0, 1.0, 4) ** 2
+VECTOR, OTHER = evenly(0.5, 1.5, 4), evenly(-1.0, 1.0, 4) ** 2
 
 
 def traced(kind: str, body: Body = twice) -> tuple[Trace, Sequence[Frame], int]:

@@ -113,7 +113,7 @@ def test_a_pipe_gets_everything_and_no_escapes(dumps: Path) -> None:
         assert (done.status, done.errors) == (status, ""), command
         assert "\x1b" not in done.output
         assert "hidden at this width" not in done.output
-    assert "model.py:16" in reading("show a.npz", dumps).output
+    assert "model.py:20" in reading("show a.npz", dumps).output
 
 
 @pytest.mark.parametrize("columns", [80, 160])

@@ -12,9 +12,10 @@ import pytest
 
 import gradscope as gs
 from gradscope.errors import ModelError, UsageError
+from tests.support.data import evenly, filled
 
-W = {"w": jnp.linspace(-1.0, 1.0, 3), "b": jnp.ones(())}
-X = {"x": jnp.arange(6.0).reshape(2, 3) / 6, "y": jnp.ones(2)}
+W = {"w": evenly(-1.0, 1.0, 3), "b": filled(1.0)}
+X = {"x": evenly(0.0, 5 / 6, 2, 3), "y": filled(1.0, 2)}
 
 
 def loss(params: Any, batch: Any, train: bool = True) -> Any:

@@ -15,9 +15,10 @@ import pytest
 
 import gradscope as gs
 from gradscope.errors import UsageError
+from tests.support.data import evenly, filled
 
-W = {"w": jnp.linspace(-1.0, 1.0, 3)}
-X = jnp.arange(6.0).reshape(2, 3) / 6
+W = {"w": evenly(-1.0, 1.0, 3)}
+X = evenly(0.0, 5 / 6, 2, 3)
 MODES = ("stats", "tensors")
 
 
@@ -129,7 +130,7 @@ REFUSED = {
     "a real number, if holomorphic": Case(square, (3.0,), options={"holomorphic": True}),
     "a real value, if holomorphic": Case(lambda z: z.real, (3j,), options={"holomorphic": True}),
     "an array as the value": Case(lambda x: x, (X,)),
-    "an array of one element as the value": Case(lambda x: x[:1], (jnp.ones(3),)),
+    "an array of one element as the value": Case(lambda x: x[:1], (filled(1.0, 3),)),
     "a complex value": Case(lambda x: x * 1j, (1.0,)),
     "an integer as the value": Case(lambda x: x.sum().astype(int), (X,)),
     "None as the value": Case(lambda x: None, (X,)),

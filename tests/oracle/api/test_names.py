@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import gradscope as gs
+from tests.support.data import evenly, filled
 
-TWINS: dict[str, Any] = {"a/b": jnp.linspace(1.0, 2.0, 4), "a": {"b": jnp.linspace(-1.0, 1.0, 4)}}
-X = jnp.linspace(0.0, 1.0, 8).reshape(2, 4)
+TWINS: dict[str, Any] = {"a/b": evenly(1.0, 2.0, 4), "a": {"b": evenly(-1.0, 1.0, 4)}}
+X = evenly(0.0, 1.0, 2, 4)
 
 
 def twins(params: Any, x: Any) -> Any:
@@ -61,8 +62,8 @@ def test_gradients_of_two_arguments_of_one_name_are_those_of_jax() -> None:
     assert refused.value.hint == "write argument/params/a/b or argument/params/a%2Fb"
 
 
-W = {"w": jnp.linspace(0.5, 1.5, 9).reshape(3, 3)}
-ONES = jnp.ones((3, 3))
+W = {"w": evenly(0.5, 1.5, 3, 3)}
+ONES = filled(1.0, 3, 3)
 
 
 def like_its_parameter(params: Any, x: Any) -> Any:

@@ -15,9 +15,10 @@ import gradscope as gs
 from gradscope.errors import UsageError
 from gradscope.naming import FAMILIES
 from gradscope.presentation import Query
+from tests.support.data import evenly, filled
 
-W = {"first": jnp.ones((3, 3)) / 2, "second": jnp.ones(3)}
-X = jnp.linspace(0.0, 1.0, 6).reshape(2, 3)
+W = {"first": filled(0.5, 3, 3), "second": filled(1.0, 3)}
+X = evenly(0.0, 1.0, 2, 3)
 
 
 def loss(variables: Any, x: Any) -> Any:

@@ -14,10 +14,11 @@ import pytest
 from jax import lax
 
 import gradscope as gs
+from tests.support.data import evenly, filled
 
-W = jnp.ones((2, 3))
+W = filled(1.0, 2, 3)
 X = jnp.array([[1.0, 2.0, 3.0], [1.0, 0.0, -2.0]], jnp.float32)
-TABLE = jnp.arange(12.0).reshape(4, 3)
+TABLE = evenly(0.0, 11.0, 4, 3)
 
 
 def masked_sum(w: Any, x: Any) -> Any:

@@ -22,6 +22,7 @@ from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.naming import Selection
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import Leaf
+from tests.support.data import evenly, filled
 
 COUNT = 5
 
@@ -29,11 +30,11 @@ COUNT = 5
 def variables() -> dict[str, Any]:
     """A parameter of every sort: in use, of integers, of no elements, one that the loss does not depend on."""
     return {
-        "w": jnp.linspace(-1.0, 1.0, 6).reshape(3, 2),
-        "half": jnp.linspace(0.5, 1.5, 2).astype(jnp.bfloat16),
+        "w": evenly(-1.0, 1.0, 3, 2),
+        "half": evenly(0.5, 1.5, 2).astype(jnp.bfloat16),
         "table": jnp.arange(3),
-        "none": jnp.zeros((0, 2)),
-        "idle": jnp.ones(4),
+        "none": filled(0.0, 0, 2),
+        "idle": filled(1.0, 4),
     }
 
 

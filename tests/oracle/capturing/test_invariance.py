@@ -13,12 +13,13 @@ from jax import lax
 
 import gradscope as gs
 from gradscope.dump.manifest.manifest import Cause
+from tests.support.data import drawn, filled
 
-BATCH = jax.random.normal(jax.random.key(0), (4, 8, 16))
+BATCH = drawn(0, 4, 8, 16)
 
 
 def normal(seed: int, *shape: int) -> Any:
-    return jax.random.normal(jax.random.key(seed), shape) * 0.3
+    return drawn(seed, *shape, scale=0.3)
 
 
 def add(x: Any, bias: Any) -> Any:
@@ -36,8 +37,8 @@ def normalised(y: Any, axes: Any, eps: float) -> Any:
 
 
 ATTENTION = {
-    "query": normal(1, 16, 16), "key": normal(2, 16, 16), "value": normal(3, 16, 16), "query_bias": jnp.zeros(16),
-    "key_bias": jnp.zeros(16),
+    "query": normal(1, 16, 16), "key": normal(2, 16, 16), "value": normal(3, 16, 16), "query_bias": filled(0.0, 16),
+    "key_bias": filled(0.0, 16),
 }  # fmt: skip
 
 
@@ -85,18 +86,18 @@ INVARIANT: Mapping[str, tuple[Callable[[Any, Any], Any], Any, set[str], str]] = 
     "a key's bias in a scan": (attends_in_a_scan, ATTENTION, {"key_bias"}, "softmax"),
     "a bias before a batch normalisation": (
         batch_normalised,
-        {"dense": normal(4, 16, 16), "bias": jnp.zeros(16), "scale": jnp.ones(16), "shift": jnp.zeros(16)},
+        {"dense": normal(4, 16, 16), "bias": filled(0.0, 16), "scale": filled(1.0, 16), "shift": filled(0.0, 16)},
         {"bias"}, "sub",
     ),
     "everything before a normalisation of two": (
         layer_normalised_over_two,
-        {"hidden": normal(5, 16, 16), "dense": normal(6, 16, 2), "bias": jnp.zeros(2), "scale": jnp.ones(2)},
+        {"hidden": normal(5, 16, 16), "dense": normal(6, 16, 2), "bias": filled(0.0, 2), "scale": filled(1.0, 2)},
         {"hidden", "dense", "bias"}, "mul",
     ),
     "a shift of all logits": (
-        shifted_logits, {"dense": normal(7, 16, 5), "shift": jnp.zeros(())}, {"shift"}, "log_softmax"
+        shifted_logits, {"dense": normal(7, 16, 5), "shift": filled(0.0)}, {"shift"}, "log_softmax"
     ),
-    "a shift before a mean is subtracted": (centred, {"scale": jnp.ones(()), "shift": jnp.ones(())}, {"shift"}, "sub"),
+    "a shift before a mean is subtracted": (centred, {"scale": filled(1.0), "shift": filled(1.0)}, {"shift"}, "sub"),
 }  # fmt: skip
 
 
@@ -121,8 +122,8 @@ def saturated(w: Any, x: Any) -> Any:
 SMALL: Mapping[str, tuple[Callable[[Any, Any], Any], Any]] = {
     "a deep stack of sigmoids": (deep_sigmoids, {f"w{layer}": normal(layer, 16, 16) for layer in range(14)}),
     "a branch of little weight": (nearly_cut_off, {"head": normal(1, 16, 4), "branch": normal(2, 16, 4)}),
-    "an optimum": (at_the_optimum, {"mean": BATCH.mean(), "scale": jnp.ones(())}),
-    "a saturated gate": (saturated, {"gate": jnp.ones(()), "scale": jnp.ones(())}),
+    "an optimum": (at_the_optimum, {"mean": BATCH.mean(), "scale": filled(1.0)}),
+    "a saturated gate": (saturated, {"gate": filled(1.0), "scale": filled(1.0)}),
 }
 
 
@@ -165,7 +166,7 @@ def test_a_gradient_that_cancels_exactly_is_zero_by_construction() -> None:
             "scale"
         ] * x.sum()
 
-    (cause,) = causes(loss, {"shift": jnp.ones(()), "scale": jnp.ones(())})
+    (cause,) = causes(loss, {"shift": filled(1.0), "scale": filled(1.0)})
     assert (cause.name, cause.rounding) == ("shift", False)
     assert cause.why.startswith("zero by construction: the loss does not change with it; sub at")
 

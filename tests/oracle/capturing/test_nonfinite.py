@@ -13,10 +13,11 @@ import pytest
 
 import gradscope as gs
 from gradscope.dump.manifest.manifest import Origin
+from tests.support.data import filled
 
 #: Rows of operands; the trap is sprung by some element of the second row alone.
 X = jnp.array([[1.0, 2.0, 3.0], [1.0, 0.0, -2.0]], jnp.float32)
-WEIGHTS = {"one": jnp.ones(3), "zero": jnp.zeros(3)}
+WEIGHTS = {"one": filled(1.0, 3), "zero": filled(0.0, 3)}
 
 
 def plain(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,11 +12,12 @@ import pytest
 
 import gradscope as gs
 from gradscope.capturing.explain.nonfinite import repairs
+from tests.support.data import evenly
 
 W = jnp.array([0.7, 1.2, 0.4], jnp.float32)
 X = jnp.array([[1.0, 2.0, 3.0], [1.0, 0.0, -2.0]], jnp.float32)
 EPS = 1e-6
-TABLE = jnp.arange(12.0).reshape(4, 3)
+TABLE = evenly(0.0, 11.0, 4, 3)
 IDS = jnp.array([0, 2, 7])
 MASKED = jnp.array([[True, False, True], [False, False, False]])
 

@@ -18,9 +18,10 @@ from jax.sharding import PartitionSpec
 import gradscope as gs
 from gradscope.instrument.query import resolve
 from tests.oracle.capturing.test_segmented import captured
+from tests.support.data import drawn
 
 WIDTH = 8
-X = jax.random.normal(jax.random.key(0), (6, WIDTH))
+X = drawn(0, 6, WIDTH)
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +31,7 @@ def _as_users_run_it() -> Iterator[None]:
 
 
 def kernels(*names: str, scale: float = 1.0) -> dict[str, jax.Array]:
-    drawn = (jax.random.normal(jax.random.key(n), (WIDTH, WIDTH)) for n in range(len(names)))
-    return {name: scale * each for name, each in zip(names, drawn, strict=True)}
+    return {name: drawn(1 + n, WIDTH, WIDTH, scale=scale) for n, name in enumerate(names)}
 
 
 def share(values: Any) -> float:
@@ -168,7 +168,7 @@ def test_a_saved_dump_has_them(tmp_path: Any) -> None:
 @pytest.mark.parametrize("scope", [None, "choice"])
 @pytest.mark.parametrize("looped", [False, True])
 def test_the_share_of_noise_is_that_of_its_variance_over_what_a_mask_leaves(scope: str | None, looped: bool) -> None:
-    noise = jnp.where(jnp.arange(WIDTH) < 6, 3 * jax.random.normal(jax.random.key(7), (6, WIDTH)), -1e9)
+    noise = jnp.where(jnp.arange(WIDTH) < 6, drawn(7, 6, WIDTH, scale=3.0), -1e9)
 
     def choose(scores: Any, noise: Any) -> Any:
         with contextlib.nullcontext() if scope is None else jax.named_scope(scope):

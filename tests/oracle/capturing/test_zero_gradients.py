@@ -20,9 +20,10 @@ from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.trace_query import TraceQuery
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
 from gradscope.tracing.loading.model import Model
+from tests.support.data import drawn, filled
 
-ONES = jnp.ones(4)
-ZEROS = jnp.zeros(4)
+ONES = filled(1.0, 4)
+ZEROS = filled(0.0, 4)
 ROW = jnp.array([0.5, -1.0, 2.0, 3.0])
 
 
@@ -335,7 +336,7 @@ def test_a_parameter_without_a_fault_is_not_named(said: dict[str, str]) -> None:
 
 
 def normal(seed: int, *shape: int) -> jax.Array:
-    return jax.random.normal(jax.random.key(seed), shape) / shape[0] ** 0.5
+    return drawn(seed, *shape, scale=shape[0] ** -0.5)
 
 
 def dense(p: Any, name: str, x: Any) -> Any:

@@ -19,6 +19,7 @@ from gradscope.comparison.pairing.map_file import read_map, write_map
 from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.naming import Selection
 from tests.oracle.isolation.isolating import isolated
+from tests.support.data import drawn, filled
 
 #: Returns the next carry, and an output to stack, from a carry and a slice.
 Body = Callable[[Array, Array], tuple[Array, Any]]
@@ -107,7 +108,7 @@ def loss_of(network: Callable[[Loop, Array, Array], Array], loop: Loop) -> Calla
 
 
 def arguments() -> tuple[dict[str, Array], dict[str, Array]]:
-    return {"w": jax.random.normal(jax.random.key(1), (ITERATIONS, 4, 4))}, {"x": jnp.ones((2, 4)) / 3}
+    return {"w": drawn(1, ITERATIONS, 4, 4)}, {"x": filled(1 / 3, 2, 4)}
 
 
 @pytest.fixture(scope="module", autouse=True)

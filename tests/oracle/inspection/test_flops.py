@@ -13,8 +13,9 @@ from jax import lax
 
 from gradscope.inspection.layer_costs import Cost, costs_of
 from gradscope.tracing.tracer import trace_loss
+from tests.support.data import filled
 
-X = jnp.ones((4, 6))
+X = filled(1.0, 4, 6)
 
 
 def cost(function: Callable[[Any], Any], x: Any = X) -> Cost:

@@ -12,9 +12,10 @@ import pytest
 from gradscope.errors import ModelError
 from gradscope.inspection.inspect_loss import OUTSIDE, Fact, Inspection, inspect_loss
 from gradscope.instrument.query.trace_query import TraceQuery
+from tests.support.data import filled
 
-W = {"a": jnp.ones((6, 4)), "b": jnp.ones((4, 4)), "idle": jnp.ones(3)}
-X = jnp.ones((8, 6))
+W = {"a": filled(1.0, 6, 4), "b": filled(1.0, 4, 4), "idle": filled(1.0, 3)}
+X = filled(1.0, 8, 6)
 
 
 def inspected(loss: Callable[[Any, Any], Any], variables: Any = W, batch: Any = X, **options: Any) -> Inspection:

@@ -11,9 +11,10 @@ import pytest
 
 from gradscope.instrument.observing_program import observing_program
 from tests.oracle.engine import Probe, assert_close, check, check_gradients, layer, observe, unprobed
+from tests.support.data import evenly
 
-WEIGHTS = jnp.linspace(-1.0, 1.0, 9).reshape(3, 3)
-INPUTS = jnp.linspace(-1.0, 2.0, 6).reshape(2, 3)
+WEIGHTS = evenly(-1.0, 1.0, 3, 3)
+INPUTS = evenly(-1.0, 2.0, 2, 3)
 
 
 def dense(weight: Any, x: Any) -> Any:

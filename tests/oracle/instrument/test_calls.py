@@ -14,9 +14,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from gradscope.instrument.observing_program import observing_program
 from tests.oracle.engine import Probe, assert_close, bits, check, check_gradients, expected, layer, observe, unprobed
+from tests.support.data import evenly
 
-WEIGHTS = {"w": jnp.linspace(-1.0, 1.0, 9).reshape(3, 3), "b": jnp.linspace(0.0, 0.5, 3)}
-INPUTS = jnp.linspace(-1.0, 2.0, 12).reshape(4, 3)
+WEIGHTS = {"w": evenly(-1.0, 1.0, 3, 3), "b": evenly(0.0, 0.5, 3)}
+INPUTS = evenly(-1.0, 2.0, 4, 3)
 
 
 def dense(weights: dict[str, Any], x: Any) -> Any:

@@ -22,9 +22,10 @@ from tests.oracle.engine import (
     observe,
     unprobed,
 )
+from tests.support.data import evenly
 
-INPUTS = jnp.linspace(-1.0, 2.0, 12).reshape(4, 3)
-WEIGHTS = jnp.linspace(-1.0, 1.0, 9).reshape(3, 3)
+INPUTS = evenly(-1.0, 2.0, 4, 3)
+WEIGHTS = evenly(-1.0, 1.0, 3, 3)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from tests.oracle.engine import Probe, assert_close, check, check_compiled, check_gradients, layer, observe
+from tests.support.data import evenly
 
-WEIGHTS = jnp.linspace(-1.0, 1.0, 36).reshape(4, 3, 3)
-INPUTS = jnp.linspace(-1.0, 2.0, 6).reshape(2, 3)
+WEIGHTS = evenly(-1.0, 1.0, 4, 3, 3)
+INPUTS = evenly(-1.0, 2.0, 2, 3)
 
 
 def attend(weight: Any, x: Any) -> Any:

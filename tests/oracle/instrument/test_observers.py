@@ -12,9 +12,10 @@ import pytest
 
 from gradscope.instrument.rewriting.core_statistics import core_numbers, core_statistics
 from tests.oracle.engine import layer, observe
+from tests.support.data import evenly
 
-WEIGHTS = jnp.linspace(-1.0, 1.0, 9).reshape(3, 3)
-INPUTS = jnp.linspace(-1.0, 2.0, 12).reshape(4, 3)
+WEIGHTS = evenly(-1.0, 1.0, 3, 3)
+INPUTS = evenly(-1.0, 2.0, 4, 3)
 
 
 def dense(weight: Any, x: Any) -> Any:

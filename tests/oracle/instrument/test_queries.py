@@ -11,9 +11,10 @@ import pytest
 
 import gradscope as gs
 from gradscope.errors import UsageError
+from tests.support.data import evenly, filled
 
-PARAMS = {"a": jnp.linspace(-1, 1, 12).reshape(3, 4), "b": jnp.linspace(0.5, 1, 8).reshape(4, 2), "c": jnp.ones(2)}
-BATCH = {"x": jnp.linspace(-2, 2, 15).reshape(5, 3), "label": jnp.arange(5) % 2}
+PARAMS = {"a": evenly(-1, 1, 3, 4), "b": evenly(0.5, 1, 4, 2), "c": filled(1.0, 2)}
+BATCH = {"x": evenly(-2, 2, 5, 3), "label": jnp.arange(5) % 2}
 
 
 def hidden(params: Any, x: Any) -> Any:

@@ -16,9 +16,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 import gradscope
 from tests.oracle.engine import Probe, assert_close, check, check_compiled, layer, observe
 from tests.oracle.terms import assert_sums, terms_of
+from tests.support.data import evenly
 
-WEIGHTS = jnp.linspace(-1.0, 1.0, 9).reshape(3, 3)
-INPUTS = jnp.linspace(-1.0, 2.0, 24).reshape(8, 3)
+WEIGHTS = evenly(-1.0, 1.0, 3, 3)
+INPUTS = evenly(-1.0, 2.0, 8, 3)
 
 
 def mesh_of(**axes: int) -> Mesh:

@@ -16,9 +16,10 @@ from gradscope.errors import UsageError
 from gradscope.tracing.dataflow.reachability import Reach
 from tests.oracle.engine import Probe, assert_close, bits, check, check_gradients, layer, observe, unprobed
 from tests.oracle.terms import assert_sums
+from tests.support.data import evenly
 
-WEIGHTS = jnp.linspace(-0.5, 0.5, 9).reshape(3, 3)
-INPUTS = jnp.linspace(-1.0, 2.0, 12).reshape(4, 3)
+WEIGHTS = evenly(-0.5, 0.5, 3, 3)
+INPUTS = evenly(-1.0, 2.0, 4, 3)
 
 Solver = Callable[..., Any]
 

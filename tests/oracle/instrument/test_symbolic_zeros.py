@@ -14,28 +14,14 @@ from jax import lax
 import gradscope as gs
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from tests.oracle.engine import assert_close, check_gradients, observe
+from tests.oracle.instrument.constant_rate import rated_by
+from tests.support.data import evenly
 
-WEIGHTS = {"w": jnp.linspace(-1.0, 1.0, 9).reshape(3, 3), "gain": jnp.float32(1.5)}
-BATCH = {"x": jnp.linspace(-1.0, 2.0, 12).reshape(4, 3), "labels": jnp.array([0, 2, 1, 1])}
+WEIGHTS = {"w": evenly(-1.0, 1.0, 3, 3), "gain": jnp.float32(1.5)}
+BATCH = {"x": evenly(-1.0, 2.0, 4, 3), "labels": jnp.array([0, 2, 1, 1])}
 
-
-@jax.custom_vjp
-def strict(x: Any, rate: Any) -> Any:
-    """`rate * tanh(x)`, whose rule refuses a rate that is differentiated."""
-    return rate * jnp.tanh(x)
-
-
-def strict_forward(x: Any, rate: Any) -> Any:
-    assert not rate.perturbed
-    return strict(x.value, rate.value), (x.value, rate.value)
-
-
-def strict_backward(kept: Any, cotangent: Any) -> Any:
-    x, rate = kept
-    return cotangent * rate / jnp.cosh(x) ** 2, jnp.zeros_like(rate)
-
-
-strict.defvjp(strict_forward, strict_backward, symbolic_zeros=True)
+#: `rate * tanh(x)`, whose rule refuses a rate that is differentiated.
+rated = rated_by()
 
 
 @jax.custom_jvp
@@ -108,7 +94,7 @@ PROGRAMS_OF_BOTH = (of_a_constant, in_a_scan, in_a_branch)
 
 @pytest.mark.parametrize(
     ("program", "rule"),
-    [*((program, strict) for program in PROGRAMS), *((program, choosy) for program in PROGRAMS_OF_BOTH)],
+    [*((program, rated) for program in PROGRAMS), *((program, choosy) for program in PROGRAMS_OF_BOTH)],
     ids=lambda each: each.__name__,
 )
 def test_what_is_constant_stays_so(program: Any, rule: Any) -> None:
@@ -155,7 +141,7 @@ def test_a_rule_that_is_not_run_stays_so() -> None:
 def test_a_constant_has_its_gradient_where_nothing_asks() -> None:
     def loss(weights: Any, batch: Any) -> Any:
         with jax.named_scope("ruled"):
-            x = strict(batch["x"] @ weights["w"], jnp.float32(2.0))
+            x = rated(batch["x"] @ weights["w"], jnp.float32(2.0))
         with jax.named_scope("target"):
             target = jax.nn.one_hot(batch["labels"], 3)
         return jnp.square(x - target).mean()
@@ -168,12 +154,12 @@ def test_a_constant_has_its_gradient_where_nothing_asks() -> None:
 
 def test_the_ledger_says_which_rule_is_told() -> None:
     def loss(weights: Any, batch: Any) -> Any:
-        return of_a_constant(strict, weights, batch).sum()
+        return of_a_constant(rated, weights, batch).sum()
 
     captured = gs.capture(loss, WEIGHTS, BATCH)
     (line,) = (each for each in captured.ledger.missing if each.name == "rate" and each.family == "activation_grad")
     assert line.reason == "disconnected"
-    assert line.detail.startswith("constant: it is made of nothing that is differentiated, and strict at ")
+    assert line.detail.startswith("constant: it is made of nothing that is differentiated, and rated at ")
 
 
 def test_a_constant_that_is_asked_for_by_name_is_differentiated() -> None:
@@ -202,7 +188,7 @@ def of_an_input(rule: Callable[..., Any], weights: Any, batch: Any) -> Any:
         return jnp.square(y @ weights["w"]).mean()
 
 
-@pytest.mark.parametrize("rule", [strict, choosy])
+@pytest.mark.parametrize("rule", [rated, choosy])
 def test_an_input_that_only_a_dump_differentiates_is_left_to_the_rule(rule: Any) -> None:
     batch = BATCH | {"side": jnp.linspace(-1.0, 1.0, 12).reshape(4, 3)}
 
@@ -212,7 +198,8 @@ def test_an_input_that_only_a_dump_differentiates_is_left_to_the_rule(rule: Any)
     seen = gs.capture(loss, WEIGHTS, batch)
     expected = jax.grad(loss)(WEIGHTS, batch)
     for name, gradient in expected.items():
-        np.testing.assert_allclose(seen[f"param_grad/{name}"], gradient, rtol=1e-5)
+        # One element is a sum that cancels.
+        np.testing.assert_allclose(seen[f"param_grad/{name}"], gradient, rtol=1e-5, atol=1e-7)
     # Another input has its gradient, which is the rule's own.
     of_side = jax.grad(lambda side: loss(WEIGHTS, batch | {"side": side}))(batch["side"])
     np.testing.assert_allclose(seen["input_grad/side"], of_side, rtol=1e-5)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 import gradscope as gs
+from tests.support.data import drawn, evenly, filled
 
 WIDTH: Final = 8
 HEADS: Final = 2
@@ -21,22 +22,22 @@ Tree = dict[str, Any]
 
 def variables() -> Tree:
     """Parameters and the statistics of a batch that was."""
-    keys = iter(jax.random.split(jax.random.key(0), 16))
     stacked = {
-        name: 0.4 * jax.random.normal(next(keys), (DEPTH, WIDTH, WIDTH)) for name in ("query", "key", "value", "out")
+        name: drawn(number, DEPTH, WIDTH, WIDTH, scale=0.4)
+        for number, name in enumerate(("query", "key", "value", "out"), 2)
     }
     params = {
         "attention": stacked,
-        "up": {"w": 0.3 * jax.random.normal(next(keys), (WIDTH, WIDTH)), "b": 0.1 * jnp.ones(WIDTH)},
-        "down": {"w": 0.3 * jax.random.normal(next(keys), (WIDTH, WIDTH)), "b": -0.1 * jnp.ones(WIDTH)},
-        "head": {"w": jax.random.normal(next(keys), (WIDTH, 3))},
+        "up": {"w": drawn(6, WIDTH, WIDTH, scale=0.3), "b": filled(0.1, WIDTH)},
+        "down": {"w": drawn(7, WIDTH, WIDTH, scale=0.3), "b": filled(-0.1, WIDTH)},
+        "head": {"w": drawn(8, WIDTH, 3)},
     }
-    return {"params": params, "batch_stats": {"mean": jnp.linspace(-0.2, 0.2, WIDTH)}}
+    return {"params": params, "batch_stats": {"mean": evenly(-0.2, 0.2, WIDTH)}}
 
 
 def batch() -> Tree:
     """Two examples."""
-    return {"x": jax.random.normal(jax.random.key(1), (2, POSITIONS, WIDTH))}
+    return {"x": drawn(1, 2, POSITIONS, WIDTH)}
 
 
 def planted(fault: str) -> Tree:

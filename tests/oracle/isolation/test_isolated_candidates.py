@@ -17,6 +17,7 @@ from gradscope.errors import UsageError
 from gradscope.naming import Selection
 from tests.oracle.isolation import faulty
 from tests.oracle.isolation.isolating import isolated, of_losses, wrong
+from tests.support.data import drawn, evenly
 
 
 def test_every_layer_is_judged_forward_and_backward() -> None:
@@ -45,8 +46,8 @@ def chain(params: Any, batch: Any, *, power: Any = square_of, gain: float = 1.0)
         return jnp.sin(x).sum()
 
 
-VARIABLES = {"w": jnp.linspace(-1.0, 1.0, 12).reshape(3, 4)}
-BATCH = {"x": jnp.linspace(0.2, 1.0, 6).reshape(2, 3)}
+VARIABLES = {"w": evenly(-1.0, 1.0, 3, 4)}
+BATCH = {"x": evenly(0.2, 1.0, 2, 3)}
 
 
 def test_errors_are_those_of_the_layers_own_function_at_the_references_values() -> None:
@@ -98,7 +99,7 @@ def looped(params: Any, batch: Any, *, fault: bool = False) -> Array:
         return jnp.cos(x).mean()
 
 
-STACKED = {"w": 0.3 * jax.random.normal(jax.random.key(0), (4, 3, 3))}
+STACKED = {"w": drawn(0, 4, 3, 3, scale=0.3)}
 
 
 def test_one_iteration_of_a_scan_is_one_row() -> None:

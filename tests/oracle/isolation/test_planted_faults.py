@@ -16,6 +16,7 @@ import gradscope as gs
 from gradscope.comparison import Comparison
 from tests.oracle.isolation import faulty
 from tests.oracle.isolation.isolating import isolated, wrong
+from tests.support.data import drawn, filled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +129,7 @@ def stepped(path: Path, compiled: Callable[[Any], Any]) -> gs.Dump:
                 x = jax.nn.softmax(jnp.tanh(x @ params[name]) * 3)
         return jnp.square(x).mean()
 
-    params = {f"dense{seed}": jax.random.normal(jax.random.key(seed), (32, 32)) / 4 for seed in (1, 2)}
+    params = {f"dense{seed}": drawn(seed, 32, 32, scale=0.25) for seed in (1, 2)}
     _, seen = compiled(gs.value_and_grad(loss, observe="tensors"))(params, params["dense1"] * 2)
     gs.save(path, seen)
     return gs.load(path)
@@ -153,8 +154,8 @@ def scaled(factor: float, *, reordered: bool = False) -> gs.Dump:
             x = jnp.square(x)
             return factor * (x[::-1].reshape(5, -1).sum(axis=0).sum() if reordered else x.sum())
 
-    batch = {"x": jax.random.normal(jax.random.key(2), (40, 6))}
-    return gs.capture(loss, {"w": jax.random.normal(jax.random.key(3), (6, 4))}, batch)
+    batch = {"x": drawn(2, 40, 6)}
+    return gs.capture(loss, {"w": drawn(3, 6, 4)}, batch)
 
 
 @pytest.fixture(scope="module")
@@ -179,8 +180,7 @@ def test_a_shape_that_differs_is_said_to_be_of_other_axes_where_it_may_be() -> N
         with jax.named_scope("dense"):
             return jnp.square(batch @ kernel).sum()
 
-    batch, keys = jnp.ones((2, 3)), jax.random.split(jax.random.key(0))
-    one, other = ({"w": jax.random.normal(key, shape)} for key, shape in zip(keys, ((3, 5), (5, 3)), strict=True))
+    batch, one, other = filled(1.0, 2, 3), {"w": drawn(0, 3, 5)}, {"w": drawn(1, 5, 3)}
     found = gs.compare(gs.capture(loss, one, batch), gs.capture(loss, other, batch))
     (likely,) = (row.likely for row in found.rows if (row.family, row.name) == ("param", "w"))
     assert likely.startswith("has the reference's axes in another order")

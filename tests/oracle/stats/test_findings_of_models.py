@@ -11,9 +11,10 @@ import pytest
 
 import gradscope as gs
 from gradscope.presentation.tables.facts import facts
+from tests.support.data import drawn, filled
 
-X = jax.random.normal(jax.random.key(0), (16, 8))
-LABELS = jnp.arange(16) % 4
+X = drawn(0, 16, 8)
+LABELS = jnp.asarray(np.arange(16, dtype=np.int32) % 4)
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +25,7 @@ def _as_users_run_it() -> Any:
 
 
 def kernel(seed: int, *shape: int, scale: float = 1.0) -> jax.Array:
-    return scale * jax.random.normal(jax.random.key(seed), shape) / shape[0] ** 0.5
+    return drawn(seed, *shape, scale=scale * shape[0] ** -0.5)
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -66,11 +67,11 @@ def modulated(variables: Any, batch: Any) -> jax.Array:
 def test_a_kernel_of_zeros_that_waits_for_the_head_to_move_is_no_fault() -> None:
     variables = {
         "condition": kernel(1, 8, 8), "into": kernel(2, 8, 16),
-        "modulation": jnp.zeros((8, 16)), "out": jnp.zeros((16, 8)),
+        "modulation": filled(0.0, 8, 16), "out": filled(0.0, 16, 8),
     }  # fmt: skip
     batch = (X, X[::-1])
     assert not gs.capture(modulated, variables, batch).findings()
-    gradient = jax.grad(modulated)
+    gradient = jax.jit(jax.grad(modulated))
     moved = variables
     for _ in range(2):
         moved = jax.tree.map(lambda value, step: value - step, moved, gradient(moved, batch))
@@ -96,14 +97,14 @@ def gated(variables: Any, batch: Any, *, mask: jax.Array | None = None) -> jax.A
 @pytest.mark.parametrize("bias", [60.0, -200.0], ids=["open", "closed"])
 def test_what_a_saturated_gate_closes_is_told_with_it(bias: float) -> None:
     variables = {name: kernel(number, 8, 8) for number, name in enumerate(("gate", "first", "second"))}
-    variables |= {"bias": jnp.full(8, bias), "head": kernel(9, 8, 4)}
+    variables |= {"bias": filled(bias, 8), "head": kernel(9, 8, 4)}
     (finding,) = gs.capture(gated, variables, (X, LABELS)).findings()
     assert (finding.rule, finding.name) == ("saturated", "gate")
 
 
 def test_a_mask_of_zeros_elsewhere_is_told_beside_a_saturated_gate() -> None:
     variables = {name: kernel(number, 8, 8) for number, name in enumerate(("gate", "first", "second"))}
-    variables |= {"bias": jnp.full(8, 8.0), "head": kernel(9, 8, 4)}
+    variables |= {"bias": filled(8.0, 8), "head": kernel(9, 8, 4)}
     found = gs.capture(lambda v, b: gated(v, b, mask=jnp.zeros(())), variables, (X, LABELS)).findings()
     assert [finding.rule for finding in found] == ["saturated", "zero-grad"]
 
@@ -120,7 +121,7 @@ def test_dead_units_of_a_layer_that_receives_zeros_alone_are_told_as_that(kept: 
             return cross_entropy(h @ variables["head"], batch[1])
 
     variables = {"first": kernel(1, 8, 8), "second": kernel(2, 8, 8), "head": kernel(3, 8, 4)}
-    variables["bias"] = jnp.zeros(8) if kept == 0 else jnp.full(8, -10.0)
+    variables["bias"] = filled(0.0 if kept == 0 else -10.0, 8)
     (finding,) = gs.capture(loss, variables, (X, LABELS)).findings()
     assert (finding.rule, finding.name) == ("dead", "second")
     assert ("as is all that its layer receives" in finding.why) == (kept == 0)

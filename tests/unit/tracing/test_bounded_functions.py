@@ -13,10 +13,11 @@ import pytest
 
 from gradscope.tracing.lookup.bounded_functions import bounded_functions
 from gradscope.tracing.tracer import trace_loss
+from tests.support.data import filled
 
-SQUARE = jnp.ones((8, 8))
-POINTS = jnp.ones((4, 8))
-SEQUENCES = jnp.ones((2, 5, 8))
+SQUARE = filled(1.0, 8, 8)
+POINTS = filled(1.0, 4, 8)
+SEQUENCES = filled(1.0, 2, 5, 8)
 
 
 def found(loss: Callable[..., Any], batch: Any, *names: str) -> list[tuple[str, int, str | None, list[str]]]:

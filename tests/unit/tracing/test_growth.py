@@ -19,9 +19,10 @@ from gradscope.tracing.layers.layers import find_layers
 from gradscope.tracing.layers.parameter_views import ParameterOrigins
 from gradscope.tracing.layers.sites import find_sites
 from gradscope.tracing.tracer import trace_loss
+from tests.support.data import filled
 from tests.support.work import calls
 
-WEIGHTS = jnp.ones(3)
+WEIGHTS = filled(1.0, 3)
 SMALL, LARGE = 30, 150
 
 

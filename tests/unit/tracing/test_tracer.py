@@ -13,9 +13,10 @@ import pytest
 
 from gradscope.errors import ModelError
 from gradscope.tracing.tracer import trace_loss
+from tests.support.data import filled
 
-W = {"dense": {"kernel": jnp.ones((3, 2)), "bias": jnp.zeros(2)}}
-X = jnp.ones((4, 3))
+W = {"dense": {"kernel": filled(1.0, 3, 2), "bias": filled(0.0, 2)}}
+X = filled(1.0, 4, 3)
 
 
 def loss(variables: Any, x: Any) -> Any:

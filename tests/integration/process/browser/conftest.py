@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,15 @@ class Opened:
     page: Any
     problems: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
+
+    @cached_property
+    def listeners(self) -> dict[str, Callable[[Any], None]]:
+        """What notes them, by event."""
+        return {
+            "console": lambda message: self.problems.append(message.text),
+            "pageerror": lambda error: self.problems.append(str(error)),
+            "request": lambda request: self.requests.append(request.url),
+        }
 
 
 @pytest.fixture(scope="session")
@@ -47,20 +57,33 @@ def pages(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     return write_pages(tmp_path_factory.mktemp("pages"))
 
 
+@pytest.fixture(scope="session")
+def tab(browser: Any) -> Any:
+    """A tab that tests use one after the other: another one is another process of the browser, for half a second."""
+    return browser.new_context(offline=True).new_page()
+
+
 @pytest.fixture
-def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Callable[..., Opened]]:
-    """Opens a page by its kind, at a place in it, in a window of some size; it must have made no request."""
+def opened(browser: Any, tab: Any, pages: dict[str, Path]) -> Iterator[Callable[..., Opened]]:
+    """Opens a page by its kind, at a place in it, in a window of some size; it must have made no request.
+
+    The first page of a test is in the tab that all share, others and those with options are in one of their own.
+    """
     contexts: list[Any] = []
     found: list[Opened] = []
 
+    def page_for(options: dict[str, Any]) -> Any:
+        if not found and not options:
+            return tab
+        contexts.append(browser.new_context(offline=True, **options))
+        return contexts[-1].new_page()
+
     def open_page(kind: str, place: str = "", *, width: int = 1280, height: int = 900, **options: Any) -> Opened:
-        context = browser.new_context(offline=True, viewport={"width": width, "height": height}, **options)
-        contexts.append(context)
-        shown = Opened(context.new_page())
+        shown = Opened(page_for(options))
         found.append(shown)
-        shown.page.on("console", lambda message: shown.problems.append(message.text))
-        shown.page.on("pageerror", lambda error: shown.problems.append(str(error)))
-        shown.page.on("request", lambda request: shown.requests.append(request.url))
+        shown.page.set_viewport_size({"width": width, "height": height})
+        for event, listener in shown.listeners.items():
+            shown.page.on(event, listener)
         shown.page.goto(pages[kind].as_uri() + place)
         if options.get("java_script_enabled", True):
             shown.page.wait_for_selector("html[data-ready]", timeout=30_000)
@@ -73,7 +96,12 @@ def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Callable[..., Opene
                 Path(SCREENSHOTS).mkdir(parents=True, exist_ok=True)
             test = os.environ.get("PYTEST_CURRENT_TEST", "page").split("::")[-1].split(" ")[0]
             each.page.screenshot(path=str(Path(SCREENSHOTS) / f"{test}-{number}.png"))
-        assert each.problems == []
-        assert [url for url in each.requests if not url.startswith(("file:", "blob:"))] == []
+        for event, listener in each.listeners.items():
+            each.page.remove_listener(event, listener)
+    # From a page to itself at another place is no load.
+    tab.goto("about:blank")
     for context in contexts:
         context.close()
+    for each in found:
+        assert each.problems == []
+        assert [url for url in each.requests if not url.startswith(("file:", "blob:"))] == []

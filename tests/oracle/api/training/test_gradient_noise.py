@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import gradscope as gs
+from tests.support.data import drawn
 
 pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
 
@@ -88,7 +89,7 @@ def test_a_loss_that_couples_examples_says_so() -> None:
         return jnp.mean((params[None] * (batch - mean) / jnp.sqrt(var + 1e-2) - batch) ** 2)
 
     step = gs.train_step(normalised, "sgd(0.1)")
-    state, batch = step.init(jnp.zeros(3)), jax.random.normal(jax.random.key(0), (64, 3))
+    state, batch = step.init(jnp.zeros(3)), drawn(0, 64, 3)
     single, larger = (float(step.gradient_noise(state, batch, group_size=size).coupling) for size in (1, 16))
     assert single > 0.5 > larger > 1e-3
 

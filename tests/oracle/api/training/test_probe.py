@@ -18,6 +18,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import gradscope as gs
 from gradscope.history.history_reader import History
 from gradscope.presentation import trends_report
+from tests.support.data import drawn
 
 optax = pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
 
@@ -32,13 +33,12 @@ def _as_users_have_it() -> Any:
 
 
 def initial() -> Any:
-    one, two = jax.random.split(jax.random.key(0))
-    params = {"hidden": {"w": jax.random.normal(one, (4, 8))}, "head": {"w": jax.random.normal(two, (8, 1))}}
+    params = {"hidden": {"w": drawn(0, 4, 8)}, "head": {"w": drawn(1, 8, 1)}}
     return params, TX.init(params)
 
 
 def batch(number: int) -> Any:
-    x = jax.random.normal(jax.random.key(100 + number), (16, 4))
+    x = drawn(100 + number, 16, 4)
     return {"x": x, "y": x[:, :1]}
 
 

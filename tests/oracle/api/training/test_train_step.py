@@ -14,22 +14,21 @@ import pytest
 
 import gradscope as gs
 from gradscope.errors import UsageError
+from tests.support.data import drawn, filled
 
 optax = pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
 
 
 def variables() -> dict[str, Any]:
-    first, second = jax.random.split(jax.random.key(0))
     params = {
-        "hidden": {"kernel": 0.5 * jax.random.normal(first, (3, 4)), "bias": jnp.zeros(4)},
-        "head": {"kernel": 0.5 * jax.random.normal(second, (4, 2))},
+        "hidden": {"kernel": drawn(0, 3, 4, scale=0.5), "bias": filled(0.0, 4)},
+        "head": {"kernel": drawn(1, 4, 2, scale=0.5)},
     }
-    return {"params": params, "batch_stats": {"mean": jnp.zeros(4)}}
+    return {"params": params, "batch_stats": {"mean": filled(0.0, 4)}}
 
 
 def batch(number: int) -> dict[str, Any]:
-    x_key, y_key = jax.random.split(jax.random.key(100 + number))
-    return {"x": jax.random.normal(x_key, (8, 3)), "y": jax.random.normal(y_key, (8, 2))}
+    return {"x": drawn(100 + number, 8, 3), "y": drawn(200 + number, 8, 2)}
 
 
 def loss(variables: Any, batch: Any) -> tuple[Any, Any]:

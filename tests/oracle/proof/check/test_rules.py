@@ -16,10 +16,12 @@ from gradscope.errors import UsageError
 from gradscope.proof import leaf_claims as leaves
 from gradscope.proof.proving import Proof, ProofOptions, ProofRow, prove
 from gradscope.tracing.loading.model import Model
+from tests.oracle.instrument.constant_rate import rated_by
 from tests.oracle.zoo import ZOO
+from tests.support.data import evenly
 
-W = jnp.linspace(-1.0, 1.5, 12).reshape(3, 4)
-X = jnp.linspace(-0.9, 1.1, 6).reshape(2, 3)
+W = evenly(-1.0, 1.5, 3, 4)
+X = evenly(-0.9, 1.1, 2, 3)
 
 
 def proof(
@@ -332,19 +334,7 @@ def test_a_wrong_rule_is_told_by_argument_and_factor() -> None:
 
 @pytest.mark.parametrize("factor", [1.0, 1.5])
 def test_an_input_that_a_rule_refuses_is_a_constant(factor: float) -> None:
-    @jax.custom_vjp
-    def rated(x: Any, rate: Any) -> Any:
-        return rate * jnp.tanh(x)
-
-    def forward(x: Any, rate: Any) -> Any:
-        assert not rate.perturbed
-        return rated(x.value, rate.value), (x.value, rate.value)
-
-    def backward(kept: Any, cotangent: Any) -> Any:
-        x, rate = kept
-        return factor * cotangent * rate / jnp.cosh(x) ** 2, jnp.zeros_like(rate)
-
-    rated.defvjp(forward, backward, symbolic_zeros=True)
+    rated = rated_by(factor)
     found = proof(lambda w, batch: rated(batch["x"] @ w, batch["rate"]).sum(), W, {"x": X, "rate": jnp.float32(2.0)})
     status = "correct" if factor == 1.0 else "wrong"
     assert rule(found, "rated").status == status

@@ -16,8 +16,9 @@ from gradscope.frameworks.modules.losses import labels_spec, loss_value
 from gradscope.frameworks.modules.outputs import named_outputs, updated_leaves
 from gradscope.frameworks.modules.random_inputs import random_inputs, require_representable
 from gradscope.frameworks.modules.request import LossName
+from tests.support.data import filled
 
-ONE = jnp.ones((2, 3))
+ONE = filled(1.0, 2, 3)
 
 
 @dataclasses.dataclass

@@ -15,9 +15,10 @@ from gradscope.api.capture_function import capture
 from gradscope.inspection.inspect_loss import inspect_loss
 from gradscope.presentation.render.graphs import Graph
 from gradscope.presentation.tables.dump_rows import Row
+from tests.support.data import evenly, filled
 
-W = {"a": jnp.linspace(-1.0, 1.0, 9).reshape(3, 3), "idle": jnp.ones(2)}
-X = jnp.linspace(0.0, 1.0, 6).reshape(2, 3)
+W = {"a": evenly(-1.0, 1.0, 3, 3), "idle": filled(1.0, 2)}
+X = evenly(0.0, 1.0, 2, 3)
 
 
 def loss(w: Any, x: Any) -> Any:

@@ -11,9 +11,10 @@ from gradscope.tracing.dataflow.between_known_values import SegmentsBetween
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey, iterations
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.tracer import Trace, trace_loss
+from tests.support.data import filled
 
-X = jnp.ones((2, 3))
-W = {"w": jnp.ones((4, 3, 3))}
+X = filled(1.0, 2, 3)
+W = {"w": filled(1.0, 4, 3, 3)}
 
 
 def readers(trace: Trace, *unknown: str) -> dict[str, list[str]]:

@@ -14,8 +14,9 @@ from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
 from gradscope.tracing.jaxpr.custom_rules import CustomRule, custom_rule
 from gradscope.tracing.jaxpr.frames import OPERAND
 from gradscope.tracing.tracer import Trace, trace_loss
+from tests.support.data import filled
 
-X = jnp.ones(3)
+X = filled(1.0, 3)
 
 
 def traced(function: Callable[[Any, Any], Any]) -> Trace:

@@ -12,8 +12,9 @@ import pytest
 
 from gradscope.tracing.dataflow.reachability import Reach
 from gradscope.tracing.tracer import Trace, trace_loss
+from tests.support.data import evenly
 
-X = jnp.linspace(-1.0, 1.0, 3)
+X = evenly(-1.0, 1.0, 3)
 
 
 def under(name: str, function: Callable[..., Any], *values: Any) -> Any:

@@ -13,9 +13,10 @@ import pytest
 
 from gradscope.tracing.jaxpr.frames import iterations
 from gradscope.tracing.tracer import Trace, trace_loss
+from tests.support.data import evenly
 
-X = jnp.linspace(-1.0, 1.0, 6).reshape(2, 3)
-W = jnp.linspace(-1.0, 1.0, 9).reshape(3, 3)
+X = evenly(-1.0, 1.0, 2, 3)
+W = evenly(-1.0, 1.0, 3, 3)
 
 
 def under(name: str, function: Callable[..., Any], *values: Any) -> Any:
