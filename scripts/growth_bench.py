@@ -94,8 +94,8 @@ print(json.dumps({"plain compile": compiled - begin, "plain run": time.perf_coun
 _HEAD: Final = """# The bench of growth
 
 `scripts/bench growth` measures how the seconds of each phase grow with the number of tensors that a dump records, and
-with their bytes; it writes this page. `scripts/bench growth --quick` measures small sizes and writes nothing, `--json`
-prints the figures, and `--most` goes on to 20 GiB. An exponent is the slope of the logarithm of the seconds over the
+with their bytes; it writes this page. `scripts/bench growth --quick` measures small sizes and writes nothing, and
+`scripts/bench growth --most` goes on to 20 GiB. An exponent is the slope of the logarithm of the seconds over the
 logarithm of the size, by least squares, without the sizes at which a figure is start-up: below twice that of the
 smallest size. The last step's is that between the two largest sizes. Seconds are the least of up to three repetitions.
 
