@@ -80,10 +80,8 @@ class ProcessWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        # The folder stays, also an empty one: other processes may be about to write into it.
         self._file.__exit__(kind, error, traceback)
-        if self._folder != self._target:
-            with suppress(OSError):  # what other processes have written is left there
-                self._folder.rmdir()
 
     @implements(RecordSink)
     def require_space(self, size_bytes: int) -> None:
