@@ -154,16 +154,17 @@ def _by_zero(failure: Failure) -> Diagnosis | None:
 
 def _by_tiny(operation: Operation, failure: Failure, operations: Operations) -> Diagnosis | None:
     """Returns the diagnosis of a division by a number whose square, by which the gradient is divided, is too small."""
-    divisor = _wide(failure.tensors[1])
-    if divisor.ndim != len(failure.index):
+    divisor, limits = _wide(failure.tensors[1]), jnp.finfo(failure.dtype)
+    # Narrower types keep what is below their smallest normal number, and XLA makes zero of it.
+    flushes = limits.minexp <= jnp.finfo(jnp.float32).minexp
+    if 1 not in failure.chosen or not flushes or divisor.ndim != len(failure.index):
         return None
-    by = float(divisor[_aligned(failure.index, divisor.shape)])
-    smallest = float(jnp.finfo(failure.dtype).tiny)
+    by, smallest = float(divisor[_aligned(failure.index, divisor.shape)]), float(limits.tiny)
     if not 0 < by * by < smallest:
         return None
     why = (
         f"the derivative of a division by {by:.6g}{element(failure.index)} is not finite: it divides by the square of "
-        f"that, which is below the smallest {failure.dtype}, {smallest:.3g}"
+        f"that, which is below the smallest normal {failure.dtype}, {smallest:.3g}"
     )
     summed = operations.made_by(operation.values[-1:], "reduce_sum")
     exponentials = operations.made_by([value for each in summed for value in each.values], "exp")
