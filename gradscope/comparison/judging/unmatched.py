@@ -253,7 +253,7 @@ def is_loss(source: DumpSource, key: str) -> bool:
 
 
 def with_loss_compared(dumps: Dumps, row: ComparisonRow) -> ComparisonRow:
-    """Returns the row of a value that only the reference has; where that is the loss, compared with the candidate's.
+    """Returns the row of a value that only the reference has; where that is a loss that differs, with the difference.
 
     A program can have a scope around its loss where the other has none. Every candidate has a loss.
 
@@ -266,11 +266,14 @@ def with_loss_compared(dumps: Dumps, row: ComparisonRow) -> ComparisonRow:
         return row
     dtype, loss = dumps.ref.entry(dumps.ref.resolve(key)).dtype, float(dumps.ref.array(key))
     error = abs(other - loss) / abs(loss) if loss and math.isfinite(other - loss) else math.inf
+    tolerance = default_tolerance(ACTIVATION, dtype, dtype, reduced=False)
+    if other == loss or error <= tolerance:
+        return row
     return replace(
         row,
         status="different",
         metrics={"rel_l2": error, "nonfinite_mismatch": 0},
-        tolerance=default_tolerance(ACTIVATION, dtype, dtype, reduced=False),
+        tolerance=tolerance,
         needed=error,
         why=f"the losses are {loss:.6g} and {other:.6g}",
     )
