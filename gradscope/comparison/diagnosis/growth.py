@@ -6,11 +6,11 @@ or by a floor where that is larger, because ratios of rounding errors carry no i
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gradscope.dump.manifest.layer_graph import Sources, sources_of
+from gradscope.dump.manifest.layer_graph import nearest, sources_of
 from gradscope.dump.manifest.manifest import Layer
 
 #: Growth above which an error counts as made by the layer itself.
@@ -38,22 +38,10 @@ def growths(layers: Sequence[Layer], errors: Mapping[str, Error]) -> dict[str, f
     sources = sources_of(layers)
     found: dict[str, float] = {}
     for key, error in errors.items():
-        inherited = [errors[source].rel_l2 for source in _known_sources(sources, key, errors)]
+        inherited = [errors[source].rel_l2 for source in nearest(sources, key, errors)]
         floor = error.tolerance * _FLOOR
         if inherited and floor > 0:
             found[key] = _quotient(error.rel_l2, max(floor, *inherited))
-    return found
-
-
-def _known_sources(sources: Sources, key: str, known: Container[str]) -> list[str]:
-    """Returns the nearest sources whose errors are known: what only one dump has is passed over."""
-    found: list[str] = []
-    seen, pending = {key}, [key]
-    while pending:
-        for source in sources.get(pending.pop(), ()):
-            if source not in seen:
-                seen.add(source)
-                (found if source in known else pending).append(source)
     return found
 
 

@@ -13,7 +13,7 @@ the layer around it, and the outputs of a loop count as computed from the output
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
 
@@ -69,16 +69,40 @@ def _add_stated(layer: Layer, forward: dict[str, list[str]], backward: dict[str,
             backward[key] += [source for source in (*cotangents, *layer.sources) if source != key]
 
 
-def consequences(sources: Sources, first: str) -> frozenset[str]:
-    """Returns the keys that are computed, directly or indirectly, from a value or gradient, without its own key."""
+def inverted(sources: Sources) -> dict[str, list[str]]:
+    """Returns the keys that are computed from each key."""
     readers: defaultdict[str, list[str]] = defaultdict(list)
     for key, made_of in sources.items():
         for source in made_of:
             readers[source].append(key)
+    return dict(readers)
+
+
+def nearest(graph: Mapping[str, Sequence[str]], key: str, known: Container[str]) -> list[str]:
+    """Returns the nearest keys behind a key that are known; those that are not are passed over.
+
+    Args:
+        graph: The keys next behind each key: its sources, or what is computed from it.
+        key: The key.
+        known: The keys at which the search ends.
+    """
+    found: list[str] = []
+    seen, pending = {key}, [key]
+    while pending:
+        for each in graph.get(pending.pop(), ()):
+            if each not in seen:
+                seen.add(each)
+                (found if each in known else pending).append(each)
+    return found
+
+
+def consequences(sources: Sources, first: str) -> frozenset[str]:
+    """Returns the keys that are computed, directly or indirectly, from a value or gradient, without its own key."""
+    readers = inverted(sources)
     found: set[str] = set()
     pending = [first]
     while pending:
-        fresh = [key for key in readers[pending.pop()] if key not in found]
+        fresh = [key for key in readers.get(pending.pop(), ()) if key not in found]
         found.update(fresh)
         pending += fresh
     return frozenset(found - {first})

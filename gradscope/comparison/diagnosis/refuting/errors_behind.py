@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from gradscope.dump.manifest.layer_graph import Sources
+from gradscope.dump.manifest.layer_graph import Sources, inverted
 
 
 class ErrorsBehind:
@@ -27,10 +26,7 @@ class ErrorsBehind:
         self._errors = dict(errors)
         self._unread = unread
         self._known: dict[str, float] = {}
-        self._readers: defaultdict[str, list[str]] = defaultdict(list)
-        for key, made_of in sources.items():
-            for each in made_of:
-                self._readers[each].append(key)
+        self._readers = inverted(sources)
 
     def largest(self, key: str) -> float:
         """Returns the largest error of what is compared next behind a value; zero where nothing is."""

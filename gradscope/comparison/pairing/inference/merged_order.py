@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 from operator import mul
@@ -18,7 +18,7 @@ from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.layout.layouts import relative_error
 from gradscope.comparison.layout.recipes import RecipeStep, Reshape, Transpose
 from gradscope.comparison.pairing.matching import Dumps, Match
-from gradscope.dump.manifest.layer_graph import sources_of
+from gradscope.dump.manifest.layer_graph import inverted, nearest, sources_of
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, is_gradient, key_of, split_key
 
 
@@ -32,12 +32,23 @@ def with_positions_in_order(dumps: Dumps, matches: Sequence[Match]) -> tuple[Mat
     Raises:
         DumpError: One of the dumps is damaged.
     """
+    in_order = {
+        match: steps
+        for match in matches
+        if match.matched_by == "fingerprint"
+        and split_key(match.ref)[0] == ACTIVATION
+        and (steps := _in_order(dumps.cand.entry(match.cand).shape, match.recipe.steps)) is not None
+    }
+    if not in_order:
+        return tuple(matches)
+    known = {dumps.ref.resolve(each.ref): each for each in matches if split_key(each.ref)[0] == ACTIVATION}
+    sources = sources_of(dumps.ref.manifest.layers).items()
+    readers = inverted({key: made_of for key, made_of in sources if not is_gradient(split_key(key)[0])})
     found: dict[str, tuple[RecipeStep, ...]] = {}
-    for match in matches:
-        if match.matched_by == "fingerprint" and split_key(match.ref)[0] == ACTIVATION:
-            steps = _in_order(dumps.cand.entry(match.cand).shape, match.recipe.steps)
-            if steps is not None and not _agrees_behind(dumps, match, matches):
-                found |= {match.ref: steps, key_of(ACTIVATION_GRAD, split_key(match.ref)[1]): steps}
+    for match, steps in in_order.items():
+        compared = nearest(readers, dumps.ref.resolve(match.ref), known)
+        if compared and not any(_agrees(dumps, known[key]) for key in compared):
+            found |= {match.ref: steps, key_of(ACTIVATION_GRAD, split_key(match.ref)[1]): steps}
     return tuple(
         replace(match, recipe=replace(match.recipe, steps=found[match.ref]), matched_by="order")
         if match.ref in found and match.recipe.steps
@@ -68,31 +79,6 @@ def _in_order(shape: tuple[int, ...], steps: Sequence[RecipeStep]) -> tuple[Reci
         return None
     in_order = order == sorted(order)
     return (Reshape(tuple(arranged)), *(() if in_order else (Transpose(tuple(order)),)))
-
-
-def _agrees_behind(dumps: Dumps, match: Match, matches: Sequence[Match]) -> bool:
-    """Returns whether a value that is compared next behind another agrees, or none is compared."""
-    known = {dumps.ref.resolve(each.ref): each for each in matches if split_key(each.ref)[0] == ACTIVATION}
-    readers: defaultdict[str, list[str]] = defaultdict(list)
-    for key, made_of in sources_of(dumps.ref.manifest.layers).items():
-        for each in () if is_gradient(split_key(key)[0]) else made_of:
-            readers[each].append(key)
-    compared = _next_behind(dumps.ref.resolve(match.ref), readers, known)
-    return not compared or any(_agrees(dumps, each) for each in compared)
-
-
-def _next_behind(key: str, readers: Mapping[str, Sequence[str]], known: Mapping[str, Match]) -> list[Match]:
-    found: list[Match] = []
-    seen, waiting = {key}, [key]
-    while waiting:
-        for each in readers.get(waiting.pop(), ()):
-            if each not in seen:
-                seen.add(each)
-                if each in known:
-                    found.append(known[each])
-                else:
-                    waiting.append(each)
-    return found
 
 
 def _agrees(dumps: Dumps, match: Match) -> bool:
