@@ -54,6 +54,22 @@ def naive_softmax(shift: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
     return loss
 
 
+def half_norm(epsilon: float, dtype: Any = jnp.float16) -> Callable[[Any, Any], Any]:
+    def loss(w: Any, x: Any) -> Any:
+        h = w.astype(dtype)
+        return (h / jnp.sqrt((h * h).mean() + epsilon)).sum().astype(jnp.float32) + x.sum()
+
+    return loss
+
+
+def half_log(epsilon: float) -> Callable[[Any, Any], Any]:
+    return lambda w, x: jnp.log(jnp.maximum(w, epsilon)).astype(jnp.float32).sum() + x.sum()
+
+
+def half_root(epsilon: float) -> Callable[[Any, Any], Any]:
+    return lambda w, x: jnp.sqrt(w + epsilon).astype(jnp.float32).sum() + x.sum()
+
+
 def attention(fill: float, softmax: Callable[..., Any] = jax.nn.softmax) -> Callable[[Any, Any], Any]:
     return lambda w, x: (softmax(jnp.where(MASKED, x * w, fill)) * x).sum()
 
@@ -146,6 +162,18 @@ CASES = {
         lambda w, x: jnp.sinh(jnp.clip(200 * w * x, -40, 40)).sum(),
     ),
     "a standard deviation of 0": Case(repairs.UNDER_ROOT, normalised(0.0), normalised(EPS)),
+    "an epsilon that float16 rounds to 0": Case(
+        repairs.LARGER_EPSILON, half_norm(1e-8), half_norm(1e-3), jnp.zeros(3, jnp.float16)
+    ),
+    "an epsilon that float16 rounds to 0, in float32": Case(
+        repairs.WIDER, half_norm(1e-8), half_norm(1e-8, jnp.float32), jnp.zeros(3, jnp.float16)
+    ),
+    "a bound that float16 rounds to 0": Case(
+        repairs.LARGER_EPSILON, half_log(1e-8), half_log(1e-3), jnp.zeros(3, jnp.float16)
+    ),
+    "an epsilon that float16 rounds to 0, under a root": Case(
+        repairs.LARGER_EPSILON, half_root(1e-8), half_root(1e-3), jnp.zeros(3, jnp.float16)
+    ),
     "a where of a root": Case(
         repairs.WHERE_TWICE, lambda w, x: jnp.where(x > 0, jnp.sqrt(x * w), 0.0)[:, :2].sum(),
         lambda w, x: jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x * w, 1.0)), 0.0)[:, :2].sum(),

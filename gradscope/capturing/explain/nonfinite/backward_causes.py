@@ -9,6 +9,7 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
+from gradscope.capturing.explain.nonfinite.lost_epsilons import with_lost_epsilon
 from gradscope.capturing.explain.nonfinite.repairs import (
     ADD_EPSILON,
     BASE_POSITIVE,
@@ -66,8 +67,8 @@ def backward_diagnosis(operation: Operation, failure: Failure, operations: Opera
         where = _thrown_away_by(operation, operations)
         away = f"is thrown away by the {where}" if where else "does not count, what arrives is 0"
         why = f"{cause.why}; its result {away}, its gradient is not: 0 times infinity is NaN"
-        return Diagnosis(why, WHERE_TWICE if where else cause.repair)
-    return cause
+        cause = Diagnosis(why, WHERE_TWICE if where else cause.repair)
+    return with_lost_epsilon(cause, operation, operations)
 
 
 def _received(failure: Failure) -> float | None:

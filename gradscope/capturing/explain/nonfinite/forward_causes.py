@@ -9,6 +9,7 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
+from gradscope.capturing.explain.nonfinite.lost_epsilons import with_lost_epsilon
 from gradscope.capturing.explain.nonfinite.repairs import (
     ADD_EPSILON,
     BASE_POSITIVE,
@@ -63,7 +64,8 @@ def _known(
     rule = _FORWARD.get(primitive)
     found = rule(failure.operands) if rule is not None and failure.operands else None
     if found is not None:
-        return Diagnosis(f"{found.why}{place}", _special_repair(operation, primitive, operations) or found.repair)
+        repair = _special_repair(operation, primitive, operations) or found.repair
+        return with_lost_epsilon(Diagnosis(f"{found.why}{place}", repair), operation, operations)
     if primitive == "triangular_solve" and (at := _zero_on_diagonal(failure.tensors[0])) is not None:
         return Diagnosis(f"a singular matrix is inverted: its factor has a 0 on the diagonal{element(at)}", REGULAR)
     if primitive == "reduce_sum" and math.isnan(failure.value) and np.isinf(_wide(failure.tensors[0])).any():

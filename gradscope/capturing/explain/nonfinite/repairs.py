@@ -26,6 +26,7 @@ SHIFT: Final = (
 )
 CLIP_OVERFLOW: Final = "clip the operand"
 UNDER_ROOT: Final = "add a small epsilon under the square root that it is divided by"
+LARGER_EPSILON: Final = "state a larger epsilon there"
 WHERE_TWICE: Final = (
     "use where twice: give the operation a harmless operand, f(where(ok, x, 1)), where its result is thrown away"
 )
