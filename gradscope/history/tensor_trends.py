@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 
 #: The steps of which `Trend.slope` states the growth.
 SLOPE_STEPS: Final = 100
+
+#: What a trend states of one statistic of a tensor: unit and meaning by column.
+TRENDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "first": ("", "the statistic at the first recorded step at which the tensor was finite"),
+        "last": ("", "the statistic at the last recorded step; NaN where the tensor is not finite there"),
+        "slope": (
+            f"powers of ten in {SLOPE_STEPS} steps",
+            "how fast the statistic grows: the slope of a least-squares line through the logarithms of its magnitudes",
+        ),
+        "change": ("powers of ten", "by how much the statistic changed while the tensor was finite, up or down"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,7 @@ block2/conv  [8,8,8,32]    12.700     0%    3  5.50e-09   6.05e-09
 loss         []             2.310     0%    0  1.00e+00   1.10e+00
 hidden at this width: dtype, activation mean, activation std, activation zeros,
 activation fwd_gain, gradient amax, gradient zeros, gradient bwd_gain, source,
-alias_of (--format json has them all)
+alias_of (--format json has all numbers)
 
 Parameters (4)
                     param  gradient ────────
@@ -50,7 +50,7 @@ stem/conv/kernel     5.61  0.41300  7.36e-02
 stem/conv/bias       0     0.00210
 block1/conv/kernel  11.90  0.00102  8.57e-05
 hidden at this width: shape, param mean, param std, param amax, gradient rms,
-gradient amax, gradient zeros, source (--format json has them all)
+gradient amax, gradient zeros, source (--format json has all numbers)
 
 Findings (2)
 dead          activation/block1/relu has 87.5% dead units: 28 of 32 are zero for
@@ -90,7 +90,7 @@ block1       [8,8,8,32]               0.25000   0.220   0.220  93.8%  87.5%    0
   relu       [8,8,8,32]               0.25000   0.220   0.220  93.8%  87.5%    0     0.220  9.10e-05  4.55e-04     0%      1.10   1.00e-04  dead   net.py:14
 block2/conv  [8,8,8,32]               0.25000  12.700  12.700     0%     0%    3    12.700  5.50e-09  2.75e-08     0%      1.10   6.05e-09         net.py:15
 loss         []                       0.25000   2.310   2.310     0%     0%    0     2.310  1.00e+00  5.00e+00     0%      1.10   1.10e+00         net.py:16
-hidden at this width: alias_of (--format json has them all)
+hidden at this width: alias_of (--format json has all numbers)
 
 Parameters (4)
                                  param ────────────────────  gradient ───────────────────────────────────
@@ -128,7 +128,7 @@ block[0..2]
   mlp              [4,128,512]  1.00..3.00  1.00..3.00     0%  0.00100..0.00300
 10 lines folded to 4: name[a..b] stands for iterations a to b, low..high for the
 extremes over them; --no-fold shows each
-hidden at this width: gradient zeros (--format json has them all)
+hidden at this width: gradient zeros (--format json has all numbers)
 
 loss  5
 dump  run.npz
@@ -150,7 +150,7 @@ block[0..2]
   mlp              [4,128,512]  1.00..3.00  1.00..3.00     0%  0.00100..0.00300
 10 lines folded to 4: name[a..b] stands for iterations a to b, low..high for the
 extremes over them; --no-fold shows each
-hidden at this width: gradient zeros (--format json has them all)
+hidden at this width: gradient zeros (--format json has all numbers)
 
 loss  5
 dump  run.npz
@@ -218,13 +218,13 @@ block1/bn    different  1.10e-03   1.00e-04        1.00  3.30e-03     25.0%
 block1/relu  different  9.70e-04   1.00e-04        1.00  2.91e-03     25.0%
 block1       different  9.70e-04   1.00e-04        1.00  2.91e-03     25.0%
 stem         same       3.10e-07   1.00e-04        1.00  9.30e-07     25.0%
-hidden at this width: bit_equal (--format json has them all)
+hidden at this width: bit_equal (--format json has all numbers)
 
 param (2 of 2)
 name              status   rel_l2  tolerance  norm_ratio  max_abs  mismatch
 head/bias         missing
 stem/conv/kernel  same          0   1.00e-04        1.00        0        0%
-hidden at this width: bit_equal (--format json has them all)
+hidden at this width: bit_equal (--format json has all numbers)
 
 activation_grad (1 of 1)
 name    status     rel_l2  tolerance  norm_ratio  max_abs  mismatch  bit_equal

@@ -66,8 +66,8 @@ def show(
 
     options.require_one_of(tensor=tensor, ledger=ledger, step=step)
     if is_run(dump):
-        refused = {"--diff": diff, "--ledger": ledger, "--check": check, "--sort": sort, "--no-fold": no_fold}
-        report = _of_run(dump, step, tensor, selection_options, refused, overview=not full)
+        refused = {"--diff": diff, "--ledger": ledger, "--check": check, "--no-fold": no_fold}
+        report = _of_run(dump, step, tensor, selection_options, sort, refused, overview=not full)
         print_report(report, format_options.chosen)
         return
     if step is not None:
@@ -98,6 +98,7 @@ def _of_run(
     step: int | None,
     tensor: str | None,
     selection: SelectionOptions,
+    sort: str | None,
     refused: Mapping[str, object],
     *,
     overview: bool,
@@ -108,13 +109,13 @@ def _of_run(
     wrong = [*(name for name, value in refused.items() if value), *(["--depth"] if selection.depth else [])]
     if wrong:
         raise UsageError(f"{wrong[0]} is of dumps, and {path} is a training run", hint="leave it out")
-    which = Which(selection=selection.selection(), families=selection.family_set())
+    which = Which(selection=selection.selection(), families=selection.family_set(), sort=sort)
     with History(path) as history:
         if tensor is not None:
             return run_tensor_report(str(path), history, tensor)
         if step is not None:
             return step_report("show", str(path), history, step, which=which)
-        return trends_report(str(path), history, which=which, overview=overview and not selection.is_set)
+        return trends_report(str(path), history, which=which, overview=overview)
 
 
 def _difference(ref: Path, cand: Path, tensor: str | None) -> Report:

@@ -193,6 +193,5 @@ def _alarms(report: RunReport, title: str) -> PageNotes:
 def steepest_trends(report: RunReport, most: int) -> Table:
     """Returns the table of the steepest trends of a run, at most so many."""
     ordered = sorted(report.trends, key=lambda row: -abs(row.trend.slope or 0.0))
-    table = trend_table(ordered[:most], unicode=True)
-    title = f"The steepest trends ({len(table.lines):,} of {len(ordered):,})"
-    return Table(title=title, columns=table.columns, lines=table.lines, in_order=False, notes=table.notes)
+    table = trend_table(ordered[:most], unicode=True, in_order=False)
+    return replace(table, title=f"The steepest trends ({len(table.lines):,} of {len(ordered):,})")

@@ -188,4 +188,4 @@ def _spans(blocks: Sequence[_Block], item: Item, start: int, end: int, name: str
 def _hidden_note(blocks: Sequence[_Block], kept: Sequence[_Block]) -> list[str]:
     shown = {block.column.full_heading for block in kept}
     hidden = [name for block in blocks if (name := block.column.full_heading) and name not in shown]
-    return [f"hidden at this width: {', '.join(hidden)} (--format json has them all)"] if hidden else []
+    return [f"hidden at this width: {', '.join(hidden)} (--format json has all numbers)"] if hidden else []

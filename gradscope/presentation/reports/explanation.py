@@ -2,7 +2,7 @@
 
 All texts are those of the tables that the program itself works by: `COLUMNS`, `METRICS`, `RULES`, `REASONS`, families
 (`MEANINGS`), `ZERO_REASONS`, `STATUSES`, `PASSES`, the verdicts and outcomes of `compare` and `check`, and of training
-runs the rules of alarms and the columns of `STEPS`, `STATS` and `NOISE`.
+runs the rules of alarms and the columns of `STEPS`, `STATS`, `NOISE` and `TRENDS`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from gradscope.errors import UsageError
 from gradscope.history.alarms.alarm_rules import RULES as ALARMS
 from gradscope.history.alarms.alarm_rules import AlarmRule
 from gradscope.history.schema import NOISE, STATS, STEPS
+from gradscope.history.tensor_trends import TRENDS
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD
 from gradscope.naming.families import MEANINGS
 from gradscope.naming.patterns import nearest_hint
@@ -43,8 +44,8 @@ class Explanation:
 
     Attributes:
         name: The name.
-        kind: What it is the name of: `column`, `metric`, `finding`, `alarm`, `series`, `reason`, `zero`, `family`,
-            `status`, `pass`, `verdict`, `proof` or `outcome`.
+        kind: What it is the name of: `column`, `metric`, `finding`, `alarm`, `series`, `trend`, `reason`, `zero`,
+            `family`, `status`, `pass`, `verdict`, `proof` or `outcome`.
         facts: Texts by label: `what`, `formula`, `unit`, `threshold`, `do` and others.
     """
 
@@ -106,6 +107,7 @@ _TITLES: Final = {
     "finding": "a finding",
     "alarm": "an alarm of a training run",
     "series": "a number that a training run records",
+    "trend": "a column of the trends of a training run",
     "reason": "a reason of the ledger",
     "zero": "a reason why a gradient is zero or cut off",
     "family": "a family of tensors",
@@ -121,6 +123,7 @@ _LISTS: Final = {
     "finding": "Findings",
     "alarm": "Alarms of training runs",
     "series": "Numbers that a training run records",
+    "trend": "Columns of the trends of a training run",
     "reason": "Reasons of the ledger",
     "zero": "Reasons why a gradient is zero or cut off",
     "family": "Families of tensors",
@@ -183,6 +186,9 @@ def _explanations() -> Iterator[Explanation]:
     for table in (STEPS, STATS, NOISE):
         for name, (unit, meaning) in table.items():
             yield _explained(name, "series", {"what": _sentence(meaning), "unit": unit})
+    for name, (unit, meaning) in TRENDS.items():
+        use = f"gradscope show RUN --sort -{name}"
+        yield _explained(name, "trend", {"what": _sentence(meaning), "unit": unit, "use": use})
     for reason in REASONS:
         yield _explained(reason.name, "reason", _of_reason(reason))
     for zero in ZERO_REASONS:

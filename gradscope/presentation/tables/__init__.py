@@ -1,7 +1,7 @@
 """Tables are facts about a dump as columns and rows of values, before they are rendered.
 
 - A *row* (`dump_rows`) has the facts about one tensor: its family, its name, and values by column name. There is one
-  row for every family and name of a dump; a `Query` selects and orders them.
+  row for every family and name of a dump; a `Query` selects and orders them, by `sorting`.
 - A *table* (`table`) has columns and lines of values. A *line* may show two rows, a value and its gradient
   (`sections`), or all iterations of a loop (`folding`).
 - `over_time` makes those of a run; `sparkline` draws a series in one line.

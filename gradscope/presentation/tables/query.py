@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from gradscope import naming
-from gradscope.errors import UsageError
 from gradscope.naming import Selection
-from gradscope.naming.patterns import nearest_hint
 from gradscope.presentation.tables.dump_rows import Row, value_family
+from gradscope.presentation.tables.sorting import sorted_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +58,9 @@ class Query:
         if selection.select:
             selection.require_matches([*(row.name for row in rows), *(row.key for row in rows)])
         if not selection.select and not selection.exclude and families is None and self.depth is None:
-            return _sorted([*rows], self.sort)
+            return sorted_rows([*rows], self.sort)
         chosen = (row for row in rows if families is None or row.family in families)
-        return _sorted(
+        return sorted_rows(
             [row for row in chosen if self._shallow(row) and selection.selects(row.name, row.key)], self.sort
         )
 
@@ -70,24 +68,3 @@ class Query:
         if self.depth is None or value_family(row.family) != naming.ACTIVATION:
             return True
         return row.name.count("/") < self.depth
-
-
-def _sorted(rows: list[Row], sort: str | None) -> tuple[Row, ...]:
-    if sort is None or not rows:
-        return tuple(rows)
-    column, descending = sort.removeprefix("-"), sort.startswith("-")
-    columns = list(dict.fromkeys(name for row in rows for name in row.to_json()))
-    if column not in columns:
-        raise UsageError(f"no column {column!r} to sort by", hint=nearest_hint(column, columns))
-    present = [row for row in rows if column in row.to_json()]
-    present.sort(key=lambda row: _rank(row, column), reverse=descending)
-    return (*present, *(row for row in rows if column not in row.to_json()))
-
-
-def _rank(row: Row, column: str) -> tuple[bool, float, str]:
-    value = row.to_json()[column]
-    if isinstance(value, list):
-        return False, float(len(value)), str(value)
-    if not isinstance(value, int | float):
-        return False, 0.0, str(value)
-    return math.isnan(value), value, ""

@@ -51,7 +51,7 @@ relu2   [64,32]  2.05 k         1.3%           0            8.19 k
 dense3  [64,2]   8.32 k         5.3%          66               512
 loss    []          705         0.5%           0                 4
 hidden at this width: dtype, parameter_share, backward_flops, operations, source
-(--format json has them all)
+(--format json has all numbers)
 
 Parameters (6)
 name           shape    dtype    parameters  parameter_share  bytes  used_by

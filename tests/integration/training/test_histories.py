@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import gradscope as gs
-from gradscope.history.history_rows import Alarm
+from gradscope.history.history_rows import Alarm, StepRecord
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import RunFolder
 from tests.integration.command import gradscope, in_terminal
@@ -62,8 +62,11 @@ def test_show_has_trends_steps_and_tensors(run: Path) -> None:
     assert trends["loss"] == {"first": 4.0, "last": 1.1}
     by_key = {(row["family"], row["name"]): row for row in trends["rows"]}
     assert by_key["slot/mu", "w"] == pytest.approx(
-        {"family": "slot/mu", "name": "w", "column": "l2", "first": 1, "last": 2**2.9, "slope": 10 * np.log10(2)}
-    )
+        {
+            "family": "slot/mu", "name": "w", "column": "l2", "first": 1, "last": 2**2.9, "slope": 10 * np.log10(2),
+            "change": 2.9 * np.log10(2),
+        }
+    )  # fmt: skip
     assert trends["alarms"][0]["family"] == "param_grad"
     step = gradscope("show", run, "--step", 10, "--families", "param,slot", "--json", folder=run).json
     assert [row["family"] for row in step["rows"]] == ["param", "slot/mu"]
@@ -74,6 +77,22 @@ def test_show_has_trends_steps_and_tensors(run: Path) -> None:
     text = gradscope("show", run, folder=run).output
     assert "at step 20 param_grad/w has 2 NaN; the state before it and its batch are in alarm-000020" in text
     assert "4.00 to 1.10" in text
+
+
+@pytest.mark.parametrize("sort", ["slope", "-slope", "-last", "name"])
+def test_trends_are_sorted_by_a_column(tmp_path: Path, sort: str) -> None:
+    rates = {"param/a": -1.0, "param/b": 0.0, "param/c": 2.0, "param_grad/b": 1.0}
+    (tmp_path / "run").mkdir()
+    with HistoryWriter(tmp_path / "run", from_step=0, facts={"model": "net"}) as history:
+        history.describe({}, map(row, rates))
+        for step in STEPS:
+            stats = {key: {"l2": 10 ** (rate * step / 100)} for key, rate in rates.items()}
+            history.write(lambda step=step, stats=stats: StepRecord(numbers={"step": step}, stats=stats))
+    rows = gradscope("show", "run", "--sort", sort, "--json", folder=tmp_path).json["rows"]
+    order = {"slope": "a b b c", "-slope": "c b b a", "-last": "c b b a", "name": "a b b c"}[sort]
+    assert " ".join(found["name"] for found in rows) == order
+    at_step = gradscope("show", "run", "--step", 10, "--sort", "-l2", folder=tmp_path).output
+    assert [line.split()[0] for line in at_step.splitlines()[3:6]] == ["c", "b", "a"]
 
 
 def test_a_terminal_shows_a_run_on_one_screen_and_all_of_it_in_full(tmp_path: Path) -> None:
@@ -103,6 +122,7 @@ def test_a_terminal_shows_a_run_on_one_screen_and_all_of_it_in_full(tmp_path: Pa
         (("--families", "clipped_grad"), "without --clip and --multiply the optimizer gets param_grad as it is"),
         (("--families", "state"), "it has param, param_grad, update, activation, activation_grad, slot"),
         (("--ledger",), "--ledger is of dumps"),
+        (("--sort", "slop"), "did you mean slope"),
         (("--step", 10, "--tensor", "param/w"), "contradict each other"),
     ],
 )

@@ -28,6 +28,7 @@ from gradscope.presentation.reports.runs.which_tensors import Which, chosen_tens
 from gradscope.presentation.tables.numbers import count, number
 from gradscope.presentation.tables.over_time.folded_trends import folded_trends
 from gradscope.presentation.tables.over_time.run_tables import StepRow, TrendRow, step_tables, trend_table
+from gradscope.presentation.tables.sorting import sorted_rows
 from gradscope.presentation.tables.sparkline import sparkline
 
 #: Version of the JSON: it increases when a key changes its meaning or is removed.
@@ -59,6 +60,7 @@ class RunReport:
         resumed_from: The number of steps before this command; None where it resumed nothing.
         noise: The noise of gradients; None where none was recorded.
         overview: Whether a terminal shows the trends on one screen.
+        in_order: Whether rows are in the order of the step, and not sorted.
     """
 
     command: str
@@ -73,6 +75,7 @@ class RunReport:
     resumed_from: int | None = None
     noise: RunNoise | None = None
     overview: bool = False
+    in_order: bool = True
 
     def document(self, screen: Screen) -> Document:
         """Returns the tables, the alarms, and the facts about the run last; one screen begins with these."""
@@ -80,7 +83,11 @@ class RunReport:
             return fitted(
                 partial(self._on_one_screen, screen), screen, most=screen.overview_lines, fewest=_FEWEST_TRENDS
             )
-        tables = step_tables(self.shown) if self.at is not None else (trend_table(self.trends, unicode=screen.unicode),)
+        tables = (
+            step_tables(self.shown, in_order=self.in_order)
+            if self.at is not None
+            else (trend_table(self.trends, unicode=screen.unicode, in_order=self.in_order),)
+        )
         alarms = (Note(label=each.rule, text=alarm_sentence(each), style=BAD) for each in self.alarms)
         noise = () if self.noise is None else (self.noise.table(),)
         return (
@@ -163,7 +170,7 @@ def step_report(
         resumed_from: The number of steps before this command.
 
     Raises:
-        UsageError: The step was not recorded.
+        UsageError: The step was not recorded, or no row has the column to sort by.
         DumpError: The history is damaged.
     """
     steps = history.steps()
@@ -172,12 +179,13 @@ def step_report(
     if step is None or step not in steps["step"]:
         raise UsageError(f"step {step} was not recorded", hint=_nearest(steps["step"], step))
     found, chosen = history.stats_at(step), chosen_tensors(history, which)
+    sort = None if which is None else which.sort
     rows = tuple(StepRow(tensor=tensor, stats=found[at]) for at, tensor in chosen.items() if at in found)
     alarms = history.alarms()
     return RunReport(
         command=command, path=path, steps=steps, taken=steps_taken(history, steps["step"], alarms), alarms=alarms,
-        shown=rows, at=step, origins=alarm_origins(history, alarms), resumed_from=resumed_from,
-        noise=run_noise(history, chosen, step),
+        shown=sorted_rows(rows, sort), at=step, origins=alarm_origins(history, alarms), resumed_from=resumed_from,
+        noise=run_noise(history, chosen, step), in_order=sort is None,
     )  # fmt: skip
 
 
@@ -196,6 +204,7 @@ def trends_report(
         resumed_from: The number of steps before this command.
 
     Raises:
+        UsageError: No row has the column to sort by.
         DumpError: The history is damaged.
     """
     found, chosen = history.columns(("l2", "rms", "ratio", "nan", "inf")), chosen_tensors(history, which)
@@ -210,10 +219,11 @@ def trends_report(
         for column in [_trend_column(tensor.family, found[at])]
     )
     steps, alarms = history.steps(), history.alarms()
+    sort = None if which is None else which.sort
     return RunReport(
         command=command, path=path, steps=steps, taken=steps_taken(history, steps["step"], alarms), alarms=alarms,
-        trends=rows, origins=alarm_origins(history, alarms), resumed_from=resumed_from,
-        noise=run_noise(history, chosen), overview=overview,
+        trends=sorted_rows(rows, sort), origins=alarm_origins(history, alarms), resumed_from=resumed_from,
+        noise=run_noise(history, chosen), overview=overview, in_order=sort is None,
     )  # fmt: skip
 
 

@@ -21,15 +21,17 @@ _WHY_NONE: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Which:
-    """`Which` selects tensors of a run.
+    """`Which` selects tensors of a run, and their order.
 
     Attributes:
         selection: By name or key.
         families: By family, `slot` for all of an optimizer's variables; None for all.
+        sort: Column by which a report sorts their rows, `-COLUMN` for the largest first; None for the step's order.
     """
 
     selection: Selection
     families: frozenset[str] | None = None
+    sort: str | None = None
 
     def selects(self, tensor: TensorRow) -> bool:
         """Returns whether a tensor is selected."""

@@ -12,7 +12,7 @@ import numpy as np
 from gradscope import naming
 from gradscope.dump.record import Json
 from gradscope.history.history_rows import TensorRow
-from gradscope.history.tensor_trends import SLOPE_STEPS, Trend
+from gradscope.history.tensor_trends import TRENDS, Trend
 from gradscope.presentation.tables.sparkline import sparkline
 from gradscope.presentation.tables.table import Cell, Column, Kind, Line, Table
 
@@ -51,9 +51,9 @@ class TrendRow:
     trend: Trend
 
     def to_json(self) -> dict[str, Json]:
-        """Returns name, family, the statistic's name, and the trend; what is not known is left out."""
-        ends = {"first": self.trend.first, "last": self.trend.last, "slope": self.trend.slope}
-        known = {name: value for name, value in ends.items() if value is not None and not math.isnan(value)}
+        """Returns name, family, the statistic's name, and the columns of `TRENDS` that are known."""
+        columns = {name: getattr(self.trend, name) for name in TRENDS}
+        known = {name: value for name, value in columns.items() if value is not None and not math.isnan(value)}
         if self.trend.broken:
             known["last"] = math.nan
         return {"name": self.tensor.name, "family": self.tensor.family, "column": self.column, **known}
@@ -100,12 +100,18 @@ NOISE_COLUMNS: Final = (
 _NOISE_KINDS: Final[Mapping[str, Kind]] = {"groups": "count", "group_size": "count"}
 
 
-def step_tables(rows: Sequence[StepRow]) -> tuple[Table, ...]:
-    """Returns the tables of one step: batch, layers, parameters with every stage on one line, the optimizer's slots."""
+def step_tables(rows: Sequence[StepRow], *, in_order: bool = True) -> tuple[Table, ...]:
+    """Returns the tables of one step: batch, layers, parameters with every stage on one line, the optimizer's slots.
+
+    Args:
+        rows: The rows.
+        in_order: Whether they are in the order of the step.
+    """
     batch = [row for row in rows if row.tensor.family == naming.INPUT]
     slots = [row for row in rows if row.tensor.family.startswith(naming.SLOT_PREFIX)]
     found = (
-        _values("Batch", batch), _stages("Layers", _LAYERS, rows), _stages("Parameters", _PARAMETERS, rows),
+        _values("Batch", batch), _stages("Layers", _LAYERS, rows, in_order=in_order),
+        _stages("Parameters", _PARAMETERS, rows, in_order=in_order),
         _values("The optimizer's variables", slots),
     )  # fmt: skip
     return tuple(table for table in found if table.lines)
@@ -119,7 +125,7 @@ def trend_columns() -> tuple[Column, ...]:
         Column(heading="first", kind="number", priority=1),
         Column(heading="last", kind="number", priority=1),
         Column(heading="slope", kind="number", priority=1),
-        Column(heading="", kind="text", priority=2),
+        Column(heading="over time", kind="text", priority=2),
     )
 
 
@@ -139,11 +145,17 @@ def last(trend: Trend) -> float | None:
     return math.nan if trend.broken else _number(trend.last)
 
 
-def trend_table(rows: Sequence[TrendRow], *, unicode: bool) -> Table:
-    """Returns the table of trends: one line for each tensor."""
+def trend_table(rows: Sequence[TrendRow], *, unicode: bool, in_order: bool = True) -> Table:
+    """Returns the table of trends: one line for each tensor.
+
+    Args:
+        rows: The trends.
+        unicode: Whether sparklines may have characters other than those of ASCII.
+        in_order: Whether the trends are in the order of the step.
+    """
     lines = tuple(trend_line(row, unicode=unicode) for row in rows)
-    note = f"slope: powers of ten in {SLOPE_STEPS} steps"
-    return Table(title=f"Trends ({len(lines):,})", columns=trend_columns(), lines=lines, notes=(note,) if lines else ())
+    notes = (f"slope: {TRENDS['slope'][0]}",) if lines else ()
+    return Table(title=f"Trends ({len(lines):,})", columns=trend_columns(), lines=lines, in_order=in_order, notes=notes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +220,7 @@ def _statistic(name: str, kind: Kind, priority: int, group: str = "") -> Column:
     return Column(heading=name, kind=kind, priority=priority, group=group, only_nonzero=name in _COUNTED)
 
 
-def _stages(title: str, specs: Sequence[_Spec], rows: Sequence[StepRow]) -> Table:
+def _stages(title: str, specs: Sequence[_Spec], rows: Sequence[StepRow], *, in_order: bool) -> Table:
     """Returns a table with a line for each name, in which the families of the name have columns."""
     families = {family for family, *_ in specs}
     by_name: dict[str, dict[str, StepRow]] = {}
@@ -223,6 +235,7 @@ def _stages(title: str, specs: Sequence[_Spec], rows: Sequence[StepRow]) -> Tabl
         title=f"{title} ({len(lines):,})",
         columns=(Column(heading="name", kind="name"), shape, *columns, source),
         lines=tuple(lines),
+        in_order=in_order,
     )
     return table.without_empty_columns()
 
