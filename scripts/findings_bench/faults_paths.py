@@ -128,6 +128,20 @@ def _distance() -> Run:
     return Run(loss, nets.chain(2), {"x": nets.points()["x"]})
 
 
+def _regression(error: Callable[[Any, Tree], Any]) -> Run:
+    """Returns the regression of a number to a column of predictions."""
+
+    def loss(params: Tree, batch: Tree) -> Any:
+        predictions = nets.run_chain(params, batch["x"])
+        with jax.named_scope("loss"):
+            return jnp.square(error(predictions, batch)).mean()
+
+    points = nets.points()
+    row = points["x"][:, 0] * points["x"][:, 1]
+    batch = {"x": points["x"], "row": row, "column": row[:, None], "kept": 0.5 * points["y"]}
+    return Run(loss, {**nets.chain(2), "head": nets.layer(99, (32, 1))}, batch)
+
+
 def _diagonal(instead: float) -> Callable[[Any], Any]:
     return lambda scores: jnp.where(jnp.eye(scores.shape[-1], dtype=bool), scores, instead)
 
@@ -167,6 +181,12 @@ FAULTS = (
            lambda: Run(nets.attention_loss(mask=_diagonal(-1e9)), nets.attention(), nets.tokens())),
     _fault("mask-diagonal-inf", "a mask by -inf leaves each position itself alone", "zero-grad", "softmax|scores",
            lambda: Run(nets.attention_loss(mask=_diagonal(-float("inf"))), nets.attention(), nets.tokens())),
+    _fault("label-row", "a row of labels meets a column of predictions", "broadcast", "row",
+           lambda: _regression(lambda predictions, batch: predictions - batch["row"])),
+    _fault("label-column", "a column of labels meets a row of predictions", "broadcast", "column",
+           lambda: _regression(lambda predictions, batch: predictions[:, 0] - batch["column"])),
+    _fault("weights-row", "a row of weights meets a column of errors", "broadcast", "kept",
+           lambda: _regression(lambda predictions, batch: batch["kept"] * (predictions - batch["column"]))),
     _fault("label-shift", "labels start at 1", "nonfinite", "loss", lambda: _labels(nets.points()["y"] + 1)),
     _fault("input-inf", "an input is infinite", "nonfinite", "x", lambda: _spoiled(float("inf"))),
     _fault("input-nan", "an input is NaN", "nonfinite", "x", lambda: _spoiled(float("nan"))),

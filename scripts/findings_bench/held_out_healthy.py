@@ -233,6 +233,29 @@ def _frozen_params() -> Tree:
     return {"trunk": layers({"first": (16, 32), "second": (32, 32)}), **layers({"head": (32, nets.CLASSES)})}
 
 
+def _number(params: Tree, x: Any) -> Any:
+    """Returns a column of numbers, one for each example."""
+    return nets.dense(params, "head", jnp.tanh(nets.dense(params, "first", x)))
+
+
+def _number_params() -> Tree:
+    return layers({"first": (16, 32), "head": (32, 1)})
+
+
+def _ranked(params: Tree, batch: Tree) -> Any:
+    """Ranks examples by all pairs of their scores."""
+    scores, labels = _number(params, batch["x"]), batch["y"][:, None]
+    with jax.named_scope("loss"):
+        return jnp.maximum(0.0, 1 - jnp.sign(labels - labels.T) * (scores - scores.T)).mean()
+
+
+def _generated(params: Tree, batch: Tree) -> Any:
+    """Draws numbers as far from given ones as they are from each other, the energy distance."""
+    drawn, real = _number(params, batch["x"]), batch["x"][:, :1] ** 2
+    with jax.named_scope("loss"):
+        return 2 * jnp.abs(drawn - real.T).mean() - jnp.abs(drawn - drawn.T + 1e-6).mean()
+
+
 def _case(name: str, loss: Callable[[Any, Any], Any], params: Callable[[], Any], batch: Callable[[int], Any] = _points,
           **options: Any) -> Healthy:  # fmt: skip
     def run() -> Run:
@@ -242,6 +265,10 @@ def _case(name: str, loss: Callable[[Any, Any], Any], params: Callable[[], Any],
 
 
 HEALTHY = (
+    _case("all pairs ranked", _ranked, _number_params),
+    _case("all pairs ranked, 50 steps", _ranked, _number_params, steps=50),
+    _case("energy distance of numbers", _generated, _number_params),
+    _case("energy distance of numbers, 50 steps", _generated, _number_params, steps=50),
     _case("sines", _periodic, _periodic_params),
     _case("sines, 50 steps", _periodic, _periodic_params, steps=50, rate=1e-4),
     _case("gated units", gated_unit, gated_unit_params, ids),

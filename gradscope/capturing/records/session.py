@@ -28,6 +28,7 @@ from gradscope.dump.record import Record
 from gradscope.stats.columns import is_all_zero
 from gradscope.tracing.jaxpr.frames import ValueKey
 from gradscope.tracing.jaxpr.iterations import ValueAt
+from gradscope.tracing.lookup.batch_broadcasts import batch_broadcasts
 
 #: How far statistics are ahead of the writer: tensors on the host at a time, in addition to those on the device.
 AHEAD = Ahead(batches=4, batch_items=64, batch_bytes=4 << 20)
@@ -105,6 +106,7 @@ class Session:
             layers=self._tree.layers(),
             ledger=self._ledger.ledger(),
             loss=self.loss(),
+            broadcasts=() if self.loss() is None else batch_broadcasts(self._run.trace),
             saturations=tuple(sorted(self._saturations, key=lambda saturation: saturation.index)),
         )
 

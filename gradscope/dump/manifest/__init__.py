@@ -4,6 +4,7 @@
 - `codec` converts a manifest to JSON text and back.
 - `json_fields` reads typed values out of an untrusted JSON object, `json_text` reads and writes strict JSON text.
 - `saturation` defines how far a bounded function inside a layer is at its limits.
+- `batch_broadcast` defines an operation of a loss that pairs every example with every other.
 - `layer_graph`: which values and gradients each value and gradient is computed from.
 - `provenance` collects versions, the command line and hashes of the inputs.
 

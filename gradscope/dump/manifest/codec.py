@@ -7,6 +7,7 @@ from dataclasses import MISSING, Field, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
+from gradscope.dump.manifest.batch_broadcast import BatchBroadcast
 from gradscope.dump.manifest.json_fields import Fields, Readers, read_object
 from gradscope.dump.manifest.json_text import dumps, from_float, loads
 from gradscope.dump.manifest.manifest import (
@@ -73,6 +74,7 @@ def manifest_from_json(value: Json) -> Manifest:
         timings=manifest.numbers("timings"),
         origins=manifest.each("origins", _origin),
         saturations=manifest.each("saturations", _saturation),
+        broadcasts=manifest.each("broadcasts", _broadcast),
         note=manifest.text("note"),
     )
 
@@ -204,6 +206,17 @@ def _origin(value: Json, position: int) -> Origin:
         iteration=origin.counts("iteration"),
         index=origin.counts("index"),
         operands=origin.floats("operands"),
+    )
+
+
+def _broadcast(value: Json, position: int) -> BatchBroadcast:
+    broadcast = Fields.of(value, f"broadcast {position}", BatchBroadcast)
+    return BatchBroadcast(
+        input=broadcast.text("input"),
+        size=broadcast.count("size"),
+        column=broadcast.boolean("column", default=False),
+        primitive=broadcast.text("primitive"),
+        source=broadcast.optional_text("source"),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
+from gradscope.dump.manifest.batch_broadcast import BatchBroadcast
 from gradscope.dump.manifest.reasons import PHRASES
 from gradscope.dump.manifest.saturation import Saturation
 from gradscope.dump.record import Json, Reason, Record, TensorFacts, fields_of
@@ -232,6 +233,7 @@ class RunFacts:
         timings: Seconds by phase.
         origins: The operations in which NaNs and infinities arose, as far as they were found.
         saturations: The bounded functions inside layers of which more than a tenth is at a limit.
+        broadcasts: The operations of the loss that pair every example of the batch with every other by a broadcast.
         note: One line about the file ("not written by gradscope", the error that ended the run); "" for none.
     """
 
@@ -247,6 +249,7 @@ class RunFacts:
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
     origins: tuple[Origin, ...] = ()
     saturations: tuple[Saturation, ...] = ()
+    broadcasts: tuple[BatchBroadcast, ...] = ()
     note: str = ""
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gradscope.dump.manifest.manifest import Manifest
-from gradscope.stats.findings import gradient_rules, trends, unit_rules, value_rules, weight_rules
+from gradscope.stats.findings import batch_rules, gradient_rules, trends, unit_rules, value_rules, weight_rules
 from gradscope.stats.findings.causes import causes
 from gradscope.stats.findings.rule_evidence import Finding, RuleEvidence, Suspect, Thresholds
 
@@ -54,6 +54,17 @@ RULES: Final = (
         formula="Inf in a float16 or float8 tensor, or amax > 0.5 of the largest float16",
         remedy="Compute this in float32 or bfloat16, scale the operands, or scale the loss down.",
         checks=(value_rules.overflow,),
+    ),
+    FindingRule(
+        name="broadcast",
+        sentence="The loss pairs every example with every other: a column of predictions meets a row of labels, or the "
+        "other way round, and broadcasting makes a matrix of them.",
+        formula="shapes [n, 1] and [n] in an elementwise operation of the loss, of which one is an array of the batch "
+        "and the other is made of it and of parameters, where the matrix [n, n] is only reduced; not where the program "
+        "itself adds the column's axis, as losses of pairs do",
+        remedy="Give both one shape: take the last axis off the predictions, or reshape the labels. "
+        "jax.config.update('jax_numpy_rank_promotion', 'raise') makes it an error.",
+        checks=(batch_rules.broadcast,),
     ),
     FindingRule(
         name="init",

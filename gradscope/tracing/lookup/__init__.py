@@ -6,5 +6,6 @@
 4. `constants` finds the values that neither an argument nor an operation provides.
 5. `bounded_functions` finds softmaxes, sigmoids and the like inside layers by what they compute.
 6. `softmax_neighbours` finds the noise that is added to what these receive, and softmaxes of softmaxes.
-7. `named_sources` finds the nearest values with a name that a value is computed from.
+7. `batch_broadcasts` finds operations of a loss that pair every example with every other.
+8. `named_sources` finds the nearest values with a name that a value is computed from.
 """

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gradscope.dump.manifest.batch_broadcast import BatchBroadcast
 from gradscope.dump.manifest.codec import manifest_from_text, manifest_to_text
 from gradscope.dump.manifest.manifest import (
     Cause,
@@ -61,6 +62,7 @@ MANIFEST = Manifest(
         Saturation(function="softmax", index=4, saturated=0.5),
         Saturation(function="softmax", index=5, saturated=0.5, names=("a", "b"), noise=0.25, again=True),
     ),
+    broadcasts=(BatchBroadcast(input="y", size=8, column=True, primitive="sub", source="train.py:9"),),
     note="cut short",
 )
 
