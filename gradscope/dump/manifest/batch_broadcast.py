@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gradscope import naming
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchBroadcast:
@@ -22,3 +24,19 @@ class BatchBroadcast:
     column: bool
     primitive: str
     source: str | None = None
+
+    @property
+    def sentence(self) -> str:
+        """What is wrong, with the array's key and the line."""
+        place = "" if self.source is None else f" ({self.source})"
+        return naming.printable(f"{naming.key_of(naming.INPUT, self.input)} {self.why}{place}")
+
+    @property
+    def why(self) -> str:
+        """What is wrong with the array, as the predicate of a sentence."""
+        row, column = f"[{self.size}]", f"[{self.size}, 1]"
+        own, other = (column, row) if self.column else (row, column)
+        return (
+            f"has shape {own} and meets a value of the model of shape {other}: {self.primitive} broadcasts them to "
+            f"[{self.size}, {self.size}], so the loss pairs every example with every other"
+        )

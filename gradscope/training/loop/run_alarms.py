@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from gradscope.dump.record import Json
 from gradscope.history.alarms.alarm_rules import NONFINITE
 from gradscope.history.alarms.alarm_watch import AlarmWatch
-from gradscope.history.history_rows import Alarm, StepRecord
+from gradscope.history.history_rows import Alarm, StepRecord, TensorRow
 from gradscope.history.run_folder import RunFolder, alarm_path
 from gradscope.tracing.loading.model import Model
 from gradscope.training.loop.alarm_files import save_step
@@ -50,7 +51,6 @@ class RunAlarms:
     Attributes:
         found: The alarms of this run.
         skipped: Updates that were skipped.
-        sizes: The number of elements of each tensor by key, which the caller fills.
     """
 
     def __init__(
@@ -72,10 +72,16 @@ class RunAlarms:
         self._facts = facts
         self._tell = tell
         self._ring = StateRing(_KEEP_EVERY)
-        self.sizes: dict[str, int] = {}
-        self._watch = AlarmWatch(self.sizes)
+        self._sizes: dict[str, int] = {}
+        self._watch = AlarmWatch(self._sizes)
         self.found: list[Alarm] = []
         self.skipped = 0
+
+    def describe(self, tensors: Iterable[TensorRow]) -> None:
+        """Learns what is recorded, and tells what is wrong with the loss whatever its numbers are."""
+        self._sizes.update({each.key: math.prod(each.shape) for each in tensors if each.shape is not None})
+        for each in self._programs.broadcasts():
+            self._tell(each.sentence)
 
     def keep(self, number: int, state: TrainState, batch: Any) -> None:
         """Keeps what a step is going to be taken with."""

@@ -13,8 +13,10 @@ import optax
 
 from gradscope import naming
 from gradscope.capturing.seen import Seen
+from gradscope.dump.manifest.batch_broadcast import BatchBroadcast
 from gradscope.errors import GradscopeError
 from gradscope.history.history_rows import TensorRow
+from gradscope.tracing.lookup.batch_broadcasts import batch_broadcasts
 from gradscope.tracing.tracer import leaves_of
 from gradscope.training.loop.placement import placed
 from gradscope.training.recording.compared_arrays import cosine, is_same
@@ -129,6 +131,10 @@ class StepPrograms:
             trained = named_leaves(self._step.trained_of(state))
             keys |= dict.fromkeys(naming.key_of(naming.PARAM_GRAD, name) for name in trained)
         return tensor_rows(outlines, tuple(keys), leaves)
+
+    def broadcasts(self) -> tuple[BatchBroadcast, ...]:
+        """Returns where the loss of an observed step pairs every example with every other."""
+        return () if self._outline is None else batch_broadcasts(self._outline.watching.trace)
 
     def everywhere(self, batch: Any) -> Any:
         """Returns a batch that is whole on each device; of several processes, each has to call it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -230,7 +229,7 @@ class _Loop:
         if not self._described:
             tensors = list(self._programs.tensors(taken.state, noise=self._request.noise_every is not None))
             self._history.describe({}, tensors)
-            self._alarms.sizes.update({each.key: math.prod(each.shape) for each in tensors if each.shape is not None})
+            self._alarms.describe(tensors)
             self._described = True
         size = self._request.arguments.batch_size
         examples = None if size is None else (number + 1) * size

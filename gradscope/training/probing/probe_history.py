@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import RunFolder, is_run
 from gradscope.history.schema import TAKEN
 from gradscope.naming import printable
+from gradscope.tracing.lookup.batch_broadcasts import batch_broadcasts
 from gradscope.training.probing.collecting import Collected
 from gradscope.training.probing.probed_step import Layout
 from gradscope.training.recording.compared_arrays import cosine
@@ -79,6 +81,8 @@ class ProbeHistory:
         self.writer.describe({}, tensors)
         self.sizes.update({each.key: math.prod(each.shape) for each in tensors if each.shape is not None})
         self._described |= frozenset(collected.keys)
+        for each in (found for outline in layout.outlines for found in batch_broadcasts(outline.watching.trace)):
+            logging.getLogger("gradscope").warning("gradscope: %s", each.sentence)
 
     def recorded(self, collected: Collected) -> tuple[Recorded, bool]:
         """Returns what is recorded of a step, and whether it has cosines with the last recorded one."""

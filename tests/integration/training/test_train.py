@@ -202,6 +202,33 @@ def test_json_and_table_tell_the_same(numbered: Finished, folder: Path) -> None:
     assert again == found
 
 
+_PAIRS = """
+import jax.numpy as jnp
+
+def init(key):
+    return {"w": jnp.ones((3, 1))}
+
+def batch(key, size):
+    return {"x": jnp.ones((size, 3)), "y": jnp.arange(float(size))}
+
+def loss(p, batch):
+    return jnp.mean((batch["x"] @ p["w"] - batch["y"][None]) ** 2)
+"""
+
+
+def test_a_loss_of_all_pairs_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "pairs.py").write_text(_PAIRS)
+    line = ("train", "pairs.py", "--steps", 3, "--every", 1, "--optimizer", "sgd(0.1)", "--batch-size", 4, "-o", "run")
+    told = "input/y has shape [4] and meets a value of the model of shape [4, 1]"
+    pairs = module(tmp_path / "pairs.py")
+    with gs.Probe(tmp_path / "probed", every=1) as probe:
+        assert gradscope(*line, folder=tmp_path).errors.count(told) == 1
+        step = probe.jit(probe.value_and_grad(pairs.loss))
+        for _ in range(2):
+            step(pairs.init(None), pairs.batch(None, 4))
+    assert caplog.text.count(told) == 1
+
+
 def test_a_nan_ends_the_run_with_its_origin_and_the_state_before_it(tmp_path: Path) -> None:
     write_files(tmp_path)
     options = ("--optimizer", "sgd(0.3)", "--steps", 50, "--every", 2)
