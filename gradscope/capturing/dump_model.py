@@ -124,6 +124,7 @@ def dump_model(
         replace(
             session.facts(),
             causes=explained.causes,
+            out_of_bounds=explained.out_of_bounds,
             provenance=provenance,
             self_check=checked,
             examples=combined,

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from gradscope.dump import record
-from gradscope.dump.manifest import batch_broadcast, manifest, saturation
+from gradscope.dump.manifest import batch_broadcast, manifest, out_of_bounds, saturation
 from gradscope.dump.manifest.reasons import REASONS
 from scripts.docs_blocks.markdown import attributes, code, table
 
@@ -22,6 +22,7 @@ OBJECTS: Final[dict[str, tuple[Any, ...]]] = {
     "layer": (manifest.Layer,),
     "origin": (manifest.Origin,),
     "saturation": (saturation.Saturation,),
+    "out-of-bounds": (out_of_bounds.OutOfBounds,),
     "broadcast": (batch_broadcast.BatchBroadcast,),
     "examples": (manifest.Examples,),
 }

@@ -142,6 +142,19 @@ def _regression(error: Callable[[Any, Tree], Any]) -> Run:
     return Run(loss, {**nets.chain(2), "head": nets.layer(99, (32, 1))}, batch)
 
 
+def _vocabulary(rows: int) -> Run:
+    """Returns the classification of texts of 40 words with an embedding of some of them."""
+    words = jax.random.randint(nets.key(3), (8, 12), 0, 40)
+    embedding = nets.layer(98, (rows, 16))["kernel"]
+
+    def loss(params: Tree, batch: Tree) -> Any:
+        with jax.named_scope("embed"):
+            x = params["embedding"][batch["words"]].mean(1)
+        return nets.cross_entropy(nets.run_chain(params, x), batch["y"])
+
+    return Run(loss, {**nets.chain(2), "embedding": embedding}, {"words": words, "y": words[:, 0] % nets.CLASSES})
+
+
 def _diagonal(instead: float) -> Callable[[Any], Any]:
     return lambda scores: jnp.where(jnp.eye(scores.shape[-1], dtype=bool), scores, instead)
 
@@ -187,6 +200,8 @@ FAULTS = (
            lambda: _regression(lambda predictions, batch: predictions[:, 0] - batch["column"])),
     _fault("weights-row", "a row of weights meets a column of errors", "broadcast", "kept",
            lambda: _regression(lambda predictions, batch: batch["kept"] * (predictions - batch["column"]))),
+    _fault("vocabulary", "words beyond the rows of the embedding", "out-of-bounds", "words|embed",
+           lambda: _vocabulary(36)),
     _fault("label-shift", "labels start at 1", "nonfinite", "loss", lambda: _labels(nets.points()["y"] + 1)),
     _fault("input-inf", "an input is infinite", "nonfinite", "x", lambda: _spoiled(float("inf"))),
     _fault("input-nan", "an input is NaN", "nonfinite", "x", lambda: _spoiled(float("nan"))),

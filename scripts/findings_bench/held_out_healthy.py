@@ -256,6 +256,24 @@ def _generated(params: Tree, batch: Tree) -> Any:
         return 2 * jnp.abs(drawn - real.T).mean() - jnp.abs(drawn - drawn.T + 1e-6).mean()
 
 
+def _neighbours(params: Tree, batch: Tree) -> Any:
+    """Sums messages of neighbours; an index beyond the nodes is padding, and masked."""
+    nodes = jnp.tanh(nets.dense(params, "first", batch["x"]))
+    with jax.named_scope("messages"):
+        present = (batch["neighbours"] < nodes.shape[0])[..., None]
+        nodes = nodes + jnp.where(present, nodes[batch["neighbours"]], 0.0).sum(1)
+    return nets.cross_entropy(nets.dense(params, "head", nodes), batch["y"])
+
+
+def _neighbours_params() -> Tree:
+    return layers({"first": (16, 32), "head": (32, nets.CLASSES)})
+
+
+def _graph(seed: int) -> Tree:
+    points = _points(seed)
+    return {**points, "neighbours": jax.random.randint(nets.key(seed), (24, 4), 0, 30)}
+
+
 def _case(name: str, loss: Callable[[Any, Any], Any], params: Callable[[], Any], batch: Callable[[int], Any] = _points,
           **options: Any) -> Healthy:  # fmt: skip
     def run() -> Run:
@@ -265,6 +283,7 @@ def _case(name: str, loss: Callable[[Any, Any], Any], params: Callable[[], Any],
 
 
 HEALTHY = (
+    _case("padded neighbours", _neighbours, _neighbours_params, _graph),
     _case("all pairs ranked", _ranked, _number_params),
     _case("all pairs ranked, 50 steps", _ranked, _number_params, steps=50),
     _case("energy distance of numbers", _generated, _number_params),

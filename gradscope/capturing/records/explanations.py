@@ -10,11 +10,13 @@ from typing import Any
 from gradscope.capturing.execution.preparation import Bounds, Prepared
 from gradscope.capturing.explain.attempt import Attempt
 from gradscope.capturing.explain.nonfinite.origin_search import find_origins
+from gradscope.capturing.explain.row_lookups import out_of_bounds
 from gradscope.capturing.explain.zeros.neighbourhood import MOST_BYTES
 from gradscope.capturing.explain.zeros.rounding_zeros import cancels, rounding_causes
 from gradscope.capturing.records.session import Session
 from gradscope.capturing.timings import Timings
 from gradscope.dump.manifest.manifest import Cause, Origin
+from gradscope.dump.manifest.out_of_bounds import OutOfBounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +26,13 @@ class Explanations:
     Attributes:
         origins: Where values that are not finite began.
         causes: Why gradients are zero.
+        out_of_bounds: Look-ups of rows that a table of parameters does not have.
         failed: Which explanations could not be found because a search failed, as sentences.
     """
 
     origins: tuple[Origin, ...] = ()
     causes: tuple[Cause, ...] = ()
+    out_of_bounds: tuple[OutOfBounds, ...] = ()
     failed: tuple[str, ...] = ()
 
 
@@ -47,6 +51,7 @@ def explanations(
     """
     origins: tuple[Origin, ...] = ()
     causes: tuple[Cause, ...] = ()
+    beyond: tuple[OutOfBounds, ...] = ()
     failed: list[str] = []
     if session.nonfinite:
         with timings.phase("search for the origin"), Attempt() as attempt:
@@ -61,4 +66,7 @@ def explanations(
             found = rounding_causes(session.run, session.gradients, [each for each in causes if cancels(each)])
             causes = tuple({(each.family, each.name): each for each in (*causes, *found)}.values())
         failed += [f"why gradients are small {attempt.failure}"] if attempt.failure else []
-    return Explanations(origins=origins, causes=causes, failed=tuple(failed))
+    with Attempt() as attempt:
+        beyond = out_of_bounds(prepared.resolved.trace, prepared.leaves)
+    failed += [f"whether indices are out of bounds {attempt.failure}"] if attempt.failure else []
+    return Explanations(origins=origins, causes=causes, out_of_bounds=beyond, failed=tuple(failed))

@@ -23,6 +23,7 @@ from gradscope.dump.manifest.manifest import (
     Stored,
     Tier,
 )
+from gradscope.dump.manifest.out_of_bounds import OutOfBounds
 from gradscope.dump.manifest.saturation import BOUNDED_NAMES, Saturation
 from gradscope.dump.record import Json, Reason, Shard, SiteFacts
 from gradscope.errors import DumpError
@@ -75,6 +76,7 @@ def manifest_from_json(value: Json) -> Manifest:
         origins=manifest.each("origins", _origin),
         saturations=manifest.each("saturations", _saturation),
         broadcasts=manifest.each("broadcasts", _broadcast),
+        out_of_bounds=manifest.each("out_of_bounds", _out_of_bounds),
         note=manifest.text("note"),
     )
 
@@ -217,6 +219,19 @@ def _broadcast(value: Json, position: int) -> BatchBroadcast:
         column=broadcast.boolean("column", default=False),
         primitive=broadcast.text("primitive"),
         source=broadcast.optional_text("source"),
+    )
+
+
+def _out_of_bounds(value: Json, position: int) -> OutOfBounds:
+    found = Fields.of(value, f"out_of_bounds {position}", OutOfBounds)
+    return OutOfBounds(
+        input=found.text("input"),
+        table=found.optional_text("table"),
+        rows=found.count("rows"),
+        index=found.integer("index"),
+        beyond=found.count("beyond"),
+        indices=found.count("indices"),
+        source=found.optional_text("source"),
     )
 
 

@@ -81,6 +81,13 @@ class Fields:
         value = self.values.get(name, 0)
         return value if _is_count(value) else self._refuse(name, "a count")
 
+    def integer(self, name: str) -> int:
+        """Returns a required whole number, which may be negative."""
+        value = self.values.get(name)
+        if type(value) is not int:
+            self._refuse(name, "a whole number")
+        return value
+
     def boolean(self, name: str, *, default: bool) -> bool:
         """Returns a boolean, or `default` where the field is absent."""
         value = self.values.get(name, default)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 from gradscope.dump.manifest.batch_broadcast import BatchBroadcast
+from gradscope.dump.manifest.out_of_bounds import OutOfBounds
 from gradscope.dump.manifest.reasons import PHRASES
 from gradscope.dump.manifest.saturation import Saturation
 from gradscope.dump.record import Json, Reason, Record, TensorFacts, fields_of
@@ -234,6 +235,7 @@ class RunFacts:
         origins: The operations in which NaNs and infinities arose, as far as they were found.
         saturations: The bounded functions inside layers of which more than a tenth is at a limit.
         broadcasts: The operations of the loss that pair every example of the batch with every other by a broadcast.
+        out_of_bounds: The look-ups of rows that a table of parameters does not have.
         note: One line about the file ("not written by gradscope", the error that ended the run); "" for none.
     """
 
@@ -250,6 +252,7 @@ class RunFacts:
     origins: tuple[Origin, ...] = ()
     saturations: tuple[Saturation, ...] = ()
     broadcasts: tuple[BatchBroadcast, ...] = ()
+    out_of_bounds: tuple[OutOfBounds, ...] = ()
     note: str = ""
 
 

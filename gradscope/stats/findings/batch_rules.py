@@ -1,4 +1,4 @@
-"""The rule about the batch: `broadcast`, a loss that pairs every example with every other."""
+"""The rules about the batch: `broadcast`, a loss of all pairs, and `out-of-bounds`, indices beyond a table."""
 
 from __future__ import annotations
 
@@ -15,4 +15,19 @@ def broadcast(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
         entry = evidence.entry(naming.INPUT, each.input)
         if entry is not None:
             found = suspect("broadcast", entry, each.why)
+            yield replace(found, finding=replace(found.finding, source=each.source))
+
+
+def out_of_bounds(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
+    """Finds arrays of the batch that look up rows which a table of parameters does not have."""
+    for each in evidence.manifest.out_of_bounds:
+        entry = evidence.entry(naming.INPUT, each.input)
+        if entry is not None:
+            table = "a table of parameters" if each.table is None else naming.key_of(naming.PARAM, each.table)
+            farthest = f"up to {each.index:,}" if each.index >= 0 else f"{-each.index:,} before the first"
+            why = (
+                f"has {each.beyond:,} of {each.indices:,} indices beyond the {each.rows:,} rows of {table}, "
+                f"{farthest}: JAX takes the nearest row in their place"
+            )
+            found = suspect("out-of-bounds", entry, why)
             yield replace(found, finding=replace(found.finding, source=each.source))

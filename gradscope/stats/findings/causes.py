@@ -18,8 +18,8 @@ from gradscope.stats.findings.rule_evidence import Finding, Suspect
 _Where: TypeAlias = Literal["behind", "before", "anywhere"]
 
 #: Rules, the worst first: numbers that are wrong, gradients that do not arrive, those that hardly do, and the rest.
-_ORDER: Final = ("self-check", "nonfinite", "overflow", "broadcast", "init", "dead", "saturated", "exploding",
-                 "vanishing", "underflow", "zero-grad", "unused-param")  # fmt: skip
+_ORDER: Final = ("self-check", "nonfinite", "overflow", "broadcast", "out-of-bounds", "init", "dead", "saturated",
+                 "exploding", "vanishing", "underflow", "zero-grad", "unused-param")  # fmt: skip
 
 #: The rules that read numbers, which mean nothing where some are not finite.
 _OF_NUMBERS: Final = ("init", "dead", "saturated", "exploding", "vanishing", "underflow")

@@ -67,6 +67,13 @@ RULES: Final = (
         checks=(batch_rules.broadcast,),
     ),
     FindingRule(
+        name="out-of-bounds",
+        sentence="Indices of the batch are beyond a table of parameters, and JAX clips them without an error.",
+        formula="index >= rows, or < -rows, in `table[ids]` where the table is made of parameters alone",
+        remedy="Give the table as many rows as the tokenizer or the data has classes, or look for ids that start at 1.",
+        checks=(batch_rules.out_of_bounds,),
+    ),
+    FindingRule(
         name="init",
         sentence="A layer's weights multiply the signal by far more or less than usual ones, are all equal, or stay at "
         "zero.",

@@ -72,7 +72,7 @@ def rules(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def test_every_rule_has_a_unique_name_words_and_thresholds_that_exist() -> None:
-    assert len({rule.name for rule in RULES}) == len(RULES) == 12
+    assert len({rule.name for rule in RULES}) == len(RULES) == 13
     for rule in RULES:
         assert rule.sentence.endswith(".")
         assert rule.remedy.endswith(".")

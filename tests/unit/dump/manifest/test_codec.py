@@ -22,6 +22,7 @@ from gradscope.dump.manifest.manifest import (
     Manifest,
     Stored,
 )
+from gradscope.dump.manifest.out_of_bounds import OutOfBounds
 from gradscope.dump.manifest.saturation import Saturation
 from gradscope.dump.record import Shard, SiteFacts
 from gradscope.dump.sources.memory_dump import MemoryDump
@@ -63,6 +64,7 @@ MANIFEST = Manifest(
         Saturation(function="softmax", index=5, saturated=0.5, names=("a", "b"), noise=0.25, again=True),
     ),
     broadcasts=(BatchBroadcast(input="y", size=8, column=True, primitive="sub", source="train.py:9"),),
+    out_of_bounds=(OutOfBounds(input="ids", table="embed", rows=9, index=-2, beyond=1, indices=4, source="a.py:2"),),
     note="cut short",
 )
 

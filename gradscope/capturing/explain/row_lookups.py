@@ -1,0 +1,201 @@
+"""Look-ups of rows that a table does not have: JAX takes the last row in their place, and says nothing.
+
+`table[ids]` clips indices, where `jnp.take` fills with NaN and PyTorch raises. A vocabulary that is smaller than the
+tokenizer's, or labels from 1 on, train the wrong rows. The indices are computed again here, as far as integers of the
+batch and a few operations make them. Only tables count that are made of parameters alone: neighbours in a batch, say,
+are often padded with an index beyond it, and masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradscope import naming
+from gradscope.dump.manifest.out_of_bounds import OutOfBounds
+from gradscope.primitive_groups import COPIES
+from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
+from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, resolve
+from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation
+from gradscope.tracing.jaxpr.source_lines import source_of
+from gradscope.tracing.lookup.constants import Constants
+from gradscope.tracing.tracer import Leaf, Trace
+
+_CLIP: Final = frozenset({jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS, jax.lax.GatherScatterMode.CLIP})
+
+_Compute = Callable[..., np.ndarray]
+
+
+def out_of_bounds(trace: Trace, leaves: Sequence[Any]) -> tuple[OutOfBounds, ...]:
+    """Returns the look-ups in tables of parameters by indices beyond them, one for each table and array of the batch.
+
+    Args:
+        trace: The loss.
+        leaves: Its flat arguments; None for those that are not known.
+    """
+    found: dict[tuple[str, str | None], OutOfBounds] = {}
+    for each in _Search(trace, leaves).found():
+        found.setdefault((each.input, each.table), each)
+    return tuple(found.values())
+
+
+class _Search:
+    def __init__(self, trace: Trace, leaves: Sequence[Any]) -> None:
+        self._trace = trace
+        self._leaves = leaves
+        self._frames = {frame.key: frame for frame in trace.root.walk()}
+        self._constants = Constants(trace)
+        self._known: dict[ValueKey, np.ndarray | None] = {}
+
+    def found(self) -> Iterator[OutOfBounds]:
+        """Yields the look-ups in program order."""
+        for frame in self._frames.values():
+            if frame.opaque or frame.bypassed or frame.loops:
+                continue
+            live = self._trace.liveness.live(frame)
+            for number, equation in enumerate(frame.jaxpr.eqns):
+                if number in live and _clips(equation):
+                    yield from self._at(frame, equation)
+
+    def _at(self, frame: Frame, gather: Equation) -> Iterator[OutOfBounds]:
+        table, indices = gather.invars
+        inputs = self._batch_behind(frame, indices)
+        if len(inputs) != 1 or (known := self._value(frame, indices)) is None:
+            return
+        for position, axis in enumerate(gather.params["dimension_numbers"].start_index_map):
+            rows, starts = table.aval.shape[axis], known[..., position]
+            if gather.params["slice_sizes"][axis] != 1:
+                continue
+            beyond = (starts < 0) | (starts >= rows)
+            if beyond.any() and self._is_of_parameters(frame, table):
+                farthest = starts.flat[np.where(starts < 0, -starts, starts - rows + 1).argmax()]
+                yield OutOfBounds(
+                    input=inputs[0].name, table=self._parameter(frame, table), rows=rows,
+                    index=int(farthest), beyond=int(beyond.sum()), indices=starts.size, source=source_of(gather),
+                )  # fmt: skip
+
+    def _is_of_parameters(self, frame: Frame, atom: Atom) -> bool:
+        variable = FrameVariable(frame, atom)
+        return variable in self._made_of[naming.PARAM] and variable not in self._made_of[naming.INPUT]
+
+    @cached_property
+    def _made_of(self) -> Mapping[str, Collection[FrameVariable]]:
+        root, flow = self._trace.root, ForwardFlow()
+        leaves = list(zip(root.jaxpr.invars, self._trace.arguments, strict=True))
+        return {
+            family: flow.closure(FrameVariable(root, variable) for variable, leaf in leaves if leaf.family == family)
+            for family in (naming.PARAM, naming.INPUT)
+        }
+
+    def _parameter(self, frame: Frame, atom: Atom) -> str | None:
+        """Returns the parameter that a table is, in another shape or type; None for what is made of several."""
+        value = resolve(frame, atom)
+        while value is not None and value.equation != OPERAND:
+            around = self._frames[value.frame]
+            equation = around.jaxpr.eqns[value.equation]
+            value = resolve(around, equation.invars[0]) if equation.primitive.name in COPIES else None
+        leaf = None if value is None or value.frame else self._trace.arguments[value.position]
+        return None if leaf is None else leaf.name
+
+    def _batch_behind(self, frame: Frame, atom: Atom) -> list[Leaf]:
+        """Returns the arrays of the batch that a value is computed from."""
+        found: dict[int, Leaf] = {}
+        waiting, seen = [resolve(frame, atom)], set[ValueKey]()
+        while waiting:
+            value = waiting.pop()
+            if value is None or value in seen:
+                continue
+            seen.add(value)
+            if value.equation != OPERAND:
+                around = self._frames[value.frame]
+                waiting += (resolve(around, each) for each in around.jaxpr.eqns[value.equation].invars)
+            elif not value.frame and self._trace.arguments[value.position].family == naming.INPUT:
+                found[value.position] = self._trace.arguments[value.position]
+        return list(found.values())
+
+    def _value(self, frame: Frame, atom: Atom) -> np.ndarray | None:
+        """Returns what integers are; None where that takes more than a few operations on integers of the batch."""
+        value = resolve(frame, atom)
+        if value is None:
+            constant = self._constants.value(frame, atom)
+            return None if constant is None else np.asarray(constant)
+        if value not in self._known:
+            self._known[value] = self._computed(value)
+        return self._known[value]
+
+    def _computed(self, value: ValueKey) -> np.ndarray | None:
+        if value.equation == OPERAND:
+            leaf = None if value.frame else self._leaves[value.position]
+            if leaf is None or not getattr(leaf, "is_fully_addressable", True):
+                return None
+            return np.asarray(leaf) if jnp.issubdtype(leaf.dtype, jnp.integer) else None
+        frame = self._frames[value.frame]
+        equation = frame.jaxpr.eqns[value.equation]
+        compute = _COMPUTE.get(equation.primitive.name)
+        if compute is None or frame.loops:
+            return None
+        operands = [self._value(frame, atom) for atom in equation.invars]
+        known = [each for each in operands if each is not None]
+        return compute(equation, *known) if len(known) == len(operands) else None
+
+
+def _clips(equation: Equation) -> bool:
+    """Returns whether an equation is a look-up that clips its indices without having been asked to.
+
+    Indexing promises that indices are in bounds. A single index that is mapped over becomes one that clips all axes;
+    `mode="clip"` collapses the axis of the rows.
+    """
+    if equation.primitive.name != "gather" or equation.params["mode"] not in _CLIP:
+        return False
+    asked = equation.params["mode"] is jax.lax.GatherScatterMode.CLIP
+    return not asked or not equation.params["dimension_numbers"].collapsed_slice_dims
+
+
+def _elementwise(function: Callable[..., Any]) -> _Compute:
+    return lambda _equation, *operands: np.asarray(function(*operands))
+
+
+def _shaped(equation: Equation, operand: np.ndarray) -> np.ndarray:
+    return operand.reshape(equation.outvars[0].aval.shape)
+
+
+def _broadcast(equation: Equation, operand: np.ndarray) -> np.ndarray:
+    shape = equation.outvars[0].aval.shape
+    sizes = dict(zip(map(int, equation.params["broadcast_dimensions"]), operand.shape, strict=True))
+    return np.broadcast_to(operand.reshape([sizes.get(axis, 1) for axis in range(len(shape))]), shape)
+
+
+def _sliced(equation: Equation, operand: np.ndarray) -> np.ndarray:
+    bounds = (equation.params[name] for name in ("start_indices", "limit_indices"))
+    steps = equation.params["strides"] or [1] * operand.ndim
+    return operand[tuple(slice(*each) for each in zip(*bounds, steps, strict=True))]
+
+
+#: What indices are computed by, on the host.
+_COMPUTE: Final[Mapping[str, _Compute]] = {
+    "add": _elementwise(np.add),
+    "sub": _elementwise(np.subtract),
+    "mul": _elementwise(np.multiply),
+    "max": _elementwise(np.maximum),
+    "min": _elementwise(np.minimum),
+    "lt": _elementwise(np.less),
+    "ge": _elementwise(np.greater_equal),
+    "eq": _elementwise(np.equal),
+    "ne": _elementwise(np.not_equal),
+    "clamp": _elementwise(lambda low, operand, high: np.clip(operand, low, high)),
+    "select_n": _elementwise(lambda which, *cases: np.select([which == at for at in range(len(cases))], cases)),
+    "convert_element_type": lambda equation, operand: operand.astype(equation.params["new_dtype"]),
+    "broadcast_in_dim": _broadcast,
+    "reshape": _shaped,
+    "squeeze": _shaped,
+    "expand_dims": _shaped,
+    "transpose": lambda equation, operand: operand.transpose(equation.params["permutation"]),
+    "slice": _sliced,
+    "concatenate": lambda equation, *operands: np.concatenate(operands, axis=equation.params["dimension"]),
+    "copy": lambda _equation, operand: operand,
+}

@@ -1,0 +1,88 @@
+"""Indices beyond a table of parameters are told as NumPy counts them; indices that are meant to be there are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradscope as gs
+from gradscope.capturing.explain.row_lookups import out_of_bounds
+from gradscope.tracing.tracer import trace_loss
+from tests.support.data import drawn
+
+ROWS = 5
+IDS = np.array([[0, 4, 5, 2], [3, 8, 1, 0]], np.int32)
+P = {"embed": drawn(0, ROWS, 3), "flat": drawn(1, 3 * ROWS), "key": jnp.arange(3.0)[None]}
+X = drawn(2, ROWS, 3)
+
+#: By name: what is looked up by ids, the ids as the gather has them, and the table.
+BEYOND: Mapping[str, tuple[Callable[[Any, Any], Any], np.ndarray, str | None]] = {
+    "an index": (lambda p, ids: p["embed"][ids], IDS, "embed"),
+    "part of the ids": (lambda p, ids: p["embed"][ids[:, 1:3]], IDS[:, 1:3], "embed"),
+    "every other": (lambda p, ids: p["embed"][ids[:, 1::2]], IDS[:, 1::2], "embed"),
+    "ids from 1 on": (lambda p, ids: p["embed"][ids + 1], IDS + 1, "embed"),
+    "before the first": (lambda p, ids: p["embed"][ids - 7], np.where(IDS < 7, IDS - 7 + ROWS, IDS - 7), "embed"),
+    "other axes": (lambda p, ids: p["embed"][ids.T.reshape(-1)], IDS, "embed"),
+    "joined": (lambda p, ids: p["embed"][jnp.concatenate([ids, ids], 1)], np.tile(IDS, 2), "embed"),
+    "a table in another type": (lambda p, ids: p["embed"].astype(jnp.float16)[ids], IDS, "embed"),
+    "a table in another shape": (lambda p, ids: p["flat"].reshape(ROWS, 3)[ids], IDS, "flat"),
+    "a table of two": (lambda p, ids: (p["embed"] * p["key"])[ids], IDS, None),
+    "each id by itself": (lambda p, ids: jax.vmap(jax.vmap(lambda one: p["embed"][one]))(ids), IDS, "embed"),
+    "in a jitted function": (lambda p, ids: jax.jit(lambda t, i: t[i])(p["embed"], ids), IDS, "embed"),
+    "the second axis": (lambda p, ids: p["embed"].T[:, ids], IDS, "embed"),
+}
+
+#: Likewise: what is looked up, which is meant so, or is no look-up of parameters.
+MEANT: Mapping[str, Callable[[Any, Any], Any]] = {
+    "in bounds": lambda p, ids: p["embed"][ids % ROWS],
+    "from the end": lambda p, ids: p["embed"][jnp.minimum(ids, ROWS) - ROWS],
+    "clipped before": lambda p, ids: p["embed"][jnp.clip(ids, 0, ROWS - 1)],
+    "clipped as asked": lambda p, ids: jnp.take(p["embed"], ids, axis=0, mode="clip"),
+    "filled with zeros": lambda p, ids: jnp.take(p["embed"], ids, axis=0, mode="fill", fill_value=0),
+    "rows of data": lambda p, ids: X[ids] * p["key"][None],
+    "rows of activations": lambda p, ids: jnp.tanh(ids.astype(jnp.float32).reshape(8, 1) * p["key"])[ids],
+    "indices of the program": lambda p, ids: p["embed"][jnp.arange(9)] + ids.max().astype(jnp.float32),
+}
+
+
+def loss_of(look_up: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda p, batch: jnp.square(look_up(p, batch["ids"]).astype(jnp.float32)).mean() + batch["x"].sum()
+
+
+def found(look_up: Callable[[Any, Any], Any], ids: Any = IDS) -> list[Any]:
+    batch = {"ids": jnp.asarray(ids), "x": X}
+    return list(out_of_bounds(trace_loss(loss_of(look_up), P, batch), jax.tree_util.tree_leaves((P, batch))))
+
+
+@pytest.mark.parametrize("case", BEYOND.values(), ids=BEYOND)
+def test_indices_beyond_a_table_are_counted(case: tuple[Callable[..., Any], np.ndarray, str | None]) -> None:
+    look_up, ids, table = case
+    (one,) = found(look_up)
+    beyond = ids[(ids < 0) | (ids >= ROWS)]
+    assert (one.input, one.table, one.rows, one.indices) == ("ids", table, ROWS, ids.size)
+    assert (one.beyond, one.index) == (beyond.size, beyond.min() if beyond.min() < 0 else beyond.max())
+
+
+@pytest.mark.parametrize("look_up", MEANT.values(), ids=MEANT)
+def test_what_is_meant_so_is_not_told(look_up: Callable[..., Any]) -> None:
+    assert found(look_up) == []
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16])
+def test_ids_have_any_integer_type(dtype: Any) -> None:
+    assert [each.beyond for each in found(lambda p, ids: p["embed"][ids], IDS.astype(dtype))] == [2]
+
+
+def test_the_finding_has_table_and_line() -> None:
+    batch = {"ids": jnp.asarray(IDS), "x": X}
+    findings = gs.capture(loss_of(BEYOND["an index"][0]), P, batch).findings()
+    (finding,) = [each for each in findings if each.rule == "out-of-bounds"]
+    assert (finding.family, finding.name) == ("input", "ids")
+    assert finding.why.startswith("has 2 of 8 indices beyond the 5 rows of param/embed, up to 8")
+    assert finding.source is not None
+    assert finding.source.startswith("test_out_of_bounds.py")
