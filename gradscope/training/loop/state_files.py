@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from gradscope import naming
@@ -26,7 +25,7 @@ from gradscope.errors import DumpError
 from gradscope.naming import printable
 from gradscope.tracing.tracer import variable_leaves
 from gradscope.training.loop.placement import placed
-from gradscope.training.recording.array_records import record_of
+from gradscope.training.recording.array_records import array_like, record_of
 from gradscope.training.state import TrainState, named_leaves, optimizer_leaves
 
 _STEP: Final = naming.key_of(naming.AUX, "step")
@@ -108,7 +107,7 @@ def restored(path: Path, like: TrainState, previous_like: Any) -> Saved:
                 f"{printable(str(path))} is not a state of this run: {'; '.join(problems[:_MOST_PROBLEMS])}{more}",
                 hint=OTHER_RUN,
             )
-        found = {key: _like(dump.array(key), leaf) for key, leaf in wanted.items()}
+        found = {key: placed(array_like(dump.array(key), leaf), leaf.sharding) for key, leaf in wanted.items()}
     state = _rebuilt(like, found)
     return Saved(state, _rebuilt_gradients(previous_like, found) if has_gradients else None, watch)
 
@@ -134,13 +133,6 @@ def _problem(dump: DumpFile, key: str, leaf: Any) -> str | None:
     if (entry.shape, entry.dtype) == (shape, dtype):
         return None
     return f"{printable(key)} is {entry.dtype}{list(entry.shape)}, expected {dtype}{list(shape)}"
-
-
-def _like(array: np.ndarray, leaf: Any) -> Any:
-    """Returns an array from a file on the devices of a leaf, as a typed key where that is one."""
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        array = jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(leaf))
-    return placed(array, leaf.sharding)
 
 
 def _rebuilt(like: TrainState, found: Mapping[str, Any]) -> TrainState:

@@ -7,7 +7,7 @@
 - `probe_history` opens the run's folder, and writes what was observed of each step.
 - `step_replay` takes steps of late again, to have the arguments of one.
 - `probe_alarms` finds alarms, and saves their steps.
-- `alarm_capture` saves a step: its state, its batch, and a dump of its loss.
+- `alarm_capture` saves a step: its state, its batch, and a dump of its loss; and gives its arguments back.
 - `observed_outside` makes records of observations that the user's program returned.
 
 Why two programs (2026-11): a program that decides by itself whether it observes has to be another one than the user's,

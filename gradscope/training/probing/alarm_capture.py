@@ -1,11 +1,11 @@
-"""Saves a step of the user's loop: its state, its batch, and a dump of its loss with the origin of a NaN."""
+"""Saves a step of the user's loop: its state, its batch, and a dump of its loss; and gives its arguments back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import jax
 
@@ -17,15 +17,21 @@ from gradscope.capturing.records.measure import TensorReading
 from gradscope.capturing.timings import Timings
 from gradscope.capturing.value_and_grad import Signature
 from gradscope.dump.manifest.manifest import Manifest, RunFacts
+from gradscope.dump.reader import open_dump
 from gradscope.dump.record import Json
 from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.dump.writer import DumpWriter
+from gradscope.errors import DumpError
 from gradscope.frameworks.modules.tree_names import tree_names
+from gradscope.naming import printable
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.loading.module_models import with_array_variables
 from gradscope.training.probing.collecting import collecting
 from gradscope.training.probing.step_replay import Arguments
-from gradscope.training.recording.array_records import record_of
+from gradscope.training.recording.array_records import array_like, record_of
+
+#: Where the state is that a step got, and where the rest of its arguments: each record has the number of its leaf.
+_FILES: Final = ("state.npz", "batch.npz")
 
 
 class _CapturedError(Exception):
@@ -85,15 +91,52 @@ def save_step(
         folder.mkdir(exist_ok=True)
     leaves = jax.tree_util.tree_leaves(arguments)
     paths = tree_names(arguments)
-    arrays = {at: leaf for at, leaf in enumerate(leaves) if isinstance(leaf, jax.Array) or hasattr(leaf, "dtype")}
-    for name, chosen in (("state.npz", state), ("batch.npz", arrays.keys() - state)):
+    arrays = _arrays(leaves)
+    for name, chosen in zip(_FILES, (state, arrays.keys() - state), strict=True):
         with DumpWriter(folder / name, force=True) as writer:
             for at in sorted(chosen):
                 key = names.get(at, naming.key_of(naming.AUX, f"arguments/{paths[at]}"))
-                writer.add(record_of(key, arrays[at]))
+                writer.add(record_of(key, arrays[at], index=at))
             writer.commit(RunFacts(provenance=facts))
     capturing = _Capturing(folder / "dump.npz", facts)
     args, kwargs = arguments
     with collecting(capturing), suppress(_CapturedError):
         function(*args, **kwargs)
     return capturing.manifest
+
+
+def saved_arguments(folder: Path, like: Arguments) -> Arguments:
+    """Returns the arguments of a step that `save_step` saved.
+
+    Args:
+        folder: The folder.
+        like: Arguments of the same step: what is no array is taken from them, and arrays are put on their devices.
+
+    Raises:
+        DumpError: The files cannot be read, or are of a step with other arguments.
+    """
+    leaves, tree = jax.tree_util.tree_flatten(like)
+    arrays, found = _arrays(leaves), dict[int, Any]()
+    for name in _FILES:
+        with open_dump(folder / name) as dump:
+            for entry in dump.manifest.entries:
+                leaf, key = arrays.get(entry.site.index), naming.key_of(entry.family, entry.name)
+                if leaf is None or (entry.shape, entry.dtype) != (tuple(leaf.shape), str(leaf.dtype)):
+                    raise _other_step(folder, f"{printable(key)} is {entry.dtype}{list(entry.shape)}")
+                array = array_like(dump.array(key), leaf)
+                found[entry.site.index] = jax.device_put(array, leaf.sharding) if isinstance(leaf, jax.Array) else array
+    if found.keys() != arrays.keys():
+        raise _other_step(folder, f"it has {len(found):,} arrays, and these arguments {len(arrays):,}")
+    return tree.unflatten([found.get(at, leaf) for at, leaf in enumerate(leaves)])
+
+
+def _arrays(leaves: Sequence[Any]) -> dict[int, Any]:
+    return {at: leaf for at, leaf in enumerate(leaves) if isinstance(leaf, jax.Array) or hasattr(leaf, "dtype")}
+
+
+def _other_step(folder: Path, why: str) -> DumpError:
+    return DumpError(
+        f"{printable(str(folder))} has not the arguments of this step: {why}",
+        hint="give the step's arguments as the loop hands them over, in their order; of a run of gradscope train, go "
+        "on with --checkpoint",
+    )

@@ -17,6 +17,7 @@ from gradscope.capturing.seen import Seen
 from gradscope.capturing.value_and_grad import Signature
 from gradscope.errors import UsageError
 from gradscope.instrument.query.capture_spec import CaptureSpec
+from gradscope.training.probing.alarm_capture import saved_arguments
 from gradscope.training.probing.collecting import FUNCTIONAL, Collected, current
 from gradscope.training.probing.observed_outside import collected_from, steps_in
 from gradscope.training.probing.probe_alarms import ON_ALARM, OnAlarm, ProbeAlarms
@@ -204,6 +205,22 @@ class Probe:
 
         call.lower = probed.plain.lower  # type: ignore[attr-defined]
         return call
+
+    @staticmethod
+    def arguments_before(alarm: str | os.PathLike[str], *args: Any) -> Any:
+        """Returns the arguments of the step that an alarm saved, bit for bit, to go on from before it.
+
+        Args:
+            alarm: The alarm's folder, such as `today/alarm-000030`.
+            *args: The step's arguments as the loop has them, of the same structure, shapes and dtypes.
+
+        Returns:
+            The saved arguments as a tuple, on the devices of those given.
+
+        Raises:
+            DumpError: The folder cannot be read, or is of a step with other arguments.
+        """
+        return saved_arguments(Path(alarm), (args, {}))[0]
 
     def write(self, step: int, seen: Seen[Any] | StepSeen, *, loss: Any = None, updates: Any = None) -> None:
         """Writes observations that a program returned: of one step, or of a scan over steps of as many.

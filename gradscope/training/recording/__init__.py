@@ -7,6 +7,6 @@
 - `unwritten_history` stands for the history in a process that does not write the run.
 - `step_profiles` profiles steps.
 - `state_ring` keeps copies of past states, from which the state before an alarm's step can be had again.
-- `array_records` makes the record of a dump from an array.
+- `array_records` makes the record of a dump from an array, and the array from a dump.
 - `alarm_notes` states what is known of an alarm.
 """

@@ -490,6 +490,16 @@ def test_a_nan_of_a_step_that_is_not_recorded_is_blamed_on_it(
         np.testing.assert_array_equal(saved["param/head/w"], before["head"]["w"])
         assert np.isfinite(dump.loss)
         assert bool(dump.origins) == (trapped == "gradient")
+    again = {**batch(0), "trap": np.float32(1)}
+    (params, optimizer), data = gs.Probe.arguments_before(folder, initial(), again)
+    assert jax.tree.structure(optimizer) == jax.tree.structure(initial()[1])
+    np.testing.assert_array_equal(params["head"]["w"], before["head"]["w"])
+    assert data["trap"] == 0
+    np.testing.assert_array_equal(data["x"], batch(trap)["x"])
+    with pytest.raises(gs.DumpError, match=r"has not the arguments of this step: .* is float32\["):
+        gs.Probe.arguments_before(folder, initial())
+    with pytest.raises(gs.DumpError, match="has not the arguments of this step: it has"):
+        gs.Probe.arguments_before(folder, initial(), again, jnp.ones(1))
     assert f"gradscope: {tmp_path}: step {trap}: nonfinite: " in caplog.text
     assert f"its state and batch are in {folder.name}" in caplog.text
     assert ("its update is not finite" in caplog.text) == (trapped == "update")
