@@ -23,6 +23,7 @@ from gradscope.comparison.diagnosis.likely_causes import diagnosis, names_by_has
 from gradscope.comparison.diagnosis.likely_parts import with_likely_parts
 from gradscope.comparison.diagnosis.refuting.refuted_guesses import without_refuted
 from gradscope.comparison.diagnosis.run_differences import extent_differences, provenance_differences
+from gradscope.comparison.diagnosis.suspects.suspects import with_suspects
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.judge import judge, one_sided
 from gradscope.comparison.judging.loop_output_rows import loop_output_rows
@@ -101,7 +102,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
     every = with_inputs_paired(with_likely_parts(dumps, every, unrefuted.related), *programs)
     return Comparison(
         rows=every,
-        blame=blame_of(every, *programs),
+        blame=with_suspects(dumps, pairing, every, blame_of(every, *programs)),
         extent_differences=extent_differences(ref, cand),
         provenance_differences=provenance_differences(ref.manifest.provenance, cand.manifest.provenance),
         matches=pairing.matched,

@@ -111,9 +111,11 @@ def _noise(row: ComparisonRow) -> float:
 
 def _directions(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) -> list[str]:
     seen = {row.family for row in rows if row.compared}
-    forward = _direction("Forward", divergence.forward, seen.intersection(FORWARD), (), blame.unpaired)
+    suspects = (blame.suspects, ()) if divergence.forward is not None else ((), blame.suspects)
+    forward = _direction("Forward", divergence.forward, seen.intersection(FORWARD), (), blame.unpaired, suspects[0])
     backward = _direction(
-        "Backward", divergence.backward, seen.intersection(BACKWARD), blame.makers, blame.unpaired_gradients
+        *("Backward", divergence.backward, seen.intersection(BACKWARD), blame.makers),
+        *(blame.unpaired_gradients, suspects[1]),
     )
     if blame.origin is not None:
         origin = f"{_quoted(blame.origin.name)}{_in_brackets(blame.origin, ())}"
@@ -132,27 +134,48 @@ def _direction(
     seen: set[str],
     makers: Sequence[str],
     unpaired: Sequence[ComparisonRow],
+    suspects: Sequence[ComparisonRow],
 ) -> str:
     if first is None:
         return f"{name} agrees" if seen else ""
+    if suspects:
+        behind = f"{_quoted(first.name)}{_in_brackets(first, makers)}"
+        return f"{name} may first differ at {_suspected(suspects)}: {behind} differs, and what is before agrees"
     place = f"at {_quoted(first.name)}{_in_brackets(first, makers)}"
     return f"{name} differs {place}, and before it {_alone(unpaired)}" if unpaired else f"{name} first differs {place}"
 
 
 def _alone(rows: Sequence[ComparisonRow]) -> str:
     """Returns which of some rows are only in one of the dumps, and what they are: `a` is only in the reference."""
-    sides = (("missing", "reference"), ("extra", "candidate"))
-    names = [(side, [row.name for row in rows if row.status == status]) for status, side in sides]
     alone = " and ".join(
-        f"{_some(own)} {'is' if len(own) == 1 else 'are'} only in the {side}" for side, own in names if own
+        f"{_some(own)} {'is' if len(own) == 1 else 'are'} only in the {side}" for side, own in _by_side(rows)
     )
+    return alone + _what(rows)
+
+
+def _suspected(rows: Sequence[ComparisonRow]) -> str:
+    """Returns which of some rows are suspects, and what they are: `a`, only in the reference."""
+    return " or at ".join(f"{_some(own)}, only in the {side}" for side, own in _by_side(rows)) + _what(rows)
+
+
+def _by_side(rows: Sequence[ComparisonRow]) -> list[tuple[str, list[str]]]:
+    """Returns the names of rows by the side that has them, that of the first row first."""
+    sides = {"missing": "reference", "extra": "candidate"}
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        names.setdefault(sides[row.status], []).append(row.name)
+    return list(names.items())
+
+
+def _what(rows: Sequence[ComparisonRow]) -> str:
+    """Returns a clause about what the first of some rows is of another."""
     # Both of two rows that belong together say so: one is enough.
     known = [
         f"{_quoted(row.name)} is {row.likely}"
         for row in rows
         if row.likely and (row.family, row.status) == (ACTIVATION, "missing")
     ]
-    return alone + "".join(f", where {each}" for each in known[:1])
+    return "".join(f", where {each}" for each in known[:1])
 
 
 def _only_gradients_differ(rows: Sequence[ComparisonRow]) -> bool:

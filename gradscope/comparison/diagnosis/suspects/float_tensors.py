@@ -1,0 +1,42 @@
+"""`FloatTensors` reads the floating-point tensors of one dump, and those that a layer reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.precision import dtype_class
+from gradscope.dump.interfaces import DumpSource
+from gradscope.dump.manifest.manifest import Layer
+from gradscope.naming import ACTIVATION, INPUT, key_of, split_key
+
+
+class FloatTensors:
+    """FloatTensors reads the floating-point tensors of one dump in float64.
+
+    Args:
+        source: The dump.
+    """
+
+    def __init__(self, source: DumpSource) -> None:
+        self._source = source
+        self._known = frozenset(source.keys())
+
+    def tensor(self, key: str) -> Array | None:
+        """Returns a tensor; None where the dump has none of that key, or none of floating-point numbers."""
+        if key not in self._known or not self._source.has_tensor(key):
+            return None
+        if dtype_class(self._source.entry(self._source.resolve(key)).dtype) != "float":
+            return None
+        return self._source.array(key).astype("float64")
+
+    def read_by(self, layer: Layer) -> Iterator[Array]:
+        """Yields the values that a layer reads, each once.
+
+        Args:
+            layer: The layer.
+        """
+        named = (key_of(family, name) for name in layer.inputs for family in (ACTIVATION, INPUT))
+        stated = (each for each in layer.sources if split_key(each)[0] in (ACTIVATION, INPUT))
+        owners = (self._source.resolve(each) for each in (*named, *stated) if each in self._known)
+        yield from (value for key in dict.fromkeys(owners) if (value := self.tensor(key)) is not None)

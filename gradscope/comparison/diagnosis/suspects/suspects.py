@@ -1,0 +1,186 @@
+"""`with_suspects` finds the steps in one program only that may have made the first divergence.
+
+Such a step has no counterpart to be compared with, and the next value that is compared differs. What is known decides
+between the steps and the layer of that value:
+
+- A layer that uses a parameter which differs, or which the other program does not use, is at fault.
+- A product of a kernel that both programs have is not, and neither is a part of the layer that differs.
+- A layer that reads what its counterpart reads is at fault itself. Where it reads other values, a step is; where it
+  reads the same in another order, a step that arranges values may be.
+- A layer that normalises is at fault where its output differs by a factor for each group.
+
+Backward, a step is first at fault where the gradients of the parameters that it uses differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gradscope.comparison.diagnosis.divergence import Blame, first_divergence
+from gradscope.comparison.diagnosis.refuting.lost_parameters import lost_parameters, summed_parameters
+from gradscope.comparison.diagnosis.suspects.float_tensors import FloatTensors
+from gradscope.comparison.diagnosis.suspects.kernel_gradients import what_is_read
+from gradscope.comparison.diagnosis.suspects.plain_steps import is_arrangement, is_product, is_rescaled
+from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.dump.manifest.json_text import as_float
+from gradscope.dump.manifest.manifest import Layer
+from gradscope.naming import ACTIVATION, PARAM, PARAM_GRAD, key_of, split_key
+
+
+def with_suspects(dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow], blame: Blame) -> Blame:
+    """Returns where a divergence comes from, with the steps that may have made it.
+
+    Args:
+        dumps: The dumps.
+        pairing: Their pairing.
+        rows: All rows.
+        blame: Where the first divergence comes from, as far as the rows tell.
+    """
+    divergence = first_divergence(rows)
+    unpaired = blame.unpaired if divergence.forward is not None else blame.unpaired_gradients
+    if blame.origin is not None or not unpaired or not (dumps.ref.manifest.layers and dumps.cand.manifest.layers):
+        return blame
+    if divergence.forward is not None:
+        suspects, unknown = _Forward(dumps, pairing, rows).suspects(divergence.forward, _steps(dumps, unpaired))
+        return replace(blame, suspects=_rows(suspects), unpaired=_rows(unknown))
+    return replace(blame, suspects=_backward(dumps, rows, unpaired))
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """_Step stores a row of a step, with the innermost layer that computes it."""
+
+    row: ComparisonRow
+    layer: Layer
+    of_ref: bool
+
+
+class _Forward:
+    """_Forward finds the suspects among the values from which a value is computed.
+
+    Args:
+        dumps: The dumps.
+        pairing: Their pairing.
+        rows: All rows.
+    """
+
+    def __init__(self, dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow]) -> None:
+        self._dumps = dumps
+        self._matches = {match.ref: match for match in pairing.matched}
+        self._wrong = _wrong_parameters(dumps, pairing, rows)
+        self._ref, self._cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
+
+    def suspects(self, first: ComparisonRow, steps: list[_Step]) -> tuple[list[_Step], list[_Step]]:
+        """Returns the suspects, the likeliest first, and the steps that may be wrong all the same.
+
+        There are no suspects where the layer of the divergence is at fault.
+
+        Args:
+            first: The first value over tolerance.
+            steps: The steps of one program only that it is computed from.
+        """
+        guilty = [step for step in steps if self._wrong.intersection(step.layer.params)]
+        match = self._matches.get(key_of(first.family, first.name))
+        layer = _makers(self._dumps.ref.manifest.layers).get(first.name)
+        if guilty or layer is None:
+            return guilty, steps
+        steps = [step for step in steps if not is_product(self._tensors(step), step.layer, _key(step))]
+        if match is None:  # a loss, which is compared as a number
+            return steps, steps
+        others = self._counterparts(match, layer)
+        around = {True: {layer.path}, False: {other.path for other in others}}
+        inside = any(_is_inside(self._layers(step), step.layer, around[step.of_ref]) for step in steps)
+        if inside or self._wrong.intersection(name for each in (layer, *others) for name in each.params):
+            return [], steps
+        error = as_float(first.metrics.get("rel_l2", 0.0))
+        reading = what_is_read(self._dumps, self._matches, layer, match.ref, error)
+        if reading == "same" or (reading is None and is_rescaled(self._ref, self._cand, match, layer)):
+            return [], []
+        arranging = [step for step in steps if is_arrangement(self._tensors(step), step.layer, _key(step))]
+        if reading == "reordered":
+            return arranging[::-1], arranging
+        making = [step for step in steps if step not in arranging]
+        return making or (arranging if reading == "other" else []), steps
+
+    def _counterparts(self, match: Match, layer: Layer) -> list[Layer]:
+        """Returns the layers of the candidate whose output is the counterpart: of a layer with parts all around it."""
+        source, parents = self._dumps.cand, {each.parent for each in self._dumps.ref.manifest.layers}
+        known, layers, owner = frozenset(source.keys()), source.manifest.layers, source.resolve(match.cand)
+        outputs = {each.path: {key_of(ACTIVATION, name) for name in each.outputs} & known for each in layers}
+        found = [each for each in layers if owner in map(source.resolve, outputs[each.path])]
+        return found if layer.path in parents else found[-1:]
+
+    def _tensors(self, step: _Step) -> FloatTensors:
+        return self._ref if step.of_ref else self._cand
+
+    def _layers(self, step: _Step) -> Sequence[Layer]:
+        return (self._dumps.ref if step.of_ref else self._dumps.cand).manifest.layers
+
+
+def _backward(
+    dumps: Dumps, rows: Sequence[ComparisonRow], unpaired: Sequence[ComparisonRow]
+) -> tuple[ComparisonRow, ...]:
+    """Returns the suspects among gradients, those whose parameters have other gradients first, from the loss on."""
+    differing = {
+        split_key(key)[1]
+        for row in rows
+        if row.family == PARAM_GRAD and row.counts and row.status != "same"
+        for key in _keys(row)
+    }
+    steps = _steps(dumps, unpaired)
+    steps.sort(key=lambda step: (not differing.intersection(step.layer.params), not step.of_ref, -step.row.index))
+    return _rows(steps)
+
+
+def _rows(steps: Sequence[_Step]) -> tuple[ComparisonRow, ...]:
+    return tuple(step.row for step in steps)
+
+
+def _steps(dumps: Dumps, rows: Sequence[ComparisonRow]) -> list[_Step]:
+    """Returns the steps of rows, in execution order, those of the reference first."""
+    makers = {True: _makers(dumps.ref.manifest.layers), False: _makers(dumps.cand.manifest.layers)}
+    found = [
+        _Step(row, layer, row.status == "missing")
+        for row in rows
+        if (layer := makers[row.status == "missing"].get(row.name)) is not None
+    ]
+    return sorted(found, key=lambda step: (not step.of_ref, step.row.index))
+
+
+def _makers(layers: Sequence[Layer]) -> dict[str, Layer]:
+    """Returns the innermost layer that computes each value, by name; a part comes after the layer around it."""
+    return {name: layer for layer in layers for name in layer.outputs}
+
+
+def _wrong_parameters(dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow]) -> frozenset[str]:
+    """Returns the names of parameters that differ, or that the other program does not use."""
+    params = [row for row in rows if row.family == PARAM]
+    accounted = {key_of(row.family, row.name) for row in params if row.status != "different" and not row.counts}
+    lost = lost_parameters(dumps, pairing, summed_parameters(dumps, pairing))
+    differing = {key for row in params if row.status == "different" for key in _keys(row)}
+    return frozenset(split_key(key)[1] for key in (lost | differing) - accounted)
+
+
+def _keys(row: ComparisonRow) -> list[str]:
+    """Returns the keys of a row in both programs."""
+    names = [row.name, *(row.counterpart.split(", ") if row.counterpart else ())]
+    return [key_of(row.family, name) for name in names]
+
+
+def _key(step: _Step) -> str:
+    return key_of(step.row.family, step.row.name)
+
+
+def _is_inside(layers: Sequence[Layer], layer: Layer, around: Collection[str]) -> bool:
+    """Returns whether a layer is a part of one of others, at any depth."""
+    parents: Mapping[str, str | None] = {each.path: each.parent for each in layers}
+    seen: set[str] = set()
+    path = layer.parent
+    while path is not None and path not in seen:
+        if path in around:
+            return True
+        seen.add(path)
+        path = parents.get(path)
+    return False
