@@ -158,7 +158,7 @@ def is_applied(dumps: Dumps, match: Match, found: FunctionBetween) -> bool | Non
         found: The function that one value of the pair is of the other.
     """
     source, key = (dumps.ref, match.ref) if found.of_ref else (dumps.cand, match.cand)
-    gradient = arriving_gradient(source, key, None if found.of_ref else match.recipe)
+    gradient = _gradient(source, key, None if found.of_ref else match.recipe)
     values = _values(dumps, match)
     if gradient is None or values is None or not np.any(gradient):
         return None
@@ -226,7 +226,7 @@ def _is_function(
     return bool(np.linalg.norm(function(argument) - value) <= limit)
 
 
-def arriving_gradient(source: DumpSource, key: str, recipe: Recipe | None) -> Array | None:
+def _gradient(source: DumpSource, key: str, recipe: Recipe | None) -> Array | None:
     """Returns the gradient that arrives at a value, as a recipe of the value makes it; None where there is none."""
     keys = [key_of(ACTIVATION_GRAD, split_key(each)[1]) for each in ((key,) if recipe is None else recipe.keys)]
     known = frozenset(source.keys())
@@ -266,7 +266,7 @@ def _dense_readers(source: DumpSource, key: str) -> Iterator[tuple[Array, list[s
             *others, columns = (source.entry(arrives_at).shape if arrives_at in known else ()) or (0,)
             fitting = [each for each, shape in shapes.items() if shape in ((features, columns), (columns, features))]
             if fitting and math.prod(others) == math.prod(rows):
-                arriving = arriving_gradient(source, arrives_at, None)
+                arriving = _gradient(source, arrives_at, None)
                 if arriving is not None:
                     yield arriving, fitting
 

@@ -1,10 +1,10 @@
 """`what_is_read` finds whether a layer of the candidate reads what its counterpart in the reference reads.
 
-The candidate may have no entry for what a layer reads. The gradient of the kernel shows it all the same: it is made of
-what the layer reads and of the gradient that arrives at its output (`correlations`). Where what the reference's layer
-reads and the gradient in the candidate make the candidate's gradient of the kernel, both layers read the same values,
-whatever differs behind. That the reference's own tensors fit each other so is required first: a layer may compute more
-than a product with its kernel.
+A program may have no entry for what a layer reads. The gradient of the kernel shows it all the same: it is made of what
+the layer reads and of the gradient that arrives at its output (`correlations`). Where what the layer of one program
+reads makes the gradient of the kernel in the other program, with the gradient that arrives there, both layers read the
+same values, whatever differs behind. That the program's own tensors fit each other so is required first: a layer may
+compute more than a product with its kernel.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.diagnosis.refuting.functions_between import arriving_gradient
 from gradscope.comparison.diagnosis.suspects.correlations import KernelForm, forms, is_cheap
 from gradscope.comparison.diagnosis.suspects.float_tensors import FloatTensors
-from gradscope.comparison.pairing.matching import Dumps, Match
-from gradscope.comparison.precision import dtype_class
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.comparison.pairing.reverse import ReversePairing
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.naming import PARAM_GRAD, key_of
+from gradscope.naming import ACTIVATION_GRAD, PARAM_GRAD, key_of, split_key
 
 #: What a layer reads: the same values as its counterpart, the same in another order, or others.
 Reading: TypeAlias = Literal["same", "reordered", "other"]
 
-#: The least error that a form can have, and how many times the reference's own error one fits that is no larger.
+#: The least error that a form can have, and how many times the program's own error one fits that is no larger.
 _EXACT: Final = 1e-5
 _MARGIN: Final = 10
 
@@ -48,74 +47,94 @@ _DERIVATIVES: Final[Mapping[str, Callable[[Array], Array]]] = MappingProxyType({
 
 
 def what_is_read(
-    dumps: Dumps, matches: Mapping[str, Match], layer: Layer, key: str, difference: float
+    dumps: Dumps, pairing: Pairing, match: Match, layers: tuple[Layer, Layer | None], difference: float
 ) -> Reading | None:
-    """Returns what the candidate's counterpart of a layer reads; None where the kernels of the layer do not show it.
+    """Returns what the candidate's counterpart of a layer reads; None where the kernels of the layers do not show it.
 
     Args:
         dumps: The dumps.
-        matches: The pairs, by the reference's keys.
-        layer: The reference's layer.
-        key: The key of its output, which is paired.
-        difference: The relative error of that.
+        pairing: Their pairing.
+        match: The pair of the outputs of the layers.
+        layers: The reference's layer, and the candidate's where it is known.
+        difference: The relative error of the pair.
     """
-    ref, cand = _output(dumps, matches[key], of_ref=True), _output(dumps, matches[key], of_ref=False)
-    if ref is None or cand is None or ref.value.shape != cand.value.shape:
-        return None
-    found = (_by_kernel(dumps, matches, layer, name, ref, cand, difference) for name in layer.params)
-    readings = {each for each in found if each is not None}
-    return readings.pop() if len(readings) == 1 else None
+    matches = {each.ref: each for each in pairing.matched}
+    reverse, ref, cand = ReversePairing(dumps, pairing.matched), FloatTensors(dumps.ref), FloatTensors(dumps.cand)
+
+    def in_cand(key: str) -> Array | None:
+        found = matches.get(key)
+        if found is None or any(cand.tensor(each) is None for each in found.recipe.keys):
+            return None
+        return found.recipe.array(dumps.cand).astype(np.float64)
+
+    def in_ref(key: str) -> Array | None:
+        found = reverse.array(key) if cand.tensor(key) is not None else None
+        return None if found is None else found.astype(np.float64)
+
+    sides = ((_Side(ref, in_cand), layers[0], match.ref), (_Side(cand, in_ref), layers[1], match.cand))
+    readings = (_reading(side, layer, key, difference) for side, layer, key in sides if layer is not None)
+    return next(filter(None, readings), None)
 
 
-class _Output(NamedTuple):
-    """_Output has the output of a layer and the gradient that arrives there, in the reference's layout."""
+class _Side(NamedTuple):
+    """_Side has the tensors of one program, and returns those of the other in its layout.
+
+    Attributes:
+        own: The tensors.
+        other: Returns the other program's tensor for a key of this one; None where there is none.
+    """
+
+    own: FloatTensors
+    other: Callable[[str], Array | None]
+
+
+class _Use(NamedTuple):
+    """_Use has the output of a layer, the gradient that arrives there, and the gradient of a kernel."""
 
     value: Array
-    gradient: Array
+    arriving: Array
+    kernel: Array
 
     def gradients(self) -> Iterator[Array]:
         """Yields what arrives at the product of the layer, for each function that it may apply to that."""
-        yield from (self.gradient * derivative(self.value) for derivative in _DERIVATIVES.values())
+        yield from (self.arriving * derivative(self.value) for derivative in _DERIVATIVES.values())
 
 
-def _output(dumps: Dumps, match: Match, *, of_ref: bool) -> _Output | None:
-    source, keys = (dumps.ref, (match.ref,)) if of_ref else (dumps.cand, match.recipe.keys)
-    if dtype_class(source.entry(keys[0]).dtype) != "float":
-        return None
-    gradient = arriving_gradient(source, keys[0], None if of_ref else match.recipe)
-    if gradient is None or not np.any(gradient) or not all(map(source.has_tensor, keys)):
-        return None
-    value = source.array(match.ref) if of_ref else match.recipe.array(source)
-    return _Output(value.astype(np.float64), gradient) if value.shape == gradient.shape else None
+def _reading(side: _Side, layer: Layer, key: str, difference: float) -> Reading | None:
+    """Returns what the other program reads; None where the kernels do not show it, or do not agree."""
+    found: set[Reading] = set()
+    for name in layer.params:
+        keys = (key, key_of(ACTIVATION_GRAD, split_key(key)[1]), key_of(PARAM_GRAD, name))
+        one, other = _use(map(side.own.tensor, keys)), _use(map(side.other, keys))
+        if one is not None and other is not None and one.value.shape == other.value.shape:
+            readings = (_by_kernel(read, one, other, difference) for read in side.own.read_by(layer))
+            found |= {*filter(None, readings)}
+    return found.pop() if len(found) == 1 else None
 
 
-def _by_kernel(
-    dumps: Dumps,
-    matches: Mapping[str, Match],
-    layer: Layer,
-    name: str,
-    ref: _Output,
-    cand: _Output,
-    difference: float,
-) -> Reading | None:
-    match = matches.get(key_of(PARAM_GRAD, name))
-    if match is None or not (dumps.ref.has_tensor(match.ref) and all(map(dumps.cand.has_tensor, match.recipe.keys))):
+def _use(tensors: Iterator[Array | None]) -> _Use | None:
+    """Returns a use of a kernel; None where one of its tensors is not known, or no gradient arrives."""
+    known = [each for each in tensors if each is not None]
+    if len(known) < len(_Use._fields):
         return None
-    one, other = dumps.ref.array(match.ref).astype(np.float64), match.recipe.array(dumps.cand).astype(np.float64)
-    if one.shape != other.shape or not np.any(one) or not np.any(other):
+    use = _Use(*known)
+    return use if use.value.shape == use.arriving.shape and np.any(use.arriving) and np.any(use.kernel) else None
+
+
+def _by_kernel(read: Array, one: _Use, other: _Use, difference: float) -> Reading | None:
+    """Returns what the other program reads, by what one reads and the uses of a kernel in both."""
+    if one.kernel.shape != other.kernel.shape:
         return None
-    for read in FloatTensors(dumps.ref).read_by(layer):
-        for form in forms(one.shape, read.shape, ref.value.shape):
-            if not is_cheap(read.shape, ref.value.shape, form):
-                continue
-            own = min(_error(form, read, each, one) for each in ref.gradients())
-            limit = max(_EXACT, _MARGIN * own)
-            if limit > _SHARE * difference:
-                continue
-            if min(_error(form, read, each, other) for each in cand.gradients()) <= limit:
-                return "same"
-            orders = (_error(form, read, each, other, reordered=True) for each in cand.gradients())
-            return "reordered" if not form.strides and min(orders) <= limit else "other"
+    for form in forms(one.kernel.shape, read.shape, one.value.shape):
+        if not is_cheap(read.shape, one.value.shape, form):
+            continue
+        limit = max(_EXACT, _MARGIN * min(_error(form, read, each, one.kernel) for each in one.gradients()))
+        if limit > _SHARE * difference:
+            continue
+        if min(_error(form, read, each, other.kernel) for each in other.gradients()) <= limit:
+            return "same"
+        orders = (_error(form, read, each, other.kernel, reordered=True) for each in other.gradients())
+        return "reordered" if not form.strides and min(orders) <= limit else "other"
     return None
 
 

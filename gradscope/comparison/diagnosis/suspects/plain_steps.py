@@ -7,7 +7,7 @@ normalises differs by a factor for each group of values where its own scale is a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -16,7 +16,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.suspects.float_tensors import FloatTensors
 from gradscope.comparison.pairing.matching import Match
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.naming import PARAM, key_of
+from gradscope.naming import PARAM, key_of, split_key
 
 #: The relative error of a product that is computed again.
 _ROUNDING: Final = 1e-4
@@ -25,7 +25,7 @@ _ROUNDING: Final = 1e-4
 _UNEXPLAINED: Final = 0.05
 
 #: The least number of elements of which a factor says anything.
-_LEAST_GROUP: Final = 4
+_LEAST_GROUP: Final = 6
 
 
 def is_product(tensors: FloatTensors, layer: Layer, key: str) -> bool:
@@ -33,25 +33,29 @@ def is_product(tensors: FloatTensors, layer: Layer, key: str) -> bool:
 
     Args:
         tensors: The tensors of the dump.
-        layer: The layer.
+        layer: The layer; where it has several outputs, they may be parts of one product.
         key: The key of its output.
     """
-    value, params = tensors.tensor(key), [tensors.tensor(key_of(PARAM, name)) for name in layer.params]
-    stored = [each for each in params if each is not None]
-    if value is None or not stored or len(stored) < len(params):
+    outputs = [tensors.tensor(key_of(split_key(key)[0], name)) for name in layer.outputs]
+    parts, params = [each for each in outputs if each is not None], list(_params(tensors, layer))
+    if len(parts) < len(outputs) or not params or len({each.shape[:-1] for each in parts}) != 1:
         return False
-    kernel, *biases = sorted(stored, key=lambda each: each.size, reverse=True)
-    limit = _ROUNDING * float(np.linalg.norm(value))
-    for read in tensors.read_by(layer):
-        rows, features = read.reshape(-1, read.shape[-1]), read.shape[-1]
-        for each in (kernel, kernel.T):
-            if kernel.ndim < 2 or each.shape[0] != features or len(rows) * (kernel.size // features) != value.size:
-                continue
-            product = rows @ each.reshape(features, -1) - value.reshape(len(rows), -1)
-            if all(bias.size == product.shape[1] for bias in biases):
-                if np.linalg.norm(product + sum(bias.reshape(-1) for bias in biases)) <= limit:
-                    return True
-    return False
+    value, (kernel, *biases) = np.concatenate(parts, -1), sorted(params, key=lambda each: each.size, reverse=True)
+    return kernel.ndim > 1 and any(
+        _is_product_of(read, turned, biases, value)
+        for read in tensors.read_by(layer)
+        for turned in (kernel, kernel.T)
+        if turned.shape[0] == read.shape[-1]
+    )
+
+
+def _is_product_of(read: Array, kernel: Array, biases: Sequence[Array], value: Array) -> bool:
+    rows, columns = read.reshape(-1, read.shape[-1]), kernel.reshape(len(kernel), -1)
+    if len(rows) * columns.shape[1] != value.size or any(bias.size != columns.shape[1] for bias in biases):
+        return False
+    product = rows @ columns + sum((bias.reshape(-1) for bias in biases), start=np.zeros(columns.shape[1]))
+    wanted = value.reshape(len(rows), -1)
+    return bool(np.linalg.norm(product - wanted) <= _ROUNDING * np.linalg.norm(wanted))
 
 
 def is_arrangement(tensors: FloatTensors, layer: Layer, key: str) -> bool:
@@ -68,8 +72,19 @@ def is_arrangement(tensors: FloatTensors, layer: Layer, key: str) -> bool:
     return np.array_equal(np.sort(value, None), np.sort(np.concatenate([each.reshape(-1) for each in read])))
 
 
+def is_normalisation(tensors: FloatTensors, layer: Layer) -> bool:
+    """Returns whether a layer has a scale or a bias and no kernel.
+
+    Args:
+        tensors: The tensors of the dump.
+        layer: The layer.
+    """
+    params = list(_params(tensors, layer))
+    return bool(params) and all(each.ndim == 1 for each in params)
+
+
 def is_rescaled(ref: FloatTensors, cand: FloatTensors, match: Match, layer: Layer) -> bool:
-    """Returns whether the output of a layer that normalises differs by a factor for each of its groups of values.
+    """Returns whether the output of a normalisation differs by a factor and a shift for each of its groups of values.
 
     Args:
         ref: The tensors of the reference.
@@ -77,17 +92,14 @@ def is_rescaled(ref: FloatTensors, cand: FloatTensors, match: Match, layer: Laye
         match: The pair of its outputs.
         layer: The layer in the reference.
     """
-    params = [ref.tensor(key_of(PARAM, name)) for name in layer.params]
-    biases = [np.zeros(1), *(each for each in params if each is not None)]
     one, others = ref.tensor(match.ref), [cand.tensor(key) for key in match.recipe.keys]
-    if not params or any(each.ndim != 1 for each in biases) or one is None:
-        return False
     stored = [each for each in others if each is not None]
-    if len(stored) < len(others):
+    if one is None or len(stored) < len(others):
         return False
     other = match.recipe.made_of(stored)
     if one.shape != other.shape:
         return False
+    biases = [np.zeros(1), *_params(ref, layer)]
     return any(
         _is_scaled(one - shift, other - shift, axes)
         for bias in biases
@@ -96,6 +108,13 @@ def is_rescaled(ref: FloatTensors, cand: FloatTensors, match: Match, layer: Laye
         for shift in (bias.reshape(-1, *(1,) * (one.ndim - 1 - channels)),)
         for axes in _groups(one.ndim, channels)
     )
+
+
+def _params(tensors: FloatTensors, layer: Layer) -> Iterator[Array]:
+    """Yields the parameters of a layer; none where one of them is not known."""
+    params = [tensors.tensor(key_of(PARAM, name)) for name in layer.params]
+    known = [each for each in params if each is not None]
+    yield from known if len(known) == len(params) else ()
 
 
 def _groups(rank: int, channels: int) -> Iterator[tuple[int, ...]]:
@@ -107,6 +126,15 @@ def _groups(rank: int, channels: int) -> Iterator[tuple[int, ...]]:
 def _is_scaled(one: Array, other: Array, axes: tuple[int, ...]) -> bool:
     if math.prod(one.shape[axis] for axis in axes) < _LEAST_GROUP:
         return False
+    means = one.mean(axes, keepdims=True), other.mean(axes, keepdims=True)
+    # Without a shift, features of a position keep their order of magnitude; with one, so do those of a channel.
+    return any(
+        np.linalg.norm(after - _factors(before, after, axes) * before) <= _UNEXPLAINED * np.linalg.norm(other - one)
+        for before, after in ((one, other), (one - means[0], other - means[1]))
+    )
+
+
+def _factors(one: Array, other: Array, axes: tuple[int, ...]) -> Array:
+    """Returns the factor of each group by which one tensor comes nearest to another."""
     squares = np.square(one).sum(axes, keepdims=True)
-    factors = (one * other).sum(axes, keepdims=True) / np.where(squares > 0, squares, 1)
-    return bool(np.linalg.norm(other - factors * one) <= _UNEXPLAINED * np.linalg.norm(other - one))
+    return (one * other).sum(axes, keepdims=True) / np.where(squares > 0, squares, 1)

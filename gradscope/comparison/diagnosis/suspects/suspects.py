@@ -21,7 +21,7 @@ from gradscope.comparison.diagnosis.divergence import Blame, first_divergence
 from gradscope.comparison.diagnosis.refuting.lost_parameters import lost_parameters, summed_parameters
 from gradscope.comparison.diagnosis.suspects.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.suspects.kernel_gradients import what_is_read
-from gradscope.comparison.diagnosis.suspects.plain_steps import is_arrangement, is_product, is_rescaled
+from gradscope.comparison.diagnosis.suspects.plain_steps import is_arrangement, is_normalisation, is_product, is_rescaled
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.manifest.json_text import as_float
@@ -67,7 +67,7 @@ class _Forward:
     """
 
     def __init__(self, dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow]) -> None:
-        self._dumps = dumps
+        self._dumps, self._pairing = dumps, pairing
         self._matches = {match.ref: match for match in pairing.matched}
         self._wrong = _wrong_parameters(dumps, pairing, rows)
         self._ref, self._cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
@@ -95,8 +95,11 @@ class _Forward:
         if inside or self._wrong.intersection(name for each in (layer, *others) for name in each.params):
             return [], steps
         error = as_float(first.metrics.get("rel_l2", 0.0))
-        reading = what_is_read(self._dumps, self._matches, layer, match.ref, error)
-        if reading == "same" or (reading is None and is_rescaled(self._ref, self._cand, match, layer)):
+        own = others[-1] if others else None  # the innermost is last
+        reading = what_is_read(self._dumps, self._pairing, match, (layer, own), error)
+        if reading is None and is_normalisation(self._ref, layer):
+            reading = "same" if is_rescaled(self._ref, self._cand, match, layer) else "other"
+        if reading == "same":
             return [], []
         arranging = [step for step in steps if is_arrangement(self._tensors(step), step.layer, _key(step))]
         if reading == "reordered":
