@@ -17,7 +17,7 @@ adds elsewhere (`steps_apart`).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -26,12 +26,9 @@ from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sour
 from gradscope.comparison.diagnosis.refuting.steps_apart import steps_apart
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
-from gradscope.comparison.pairing.values.equality import absent_keys
-from gradscope.comparison.pairing.values.sums import added
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.dump.manifest.layer_graph import sources_of
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM, PARAM_GRAD, is_gradient, key_of, split_key
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, is_gradient, key_of, split_key
 
 #: The passes that pair by names, which may be of another step.
 _BY_NAME: Final = ("name", "path")

@@ -16,12 +16,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+
+import numpy as np
 
 from gradscope.comparison.diagnosis.divergence import Blame, first_divergence
 from gradscope.comparison.diagnosis.refuting.lost_parameters import lost_parameters, summed_parameters
 from gradscope.comparison.diagnosis.suspects.float_tensors import FloatTensors
-from gradscope.comparison.diagnosis.suspects.kernel_gradients import what_is_read
-from gradscope.comparison.diagnosis.suspects.plain_steps import is_arrangement, is_normalisation, is_product, is_rescaled
+from gradscope.comparison.diagnosis.suspects.operations import Operation, recognised
+from gradscope.comparison.diagnosis.suspects.plain_steps import (
+    is_arrangement,
+    is_normalisation,
+    is_product,
+    is_rescaled,
+)
+from gradscope.comparison.diagnosis.suspects.readers import Reader, reader_of
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.manifest.json_text import as_float
@@ -86,7 +95,8 @@ class _Forward:
         layer = _makers(self._dumps.ref.manifest.layers).get(first.name)
         if guilty or layer is None:
             return guilty, steps
-        steps = [step for step in steps if not is_product(self._tensors(step), step.layer, _key(step))]
+        products = [step for step in steps if is_product(self._tensors(step), step.layer, _key(step))]
+        steps = [step for step in steps if step not in products]
         if match is None:  # a loss, which is compared as a number
             return steps, steps
         others = self._counterparts(match, layer)
@@ -94,18 +104,61 @@ class _Forward:
         inside = any(_is_inside(self._layers(step), step.layer, around[step.of_ref]) for step in steps)
         if inside or self._wrong.intersection(name for each in (layer, *others) for name in each.params):
             return [], steps
+        # A function of a product that only the reference has an entry for is a dense layer with that function.
+        reads = next((step.layer for step in products if not layer.params and step.row.name in layer.inputs), layer)
         error = as_float(first.metrics.get("rel_l2", 0.0))
-        own = others[-1] if others else None  # the innermost is last
-        reading = what_is_read(self._dumps, self._pairing, match, (layer, own), error)
-        if reading is None and is_normalisation(self._ref, layer):
-            reading = "same" if is_rescaled(self._ref, self._cand, match, layer) else "other"
-        if reading == "same":
+        reader = reader_of(self._dumps, self._pairing, match, (reads, others[-1] if others else None), error)
+        return self._by_reading(reader, match, layer, steps)
+
+    def _by_reading(
+        self, reader: Reader | None, match: Match, layer: Layer, steps: Sequence[_Step]
+    ) -> tuple[list[_Step], list[_Step]]:
+        """Returns the suspects and the steps that may be wrong all the same, by what the layer of the divergence reads.
+
+        Args:
+            reader: What tells that; None where nothing does.
+            match: The pair of its outputs.
+            layer: The layer in the reference.
+            steps: The steps that may be wrong.
+        """
+        normalises = reader is None and is_normalisation(self._ref, layer)
+        same = reader is not None and reader.reads(reader.read)
+        if same or (normalises and is_rescaled(self._ref, self._cand, match, layer)):
             return [], []
+        explained = None if reader is None else self._explained(reader, steps)
+        if explained is not None:
+            return [explained], list(steps)
         arranging = [step for step in steps if is_arrangement(self._tensors(step), step.layer, _key(step))]
-        if reading == "reordered":
+        if reader is not None and reader.reorders():
             return arranging[::-1], arranging
         making = [step for step in steps if step not in arranging]
-        return making or (arranging if reading == "other" else []), steps
+        return making or (arranging if reader is not None or normalises else []), list(steps)
+
+    def _explained(self, reader: Reader, steps: Sequence[_Step]) -> _Step | None:
+        """Returns the step in whose place another operation makes what the other program reads; None where none does.
+
+        Args:
+            reader: What tells what the other program reads.
+            steps: The steps that may be wrong.
+        """
+        tensors = self._ref if reader.of_ref else self._cand
+        behind: list[Operation] = []  # what is computed of a step until the layer reads it
+        value = reader.read
+        for step in reversed([each for each in steps if each.of_ref is reader.of_ref]):
+            read, own = list(tensors.read_by(step.layer)), tensors.tensor(_key(step))
+            if own is None or len(read) != 1 or not np.array_equal(own.ravel(), value.ravel()):
+                return None
+            known = list(recognised(read[0], own))
+            for operation, alternatives in known:
+                for other in alternatives:
+                    if reader.reads(reduce(lambda each, then: then.apply(each), behind, other.apply(read[0]))):
+                        side = "candidate" if reader.of_ref else "reference"
+                        words = f"the {operation.words} of what it reads, and in the {side} the {other.words}"
+                        return replace(step, row=replace(step.row, likely=words))
+            if not known:
+                return None
+            behind, value = [known[0][0], *behind], read[0]
+        return None
 
     def _counterparts(self, match: Match, layer: Layer) -> list[Layer]:
         """Returns the layers of the candidate whose output is the counterpart: of a layer with parts all around it."""
