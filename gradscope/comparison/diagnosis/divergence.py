@@ -73,6 +73,7 @@ class Blame:
         unpaired_gradients: The same of the first gradient over tolerance.
         suspects: Those of them that may have made the first divergence, the likeliest first; none where it is made by
             the layer that computes it.
+        made_before: Whether the tensors show that a suspect made it, and not the layer that computes it.
     """
 
     forward: frozenset[str] = frozenset()
@@ -82,6 +83,7 @@ class Blame:
     unpaired: tuple[ComparisonRow, ...] = ()
     unpaired_gradients: tuple[ComparisonRow, ...] = ()
     suspects: tuple[ComparisonRow, ...] = ()
+    made_before: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

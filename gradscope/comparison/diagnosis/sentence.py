@@ -111,11 +111,15 @@ def _noise(row: ComparisonRow) -> float:
 
 def _directions(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) -> list[str]:
     seen = {row.family for row in rows if row.compared}
-    suspects = (blame.suspects, ()) if divergence.forward is not None else ((), blame.suspects)
-    forward = _direction("Forward", divergence.forward, seen.intersection(FORWARD), (), blame.unpaired, suspects[0])
-    backward = _direction(
-        *("Backward", divergence.backward, seen.intersection(BACKWARD), blame.makers),
-        *(blame.unpaired_gradients, suspects[1]),
+    backwards = blame if divergence.backward_only else Blame()
+    forward, backward = (
+        f"{name} {'agrees' if first is None else _where(first, makers, unpaired, own)}"
+        if first is not None or seen.intersection(families)
+        else ""
+        for name, first, families, makers, unpaired, own in (
+            ("Forward", divergence.forward, FORWARD, (), blame.unpaired, blame),
+            ("Backward", divergence.backward, BACKWARD, blame.makers, blame.unpaired_gradients, backwards),
+        )
     )
     if blame.origin is not None:
         origin = f"{_quoted(blame.origin.name)}{_in_brackets(blame.origin, ())}"
@@ -128,21 +132,20 @@ def _directions(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Bl
     return [each for each in (forward, backward) if each]
 
 
-def _direction(
-    name: str,
-    first: ComparisonRow | None,
-    seen: set[str],
-    makers: Sequence[str],
-    unpaired: Sequence[ComparisonRow],
-    suspects: Sequence[ComparisonRow],
-) -> str:
-    if first is None:
-        return f"{name} agrees" if seen else ""
-    if suspects:
-        behind = f"{_quoted(first.name)}{_in_brackets(first, makers)}"
-        return f"{name} may first differ at {_suspected(suspects)}: {behind} differs, and what is before agrees"
-    place = f"at {_quoted(first.name)}{_in_brackets(first, makers)}"
-    return f"{name} differs {place}, and before it {_alone(unpaired)}" if unpaired else f"{name} first differs {place}"
+def _where(first: ComparisonRow, makers: Sequence[str], unpaired: Sequence[ComparisonRow], blame: Blame) -> str:
+    """Returns where a direction first differs, as far as that is known.
+
+    Args:
+        first: The first row over tolerance.
+        makers: Paths of the layers that computed it, for a gradient.
+        unpaired: The rows without a counterpart that it is computed from.
+        blame: Where the first divergence comes from; empty for the other direction.
+    """
+    place = f"{_quoted(first.name)}{_in_brackets(first, makers)}"
+    if blame.suspects:
+        and_or = "and next" if blame.made_before else "or"
+        return f"first differs at {_suspected(blame.suspects)}, {and_or} at {place}{_what(blame.suspects)}"
+    return f"differs at {place}, and before it {_alone(unpaired)}" if unpaired else f"first differs at {place}"
 
 
 def _alone(rows: Sequence[ComparisonRow]) -> str:
@@ -154,8 +157,8 @@ def _alone(rows: Sequence[ComparisonRow]) -> str:
 
 
 def _suspected(rows: Sequence[ComparisonRow]) -> str:
-    """Returns which of some rows are suspects, and what they are: `a`, only in the reference."""
-    return " or at ".join(f"{_some(own)}, only in the {side}" for side, own in _by_side(rows)) + _what(rows)
+    """Returns which of some rows are suspects: `a`, only in the reference."""
+    return ", or at ".join(f"{_some(own)}, only in the {side}" for side, own in _by_side(rows))
 
 
 def _by_side(rows: Sequence[ComparisonRow]) -> list[tuple[str, list[str]]]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import NamedTuple
 
 import numpy as np
 
@@ -52,9 +53,12 @@ def with_suspects(dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow],
     if blame.origin is not None or not unpaired or not (dumps.ref.manifest.layers and dumps.cand.manifest.layers):
         return blame
     if divergence.forward is not None:
-        suspects, unknown = _Forward(dumps, pairing, rows).suspects(divergence.forward, _steps(dumps, unpaired))
-        return replace(blame, suspects=_rows(suspects), unpaired=_rows(unknown))
-    return replace(blame, suspects=_backward(dumps, rows, unpaired))
+        found = _Forward(dumps, pairing, rows).found(divergence.forward, _steps(dumps, unpaired))
+        return replace(
+            blame, suspects=_rows(found.suspects), unpaired=_rows(found.unknown), made_before=found.made_before
+        )
+    found = _backward(dumps, rows, unpaired)
+    return replace(blame, suspects=_rows(found.suspects), made_before=found.made_before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,20 @@ class _Step:
     row: ComparisonRow
     layer: Layer
     of_ref: bool
+
+
+class _Found(NamedTuple):
+    """_Found has the suspects, the likeliest first, and the steps that may be wrong all the same.
+
+    Attributes:
+        suspects: The suspects; none where the layer of the divergence is at fault.
+        unknown: The steps of which it is not known that they are right.
+        made_before: As for `Blame`.
+    """
+
+    suspects: Sequence[_Step]
+    unknown: Sequence[_Step]
+    made_before: bool = False
 
 
 class _Forward:
@@ -81,10 +99,8 @@ class _Forward:
         self._wrong = _wrong_parameters(dumps, pairing, rows)
         self._ref, self._cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
 
-    def suspects(self, first: ComparisonRow, steps: list[_Step]) -> tuple[list[_Step], list[_Step]]:
-        """Returns the suspects, the likeliest first, and the steps that may be wrong all the same.
-
-        There are no suspects where the layer of the divergence is at fault.
+    def found(self, first: ComparisonRow, steps: list[_Step]) -> _Found:
+        """Returns the suspects.
 
         Args:
             first: The first value over tolerance.
@@ -94,26 +110,24 @@ class _Forward:
         match = self._matches.get(key_of(first.family, first.name))
         layer = _makers(self._dumps.ref.manifest.layers).get(first.name)
         if guilty or layer is None:
-            return guilty, steps
+            return _Found(guilty, steps, made_before=True)
         products = [step for step in steps if is_product(self._tensors(step), step.layer, _key(step))]
         steps = [step for step in steps if step not in products]
         if match is None:  # a loss, which is compared as a number
-            return steps, steps
+            return _Found(steps, steps)
         others = self._counterparts(match, layer)
         around = {True: {layer.path}, False: {other.path for other in others}}
         inside = any(_is_inside(self._layers(step), step.layer, around[step.of_ref]) for step in steps)
         if inside or self._wrong.intersection(name for each in (layer, *others) for name in each.params):
-            return [], steps
+            return _Found([], steps)
         # A function of a product that only the reference has an entry for is a dense layer with that function.
         reads = next((step.layer for step in products if not layer.params and step.row.name in layer.inputs), layer)
         error = as_float(first.metrics.get("rel_l2", 0.0))
         reader = reader_of(self._dumps, self._pairing, match, (reads, others[-1] if others else None), error)
         return self._by_reading(reader, match, layer, steps)
 
-    def _by_reading(
-        self, reader: Reader | None, match: Match, layer: Layer, steps: Sequence[_Step]
-    ) -> tuple[list[_Step], list[_Step]]:
-        """Returns the suspects and the steps that may be wrong all the same, by what the layer of the divergence reads.
+    def _by_reading(self, reader: Reader | None, match: Match, layer: Layer, steps: Sequence[_Step]) -> _Found:
+        """Returns the suspects by what the layer of the divergence reads.
 
         Args:
             reader: What tells that; None where nothing does.
@@ -124,15 +138,16 @@ class _Forward:
         normalises = reader is None and is_normalisation(self._ref, layer)
         same = reader is not None and reader.reads(reader.read)
         if same or (normalises and is_rescaled(self._ref, self._cand, match, layer)):
-            return [], []
+            return _Found([], [])
         explained = None if reader is None else self._explained(reader, steps)
         if explained is not None:
-            return [explained], list(steps)
+            return _Found([explained], steps, made_before=True)
         arranging = [step for step in steps if is_arrangement(self._tensors(step), step.layer, _key(step))]
         if reader is not None and reader.reorders():
-            return arranging[::-1], arranging
+            return _Found(arranging[::-1], arranging)
         making = [step for step in steps if step not in arranging]
-        return making or (arranging if reader is not None or normalises else []), list(steps)
+        before = reader is not None or normalises  # then it reads other values
+        return _Found(making or (arranging if before else []), steps, made_before=before)
 
     def _explained(self, reader: Reader, steps: Sequence[_Step]) -> _Step | None:
         """Returns the step in whose place another operation makes what the other program reads; None where none does.
@@ -175,9 +190,7 @@ class _Forward:
         return (self._dumps.ref if step.of_ref else self._dumps.cand).manifest.layers
 
 
-def _backward(
-    dumps: Dumps, rows: Sequence[ComparisonRow], unpaired: Sequence[ComparisonRow]
-) -> tuple[ComparisonRow, ...]:
+def _backward(dumps: Dumps, rows: Sequence[ComparisonRow], unpaired: Sequence[ComparisonRow]) -> _Found:
     """Returns the suspects among gradients, those whose parameters have other gradients first, from the loss on."""
     differing = {
         split_key(key)[1]
@@ -186,8 +199,9 @@ def _backward(
         for key in _keys(row)
     }
     steps = _steps(dumps, unpaired)
-    steps.sort(key=lambda step: (not differing.intersection(step.layer.params), not step.of_ref, -step.row.index))
-    return _rows(steps)
+    guilty = [step for step in steps if differing.intersection(step.layer.params)]
+    steps.sort(key=lambda step: (step not in guilty, not step.of_ref, -step.row.index))
+    return _Found(steps, steps, made_before=bool(guilty))
 
 
 def _rows(steps: Sequence[_Step]) -> tuple[ComparisonRow, ...]:
