@@ -84,7 +84,7 @@ def is_normalisation(tensors: FloatTensors, layer: Layer) -> bool:
 
 
 def is_rescaled(ref: FloatTensors, cand: FloatTensors, match: Match, layer: Layer) -> bool:
-    """Returns whether the output of a normalisation differs by a factor and a shift for each of its groups of values.
+    """Returns whether the output of a normalisation differs by a factor for each of its groups of values.
 
     Args:
         ref: The tensors of the reference.
@@ -126,12 +126,7 @@ def _groups(rank: int, channels: int) -> Iterator[tuple[int, ...]]:
 def _is_scaled(one: Array, other: Array, axes: tuple[int, ...]) -> bool:
     if math.prod(one.shape[axis] for axis in axes) < _LEAST_GROUP:
         return False
-    means = one.mean(axes, keepdims=True), other.mean(axes, keepdims=True)
-    # Without a shift, features of a position keep their order of magnitude; with one, so do those of a channel.
-    return any(
-        np.linalg.norm(after - _factors(before, after, axes) * before) <= _UNEXPLAINED * np.linalg.norm(other - one)
-        for before, after in ((one, other), (one - means[0], other - means[1]))
-    )
+    return bool(np.linalg.norm(other - _factors(one, other, axes) * one) <= _UNEXPLAINED * np.linalg.norm(other - one))
 
 
 def _factors(one: Array, other: Array, axes: tuple[int, ...]) -> Array:

@@ -117,27 +117,29 @@ class _Forward:
             return _Found(steps, steps)
         others = self._counterparts(match, layer)
         around = {True: {layer.path}, False: {other.path for other in others}}
-        inside = any(_is_inside(self._layers(step), step.layer, around[step.of_ref]) for step in steps)
-        if inside or self._wrong.intersection(name for each in (layer, *others) for name in each.params):
+        if any(_is_inside(self._layers(step), step.layer, around[step.of_ref]) for step in steps):
             return _Found([], steps)
         # A function of a product that only the reference has an entry for is a dense layer with that function.
         reads = next((step.layer for step in products if not layer.params and step.row.name in layer.inputs), layer)
         error = as_float(first.metrics.get("rel_l2", 0.0))
         reader = reader_of(self._dumps, self._pairing, match, (reads, others[-1] if others else None), error)
+        if reader is not None and reader.reads(reader.read):
+            return _Found([], [])
+        if self._wrong.intersection(name for each in (layer, *others) for name in each.params):
+            return _Found([], steps)
         return self._by_reading(reader, match, layer, steps)
 
     def _by_reading(self, reader: Reader | None, match: Match, layer: Layer, steps: Sequence[_Step]) -> _Found:
         """Returns the suspects by what the layer of the divergence reads.
 
         Args:
-            reader: What tells that; None where nothing does.
+            reader: What tells that it reads other values than its counterpart; None where nothing tells.
             match: The pair of its outputs.
             layer: The layer in the reference.
             steps: The steps that may be wrong.
         """
         normalises = reader is None and is_normalisation(self._ref, layer)
-        same = reader is not None and reader.reads(reader.read)
-        if same or (normalises and is_rescaled(self._ref, self._cand, match, layer)):
+        if normalises and is_rescaled(self._ref, self._cand, match, layer):
             return _Found([], [])
         explained = None if reader is None else self._explained(reader, steps)
         if explained is not None:
