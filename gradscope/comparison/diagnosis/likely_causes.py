@@ -1,4 +1,4 @@
-"""`diagnosis` finds simple relations that explain why a tensor differs from the reference.
+"""`with_likely_causes` finds simple relations that explain why a tensor differs from the reference.
 
 It tests for the values of another tensor (two that were swapped), another order of axes, another order along the first
 axis (the layers of a scan), a factor (a mean for a sum, a sign), and a running variance that is divided by another
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -38,7 +39,23 @@ _FEWEST_ELEMENTS: Final = 4
 _LEAST_FACTOR: Final = 1e-3
 
 
-def diagnosis(
+def with_likely_causes(
+    dumps: Dumps, matches: Sequence[Match], rows: Mapping[str, ComparisonRow], variances: RunningVariances
+) -> dict[str, ComparisonRow]:
+    """Returns the rows of pairs that differ, with what explains it.
+
+    Args:
+        dumps: The dumps of the pairs.
+        matches: The pairs.
+        rows: Their rows, by the reference's keys.
+        variances: The running variances of the dumps.
+    """
+    names, differing = _names_by_hash(dumps), (each for each in matches if rows[each.ref].status == "different")
+    found = ((each.ref, _diagnosis(dumps, each, rows[each.ref], names, variances)) for each in differing)
+    return {key: replace(rows[key], likely=likely) for key, likely in found}
+
+
+def _diagnosis(
     dumps: Dumps, match: Match, row: ComparisonRow, names_by_hash: Mapping[str, str], variances: RunningVariances
 ) -> str:
     """Returns a clause that explains the difference of a pair, such as `is 0.5 times the reference's`.
@@ -65,7 +82,7 @@ def diagnosis(
     return _multiple(row) if math.prod(dumps.ref.entry(match.ref).shape) >= _FEWEST_ELEMENTS else ""
 
 
-def names_by_hash(dumps: Dumps) -> dict[str, str]:
+def _names_by_hash(dumps: Dumps) -> dict[str, str]:
     """Returns the reference's names of stored tensors by the hashes of their values."""
     entries = (entry for entry in dumps.ref.manifest.entries if entry.family in _STORED and math.prod(entry.shape) > 1)
     return {digest: entry.name for entry in entries if isinstance(digest := entry.stats.get("hash"), str)}

@@ -133,40 +133,26 @@ def _directions(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Bl
 
 
 def _where(first: ComparisonRow, makers: Sequence[str], unpaired: Sequence[ComparisonRow], blame: Blame) -> str:
-    """Returns where a direction first differs, as far as that is known.
-
-    Args:
-        first: The first row over tolerance.
-        makers: Paths of the layers that computed it, for a gradient.
-        unpaired: The rows without a counterpart that it is computed from.
-        blame: Where the first divergence comes from; empty for the other direction.
-    """
+    """Returns where a direction first differs, as far as that is known; the suspects of a blame are those of it."""
     place = f"{_quoted(first.name)}{_in_brackets(first, makers)}"
     if blame.suspects:
         and_or = "and next" if blame.made_before else "or"
-        return f"first differs at {_suspected(blame.suspects)}, {and_or} at {place}{_what(blame.suspects)}"
+        suspects = ", or at ".join(f"{_some(names)}, only in the {side}" for side, names in _by_side(blame.suspects))
+        return f"first differs at {suspects}, {and_or} at {place}{_what(blame.suspects)}"
     return f"differs at {place}, and before it {_alone(unpaired)}" if unpaired else f"first differs at {place}"
 
 
 def _alone(rows: Sequence[ComparisonRow]) -> str:
     """Returns which of some rows are only in one of the dumps, and what they are: `a` is only in the reference."""
-    alone = " and ".join(
-        f"{_some(own)} {'is' if len(own) == 1 else 'are'} only in the {side}" for side, own in _by_side(rows)
-    )
-    return alone + _what(rows)
-
-
-def _suspected(rows: Sequence[ComparisonRow]) -> str:
-    """Returns which of some rows are suspects: `a`, only in the reference."""
-    return ", or at ".join(f"{_some(own)}, only in the {side}" for side, own in _by_side(rows))
+    sides = ((_some(names), "is" if len(names) == 1 else "are", side) for side, names in _by_side(rows))
+    return " and ".join(f"{some} {verb} only in the {side}" for some, verb, side in sides) + _what(rows)
 
 
 def _by_side(rows: Sequence[ComparisonRow]) -> list[tuple[str, list[str]]]:
     """Returns the names of rows by the side that has them, that of the first row first."""
-    sides = {"missing": "reference", "extra": "candidate"}
     names: dict[str, list[str]] = {}
     for row in rows:
-        names.setdefault(sides[row.status], []).append(row.name)
+        names.setdefault("reference" if row.status == "missing" else "candidate", []).append(row.name)
     return list(names.items())
 
 

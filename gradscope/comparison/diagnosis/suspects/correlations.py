@@ -19,11 +19,11 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 
 #: The largest number of products that are computed for one form, and of elements of the gradients that they make.
-_MOST_PRODUCTS: Final = 1 << 32
+_MOST_PRODUCTS: Final = 1 << 29
 _MOST_ELEMENTS: Final = 1 << 24
 
-#: The least distance that a tap may lie from an element of the output, along each axis.
-_LEAST_REACH: Final = 8
+#: How far a tap may lie from an element of the output along each axis, where that takes few products.
+_REACH: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +35,14 @@ class KernelForm:
         inputs: The axis of the kernel that the inputs of a group of channels have.
         outputs: The axis of the kernel that the outputs have.
         strides: The stride along each axis of space; none for a dense layer.
+        reach: How far a tap may lie from an element of the output along each axis.
     """
 
     channels: int
     inputs: int
     outputs: int
     strides: tuple[int, ...]
+    reach: int = 0
 
     def taps(self, gradient: Array) -> Array:
         """Returns the gradient of a kernel as `[taps, inputs, outputs]`.
@@ -75,7 +77,7 @@ class KernelForm:
 
     def _parts(self, large: Array, small: Array) -> Iterator[Array]:
         """Yields what lies at each distance from the elements of the smaller array, as `[elements, channels]`."""
-        sizes, reaches = small.shape[1:-1], _reaches(large.shape[1:-1])
+        sizes, reaches = small.shape[1:-1], _reaches(large.shape[1:-1], self.reach)
         ends = [
             max(0, stride * (size - 1) + 1 + reach - own)
             for stride, size, reach, own in zip(self.strides, sizes, reaches, large.shape[1:-1], strict=True)
@@ -90,7 +92,7 @@ class KernelForm:
 
 
 def forms(kernel: tuple[int, ...], read: tuple[int, ...], output: tuple[int, ...]) -> Iterator[KernelForm]:
-    """Yields the forms that three shapes allow.
+    """Yields the forms that three shapes allow, and that take few products.
 
     Args:
         kernel: The shape of the kernel.
@@ -101,35 +103,34 @@ def forms(kernel: tuple[int, ...], read: tuple[int, ...], output: tuple[int, ...
     if len(kernel) == 2 and math.prod(read) % rows == 0 and read[:1] == output[:1]:
         shapes = {(0, 1): kernel, (1, 0): kernel[::-1]}
         fitting = (axes for axes, shape in shapes.items() if shape == (math.prod(read) // rows, output[-1]))
-        yield from (KernelForm(channels=-1, inputs=one, outputs=other, strides=()) for one, other in fitting)
+        found = (KernelForm(channels=-1, inputs=one, outputs=other, strides=()) for one, other in fitting)
+        yield from (form for form in found if math.prod(read) * output[-1] <= _MOST_PRODUCTS)
     elif len(kernel) == len(read) == len(output) > 2 and read[0] == output[0]:
         last = len(kernel) - 1
         for channels in (last, 1):
             for inputs, outputs in ((last - 1, last), (1, 0), (0, 1), (last, last - 1)):
                 fits = kernel[outputs] == output[channels] and read[channels] % kernel[inputs] == 0
                 if fits and kernel[outputs] % (read[channels] // kernel[inputs]) == 0:
-                    for strides in _strides(read, output, channels):
-                        yield KernelForm(channels=channels, inputs=inputs, outputs=outputs, strides=strides)
+                    space = max(np.delete(kernel, (inputs, outputs)).tolist())
+                    possible = (
+                        KernelForm(channels=channels, inputs=inputs, outputs=outputs, strides=strides, reach=reach)
+                        for reach in sorted({_REACH, space}, reverse=True)
+                        for strides in _strides(read, output, channels)
+                    )
+                    cheap = [form for form in possible if _is_cheap(read, output, form)]
+                    yield from (form for form in cheap if form.reach == cheap[0].reach)
 
 
-def is_cheap(read: tuple[int, ...], output: tuple[int, ...], form: KernelForm) -> bool:
-    """Returns whether the gradients that a tap can have are few enough products.
-
-    Args:
-        read: The shape of what the layer reads.
-        output: The shape of its output.
-        form: The form.
-    """
-    if not form.strides:
-        return math.prod(read) * output[-1] <= _MOST_PRODUCTS
+def _is_cheap(read: tuple[int, ...], output: tuple[int, ...], form: KernelForm) -> bool:
+    """Returns whether the gradients that a tap of a convolution can have are few enough products."""
     spaces = [np.delete(shape, (0, form.channels)).tolist() for shape in (read, output)]
-    distances = math.prod(2 * reach + 1 for reach in _reaches(max(spaces, key=math.prod)))
+    distances = math.prod(2 * reach + 1 for reach in _reaches(max(spaces, key=math.prod), form.reach))
     elements = distances * read[form.channels] * output[form.channels]
     return elements <= _MOST_ELEMENTS and elements * min(map(math.prod, spaces)) * read[0] <= _MOST_PRODUCTS
 
 
-def _reaches(sizes: tuple[int, ...] | list[int]) -> list[int]:
-    return [min(size, _LEAST_REACH) for size in sizes]
+def _reaches(sizes: tuple[int, ...] | list[int], reach: int) -> list[int]:
+    return [min(size, reach) for size in sizes]
 
 
 def _strides(read: tuple[int, ...], output: tuple[int, ...], channels: int) -> Iterator[tuple[int, ...]]:

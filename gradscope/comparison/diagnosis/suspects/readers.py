@@ -21,7 +21,7 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.functions_between import ELEMENTWISE
-from gradscope.comparison.diagnosis.suspects.correlations import KernelForm, forms, is_cheap
+from gradscope.comparison.diagnosis.suspects.correlations import KernelForm, forms
 from gradscope.comparison.diagnosis.suspects.float_tensors import FloatTensors
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.reverse import ReversePairing
@@ -158,10 +158,9 @@ def _use(tensors: Iterator[Array | None]) -> _Use | None:
 def _by_kernel(of_ref: bool, read: Array, one: _Use, other: _Use, difference: float) -> Iterator[Reader]:
     """Yields a reader by the uses of a kernel in both programs, of which one has what it reads."""
     for form in forms(one.kernel.shape, read.shape, one.value.shape):
-        if is_cheap(read.shape, one.value.shape, form):
-            limit = max(_EXACT, _MARGIN * min(_error(form, read, each, one.kernel) for each in one.gradients()))
-            if limit <= _SHARE * difference:
-                yield _ByKernel(of_ref=of_ref, read=read, form=form, use=other, limit=limit)
+        limit = max(_EXACT, _MARGIN * min(_error(form, read, each, one.kernel) for each in one.gradients()))
+        if limit <= _SHARE * difference:
+            yield _ByKernel(of_ref=of_ref, read=read, form=form, use=other, limit=limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,6 @@ import numpy as np
 from gradscope.comparison.diagnosis.divergence import Blame, first_divergence
 from gradscope.comparison.diagnosis.refuting.lost_parameters import lost_parameters, summed_parameters
 from gradscope.comparison.diagnosis.suspects.float_tensors import FloatTensors
-from gradscope.comparison.diagnosis.suspects.operations import Operation, recognised
 from gradscope.comparison.diagnosis.suspects.plain_steps import (
     is_arrangement,
     is_normalisation,
@@ -32,6 +31,7 @@ from gradscope.comparison.diagnosis.suspects.plain_steps import (
     is_rescaled,
 )
 from gradscope.comparison.diagnosis.suspects.readers import Reader, reader_of
+from gradscope.comparison.diagnosis.suspects.step_kinds import Operation, recognised
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.manifest.json_text import as_float

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradscope.comparison.diagnosis.suspects.operations import recognised
+from gradscope.comparison.diagnosis.suspects.step_kinds import recognised
 
 IMAGE = np.random.default_rng(2).normal(size=(3, 4, 6, 5))
 
