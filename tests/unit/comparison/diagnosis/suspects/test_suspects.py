@@ -13,6 +13,7 @@ import pytest
 import gradscope as gs
 from gradscope.api.reading import Dump
 from gradscope.comparison import Comparison
+from gradscope.presentation.reports.comparing.comparison_overview import overview_tables
 
 _draw = np.random.default_rng(41).normal
 WEIGHTS = {
@@ -139,6 +140,9 @@ def test_a_step_is_named_where_it_is_at_fault(fault: str, step: str, words: str)
     assert found.sentence.startswith(f"Forward first differs at `{step}`, only in the reference, and next at `")
     assert words in found.sentence
     assert found.to_json()["suspects"] == [step]
+    *_, table = overview_tables(found, 3)
+    assert [line.cells[-1] for line in table.lines] == [("suspect",), ("forward",), ("backward",)]
+    assert table.lines[0].cells[0] == f"activation/{step}"
 
 
 def _gated(*, port: bool, fault: str = "") -> Dump:
