@@ -100,7 +100,7 @@ def forms(kernel: tuple[int, ...], read: tuple[int, ...], output: tuple[int, ...
         output: The shape of the output of its layer.
     """
     rows = math.prod(output[:-1])
-    if len(kernel) == 2 and math.prod(read) % rows == 0 and read[:1] == output[:1]:
+    if len(kernel) == 2 and output and math.prod(read) % rows == 0 and read[:1] == output[:1]:
         shapes = {(0, 1): kernel, (1, 0): kernel[::-1]}
         fitting = (axes for axes, shape in shapes.items() if shape == (math.prod(read) // rows, output[-1]))
         found = (KernelForm(channels=-1, inputs=one, outputs=other, strides=()) for one, other in fitting)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.precision import dtype_class
@@ -10,9 +14,12 @@ from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import ACTIVATION, INPUT, key_of, split_key
 
+#: The largest number of elements of a tensor that is read.
+_MOST_ELEMENTS: Final = 1 << 24
+
 
 class FloatTensors:
-    """FloatTensors reads the floating-point tensors of one dump in float64.
+    """FloatTensors reads the floating-point tensors of one dump in float64, those that are finite and not too large.
 
     Args:
         source: The dump.
@@ -23,12 +30,14 @@ class FloatTensors:
         self._known = frozenset(source.keys())
 
     def tensor(self, key: str) -> Array | None:
-        """Returns a tensor; None where the dump has none of that key, or none of floating-point numbers."""
+        """Returns a tensor; None where the dump has none of that key, or none that is read."""
         if key not in self._known or not self._source.has_tensor(key):
             return None
-        if dtype_class(self._source.entry(self._source.resolve(key)).dtype) != "float":
+        entry = self._source.entry(self._source.resolve(key))
+        if dtype_class(entry.dtype) != "float" or not 0 < math.prod(entry.shape) <= _MOST_ELEMENTS:
             return None
-        return self._source.array(key).astype("float64")
+        tensor = self._source.array(key).astype(np.float64)
+        return tensor if np.isfinite(tensor).all() else None
 
     def read_by(self, layer: Layer) -> Iterator[Array]:
         """Yields the values that a layer reads, each once.

@@ -38,14 +38,15 @@ def is_product(tensors: FloatTensors, layer: Layer, key: str) -> bool:
     """
     outputs = [tensors.tensor(key_of(split_key(key)[0], name)) for name in layer.outputs]
     parts, params = [each for each in outputs if each is not None], list(_params(tensors, layer))
-    if len(parts) < len(outputs) or not params or len({each.shape[:-1] for each in parts}) != 1:
+    alike = len({each.shape[:-1] for each in parts}) == 1 and all(each.ndim for each in parts)
+    if len(parts) < len(outputs) or not params or not alike:
         return False
     value, (kernel, *biases) = np.concatenate(parts, -1), sorted(params, key=lambda each: each.size, reverse=True)
     return kernel.ndim > 1 and any(
         _is_product_of(read, turned, biases, value)
         for read in tensors.read_by(layer)
         for turned in (kernel, kernel.T)
-        if turned.shape[0] == read.shape[-1]
+        if read.ndim and turned.shape[0] == read.shape[-1]
     )
 
 

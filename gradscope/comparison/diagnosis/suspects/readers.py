@@ -93,7 +93,7 @@ def reader_of(
 
     def in_ref(key: str) -> Array | None:
         found = reverse.array(key) if cand.tensor(key) is not None else None
-        return None if found is None else found.astype(np.float64)
+        return None if found is None or not np.isfinite(found).all() else found.astype(np.float64)
 
     sides = ((_Side(ref, in_cand, True), layers[0], match.ref), (_Side(cand, in_ref, False), layers[1], match.cand))
     found = (_readers(side, layer, key, difference) for side, layer, key in sides if layer is not None)
@@ -200,10 +200,10 @@ def _by_product(
 ) -> Iterator[Reader]:
     """Yields a reader by the outputs of a dense layer in both programs, of which one has what it reads."""
     kernels, *biases = sorted(params, key=lambda each: each[0].size, reverse=True)
-    for turned in (False, True):
+    for turned in (False, True) if kernels[0].ndim == 2 else ():
         one, other = (each.T if turned else each for each in kernels)
-        size = one.shape[0] * (values[0].size // max(1, one.shape[-1]))
-        if one.ndim != 2 or read.size != size or any(bias.size != one.shape[1] for bias, _ in biases):
+        fits = read.size * one.shape[1] == values[0].size * one.shape[0]
+        if not fits or any(bias.size != one.shape[1] for bias, _ in biases):
             continue
         shifts = [sum((bias[which] for bias in biases), start=np.zeros(one.shape[1])) for which in (0, 1)]
         for function in (np.copy, *ELEMENTWISE.values()):

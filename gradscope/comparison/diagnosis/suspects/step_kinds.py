@@ -77,7 +77,7 @@ def _reductions(read: Array, value: Array) -> list[Operation]:
 
 def _windows(read: tuple[int, ...], value: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Yields the numbers of windows along each axis of what is read; those of whole axes have one."""
-    if math.prod(value) >= math.prod(read) or read[:1] != value[:1]:
+    if not 0 < math.prod(value) < math.prod(read) or read[:1] != value[:1]:
         return
     if len(read) == len(value) and all(own % other == 0 for own, other in zip(read, value, strict=True)):
         yield value

@@ -53,7 +53,8 @@ def with_suspects(dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow],
     if blame.origin is not None or not unpaired or not (dumps.ref.manifest.layers and dumps.cand.manifest.layers):
         return blame
     if divergence.forward is not None:
-        found = _Forward(dumps, pairing, rows).found(divergence.forward, _steps(dumps, unpaired))
+        with np.errstate(all="ignore"):  # alternatives are tried on values that they are not made for
+            found = _Forward(dumps, pairing, rows).found(divergence.forward, _steps(dumps, unpaired))
         return replace(
             blame, suspects=_rows(found.suspects), unpaired=_rows(found.unknown), made_before=found.made_before
         )
@@ -168,7 +169,8 @@ class _Forward:
             known = list(recognised(read[0], own))
             for operation, alternatives in known:
                 for other in alternatives:
-                    if reader.reads(reduce(lambda each, then: then.apply(each), behind, other.apply(read[0]))):
+                    made = reduce(lambda each, then: then.apply(each), behind, other.apply(read[0]))
+                    if reader.reads(made.reshape(reader.read.shape)):
                         side = "candidate" if reader.of_ref else "reference"
                         words = f"the {operation.words} of what it reads, and in the {side} the {other.words}"
                         return replace(step, row=replace(step.row, likely=words))

@@ -188,3 +188,28 @@ def test_the_cotangent_of_the_step_whose_parameters_have_other_gradients_differs
     assert found.first_divergence.backward_only
     names = [row.name for row in found.blame.suspects] or [found.first_divergence.backward.name]  # type: ignore[union-attr]
     assert names[0] == "gate", found.sentence
+
+
+def _odd(*, port: bool, poisoned: bool = False) -> Dump:
+    """A layer whose output is a number, and one that a value without axes is read by."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("first"):
+            x = batch["x"] @ weights["kernel"]
+        if not port:
+            with jax.named_scope("total"):
+                total = (x * weights["scale"]).sum()
+        else:
+            total = (x * weights["scale"] * (jnp.nan if poisoned else 2.0)).sum()
+        with jax.named_scope("last"):
+            return jnp.tanh(total * weights["temperature"])
+
+    own = {"kernel": np.eye(3, dtype=np.float32) / 9, "scale": np.float32(0.5), "temperature": np.float32(0.3)}
+    return gs.capture(loss, own, {"x": np.ones((2, 3), np.float32)}, origins=False)
+
+
+@pytest.mark.parametrize("poisoned", [False, True])
+def test_numbers_and_what_is_not_finite_are_no_obstacle(poisoned: bool) -> None:
+    found = gs.compare(_odd(port=False), _odd(port=True, poisoned=poisoned))
+    assert found.verdict == "different"
+    assert "Forward" in found.sentence
