@@ -13,7 +13,7 @@ from pathlib import Path
 
 import gradscope as gs
 from tests.support.ports.everything import PORTS
-from tests.support.ports.port import Port, captured
+from tests.support.ports.port import Port, captured, named_first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +51,7 @@ def judged(tell: Callable[[str], None]) -> Iterator[Judged]:
 
 def blames(found: gs.Comparison, port: Port, fault: str) -> bool:
     """Returns whether a comparison says "different", and names a layer first at which the fault shows."""
-    first, origin = found.first_divergence.forward, found.blame.origin
-    names = {each.name for each in (first, origin) if each is not None}
-    return found.verdict == "different" and bool(names & {*port.shows_at[fault]})
+    return found.verdict == "different" and bool(named_first(found) & {*port.shows_at[fault]})
 
 
 def write_page(path: Path, found: list[Judged]) -> None:

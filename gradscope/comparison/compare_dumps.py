@@ -19,10 +19,12 @@ from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from gradscope.comparison.diagnosis.divergence import Program, blame_of, with_inputs_paired
 from gradscope.comparison.diagnosis.growth import Error, growths, is_made_here
-from gradscope.comparison.diagnosis.likely_causes import diagnosis, names_by_hash, with_divisors
+from gradscope.comparison.diagnosis.likely_causes import with_likely_causes
 from gradscope.comparison.diagnosis.likely_parts import with_likely_parts
 from gradscope.comparison.diagnosis.refuting.refuted_guesses import without_refuted
 from gradscope.comparison.diagnosis.run_differences import extent_differences, provenance_differences
+from gradscope.comparison.diagnosis.running_variances import RunningVariances
+from gradscope.comparison.diagnosis.suspects.suspects import with_suspects
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.judge import judge, one_sided
 from gradscope.comparison.judging.loop_output_rows import loop_output_rows
@@ -88,12 +90,12 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         key: with_loss_compared(dumps, one_sided(each, allowed, cand.manifest.ledger))
         for key, each in zip(pairing.only_ref, missing, strict=True)
     }
-    ordered = ref.keys()
+    variances = RunningVariances(dumps)
     if not (options.bitwise or options.has_tolerance):
-        rows |= with_divisors(dumps, pairing.matched, rows)
-    rows |= _diagnosed(dumps, pairing.matched, rows)
+        rows |= variances.with_divisors(pairing.matched, rows)
+    rows |= with_likely_causes(dumps, pairing.matched, rows, variances)
     every = (
-        *(rows[key] for key in ordered if key in rows),
+        *(rows[key] for key in ref.keys() if key in rows),  # noqa: SIM118 - no mapping
         *loop_output_rows(dumps, pairing.inverse, options),
         *(one_sided(each, allowed, ref.manifest.ledger) for each in extra),
     )
@@ -101,7 +103,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
     every = with_inputs_paired(with_likely_parts(dumps, every, unrefuted.related), *programs)
     return Comparison(
         rows=every,
-        blame=blame_of(every, *programs),
+        blame=with_suspects(dumps, pairing, every, blame_of(every, *programs)),
         extent_differences=extent_differences(ref, cand),
         provenance_differences=provenance_differences(ref.manifest.provenance, cand.manifest.provenance),
         matches=pairing.matched,
@@ -256,12 +258,6 @@ def _errors(pairs: Sequence[_Pair]) -> dict[str, Error]:
             rel_l2 = as_float(found.metrics.get("rel_l2", math.inf))
             errors[pair.owner] = Error(rel_l2=rel_l2, tolerance=pair.tolerance)
     return errors
-
-
-def _diagnosed(dumps: Dumps, matches: Sequence[Match], rows: Mapping[str, ComparisonRow]) -> dict[str, ComparisonRow]:
-    names = names_by_hash(dumps)
-    differing = ((match, rows[match.ref]) for match in matches if rows[match.ref].status == "different")
-    return {match.ref: replace(row, likely=diagnosis(dumps, match, row, names)) for match, row in differing}
 
 
 def _examples(dumps: Dumps, rows: Mapping[str, ComparisonRow], options: CompareOptions) -> ExampleError | None:

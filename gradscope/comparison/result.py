@@ -141,6 +141,7 @@ class Comparison:
             "verdict": self.verdict,
             "sentence": self.sentence,
             "first_divergence": {direction: row.name for direction, row in names.items() if row is not None},
+            **({"suspects": [row.name for row in self.blame.suspects]} if self.blame.suspects else {}),
             "rows": [row.to_json() for row in self.rows],
             "provenance_differences": [dict(difference) for difference in self.provenance_differences],
             **({} if self.examples is None else {"examples": self.examples.to_json()}),

@@ -7,6 +7,8 @@
 - `likely_causes`: simple relations between two tensors that differ: swapped, transposed, permuted, a multiple.
 - `likely_parts`: tensors of one side only that others of the other side may make up.
 - `refuting`: pairs that only their places suggest, and that nothing computed from them bears out.
+- `suspects`: steps of one program only that may have made the first divergence.
+- `running_variances`: running variances that the programs divide by different numbers.
 - `run_differences`: how the captures and the runs themselves differ (versions, devices, families recorded).
 - `run_divergence`: the first step at which two training runs differ, and the first tensor in it, as far as statistics
   tell; `run_stages` has the order of a step.

@@ -14,7 +14,7 @@ from typing import Final
 from gradscope.comparison.diagnosis.growth import FLAGGED
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.dump.manifest.layer_graph import Sources, consequences, readers_of, sources_of
+from gradscope.dump.manifest.layer_graph import Sources, consequences, inverted, nearest, readers_of, sources_of
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, TENSOR, key_of
 
@@ -71,6 +71,9 @@ class Blame:
         unpaired: The rows of values without a counterpart from which the first value over tolerance is computed, not
             only through values that agree.
         unpaired_gradients: The same of the first gradient over tolerance.
+        suspects: Those of them that may have made the first divergence, the likeliest first; none where it is made by
+            the layer that computes it.
+        made_before: Whether the tensors show that a suspect made it, and not the layer that computes it.
     """
 
     forward: frozenset[str] = frozenset()
@@ -79,6 +82,8 @@ class Blame:
     origin: ComparisonRow | None = None
     unpaired: tuple[ComparisonRow, ...] = ()
     unpaired_gradients: tuple[ComparisonRow, ...] = ()
+    suspects: tuple[ComparisonRow, ...] = ()
+    made_before: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +202,10 @@ def _origin(
 def _unpaired(
     rows: Sequence[ComparisonRow], first: ComparisonRow | None, ref: Program, cand: Program
 ) -> tuple[ComparisonRow, ...]:
-    """Returns the rows of the divergence's family without a counterpart that it is computed from."""
+    """Returns the rows of the divergence's family without a counterpart that it is computed from.
+
+    Those of which something else that is compared and agrees is computed are right, and are left out.
+    """
     if first is None:
         return ()
     found: list[ComparisonRow] = []
@@ -209,6 +217,47 @@ def _unpaired(
         }
         if alone and program.layers:
             agreeing = {program.owner(row) for row in rows if row.status == "same"} - alone.keys()
-            before = _reached(sources_of(program.layers), program.owner(first), alone, agreeing, through=True)
+            sources = sources_of(program.layers)
+            right = _borne_out(sources, alone, rows, first, program)
+            before = _reached(sources, program.owner(first), alone, agreeing | right, through=True)
             found += [row for key, row in alone.items() if key in before]
     return tuple(found)
+
+
+def _borne_out(
+    sources: Sources,
+    alone: Collection[str],
+    rows: Sequence[ComparisonRow],
+    first: ComparisonRow,
+    program: Program,
+) -> frozenset[str]:
+    """Returns those of some values of one program that are right, as what is computed next from them agrees.
+
+    Args:
+        sources: What each value is computed from.
+        alone: The values, which have no counterpart.
+        rows: All rows.
+        first: The first divergence.
+        program: The program.
+    """
+    error = as_float(first.metrics.get("rel_l2", math.inf))
+    errors: dict[str, float] = {}
+    for row in rows:
+        if row.status in ("same", "different") and (owner := program.owner(row)):
+            # What is zero but for rounding agrees whatever it is computed from, and a small error may be a trace.
+            trace = as_float(row.metrics.get("rel_l2", 0.0)) if row.status == "same" else math.inf
+            errors[owner] = max(errors.get(owner, 0.0), trace if row.needed or not trace else math.inf)
+    # Of a layer that returns several values, the graph does not tell which is computed from what.
+    several = {
+        key_of(family, name)
+        for layer in program.layers
+        for name in layer.outputs
+        if len(layer.outputs) > 1
+        for family in (*FORWARD, *BACKWARD)
+    } - {key_of(family, each.outputs[0]) for each in program.layers if len(each.outputs) == 1 for family in FORWARD}
+    readers = inverted(sources)
+    return frozenset(
+        key
+        for key in alone
+        if any(_COMPARABLE * errors[each] < error for each in nearest(readers, key, errors) if each not in several)
+    )

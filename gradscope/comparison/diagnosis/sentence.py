@@ -111,9 +111,15 @@ def _noise(row: ComparisonRow) -> float:
 
 def _directions(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) -> list[str]:
     seen = {row.family for row in rows if row.compared}
-    forward = _direction("Forward", divergence.forward, seen.intersection(FORWARD), (), blame.unpaired)
-    backward = _direction(
-        "Backward", divergence.backward, seen.intersection(BACKWARD), blame.makers, blame.unpaired_gradients
+    backwards = blame if divergence.backward_only else Blame()
+    forward, backward = (
+        f"{name} {'agrees' if first is None else _where(first, makers, unpaired, own)}"
+        if first is not None or seen.intersection(families)
+        else ""
+        for name, first, families, makers, unpaired, own in (
+            ("Forward", divergence.forward, FORWARD, (), blame.unpaired, blame),
+            ("Backward", divergence.backward, BACKWARD, blame.makers, blame.unpaired_gradients, backwards),
+        )
     )
     if blame.origin is not None:
         origin = f"{_quoted(blame.origin.name)}{_in_brackets(blame.origin, ())}"
@@ -126,33 +132,39 @@ def _directions(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Bl
     return [each for each in (forward, backward) if each]
 
 
-def _direction(
-    name: str,
-    first: ComparisonRow | None,
-    seen: set[str],
-    makers: Sequence[str],
-    unpaired: Sequence[ComparisonRow],
-) -> str:
-    if first is None:
-        return f"{name} agrees" if seen else ""
-    place = f"at {_quoted(first.name)}{_in_brackets(first, makers)}"
-    return f"{name} differs {place}, and before it {_alone(unpaired)}" if unpaired else f"{name} first differs {place}"
+def _where(first: ComparisonRow, makers: Sequence[str], unpaired: Sequence[ComparisonRow], blame: Blame) -> str:
+    """Returns where a direction first differs, as far as that is known; the suspects of a blame are those of it."""
+    place = f"{_quoted(first.name)}{_in_brackets(first, makers)}"
+    if blame.suspects:
+        and_or = "and next" if blame.made_before else "or"
+        suspects = ", or at ".join(f"{_some(names)}, only in the {side}" for side, names in _by_side(blame.suspects))
+        return f"first differs at {suspects}, {and_or} at {place}{_what(blame.suspects)}"
+    return f"differs at {place}, and before it {_alone(unpaired)}" if unpaired else f"first differs at {place}"
 
 
 def _alone(rows: Sequence[ComparisonRow]) -> str:
     """Returns which of some rows are only in one of the dumps, and what they are: `a` is only in the reference."""
-    sides = (("missing", "reference"), ("extra", "candidate"))
-    names = [(side, [row.name for row in rows if row.status == status]) for status, side in sides]
-    alone = " and ".join(
-        f"{_some(own)} {'is' if len(own) == 1 else 'are'} only in the {side}" for side, own in names if own
-    )
+    sides = ((_some(names), "is" if len(names) == 1 else "are", side) for side, names in _by_side(rows))
+    return " and ".join(f"{some} {verb} only in the {side}" for some, verb, side in sides) + _what(rows)
+
+
+def _by_side(rows: Sequence[ComparisonRow]) -> list[tuple[str, list[str]]]:
+    """Returns the names of rows by the side that has them, that of the first row first."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        names.setdefault("reference" if row.status == "missing" else "candidate", []).append(row.name)
+    return list(names.items())
+
+
+def _what(rows: Sequence[ComparisonRow]) -> str:
+    """Returns a clause about what the first of some rows is of another."""
     # Both of two rows that belong together say so: one is enough.
     known = [
         f"{_quoted(row.name)} is {row.likely}"
         for row in rows
         if row.likely and (row.family, row.status) == (ACTIVATION, "missing")
     ]
-    return alone + "".join(f", where {each}" for each in known[:1])
+    return "".join(f", where {each}" for each in known[:1])
 
 
 def _only_gradients_differ(rows: Sequence[ComparisonRow]) -> bool:

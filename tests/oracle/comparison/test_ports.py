@@ -15,7 +15,7 @@ import gradscope as gs
 from gradscope.api.reading import Dump
 from gradscope.comparison import Comparison
 from tests.support.ports.everything import FAULTY, PORTS
-from tests.support.ports.port import Port, captured
+from tests.support.ports.port import Port, captured, named_first
 
 REFERENCES = {port.name: port for port in PORTS}
 
@@ -45,16 +45,13 @@ def test_a_correct_port_is_the_same_without_a_map(port: Port) -> None:
 def test_a_fault_is_blamed_on_its_layer(port: Port, fault: str) -> None:
     found = compared(port, fault)
     assert found.verdict == "different"
-    first, origin = found.first_divergence.forward, found.blame.origin
-    names = {each.name for each in (first, origin) if each is not None}
-    assert names & {*port.shows_at[fault]}, found.sentence
+    assert named_first(found) & {*port.shows_at[fault]}, found.sentence
 
 
-def test_what_lies_unpaired_before_a_difference_is_said() -> None:
+def test_a_step_that_only_the_candidate_has_is_named_first() -> None:
     (convnet,) = (port for port in FAULTY if port.name == "a convolutional network")
     sentence = compared(convnet, "dropout").sentence
-    assert "before it `dropout` is only in the candidate" in sentence
-    assert "Forward first" not in sentence
+    assert sentence.startswith("Forward first differs at `dropout`, only in the candidate, or at `flatten`"), sentence
 
 
 def _image_network(*, channels_first: bool) -> Callable[..., Any]:

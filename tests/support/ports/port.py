@@ -30,7 +30,8 @@ class Port:
         name: What is ported.
         reference: The program that is ported.
         candidate: Makes the port with a fault; "" for none.
-        shows_at: The names of the reference, one of which the fault first shows at, by fault.
+        shows_at: The names, one of which the fault first shows at, by fault; of the candidate where only that has the
+            step which is at fault.
     """
 
     name: str
@@ -48,3 +49,11 @@ def captured(program: Program) -> Dump:
     loss, variables, batch = program
     with jax.numpy_rank_promotion("allow"):  # a bias is added to every position, as users write it
         return gs.capture(loss, variables, batch, origins=False)  # what is zero need not be explained
+
+
+def named_first(found: Comparison) -> set[str]:
+    """The name at which the sentence of a comparison says that forward first differs, and that of where it begins."""
+    first, origin = found.first_divergence.forward, found.blame.origin
+    if found.blame.suspects:
+        return {found.blame.suspects[0].name}
+    return {each.name for each in (first, origin) if each is not None}

@@ -47,7 +47,7 @@ def _erf(x: Array) -> Array:
 
 
 #: The functions of single elements, by name.
-_ELEMENTWISE: Final[Mapping[str, _Elementwise]] = MappingProxyType({
+ELEMENTWISE: Final[Mapping[str, _Elementwise]] = MappingProxyType({
     "relu": lambda x: np.maximum(x, 0),
     "sigmoid": _sigmoid,
     "tanh": np.tanh,
@@ -131,7 +131,7 @@ def function_between(dumps: Dumps, match: Match, tolerance: float) -> FunctionBe
         return None
     for of_ref, argument, value in ((False, values[1], values[0]), (True, values[0], values[1])):
         limit = tolerance * float(np.linalg.norm(value))
-        for name, function in _ELEMENTWISE.items():
+        for name, function in ELEMENTWISE.items():
             for offset in _offsets(function, argument, value, limit):
                 shifted = partial(_shifted, function, offset)
                 if _is_function(shifted, argument, value, limit=limit, some=_some_elements):
@@ -247,7 +247,7 @@ def _read_by_dense(source: DumpSource, key: str) -> str | None:
         kernels = [source.array(each).astype(np.float64) for each in gradients]
         errors = {
             each: _least_error((rows if function is None else function(rows)).T @ columns, kernels)
-            for each, function in ({"": None} | {**_ELEMENTWISE}).items()
+            for each, function in ({"": None} | {**ELEMENTWISE}).items()
         }
         best = min(errors, key=errors.__getitem__)
         if errors[best] <= _AGREE:

@@ -17,20 +17,18 @@ adds elsewhere (`steps_apart`).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gradscope.comparison.diagnosis.refuting.errors_behind import ErrorsBehind
+from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources, lost_parameters, summed_parameters
 from gradscope.comparison.diagnosis.refuting.steps_apart import steps_apart
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
-from gradscope.comparison.pairing.values.equality import absent_keys
-from gradscope.comparison.pairing.values.sums import added
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.dump.manifest.layer_graph import sources_of
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM, PARAM_GRAD, is_gradient, key_of, split_key
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, is_gradient, key_of, split_key
 
 #: The passes that pair by names, which may be of another step.
 _BY_NAME: Final = ("name", "path")
@@ -75,8 +73,8 @@ def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compariso
     guessed = frozenset(each.ref for each in guesses)
     known = [each for each in pairing.matched if each.ref not in guessed]
     loss = _loss_error(dumps, known, rows)
-    summed = _summed(dumps, pairing)
-    lost = _lost(dumps, pairing, summed)
+    summed = summed_parameters(dumps, pairing)
+    lost = lost_parameters(dumps, pairing, summed)
     ref = _Program(dumps.ref, {dumps.ref.resolve(each.ref): rows[each.ref] for each in known}, lost, loss)
     cand = _Program(
         dumps.cand, {dumps.cand.resolve(key): rows[each.ref] for each in known for key in each.recipe.keys}, lost, loss
@@ -110,7 +108,8 @@ def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compariso
             for program, key in own[match.ref]:
                 program.differing.add(key)
         else:
-            refuted |= {match.ref, key_of(ACTIVATION_GRAD, split_key(match.ref)[1])}
+            shifted = found is not None and found.shifted
+            refuted |= {match.ref} | (set() if shifted else {key_of(ACTIVATION_GRAD, split_key(match.ref)[1])})
     # A gradient that only its value pairs goes with it.
     by_place = {each.ref for each in pairing.matched if each.matched_by == "order"}
     return Unrefuted(pairing=_without(dumps, pairing, by_place & refuted), agreeing=agreeing, related=related)
@@ -170,50 +169,6 @@ def _loss_error(dumps: Dumps, known: Iterable[Match], rows: Mapping[str, Compari
     return loss if derivative else max(loss, *map(_error, gradients), 0.0)
 
 
-def _summed(dumps: Dumps, pairing: Pairing) -> frozenset[str]:
-    """Returns the parameters that add up to others of the other program, and those, where the programs use all."""
-    alone = [key for key in (*pairing.only_ref, *pairing.only_cand) if split_key(key)[0] == PARAM]
-    if not alone:
-        return frozenset()
-    used = {id(source): _used(source) for source in (dumps.ref, dumps.cand)}
-    found = added(dumps, pairing.only_ref, pairing.only_cand)
-    all_used = (
-        each
-        for each in found
-        if used[id(each.holder)].issuperset(each.parts) and used[id(each.other)].issuperset(each.pair)
-    )
-    return frozenset(key for each in all_used for key in (*each.parts, *each.pair))
-
-
-def _lost(dumps: Dumps, pairing: Pairing, summed: Collection[str]) -> frozenset[str]:
-    """Returns the parameters of either program that the other does not use."""
-    used_ref, used_cand = _used(dumps.ref), _used(dumps.cand)
-    found: set[str] = set()
-    for match in (each for each in pairing.matched if split_key(each.ref)[0] == PARAM):
-        used = (
-            dumps.ref.resolve(match.ref) in used_ref,
-            any(dumps.cand.resolve(key) in used_cand for key in match.recipe.keys),
-        )
-        if used[0] is not used[1]:
-            found |= {match.ref, *match.recipe.keys}
-    alone = (key for key in (*pairing.only_ref, *pairing.only_cand) if split_key(key)[0] == PARAM)
-    return frozenset(found.union(key for key in alone if key not in summed))
-
-
-def _used(source: DumpSource) -> frozenset[str]:
-    """Returns the parameters that have a gradient, and those behind a `stop_gradient`, from which layers compute."""
-    unused = absent_keys(source)
-    params = filter(lambda key: split_key(key)[0] == PARAM, source.keys())
-    trained = {source.resolve(key) for key in params if key_of(PARAM_GRAD, split_key(key)[1]) not in unused}
-    return frozenset(trained.union(*_forward_sources(source).values()))
-
-
-def _forward_sources(source: DumpSource) -> dict[str, Sequence[str]]:
-    """Returns what the outputs of layers are computed from, without gradients."""
-    found = sources_of(source.manifest.layers)
-    return {key: made_of for key, made_of in found.items() if not is_gradient(split_key(key)[0])}
-
-
 class _Program:
     """_Program finds what differs before and behind a value of one dump.
 
@@ -224,7 +179,7 @@ class _Program:
     def __init__(
         self, source: DumpSource, rows: Mapping[str, ComparisonRow], lost: Collection[str], loss: float
     ) -> None:
-        self._sources = _forward_sources(source)
+        self._sources = forward_sources(source)
         self._rows = rows
         self._lost = lost
         self._exact: set[str] = set()

@@ -16,7 +16,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.functions_between import function_between, is_applied
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.interfaces import DumpSource
-from gradscope.naming import ACTIVATION_GRAD, PARAM, key_of, split_key
+from gradscope.naming import PARAM, key_of, split_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +25,14 @@ class StepsApart:
 
     Attributes:
         applied: Whether both programs are known to take both steps; None where that is not known.
-        stages: What each value and its gradient are, in words, by their keys.
+        stages: What each value and its gradient are, in words, by their keys; without the gradients where those are a
+            pair all the same.
+        shifted: Whether a constant is added to one of the values, so that their gradients are a pair.
     """
 
     applied: bool | None
     stages: Mapping[str, str]
+    shifted: bool = False
 
 
 def steps_apart(dumps: Dumps, match: Match, tolerance: float | None, summed: Collection[str] = ()) -> StepsApart | None:
@@ -47,8 +50,8 @@ def steps_apart(dumps: Dumps, match: Match, tolerance: float | None, summed: Col
         return StepsApart(applied=is_applied(dumps, match, found), stages=dict(found.stages(match)))
     if summed and _differ_by_biases(dumps, match, summed, tolerance):
         keys = (match.ref, *match.recipe.keys)
-        values = {each for key in keys for each in (key, key_of(ACTIVATION_GRAD, split_key(key)[1]))}
-        return StepsApart(applied=True, stages=dict.fromkeys(values, "one of two biases is added elsewhere"))
+        stages = dict.fromkeys(keys, "one of two biases is added elsewhere")
+        return StepsApart(applied=True, stages=stages, shifted=True)
     return None
 
 

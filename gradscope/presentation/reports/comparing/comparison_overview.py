@@ -25,14 +25,15 @@ def overview_tables(comparison: Comparison, most: int) -> Iterator[Table]:
 
     Args:
         comparison: The comparison.
-        most: The number of rows: the first of each direction, then the worst.
+        most: The number of rows: the likeliest suspect, the first of each direction, then the worst.
     """
     rows = [row for row in comparison.rows if row.status != "same"]
     if not rows:
         return
     yield _counts(comparison.rows)
     directions = {"forward": comparison.first_divergence.forward, "backward": comparison.first_divergence.backward}
-    firsts = {naming.key_of(row.family, row.name): name for name, row in directions.items() if row is not None}
+    named = [*(("suspect", row) for row in comparison.blame.suspects[:1]), *directions.items()]
+    firsts = {_key(row): name for name, row in named if row is not None}
     order = {key: at for at, key in enumerate(firsts)}
     worst = sorted(rows, key=lambda row: (order.get(_key(row), len(order)), -badness(row)))
     yield Table(

@@ -129,6 +129,6 @@ CONVNET = Port(
         "pooling": ("pool",),
         "activation": ("act1",),
         "another weight": ("conv3",),
-        "dropout": ("flatten",),
+        "dropout": ("dropout", "flatten"),
     },
 )

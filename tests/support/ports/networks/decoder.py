@@ -184,7 +184,7 @@ DECODER = Port(
         "momentum": _ATTENTION,
         "pooling": ("score",),
         "activation": ("layers.1/mlp/act_fn", "layers.1/mlp", "layers.1/mlp/down_proj"),
-        "another weight": _ATTENTION,
+        "another weight": ("layers.1/self_attn/qkv_proj",),
         "dropout": ("layers.1/post_attention_layernorm",),
     },
 )

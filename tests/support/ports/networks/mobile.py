@@ -179,6 +179,6 @@ MOBILE = Port(
         "pooling": ("pool", "classifier"),
         "activation": ("blocks.1/se",),
         "another weight": ("blocks.1/project", "blocks.1"),
-        "dropout": ("norm", "blocks.1"),
+        "dropout": ("norm", "blocks.1", "InvertedResidual_1"),
     },
 )

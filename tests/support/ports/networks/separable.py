@@ -144,7 +144,7 @@ SEPARABLE = Port(
     shows_at={
         "epsilon": ("features.5",),
         "padding": ("features.0",),
-        "flattening": ("classifier.1", "classifier.2"),
+        "flattening": ("classifier.0", "classifier.1", "classifier.2"),
         "not flipped": ("features.3",),
         "no bias": ("features.7",),
         "momentum": ("features.1/running_mean", "features.1/running_var"),

@@ -198,9 +198,9 @@ SPEECH = Port(
         "not flipped": ("conv2",),
         "no bias": ("conv2",),
         "momentum": ("bn1/running_mean", "bn1/running_var"),
-        "pooling": ("pool",),
+        "pooling": ("pool", "pool/query"),
         "activation": ("relu", "conv2"),
         "another weight": ("rnn/backward",),
-        "dropout": ("pool", "pool/query"),
+        "dropout": ("rnn", "pool", "pool/query"),
     },
 )

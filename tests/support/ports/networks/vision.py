@@ -181,7 +181,7 @@ VISION = Port(
     shows_at={
         "epsilon": ("blocks.1/norm1",),
         "padding": ("stem",),
-        "flattening": ("norm",),
+        "flattening": ("flatten", "norm"),
         "not flipped": ("patches",),
         "no bias": ("blocks.1/fc2",),
         "momentum": ("norm/running_mean", "norm/running_var"),

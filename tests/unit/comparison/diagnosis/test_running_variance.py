@@ -11,6 +11,9 @@ import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from gradscope.comparison.diagnosis.running_variances import RunningVariances
+from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.dump.interfaces import DumpSource
 
 _draw = np.random.default_rng(17).normal
 KERNEL = _draw(size=(4, 6)).astype(np.float32)
@@ -57,3 +60,41 @@ def test_no_other_difference_is_taken_for_another_divisor(before: str, unbiased:
     assert gs.compare(one, _program("bn", before=before, unbiased=unbiased, order=-1)).verdict == "same"
     other = gs.compare(one, _program("bn", before=before, unbiased=unbiased, momentum=6e-4))
     assert "divides" not in other.sentence
+
+
+class _Counting:
+    """A dump that counts how often its manifest is asked for."""
+
+    def __init__(self, source: DumpSource) -> None:
+        self._source = source
+        self.looks = 0
+
+    def __getattr__(self, name: str) -> Any:
+        self.looks += name == "manifest"
+        return getattr(self._source, name)
+
+
+def test_the_entries_of_a_dump_are_gone_through_once_for_all_pairs() -> None:
+    def program(*, unbiased: bool) -> Dump:
+        def loss(weights: Any, batch: Any) -> Any:
+            new: dict[str, Any] = {}
+            x = batch["x"]
+            for name in weights:
+                with jax.named_scope(name):
+                    x = batch["x"] @ weights[name]["kernel"]
+                    variance = x.var(0) * (50 / 49 if unbiased else 1)
+                new[name] = {"var": 0.999 * jax.lax.stop_gradient(weights[name]["var"]) + 1e-3 * variance}
+            return jnp.square(x).mean(), new
+
+        weights = {f"norm{n}": {"kernel": KERNEL + n, "var": BEFORE["ones"].astype(np.float32)} for n in range(5)}
+        return gs.capture(loss, weights, {"x": X}, has_aux=True, origins=False)
+
+    one, other = program(unbiased=False).source, program(unbiased=True).source
+    counting: Any = _Counting(one)
+    matches = [Match.of(key, key, "name") for key in one.keys() if key.startswith("aux/")]  # noqa: SIM118 - no mapping
+    variances = RunningVariances(Dumps(ref=counting, cand=other))
+    assert len(matches) == 5
+    assert {variances.other_divisor(match) for match in matches} == {
+        "divides the variance by 49, and the reference by 50"
+    }
+    assert counting.looks == 2

@@ -61,3 +61,9 @@ def test_a_sum_of_biases_is_no_fault_and_a_lost_term_is(fault: str, first: str) 
     assert found.first_divergence.forward is not None
     assert found.first_divergence.forward.name == first, found.sentence
     assert found.sentence.startswith(f"Forward first differs at `{first}`"), found.sentence
+
+
+def test_the_gradients_at_both_steps_are_a_pair() -> None:
+    found = gs.compare(_reference(), _candidate())
+    (row,) = (row for row in found.rows if (row.family, row.name) == ("activation_grad", "cell/from_x"))
+    assert (row.counterpart, row.status) == ("rnn/ih", "same")

@@ -1,0 +1,56 @@
+"""`lost_parameters` returns the parameters of either program that the other does not use."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from gradscope.comparison.pairing.matching import Dumps, Pairing
+from gradscope.comparison.pairing.values.equality import absent_keys
+from gradscope.comparison.pairing.values.sums import added
+from gradscope.dump.interfaces import DumpSource
+from gradscope.dump.manifest.layer_graph import sources_of
+from gradscope.naming import PARAM, PARAM_GRAD, is_gradient, key_of, split_key
+
+
+def summed_parameters(dumps: Dumps, pairing: Pairing) -> frozenset[str]:
+    """Returns the parameters that add up to others of the other program, and those, where the programs use all."""
+    alone = [key for key in (*pairing.only_ref, *pairing.only_cand) if split_key(key)[0] == PARAM]
+    if not alone:
+        return frozenset()
+    used = {id(source): _used(source) for source in (dumps.ref, dumps.cand)}
+    found = added(dumps, pairing.only_ref, pairing.only_cand)
+    all_used = (
+        each
+        for each in found
+        if used[id(each.holder)].issuperset(each.parts) and used[id(each.other)].issuperset(each.pair)
+    )
+    return frozenset(key for each in all_used for key in (*each.parts, *each.pair))
+
+
+def lost_parameters(dumps: Dumps, pairing: Pairing, summed: Collection[str]) -> frozenset[str]:
+    """Returns the parameters of either program that the other does not use."""
+    used_ref, used_cand = _used(dumps.ref), _used(dumps.cand)
+    found: set[str] = set()
+    for match in (each for each in pairing.matched if split_key(each.ref)[0] == PARAM):
+        used = (
+            dumps.ref.resolve(match.ref) in used_ref,
+            any(dumps.cand.resolve(key) in used_cand for key in match.recipe.keys),
+        )
+        if used[0] is not used[1]:
+            found |= {match.ref, *match.recipe.keys}
+    alone = (key for key in (*pairing.only_ref, *pairing.only_cand) if split_key(key)[0] == PARAM)
+    return frozenset(found.union(key for key in alone if key not in summed))
+
+
+def _used(source: DumpSource) -> frozenset[str]:
+    """Returns the parameters that have a gradient, and those behind a `stop_gradient`, from which layers compute."""
+    unused = absent_keys(source)
+    params = filter(lambda key: split_key(key)[0] == PARAM, source.keys())
+    trained = {source.resolve(key) for key in params if key_of(PARAM_GRAD, split_key(key)[1]) not in unused}
+    return frozenset(trained.union(*forward_sources(source).values()))
+
+
+def forward_sources(source: DumpSource) -> dict[str, Sequence[str]]:
+    """Returns what the outputs of layers are computed from, without gradients."""
+    found = sources_of(source.manifest.layers)
+    return {key: made_of for key, made_of in found.items() if not is_gradient(split_key(key)[0])}

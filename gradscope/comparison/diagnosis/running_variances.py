@@ -1,0 +1,129 @@
+"""`RunningVariances` finds running variances of which the programs divide by different numbers of values.
+
+One divides by the number of values, and the other by one less. That shows a difference that is within tolerance, too;
+no other diagnosis changes the verdict.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.comparison.precision import machine_epsilon
+from gradscope.naming import ACTIVATION, AUX, PARAM, STATE, key_of, split_key
+
+#: The fewest channels that show another divisor of a variance: rounding could look like it in a few.
+_FEWEST_CHANNELS: Final = 6
+
+#: How many times the rounding of a type a difference is that shows anything.
+_LEAST_ROUNDINGS: Final = 8
+
+#: The relative error of what a difference shows beside rounding.
+_NEARLY: Final = 0.05
+
+
+class RunningVariances:
+    """RunningVariances finds running variances that are divided by another number.
+
+    Args:
+        dumps: The dumps.
+    """
+
+    def __init__(self, dumps: Dumps) -> None:
+        self._dumps = dumps
+
+    def with_divisors(self, matches: Sequence[Match], rows: Mapping[str, ComparisonRow]) -> dict[str, ComparisonRow]:
+        """Returns the rows of running variances that are within tolerance and divided by another number, as different.
+
+        Args:
+            matches: The pairs.
+            rows: Their rows, by the reference's keys.
+        """
+        within = (each for each in matches if rows[each.ref].family == AUX and rows[each.ref].status == "same")
+        found = ((each.ref, self.other_divisor(each)) for each in within if rows[each.ref].needed)
+        return {key: replace(rows[key], status="different", tolerance=None, why=why) for key, why in found if why}
+
+    def other_divisor(self, match: Match) -> str:
+        """Returns that one program divides a variance by the number of values, and the other by one less; "" if not.
+
+        Both add a share of the variance of a batch to the same running variance, `a * old + b * variance`. The two
+        results are then apart by a multiple of the variance, so that `new - k * (other - new)` is `a * old`, where `k`
+        is one less than the number of values, or minus that number. How many values there may be, shapes say.
+
+        Args:
+            match: A pair of auxiliary outputs.
+        """
+        old = self._before(split_key(match.ref)[1])
+        if (
+            old is None
+            or not match.recipe.plain
+            or not (self._dumps.ref.has_tensor(match.ref) and self._dumps.cand.has_tensor(match.cand))
+        ):
+            return ""
+        arrays = (old, self._dumps.ref.array(match.ref), self._dumps.cand.array(match.cand))
+        start, new, other = (np.ravel(each).astype(np.float64) for each in arrays)
+        if (
+            not new.shape == other.shape == start.shape
+            or new.size < _FEWEST_CHANNELS
+            or min(new.min(), start.min()) < 0
+        ):
+            return ""
+        apart, rounding = other - new, machine_epsilon(self._dumps.ref.entry(match.ref).dtype) * np.linalg.norm(new)
+        if np.linalg.norm(apart) <= _LEAST_ROUNDINGS * rounding or not np.any(start):
+            return ""
+        for count in sorted(self._counts.get(new.size, ())):
+            for factor, used, expected in ((count - 1, count - 1, count), (-count, count, count - 1)):
+                kept = new - factor * apart
+                share = float(start @ kept) / float(start @ start)
+                if 0 < share < 1 and np.linalg.norm(kept - share * start) <= _NEARLY * np.linalg.norm(factor * apart):
+                    return f"divides the variance by {used}, and the reference by {expected}"
+        return ""
+
+    def _before(self, name: str) -> Array | None:
+        """Returns the parameter or state that an auxiliary output updates, by its name; None where there is none."""
+        found = [*self._stored.get(name, ()), *(key for each in _ends(name) for key in self._whole.get(each, ()))]
+        return next((self._dumps.ref.array(key) for key in found if self._dumps.ref.has_tensor(key)), None)
+
+    @cached_property
+    def _whole(self) -> Mapping[str, Sequence[str]]:
+        """The keys of parameters and state by their names."""
+        found: defaultdict[str, list[str]] = defaultdict(list)
+        for entry in self._dumps.ref.manifest.entries:
+            if entry.family in (PARAM, STATE):
+                found[entry.name].append(key_of(entry.family, entry.name))
+        return found
+
+    @cached_property
+    def _stored(self) -> Mapping[str, Sequence[str]]:
+        """The keys of parameters and state by their names, and by what those end with."""
+        found: defaultdict[str, list[str]] = defaultdict(list)
+        for name, keys in self._whole.items():
+            for each in (name, *_ends(name)):
+                found[each] += keys
+        return found
+
+    @cached_property
+    def _counts(self) -> Mapping[int, set[int]]:
+        """How many values each of some channels may have, by the number of channels: the shapes of activations say."""
+        found: defaultdict[int, set[int]] = defaultdict(set)
+        for entry in self._dumps.ref.manifest.entries:
+            if entry.family == ACTIVATION:
+                for channels in {*entry.shape} - {0}:
+                    found[channels] |= {math.prod(entry.shape) // channels} - {0, 1}
+        return found
+
+
+def _ends(name: str) -> Iterator[str]:
+    """Yields the names that a name ends with, without collections around them: `norm/mean` of `stats/norm/mean`."""
+    while "/" in name:
+        name = name.partition("/")[2]
+        yield name

@@ -1,0 +1,140 @@
+"""`KernelForm` makes the gradients that a kernel can have, for what its layer reads and the gradient at its output.
+
+A dense layer has the gradient `u^T g`. A convolution multiplies each tap of its kernel with values that lie a fixed
+distance from those of its output, so that the gradient of a tap is a correlation of `u` and `g` at that distance. Which
+distance belongs to which tap depends on padding, dilation, and whether the kernel is flipped; a wrong one of these
+leaves each tap one of the correlations. A transposed convolution has `u` and `g` in each other's place.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+
+#: The largest number of products that are computed for one form, and of elements of the gradients that they make.
+_MOST_PRODUCTS: Final = 1 << 29
+_MOST_ELEMENTS: Final = 1 << 24
+
+#: How far a tap may lie from an element of the output along each axis, where that takes few products.
+_REACH: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelForm:
+    """KernelForm stores how a kernel, what its layer reads and the output of its layer belong together.
+
+    Attributes:
+        channels: The axis of the channels of what is read and of the output.
+        inputs: The axis of the kernel that the inputs of a group of channels have.
+        outputs: The axis of the kernel that the outputs have.
+        strides: The stride along each axis of space; none for a dense layer.
+        reach: How far a tap may lie from an element of the output along each axis.
+    """
+
+    channels: int
+    inputs: int
+    outputs: int
+    strides: tuple[int, ...]
+    reach: int = 0
+
+    def taps(self, gradient: Array) -> Array:
+        """Returns the gradient of a kernel as `[taps, inputs, outputs]`.
+
+        Args:
+            gradient: The gradient.
+        """
+        moved = np.moveaxis(gradient, (self.inputs, self.outputs), (-2, -1))
+        return moved.reshape(-1, *moved.shape[-2:])
+
+    def possible(self, read: Array, arriving: Array, inputs: int) -> Array:
+        """Returns the gradients that a tap can have, as `[distances, inputs, outputs]`.
+
+        Args:
+            read: What the layer reads.
+            arriving: The gradient at its output.
+            inputs: The number of inputs of each group of channels.
+        """
+        if self.strides:
+            read, arriving = (np.moveaxis(each, self.channels, -1) for each in (read, arriving))
+        else:  # a dense layer may read a flattened image
+            arriving = arriving.reshape(-1, arriving.shape[-1])
+            read = read.reshape(len(arriving), -1)
+        swapped = math.prod(read.shape[1:-1]) < math.prod(arriving.shape[1:-1])
+        large, small = (arriving, read) if swapped else (read, arriving)
+        found = np.stack([part.T @ small.reshape(-1, small.shape[-1]) for part in self._parts(large, small)])
+        found = found.swapaxes(1, 2) if swapped else found
+        groups = found.shape[1] // inputs
+        outputs = np.arange(found.shape[2])
+        first = outputs // (found.shape[2] // groups) * inputs  # the first input of the group that an output is in
+        return found[:, first[None, :] + np.arange(inputs)[:, None], outputs[None, :]]
+
+    def _parts(self, large: Array, small: Array) -> Iterator[Array]:
+        """Yields what lies at each distance from the elements of the smaller array, as `[elements, channels]`."""
+        sizes, reaches = small.shape[1:-1], _reaches(large.shape[1:-1], self.reach)
+        ends = [
+            max(0, stride * (size - 1) + 1 + reach - own)
+            for stride, size, reach, own in zip(self.strides, sizes, reaches, large.shape[1:-1], strict=True)
+        ]
+        padded = np.pad(large, [(0, 0), *zip(reaches, ends, strict=True), (0, 0)])
+        for distances in itertools.product(*(range(-reach, reach + 1) for reach in reaches)):
+            places = tuple(
+                slice(reach + distance, reach + distance + stride * (size - 1) + 1, stride)
+                for reach, distance, stride, size in zip(reaches, distances, self.strides, sizes, strict=True)
+            )
+            yield padded[:, *places].reshape(-1, large.shape[-1])
+
+
+def forms(kernel: tuple[int, ...], read: tuple[int, ...], output: tuple[int, ...]) -> Iterator[KernelForm]:
+    """Yields the forms that three shapes allow, and that take few products.
+
+    Args:
+        kernel: The shape of the kernel.
+        read: The shape of what its layer reads.
+        output: The shape of the output of its layer.
+    """
+    rows = math.prod(output[:-1])
+    if len(kernel) == 2 and output and math.prod(read) % rows == 0 and read[:1] == output[:1]:
+        shapes = {(0, 1): kernel, (1, 0): kernel[::-1]}
+        fitting = (axes for axes, shape in shapes.items() if shape == (math.prod(read) // rows, output[-1]))
+        found = (KernelForm(channels=-1, inputs=one, outputs=other, strides=()) for one, other in fitting)
+        yield from (form for form in found if math.prod(read) * output[-1] <= _MOST_PRODUCTS)
+    elif len(kernel) == len(read) == len(output) > 2 and read[0] == output[0]:
+        last = len(kernel) - 1
+        for channels in (last, 1):
+            for inputs, outputs in ((last - 1, last), (1, 0), (0, 1), (last, last - 1)):
+                fits = kernel[outputs] == output[channels] and read[channels] % kernel[inputs] == 0
+                if fits and kernel[outputs] % (read[channels] // kernel[inputs]) == 0:
+                    space = max(np.delete(kernel, (inputs, outputs)).tolist())
+                    possible = (
+                        KernelForm(channels=channels, inputs=inputs, outputs=outputs, strides=strides, reach=reach)
+                        for reach in sorted({_REACH, space}, reverse=True)
+                        for strides in _strides(read, output, channels)
+                    )
+                    cheap = [form for form in possible if _is_cheap(read, output, form)]
+                    yield from (form for form in cheap if form.reach == cheap[0].reach)
+
+
+def _is_cheap(read: tuple[int, ...], output: tuple[int, ...], form: KernelForm) -> bool:
+    """Returns whether the gradients that a tap of a convolution can have are few enough products."""
+    spaces = [np.delete(shape, (0, form.channels)).tolist() for shape in (read, output)]
+    distances = math.prod(2 * reach + 1 for reach in _reaches(max(spaces, key=math.prod), form.reach))
+    elements = distances * read[form.channels] * output[form.channels]
+    return elements <= _MOST_ELEMENTS and elements * min(map(math.prod, spaces)) * read[0] <= _MOST_PRODUCTS
+
+
+def _reaches(sizes: tuple[int, ...] | list[int], reach: int) -> list[int]:
+    return [min(size, reach) for size in sizes]
+
+
+def _strides(read: tuple[int, ...], output: tuple[int, ...], channels: int) -> Iterator[tuple[int, ...]]:
+    """Yields the strides that sizes allow: padding and the size of the kernel change the quotient of sizes a little."""
+    pairs = [sorted((read[axis], output[axis])) for axis in range(1, len(read)) if axis != channels]
+    possible = [sorted({max(1, large // max(1, small)), -(-large // max(1, small))}) for small, large in pairs]
+    yield from itertools.product(*possible)

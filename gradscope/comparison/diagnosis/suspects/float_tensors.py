@@ -1,0 +1,51 @@
+"""`FloatTensors` reads the floating-point tensors of one dump, and those that a layer reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.precision import dtype_class
+from gradscope.dump.interfaces import DumpSource
+from gradscope.dump.manifest.manifest import Layer
+from gradscope.naming import ACTIVATION, INPUT, key_of, split_key
+
+#: The largest number of elements of a tensor that is read.
+_MOST_ELEMENTS: Final = 1 << 24
+
+
+class FloatTensors:
+    """FloatTensors reads the floating-point tensors of one dump in float64, those that are finite and not too large.
+
+    Args:
+        source: The dump.
+    """
+
+    def __init__(self, source: DumpSource) -> None:
+        self._source = source
+        self._known = frozenset(source.keys())
+
+    def tensor(self, key: str) -> Array | None:
+        """Returns a tensor; None where the dump has none of that key, or none that is read."""
+        if key not in self._known or not self._source.has_tensor(key):
+            return None
+        entry = self._source.entry(self._source.resolve(key))
+        if dtype_class(entry.dtype) != "float" or not 0 < math.prod(entry.shape) <= _MOST_ELEMENTS:
+            return None
+        tensor = self._source.array(key).astype(np.float64)
+        return tensor if np.isfinite(tensor).all() else None
+
+    def read_by(self, layer: Layer) -> Iterator[Array]:
+        """Yields the values that a layer reads, each once.
+
+        Args:
+            layer: The layer.
+        """
+        named = (key_of(family, name) for name in layer.inputs for family in (ACTIVATION, INPUT))
+        stated = (each for each in layer.sources if split_key(each)[0] in (ACTIVATION, INPUT))
+        owners = (self._source.resolve(each) for each in (*named, *stated) if each in self._known)
+        yield from (value for key in dict.fromkeys(owners) if (value := self.tensor(key)) is not None)

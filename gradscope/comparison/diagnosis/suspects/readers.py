@@ -1,0 +1,279 @@
+"""`reader_of` tells of any values whether a layer of one program reads them, though it has no entry for what it reads.
+
+The gradient of the kernel shows it: it is made of what the layer reads and of the gradient that arrives at its output
+(`correlations`). Where some values make the gradient of the kernel, with the gradient that arrives, the layer reads
+them, whatever differs behind. Of a dense layer the output shows it, too: it is a function of the product.
+
+That the tensors of the other program, which has an entry for what its layer reads, fit each other so is required first:
+a layer may compute more than a product with its kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from types import MappingProxyType
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.refuting.functions_between import ELEMENTWISE
+from gradscope.comparison.diagnosis.suspects.correlations import KernelForm, forms
+from gradscope.comparison.diagnosis.suspects.float_tensors import FloatTensors
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.comparison.pairing.reverse import ReversePairing
+from gradscope.dump.manifest.manifest import Layer
+from gradscope.naming import ACTIVATION_GRAD, PARAM, PARAM_GRAD, key_of, split_key
+from gradscope.protocols import implements
+
+#: The least error that a form can have, and how many times the program's own error one fits that is no larger.
+_EXACT: Final = 1e-5
+_MARGIN: Final = 10
+
+#: What an error has to exceed that is not rounding, as a share of the difference to be explained.
+_SHARE: Final = 0.1
+
+#: The largest number of features whose order is found.
+_MOST_FEATURES: Final = 4096
+
+#: The derivatives of the functions that a layer may apply to its product, by its output.
+_DERIVATIVES: Final[Mapping[str, Callable[[Array], Array]]] = MappingProxyType({
+    "": np.ones_like,
+    "tanh": lambda y: 1 - y * y,
+    "sigmoid": lambda y: y * (1 - y),
+    "relu": lambda y: (y > 0).astype(y.dtype),
+})  # fmt: skip
+
+
+class Reader(Protocol):
+    """Reader tells what a layer of one program reads, which has no entry for that."""
+
+    @property
+    def of_ref(self) -> bool:
+        """Whether it is the reference that has an entry for what its layer reads."""
+        ...
+
+    @property
+    def read(self) -> Array:
+        """What that layer reads."""
+        ...
+
+    def reads(self, values: Array) -> bool:
+        """Returns whether the layer of the other program reads some values."""
+        ...
+
+    def reorders(self) -> bool:
+        """Returns whether that layer reads the same features in another order."""
+        ...
+
+
+def reader_of(
+    dumps: Dumps, pairing: Pairing, match: Match, layers: tuple[Layer, Layer | None], difference: float
+) -> Reader | None:
+    """Returns what tells what one of two layers reads; None where their tensors do not show it.
+
+    Args:
+        dumps: The dumps.
+        pairing: Their pairing.
+        match: The pair of the outputs of the layers.
+        layers: The reference's layer, and the candidate's where it is known.
+        difference: The relative error of the pair.
+    """
+    matches = {each.ref: each for each in pairing.matched}
+    reverse, ref, cand = ReversePairing(dumps, pairing.matched), FloatTensors(dumps.ref), FloatTensors(dumps.cand)
+
+    def in_cand(key: str) -> Array | None:
+        found = matches.get(key)
+        if found is None or any(cand.tensor(each) is None for each in found.recipe.keys):
+            return None
+        return found.recipe.array(dumps.cand).astype(np.float64)
+
+    def in_ref(key: str) -> Array | None:
+        found = reverse.array(key) if cand.tensor(key) is not None else None
+        return None if found is None or not np.isfinite(found).all() else found.astype(np.float64)
+
+    sides = ((_Side(ref, in_cand, True), layers[0], match.ref), (_Side(cand, in_ref, False), layers[1], match.cand))
+    found = (_readers(side, layer, key, difference) for side, layer, key in sides if layer is not None)
+    return next(chain.from_iterable(found), None)
+
+
+class _Side(NamedTuple):
+    """_Side has the tensors of one program, and returns those of the other in its layout.
+
+    Attributes:
+        own: The tensors.
+        other: Returns the other program's tensor for a key of this one; None where there is none.
+        of_ref: Whether the program is the reference.
+    """
+
+    own: FloatTensors
+    other: Callable[[str], Array | None]
+    of_ref: bool
+
+
+class _Use(NamedTuple):
+    """_Use has the output of a layer, the gradient that arrives there, and the gradient of a kernel."""
+
+    value: Array
+    arriving: Array
+    kernel: Array
+
+    def gradients(self) -> Iterator[Array]:
+        """Yields what arrives at the product of the layer, for each function that it may apply to that."""
+        yield from (self.arriving * derivative(self.value) for derivative in _DERIVATIVES.values())
+
+
+def _readers(side: _Side, layer: Layer, key: str, difference: float) -> Iterator[Reader]:
+    """Yields the readers that the tensors of a layer make."""
+    values = side.own.tensor(key), side.other(key)
+    if values[0] is None or values[1] is None or values[0].shape != values[1].shape:
+        return
+    for name in layer.params:
+        keys = (key, key_of(ACTIVATION_GRAD, split_key(key)[1]), key_of(PARAM_GRAD, name))
+        one, other = _use(map(side.own.tensor, keys)), _use(map(side.other, keys))
+        if one is not None and other is not None and one.kernel.shape == other.kernel.shape:
+            for read in side.own.read_by(layer):
+                yield from _by_kernel(side.of_ref, read, one, other, difference)
+    params = [(side.own.tensor(key), side.other(key)) for key in (key_of(PARAM, name) for name in layer.params)]
+    known = [
+        (one, other) for one, other in params if one is not None and other is not None and one.shape == other.shape
+    ]
+    if len(known) == len(params) and known:
+        for read in side.own.read_by(layer):
+            yield from _by_product(side.of_ref, read, known, (values[0], values[1]), difference)
+
+
+def _use(tensors: Iterator[Array | None]) -> _Use | None:
+    """Returns a use of a kernel; None where one of its tensors is not known, or no gradient arrives."""
+    known = [each for each in tensors if each is not None]
+    if len(known) < len(_Use._fields):
+        return None
+    use = _Use(*known)
+    return use if use.value.shape == use.arriving.shape and np.any(use.arriving) and np.any(use.kernel) else None
+
+
+def _by_kernel(of_ref: bool, read: Array, one: _Use, other: _Use, difference: float) -> Iterator[Reader]:
+    """Yields a reader by the uses of a kernel in both programs, of which one has what it reads."""
+    for form in forms(one.kernel.shape, read.shape, one.value.shape):
+        limit = max(_EXACT, _MARGIN * min(_error(form, read, each, one.kernel) for each in one.gradients()))
+        if limit <= _SHARE * difference:
+            yield _ByKernel(of_ref=of_ref, read=read, form=form, use=other, limit=limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ByKernel:
+    """_ByKernel tells what a layer reads by the gradient of its kernel.
+
+    Attributes:
+        of_ref: As for `Reader`.
+        read: As for `Reader`.
+        form: How the kernel belongs to what is read.
+        use: The use of the kernel in the program that lacks what it reads.
+        limit: The largest relative error of the gradient of the kernel.
+    """
+
+    of_ref: bool
+    read: Array
+    form: KernelForm
+    use: _Use
+    limit: float
+
+    @implements(Reader)
+    def reads(self, values: Array) -> bool:
+        return min(_error(self.form, values, each, self.use.kernel) for each in self.use.gradients()) <= self.limit
+
+    @implements(Reader)
+    def reorders(self) -> bool:
+        errors = (
+            _error(self.form, self.read, each, self.use.kernel, reordered=True)
+            for each in self.use.gradients()
+            if not self.form.strides
+        )
+        return min(errors, default=math.inf) <= self.limit
+
+
+def _by_product(
+    of_ref: bool, read: Array, params: Sequence[tuple[Array, Array]], values: tuple[Array, Array], difference: float
+) -> Iterator[Reader]:
+    """Yields a reader by the outputs of a dense layer in both programs, of which one has what it reads."""
+    kernels, *biases = sorted(params, key=lambda each: each[0].size, reverse=True)
+    for turned in (False, True) if kernels[0].ndim == 2 else ():
+        one, other = (each.T if turned else each for each in kernels)
+        fits = read.size * one.shape[1] == values[0].size * one.shape[0]
+        if not fits or any(bias.size != one.shape[1] for bias, _ in biases):
+            continue
+        shifts = [sum((bias[which] for bias in biases), start=np.zeros(one.shape[1])) for which in (0, 1)]
+        for function in (np.copy, *ELEMENTWISE.values()):
+            error = _relative(function(read.reshape(-1, len(one)) @ one + shifts[0]), values[0])
+            limit = max(_EXACT, _MARGIN * error)
+            if limit <= _SHARE * difference:
+                yield _ByProduct(of_ref=of_ref, read=read, kernel=other, shift=shifts[1], value=values[1], limit=limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ByProduct:
+    """_ByProduct tells what a dense layer reads by its output, which is a function of the product.
+
+    Attributes:
+        of_ref: As for `Reader`.
+        read: As for `Reader`.
+        kernel: The kernel in the program that lacks what it reads.
+        shift: The bias.
+        value: The output.
+        limit: The largest relative error of the output.
+    """
+
+    of_ref: bool
+    read: Array
+    kernel: Array
+    shift: Array
+    value: Array
+    limit: float
+
+    @implements(Reader)
+    def reads(self, values: Array) -> bool:
+        product = values.reshape(-1, len(self.kernel)) @ self.kernel + self.shift
+        functions = (np.copy, *ELEMENTWISE.values())
+        return any(_relative(function(product), self.value) <= self.limit for function in functions)
+
+    @implements(Reader)
+    def reorders(self) -> bool:
+        return False
+
+
+def _relative(found: Array, wanted: Array) -> float:
+    size = max(float(np.linalg.norm(wanted)), 1e-300)
+    return float(np.linalg.norm(found.reshape(-1) - wanted.reshape(-1))) / size
+
+
+def _error(form: KernelForm, read: Array, arriving: Array, gradient: Array, *, reordered: bool = False) -> float:
+    """Returns the relative error of the gradient of a kernel that is made of what is read and of what arrives.
+
+    Args:
+        form: How they belong together.
+        read: What the layer reads.
+        arriving: The gradient at its product.
+        gradient: The gradient of the kernel.
+        reordered: Whether the layer may read its features in another order.
+    """
+    taps = form.taps(gradient)
+    possible = form.possible(read, arriving, taps.shape[1])
+    if reordered:
+        return _error_of_features(taps[0], possible[0])
+    rows = possible.reshape(len(possible), -1)
+    squares = [float(np.square(rows - tap.reshape(-1)).sum(1).min()) for tap in taps]
+    return math.sqrt(sum(squares)) / max(float(np.linalg.norm(gradient)), 1e-300)
+
+
+def _error_of_features(found: Array, possible: Array) -> float:
+    """Returns the relative error of features that are each others in some order; infinity where none is."""
+    if len(found) > _MOST_FEATURES:
+        return math.inf
+    squares = np.square(found).sum(1)[:, None] + np.square(possible).sum(1)[None, :] - 2 * found @ possible.T
+    order = squares.argmin(1)
+    if len({*order.tolist()}) < len(order):
+        return math.inf
+    return float(np.linalg.norm(found - possible[order]) / max(float(np.linalg.norm(found)), 1e-300))

@@ -1,0 +1,114 @@
+"""`Operation` is a step that computes one value from another; `recognised` finds which, and what could be in its place.
+
+A step of one program may be another of the same kind in the other program: the mean of windows for their maximum, one
+activation function for another, another order of axes before an image is flattened.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.refuting.functions_between import ELEMENTWISE
+
+#: The relative error up to which a value is that of an operation.
+_ROUNDING: Final = 1e-5
+
+#: The largest number of axes whose orders are tried.
+_MOST_AXES: Final = 5
+
+#: What is computed of windows, by name; each gets the values and the axes within the windows.
+_OF_WINDOWS: Final[Mapping[str, Callable[[Array, tuple[int, ...]], Array]]] = MappingProxyType({
+    "mean": lambda x, axes: x.mean(axes),
+    "maximum": lambda x, axes: x.max(axes),
+    "minimum": lambda x, axes: x.min(axes),
+    "sum": lambda x, axes: x.sum(axes),
+    "first": lambda x, axes: _one_of(x, axes, 0),
+    "last": lambda x, axes: _one_of(x, axes, -1),
+})  # fmt: skip
+
+
+class Operation(NamedTuple):
+    """Operation has what a step computes, in words, and the function that computes it."""
+
+    words: str
+    apply: Callable[[Array], Array]
+
+
+def recognised(read: Array, value: Array) -> Iterator[tuple[Operation, list[Operation]]]:
+    """Yields the operations that make a value of what is read, each with the others of its kind.
+
+    Args:
+        read: What a step reads.
+        value: What it computes.
+    """
+    limit = _ROUNDING * float(np.linalg.norm(value))
+    for kind in (_functions(read, value), _reductions(read, value), _orders(read, value)):
+        found = [each for each in kind if np.linalg.norm(each.apply(read) - value) <= limit]
+        if found:
+            yield found[0], [each for each in kind if each not in found]
+
+
+def _functions(read: Array, value: Array) -> list[Operation]:
+    if read.shape != value.shape:
+        return []
+    return [Operation("identity", np.copy), *(Operation(name, each) for name, each in ELEMENTWISE.items())]
+
+
+def _reductions(read: Array, value: Array) -> list[Operation]:
+    """Returns what may be computed of equal windows, which are whole axes where the value has fewer of them."""
+    windows = next(_windows(read.shape, value.shape), None)
+    if windows is None:
+        return []
+    split = tuple(itertools.chain.from_iterable(zip(windows, read.shape // np.array(windows), strict=True)))
+    within = tuple(range(1, 2 * read.ndim, 2))
+    return [
+        Operation(name, partial(_reduced, function, tuple(map(int, split)), within, value.shape))
+        for name, function in _OF_WINDOWS.items()
+    ]
+
+
+def _windows(read: tuple[int, ...], value: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yields the numbers of windows along each axis of what is read; those of whole axes have one."""
+    if not 0 < math.prod(value) < math.prod(read) or read[:1] != value[:1]:
+        return
+    if len(read) == len(value) and all(own % other == 0 for own, other in zip(read, value, strict=True)):
+        yield value
+    for axes in itertools.chain.from_iterable(
+        itertools.combinations(range(1, len(read)), n) for n in range(1, len(read))
+    ):
+        if tuple(size for axis, size in enumerate(read) if axis not in axes) == value:
+            yield tuple(1 if axis in axes else size for axis, size in enumerate(read))
+
+
+def _reduced(
+    function: Callable[[Array, tuple[int, ...]], Array],
+    split: tuple[int, ...],
+    within: tuple[int, ...],
+    shape: tuple[int, ...],
+    read: Array,
+) -> Array:
+    return function(read.reshape(split), within).reshape(shape)
+
+
+def _one_of(x: Array, axes: tuple[int, ...], place: int) -> Array:
+    return x[tuple(place if axis in axes else slice(None) for axis in range(x.ndim))]
+
+
+def _orders(read: Array, value: Array) -> list[Operation]:
+    """Returns the orders in which the axes of what is read may be before they are joined."""
+    if read.size != value.size or not 2 < read.ndim <= _MOST_AXES or read.shape[0] != value.shape[0]:
+        return []
+    orders = itertools.permutations(range(1, read.ndim))
+    return [Operation(f"order of axes {[0, *order]}", partial(_ordered, (0, *order), value.shape)) for order in orders]
+
+
+def _ordered(axes: tuple[int, ...], shape: tuple[int, ...], read: Array) -> Array:
+    return read.transpose(axes).reshape(shape)

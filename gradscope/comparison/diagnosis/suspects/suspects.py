@@ -1,0 +1,260 @@
+"""`with_suspects` finds the steps in one program only that may have made the first divergence.
+
+Such a step has no counterpart to be compared with, and the next value that is compared differs. What is known decides
+between the steps and the layer of that value:
+
+- A layer that uses a parameter which differs, or which the other program does not use, is at fault.
+- A product of a kernel that both programs have is not, and neither is a part of the layer that differs.
+- A layer that reads what its counterpart reads is at fault itself. Where it reads other values, a step is; where it
+  reads the same in another order, a step that arranges values may be.
+- A layer that normalises is at fault where its output differs by a factor for each group.
+
+Backward, a step is first at fault where the gradients of the parameters that it uses differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import NamedTuple
+
+import numpy as np
+
+from gradscope.comparison.diagnosis.divergence import Blame, first_divergence
+from gradscope.comparison.diagnosis.refuting.lost_parameters import lost_parameters, summed_parameters
+from gradscope.comparison.diagnosis.suspects.float_tensors import FloatTensors
+from gradscope.comparison.diagnosis.suspects.plain_steps import (
+    is_arrangement,
+    is_normalisation,
+    is_product,
+    is_rescaled,
+)
+from gradscope.comparison.diagnosis.suspects.readers import Reader, reader_of
+from gradscope.comparison.diagnosis.suspects.step_kinds import Operation, recognised
+from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.dump.manifest.json_text import as_float
+from gradscope.dump.manifest.manifest import Layer
+from gradscope.naming import ACTIVATION, PARAM, PARAM_GRAD, key_of, split_key
+
+
+def with_suspects(dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow], blame: Blame) -> Blame:
+    """Returns where a divergence comes from, with the steps that may have made it.
+
+    Args:
+        dumps: The dumps.
+        pairing: Their pairing.
+        rows: All rows.
+        blame: Where the first divergence comes from, as far as the rows tell.
+    """
+    divergence = first_divergence(rows)
+    unpaired = blame.unpaired if divergence.forward is not None else blame.unpaired_gradients
+    if blame.origin is not None or not unpaired or not (dumps.ref.manifest.layers and dumps.cand.manifest.layers):
+        return blame
+    if divergence.forward is not None:
+        with np.errstate(all="ignore"):  # alternatives are tried on values that they are not made for
+            found = _Forward(dumps, pairing, rows).found(divergence.forward, _steps(dumps, unpaired))
+        return replace(
+            blame, suspects=_rows(found.suspects), unpaired=_rows(found.unknown), made_before=found.made_before
+        )
+    found = _backward(dumps, rows, unpaired)
+    return replace(blame, suspects=_rows(found.suspects), made_before=found.made_before)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """_Step stores a row of a step, with the innermost layer that computes it."""
+
+    row: ComparisonRow
+    layer: Layer
+    of_ref: bool
+
+
+class _Found(NamedTuple):
+    """_Found has the suspects, the likeliest first, and the steps that may be wrong all the same.
+
+    Attributes:
+        suspects: The suspects; none where the layer of the divergence is at fault.
+        unknown: The steps of which it is not known that they are right.
+        made_before: As for `Blame`.
+    """
+
+    suspects: Sequence[_Step]
+    unknown: Sequence[_Step]
+    made_before: bool = False
+
+
+class _Forward:
+    """_Forward finds the suspects among the values from which a value is computed.
+
+    Args:
+        dumps: The dumps.
+        pairing: Their pairing.
+        rows: All rows.
+    """
+
+    def __init__(self, dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow]) -> None:
+        self._dumps, self._pairing = dumps, pairing
+        self._matches = {match.ref: match for match in pairing.matched}
+        self._wrong = _wrong_parameters(dumps, pairing, rows)
+        self._ref, self._cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
+
+    def found(self, first: ComparisonRow, steps: list[_Step]) -> _Found:
+        """Returns the suspects.
+
+        Args:
+            first: The first value over tolerance.
+            steps: The steps of one program only that it is computed from.
+        """
+        guilty = [step for step in steps if self._wrong.intersection(step.layer.params)]
+        match = self._matches.get(key_of(first.family, first.name))
+        layer = _makers(self._dumps.ref.manifest.layers).get(first.name)
+        if guilty or layer is None:
+            return _Found(guilty, steps, made_before=True)
+        products = [step for step in steps if is_product(self._tensors(step), step.layer, _key(step))]
+        steps = [step for step in steps if step not in products]
+        if match is None:  # a loss, which is compared as a number
+            return _Found(steps, steps)
+        others = self._counterparts(match, layer)
+        around = {True: {layer.path}, False: {other.path for other in others}}
+        if any(_is_inside(self._layers(step), step.layer, around[step.of_ref]) for step in steps):
+            return _Found([], steps)
+        # A function of a product that only the reference has an entry for is a dense layer with that function.
+        reads = next((step.layer for step in products if not layer.params and step.row.name in layer.inputs), layer)
+        error = as_float(first.metrics.get("rel_l2", 0.0))
+        reader = reader_of(self._dumps, self._pairing, match, (reads, others[-1] if others else None), error)
+        if reader is not None and reader.reads(reader.read):
+            return _Found([], [])
+        if self._wrong.intersection(name for each in (layer, *others) for name in each.params):
+            return _Found([], steps)
+        return self._by_reading(reader, match, layer, steps)
+
+    def _by_reading(self, reader: Reader | None, match: Match, layer: Layer, steps: Sequence[_Step]) -> _Found:
+        """Returns the suspects by what the layer of the divergence reads.
+
+        Args:
+            reader: What tells that it reads other values than its counterpart; None where nothing tells.
+            match: The pair of its outputs.
+            layer: The layer in the reference.
+            steps: The steps that may be wrong.
+        """
+        normalises = reader is None and is_normalisation(self._ref, layer)
+        if normalises and is_rescaled(self._ref, self._cand, match, layer):
+            return _Found([], [])
+        explained = None if reader is None else self._explained(reader, steps)
+        if explained is not None:
+            return _Found([explained], steps, made_before=True)
+        arranging = [step for step in steps if is_arrangement(self._tensors(step), step.layer, _key(step))]
+        if reader is not None and reader.reorders():
+            return _Found(arranging[::-1], arranging)
+        making = [step for step in steps if step not in arranging]
+        before = reader is not None or normalises  # then it reads other values
+        return _Found(making or (arranging if before else []), steps, made_before=before)
+
+    def _explained(self, reader: Reader, steps: Sequence[_Step]) -> _Step | None:
+        """Returns the step in whose place another operation makes what the other program reads; None where none does.
+
+        Args:
+            reader: What tells what the other program reads.
+            steps: The steps that may be wrong.
+        """
+        tensors = self._ref if reader.of_ref else self._cand
+        behind: list[Operation] = []  # what is computed of a step until the layer reads it
+        value = reader.read
+        for step in reversed([each for each in steps if each.of_ref is reader.of_ref]):
+            read, own = list(tensors.read_by(step.layer)), tensors.tensor(_key(step))
+            if own is None or len(read) != 1 or not np.array_equal(own.ravel(), value.ravel()):
+                return None
+            known = list(recognised(read[0], own))
+            for operation, alternatives in known:
+                for other in alternatives:
+                    made = reduce(lambda each, then: then.apply(each), behind, other.apply(read[0]))
+                    if reader.reads(made.reshape(reader.read.shape)):
+                        side = "candidate" if reader.of_ref else "reference"
+                        words = f"the {operation.words} of what it reads, and in the {side} the {other.words}"
+                        return replace(step, row=replace(step.row, likely=words))
+            if not known:
+                return None
+            behind, value = [known[0][0], *behind], read[0]
+        return None
+
+    def _counterparts(self, match: Match, layer: Layer) -> list[Layer]:
+        """Returns the layers of the candidate whose output is the counterpart: of a layer with parts all around it."""
+        source, parents = self._dumps.cand, {each.parent for each in self._dumps.ref.manifest.layers}
+        known, layers, owner = frozenset(source.keys()), source.manifest.layers, source.resolve(match.cand)
+        outputs = {each.path: {key_of(ACTIVATION, name) for name in each.outputs} & known for each in layers}
+        found = [each for each in layers if owner in map(source.resolve, outputs[each.path])]
+        return found if layer.path in parents else found[-1:]
+
+    def _tensors(self, step: _Step) -> FloatTensors:
+        return self._ref if step.of_ref else self._cand
+
+    def _layers(self, step: _Step) -> Sequence[Layer]:
+        return (self._dumps.ref if step.of_ref else self._dumps.cand).manifest.layers
+
+
+def _backward(dumps: Dumps, rows: Sequence[ComparisonRow], unpaired: Sequence[ComparisonRow]) -> _Found:
+    """Returns the suspects among gradients, those whose parameters have other gradients first, from the loss on."""
+    differing = {
+        split_key(key)[1]
+        for row in rows
+        if row.family == PARAM_GRAD and row.counts and row.status != "same"
+        for key in _keys(row)
+    }
+    steps = _steps(dumps, unpaired)
+    guilty = [step for step in steps if differing.intersection(step.layer.params)]
+    steps.sort(key=lambda step: (step not in guilty, not step.of_ref, -step.row.index))
+    return _Found(steps, steps, made_before=bool(guilty))
+
+
+def _rows(steps: Sequence[_Step]) -> tuple[ComparisonRow, ...]:
+    return tuple(step.row for step in steps)
+
+
+def _steps(dumps: Dumps, rows: Sequence[ComparisonRow]) -> list[_Step]:
+    """Returns the steps of rows, in execution order, those of the reference first."""
+    makers = {True: _makers(dumps.ref.manifest.layers), False: _makers(dumps.cand.manifest.layers)}
+    found = [
+        _Step(row, layer, row.status == "missing")
+        for row in rows
+        if (layer := makers[row.status == "missing"].get(row.name)) is not None
+    ]
+    return sorted(found, key=lambda step: (not step.of_ref, step.row.index))
+
+
+def _makers(layers: Sequence[Layer]) -> dict[str, Layer]:
+    """Returns the innermost layer that computes each value, by name; a part comes after the layer around it."""
+    return {name: layer for layer in layers for name in layer.outputs}
+
+
+def _wrong_parameters(dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow]) -> frozenset[str]:
+    """Returns the names of parameters that differ, or that the other program does not use."""
+    params = [row for row in rows if row.family == PARAM]
+    accounted = {key_of(row.family, row.name) for row in params if row.status != "different" and not row.counts}
+    lost = lost_parameters(dumps, pairing, summed_parameters(dumps, pairing))
+    differing = {key for row in params if row.status == "different" for key in _keys(row)}
+    return frozenset(split_key(key)[1] for key in (lost | differing) - accounted)
+
+
+def _keys(row: ComparisonRow) -> list[str]:
+    """Returns the keys of a row in both programs."""
+    names = [row.name, *(row.counterpart.split(", ") if row.counterpart else ())]
+    return [key_of(row.family, name) for name in names]
+
+
+def _key(step: _Step) -> str:
+    return key_of(step.row.family, step.row.name)
+
+
+def _is_inside(layers: Sequence[Layer], layer: Layer, around: Collection[str]) -> bool:
+    """Returns whether a layer is a part of one of others, at any depth."""
+    parents: Mapping[str, str | None] = {each.path: each.parent for each in layers}
+    seen: set[str] = set()
+    path = layer.parent
+    while path is not None and path not in seen:
+        if path in around:
+            return True
+        seen.add(path)
+        path = parents.get(path)
+    return False

@@ -1,0 +1,88 @@
+"""The gradients that a kernel can have include those that JAX computes, whatever the geometry of a layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from gradscope.comparison.diagnosis.suspects.correlations import forms
+
+_LAST = ("NHWC", "HWIO", "NHWC")
+_FIRST = ("NCHW", "OIHW", "NCHW")
+
+
+def _errors(read: Any, kernel: Any, layer: Any) -> list[float]:
+    """The relative error of JAX's gradient of a kernel in each form that the shapes allow."""
+    output, pullback = jax.vjp(lambda each: layer(read, each), kernel)
+    arriving = np.random.default_rng(1).normal(size=output.shape).astype(np.float32)
+    (gradient,) = pullback(arriving)
+    found: list[float] = []
+    for form in forms(kernel.shape, read.shape, output.shape):
+        taps = form.taps(np.asarray(gradient, np.float64))
+        possible = form.possible(read.astype(np.float64), arriving.astype(np.float64), taps.shape[1])
+        nearest = [np.square(possible - tap).sum((1, 2)).min() for tap in taps]
+        found.append(float(np.sqrt(sum(nearest)) / np.linalg.norm(gradient)))
+    return found
+
+
+@pytest.mark.parametrize("layout", [_LAST, _FIRST], ids=["channels last", "channels first"])
+@pytest.mark.parametrize(
+    ("stride", "padding", "dilation", "groups"),
+    [
+        (1, "SAME", 1, 1),
+        (1, "VALID", 1, 2),
+        (2, [(1, 1), (1, 0)], 1, 1),
+        (1, [(4, 0), (2, 2)], 2, 6),
+        (2, "SAME", 1, 3),
+    ],
+)
+def test_a_convolution(layout: Any, stride: int, padding: Any, dilation: int, groups: int) -> None:
+    draw = np.random.default_rng(stride + groups).normal
+    read, kernel = draw(size=(2, 7, 8, 6)), draw(size=(3, 3, 6 // groups, 12))
+    if layout is _FIRST:
+        read, kernel = read.transpose(0, 3, 1, 2), kernel.transpose(3, 2, 0, 1)
+
+    def layer(read: Any, kernel: Any) -> Any:
+        return jax.lax.conv_general_dilated(
+            read, kernel, (stride,) * 2, padding, rhs_dilation=(dilation,) * 2, dimension_numbers=layout,
+            feature_group_count=groups,
+        )  # fmt: skip
+
+    assert min(_errors(read.astype(np.float32), kernel.astype(np.float32), layer)) < 1e-5
+
+
+def test_a_transposed_convolution() -> None:
+    draw = np.random.default_rng(5).normal
+    read, kernel = draw(size=(2, 4, 5, 3)).astype(np.float32), draw(size=(4, 4, 3, 6)).astype(np.float32)
+    errors = _errors(read, kernel, lambda x, k: jax.lax.conv_transpose(x, k, (2, 2), "SAME", dimension_numbers=_LAST))
+    assert min(errors) < 1e-5
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_dense_layer_may_read_an_image(turned: bool) -> None:
+    draw = np.random.default_rng(6).normal
+    read, kernel = draw(size=(5, 2, 3, 4)).astype(np.float32), draw(size=(24, 7)).astype(np.float32)
+    kernel = np.ascontiguousarray(kernel.T) if turned else kernel
+    errors = _errors(read, kernel, lambda x, k: x.reshape(5, -1) @ (k.T if turned else k))
+    assert min(errors) < 1e-5
+
+
+def test_other_values_have_none_of_these_gradients() -> None:
+    draw = np.random.default_rng(8).normal
+    read, kernel = draw(size=(2, 6, 6, 4)).astype(np.float32), draw(size=(3, 3, 4, 4)).astype(np.float32)
+
+    def layer(read: Any, kernel: Any) -> Any:
+        return jax.lax.conv_general_dilated(np.maximum(read, 0), kernel, (1, 1), "SAME", dimension_numbers=_LAST)
+
+    assert min(_errors(read, kernel, layer)) > 0.1
+
+
+def test_what_takes_long_is_left_out() -> None:
+    assert not list(forms((3, 3, 512, 512), (64, 56, 56, 512), (64, 56, 56, 512)))
+    assert not list(forms((1 << 14, 1 << 14), (64, 1 << 14), (64, 1 << 14)))
+    # Of larger images, only distances within the size of a kernel are looked at.
+    assert {form.reach for form in forms((3, 3, 8, 8), (2, 9, 9, 8), (2, 9, 9, 8))} == {8}
+    assert {form.reach for form in forms((3, 3, 16, 16), (8, 56, 56, 16), (8, 56, 56, 16))} == {3}

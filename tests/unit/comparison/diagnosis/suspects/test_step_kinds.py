@@ -1,0 +1,44 @@
+"""What a step computes is recognised, and the others of its kind are what JAX computes in its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from gradscope.comparison.diagnosis.suspects.step_kinds import recognised
+
+IMAGE = np.random.default_rng(2).normal(size=(3, 4, 6, 5))
+
+
+def _windows(start: float, function: Any) -> Any:
+    return np.asarray(jax.lax.reduce_window(IMAGE, start, function, (1, 2, 3, 1), (1, 2, 3, 1), "VALID"))
+
+
+@pytest.mark.parametrize(
+    ("value", "words", "other", "expected"),
+    [
+        (np.asarray(jax.nn.silu(IMAGE)), "silu", "relu", np.maximum(IMAGE, 0)),
+        (_windows(-np.inf, jax.lax.max), "maximum", "mean", _windows(0.0, jax.lax.add) / 6),
+        (IMAGE.mean((1, 2)), "mean", "maximum", IMAGE.max((1, 2))),
+        (IMAGE.sum((1, 2), keepdims=True), "sum", "minimum", IMAGE.min((1, 2), keepdims=True)),
+        (IMAGE[:, -1], "last", "first", IMAGE[:, 0]),
+        (IMAGE.reshape(3, -1), "order of axes [0, 1, 2, 3]", "order of axes [0, 3, 1, 2]",
+         IMAGE.transpose(0, 3, 1, 2).reshape(3, -1)),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)  # fmt: skip
+def test_an_operation_and_what_could_be_in_its_place(value: Any, words: str, other: str, expected: Any) -> None:
+    found = [(operation, others) for operation, others in recognised(IMAGE, value) if operation.words == words]
+    ((operation, others),) = found
+    np.testing.assert_allclose(operation.apply(IMAGE), value, rtol=1e-5, atol=1e-6)
+    (named,) = (each for each in others if each.words == other)
+    np.testing.assert_allclose(named.apply(IMAGE), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_nothing_is_recognised_in_a_product() -> None:
+    assert not list(recognised(IMAGE, IMAGE @ np.random.default_rng(3).normal(size=(5, 5))))
+    assert not list(recognised(IMAGE, np.asarray(jnp.cumsum(IMAGE, 1))))
