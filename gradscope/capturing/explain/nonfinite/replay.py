@@ -162,6 +162,7 @@ def _backward_failure(
     equation: Equation, operands: Sequence[np.ndarray], arrived: Mapping[int, Any], chosen: Sequence[int]
 ) -> Failure | None:
     """Returns the first element that is not finite in what an equation's backward rule returns to chosen operands."""
+    # Here and elsewhere not by `jnp.asarray`, which compiles the identity for each shape of NumPy's arrays.
     values = [jax.device_put(operand) for operand in operands]
     for gradient in map(np.asarray, pulled_back(equation, values, chosen, arrived)):
         if first_nonfinite(gradient) is not None:

@@ -244,6 +244,7 @@ class EquationUse:
         equation = self.frame.jaxpr.eqns[self.number]
         inexact = [position for position, variable in enumerate(equation.outvars) if is_inexact(variable)]
         arrived = dict(zip(inexact, cotangents, strict=True))
+        # Here and below not by `jnp.asarray`, which compiles the identity for each shape of NumPy's arrays.
         terms = pulled_back(equation, [jax.device_put(each) for each in operands], self.positions, arrived)
         gradient = np.asarray(sum(terms[1:], start=terms[0]))
         return gradient if self.part is None else np.where(self.part, gradient, 0)
