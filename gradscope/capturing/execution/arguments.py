@@ -149,7 +149,8 @@ def _restored(saved: Any, expected: Any) -> tuple[Any, Callable[[], Any]]:
     """Returns the shapes of saved variables, and a function that puts them on the devices of the model's own."""
 
     def placed(array: Any, leaf: Any) -> Any:
-        return jnp.asarray(array) if leaf.sharding is None else jax.device_put(array, leaf.sharding)
+        # Not by `jnp.asarray`, which compiles the identity for each shape of NumPy's arrays.
+        return jax.device_put(array, leaf.sharding)
 
     shapes = jax.tree_util.tree_map(
         lambda array, leaf: leaf.update(dtype=jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)),

@@ -127,7 +127,7 @@ def nudged(leaf: Any, seed: int) -> Any:
     host = np.asarray(leaf)
     up = np.random.default_rng(seed).integers(0, 2, host.shape, bool)
     eps = float(jnp.finfo(leaf.dtype).eps)
-    return jnp.asarray(
+    return jax.device_put(
         np.where(up, host * host.dtype.type(1 + eps), host * host.dtype.type(1 - eps)).astype(host.dtype)
     )
 

@@ -129,7 +129,7 @@ class Replay:
         received = [self._at(self._cotangents, output) for output in operation.outputs]
         if any(each is not None and first_nonfinite(each) is not None for each in received):
             return None
-        arrived = {position: jnp.asarray(each) for position, each in enumerate(received) if each is not None}
+        arrived = {position: jax.device_put(each) for position, each in enumerate(received) if each is not None}
         operands = enumerate(operation.operands)
         chosen = [number for number, operand in operands if isinstance(operand, ValueAt) and operand == to]
         return _backward_failure(operation.equation, self._operands(operation), arrived, chosen) if arrived else None
@@ -152,7 +152,7 @@ def failed_again(failure: Failure, operands: Sequence[np.ndarray]) -> Failure | 
     """Returns the failure of the same equation at other operands; None where its result, or gradient, is finite."""
     if failure.arrived:
         return _backward_failure(failure.equation, operands, failure.arrived, failure.chosen)
-    for result in map(np.asarray, bind(failure.equation, [jnp.asarray(operand) for operand in operands])):
+    for result in map(np.asarray, bind(failure.equation, [jax.device_put(operand) for operand in operands])):
         if first_nonfinite(result) is not None:
             return _failure(failure.equation, result, operands)
     return None
@@ -162,7 +162,8 @@ def _backward_failure(
     equation: Equation, operands: Sequence[np.ndarray], arrived: Mapping[int, Any], chosen: Sequence[int]
 ) -> Failure | None:
     """Returns the first element that is not finite in what an equation's backward rule returns to chosen operands."""
-    values = [jnp.asarray(operand) for operand in operands]
+    # Here and elsewhere not by `jnp.asarray`, which compiles the identity for each shape of NumPy's arrays.
+    values = [jax.device_put(operand) for operand in operands]
     for gradient in map(np.asarray, pulled_back(equation, values, chosen, arrived)):
         if first_nonfinite(gradient) is not None:
             failure = _failure(equation, gradient, operands)
@@ -210,14 +211,14 @@ def _inside(equation: Equation, operands: Sequence[np.ndarray]) -> Failure | Non
         return _in_while(equation, operands)
     if equation.primitive.name not in _TRANSPARENT and kind_of(equation) != "call":
         return None
-    return _in_jaxpr(sub_jaxprs(equation)[0], operands, bind(equation, [jnp.asarray(each) for each in operands]))
+    return _in_jaxpr(sub_jaxprs(equation)[0], operands, bind(equation, [jax.device_put(each) for each in operands]))
 
 
 def _in_while(equation: Equation, operands: Sequence[np.ndarray]) -> Failure | None:
     """Returns the failure of an equation in the body of a `while`, which runs until its carry is not finite."""
     params = equation.params
     first_body, first_carry = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-    values = [jnp.asarray(each) for each in operands]
+    values = [jax.device_put(each) for each in operands]
     constants, carries = values[first_body:first_carry], values[first_carry:]
     body = jax.jit(lambda *received: run_closed(params["body_jaxpr"], *received))
     for iteration in range(_MOST_ITERATIONS):
@@ -234,13 +235,13 @@ def _in_while(equation: Equation, operands: Sequence[np.ndarray]) -> Failure | N
 def _in_jaxpr(sub: SubJaxpr, operands: Sequence[Any], outputs: Sequence[Any]) -> Failure | None:
     """Returns the failure of the first equation of a jaxpr that makes of finite operands what its outputs have."""
     values: dict[Atom, Any] = dict(zip(sub.jaxpr.constvars, sub.constants, strict=True))
-    values.update(zip(sub.jaxpr.invars, map(jnp.asarray, operands), strict=True))
+    values.update(zip(sub.jaxpr.invars, map(jax.device_put, operands), strict=True))
     wanted = _has_nan(outputs)
     for inner in sub.jaxpr.eqns:
         read = [atom.val if is_literal(atom) else values[atom] for atom in inner.invars]
         made = bind(inner, read)
         results = [np.asarray(each) for each in made if not jnp.issubdtype(each.dtype, jax.dtypes.extended)]
-        arrays = [np.asarray(each) for each in read if not jnp.issubdtype(jnp.asarray(each).dtype, jax.dtypes.extended)]
+        arrays = [np.asarray(each) for each in read if not jnp.issubdtype(jnp.result_type(each), jax.dtypes.extended)]
         bad = next((each for each in results if first_nonfinite(each) is not None), None)
         if bad is not None and (_has_nan([bad]) and not _has_nan(arrays) if wanted else not _bad(arrays)):
             return _inside(inner, arrays) or _failure(inner, bad, arrays)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -203,7 +204,8 @@ class EquationUse:
         draw = np.random.default_rng(0).standard_normal
         before = self._outputs(self.operands)
         others = [
-            self._outputs(self._with(jnp.asarray(draw(value.shape), value.dtype), self.operands)) for _ in range(2)
+            self._outputs(self._with(jax.device_put(draw(value.shape).astype(value.dtype)), self.operands))
+            for _ in range(2)
         ]
         return all(np.array_equal(one, each) for other in others for one, each in zip(before, other, strict=True))
 
@@ -228,7 +230,7 @@ class EquationUse:
 
     def _changed(self, change: float) -> list[np.ndarray]:
         """Returns the elements of the outputs that a small change of the value changes."""
-        value = jnp.asarray(self.operands[self.positions[0]])
+        value = jax.device_put(self.operands[self.positions[0]])
         step = float(np.copysign(max(abs(change), 4 * float(jnp.finfo(value.dtype).eps)), change))
         nudged = value + (step * jnp.maximum(jnp.abs(value), 1)).astype(value.dtype)
         pairs = zip(self._outputs(self.operands), self._outputs(self._with(nudged, self.operands)), strict=True)
@@ -242,14 +244,15 @@ class EquationUse:
         equation = self.frame.jaxpr.eqns[self.number]
         inexact = [position for position, variable in enumerate(equation.outvars) if is_inexact(variable)]
         arrived = dict(zip(inexact, cotangents, strict=True))
-        terms = pulled_back(equation, [jnp.asarray(each) for each in operands], self.positions, arrived)
+        # Here and below not by `jnp.asarray`, which compiles the identity for each shape of NumPy's arrays.
+        terms = pulled_back(equation, [jax.device_put(each) for each in operands], self.positions, arrived)
         gradient = np.asarray(sum(terms[1:], start=terms[0]))
         return gradient if self.part is None else np.where(self.part, gradient, 0)
 
     def _outputs(self, operands: Sequence[Any]) -> list[Any]:
         """Returns the equation's outputs of inexact dtype."""
         equation = self.frame.jaxpr.eqns[self.number]
-        made = bind(equation, [jnp.asarray(each) for each in operands])
+        made = bind(equation, [jax.device_put(each) for each in operands])
         return [value for value, variable in zip(made, equation.outvars, strict=True) if is_inexact(variable)]
 
 
@@ -259,8 +262,8 @@ def _scaled(cotangent: Any) -> Any:
     exponent = 0 if largest == 0 or not np.isfinite(largest) else -int(np.floor(np.log2(largest)))
     if np.iscomplexobj(cotangent):
         wide = np.asarray(cotangent).astype(np.complex128)
-        return jnp.asarray((np.ldexp(wide.real, exponent) + 1j * np.ldexp(wide.imag, exponent)).astype(dtype))
-    return jnp.asarray(np.ldexp(np.asarray(cotangent).astype(np.float64), exponent).astype(dtype))
+        return jax.device_put((np.ldexp(wide.real, exponent) + 1j * np.ldexp(wide.imag, exponent)).astype(dtype))
+    return jax.device_put(np.ldexp(np.asarray(cotangent).astype(np.float64), exponent).astype(dtype))
 
 
 def _largest(array: Any) -> float:
@@ -270,4 +273,4 @@ def _largest(array: Any) -> float:
 
 
 def _is_floating(value: Any) -> bool:
-    return bool(jnp.issubdtype(jnp.asarray(value).dtype, jnp.floating))
+    return bool(jnp.issubdtype(jnp.result_type(value), jnp.floating))
