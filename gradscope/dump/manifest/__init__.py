@@ -2,6 +2,7 @@
 
 - `manifest` defines the dataclasses: `Manifest`, its entries, layers, ledger, and more.
 - `codec` converts a manifest to JSON text and back.
+- `compiled_entries` decodes the entries of a long manifest with msgspec, where that is installed.
 - `json_fields` reads typed values out of an untrusted JSON object, `json_text` reads and writes strict JSON text.
 - `saturation` defines how far a bounded function inside a layer is at its limits.
 - `batch_broadcast` defines an operation of a loss that pairs every example with every other.

@@ -41,10 +41,14 @@ def read_archive(file: InputFile, directory: Directory) -> tuple[Manifest, dict[
     stored = {key: entry.stored for key, entry in entries.items() if entry.stored is not None}
     _require_same_members(directory, {each.member for each in stored.values()})
     tensors: dict[str, StoredTensor] = {}
-    for key, each in stored.items():
-        with located(key):
+    key = ""
+    try:
+        for key, each in stored.items():
             _require_same_member(key, each, directory.members[each.member])
             tensors[key] = _tensor(file, entries[key], each, members[each.member])
+    except DumpError:
+        with located(key):
+            raise
     return manifest, tensors
 
 
@@ -64,8 +68,9 @@ def _members(file: InputFile, directory: Directory) -> dict[str, _Data]:
     """
     found: dict[str, _Data] = {}
     end = 0
-    for name, member in directory.members.items():
-        with located(name):
+    name = ""
+    try:
+        for name, member in directory.members.items():
             limit = directory.limits[name]
             if member.method != STORED or member.header_offset != end:
                 raise DumpError("it is compressed, or bytes that belong to no member precede it")
@@ -75,6 +80,9 @@ def _members(file: InputFile, directory: Directory) -> dict[str, _Data]:
                 raise DumpError("bytes that belong to no member follow it")
             # Its header is next to the one just read.
             found[name] = _Data(member, offset, npy_prefix(file.near, offset, member.size_bytes))
+    except DumpError:
+        with located(name):
+            raise
     return found
 
 
