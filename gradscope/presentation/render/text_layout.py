@@ -153,8 +153,11 @@ def _lines(
     table: Table, blocks: Sequence[_Block], items: Sequence[Item], labels: list[str], *, name_width: int, screen: Screen
 ) -> Text:
     """Returns the lines of a table; a name that may not be cut and is too long has a line of its own."""
-    long = [not table.cuts_names and cell_len(label) > name_width for label in labels]
-    names = [screen.elide("" if apart else label, name_width) for label, apart in zip(labels, long, strict=True)]
+    if widest(labels) <= name_width:
+        long, names = [False] * len(labels), labels
+    else:
+        long = [not table.cuts_names and cell_len(label) > name_width for label in labels]
+        names = [screen.elide("" if apart else label, name_width) for label, apart in zip(labels, long, strict=True)]
     columns = [padded(block.texts, block.width, right=block.column.kind in RIGHT) for block in blocks]
     cells = list(zip(*columns, strict=True)) if columns else [()] * len(table.lines)
     # One text with its spans, because appending each cell took half of the time of `show` (2026-11).
