@@ -115,11 +115,12 @@ class EntryIndex:
 
     @implements(DumpSource)
     def resolve(self, key: str) -> str:
-        return self.entry(key).alias_of or key
+        found = self._entries.get(key)
+        return (self.entry(key) if found is None else found).alias_of or key
 
     def has_tensor(self, key: str, tensors: Container[str]) -> bool:
-        """Returns whether `tensors` has the tensor of a key; False for an unknown key."""
-        return key in self._entries and self.resolve(key) in tensors
+        """Returns whether `tensors`, which has keys of this manifest, has the tensor of a key."""
+        return key in tensors or (key in self._entries and self.resolve(key) in tensors)
 
     def tensor_key(self, key: str, tensors: Container[str]) -> str:
         """Returns the key under which `tensors` has the tensor of a key.

@@ -14,6 +14,7 @@ from gradscope.dump.interfaces import DumpSource, EntryIndex
 from gradscope.dump.manifest.manifest import Entry, Manifest
 from gradscope.dump.storage.storage_errors import located
 from gradscope.dump.storage.stored_tensor import CHUNK_BYTES
+from gradscope.errors import DumpError
 from gradscope.protocols import implements
 
 
@@ -93,8 +94,11 @@ class DumpFile:
 
     @implements(DumpSource)
     def array(self, key: str) -> Array:
-        with located(self._location(key)):
+        try:
             return self._tensor(key).array()
+        except DumpError:
+            with located(self._location(key)):
+                raise
 
     @implements(DumpSource)
     def chunks(self, key: str, chunk_bytes: int = CHUNK_BYTES, *, reused: bool = False) -> Iterator[Array]:
@@ -122,7 +126,8 @@ class DumpFile:
         self._opened.close()
 
     def _tensor(self, key: str) -> TensorReader:
-        return self._contents.tensors[self._index.tensor_key(key, self._contents.tensors)]
+        tensors = self._contents.tensors
+        return tensors[key if key in tensors else self._index.tensor_key(key, tensors)]
 
     def _location(self, key: str) -> str:
         return f"{self.path}: {key}"
