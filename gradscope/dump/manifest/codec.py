@@ -49,7 +49,7 @@ def manifest_to_json(manifest: Manifest) -> dict[str, Json]:
     return {"schema": manifest.schema, **_object(manifest)}
 
 
-def manifest_from_text(text: bytes) -> Manifest:
+def manifest_from_text(text: bytes | bytearray) -> Manifest:
     """Parses the JSON text of a manifest.
 
     Raises:

@@ -37,7 +37,7 @@ class Compiled(NamedTuple):
     rest: bytes
 
 
-def compiled_entries(text: bytes) -> Compiled | None:
+def compiled_entries(text: bytes | bytearray) -> Compiled | None:
     """Returns the entries of a manifest, and the JSON text of its other fields, in which it has no entries.
 
     Args:

@@ -43,15 +43,15 @@ def dumps(value: Json) -> str:
         return _ENCODER.encode(_without_nonfinite(value))
 
 
-def loads(text: str | bytes) -> Json:
+def loads(text: str | bytes | bytearray) -> Json:
     """Parses JSON text. The string "NaN" stays a string (see `as_float`).
 
     Raises:
         DumpError: The text is not strict JSON, not UTF-8, or has more or deeper arrays and objects than the limits.
     """
     try:
-        decoded = text.decode() if isinstance(text, bytes) else text
-        encoded = text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
+        decoded = text if isinstance(text, str) else text.decode()
+        encoded = text.encode(errors="surrogatepass") if isinstance(text, str) else text
         require_small(encoded)
         names = _Names()
         value = json.loads(decoded, parse_constant=_refuse_constant, object_hook=names.add)
@@ -87,7 +87,7 @@ def as_float(value: Json) -> float:
         raise DumpError(f"expected a number that a float64 can hold, found one of {len(str(value))} digits") from None
 
 
-def require_small(text: bytes) -> None:
+def require_small(text: bytes | bytearray) -> None:
     """Raises an error for text of too many or too deep values, without parsing it.
 
     Raises:
@@ -103,7 +103,7 @@ def require_small(text: bytes) -> None:
         raise DumpError(f"the JSON text is nested deeper than {DEPTH_LIMIT} levels")
 
 
-def _brackets(text: bytes) -> bytes:
+def _brackets(text: bytes | bytearray) -> bytes | bytearray:
     """Returns the brackets of JSON text that are those of lists and objects, and not inside of strings."""
     # In a tenth of the time of parsing. Most strings have no bracket, and two quotes are left of these.
     unescaped = _ESCAPED.sub(b"", text) if b"\\" in text else text
@@ -144,7 +144,7 @@ class _Names:
             found = yield found
 
 
-def most_names(text: bytes) -> int | None:
+def most_names(text: bytes | bytearray) -> int | None:
     """Returns an upper bound of the number of fields that JSON text names; None where it is not known."""
     # A quote and a colon: the end of a name, or inside a text. A reader that is called for the pairs of each object
     # takes as long as all of the parsing (2026-11), so names are read one by one only where this number is not that of

@@ -94,7 +94,7 @@ def _read_manifest(file: InputFile, data: _Data) -> Manifest:
     stream = member_stream(file, member, data.offset)
     stream.fill(memoryview(text))
     stream.finish()
-    return manifest_from_text(bytes(text))
+    return manifest_from_text(text)
 
 
 def entries_by_key(manifest: Manifest) -> dict[str, Entry]:

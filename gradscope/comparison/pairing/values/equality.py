@@ -47,13 +47,14 @@ class Equality:
         self.ref_stats, self.cand_stats = _statistics(dumps.ref), _statistics(dumps.cand)
         self._ref_gradients, self._cand_gradients = _param_gradients(dumps.ref), _param_gradients(dumps.cand)
         self._ref_absent, self._cand_absent = absent_keys(dumps.ref), absent_keys(dumps.cand)
+        self.ref_class, self.cand_class = cache(self._class_in_ref), cache(self._class_in_cand)
         self._steps: dict[tuple[ValueClass, ValueClass], tuple[RecipeStep, ...] | None] = {}
 
-    def ref_class(self, key: str) -> ValueClass:
+    def _class_in_ref(self, key: str) -> ValueClass:
         """Returns the class of a tensor of the reference."""
         return _class_of(self._dumps.ref, key, self.ref_stats(key), self._ref_absent)
 
-    def cand_class(self, key: str) -> ValueClass:
+    def _class_in_cand(self, key: str) -> ValueClass:
         """Returns the class of a tensor of the candidate."""
         return _class_of(self._dumps.cand, key, self.cand_stats(key), self._cand_absent)
 
@@ -69,13 +70,13 @@ class Equality:
         limit = self.tolerance(ref, cand)
         if limit is None:
             return None
-        bound = least_rel_l2(self.ref_stats(ref), self.cand_stats(cand))
-        if bound is None or bound.rel_l2 > limit:
-            return None
         if is_constant(self.ref_stats(ref)) and not _alike(self._dumps, ref, cand):
             return None
         if self.ref_class(ref)[1:] == self.cand_class(cand)[1:]:
             return ()
+        bound = least_rel_l2(self.ref_stats(ref), self.cand_stats(cand))
+        if bound is None or bound.rel_l2 > limit:
+            return None
         return _steps(self._dumps, self._search, (ref, cand), limit)
 
     def tolerance(self, ref: str, cand: str) -> float | None:
