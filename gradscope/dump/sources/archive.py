@@ -136,8 +136,7 @@ def _require_same_member(key: str, stored: Stored, member: ZipMember) -> None:
 
 def _tensor(file: InputFile, entry: Entry, stored: Stored, data: _Data) -> StoredTensor:
     member, offset = data.member, data.offset
-    size, facts = member.size_bytes, member.facts
-    agreed = _agreed(data.prefix, entry.dtype, entry.shape, stored.dtype, size_bytes=size, facts=facts)
+    agreed = _agreed(data.prefix, (entry.dtype, entry.shape), stored.dtype, member.size_bytes, member.facts)
     if (stored.offset, stored.size_bytes) != (offset + agreed.header.header_bytes, agreed.data_bytes):
         raise DumpError("its manifest and the zip directory disagree on its offset or size")
     return StoredTensor(
@@ -160,14 +159,13 @@ class _Agreed(NamedTuple):
 
 @lru_cache(maxsize=256)  # tensors of one shape and dtype need one check
 def _agreed(
-    prefix: bytes, logical: str, shape: tuple[int, ...], descriptor: str, *, size_bytes: int, facts: bytes
+    prefix: bytes, stated: tuple[str, tuple[int, ...]], descriptor: str, size_bytes: int, facts: bytes
 ) -> _Agreed:
     """Returns what the start of a member says, after checking that its entry and the zip directory say it, too.
 
     Args:
         prefix: The first bytes of the member.
-        logical: The dtype in its entry.
-        shape: The shape in its entry.
+        stated: The dtype and the shape in its entry.
         descriptor: The descriptor of the stored dtype in its entry.
         size_bytes: The member's size.
         facts: The member's facts.
@@ -175,7 +173,7 @@ def _agreed(
     Raises:
         DumpError: They disagree.
     """
-    header = parse_npy_header(prefix)
+    (logical, shape), header = stated, parse_npy_header(prefix)
     if header.header_bytes + header.data_bytes != size_bytes:
         raise DumpError(f"its shape {header.shape} and its {size_bytes} bytes do not agree")
     if (header.shape[:-1] if is_key(logical) else header.shape) != shape:

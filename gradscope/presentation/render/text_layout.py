@@ -56,19 +56,18 @@ def lay_out(table: Table, screen: Screen) -> Text:
     Returns:
         Lines, each with its line feed: title, headings, the table's lines, notes.
     """
-    shown = table.without_empty_columns()
-    names_of_lines, *columns = shown.cells_by_column()
-    blocks = [_block(column, cells, screen) for column, cells in zip(shown.columns[1:], columns, strict=True)]
-    items = _items(shown, names_of_lines, screen)
+    (name, *filled), (names_of_lines, *cells_by_column) = table.filled_columns()
+    blocks = [_block(column, cells, screen) for column, cells in zip(filled, cells_by_column, strict=True)]
+    items = _items(table, names_of_lines, screen)
     labels = [screen.show(INDENT * item.depth + item.label) for item in items]
-    names = [shown.columns[0].heading, *labels]
+    names = [name.heading, *labels]
     fitting = _fitting(blocks, min(widest(names), _name_cap(screen)), screen)
     name_width = _name_width(names, fitting, screen)
 
     text = Text()
-    _append_headings(text, shown, fitting, name_width, screen)
-    text.append_text(_lines(shown, fitting, items, labels, name_width=name_width, screen=screen))
-    for note in (*shown.notes, *(_hidden_note(blocks, fitting) if shown.names_hidden_columns else ())):
+    _append_headings(text, table, fitting, name_width, screen)
+    text.append_text(_lines(table, fitting, items, labels, name_width=name_width, screen=screen))
+    for note in (*table.notes, *(_hidden_note(blocks, fitting) if table.names_hidden_columns else ())):
         text.append(screen.wrap(screen.show(note)) + "\n", DIM)
     return text
 

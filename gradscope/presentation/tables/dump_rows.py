@@ -46,7 +46,7 @@ FACTS: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)  # not frozen, because that takes three times as long
 class Row:
     """A `Row` has what is known about one tensor.
 
