@@ -147,7 +147,7 @@ def _are_near(
     """Returns for each column whether no statistic differs by more than it may."""
     # A statistic that either lacks, or that is not finite, is NaN here and rules nothing out.
     with np.errstate(invalid="ignore", over="ignore"):
-        return ~(np.abs(others - own) > reaches).any(axis=0)
+        return ~np.logical_or.reduce(np.abs(others - own) > reaches, axis=0)
 
 
 def _numbers(statistics: Mapping[str, Json]) -> list[float]:
