@@ -168,9 +168,7 @@ def _measured(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -
         ref, cand = dumps.ref.entry(match.ref), dumps.cand.entry(key)
         dtype = limits.dtype(ref, cand)
         rounding = None if dtype is None else floors.floor(match.ref if in_ref else key, dtype)
-        noise = limits.noise_floor(
-            ref if own[0] == match.ref else dumps.ref.entry(own[0]), cand if owner == key else dumps.cand.entry(owner)
-        )
+        noise = limits.noise_floor(dumps.ref.entry(own[0]), dumps.cand.entry(owner))
         pairs.append(_Pair(match, own[0], evidence[own], limits.tolerance(ref, cand), noise, rounding))
     return pairs
 

@@ -7,7 +7,6 @@ from dataclasses import MISSING, Field, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
-from gradscope.dump.manifest.batch_broadcast import BatchBroadcast
 from gradscope.dump.manifest.compiled_entries import compiled_entries
 from gradscope.dump.manifest.json_fields import Fields, Readers, read_object
 from gradscope.dump.manifest.json_text import dumps, from_float, loads
@@ -24,8 +23,9 @@ from gradscope.dump.manifest.manifest import (
     Stored,
     Tier,
 )
-from gradscope.dump.manifest.out_of_bounds import OutOfBounds
-from gradscope.dump.manifest.saturation import BOUNDED_NAMES, Saturation
+from gradscope.dump.manifest.operation_facts.batch_broadcast import BatchBroadcast
+from gradscope.dump.manifest.operation_facts.out_of_bounds import OutOfBounds
+from gradscope.dump.manifest.operation_facts.saturation import BOUNDED_NAMES, Saturation
 from gradscope.dump.record import Json, Reason, Shard, SiteFacts
 from gradscope.errors import DumpError
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradscope.dump.manifest.batch_broadcast import BatchBroadcast
 from gradscope.dump.manifest import compiled_entries
 from gradscope.dump.manifest.codec import manifest_from_text, manifest_to_text
 from gradscope.dump.manifest.manifest import (
@@ -26,8 +25,9 @@ from gradscope.dump.manifest.manifest import (
     Manifest,
     Stored,
 )
-from gradscope.dump.manifest.out_of_bounds import OutOfBounds
-from gradscope.dump.manifest.saturation import Saturation
+from gradscope.dump.manifest.operation_facts.batch_broadcast import BatchBroadcast
+from gradscope.dump.manifest.operation_facts.out_of_bounds import OutOfBounds
+from gradscope.dump.manifest.operation_facts.saturation import Saturation
 from gradscope.dump.record import Shard, SiteFacts
 from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.errors import DumpError
