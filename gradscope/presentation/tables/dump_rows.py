@@ -11,11 +11,11 @@ next to each other. The tables of families have the same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
@@ -35,6 +35,9 @@ def family_rank(family: str) -> int:
 #: Values that are the entry's own and not statistics, and the statistic that comes first.
 _OF_ENTRY: Final = ("shape", "dtype")
 _FIRST: Final = "size"
+
+#: Writes the statistic of a name.
+_Written: TypeAlias = Callable[[Mapping[str, Json], str], Json]
 
 #: The types of numbers in JSON.
 _PLAIN: Final = frozenset({bool, int, float})
@@ -127,21 +130,23 @@ def _shown(names: tuple[str, ...]) -> _Shown:
 
 def _all_numbers(statistics: Sequence[Mapping[str, Json]]) -> list[Mapping[str, Json]]:
     """Returns statistics with numbers where JSON has strings: for NaN and infinities."""
-    found = [*statistics]
-    alike: dict[tuple[str, ...], list[int]] = {}
-    for position, each in enumerate(statistics):
-        alike.setdefault(tuple(each), []).append(position)
-    for names, positions in alike.items():
-        shown = _shown(names)
-        # Column by column, because most have numbers alone.
-        columns = dict(zip(names, zip(*(statistics[each].values() for each in positions), strict=True), strict=True))
-        for converted, written, plain in ((shown.numbers, number, _PLAIN), (shown.texts, _text, _PLAIN | {str})):
-            for name in converted:
-                if not plain.issuperset(map(type, columns[name])):
-                    for position, value in zip(positions, columns[name], strict=True):
-                        if type(value) not in plain:
-                            found[position] = {**found[position], name: written(statistics[position], name)}
+    # Asked once for all that have the same names and types, as most have.
+    written: dict[tuple[tuple[str, ...], tuple[type, ...]], Mapping[str, _Written]] = {}
+    found: list[Mapping[str, Json]] = []
+    for each in statistics:
+        kind = (tuple(each), tuple(map(type, each.values())))
+        if kind not in written:
+            written[kind] = _converted(*kind)
+        convert = written[kind]
+        found.append({**each, **{name: convert[name](each, name) for name in convert}} if convert else each)
     return found
+
+
+def _converted(names: tuple[str, ...], types: tuple[type, ...]) -> dict[str, _Written]:
+    """Returns what writes the statistics that are not written as they are, by their names."""
+    shown, kinds = _shown(names), dict(zip(names, types, strict=True))
+    numbers = {name: number for name in shown.numbers if kinds[name] not in _PLAIN}
+    return {**numbers, **{name: _text for name in shown.texts if kinds[name] not in (_PLAIN | {str})}}
 
 
 class _Companions(NamedTuple):
