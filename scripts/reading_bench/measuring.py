@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import statistics
 from collections.abc import Callable, Sequence
@@ -100,4 +101,7 @@ def _memory(figure: Figure) -> str:
 
 
 def _machine() -> dict[str, str]:
-    return {"gradscope": version("gradscope-jax"), "NumPy": version("numpy"), "Python": platform.python_version()}
+    # What else ran takes part of the caches, and so CPU seconds.
+    load = f"{os.getloadavg()[2]:.1f} on {os.cpu_count()} cores"
+    versions = {name: version(package) for name, package in (("gradscope", "gradscope-jax"), ("NumPy", "numpy"))}
+    return {**versions, "Python": platform.python_version(), "a mean load of": load}
