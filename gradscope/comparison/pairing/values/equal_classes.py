@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
@@ -30,6 +32,7 @@ _UNITS: Final = ("l2", "rms", "rms", "l2", "l2")
 #: What rounding may add to a bound.
 _SLACK: Final = 1 + 1e-6
 
+_ALL_OF: Final = itemgetter(*_COLUMNS)
 _UNIT_COLUMNS: Final = [_COLUMNS.index(unit) for unit in _UNITS]
 
 #: The classes of the reference that are compared at once, and the most pairs of classes.
@@ -150,7 +153,11 @@ def _are_near(
         return ~np.logical_or.reduce(np.abs(others - own) > reaches, axis=0)
 
 
-def _numbers(statistics: Mapping[str, Json]) -> list[float]:
+def _numbers(statistics: Mapping[str, Json]) -> Sequence[float]:
     """Returns the statistics that are compared; NaN for those that are missing or not finite."""
+    with suppress(KeyError):
+        every = _ALL_OF(statistics)
+        if {*map(type, every)} == {float} and math.isfinite(sum(every)):  # as those of most tensors
+            return every
     found = [as_float(statistics[name]) if name in statistics else math.nan for name in _COLUMNS]
     return [value if math.isfinite(value) else math.nan for value in found]
