@@ -8,10 +8,10 @@ import platform
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
+from gradscope.dump.manifest.provenance import versions
 from reading_bench.cases import Case, cases
 
 _HEAD = """# The bench of reading
@@ -103,5 +103,7 @@ def _memory(figure: Figure) -> str:
 def _machine() -> dict[str, str]:
     # What else ran takes part of the caches, and so CPU seconds.
     load = f"{os.getloadavg()[2]:.1f} on {os.cpu_count()} cores"
-    versions = {name: version(package) for name, package in (("gradscope", "gradscope-jax"), ("NumPy", "numpy"))}
-    return {**versions, "Python": platform.python_version(), "a mean load of": load}
+    named = {"gradscope": "gradscope-jax", "NumPy": "numpy", "msgspec": "msgspec"}
+    found = versions(named.values())  # msgspec need not be installed
+    known = {name: str(found[package]) for name, package in named.items() if package in found}
+    return {**known, "Python": platform.python_version(), "a mean load of": load}
