@@ -164,10 +164,11 @@ def _measured(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -
     evidence = dict(zip(once, _mapper(dumps, options)(lambda each: _evidence(dumps, each, options), once), strict=True))
     pairs: list[_Pair] = []
     for match, own in zip(matches, owners, strict=True):
-        ref, cand = dumps.ref.entry(match.ref), dumps.cand.entry(match.cand)
+        key, (owner, *_) = match.cand, own[1].keys
+        ref, cand = dumps.ref.entry(match.ref), dumps.cand.entry(key)
         dtype = limits.dtype(ref, cand)
-        rounding = None if dtype is None else floors.floor(match.ref if in_ref else match.cand, dtype)
-        noise = limits.noise_floor(dumps.ref.entry(own[0]), dumps.cand.entry(own[1].keys[0]))
+        rounding = None if dtype is None else floors.floor(match.ref if in_ref else key, dtype)
+        noise = limits.noise_floor(dumps.ref.entry(own[0]), dumps.cand.entry(owner))
         pairs.append(_Pair(match, own[0], evidence[own], limits.tolerance(ref, cand), noise, rounding))
     return pairs
 

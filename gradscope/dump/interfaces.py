@@ -93,14 +93,24 @@ class DumpSource(Protocol):
 
 
 class EntryIndex:
-    """The entries of a manifest by key: the methods of `DumpSource` that need no tensors.
+    """The entries of a manifest by key: the methods of `DumpSource` that read no tensors. Dumps are derived from it.
 
     Args:
         manifest: A manifest with unique keys, whose aliases refer to entries that are no aliases.
+        tensors: The keys whose tensors the dump has, none of which is an alias.
     """
 
-    def __init__(self, manifest: Manifest) -> None:
+    # A base class and no part, because a comparison asks for the entry of a tensor twenty times.
+
+    def __init__(self, manifest: Manifest, tensors: Container[str]) -> None:
+        self._manifest = manifest
+        self._tensor_keys = tensors
         self._entries = {key_of(entry.family, entry.name): entry for entry in manifest.entries}
+
+    @property
+    @implements(DumpSource)
+    def manifest(self) -> Manifest:
+        return self._manifest
 
     @implements(DumpSource)
     def keys(self) -> tuple[str, ...]:
@@ -115,20 +125,23 @@ class EntryIndex:
 
     @implements(DumpSource)
     def resolve(self, key: str) -> str:
-        return self.entry(key).alias_of or key
+        found = self._entries.get(key)
+        return (self.entry(key) if found is None else found).alias_of or key
 
-    def has_tensor(self, key: str, tensors: Container[str]) -> bool:
-        """Returns whether `tensors` has the tensor of a key; False for an unknown key."""
-        return key in self._entries and self.resolve(key) in tensors
+    @implements(DumpSource)
+    def has_tensor(self, key: str) -> bool:
+        return key in self._tensor_keys or (key in self._entries and self.resolve(key) in self._tensor_keys)
 
-    def tensor_key(self, key: str, tensors: Container[str]) -> str:
-        """Returns the key under which `tensors` has the tensor of a key.
+    def _tensor_key(self, key: str) -> str:
+        """Returns the key under which the dump has the tensor of a key.
 
         Raises:
             UsageError: There is no such entry, or no tensor for it; the message states why.
         """
+        if key in self._tensor_keys:
+            return key
         own = self.resolve(key)
-        if own in tensors:
+        if own in self._tensor_keys:
             return own
         reason = self._entries[own].absent or "the dump has its statistics only"
         raise MissingKeyError(f"the dump has no tensor for {printable(key)}: {reason}")

@@ -17,7 +17,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from gradscope.dump.distributed.process_reader import is_process_folder, process_contents
 from gradscope.dump.manifest.manifest import MEMBER
 from gradscope.dump.sources.archive import read_archive
 from gradscope.dump.sources.dump_file import Contents, DumpFile
@@ -58,7 +57,9 @@ def open_dump(path: str | os.PathLike[str]) -> DumpFile:
     if is_alarm_folder(path):
         path = path / _ALARM_DUMP
     with located(str(path)), _collection_paused(), ExitStack() as opened:
-        if _is_folder(path) and is_process_folder(path):
+        if _is_folder(path) and _is_process_folder(path):
+            from gradscope.dump.distributed.process_reader import process_contents  # noqa: PLC0415 - as below
+
             contents = process_contents(path, opened)
         elif _is_folder(path):
             contents = foreign_contents(_folder_tensors(path, opened))
@@ -85,6 +86,13 @@ def _is_folder(path: Path) -> bool:
     with suppress(OSError):
         return path.is_dir()
     return False
+
+
+def _is_process_folder(folder: Path) -> bool:
+    # Imported on use: most dumps are one file, and importing it takes 15 ms.
+    from gradscope.dump.distributed.process_reader import is_process_folder  # noqa: PLC0415
+
+    return is_process_folder(folder)
 
 
 def is_alarm_folder(path: Path) -> bool:
@@ -172,7 +180,7 @@ def dumps_in(folder: Path) -> dict[str, Path]:
         DumpError: A file that starts like a dump is damaged.
         MachineError: A file cannot be read.
     """
-    if not folder.is_dir() or is_process_folder(folder) or is_alarm_folder(folder):
+    if not folder.is_dir() or _is_process_folder(folder) or is_alarm_folder(folder):
         return {}
     found = [path for path in folder.iterdir() if _is_dump(path)]
     return {path.stem: path for path in sorted(found, key=_by_numbers)}
@@ -180,7 +188,7 @@ def dumps_in(folder: Path) -> dict[str, Path]:
 
 def _is_dump(path: Path) -> bool:
     if path.is_dir():
-        return is_process_folder(path)
+        return _is_process_folder(path)
     if path.suffix != ".npz" or not path.is_file():
         return False
     with InputFile(path) as file:

@@ -64,7 +64,10 @@ class Process:
 
 
 #: A JSON value. NaN and infinities are the strings "NaN", "Infinity" and "-Infinity" (see `manifest.json_text`).
-Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+if TYPE_CHECKING:
+    Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+else:
+    Json = Any  # an alias that names itself cannot be resolved where annotations are read to decode a dataclass
 
 #: How the detail of a missing gradient ends where all that keeps it away is a `stop_gradient` of the argument itself.
 STOPPED: Final = ", applied to the argument itself"

@@ -92,7 +92,7 @@ class Selection:
         Raises:
             UsageError: A pattern selects nothing; the hint has the nearest names.
         """
-        known = list(names)
+        known = list(names) if self.select else []
         for pattern in self.select:
             if not any(pattern.matches(name) for name in known):
                 raise UsageError(

@@ -28,6 +28,9 @@ Subject: TypeAlias = Literal["tensor", "layer", "parameter", "calibration"]
 #: absent.
 InSum: TypeAlias = Literal["exact", "rounded", "lost"]
 
+#: No integer below it is too large for a float64.
+_EXACT: Final = 2**53
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnSpec:
@@ -277,6 +280,9 @@ def number(columns: Mapping[str, Json], name: str) -> float | None:
     Raises:
         DumpError: The column holds something else.
     """
+    value = columns.get(name)
+    if type(value) is float or (type(value) is int and -_EXACT < value < _EXACT):
+        return float(value)  # most are, and rules ask for some of every tensor
     return as_float(columns[name]) if name in columns else None
 
 

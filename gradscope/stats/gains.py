@@ -65,9 +65,8 @@ def gradient_ratios(manifest: Manifest) -> dict[str, float]:
     A parameter is left out where its gradient is absent, or where the parameter is all zeros, as a fresh bias is: the
     ratio is infinite there.
     """
-    norms = {(entry.family, entry.name): number(entry.stats, "l2") for entry in manifest.entries}
+    params = {each.name: number(each.stats, "l2") for each in manifest.entries if each.family == naming.PARAM}
+    gradients = {each.name: number(each.stats, "l2") for each in manifest.entries if each.family == naming.PARAM_GRAD}
     return {
-        name: gradient / norm
-        for (family, name), norm in norms.items()
-        if family == naming.PARAM and norm and (gradient := norms.get((naming.PARAM_GRAD, name))) is not None
+        name: gradient / norm for name, norm in params.items() if norm and (gradient := gradients.get(name)) is not None
     }

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any, Final
 
 from gradscope.dump import record
-from gradscope.dump.manifest import batch_broadcast, manifest, out_of_bounds, saturation
+from gradscope.dump.manifest import manifest
+from gradscope.dump.manifest.operation_facts import batch_broadcast, out_of_bounds, saturation
 from gradscope.dump.manifest.reasons import REASONS
 from scripts.docs_blocks.markdown import attributes, code, table
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
+from gradscope.dump.manifest.provenance import versions
 from reading_bench.cases import Case, cases
 
 _HEAD = """# The bench of reading
@@ -100,4 +101,9 @@ def _memory(figure: Figure) -> str:
 
 
 def _machine() -> dict[str, str]:
-    return {"gradscope": version("gradscope-jax"), "NumPy": version("numpy"), "Python": platform.python_version()}
+    # What else ran takes part of the caches, and so CPU seconds.
+    load = f"{os.getloadavg()[2]:.1f} on {os.cpu_count()} cores"
+    named = {"gradscope": "gradscope-jax", "NumPy": "numpy", "msgspec": "msgspec"}
+    found = versions(named.values())  # msgspec need not be installed
+    known = {name: str(found[package]) for name, package in named.items() if package in found}
+    return {**known, "Python": platform.python_version(), "a mean load of": load}

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscope import naming
-from gradscope.dump.manifest.out_of_bounds import OutOfBounds
+from gradscope.dump.manifest.operation_facts.out_of_bounds import OutOfBounds
 from gradscope.primitive_groups import COPIES
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, resolve

@@ -16,7 +16,7 @@ from gradscope.capturing.explain.zeros.rounding_zeros import cancels, rounding_c
 from gradscope.capturing.records.session import Session
 from gradscope.capturing.timings import Timings
 from gradscope.dump.manifest.manifest import Cause, Origin
-from gradscope.dump.manifest.out_of_bounds import OutOfBounds
+from gradscope.dump.manifest.operation_facts.out_of_bounds import OutOfBounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

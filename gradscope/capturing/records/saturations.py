@@ -10,7 +10,7 @@ import numpy as np
 from gradscope.capturing.execution.observation import gathered
 from gradscope.capturing.execution.order import ExecutionOrder
 from gradscope.capturing.execution.run import Run, site_iterations
-from gradscope.dump.manifest.saturation import Saturation
+from gradscope.dump.manifest.operation_facts.saturation import Saturation
 from gradscope.instrument.saturation_observer import noise_share, saturated
 
 #: What is not told: most functions are nowhere near a limit, in each of a thousand iterations.

@@ -23,7 +23,7 @@ from gradscope.capturing.records.run_ledger import RunLedger, flows
 from gradscope.capturing.records.saturations import saturations_of
 from gradscope.capturing.records.term_records import pending_terms
 from gradscope.dump.manifest.manifest import Cause, RunFacts
-from gradscope.dump.manifest.saturation import Saturation
+from gradscope.dump.manifest.operation_facts.saturation import Saturation
 from gradscope.dump.record import Record
 from gradscope.stats.columns import is_all_zero
 from gradscope.tracing.jaxpr.frames import ValueKey

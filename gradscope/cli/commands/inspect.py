@@ -103,7 +103,7 @@ def inspect(
                 model.loss, *arguments.shapes, operations=ops or file_format.is_graph, query=trace_query
             )
             arguments.require(() if found.fragment is None else found.fragment.inputs)
-    rows = [Row(family=fact.family, name=fact.name, values=fact.values) for fact in found.facts]
+    rows = [Row(family=fact.family, name=fact.name, facts=fact.values) for fact in found.facts]
     if file_format.is_graph:
         print_plain(_graph_text(Graph.of_rows(model.name, query(rows)), file_format, norms) + "\n")
         return

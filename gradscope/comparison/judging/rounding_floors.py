@@ -92,6 +92,7 @@ class RoundingFloors:
         self._known = frozenset(source.keys())
         layers = source.manifest.layers
         composites = {layer.parent for layer in layers}
+        self._is_used = bool(layers)
         self._makers = {name: layer for layer in layers for name in layer.outputs}
         self._readers = _by_name(layers, composites, lambda layer: layer.inputs)
         self._users = _by_name(layers, composites, lambda layer: layer.params)
@@ -104,6 +105,8 @@ class RoundingFloors:
             dtype: The coarser dtype that it was computed in.
         """
         if dtype_class(dtype) not in ("float", "complex"):
+            return None
+        if not self._is_used:
             return None
         entry = self._source.entry(self._source.resolve(key))
         sums = [each for each in self._sums(entry) if each.scale > 0 and math.isfinite(each.scale)]

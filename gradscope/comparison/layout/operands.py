@@ -35,6 +35,10 @@ class Operand(Protocol):
         """Returns the elements in C order in chunks, each valid until the next is requested."""
         ...
 
+    def elements(self) -> Array:
+        """Returns all elements in C order, in an array of one axis."""
+        ...
+
     def stretch(self, start: int, stop: int) -> Array:
         """Returns the elements from `start` to before `stop` in C order, without a check of the checksum."""
         ...
@@ -62,6 +66,10 @@ class StoredOperand:
         return self.source.chunks(self.key, reused=True)
 
     @implements(Operand)
+    def elements(self) -> Array:
+        return self.source.array(self.key).reshape(-1)
+
+    @implements(Operand)
     def stretch(self, start: int, stop: int) -> Array:
         return self.source.stretch(self.key, start, stop)
 
@@ -84,10 +92,17 @@ class DerivedOperand:
         return iter(()) if self.array is None else blocks(self.array)
 
     @implements(Operand)
+    def elements(self) -> Array:
+        return self._known().reshape(-1)
+
+    @implements(Operand)
     def stretch(self, start: int, stop: int) -> Array:
+        return stretch_of(self._known(), start, stop)
+
+    def _known(self) -> Array:
         if self.array is None:
             raise UsageError(f"there are no elements of {printable(self.entry.name)}")
-        return stretch_of(self.array, start, stop)
+        return self.array
 
 
 def counterpart(source: DumpSource, recipe: Recipe) -> Operand:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from gradscope.comparison.layout.layouts import arranged
@@ -27,7 +28,7 @@ from gradscope.naming import ACTIVATION, AUX, INPUT, PARAM, STATE, TENSOR, gradi
 _VALUES: Final = (PARAM, STATE, INPUT, ACTIVATION, AUX)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _FamilyNames:
     """_FamilyNames stores the tensors of one family: the tokens of each name, by key."""
 
@@ -40,6 +41,13 @@ class _FamilyNames:
 
     def forms(self, without: Tokens = ()) -> dict[str, str]:
         """Returns keys by normal form, where only one tensor has the form; the prefix `without` is removed first."""
+        return self._forms_without(without) if without else self._forms
+
+    @cached_property
+    def _forms(self) -> dict[str, str]:
+        return self._forms_without(())
+
+    def _forms_without(self, without: Tokens) -> dict[str, str]:
         keys: defaultdict[str, list[str]] = defaultdict(list)
         for key, tokens in self.tokens.items():
             inside = tokens[: len(without)] == without
@@ -85,6 +93,8 @@ def _of_names(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
 def _refuted(dumps: Dumps, unmatched: Pairing, matches: Iterable[Match]) -> bool:
     """Returns whether more parameters have their values under another name than under that of their match."""
     stored = [match for match in matches if match.recipe.plain and _is_kernel(dumps, match)]
+    if not stored:
+        return False
     equality = Equality(dumps)
     wrong = [match for match in stored if not equality.agree(match)]
     if 2 * len(wrong) <= len(stored):

@@ -82,9 +82,12 @@ def iterations_of_occurrences(names: Iterable[str], others: Iterable[str]) -> di
     Returns:
         New names by old names, of the scopes that have iterations in the other program.
     """
-    looped = {path for name in others for path in _paths(name, _ITERATION)}
-    repeated = {path for name in names for path in _paths(name, _OCCURRENCE)} & looped
+    repeated = {path for name in names if "#" in name for path in _paths(name, _OCCURRENCE)}
+    if repeated:
+        repeated &= {path for name in others for path in _paths(name, _ITERATION)}
     renamed: dict[str, str] = {}
+    if not repeated:
+        return renamed
     for name in names:
         parts: list[str] = []
         for number, part in enumerate(name.split("/")):

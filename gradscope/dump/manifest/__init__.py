@@ -2,10 +2,9 @@
 
 - `manifest` defines the dataclasses: `Manifest`, its entries, layers, ledger, and more.
 - `codec` converts a manifest to JSON text and back.
+- `compiled_entries` decodes the entries of a long manifest with msgspec, where that is installed.
 - `json_fields` reads typed values out of an untrusted JSON object, `json_text` reads and writes strict JSON text.
-- `saturation` defines how far a bounded function inside a layer is at its limits.
-- `batch_broadcast` defines an operation of a loss that pairs every example with every other.
-- `out_of_bounds` defines a look-up of rows that a table does not have.
+- `operation_facts` defines what it says of single operations inside layers.
 - `layer_graph`: which values and gradients each value and gradient is computed from.
 - `provenance` collects versions, the command line and hashes of the inputs.
 

@@ -7,7 +7,7 @@ from dataclasses import MISSING, Field, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
-from gradscope.dump.manifest.batch_broadcast import BatchBroadcast
+from gradscope.dump.manifest.compiled_entries import compiled_entries
 from gradscope.dump.manifest.json_fields import Fields, Readers, read_object
 from gradscope.dump.manifest.json_text import dumps, from_float, loads
 from gradscope.dump.manifest.manifest import (
@@ -23,8 +23,9 @@ from gradscope.dump.manifest.manifest import (
     Stored,
     Tier,
 )
-from gradscope.dump.manifest.out_of_bounds import OutOfBounds
-from gradscope.dump.manifest.saturation import BOUNDED_NAMES, Saturation
+from gradscope.dump.manifest.operation_facts.batch_broadcast import BatchBroadcast
+from gradscope.dump.manifest.operation_facts.out_of_bounds import OutOfBounds
+from gradscope.dump.manifest.operation_facts.saturation import BOUNDED_NAMES, Saturation
 from gradscope.dump.record import Json, Reason, Shard, SiteFacts
 from gradscope.errors import DumpError
 
@@ -48,21 +49,24 @@ def manifest_to_json(manifest: Manifest) -> dict[str, Json]:
     return {"schema": manifest.schema, **_object(manifest)}
 
 
-def manifest_from_text(text: bytes) -> Manifest:
+def manifest_from_text(text: bytes | bytearray) -> Manifest:
     """Parses the JSON text of a manifest.
 
     Raises:
         DumpError: The text is not a manifest, or follows a schema that this version does not read.
     """
-    return manifest_from_json(loads(text))
+    compiled = compiled_entries(text)
+    if compiled is None:
+        return manifest_from_json(loads(text))
+    return manifest_from_json(loads(compiled.rest), compiled.entries)
 
 
-def manifest_from_json(value: Json) -> Manifest:
-    """Returns the manifest that a JSON object describes. See `manifest_from_text`."""
+def manifest_from_json(value: Json, entries: tuple[Entry, ...] = ()) -> Manifest:
+    """Returns the manifest that a JSON object describes, with some entries before its own. See `manifest_from_text`."""
     _require_schema(value)
     manifest = Fields.of(value, "the top level", Manifest)
     return Manifest(
-        entries=manifest.each("entries", lambda each, n: read_object(each, f"entry {n}", Entry, _ENTRY)),
+        entries=entries + manifest.each("entries", lambda each, n: read_object(each, f"entry {n}", Entry, _ENTRY)),
         layers=manifest.each("layers", lambda each, n: read_object(each, f"layer {n}", Layer, _LAYER)),
         ledger=_ledger(manifest.object("ledger")),
         causes=manifest.each("causes", _cause),

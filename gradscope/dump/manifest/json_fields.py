@@ -18,7 +18,7 @@ Value = TypeVar("Value")
 Made = TypeVar("Made", bound="DataclassInstance")
 
 #: Largest integer that is accepted: no file offset, count or size can be larger.
-_LARGEST: Final = 2**63 - 1
+LARGEST: Final = 2**63 - 1
 
 
 @cache
@@ -129,7 +129,7 @@ class Fields:
         found = self.object(name)
         for value in found.values():
             # Larger ones cannot be converted to a float, wherever one is divided or compared later.
-            if type(value) is int and not -_LARGEST <= value <= _LARGEST:
+            if type(value) is int and not -LARGEST <= value <= LARGEST:
                 raise DumpError(f"{self.what} in the manifest: {name} has an integer of {len(str(value))} digits")
         return found
 
@@ -190,4 +190,4 @@ def read_object(value: Json, what: str, kind: type[Made], readers: Readers) -> M
 
 
 def _is_count(value: object) -> TypeGuard[int]:
-    return type(value) is int and 0 <= value <= _LARGEST
+    return type(value) is int and 0 <= value <= LARGEST

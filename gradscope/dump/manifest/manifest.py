@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
-from gradscope.dump.manifest.batch_broadcast import BatchBroadcast
-from gradscope.dump.manifest.out_of_bounds import OutOfBounds
+from gradscope.dump.manifest.operation_facts.batch_broadcast import BatchBroadcast
+from gradscope.dump.manifest.operation_facts.out_of_bounds import OutOfBounds
+from gradscope.dump.manifest.operation_facts.saturation import Saturation
 from gradscope.dump.manifest.reasons import PHRASES
-from gradscope.dump.manifest.saturation import Saturation
 from gradscope.dump.record import Json, Reason, Record, TensorFacts, fields_of
 from gradscope.naming import IterationIndex
 from gradscope.naming.summary import Cell, Summary

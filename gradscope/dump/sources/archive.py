@@ -41,10 +41,14 @@ def read_archive(file: InputFile, directory: Directory) -> tuple[Manifest, dict[
     stored = {key: entry.stored for key, entry in entries.items() if entry.stored is not None}
     _require_same_members(directory, {each.member for each in stored.values()})
     tensors: dict[str, StoredTensor] = {}
-    for key, each in stored.items():
-        with located(key):
+    key = ""
+    try:
+        for key, each in stored.items():
             _require_same_member(key, each, directory.members[each.member])
             tensors[key] = _tensor(file, entries[key], each, members[each.member])
+    except DumpError:
+        with located(key):
+            raise
     return manifest, tensors
 
 
@@ -64,8 +68,9 @@ def _members(file: InputFile, directory: Directory) -> dict[str, _Data]:
     """
     found: dict[str, _Data] = {}
     end = 0
-    for name, member in directory.members.items():
-        with located(name):
+    name = ""
+    try:
+        for name, member in directory.members.items():
             limit = directory.limits[name]
             if member.method != STORED or member.header_offset != end:
                 raise DumpError("it is compressed, or bytes that belong to no member precede it")
@@ -75,6 +80,9 @@ def _members(file: InputFile, directory: Directory) -> dict[str, _Data]:
                 raise DumpError("bytes that belong to no member follow it")
             # Its header is next to the one just read.
             found[name] = _Data(member, offset, npy_prefix(file.near, offset, member.size_bytes))
+    except DumpError:
+        with located(name):
+            raise
     return found
 
 
@@ -86,7 +94,7 @@ def _read_manifest(file: InputFile, data: _Data) -> Manifest:
     stream = member_stream(file, member, data.offset)
     stream.fill(memoryview(text))
     stream.finish()
-    return manifest_from_text(bytes(text))
+    return manifest_from_text(text)
 
 
 def entries_by_key(manifest: Manifest) -> dict[str, Entry]:
@@ -128,8 +136,7 @@ def _require_same_member(key: str, stored: Stored, member: ZipMember) -> None:
 
 def _tensor(file: InputFile, entry: Entry, stored: Stored, data: _Data) -> StoredTensor:
     member, offset = data.member, data.offset
-    size, facts = member.size_bytes, member.facts
-    agreed = _agreed(data.prefix, entry.dtype, entry.shape, stored.dtype, size_bytes=size, facts=facts)
+    agreed = _agreed(data.prefix, (entry.dtype, entry.shape), stored.dtype, member.size_bytes, member.facts)
     if (stored.offset, stored.size_bytes) != (offset + agreed.header.header_bytes, agreed.data_bytes):
         raise DumpError("its manifest and the zip directory disagree on its offset or size")
     return StoredTensor(
@@ -152,14 +159,13 @@ class _Agreed(NamedTuple):
 
 @lru_cache(maxsize=256)  # tensors of one shape and dtype need one check
 def _agreed(
-    prefix: bytes, logical: str, shape: tuple[int, ...], descriptor: str, *, size_bytes: int, facts: bytes
+    prefix: bytes, stated: tuple[str, tuple[int, ...]], descriptor: str, size_bytes: int, facts: bytes
 ) -> _Agreed:
     """Returns what the start of a member says, after checking that its entry and the zip directory say it, too.
 
     Args:
         prefix: The first bytes of the member.
-        logical: The dtype in its entry.
-        shape: The shape in its entry.
+        stated: The dtype and the shape in its entry.
         descriptor: The descriptor of the stored dtype in its entry.
         size_bytes: The member's size.
         facts: The member's facts.
@@ -167,7 +173,7 @@ def _agreed(
     Raises:
         DumpError: They disagree.
     """
-    header = parse_npy_header(prefix)
+    (logical, shape), header = stated, parse_npy_header(prefix)
     if header.header_bytes + header.data_bytes != size_bytes:
         raise DumpError(f"its shape {header.shape} and its {size_bytes} bytes do not agree")
     if (header.shape[:-1] if is_key(logical) else header.shape) != shape:

@@ -11,9 +11,10 @@ from typing import Protocol, Self
 
 from gradscope.arrays.blocks import Array
 from gradscope.dump.interfaces import DumpSource, EntryIndex
-from gradscope.dump.manifest.manifest import Entry, Manifest
+from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.storage.storage_errors import located
 from gradscope.dump.storage.stored_tensor import CHUNK_BYTES
+from gradscope.errors import DumpError
 from gradscope.protocols import implements
 
 
@@ -45,7 +46,7 @@ class Contents:
     tensors: Mapping[str, TensorReader]
 
 
-class DumpFile:
+class DumpFile(EntryIndex):
     """A `DumpSource` that reads a file or a folder. It has to be closed, or used as a context manager.
 
     Any number of threads may read at the same time.
@@ -58,9 +59,9 @@ class DumpFile:
 
     def __init__(self, path: Path, contents: Contents, opened: ExitStack) -> None:
         self.path = path
-        self._contents = contents
+        self._tensors = contents.tensors
         self._opened = opened
-        self._index = EntryIndex(contents.manifest)
+        super().__init__(contents.manifest, contents.tensors)
 
     def __enter__(self) -> Self:
         return self
@@ -70,31 +71,13 @@ class DumpFile:
     ) -> None:
         self.close()
 
-    @property
-    @implements(DumpSource)
-    def manifest(self) -> Manifest:
-        return self._contents.manifest
-
-    @implements(DumpSource)
-    def keys(self) -> tuple[str, ...]:
-        return self._index.keys()
-
-    @implements(DumpSource)
-    def entry(self, key: str) -> Entry:
-        return self._index.entry(key)
-
-    @implements(DumpSource)
-    def resolve(self, key: str) -> str:
-        return self._index.resolve(key)
-
-    @implements(DumpSource)
-    def has_tensor(self, key: str) -> bool:
-        return self._index.has_tensor(key, self._contents.tensors)
-
     @implements(DumpSource)
     def array(self, key: str) -> Array:
-        with located(self._location(key)):
+        try:
             return self._tensor(key).array()
+        except DumpError:
+            with located(self._location(key)):
+                raise
 
     @implements(DumpSource)
     def chunks(self, key: str, chunk_bytes: int = CHUNK_BYTES, *, reused: bool = False) -> Iterator[Array]:
@@ -122,7 +105,7 @@ class DumpFile:
         self._opened.close()
 
     def _tensor(self, key: str) -> TensorReader:
-        return self._contents.tensors[self._index.tensor_key(key, self._contents.tensors)]
+        return self._tensors[self._tensor_key(key)]
 
     def _location(self, key: str) -> str:
         return f"{self.path}: {key}"

@@ -14,7 +14,7 @@ from gradscope.naming import key_of, printable
 from gradscope.protocols import implements
 
 
-class MemoryDump:
+class MemoryDump(EntryIndex):
     """A `DumpSource` whose tensors are in memory.
 
     Args:
@@ -23,34 +23,12 @@ class MemoryDump:
     """
 
     def __init__(self, manifest: Manifest, arrays: Mapping[str, Array]) -> None:
-        self._manifest = manifest
         self._arrays = dict(arrays)
-        self._index = EntryIndex(manifest)
-
-    @property
-    @implements(DumpSource)
-    def manifest(self) -> Manifest:
-        return self._manifest
-
-    @implements(DumpSource)
-    def keys(self) -> tuple[str, ...]:
-        return self._index.keys()
-
-    @implements(DumpSource)
-    def entry(self, key: str) -> Entry:
-        return self._index.entry(key)
-
-    @implements(DumpSource)
-    def resolve(self, key: str) -> str:
-        return self._index.resolve(key)
-
-    @implements(DumpSource)
-    def has_tensor(self, key: str) -> bool:
-        return self._index.has_tensor(key, self._arrays)
+        super().__init__(manifest, self._arrays)
 
     @implements(DumpSource)
     def array(self, key: str) -> Array:
-        return self._arrays[self._index.tensor_key(key, self._arrays)]
+        return self._arrays[self._tensor_key(key)]
 
     @implements(DumpSource)
     def chunks(self, key: str, chunk_bytes: int = CHUNK_BYTES, *, reused: bool = False) -> Iterator[Array]:  # noqa: ARG002

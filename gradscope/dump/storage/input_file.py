@@ -75,6 +75,8 @@ class InputFile:
                 count = os.preadv(self._descriptor, [buffer], offset)
             except OSError as error:
                 raise machine_error("read", self.path, error) from error
+            if count == len(buffer):
+                return
             if count == 0:
                 raise DumpError(f"it ends after {offset} bytes, {len(buffer)} too early")
             buffer, offset = buffer[count:], offset + count

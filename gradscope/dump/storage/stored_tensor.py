@@ -120,8 +120,8 @@ class StoredTensor:
 
     def _elements(self) -> Array:
         """Returns all elements in the order of the file, after checking their CRC."""
-        stream = self.open_stream()
-        if self.size_bytes > _SMALL_BYTES:
+        stream, size_bytes = self.open_stream(), self.size_bytes
+        if size_bytes > _SMALL_BYTES:
             flat = self._allocated(math.prod(self.shape))
             # The header is read and not skipped, because the CRC covers it.
             stream.fill(memoryview(bytearray(self.header_bytes)))
@@ -129,7 +129,7 @@ class StoredTensor:
             stream.finish()
             return flat
         # One read of a small tensor takes half as long as one of its header and one of its elements.
-        both = np.empty(self.header_bytes + self.size_bytes, np.uint8)
+        both = np.empty(self.header_bytes + size_bytes, np.uint8)
         stream.fill(both.data)
         stream.finish()
         return both[self.header_bytes :].view(self.stored)

@@ -67,7 +67,7 @@ class PlainStream:
         if self._offset + len(buffer) > self._end:
             raise DumpError("its data ends too early")
         for start in range(0, len(buffer), _STEP_BYTES):
-            chunk = buffer[start : start + _STEP_BYTES]
+            chunk = buffer[start : start + _STEP_BYTES] if len(buffer) > _STEP_BYTES else buffer
             self._file.read_into(chunk, self._offset)
             self._offset += len(chunk)
             if self._expected is not None:

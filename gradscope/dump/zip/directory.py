@@ -7,6 +7,7 @@ accept two members that share bytes, and two members of the same name.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -31,6 +32,8 @@ from gradscope.errors import DumpError
 _LARGEST_RATIO: Final = 1032
 #: Flags without effect on reading: the compression level, "sizes follow the data", "the name is UTF-8".
 _HARMLESS_FLAGS: Final = 0x6 | 0x8 | UTF8_FLAG
+#: What any hostile name has, where names have line feeds around them.
+_HOSTILE_HINTS: Final = ("\x00", "\\", "..", ":/", "\n/", "/\n", "\n\n")
 _HOSTILE_NAME: Final = re.compile(r"[\x00\\]|\A/|\A[A-Za-z]:/|(?<![^/])\.\.(?=/|\Z)|\A\Z|/\Z")
 
 
@@ -111,6 +114,7 @@ def _parse_records(records: bytes, count: int) -> list[ZipMember]:
             raise
     if position != len(records):
         raise DumpError("its zip directory is longer than its members")
+    _require_harmless_names(members)
     return members
 
 
@@ -138,12 +142,20 @@ def _decoded(name: bytes) -> str:
     if len(name) > LIMIT_BYTES:
         raise DumpError(f"its name has {len(name)} bytes, more than {LIMIT_BYTES}")
     try:
-        decoded = name.decode()
+        return name.decode()
     except UnicodeDecodeError:
         raise DumpError(f"its name {name!r:.80} is not UTF-8") from None
-    if _HOSTILE_NAME.search(decoded):
-        raise DumpError(f"its name {decoded!r:.80} is refused: no tensor's, or one that leads out of the file")
-    return decoded
+
+
+def _require_harmless_names(members: Sequence[ZipMember]) -> None:
+    # All at once, because looking at each takes a third of the time of reading the directory.
+    names = "\n".join(["", *(member.name for member in members), ""])
+    if not any(hint in names for hint in _HOSTILE_HINTS):
+        return
+    for position, member in enumerate(members):
+        if _HOSTILE_NAME.search(member.name):
+            problem = f"its name {member.name!r:.80} is refused: no tensor's, or one that leads out of the file"
+            raise DumpError(f"record {position} of its zip directory: {problem}")
 
 
 def _require_readable(member: ZipMember) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from gradscope.dump.zip.structures import EXTRA, EXTRA_ZIP64, LIMIT_32
 from gradscope.errors import DumpError
 
 
-def parse_extra(extra: bytes) -> dict[int, bytes]:
+@lru_cache(maxsize=128)  # most members have the same
+def parse_extra(extra: bytes) -> Mapping[int, bytes]:
     """Returns the contents of the extra fields by kind.
 
     Raises:
@@ -27,7 +29,7 @@ def parse_extra(extra: bytes) -> dict[int, bytes]:
     return fields
 
 
-def wide_numbers(fields: dict[int, bytes], numbers: Sequence[int]) -> Sequence[int]:
+def wide_numbers(fields: Mapping[int, bytes], numbers: Sequence[int]) -> Sequence[int]:
     """Returns the numbers of a record, with those that did not fit in 32 bits replaced from the zip64 field.
 
     Args:

@@ -104,8 +104,8 @@ def _rows_at_the_end(history: History) -> tuple[list[Row], list[Layer]]:
     rows = [row for row in found if value_family(row.family) in _OF_LAYERS]
     params: dict[str, list[str]] = {}
     for row in rows:
-        if row.family == naming.PARAM and "layer" in row.values:
-            params.setdefault(str(row.values["layer"]), []).append(row.name)
+        if row.family == naming.PARAM and "layer" in row.facts:
+            params.setdefault(str(row.facts["layer"]), []).append(row.name)
     return rows, [Layer(path=path, index=at, params=tuple(names)) for at, (path, names) in enumerate(params.items())]
 
 

@@ -12,8 +12,7 @@ the label, and before it the labels of the lines that it is indented under.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 _Path: TypeAlias = tuple[str, ...]
 
@@ -22,8 +21,7 @@ _WORTH_A_HEADER: Final = 3
 INDENT: Final = "  "
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):  # which is made in a fifth of a dataclass's time, once for each line
     """An `Item` is one line of an outline.
 
     Attributes:

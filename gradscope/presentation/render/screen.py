@@ -110,6 +110,8 @@ def padded(texts: list[str], width: int, *, right: bool = False) -> list[str]:
     """Returns each text as `pad` does."""
     if not _is_narrow(texts):
         return [pad(text, width, right=right) for text in texts]
+    if {*map(len, texts)} == {width}:
+        return texts
     return [text.rjust(width) for text in texts] if right else [text.ljust(width) for text in texts]
 
 

@@ -56,19 +56,18 @@ def lay_out(table: Table, screen: Screen) -> Text:
     Returns:
         Lines, each with its line feed: title, headings, the table's lines, notes.
     """
-    shown = table.without_empty_columns()
-    names_of_lines, *columns = shown.cells_by_column()
-    blocks = [_block(column, cells, screen) for column, cells in zip(shown.columns[1:], columns, strict=True)]
-    items = _items(shown, names_of_lines, screen)
+    (name, *filled), (names_of_lines, *cells_by_column) = table.filled_columns()
+    blocks = [_block(column, cells, screen) for column, cells in zip(filled, cells_by_column, strict=True)]
+    items = _items(table, names_of_lines, screen)
     labels = [screen.show(INDENT * item.depth + item.label) for item in items]
-    names = [shown.columns[0].heading, *labels]
+    names = [name.heading, *labels]
     fitting = _fitting(blocks, min(widest(names), _name_cap(screen)), screen)
     name_width = _name_width(names, fitting, screen)
 
     text = Text()
-    _append_headings(text, shown, fitting, name_width, screen)
-    text.append_text(_lines(shown, fitting, items, labels, name_width=name_width, screen=screen))
-    for note in (*shown.notes, *(_hidden_note(blocks, fitting) if shown.names_hidden_columns else ())):
+    _append_headings(text, table, fitting, name_width, screen)
+    text.append_text(_lines(table, fitting, items, labels, name_width=name_width, screen=screen))
+    for note in (*table.notes, *(_hidden_note(blocks, fitting) if table.names_hidden_columns else ())):
         text.append(screen.wrap(screen.show(note)) + "\n", DIM)
     return text
 
@@ -153,8 +152,11 @@ def _lines(
     table: Table, blocks: Sequence[_Block], items: Sequence[Item], labels: list[str], *, name_width: int, screen: Screen
 ) -> Text:
     """Returns the lines of a table; a name that may not be cut and is too long has a line of its own."""
-    long = [not table.cuts_names and cell_len(label) > name_width for label in labels]
-    names = [screen.elide("" if apart else label, name_width) for label, apart in zip(labels, long, strict=True)]
+    if widest(labels) <= name_width:
+        long, names = [False] * len(labels), labels
+    else:
+        long = [not table.cuts_names and cell_len(label) > name_width for label in labels]
+        names = [screen.elide("" if apart else label, name_width) for label, apart in zip(labels, long, strict=True)]
     columns = [padded(block.texts, block.width, right=block.column.kind in RIGHT) for block in blocks]
     cells = list(zip(*columns, strict=True)) if columns else [()] * len(table.lines)
     # One text with its spans, because appending each cell took half of the time of `show` (2026-11).

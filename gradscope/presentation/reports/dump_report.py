@@ -111,7 +111,7 @@ class DumpReport:
         tables = sections(self.selected, self.rules_by_key(), in_order=self.in_order)
         if not self.fold or not self.in_order or screen.width is None:
             return tables
-        iterated = {row.key for row in self.selected if "iteration" in row.values}
+        iterated = {row.key for row in self.selected if "iteration" in row.facts}
         return tuple(folded(table, iterated) for table in tables)
 
     def annotations(self) -> list[Annotation]:

@@ -11,9 +11,11 @@ next to each other. The tables of families have the same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property, lru_cache
+from operator import itemgetter
+from typing import Final, NamedTuple, TypeAlias
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
@@ -34,23 +36,41 @@ def family_rank(family: str) -> int:
 _OF_ENTRY: Final = ("shape", "dtype")
 _FIRST: Final = "size"
 
+#: Writes the statistic of a name.
+_Written: TypeAlias = Callable[[Mapping[str, Json], str], Json]
+
 #: The types of numbers in JSON.
 _PLAIN: Final = frozenset({bool, int, float})
 
+#: The names of a row's facts.
+FACTS: Final = frozenset(
+    {*_OF_ENTRY, "source", "of", "layer", "primitive", "iteration", "alias_of", "absent"}
+    | {spec.name for subject in ("layer", "parameter") for spec in columns_of(subject)}
+)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(kw_only=True)  # not frozen, because that takes three times as long
 class Row:
-    """A `Row` has the facts about one tensor.
+    """A `Row` has what is known about one tensor.
 
     Attributes:
         family: Its family.
         name: Its name, unescaped.
-        values: Its values by column name, without those that do not apply.
+        facts: Its shape, dtype, gains and origin, by the names in `FACTS`, without those that do not apply.
+        statistics: Its statistics by column name, and possibly more, which is not shown.
     """
 
     family: str
     name: str
-    values: Mapping[str, Json]
+    facts: Mapping[str, Json]
+    statistics: Mapping[str, Json] = field(default_factory=dict[str, Json])
+
+    @cached_property
+    def values(self) -> Mapping[str, Json]:
+        """Facts and statistics by column name, in the order of columns."""
+        # Only now, because a table of many rows reads a few columns, and merging took a tenth of the time of `show`.
+        own = {name: self.facts[name] for name in _OF_ENTRY if name in self.facts}
+        return {**own, **{name: self.statistics[name] for name in _shown(tuple(self.statistics)).names}, **self.facts}
 
     @property
     def key(self) -> str:
@@ -60,7 +80,7 @@ class Row:
     @property
     def own_key(self) -> str:
         """The key of the tensor whose numbers these are: its own, unless it is an alias."""
-        return str(self.values.get("alias_of", self.key))
+        return str(self.facts.get("alias_of", self.key))
 
     def to_json(self) -> dict[str, Json]:
         """Returns name, family and values."""
@@ -79,7 +99,11 @@ def rows_of(manifest: Manifest) -> tuple[Row, ...]:
         DumpError: A statistic in the manifest is not a number.
     """
     facts = _Facts(manifest)
-    return tuple(Row(family=entry.family, name=entry.name, values=facts.values(entry)) for entry in facts.in_order())
+    entries = facts.in_order()
+    return tuple(
+        Row(family=entry.family, name=entry.name, facts=facts.of(entry), statistics=statistics)
+        for entry, statistics in zip(entries, _all_numbers([facts.statistics(each) for each in entries]), strict=True)
+    )
 
 
 class _Shown(NamedTuple):
@@ -90,85 +114,108 @@ class _Shown(NamedTuple):
     texts: Sequence[str]
 
 
+@lru_cache(maxsize=256)  # most tensors have statistics of the same names
+def _shown(names: tuple[str, ...]) -> _Shown:
+    """Returns which statistics rows have of those of some names."""
+    known = column_kinds()
+    kinds = {name: known.get(base_of(name), "number") for name in names if name not in _OF_ENTRY}
+    kinds = {name: kind for name, kind in kinds.items() if name == _FIRST or kind != "histogram"}
+    converted = [name for name in kinds if name != _FIRST]
+    return _Shown(
+        names=sorted(kinds, key=lambda name: name != _FIRST),
+        numbers=[name for name in converted if kinds[name] != "text"],
+        texts=[name for name in converted if kinds[name] == "text"],
+    )
+
+
+def _all_numbers(statistics: Sequence[Mapping[str, Json]]) -> list[Mapping[str, Json]]:
+    """Returns statistics with numbers where JSON has strings: for NaN and infinities."""
+    # Asked once for all that have the same names and types, as most have.
+    written: dict[tuple[tuple[str, ...], tuple[type, ...]], Mapping[str, _Written]] = {}
+    found: list[Mapping[str, Json]] = []
+    for each in statistics:
+        kind = (tuple(each), tuple(map(type, each.values())))
+        if kind not in written:
+            written[kind] = _converted(*kind)
+        convert = written[kind]
+        found.append({**each, **{name: convert[name](each, name) for name in convert}} if convert else each)
+    return found
+
+
+def _converted(names: tuple[str, ...], types: tuple[type, ...]) -> dict[str, _Written]:
+    """Returns what writes the statistics that are not written as they are, by their names."""
+    shown, kinds = _shown(names), dict(zip(names, types, strict=True))
+    numbers = {name: number for name in shown.numbers if kinds[name] not in _PLAIN}
+    return {**numbers, **{name: _text for name in shown.texts if kinds[name] not in (_PLAIN | {str})}}
+
+
+class _Companions(NamedTuple):
+    """_Companions has what the entries of a family share with those next to them: see `_Facts.in_order`."""
+
+    family: str
+    rank: int
+    is_gradient: bool
+
+
+@cache
+def _companions(family: str) -> _Companions:
+    shared = value_family(family)
+    return _Companions(shared, family_rank(shared), naming.is_gradient(family))
+
+
 class _Facts:
     """`_Facts` index a manifest, to find the facts that belong to an entry."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._entries = manifest.entries
-        self._by_key = {naming.key_of(entry.family, entry.name): entry for entry in manifest.entries}
+        self._aliased = {entry.alias_of for entry in manifest.entries if entry.alias_of is not None}
+        keyed = ((naming.key_of(entry.family, entry.name), entry) for entry in manifest.entries if self._aliased)
+        self._by_key = {key: entry for key, entry in keyed if key in self._aliased}
         self._layers = {layer.path: layer for layer in manifest.layers}
         self._gains = layer_gains(manifest.layers)
         self._ratios = gradient_ratios(manifest)
-        self._kinds = column_kinds()
-        self._known: dict[tuple[str, ...], _Shown] = {}
 
     def in_order(self) -> list[Entry]:
         """Returns the entries in execution order; entries of one rank in the order written."""
         first: dict[tuple[str, str], int] = {}
-        for position, entry in enumerate(self._entries):
-            first.setdefault(_companions(entry), position)
-        return sorted(self._entries, key=lambda entry: self._rank(entry, first))
+        ranked = [(self._rank(entry, first, position), position, entry) for position, entry in enumerate(self._entries)]
+        ranked.sort(key=itemgetter(0, 1))
+        return [entry for *_, entry in ranked]
 
-    def _rank(self, entry: Entry, first: Mapping[tuple[str, str], int]) -> tuple[int, ...]:
-        companions = _companions(entry)
-        family, position = companions[0], first[companions]
-        # The position in the file comes last, so that a gradient stays after its own value.
-        behind = (entry.site.index, position, int(naming.is_gradient(entry.family)))
+    def _rank(self, entry: Entry, first: dict[tuple[str, str], int], own: int) -> tuple[int, ...]:
+        family, rank, is_gradient = _companions(entry.family)
+        site = entry.site
+        # A value and its gradient have one key, and so have the terms of one gradient.
+        position = first.setdefault((family, site.of or entry.name), own)
         if family == naming.TERM:
-            return (family_rank(family), position, entry.site.index)
+            return (rank, position, site.index)
+        # The position in the file comes last, so that a gradient stays after its own value.
         if family != naming.ACTIVATION:
-            return (family_rank(family), *behind)
-        layer = self._layer(entry)
+            return (rank, site.index, position, is_gradient)
+        layer = self._layer(entry) if self._layers else None
         # A composite layer computes its output last, but people read it first.
-        return (family_rank(family), entry.site.index if layer is None else layer.index, entry.name.count("/"), *behind)
+        index = site.index if layer is None else layer.index
+        return (rank, index, entry.name.count("/"), site.index, position, is_gradient)
 
     def _layer(self, entry: Entry) -> Layer | None:
         """Returns the layer from which an activation has its name, with or without the index of one of its outputs."""
         path, _, output = entry.name.rpartition(".")
         return self._layers.get(entry.name) or (self._layers.get(path) if output.isdecimal() else None)
 
-    def values(self, entry: Entry) -> dict[str, Json]:
-        """Returns the values of an entry, in the order of columns."""
-        stats = self._statistics(entry)
-        shown = self._shown(tuple(stats))
-        values: dict[str, Json] = {"shape": list(entry.shape), "dtype": entry.dtype}
-        values.update(zip(shown.names, map(stats.__getitem__, shown.names), strict=True))
-        # JSON has NaN and infinities as strings.
-        for names, written in ((shown.numbers, number), (shown.texts, _text)):
-            if not _PLAIN.issuperset(map(type, map(stats.__getitem__, names))):
-                values |= {name: written(stats, name) for name in names if type(stats[name]) not in _PLAIN}
-        values.update(self._ratios_of(entry))
-        values.update(_origin(entry))
-        return values
-
-    def _shown(self, names: tuple[str, ...]) -> _Shown:
-        """Returns which statistics rows have of those of some names, which most tensors share."""
-        if names not in self._known:
-            kinds = {name: self._kinds.get(base_of(name), "number") for name in names if name not in _OF_ENTRY}
-            kinds = {name: kind for name, kind in kinds.items() if name == _FIRST or kind != "histogram"}
-            converted = [name for name in kinds if name != _FIRST]
-            self._known[names] = _Shown(
-                names=sorted(kinds, key=lambda name: name != _FIRST),
-                numbers=[name for name in converted if kinds[name] != "text"],
-                texts=[name for name in converted if kinds[name] == "text"],
-            )
-        return self._known[names]
-
-    def _statistics(self, entry: Entry) -> Mapping[str, Json]:
+    def statistics(self, entry: Entry) -> Mapping[str, Json]:
+        """Returns the statistics of an entry, or those of the tensor that it is an alias of."""
         target = self._by_key.get(entry.alias_of) if entry.alias_of is not None else None
         return entry.stats if target is None else target.stats
 
-    def _ratios_of(self, entry: Entry) -> Iterator[tuple[str, Json]]:
+    def of(self, entry: Entry) -> dict[str, Json]:
+        """Returns the facts of an entry, in the order of columns."""
+        facts: dict[str, Json] = {"shape": list(entry.shape), "dtype": entry.dtype}
         if entry.family == naming.PARAM_GRAD and entry.name in self._ratios:
-            yield "g/w", self._ratios[entry.name]
-        layer = self._layer(entry) if value_family(entry.family) == naming.ACTIVATION else None
-        if layer is not None:
-            yield from _gains(self._gains[layer.path], entry.family)
-
-
-def _companions(entry: Entry) -> tuple[str, str]:
-    """Returns the key that a value and its gradient share, and also the terms of one gradient."""
-    return value_family(entry.family), entry.site.of or entry.name
+            facts["g/w"] = self._ratios[entry.name]
+        if self._layers and value_family(entry.family) == naming.ACTIVATION and (layer := self._layer(entry)):
+            facts.update(_gains(self._gains[layer.path], entry.family))
+        _add_origin(facts, entry)
+        return facts
 
 
 def _gains(gains: LayerGains, family: str) -> Iterator[tuple[str, Json]]:
@@ -181,14 +228,20 @@ def _text(stats: Mapping[str, Json], name: str) -> str:
     return str(stats[name])
 
 
-def _origin(entry: Entry) -> dict[str, Json]:
-    facts: dict[str, Json] = {
-        "source": entry.site.source,
-        "of": entry.site.of,
-        "layer": entry.site.layer,
-        "primitive": entry.site.primitive,
-        "iteration": [*entry.site.iteration] if entry.site.iteration else None,
-        "alias_of": entry.alias_of,
-        "absent": entry.absent,
-    }
-    return {name: fact for name, fact in facts.items() if fact is not None}
+def _add_origin(facts: dict[str, Json], entry: Entry) -> None:
+    # One by one, in a fifth of the time of a loop over names.
+    site = entry.site
+    if site.source is not None:
+        facts["source"] = site.source
+    if site.of is not None:
+        facts["of"] = site.of
+    if site.layer is not None:
+        facts["layer"] = site.layer
+    if site.primitive is not None:
+        facts["primitive"] = site.primitive
+    if site.iteration:
+        facts["iteration"] = [*site.iteration]
+    if entry.alias_of is not None:
+        facts["alias_of"] = entry.alias_of
+    if entry.absent is not None:
+        facts["absent"] = entry.absent

@@ -66,7 +66,10 @@ def number_column(cells: Sequence[float | Range | None]) -> list[str]:
     if Range in map(type, cells):
         return _column(cells, _notation([bound for cell in cells for bound in _bounds(cell)]).written, _on_the_point)
     present = [cell for cell in cells if cell is not None and not isinstance(cell, Range)]
-    texts = iter(_notation(present).all_written(present))
+    written = _notation(present).all_written(present)
+    if len(written) == len(cells):
+        return _on_the_point(written)
+    texts = iter(written)
     return _on_the_point(["" if cell is None else next(texts) for cell in cells])
 
 
@@ -125,7 +128,7 @@ class _Notation:
     def all_written(self, values: Sequence[float]) -> list[str]:
         """Returns several numbers as text."""
         # Asked once for all, which takes a third of the time of asking for each.
-        if {*map(type, values)} <= {float} and math.isfinite(sum(values)) and 0.0 not in values:
+        if _are_plain(values) and 0.0 not in values:
             return list(map(self.conversion.__mod__, values))
         return list(map(self.written, values))
 
@@ -136,7 +139,10 @@ _SCIENTIFIC: Final = _Notation("%.2e")
 def _notation(values: Sequence[float]) -> _Notation:
     """Returns the notation of the numbers of one column."""
     # The smallest and the largest decide for all.
-    magnitudes = [abs(value) for value in values if not _has_no_digits_to_lose(value)]
+    if _are_plain(values):
+        magnitudes = [*filter(None, map(abs, values))]
+    else:
+        magnitudes = [abs(value) for value in values if not _has_no_digits_to_lose(value)]
     if not magnitudes:
         return _SCIENTIFIC
     least, most = min(magnitudes), max(magnitudes)
@@ -156,6 +162,12 @@ def _exponent(value: float) -> int:
     return int(f"{value:.2e}".partition("e")[2])
 
 
+def _are_plain(values: Sequence[float]) -> bool:
+    """Returns whether all are finite floats."""
+    # Infinities stay in a sum, or make it NaN. A sum may overflow, too: then each value is asked.
+    return {*map(type, values)} <= {float} and math.isfinite(sum(values))
+
+
 def _has_no_digits_to_lose(value: float) -> bool:
     """Returns whether a value is written the same in any notation: an integer, zero, or not finite."""
     return isinstance(value, int) or not math.isfinite(value) or not value
@@ -163,7 +175,7 @@ def _has_no_digits_to_lose(value: float) -> bool:
 
 def _on_the_point(texts: Sequence[str]) -> list[str]:
     """Returns texts of one width: numbers aligned at the decimal point, words such as `nan` to the right."""
-    if len({len(text) - at if (at := text.find(".")) >= 0 else 0 for text in texts if text}) < 2:
+    if len({len(text) - text.rfind(".") if "." in text else 0 for text in texts if text}) < 2:
         return _to_the_right(texts)
     split = [_split(text) for text in texts]
     head = max((len(each[0]) for each in split), default=0)

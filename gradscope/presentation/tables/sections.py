@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from gradscope import naming
 from gradscope.dump.record import Json
-from gradscope.presentation.tables.dump_rows import Row, family_rank, value_family
+from gradscope.presentation.tables.dump_rows import FACTS, Row, family_rank, value_family
 from gradscope.presentation.tables.table import Cell, Column, Kind, Line, Table, column
 from gradscope.stats.columns import ColumnKind, column_kinds
 
@@ -123,7 +123,9 @@ class _Pair:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        return tuple(row for row in (self.value, self.gradient) if row is not None)
+        if self.value is None or self.gradient is None:
+            return tuple(row for row in (self.value, self.gradient) if row is not None)
+        return self.value, self.gradient
 
 
 def sections(rows: Sequence[Row], notes: Mapping[str, Sequence[str]], *, in_order: bool) -> tuple[Table, ...]:
@@ -139,7 +141,10 @@ def sections(rows: Sequence[Row], notes: Mapping[str, Sequence[str]], *, in_orde
     """
     families: dict[str, dict[str, _Pair]] = {}
     for row in rows:
-        pair = families.setdefault(value_family(row.family), {}).setdefault(row.name, _Pair())
+        pairs = families.setdefault(value_family(row.family), {})
+        pair = pairs.get(row.name)
+        if pair is None:
+            pair = pairs[row.name] = _Pair()
         if naming.is_gradient(row.family):
             pair.gradient = row
         else:
@@ -152,29 +157,54 @@ def sections(rows: Sequence[Row], notes: Mapping[str, Sequence[str]], *, in_orde
 def _section(family: str, pairs: Mapping[str, _Pair], notes: Mapping[str, Sequence[str]], *, in_order: bool) -> Table:
     columns = _COLUMNS.get(family, _OTHERS)
     rows = [pair.rows for pair in pairs.values()]
-    facts = [row.values for row, *_ in rows]
-    nothing: Mapping[str, Json] = {}
-    values = [nothing if pair.value is None else pair.value.values for pair in pairs.values()]
-    gradients = [nothing if pair.gradient is None else pair.gradient.values for pair in pairs.values()]
+    facts = [row[0].facts for row in rows]
+    values = _Read.of([pair.value for pair in pairs.values()])
+    gradients = _Read.of([pair.gradient for pair in pairs.values()])
     # Column by column, because a call for each cell took a third of the time of `show` (2026-11).
     cells: list[Sequence[Cell]] = [
         [*pairs],
         _SHAPE.cells(facts),
         [None if each == _USUAL_DTYPE else each for each in _DTYPE.cells(facts)],
-        *(each.cells(gradients if each.group == _GRADIENT else values) for each in columns),
-        [tuple(dict.fromkeys(word for row in own for word in _words(row, notes))) or None for own in rows],
+        *((gradients if each.group == _GRADIENT else values).cells(each) for each in columns),
+        [_words(own, notes) for own in rows],
         *(each.cells(facts) for each in _AFTER),
     ]
     lines = zip(zip(*cells, strict=True), rows, strict=True)
     return Table(
         title=f"{_TITLES.get(family, family)} ({len(pairs):,})",
         columns=(_NAME, _SHAPE, _DTYPE, *columns, _NOTES, *_AFTER),
-        lines=tuple(Line(own, tuple(row.key for row in pair)) for own, pair in lines),
+        lines=tuple(Line(own, tuple([row.key for row in pair])) for own, pair in lines),
         in_order=in_order,
     )
 
 
-def _words(row: Row, notes: Mapping[str, Sequence[str]]) -> Sequence[str]:
-    """Returns the findings in a tensor; without any, the reason why the tensor is missing."""
-    found, absent = notes.get(row.own_key, ()), row.values.get("absent")
+class _Read(NamedTuple):
+    """_Read has the facts and the statistics of rows, which a table reads column by column."""
+
+    facts: Sequence[Mapping[str, Json]]
+    statistics: Sequence[Mapping[str, Json]]
+
+    @classmethod
+    def of(cls, rows: Sequence[Row | None]) -> _Read:
+        """Returns those of some rows; of None, empty ones."""
+        nothing: Mapping[str, Json] = {}
+        return cls(
+            [nothing if row is None else row.facts for row in rows],
+            [nothing if row is None else row.statistics for row in rows],
+        )
+
+    def cells(self, column: Column) -> Sequence[Cell]:
+        """Returns the cells of a column."""
+        return column.cells(self.facts if column.heading in FACTS else self.statistics)
+
+
+def _words(rows: Sequence[Row], notes: Mapping[str, Sequence[str]]) -> tuple[str, ...] | None:
+    """Returns the findings in the tensors of a line; of one without any, the reason why it is missing."""
+    if not notes and not any("absent" in row.facts for row in rows):
+        return None
+    return tuple(dict.fromkeys(word for row in rows for word in _words_of(row, notes))) or None
+
+
+def _words_of(row: Row, notes: Mapping[str, Sequence[str]]) -> Sequence[str]:
+    found, absent = notes.get(row.own_key, ()), row.facts.get("absent")
     return found if found or absent is None or absent in _EXPECTED else (str(absent),)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter, methodcaller
 from typing import Literal, NamedTuple, TypeAlias, cast
 
 from gradscope.dump.record import Json
@@ -56,11 +57,21 @@ class Column:
 
     def cells(self, rows: Sequence[Mapping[str, Json]]) -> Sequence[Cell]:
         """Returns the values of some rows for this column, as `cell` does."""
-        found = [values.get(self.heading) for values in rows]
+        try:
+            found = [*map(itemgetter(self.heading), rows)]
+        except KeyError:
+            found = [*map(methodcaller("get", self.heading), rows)]
         # Asked once for a column, because most columns have no value that is shown as something else.
+        kinds = {*map(type, found)}
         converted = (list, dict, bool, int) if self.kind == "share" else (list, dict)
-        if {*map(type, found)}.isdisjoint(converted):
+        if kinds.isdisjoint(converted):
             return cast("list[Cell]", found)
+        if kinds == {list}:  # each shape once, because tensors share them
+            known: dict[str, Cell] = {}
+            return [
+                known[text] if (text := str(value)) in known else known.setdefault(text, self.cell(values))
+                for value, values in zip(found, rows, strict=True)
+            ]
         return [self.cell(values) for values in rows]
 
     def has_values(self, cells: Sequence[Cell]) -> bool:
@@ -124,8 +135,13 @@ class Table:
 
     def without_empty_columns(self) -> Table:
         """Returns the table without the columns that have no values; the name stays."""
-        columns = self.cells_by_column()
-        kept = [n for n, column in enumerate(self.columns) if not n or column.has_values(columns[n])]
-        rows = zip(*(columns[n] for n in kept), strict=True)
-        lines = tuple(Line(cells=cells, keys=line.keys) for cells, line in zip(rows, self.lines, strict=True))
-        return replace(self, columns=tuple(self.columns[n] for n in kept), lines=lines)
+        kept, columns = self.filled_columns()
+        rows = zip(*columns, strict=True)
+        lines = tuple([Line(cells, line.keys) for cells, line in zip(rows, self.lines, strict=True)])
+        return replace(self, columns=kept, lines=lines)
+
+    def filled_columns(self) -> tuple[tuple[Column, ...], list[tuple[Cell, ...]]]:
+        """Returns the columns that have values, and the name, and the cells of each."""
+        cells = self.cells_by_column()
+        kept = [n for n, column in enumerate(self.columns) if not n or column.has_values(cells[n])]
+        return tuple(self.columns[n] for n in kept), [cells[n] for n in kept]

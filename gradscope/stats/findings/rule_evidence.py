@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -119,7 +119,17 @@ class RuleEvidence:
 
     def of(self, *families: str) -> tuple[Entry, ...]:
         """Returns the entries of some families that have a tensor."""
+        if len(families) == 1:
+            return self._with_tensor.get(families[0], ())
         return tuple(entry for entry in self.entries if entry.family in families and entry.absent is None)
+
+    @cached_property
+    def _with_tensor(self) -> Mapping[str, tuple[Entry, ...]]:
+        found: dict[str, list[Entry]] = {}
+        for entry in self.entries:
+            if entry.absent is None:
+                found.setdefault(entry.family, []).append(entry)
+        return {family: tuple(entries) for family, entries in found.items()}
 
     def entry(self, family: str, name: str) -> Entry | None:
         """Returns the entry of a family and name, or that of an alias's tensor; None where there is none."""

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry
-from gradscope.dump.manifest.saturation import Saturation
+from gradscope.dump.manifest.operation_facts.saturation import Saturation
 from gradscope.stats import units
 from gradscope.stats.columns import number
 from gradscope.stats.findings.gradient_rules import DEAD_UNITS, GATED, SATISFIED, silencing_input

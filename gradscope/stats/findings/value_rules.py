@@ -149,7 +149,7 @@ def overflow(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
     """Finds tensors whose largest element is close to the largest number of a narrow type."""
     close = [
         entry for entry in evidence.of(naming.ACTIVATION, naming.ACTIVATION_GRAD, naming.PARAM_GRAD)
-        if column(entry, "amax") > _CLOSE * _LARGEST.get(entry.dtype, float("inf"))
+        if entry.dtype in _LARGEST and column(entry, "amax") > _CLOSE * _LARGEST[entry.dtype]
     ]  # fmt: skip
     if close:
         worst = max(close, key=lambda entry: column(entry, "amax"))

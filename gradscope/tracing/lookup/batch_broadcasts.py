@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Final
 
 from gradscope import naming
-from gradscope.dump.manifest.batch_broadcast import BatchBroadcast
+from gradscope.dump.manifest.operation_facts.batch_broadcast import BatchBroadcast
 from gradscope.primitive_groups import ADDITIONS, COPIES, MULTIPLICATIONS
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
 from gradscope.tracing.dataflow.reachability import is_inexact

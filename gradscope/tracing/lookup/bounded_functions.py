@@ -21,7 +21,7 @@ from functools import cached_property, partial
 from typing import Final
 
 from gradscope import naming
-from gradscope.dump.manifest.saturation import BoundedName
+from gradscope.dump.manifest.operation_facts.saturation import BoundedName
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
 from gradscope.tracing.dataflow.products import leading_to_products
 from gradscope.tracing.dataflow.reachability import Reach, is_inexact

@@ -13,7 +13,7 @@ import optax
 
 from gradscope import naming
 from gradscope.capturing.seen import Seen
-from gradscope.dump.manifest.batch_broadcast import BatchBroadcast
+from gradscope.dump.manifest.operation_facts.batch_broadcast import BatchBroadcast
 from gradscope.errors import GradscopeError
 from gradscope.history.history_rows import TensorRow
 from gradscope.tracing.lookup.batch_broadcasts import batch_broadcasts

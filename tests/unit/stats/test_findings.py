@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gradscope.dump.manifest.manifest import Cause, Entry, Layer, Ledger, LedgerLine, Manifest, Origin
-from gradscope.dump.manifest.saturation import BoundedName, Saturation
+from gradscope.dump.manifest.operation_facts.saturation import BoundedName, Saturation
 from gradscope.dump.record import SiteFacts
 from gradscope.stats import RULES, Finding, Thresholds, activation_stats, find, gradient_ratios, tensor_stats
 

@@ -21,7 +21,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice, product, takewhile
+from itertools import compress, islice, product, takewhile
 from typing import Final
 
 from gradscope.comparison.layout.layouts import arranged
@@ -41,11 +41,12 @@ _MOST_LIKELY: Final = 64
 
 def by_fingerprint(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     """Yields matches of equal values; gradients first by the pairs of their values, then by their own."""
-    found = list(_of_families(dumps, unmatched, gradients=False))
+    equality = Equality(dumps)
+    found = list(_of_families(dumps, unmatched, equality, gradients=False))
     yield from found
     siblings = list(by_sibling(dumps, unmatched.with_matches(found)))
     yield from siblings
-    yield from _of_families(dumps, unmatched.with_matches([*found, *siblings]), gradients=True)
+    yield from _of_families(dumps, unmatched.with_matches([*found, *siblings]), equality, gradients=True)
 
 
 def by_sibling(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
@@ -91,16 +92,15 @@ def are_of_one_name(name: str, output: str) -> bool:
     return f"/{name}".endswith(f"/{output}") or f"/{output}".endswith(f"/{name}")
 
 
-def _of_families(dumps: Dumps, unmatched: Pairing, *, gradients: bool) -> Iterator[Match]:
+def _of_families(dumps: Dumps, unmatched: Pairing, equality: Equality, *, gradients: bool) -> Iterator[Match]:
     """Yields matches of equal values among gradients, or among all other tensors."""
-    wanted = {family for keys in (unmatched.only_ref, unmatched.only_cand) for family, _ in map(split_key, keys)}
-    wanted = {family for family in wanted if is_gradient(family) is gradients}
+    ref, cand = ([split_key(key)[0] for key in keys] for keys in (unmatched.only_ref, unmatched.only_cand))
+    wanted = {family for family in {*ref, *cand} if is_gradient(family) is gradients}
     some = replace(
         unmatched,
-        only_ref=tuple(key for key in unmatched.only_ref if split_key(key)[0] in wanted),
-        only_cand=tuple(key for key in unmatched.only_cand if split_key(key)[0] in {*wanted, TENSOR}),
+        only_ref=tuple(compress(unmatched.only_ref, map(wanted.__contains__, ref))),
+        only_cand=tuple(compress(unmatched.only_cand, map({*wanted, TENSOR}.__contains__, cand))),
     )
-    equality = Equality(dumps)
     classes = list(equal_classes(dumps, some, equality))
     counterparts, uses = Counter[str](), Counter[str]()
     for each in classes:

@@ -7,11 +7,13 @@ of the classes around a norm are compared at once.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
@@ -30,8 +32,12 @@ _UNITS: Final = ("l2", "rms", "rms", "l2", "l2")
 #: What rounding may add to a bound.
 _SLACK: Final = 1 + 1e-6
 
-#: The most classes that are compared one by one.
-_FEW: Final = 8
+_ALL_OF: Final = itemgetter(*_COLUMNS)
+_UNIT_COLUMNS: Final = [_COLUMNS.index(unit) for unit in _UNITS]
+
+#: The classes of the reference that are compared at once, and the most pairs of classes.
+_BATCH: Final = 4096
+_MOST_TRIED: Final = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +66,24 @@ def equal_classes(dumps: Dumps, unmatched: Pairing, equality: Equality) -> Itera
     by_size: defaultdict[int, list[_Group]] = defaultdict(list)
     for (size, _, _), classes in groups.items():
         by_size[size].append(_Group([cands[each] for each in classes], equality.cand_stats))
-    for each, keys in refs.items():
-        for group in by_size[math.prod(each[2])]:
-            limit = equality.tolerance(keys[0], group.classes[0][0])
-            if limit is None:
-                continue
-            for others in group.near(equality.ref_stats(keys[0]), limit):
-                if (recipe := equality.recipe(keys[0], others[0])) is not None:
-                    yield EqualClasses(refs=tuple(keys), cands=tuple(others), steps=recipe.steps)
+    asked: defaultdict[int, list[tuple[str, float]]] = defaultdict(list)
+    limits: dict[tuple[str, str, int], float | None] = {}
+    tried: list[tuple[list[str], _Group]] = []
+    for (family, dtype, shape, _), keys in refs.items():
+        for group in by_size[math.prod(shape)]:
+            # A tolerance is that of families and dtypes, of which a group has one.
+            kind = (family, dtype, id(group))
+            if kind not in limits:
+                limits[kind] = equality.tolerance(keys[0], group.classes[0][0])
+            if (limit := limits[kind]) is not None:
+                asked[id(group)].append((keys[0], limit))
+                tried.append((keys, group))
+    near = {id(group): group.near([(equality.ref_stats(key), limit) for key, limit in asked[id(group)]])
+            for groups in by_size.values() for group in groups}  # fmt: skip
+    for keys, group in tried:
+        for others in next(near[id(group)]):
+            if (recipe := equality.recipe(keys[0], others[0])) is not None:
+                yield EqualClasses(refs=tuple(keys), cands=tuple(others), steps=recipe.steps)
 
 
 def _by_class(keys: Iterable[str], class_of: Callable[[str], ValueClass]) -> dict[ValueClass, list[str]]:
@@ -84,37 +100,64 @@ class _Group:
     classes: Sequence[list[str]]
     statistics: Statistics
 
-    def near(self, ref: Mapping[str, Json], limit: float) -> Iterator[list[str]]:
-        """Yields the classes whose statistics do not rule out that they are equal within a limit."""
-        own = _numbers(ref)
+    def near(self, refs: Sequence[tuple[Mapping[str, Json], float]]) -> Iterator[list[list[str]]]:
+        """Yields, for each of some statistics and limits, the classes that are not known to differ by more."""
+        for start in range(0, len(refs), _BATCH):
+            yield from self._near(refs[start : start + _BATCH])
+
+    def _near(self, refs: Sequence[tuple[Mapping[str, Json], float]]) -> Iterator[list[list[str]]]:
         norms, order, table = self._sorted
-        reaches = [abs(own[_COLUMNS.index(unit)]) * limit * _SLACK if limit else 0.0 for unit in _UNITS]
-        start, stop = 0, len(order)
-        if math.isfinite(own[0]):
-            start, stop = bisect_left(norms, own[0] - reaches[0]), bisect_right(norms, own[0] + reaches[0])
-        # A statistic that either lacks, or that is not finite, is NaN here and rules nothing out.
-        if stop - start <= _FEW:  # which are compared in a tenth of the time that NumPy takes
-            for place in range(start, stop):
-                limits = zip(table[: len(_UNITS), place].tolist(), own, reaches, strict=False)
-                if not any(abs(other - value) > reach for other, value, reach in limits):
-                    yield self.classes[order[place]]
-        else:
-            with np.errstate(invalid="ignore"):
-                apart = np.abs(table[: len(_UNITS), start:stop] - np.array(own[: len(_UNITS)])[:, None])
-                near = ~(apart > np.array(reaches)[:, None]).any(axis=0)
-            yield from (self.classes[order[start + place]] for place in np.flatnonzero(near))
-        if math.isfinite(own[0]):  # classes without a norm are at the end
-            yield from (self.classes[place] for place in order[max(len(norms), stop) :])
+        own, limits = np.array([_numbers(ref) for ref, _ in refs]), np.array([limit for _, limit in refs])[:, None]
+        reaches = np.where(limits == 0, 0.0, np.abs(own[:, _UNIT_COLUMNS]) * limits * _SLACK)
+        starts, stops = _around(norms, own[:, 0], reaches[:, 0])
+        unknown = np.isnan(own[:, 0])
+        starts[unknown], stops[unknown] = 0, len(order)
+        ends = np.cumsum(stops - starts)
+        without_norm = [self.classes[place] for place in order[len(norms) :].tolist()]
+        first = 0
+        while first < len(refs):
+            before = ends[first - 1] if first else 0
+            last = max(first + 1, int(np.searchsorted(ends, before + _MOST_TRIED, "right")))
+            # A row for each pair of a class of the reference and one of the candidate whose norms are near.
+            rows = np.repeat(np.arange(first, last), (stops - starts)[first:last])
+            places = np.arange(len(rows)) + (stops - ends)[rows] + before
+            close = _are_near(table[: len(_UNITS), places], own[rows, : len(_UNITS)].T, reaches[rows].T)
+            found = [self.classes[place] for place in order[places[close]].tolist()]
+            bounds = np.searchsorted(rows[close], np.arange(first, last + 1)).tolist()
+            for row, (start, stop) in zip(range(first, last), pairwise(bounds), strict=True):
+                yield found[start:stop] if unknown[row] else [*found[start:stop], *without_norm]
+            first = last
 
     @cached_property
-    def _sorted(self) -> tuple[list[float], npt.NDArray[np.intp], npt.NDArray[np.float64]]:
+    def _sorted(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.intp], npt.NDArray[np.float64]]:
         """The norms in order, the classes in that of their norms, those without one last, a row for each statistic."""
         table = np.array([_numbers(self.statistics(keys[0])) for keys in self.classes]).T
         order = np.argsort(table[0], kind="stable")
-        return np.sort(table[0][~np.isnan(table[0])]).tolist(), order, np.ascontiguousarray(table[:, order])
+        return np.sort(table[0][~np.isnan(table[0])]), order, np.ascontiguousarray(table[:, order])
 
 
-def _numbers(statistics: Mapping[str, Json]) -> list[float]:
+def _around(
+    norms: npt.NDArray[np.float64], own: npt.NDArray[np.float64], reaches: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Returns between which places of the sorted norms those are that differ from others by no more than these may."""
+    with np.errstate(over="ignore"):
+        return np.searchsorted(norms, own - reaches, "left"), np.searchsorted(norms, own + reaches, "right")
+
+
+def _are_near(
+    others: npt.NDArray[np.float64], own: npt.NDArray[np.float64], reaches: npt.NDArray[np.float64]
+) -> npt.NDArray[np.bool_]:
+    """Returns for each column whether no statistic differs by more than it may."""
+    # A statistic that either lacks, or that is not finite, is NaN here and rules nothing out.
+    with np.errstate(invalid="ignore", over="ignore"):
+        return ~np.logical_or.reduce(np.abs(others - own) > reaches, axis=0)
+
+
+def _numbers(statistics: Mapping[str, Json]) -> Sequence[float]:
     """Returns the statistics that are compared; NaN for those that are missing or not finite."""
+    with suppress(KeyError):
+        every = _ALL_OF(statistics)
+        if {*map(type, every)} == {float} and math.isfinite(sum(every)):  # as those of most tensors
+            return every
     found = [as_float(statistics[name]) if name in statistics else math.nan for name in _COLUMNS]
     return [value if math.isfinite(value) else math.nan for value in found]

@@ -7,7 +7,7 @@ tensor of a class holds for all of them, so that two classes are compared by one
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, cached_property
 from math import prod
 from typing import TypeAlias
 
@@ -45,15 +45,15 @@ class Equality:
         self._dumps = dumps
         self._search = LayoutSearch(dumps)
         self.ref_stats, self.cand_stats = _statistics(dumps.ref), _statistics(dumps.cand)
-        self._ref_gradients, self._cand_gradients = _param_gradients(dumps.ref), _param_gradients(dumps.cand)
         self._ref_absent, self._cand_absent = absent_keys(dumps.ref), absent_keys(dumps.cand)
+        self.ref_class, self.cand_class = cache(self._class_in_ref), cache(self._class_in_cand)
         self._steps: dict[tuple[ValueClass, ValueClass], tuple[RecipeStep, ...] | None] = {}
 
-    def ref_class(self, key: str) -> ValueClass:
+    def _class_in_ref(self, key: str) -> ValueClass:
         """Returns the class of a tensor of the reference."""
         return _class_of(self._dumps.ref, key, self.ref_stats(key), self._ref_absent)
 
-    def cand_class(self, key: str) -> ValueClass:
+    def _class_in_cand(self, key: str) -> ValueClass:
         """Returns the class of a tensor of the candidate."""
         return _class_of(self._dumps.cand, key, self.cand_stats(key), self._cand_absent)
 
@@ -69,13 +69,13 @@ class Equality:
         limit = self.tolerance(ref, cand)
         if limit is None:
             return None
-        bound = least_rel_l2(self.ref_stats(ref), self.cand_stats(cand))
-        if bound is None or bound.rel_l2 > limit:
-            return None
         if is_constant(self.ref_stats(ref)) and not _alike(self._dumps, ref, cand):
             return None
         if self.ref_class(ref)[1:] == self.cand_class(cand)[1:]:
             return ()
+        bound = least_rel_l2(self.ref_stats(ref), self.cand_stats(cand))
+        if bound is None or bound.rel_l2 > limit:
+            return None
         return _steps(self._dumps, self._search, (ref, cand), limit)
 
     def tolerance(self, ref: str, cand: str) -> float | None:
@@ -94,13 +94,18 @@ class Equality:
         limit = self.tolerance(match.ref, match.cand)
         return limit is not None and _steps(self._dumps, self._search, (match.ref, match.cand), limit) is not None
 
+    @cached_property
+    def _param_gradients(self) -> tuple[frozenset[str], frozenset[str]]:
+        return _param_gradients(self._dumps.ref), _param_gradients(self._dumps.cand)
+
     def of_gradients(self, match: Match) -> bool:
         """Returns whether the gradients of a parameter and its counterpart are equal, and no constants."""
         (family, name), other = split_key(match.ref), split_key(match.cand)[1]
         if family != PARAM:
             return False
         ref, cand = key_of(PARAM_GRAD, name), key_of(PARAM_GRAD, other)
-        if ref not in self._ref_gradients or cand not in self._cand_gradients:
+        known = self._param_gradients
+        if ref not in known[0] or cand not in known[1]:
             return False
         return not is_constant(self.ref_stats(ref)) and self.recipe(ref, cand) is not None
 
@@ -115,6 +120,8 @@ def measurable(source: DumpSource, keys: Iterable[str]) -> Iterator[str]:
 
 def absent_keys(source: DumpSource) -> frozenset[str]:
     """Returns the keys whose tensors are absent, themselves or as what they are an alias of."""
+    if all(entry.absent is None for entry in source.manifest.entries):
+        return frozenset()
     entries = {key_of(entry.family, entry.name): entry for entry in source.manifest.entries}
     return frozenset(
         key for key, entry in entries.items() if entries.get(entry.alias_of or key, entry).absent is not None

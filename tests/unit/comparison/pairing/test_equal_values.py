@@ -6,8 +6,10 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+import pytest
 
 from gradscope.comparison.pairing.matching import Dumps, pair
+from gradscope.comparison.pairing.values import equal_classes as module
 from gradscope.comparison.pairing.values.by_values import by_fingerprint
 from gradscope.comparison.pairing.values.equal_classes import equal_classes
 from gradscope.comparison.pairing.values.equality import Equality
@@ -56,7 +58,12 @@ def test_of_very_many_equal_tensors_each_is_paired_in_the_scope_of_its_known_nei
         assert counterparts[f"param/block{other}/bias"] == f"param/h.{n}.shift"
 
 
-def test_classes_that_are_found_are_those_that_every_pair_shows() -> None:
+@pytest.mark.parametrize(("batch", "tried"), [(4096, 1 << 18), (5, 3), (1, 1)])
+def test_classes_that_are_found_are_those_that_every_pair_shows(
+    batch: int, tried: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_BATCH", batch)
+    monkeypatch.setattr(module, "_MOST_TRIED", tried)
     random = np.random.default_rng(2)
     kinds = [np.float32, np.float64, np.int32, np.bool_]
     values = [(random.standard_normal((2, 3)) * 3).astype(kinds[n % 4]) for n in range(24)]

@@ -1,4 +1,7 @@
-"""A manifest survives a JSON round trip, and a malformed one is refused with the name of the field."""
+"""A manifest survives a JSON round trip, and a malformed one is refused with the name of the field.
+
+So it is with msgspec, which decodes long manifests, and without.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradscope.dump.manifest.batch_broadcast import BatchBroadcast
+from gradscope.dump.manifest import compiled_entries
 from gradscope.dump.manifest.codec import manifest_from_text, manifest_to_text
 from gradscope.dump.manifest.manifest import (
     Cause,
@@ -22,8 +25,9 @@ from gradscope.dump.manifest.manifest import (
     Manifest,
     Stored,
 )
-from gradscope.dump.manifest.out_of_bounds import OutOfBounds
-from gradscope.dump.manifest.saturation import Saturation
+from gradscope.dump.manifest.operation_facts.batch_broadcast import BatchBroadcast
+from gradscope.dump.manifest.operation_facts.out_of_bounds import OutOfBounds
+from gradscope.dump.manifest.operation_facts.saturation import Saturation
 from gradscope.dump.record import Shard, SiteFacts
 from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.errors import DumpError
@@ -67,6 +71,13 @@ MANIFEST = Manifest(
     out_of_bounds=(OutOfBounds(input="ids", table="embed", rows=9, index=-2, beyond=1, indices=4, source="a.py:2"),),
     note="cut short",
 )
+
+
+@pytest.fixture(autouse=True, params=["msgspec", "json"])
+def _decoded_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "msgspec":
+        pytest.importorskip("msgspec", reason="msgspec is absent: manifests were NOT decoded with it")
+        monkeypatch.setattr(compiled_entries, "_LONG", 0)
 
 
 @pytest.mark.parametrize("manifest", [MANIFEST, Manifest(entries=()), replace(MANIFEST, loss=-math.inf)])

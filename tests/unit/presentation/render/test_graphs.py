@@ -35,7 +35,7 @@ def loss(w: Any, x: Any) -> Any:
 @pytest.fixture(scope="module")
 def graph() -> Graph:
     facts = inspect_loss(loss, *jax.eval_shape(lambda: (W, X)), operations=True).facts
-    return Graph.of_rows("net", [Row(family=fact.family, name=fact.name, values=fact.values) for fact in facts])
+    return Graph.of_rows("net", [Row(family=fact.family, name=fact.name, facts=fact.values) for fact in facts])
 
 
 def test_edges_are_the_flow_of_values_through_loops_and_unused_arguments_are_no_nodes(graph: Graph) -> None:

@@ -7,12 +7,13 @@ import io
 import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
 from gradscope.dump.manifest.manifest import Layer, Manifest
 from gradscope.errors import DumpError
-from gradscope.naming import printable
+from gradscope.naming import is_gradient, printable
 from gradscope.presentation import Row, rows_of, to_csv, to_json, to_markdown
 from tests.support.report_samples import (
     HOSTILE_NAMES,
@@ -68,6 +69,30 @@ def test_numbers_are_those_of_the_manifest() -> None:
     for each in manifest.entries:
         row = rows[f"{each.family}/{each.name}"].values
         assert {name: row[name] for name in each.stats} == each.stats
+
+
+@pytest.mark.parametrize("manifest", DUMPS.values(), ids=DUMPS)
+def test_a_table_has_the_values_of_its_rows(manifest: Manifest) -> None:
+    rows = by_key(manifest)
+    for table in report_of(manifest).tables(PIPE):
+        for line in table.lines:
+            value, gradient = (
+                [rows[key] for key in line.keys if is_gradient(rows[key].family) is of] for of in (False, True)
+            )
+            for column, cell in zip(table.columns, line.cells, strict=True):
+                if column.kind in ("number", "share", "count") and column.group:
+                    shown = gradient if column.group == "gradient" else value
+                    assert cell == (column.cell(shown[0].values) if shown else None)
+
+
+def test_statistics_that_json_has_as_text_are_numbers_and_others_are_refused() -> None:
+    stats = {"size": 2, "rms": "NaN", "max": "Infinity", "hash": "ab", "unheard of": 3}
+    (row,) = rows_of(Manifest(entries=(replace(entry("param", "w"), stats=stats),)))
+    assert math.isnan(row.statistics["rms"])
+    assert (row.values["max"], row.values["hash"], row.values["unheard of"]) == (math.inf, "ab", 3)
+    assert stats["rms"] == "NaN"
+    with pytest.raises(DumpError, match="expected a number"):
+        rows_of(Manifest(entries=(replace(entry("param", "w"), stats={"l1": "large"}),)))
 
 
 def test_an_alias_has_the_numbers_of_its_tensor() -> None:
