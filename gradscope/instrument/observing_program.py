@@ -12,7 +12,8 @@ import jax.numpy as jnp
 
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.rewriting.frame_rules import RULES
-from gradscope.instrument.rewriting.interpreter import Captured, Context, InjectedValues, interpret
+from gradscope.instrument.rewriting.interpreter import Context, interpret
+from gradscope.instrument.rewriting.observed_values import Captured, InjectedValues
 from gradscope.instrument.taps import watch
 from gradscope.tracing.jaxpr.sharding import varying, varying_axes
 from gradscope.tracing.tracer import Leaf, Trace

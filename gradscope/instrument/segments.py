@@ -26,7 +26,8 @@ import jax.numpy as jnp
 from gradscope.instrument.observing_program import Reached, sinks_of
 from gradscope.instrument.plan import EMPTY_PLAN, Plan
 from gradscope.instrument.rewriting.frame_rules import RULES
-from gradscope.instrument.rewriting.interpreter import Captured, Context, Evaluation, InjectedValues
+from gradscope.instrument.rewriting.interpreter import Context, Evaluation
+from gradscope.instrument.rewriting.observed_values import Captured, InjectedValues
 from gradscope.instrument.taps import watch
 from gradscope.tracing.dataflow.reachability import Reach
 from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal

@@ -11,7 +11,7 @@ import numpy as np
 from gradscope.instrument.observing_program import Observed, Reached
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.query.capture_spec import CaptureSpec
-from gradscope.instrument.rewriting.interpreter import Captured
+from gradscope.instrument.rewriting.observed_values import Captured
 from gradscope.naming import IterationIndex
 from gradscope.tracing.jaxpr.frames import iterations
 from gradscope.tracing.tracer import Trace

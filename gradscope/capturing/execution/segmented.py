@@ -28,7 +28,7 @@ from gradscope.capturing.timings import Timings
 from gradscope.instrument.observing_program import Observed, Reached
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.query.trace_query import ResolvedQuery
-from gradscope.instrument.rewriting.interpreter import Captured
+from gradscope.instrument.rewriting.observed_values import Captured
 from gradscope.instrument.segments import Connected, Segment, Segments, bytes_of
 from gradscope.tracing.jaxpr.frames import source_in
 from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal

@@ -31,7 +31,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from gradscope.instrument.plan import EMPTY_PLAN, iterations
-from gradscope.instrument.rewriting.interpreter import Captured, Context, InjectedValues, Rule, interpret
+from gradscope.instrument.rewriting.interpreter import Context, Rule, interpret
+from gradscope.instrument.rewriting.observed_values import Captured, InjectedValues
 from gradscope.tracing.jaxpr.jaxcompat import (
     Equation,
     FrameKind,

@@ -1,7 +1,8 @@
 """The interpreter runs a traced loss again, equation by equation, and observes the planned sites.
 
 The loop is `docs/autodidax`'s `eval_jaxpr`: an environment, `read`, `write`, and for every equation a rule. Equations
-that run sub-jaxprs have their rules in `frame_rules`; all others, custom rules included, are bound unchanged.
+that run sub-jaxprs have their rules in `frame_rules`; all others, custom rules included, are bound unchanged, but for
+the derivatives of maxima and minima (`extrema`).
 """
 
 from __future__ import annotations
@@ -9,70 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradscope.instrument.plan import Plan
+from gradscope.instrument.plan import EMPTY_PLAN, Plan
 from gradscope.instrument.rewriting.cached_equations import run_cached
+from gradscope.instrument.rewriting.extrema import in_memory, is_extremum, run_extremum
+from gradscope.instrument.rewriting.observed_values import Captured, InjectedValues
 from gradscope.instrument.taps import Observer, tap, tap_aside
 from gradscope.tracing.jaxpr.frames import OPERAND, FrameKey
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, FrameKind, Jaxpr, is_literal, kind_of
 from gradscope.tracing.jaxpr.sharding import varying
 from gradscope.tracing.jaxpr.vjp import pulled_back
-
-
-class Captured(NamedTuple):
-    """A `Captured` is a pytree of what a run observed, by number in the plan.
-
-    Attributes:
-        values: The observations, with a leading axis for each loop around the site.
-        executed: For sites and terms in branches and `while` loops: whether that ran, likewise per iteration.
-        iterations: For sites in `while` loops: how many iterations each loop ran, outermost first along the last axis.
-        seeds: Values to be differentiated, as they are, by site number.
-    """
-
-    values: dict[int, Any]
-    executed: dict[int, Any]
-    iterations: dict[int, Any]
-    seeds: dict[int, Any]
-
-    @classmethod
-    def nothing(cls) -> Captured:
-        """Returns an instance without observations."""
-        return cls({}, {}, {}, {})
-
-    def take(self, other: Captured) -> None:
-        """Adds the observations of a frame inside."""
-        for mine, theirs in zip(self, other, strict=True):
-            mine.update(theirs)
-
-
-class InjectedValues(NamedTuple):
-    """An `InjectedValues` is a pytree of the values that a run receives, by number in the plan.
-
-    Each has a leading axis for each loop around the site.
-
-    Attributes:
-        sinks: The sinks through which observations of gradients and terms leave.
-        feeds: Values in place of those that would be computed.
-        fed: Whether this is an iteration in which there is one.
-        stopped: Whether this is an iteration in which the value counts as constant.
-        gradient_fed: Whether this is an iteration in which no cotangent arrives from where the value is used.
-    """
-
-    sinks: Mapping[int, Any]
-    feeds: Mapping[int, Any]
-    fed: Mapping[int, Any]
-    stopped: Mapping[int, Any]
-    gradient_fed: Mapping[int, Any]
-
-    @classmethod
-    def nothing(cls) -> InjectedValues:
-        """Returns an instance without values."""
-        return cls({}, {}, {}, {}, {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,9 +176,10 @@ class Evaluation:
 
 
 def _as_it_stands(
-    _context: Context, _number: int, equation: Equation, values: Sequence[Any]
+    context: Context, _number: int, equation: Equation, values: Sequence[Any]
 ) -> tuple[Sequence[Any], Captured]:
-    return run_cached(equation, values), Captured.nothing()
+    run = run_extremum if is_extremum(equation) and context.plan is not EMPTY_PLAN else run_cached
+    return run(equation, values), Captured.nothing()
 
 
 def _observe(context: Context, site: int, value: Any, captured: Captured) -> Any:
@@ -277,6 +230,8 @@ def _with_terms(
 
     def pulled(operands: Sequence[Any], cotangents: Mapping[int, Any]) -> dict[int, Any]:
         reached()
+        if is_extremum(equation):
+            operands = [in_memory(each) for each in operands]
         gradients = pulled_back(equation, operands, list(terms), cotangents)
         return {term: observe(gradient, stored=True) for term, gradient in zip(terms, gradients, strict=True)}
 
