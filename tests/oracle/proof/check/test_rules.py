@@ -16,7 +16,7 @@ from gradscope.errors import UsageError
 from gradscope.proof import leaf_claims as leaves
 from gradscope.proof.proving import Proof, ProofOptions, ProofRow, prove
 from gradscope.tracing.loading.model import Model
-from tests.oracle.instrument.constant_rate import rated_by
+from tests.oracle.instrument.derivatives.constant_rate import rated_by
 from tests.oracle.zoo import ZOO
 from tests.support.data import evenly
 

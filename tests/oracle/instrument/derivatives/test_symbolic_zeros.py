@@ -14,7 +14,7 @@ from jax import lax
 import gradscope as gs
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from tests.oracle.engine import assert_close, check_gradients, observe
-from tests.oracle.instrument.constant_rate import rated_by
+from tests.oracle.instrument.derivatives.constant_rate import rated_by
 from tests.support.data import evenly
 
 WEIGHTS = {"w": evenly(-1.0, 1.0, 3, 3), "gain": jnp.float32(1.5)}
