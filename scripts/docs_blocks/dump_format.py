@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from gradscope.dump import record
 from gradscope.dump.manifest import manifest
-from gradscope.dump.manifest.operation_facts import batch_broadcast, out_of_bounds, saturation
+from gradscope.dump.manifest.operation_facts import batch_broadcast, out_of_bounds, saturation, step_function
 from gradscope.dump.manifest.reasons import REASONS
 from scripts.docs_blocks.markdown import attributes, code, table
 
@@ -24,6 +24,7 @@ OBJECTS: Final[dict[str, tuple[Any, ...]]] = {
     "origin": (manifest.Origin,),
     "saturation": (saturation.Saturation,),
     "out-of-bounds": (out_of_bounds.OutOfBounds,),
+    "step-function": (step_function.StepFunction,),
     "broadcast": (batch_broadcast.BatchBroadcast,),
     "examples": (manifest.Examples,),
 }

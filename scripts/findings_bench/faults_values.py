@@ -204,6 +204,8 @@ FAULTS = (
            "dense0|head|act0|loss", lambda: _regression_after(1e4)),
     _fault("saturated-tanh", "dense1's biases are 25 or -25", "saturated", "dense1|act1",
            lambda: _chain(_biased(nets.chain(3, gain=1.0), "dense1", _signs(32)), jnp.tanh)),
+    _fault("saturated-tanh-scale", "every kernel of 5 tanh layers is 10 times too large", "saturated|init", _INNER,
+           lambda: _chain(nets.chain(5, gain=10.0), jnp.tanh)),
     _fault("saturated-sigmoid", "a sigmoid of 100 times its operand", "saturated", r"act\d|dense\d",
            lambda: _chain(nets.chain(3), lambda x: jax.nn.sigmoid(100 * x))),
     _fault("saturated-gate", "the bias of a gate is 30", "saturated", "gate|sigmoid", _highway),

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
+from jax import Array, lax
 
 from findings_bench import nets
 from findings_bench.cases import Healthy, Run, trained
@@ -65,6 +65,14 @@ def _points(seed: int, size: int = 32) -> Tree:
 
 def _images(seed: int, size: int = 8) -> Tree:
     return nets.images(size, seed=seed)
+
+
+def _straight_through(kernel: Array) -> Array:
+    return kernel + lax.stop_gradient(nets.quantised(kernel) - kernel)
+
+
+def _soft_threshold(x: Array) -> Array:
+    return jnp.sign(x) * jax.nn.relu(jnp.abs(x) - 0.3)
 
 
 def _autoencoder(params: Tree, batch: Tree) -> Any:
@@ -199,6 +207,10 @@ HEALTHY = (
           lambda: prepared(nets.chain_loss(), nets.chain(8), _points, steps=50, rate=0.05, sgd=True)),
     _case("chain of 6, LeCun", lambda: prepared(nets.chain_loss(), nets.chain(6, gain=1.0), _points)),
     _case("chain of 5, tanh", lambda: prepared(nets.chain_loss(jnp.tanh), nets.chain(5, gain=1.0), _points)),
+    _case("chain of 4, kernels of 4 bits, 50 steps",
+          lambda: prepared(nets.chain_loss_of(_straight_through), nets.chain(4), _points, steps=50)),
+    _case("chain of 4, soft thresholds, 50 steps",
+          lambda: prepared(nets.chain_loss(_soft_threshold), nets.chain(4), _points, steps=50)),
     _case("chain of 3, sigmoid, 50 steps",
           lambda: prepared(nets.chain_loss(jax.nn.sigmoid), nets.chain(3, gain=1.0), _points, steps=50, rate=1e-2)),
     _case("chain with a zero-initialised head",

@@ -101,6 +101,25 @@ def chain_loss(activation: Activation = jax.nn.relu) -> Callable[[Tree, Tree], A
     return lambda params, batch: cross_entropy(run_chain(params, batch["x"], activation), batch["y"])
 
 
+def quantised(x: Array) -> Array:
+    """Returns x in 15 steps up to its largest magnitude."""
+    scale = jnp.abs(x).max() / 7
+    return jnp.round(x / scale) * scale
+
+
+def chain_loss_of(seen: Activation) -> Callable[[Tree, Tree], Array]:
+    """Returns the loss of `run_chain` with what a function makes of the kernels in front of the head."""
+
+    def loss(params: Tree, batch: Tree) -> Array:
+        x = batch["x"]
+        for name in (name for name in params if name != "head"):
+            with jax.named_scope(name):
+                x = jax.nn.relu(x @ seen(params[name]["kernel"]) + params[name]["bias"])
+        return cross_entropy(dense(params, "head", x), batch["y"])
+
+    return loss
+
+
 def residual(depth: int, width: int = 32, gain: float = math.sqrt(2), *, normed: bool = False) -> Tree:
     """Returns the parameters of `run_residual`."""
     params: Tree = {"stem": layer(98, (16, width))}

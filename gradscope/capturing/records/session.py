@@ -29,6 +29,7 @@ from gradscope.stats.columns import is_all_zero
 from gradscope.tracing.jaxpr.frames import ValueKey
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.lookup.batch_broadcasts import batch_broadcasts
+from gradscope.tracing.lookup.step_functions import step_functions
 
 #: How far statistics are ahead of the writer: tensors on the host at a time, in addition to those on the device.
 AHEAD = Ahead(batches=4, batch_items=64, batch_bytes=4 << 20)
@@ -107,6 +108,7 @@ class Session:
             ledger=self._ledger.ledger(),
             loss=self.loss(),
             broadcasts=() if self.loss() is None else batch_broadcasts(self._run.trace),
+            step_functions=() if self.loss() is None else step_functions(self._run.trace),
             saturations=tuple(sorted(self._saturations, key=lambda saturation: saturation.index)),
         )
 

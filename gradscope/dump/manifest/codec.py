@@ -23,9 +23,8 @@ from gradscope.dump.manifest.manifest import (
     Stored,
     Tier,
 )
-from gradscope.dump.manifest.operation_facts.batch_broadcast import BatchBroadcast
-from gradscope.dump.manifest.operation_facts.out_of_bounds import OutOfBounds
-from gradscope.dump.manifest.operation_facts.saturation import BOUNDED_NAMES, Saturation
+from gradscope.dump.manifest.operation_facts import BatchBroadcast, OutOfBounds, Saturation, StepFunction
+from gradscope.dump.manifest.operation_facts.saturation import BOUNDED_NAMES
 from gradscope.dump.record import Json, Reason, Shard, SiteFacts
 from gradscope.errors import DumpError
 
@@ -81,6 +80,7 @@ def manifest_from_json(value: Json, entries: tuple[Entry, ...] = ()) -> Manifest
         saturations=manifest.each("saturations", _saturation),
         broadcasts=manifest.each("broadcasts", _broadcast),
         out_of_bounds=manifest.each("out_of_bounds", _out_of_bounds),
+        step_functions=manifest.each("step_functions", _step_function),
         note=manifest.text("note"),
     )
 
@@ -223,6 +223,17 @@ def _broadcast(value: Json, position: int) -> BatchBroadcast:
         column=broadcast.boolean("column", default=False),
         primitive=broadcast.text("primitive"),
         source=broadcast.optional_text("source"),
+    )
+
+
+def _step_function(value: Json, position: int) -> StepFunction:
+    found = Fields.of(value, f"step_function {position}", StepFunction)
+    return StepFunction(
+        family=found.text("family"),
+        name=found.text("name"),
+        primitive=found.text("primitive"),
+        beside=found.texts("beside"),
+        source=found.optional_text("source"),
     )
 
 

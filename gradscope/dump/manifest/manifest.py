@@ -7,9 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
-from gradscope.dump.manifest.operation_facts.batch_broadcast import BatchBroadcast
-from gradscope.dump.manifest.operation_facts.out_of_bounds import OutOfBounds
-from gradscope.dump.manifest.operation_facts.saturation import Saturation
+from gradscope.dump.manifest.operation_facts import BatchBroadcast, OutOfBounds, Saturation, StepFunction
 from gradscope.dump.manifest.reasons import PHRASES
 from gradscope.dump.record import Json, Reason, Record, TensorFacts, fields_of
 from gradscope.naming import IterationIndex
@@ -236,6 +234,7 @@ class RunFacts:
         saturations: The bounded functions inside layers of which more than a tenth is at a limit.
         broadcasts: The operations of the loss that pair every example of the batch with every other by a broadcast.
         out_of_bounds: The look-ups of rows that a table of parameters does not have.
+        step_functions: The step functions at which the gradients of tensors end that have another one by reductions.
         note: One line about the file ("not written by gradscope", the error that ended the run); "" for none.
     """
 
@@ -253,6 +252,7 @@ class RunFacts:
     saturations: tuple[Saturation, ...] = ()
     broadcasts: tuple[BatchBroadcast, ...] = ()
     out_of_bounds: tuple[OutOfBounds, ...] = ()
+    step_functions: tuple[StepFunction, ...] = ()
     note: str = ""
 
 

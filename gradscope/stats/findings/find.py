@@ -100,7 +100,7 @@ RULES: Final = (
         sentence="A bounded function (tanh, sigmoid, softmax) inside the model is at its limits, where it passes no "
         "gradient, whether or not a layer returns its result; or a softmax goes through another softmax.",
         formula="saturated = share of elements within 0.01 of a limit; of a softmax over K, (K mean(p^2) K - 1) / (K - "
-        "1): 0 for equal weights, 1 for a single one (0.6 counts at the initialisation, 0.9 later); not "
+        "1): 0 for equal weights, 1 for a single one (0.6 counts at the initialisation, 0.9 later; of tanh, too); not "
         "where more than a tenth of the variance of what it receives is noise, a term in which no parameter is",
         thresholds=("saturated",),
         remedy="Scale what goes in: divide attention scores by sqrt(width), normalise inputs, lower the learning rate. "
@@ -131,9 +131,10 @@ RULES: Final = (
         name="zero-grad",
         sentence="Gradients of parameters are exactly zero, or cut off; one finding for each place where they are.",
         formula="every element of a parameter's gradient = 0, and the cause is not that the loss is invariant, that a "
-        "branch starts at zero or is not taken, that they make a target, or that every margin is kept",
+        "branch starts at zero or is not taken, that they make a target, or that every margin is kept; or all that the "
+        "loss makes of a tensor's elements goes through step functions, and what is left comes through reductions",
         remedy="Let a gradient pass where the reason says that none does, or take these parameters out of training.",
-        checks=(gradient_rules.zero_gradient,),
+        checks=(gradient_rules.zero_gradient, gradient_rules.step_function),
     ),
     FindingRule(
         name="underflow",

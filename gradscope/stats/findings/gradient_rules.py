@@ -10,12 +10,15 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry
+from gradscope.dump.manifest.operation_facts import StepFunction
 from gradscope.dump.manifest.zero_reasons import PRODUCT_OF
 from gradscope.dump.record import AS_DATA, STOPPED
+from gradscope.naming.wording import counted
 from gradscope.stats.findings.rule_evidence import (
     Finding,
     RuleEvidence,
@@ -56,6 +59,27 @@ def zero_gradient(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
             reason = next(reason for reason, entry in params if entry is faults[0])
             values = [entry for _, entry in found if entry.family != naming.PARAM_GRAD]
             yield _lost(reason, [entry for _, entry in params], values, silencing_input(evidence, reason))
+
+
+def step_function(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
+    """Finds step functions at which gradients end, where reductions of the same tensors still hand one to them."""
+    found: dict[tuple[str, str | None], list[tuple[StepFunction, Entry]]] = {}
+    for each in evidence.manifest.step_functions:
+        family = naming.PARAM_GRAD if each.family == naming.PARAM else naming.ACTIVATION_GRAD
+        entry = evidence.entry(family, each.name)
+        if entry is not None and entry.absent is None and not is_zero(entry):
+            found.setdefault((each.primitive, each.source), []).append((each, entry))
+    for (primitive, source), ended in found.items():
+        step, first = ended[0]
+        place = "" if source is None else f" at {naming.printable(source)}"
+        why = (
+            f"is not that of its elements: {primitive}{place} is constant wherever it has a derivative, and what "
+            f"arrives comes through {' and '.join(step.beside)} of the tensor alone"
+        )
+        if len(ended) > 1:
+            why += f"; {counted(len(ended) - 1, 'tensor')} more {'is' if len(ended) == 2 else 'are'} alike"
+        lost = suspect("zero-grad", first, why, [entry for _, entry in ended])
+        yield replace(lost, finding=replace(lost.finding, source=source))
 
 
 def _of_all_blocks(reason: str) -> str:

@@ -28,6 +28,8 @@ _ONE_LEFT: Final = "masked: in each row the mask leaves one entry"
 _SOFTMAX: Final = frozenset({"div", "exp", "custom_jvp_call", "convert_element_type"})
 #: Concentration of a softmax above which it is saturated, at the initialisation and later.
 _CONCENTRATED: Final = (0.6, 0.9)
+#: Likewise of a tanh, at the initialisation; the sigmoid of a gate may begin at a limit, by its bias.
+_TANH_AT_START: Final = 0.6
 #: Share of noise in the variance of what a function receives above which it chooses by noise, and not by its weights.
 _CHOOSES: Final = 0.1
 
@@ -200,11 +202,10 @@ def _on_one(share: float) -> str:
 
 def saturated_functions(evidence: RuleEvidence, thresholds: Thresholds) -> Sequence[Saturation]:
     """Returns the bounded functions inside layers that are saturated, in execution order."""
-    limit = _CONCENTRATED[evidence.is_trained]
     return [
         inner
         for inner in evidence.manifest.saturations
-        if (inner.saturated > thresholds.saturated if inner.function != "softmax" else inner.saturated > limit)
+        if inner.saturated > _most(evidence, thresholds, inner.function)
         and not (inner.again or inner.names or inner.noise > _CHOOSES or _is_left_by_mask(evidence, inner.source))
     ]
 
@@ -231,21 +232,24 @@ def saturated_activations(evidence: RuleEvidence, thresholds: Thresholds) -> Seq
     """Returns the activations inside the model that are saturated, in execution order."""
     last = max((layer.layer.index for layer in kernel_layers(evidence)), default=-1)
     inner = [entry for entry in evidence.of(naming.ACTIVATION) if entry.site.index < last and not entry.site.operation]
-    limit = _CONCENTRATED[evidence.is_trained]
+    limit = _most(evidence, thresholds, "softmax")
     choosing = {name for each in evidence.manifest.saturations if each.noise > _CHOOSES for name in each.names}
     return [
         entry
         for entry in inner
         if entry.name not in choosing
-        and (
-            column(entry, "saturated") > thresholds.saturated
-            or (
-                _is_softmax(entry)
-                and concentration(entry) > limit
-                and not _is_left_by_mask(evidence, entry.site.source)
-            )
-        )
-    ]
+        and (column(entry, "saturated") > _most(evidence, thresholds, entry.site.primitive)
+             or (_is_softmax(entry) and concentration(entry) > limit
+                 and not _is_left_by_mask(evidence, entry.site.source)))
+    ]  # fmt: skip
+
+
+def _most(evidence: RuleEvidence, thresholds: Thresholds, function: str | None) -> float:
+    """Returns how far a function may be at its limits."""
+    if function == "softmax":
+        return _CONCENTRATED[evidence.is_trained]
+    at_start = function == "tanh" and not evidence.is_trained
+    return min(thresholds.saturated, _TANH_AT_START) if at_start else thresholds.saturated
 
 
 def _is_left_by_mask(evidence: RuleEvidence, source: str | None) -> bool:

@@ -7,5 +7,6 @@
 5. `bounded_functions` finds softmaxes, sigmoids and the like inside layers by what they compute.
 6. `softmax_neighbours` finds the noise that is added to what these receive, and softmaxes of softmaxes.
 7. `batch_broadcasts` finds operations of a loss that pair every example with every other.
-8. `named_sources` finds the nearest values with a name that a value is computed from.
+8. `step_functions` finds step functions at which gradients end of which a reduction hides it.
+9. `named_sources` finds the nearest values with a name that a value is computed from.
 """

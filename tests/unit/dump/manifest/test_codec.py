@@ -25,9 +25,7 @@ from gradscope.dump.manifest.manifest import (
     Manifest,
     Stored,
 )
-from gradscope.dump.manifest.operation_facts.batch_broadcast import BatchBroadcast
-from gradscope.dump.manifest.operation_facts.out_of_bounds import OutOfBounds
-from gradscope.dump.manifest.operation_facts.saturation import Saturation
+from gradscope.dump.manifest.operation_facts import BatchBroadcast, OutOfBounds, Saturation, StepFunction
 from gradscope.dump.record import Shard, SiteFacts
 from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.errors import DumpError
@@ -69,6 +67,9 @@ MANIFEST = Manifest(
     ),
     broadcasts=(BatchBroadcast(input="y", size=8, column=True, primitive="sub", source="train.py:9"),),
     out_of_bounds=(OutOfBounds(input="ids", table="embed", rows=9, index=-2, beyond=1, indices=4, source="a.py:2"),),
+    step_functions=(
+        StepFunction(family="param", name="w", primitive="round", beside=("reduce_max",), source="a.py:3"),
+    ),
     note="cut short",
 )
 

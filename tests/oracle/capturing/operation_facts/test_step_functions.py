@@ -1,0 +1,100 @@
+"""Gradients that end at a step function are told where a reduction of the same tensor hides it, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradscope as gs
+from gradscope.tracing.lookup.step_functions import step_functions
+from gradscope.tracing.tracer import trace_loss
+from tests.support.data import evenly
+
+P = {"w": evenly(-1.0, 1.0, 4, 4), "stack": evenly(-0.9, 1.1, 2, 4, 4)}
+X = evenly(-1.0, 2.0, 3, 4)
+
+
+def quantised(w: Any) -> Any:
+    """To 7 steps on each side of zero, of the largest magnitude."""
+    scale = jnp.abs(w).max() / 7
+    return jnp.clip(jnp.round(w / scale), -8, 7) * scale
+
+
+@jax.custom_vjp
+def passed_straight(w: Any) -> Any:
+    return jnp.round(w)
+
+
+passed_straight.defvjp(lambda w: (jnp.round(w), None), lambda _, gradient: (gradient,))
+
+
+def by_column(w: Any) -> Any:
+    scale = jnp.abs(w).max(axis=0, keepdims=True) / 7
+    return jnp.round(w / scale) * scale
+
+
+def of_weight(function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda p, x: jnp.square(x @ function(p["w"])).mean()
+
+
+def of_activation(function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    def loss(p: Any, x: Any) -> Any:
+        with jax.named_scope("layer"):
+            x = x @ p["w"]
+        return jnp.square(function(x) @ p["w"]).mean()
+
+    return loss
+
+
+def scanned(p: Any, x: Any) -> Any:
+    return jnp.square(jax.lax.scan(lambda x, w: (jnp.tanh(x @ quantised(w)), None), x, p["stack"])[0]).mean()
+
+
+ENDED = {
+    "weight": (of_weight(quantised), ("param", "w", "round", ("reduce_max",))),
+    "weight, each column": (of_weight(by_column), ("param", "w", "round", ("reduce_max",))),
+    "signs": (of_weight(lambda w: jnp.sign(w) * jnp.abs(w).mean()), ("param", "w", "sign", ("reduce_sum",))),
+    "checkpointed": (of_weight(jax.checkpoint(quantised)), ("param", "w", "round", ("reduce_max",))),
+    "scanned": (scanned, ("param", "stack", "round", ("reduce_max",))),
+    "activation": (of_activation(quantised), ("activation", "layer", "round", ("reduce_max",))),
+}  # fmt: skip
+
+PASSED = {
+    "straight through": of_weight(lambda w: w + jax.lax.stop_gradient(quantised(w) - w)),
+    "straight through by a rule": of_weight(lambda w: passed_straight(w / jnp.abs(w).max() * 7) * jnp.abs(w).max() / 7),
+    "soft threshold": of_activation(lambda x: jnp.sign(x) * jax.nn.relu(jnp.abs(x) - 1.5)),
+    "signed root": of_activation(lambda x: jnp.sign(x) * jnp.sqrt(jnp.abs(x) + 0.1)),
+    "fraction": of_activation(lambda x: x - jnp.floor(x)),
+    "a scale of steps": of_activation(lambda x: x * jnp.round(jnp.abs(x).mean())),
+    "constants": of_weight(lambda w: w * jnp.round(evenly(-3.0, 3.0, 4, 4))),
+    "statistic": lambda p, x: (jnp.square(x @ p["w"]).mean(), quantised(p["w"]).sum()),
+}
+
+
+@pytest.mark.parametrize("case", ENDED.values(), ids=ENDED)
+def test_the_tensor_the_step_and_the_reduction_are_told(case: tuple[Callable[..., Any], Any]) -> None:
+    loss, right = case
+    (fact,) = step_functions(trace_loss(loss, P, X))
+    assert (fact.family, fact.name, fact.primitive, fact.beside) == right
+    assert fact.source is not None
+    assert fact.source.startswith("test_step_functions.py")
+
+
+@pytest.mark.parametrize("loss", PASSED.values(), ids=PASSED)
+def test_gradients_that_go_on_are_not_told(loss: Callable[..., Any]) -> None:
+    assert step_functions(trace_loss(loss, P, X)) == ()
+
+
+def test_the_gradient_is_that_of_the_scale() -> None:
+    """JAX itself says so: it is zero but for the largest element."""
+    gradient = jax.grad(of_weight(quantised))(P, X)["w"]
+    assert np.count_nonzero(gradient) == np.count_nonzero(jnp.abs(P["w"]) == jnp.abs(P["w"]).max())
+    (finding,) = [each for each in gs.capture(of_weight(quantised), P, X).findings() if each.rule == "zero-grad"
+                  and each.name == "w"]  # fmt: skip
+    assert finding.why.startswith("is not that of its elements: round at test_step_functions.py:")
+    assert "through reduce_max of the tensor alone" in finding.why
