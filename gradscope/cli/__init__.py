@@ -8,7 +8,7 @@ A run of the program goes through these modules, in this order:
 - `commands` has the commands themselves: `dump`, `show`, `compare`, `isolate`, `calibrate`, `inspect`, `check`,
   `verify`, `recover`, `explain`.
 - `options` has the groups of options that commands share: the model and its batch (`model_options`), `--feed`,
-  `--fetch` and `--of` (`query_options`), `--ops`, `--terms` and `--per-example` (`observation_options`).
+  `--fetch` and `--of` (`fetch_and_feed_options`), `--ops`, `--terms` and `--per-example` (`observation_options`).
 - `running` sets up JAX (`jax_setup`), makes the model of a dump again (`rerun`) and shows `progress`.
 - `printing` writes results to standard output; nothing else does.
   `source_files` finds the files of annotations. `blas` keeps NumPy's matrix library to one thread in commands that only

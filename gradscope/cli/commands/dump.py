@@ -12,9 +12,9 @@ import typer
 
 from gradscope.cli.interrupts import Interrupts
 from gradscope.cli.options import shared as options
+from gradscope.cli.options.fetch_and_feed_options import QUERY_OPTIONS, QueryOptions
 from gradscope.cli.options.model_options import ModelOptions
 from gradscope.cli.options.observation_options import OperationOptions
-from gradscope.cli.options.query_options import QUERY_OPTIONS, QueryOptions
 from gradscope.cli.options.report_options import FormatOptions, SelectionOptions
 from gradscope.errors import UsageError
 from gradscope.naming.sizes import parse_size
@@ -280,7 +280,7 @@ def _print_results(
 ) -> None:
     """Prints the table of a dump, and on standard error what `--strict` found missing."""
     from gradscope.cli.options.checked_findings import unseen_sentences
-    from gradscope.cli.options.query_options import pruned_sentences
+    from gradscope.cli.options.fetch_and_feed_options import pruned_sentences
     from gradscope.cli.printing import print_report, say
     from gradscope.presentation import Query, dump_report
 

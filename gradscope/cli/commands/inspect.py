@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gradscope.cli.options import shared as options
+from gradscope.cli.options.fetch_and_feed_options import FetchOptions
 from gradscope.cli.options.model_options import ModelOptions
-from gradscope.cli.options.query_options import FetchOptions
 from gradscope.cli.options.report_options import Format, SelectionOptions
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 - `model_options`: the model, its batch and its precision; `checkpoint_request` reads the files of rules for its
   checkpoint. `shared`: single options, and the check that options exclude each other.
-- `observation_options`: `--ops`, `--terms`, `--per-example`. `query_options`: `--feed`, `--fetch`, `--of`, `--wrt`,
-  `--cotangent`, `--stop-gradient`.
+- `observation_options`: `--ops`, `--terms`, `--per-example`. `fetch_and_feed_options`: `--feed`, `--fetch`, `--of`,
+  `--wrt`, `--cotangent`, `--stop-gradient`.
 - `report_options`: the rows that are shown, and their format. `checked_findings`: `--check` and `--strict`, which
   decide whether a command exits 1.
 - `judge_options`: the tolerances and pairs of `compare` and `report`. `training_options`: the step of a training run.

@@ -73,7 +73,7 @@ def _with_loop_outputs(dumps: Dumps, pairing: Pairing) -> Pairing:
     """Returns the pairing with the loop outputs of either dump."""
     if not pairing.only_ref and not pairing.only_cand:
         return pairing
-    from gradscope.comparison.pairing.loops.by_iterations import pair_loop_outputs  # noqa: PLC0415 - as for the passes
+    from gradscope.comparison.pairing.loops.scanned_with_unrolled import pair_loop_outputs  # noqa: PLC0415 - as for the passes
 
     return pair_loop_outputs(dumps, pairing)
 

@@ -1,5 +1,6 @@
 """Loops: a scanned loop is compared with the same loop written out.
 
-- `by_iterations`: pairs the outputs of a loop, and slices of what it scans over, with tensors of single iterations.
-- `unrolled_loops`: proposes from the layers of a dump of which iterations a tensor may be made.
+- `scanned_with_unrolled`: pairs the outputs of a loop, and slices of what it scans over, with tensors of single
+  iterations.
+- `iteration_recipes`: proposes from the layers of a dump of which iterations a tensor may be made.
 """

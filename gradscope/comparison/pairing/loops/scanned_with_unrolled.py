@@ -9,7 +9,7 @@ writes the iterations out has the same layers without `cell` around them, so loo
     cell.1, the stacked outputs        stack of cell[0]/act, cell[1]/act    `Stack(0)` of all iterations
     w, an array that is scanned over   cell[1]/squeeze                      `Unstack(0)`, part 1: an operation cuts it
 
-`unrolled_loops` proposes such recipes from layers and shapes. A recipe is used where it makes exactly the tensor's
+`iteration_recipes` proposes such recipes from layers and shapes. A recipe is used where it makes exactly the tensor's
 values in the tensor's own dump, so that a tensor that is really missing is not taken for a loop output.
 
 Sharp edge: gradients of one value can differ between the programs. Where the final carry is also stacked, as above, the
@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from gradscope.comparison.layout.operands import StoredOperand, counterpart
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.metrics.evidence import evidence_of
-from gradscope.comparison.pairing.loops.unrolled_loops import UnrolledLoops
+from gradscope.comparison.pairing.loops.iteration_recipes import UnrolledLoops
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, key_of, split_key
