@@ -1,7 +1,7 @@
 """`UnrolledLoops` proposes recipes for the outputs of a loop, and for slices of arrays that a loop scans over.
 
-The proposals follow from the layers of a dump and the shapes of its tensors; no value is read. `scanned_with_unrolled` has
-an example, and verifies the proposals by values.
+The proposals follow from the layers of a dump and the shapes of its tensors; no value is read. `scanned_with_unrolled`
+has an example, and verifies the proposals by values.
 """
 
 from __future__ import annotations
