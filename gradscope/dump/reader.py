@@ -38,13 +38,15 @@ _ALARM: Final = "alarm.json"
 _ALARM_DUMP: Final = "dump.npz"
 
 
-def open_dump(path: str | os.PathLike[str]) -> DumpFile:
+def open_dump(path: str | os.PathLike[str], *, histograms: bool = True) -> DumpFile:
     """Opens a dump and checks its structure. Tensors are read later, when they are accessed.
 
     Args:
         path: A dump, the folder of a multi-process dump, a foreign file, or a folder of foreign files. Tensors of
             foreign files become entries without statistics, and the manifest's note states that. The folder of a run's
             alarm stands for the dump in it.
+        histograms: Whether the statistics need their histograms; without them, a dump of many tensors takes less
+            memory.
 
     Returns:
         The opened dump, which has to be closed; it is a context manager.
@@ -64,7 +66,7 @@ def open_dump(path: str | os.PathLike[str]) -> DumpFile:
         elif _is_folder(path):
             contents = foreign_contents(_folder_tensors(path, opened))
         else:
-            contents = _contents(opened.enter_context(InputFile(path)))
+            contents = _contents(opened.enter_context(InputFile(path)), histograms=histograms)
         return DumpFile(path, contents, opened.pop_all())
 
 
@@ -102,12 +104,12 @@ def is_alarm_folder(path: Path) -> bool:
     return False
 
 
-def _contents(file: InputFile) -> Contents:
+def _contents(file: InputFile, *, histograms: bool) -> Contents:
     directory = _directory(file)
     if directory is None:
         return foreign_contents(_bare_tensors(file, file.path.stem))
     if MEMBER in directory.members:
-        manifest, tensors = read_archive(file, directory)
+        manifest, tensors = read_archive(file, directory, histograms=histograms)
         return Contents(manifest=manifest, tensors=tensors)
     return foreign_contents(archive_tensors(file, directory), note=archive_note(directory))
 

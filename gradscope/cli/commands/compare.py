@@ -141,7 +141,7 @@ def _one(ref: Path, cand: Path, compare_options: CompareOptions) -> Comparison:
     from gradscope.comparison import compare as compared
     from gradscope.dump.reader import open_dump
 
-    with open_dump(ref) as reference, open_dump(cand) as candidate:
+    with open_dump(ref, histograms=False) as reference, open_dump(cand, histograms=False) as candidate:
         return compared(reference, candidate, options=compare_options)
 
 

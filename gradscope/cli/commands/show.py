@@ -77,8 +77,9 @@ def show(
         return
     rules = checked_rules(check)
     query = selection_options.query(sort)
-    with open_dump(dump) as source:
+    with open_dump(dump, histograms=tensor is not None) as source:
         manifest = measured(source)
+    del source  # what finds its tensors takes memory
     findings = find(manifest)
     if tensor is not None:
         report = tensor_report(str(dump), manifest, tensor, findings)

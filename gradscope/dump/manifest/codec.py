@@ -48,13 +48,17 @@ def manifest_to_json(manifest: Manifest) -> dict[str, Json]:
     return {"schema": manifest.schema, **_object(manifest)}
 
 
-def manifest_from_text(text: bytes | bytearray) -> Manifest:
+def manifest_from_text(text: bytes | bytearray, *, histograms: bool = True) -> Manifest:
     """Parses the JSON text of a manifest.
+
+    Args:
+        text: The text.
+        histograms: Whether the statistics need their histograms.
 
     Raises:
         DumpError: The text is not a manifest, or follows a schema that this version does not read.
     """
-    compiled = compiled_entries(text)
+    compiled = compiled_entries(text, histograms=histograms)
     if compiled is None:
         return manifest_from_json(loads(text))
     return manifest_from_json(loads(compiled.rest), compiled.entries)

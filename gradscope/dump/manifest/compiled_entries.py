@@ -4,21 +4,24 @@ msgspec decodes what Python's `json` does to the same values, and refuses some t
 a number that no float64 can hold). It ignores fields that a dataclass lacks, and the first of two fields of one name;
 so entries are counted: where the text names more fields than they have, they are not used. Whoever calls this reads the
 text in Python then, and has the error.
+
+Histograms are most of a manifest in memory, and most readers look at none. Where they are not asked for, their counts
+stay text, and go with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import MISSING, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, make_dataclass
 from functools import cache
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, cast
 
 from gradscope.dump.manifest.json_fields import LARGEST
 from gradscope.dump.manifest.json_text import most_names, require_small
 from gradscope.dump.manifest.manifest import Entry, Manifest, Stored
-from gradscope.dump.record import Shard, SiteFacts
+from gradscope.dump.record import Json, Shard, SiteFacts
 
 if TYPE_CHECKING:
     import msgspec
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 _LONG: Final = 1 << 20
 
 _ENTRIES: Final = "entries"
+_HISTOGRAM: Final = "histogram"
 
 
 class Compiled(NamedTuple):
@@ -37,11 +41,12 @@ class Compiled(NamedTuple):
     rest: bytes
 
 
-def compiled_entries(text: bytes | bytearray) -> Compiled | None:
+def compiled_entries(text: bytes | bytearray, *, histograms: bool = True) -> Compiled | None:
     """Returns the entries of a manifest, and the JSON text of its other fields, in which it has no entries.
 
     Args:
         text: The JSON text of the manifest.
+        histograms: Whether the statistics have their histograms.
 
     Returns:
         The entries and the rest; None where msgspec is not installed, the text is short, or has anything in its entries
@@ -50,8 +55,8 @@ def compiled_entries(text: bytes | bytearray) -> Compiled | None:
     Raises:
         DumpError: The text has more or deeper arrays and objects than the limits.
     """
-    decoder = _decoder() if len(text) >= _LONG else None
-    if decoder is None:
+    decoder = _decoder(histograms) if len(text) >= _LONG else None
+    if decoder is None or not (histograms or text.isascii()):  # what stays text is not known to be UTF-8
         return None
     import msgspec  # noqa: PLC0415 - it takes 30 ms
 
@@ -63,21 +68,43 @@ def compiled_entries(text: bytes | bytearray) -> Compiled | None:
     entries: tuple[Entry, ...] = getattr(parts, _ENTRIES)
     others = {name: bytes(raw) for name in _others() if (raw := getattr(parts, name)) is not msgspec.UNSET}
     names = 1 + len(others) + sum(map(_most, others.values())) + _named(entries)
-    if names != most_names(text) or not _within_limits(entries):
+    if not histograms:
+        names += _without_histograms(entries)
+    if names != most_names(text) or not _within_limits(entries) or (histograms and not _are_small(entries)):
         return None
     rest = b"".join(b'"%b":%b,' % (name.encode(), raw) for name, raw in others.items())
     return Compiled(entries, b'{%b"%b":[]}' % (rest, _ENTRIES.encode()))
 
 
+def _without_histograms(entries: Sequence[Entry]) -> int:
+    """Takes the histograms out of statistics, and returns how many fields these had."""
+    import msgspec  # noqa: PLC0415 - it takes 30 ms
+
+    taken = [cast("dict[str, Json]", entry.stats).pop(_HISTOGRAM, None) for entry in entries]
+    return sum(len(each.__struct_fields__) for each in taken if isinstance(each, msgspec.Struct))
+
+
 @cache
-def _decoder() -> msgspec.json.Decoder[Any] | None:
+def _decoder(histograms: bool) -> msgspec.json.Decoder[Any] | None:
     try:
         import msgspec  # noqa: PLC0415 - it takes 30 ms, and need not be installed
     except ImportError:
         return None
     others: list[tuple[str, Any, Any]] = [(name, msgspec.Raw, msgspec.UNSET) for name in _others()]
-    kind = msgspec.defstruct("_Parts", [(_ENTRIES, tuple[Entry, ...]), *others], forbid_unknown_fields=True)
+    entry = Entry if histograms else _entry_without_counts()
+    kind = msgspec.defstruct("_Parts", [(_ENTRIES, tuple[entry, ...]), *others], forbid_unknown_fields=True)
     return msgspec.json.Decoder(kind)
+
+
+def _entry_without_counts() -> type[Entry]:
+    """Returns a kind of entry in whose statistics the counts of a histogram stay text."""
+    import msgspec  # noqa: PLC0415 - it takes 30 ms
+
+    parts: list[tuple[str, Any]] = [("first", int), ("counts", msgspec.Raw)]
+    histogram = msgspec.defstruct("_Histogram", parts, forbid_unknown_fields=True)
+    integer = Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
+    stats = Mapping[str, bool | integer | float | str | list[int] | histogram | None]
+    return make_dataclass("_Entry", [("stats", stats)], bases=(Entry,), frozen=True, slots=True, kw_only=True)
 
 
 def _others() -> list[str]:
@@ -114,7 +141,7 @@ def _given(kind: type[DataclassInstance], values: Sequence[object]) -> int:
 
 
 def _within_limits(entries: Sequence[Entry]) -> bool:
-    """Returns whether no integer is larger than a size can be, and no count is negative."""
+    """Returns whether no count is larger than a size can be, and none is negative."""
     # Column by column, which takes a tenth of the time.
     sites = [entry.site for entry in entries]
     stored = [entry.stored for entry in entries if entry.stored is not None]
@@ -126,10 +153,10 @@ def _within_limits(entries: Sequence[Entry]) -> bool:
         *(count for each in stored for count in (each.crc32, each.offset, each.size_bytes)),
         *(count for each in shards for count in (*each.whole, *each.start)),
     ]
+    return min(counts, default=0) >= 0 and max(counts, default=0) <= LARGEST
+
+
+def _are_small(entries: Sequence[Entry]) -> bool:
+    """Returns whether no statistic is an integer larger than a size can be."""
     numbers = [value for entry in entries for value in entry.stats.values() if type(value) is int]
-    return (
-        min(counts, default=0) >= 0
-        and max(counts, default=0) <= LARGEST
-        and min(numbers, default=0) >= -LARGEST
-        and max(numbers, default=0) <= LARGEST
-    )
+    return min(numbers, default=0) >= -LARGEST and max(numbers, default=0) <= LARGEST

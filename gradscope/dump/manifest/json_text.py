@@ -99,7 +99,8 @@ def require_small(text: bytes | bytearray) -> None:
         limits = f"{CONTAINERS_LIMIT:,} lists and objects, or {VALUES_LIMIT:,} values"
         raise DumpError(f"the JSON text has more than {limits}")
     # Where there are more, they close what was never opened, and parsing ends there.
-    if np.where(opening[: 2 * CONTAINERS_LIMIT], 1, -1).cumsum().max(initial=0) > DEPTH_LIMIT:
+    steps = np.where(opening[: 2 * CONTAINERS_LIMIT], np.int8(1), np.int8(-1))
+    if steps.cumsum(dtype=np.int32).max(initial=0) > DEPTH_LIMIT:
         raise DumpError(f"the JSON text is nested deeper than {DEPTH_LIMIT} levels")
 
 

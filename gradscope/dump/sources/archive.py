@@ -26,8 +26,15 @@ from gradscope.naming import key_of, printable
 MANIFEST_LIMIT: Final = 256 << 20
 
 
-def read_archive(file: InputFile, directory: Directory) -> tuple[Manifest, dict[str, StoredTensor]]:
+def read_archive(
+    file: InputFile, directory: Directory, *, histograms: bool = True
+) -> tuple[Manifest, dict[str, StoredTensor]]:
     """Returns the manifest of a dump file, and a reader for each tensor by key.
+
+    Args:
+        file: The file.
+        directory: Its zip directory.
+        histograms: Whether the statistics need their histograms.
 
     Raises:
         DumpError: The file is damaged, or follows a schema that this version does not read.
@@ -36,7 +43,7 @@ def read_archive(file: InputFile, directory: Directory) -> tuple[Manifest, dict[
         raise DumpError(f"{directory.trailing_bytes} bytes follow its end")
     members = _members(file, directory)
     with located("its manifest"):
-        manifest = _read_manifest(file, members[MEMBER])
+        manifest = _read_manifest(file, members[MEMBER], histograms=histograms)
     entries = entries_by_key(manifest)
     stored = {key: entry.stored for key, entry in entries.items() if entry.stored is not None}
     _require_same_members(directory, {each.member for each in stored.values()})
@@ -67,6 +74,7 @@ def _members(file: InputFile, directory: Directory) -> dict[str, _Data]:
         DumpError: There are bytes between the members.
     """
     found: dict[str, _Data] = {}
+    prefixes: dict[bytes, bytes] = {}  # tensors of one shape and dtype share theirs
     end = 0
     name = ""
     try:
@@ -79,14 +87,15 @@ def _members(file: InputFile, directory: Directory) -> dict[str, _Data]:
             if end != limit:
                 raise DumpError("bytes that belong to no member follow it")
             # Its header is next to the one just read.
-            found[name] = _Data(member, offset, npy_prefix(file.near, offset, member.size_bytes))
+            prefix = npy_prefix(file.near, offset, member.size_bytes)
+            found[name] = _Data(member, offset, prefixes.setdefault(prefix, prefix))
     except DumpError:
         with located(name):
             raise
     return found
 
 
-def _read_manifest(file: InputFile, data: _Data) -> Manifest:
+def _read_manifest(file: InputFile, data: _Data, *, histograms: bool) -> Manifest:
     member = data.member
     if member.size_bytes > MANIFEST_LIMIT:
         raise DumpError(f"it has {member.size_bytes} bytes, more than {MANIFEST_LIMIT}")
@@ -94,7 +103,7 @@ def _read_manifest(file: InputFile, data: _Data) -> Manifest:
     stream = member_stream(file, member, data.offset)
     stream.fill(memoryview(text))
     stream.finish()
-    return manifest_from_text(text)
+    return manifest_from_text(text, histograms=histograms)
 
 
 def entries_by_key(manifest: Manifest) -> dict[str, Entry]:

@@ -22,6 +22,7 @@ from gradscope.dump.zip.structures import (
     DIRECTORY,
     DIRECTORY_SIGNATURE,
     EXTRA_FACTS,
+    LIMIT_32,
     LOCAL,
     STORED,
     UTF8_FLAG,
@@ -129,11 +130,15 @@ def _parse_record(records: bytes, position: int) -> tuple[ZipMember, int]:
     end = start + name + extra + comment
     if signature != DIRECTORY_SIGNATURE or disk != 0 or end > len(records):
         raise DumpError("it is damaged")
-    fields = parse_extra(records[start + name : start + name + extra])
-    # The zip64 field has the sizes in this order.
-    size, compressed, offset = wide_numbers(fields, (size, compressed, offset))
-    decoded, facts = _decoded(records[start : start + name]), fields.get(EXTRA_FACTS, b"")
-    member = ZipMember(decoded, flags, method, crc32, compressed, size, offset, facts)
+    facts = b""
+    if extra:  # few members of a dump have any
+        fields = parse_extra(records[start + name : start + name + extra])
+        # The zip64 field has the sizes in this order.
+        size, compressed, offset = wide_numbers(fields, (size, compressed, offset))
+        facts = fields.get(EXTRA_FACTS, b"")
+    elif LIMIT_32 in (size, compressed, offset):
+        wide_numbers({}, (size, compressed, offset))  # which are nowhere
+    member = ZipMember(_decoded(records[start : start + name]), flags, method, crc32, compressed, size, offset, facts)
     _require_readable(member)
     return member, end
 

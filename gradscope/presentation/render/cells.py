@@ -33,9 +33,12 @@ def column_texts(column: Column, cells: Sequence[Cell], screen: Screen) -> list[
         return _NUMERIC[column.kind](cells)
     # Each text once, because tensors share shapes, dtypes and lines; a number equals others that are written otherwise.
     known: dict[Cell, str] = {}
-    for cell in {*cells}:
+    unlike = {*cells}
+    for cell in unlike:
         if not isinstance(cell, int | float):
             known[cell] = screen.show(_text(column.kind, cell))
+    if len(known) == len(unlike):
+        return [*map(known.__getitem__, cells)]
     return [known[cell] if cell in known else screen.show(_text(column.kind, cell)) for cell in cells]
 
 

@@ -75,6 +75,11 @@ class Screen:
         shown = naming.printable(name)
         return shown if self.unicode else shown.encode("ascii", "backslashreplace").decode("ascii")
 
+    def show_all(self, names: list[str]) -> list[str]:
+        """Returns each name as `show` does."""
+        # Asked once for all, because most tables have no name of which anything is escaped.
+        return names if is_narrow(names) else list(map(self.show, names))
+
     def elide(self, text: str, width: int) -> str:
         """Returns the text in at most `width` columns, without its middle."""
         # Names differ at their ends.
@@ -101,22 +106,27 @@ def pad(text: str, width: int, *, right: bool = False) -> str:
     return blanks + text if right else text + blanks
 
 
-def widest(texts: list[str]) -> int:
-    """Returns the columns of the widest of some texts; 0 where there are none."""
-    return max(map(len if _is_narrow(texts) else cell_len, texts), default=0)
+def widest(texts: list[str], *, narrow: bool | None = None) -> int:
+    """Returns the columns of the widest of some texts; 0 where there are none.
+
+    Args:
+        texts: The texts.
+        narrow: What `is_narrow` says of them; None where it was not asked.
+    """
+    return max(map(len if (is_narrow(texts) if narrow is None else narrow) else cell_len, texts), default=0)
 
 
-def padded(texts: list[str], width: int, *, right: bool = False) -> list[str]:
-    """Returns each text as `pad` does."""
-    if not _is_narrow(texts):
+def padded(texts: list[str], width: int, *, narrow: bool, right: bool = False) -> list[str]:
+    """Returns each text as `pad` does; `narrow` is what `is_narrow` says of them."""
+    if not narrow:
         return [pad(text, width, right=right) for text in texts]
     if {*map(len, texts)} == {width}:
         return texts
     return [text.rjust(width) for text in texts] if right else [text.ljust(width) for text in texts]
 
 
-def _is_narrow(texts: list[str]) -> bool:
-    """Returns whether every character of some texts takes one column."""
+def is_narrow(texts: list[str]) -> bool:
+    """Returns whether every character of some texts takes one column, and none is one that a terminal obeys."""
     # Asked once for a column: characters are measured one by one, and most tables have none that is wide.
     joined = "".join(texts)
     return joined.isascii() and joined.isprintable()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, repeat
 from typing import Final
 
 from rich.cells import cell_len
@@ -21,6 +21,7 @@ from gradscope.presentation.render.screen import (
     HEADING,
     TITLE,
     Screen,
+    is_narrow,
     pad,
     padded,
     style_of_words,
@@ -38,11 +39,15 @@ _SHARE_FOR_WORDS: Final = 0.35
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Block:
-    """A `_Block` is one column as texts, with their styles if they have any, and their width on the screen."""
+    """A `_Block` is one column as texts, with their styles if they have any, and their width on the screen.
+
+    `narrow` is what `is_narrow` says of the texts.
+    """
 
     column: Column
     texts: list[str]
     styles: list[str] | None
+    narrow: bool
     width: int
 
 
@@ -59,10 +64,10 @@ def lay_out(table: Table, screen: Screen) -> Text:
     (name, *filled), (names_of_lines, *cells_by_column) = table.filled_columns()
     blocks = [_block(column, cells, screen) for column, cells in zip(filled, cells_by_column, strict=True)]
     items = _items(table, names_of_lines, screen)
-    labels = [screen.show(INDENT * item.depth + item.label) for item in items]
-    names = [name.heading, *labels]
-    fitting = _fitting(blocks, min(widest(names), _name_cap(screen)), screen)
-    name_width = _name_width(names, fitting, screen)
+    labels = screen.show_all([INDENT * item.depth + item.label for item in items])
+    natural = widest([name.heading, *labels])
+    fitting = _fitting(blocks, min(natural, _name_cap(screen)), screen)
+    name_width = _name_width(natural, fitting, screen)
 
     text = Text()
     _append_headings(text, table, fitting, name_width, screen)
@@ -81,7 +86,9 @@ def _block(column: Column, cells: Sequence[Cell], screen: Screen) -> _Block:
     if column.kind == "words" and screen.width is not None:
         cap = max(round(screen.width * _SHARE_FOR_WORDS), _NARROWEST_NAME)
         texts = [screen.elide(text, cap) for text in texts]
-    return _Block(column=column, texts=texts, styles=styles, width=widest([column.heading, *texts]))
+    narrow = is_narrow(texts)
+    width = max(widest([column.heading]), widest(texts, narrow=narrow))
+    return _Block(column=column, texts=texts, styles=styles, narrow=narrow, width=width)
 
 
 def _items(table: Table, cells: Sequence[Cell], screen: Screen) -> list[Item]:
@@ -122,8 +129,7 @@ def _width(blocks: Sequence[_Block]) -> int:
     return sum(len(_GAP) + block.width for block in blocks)
 
 
-def _name_width(labels: list[str], blocks: Sequence[_Block], screen: Screen) -> int:
-    natural = widest(labels)
+def _name_width(natural: int, blocks: Sequence[_Block], screen: Screen) -> int:
     if screen.width is None:
         return natural
     return min(natural, max(screen.width - _width(blocks), _NARROWEST_NAME))
@@ -152,19 +158,21 @@ def _lines(
     table: Table, blocks: Sequence[_Block], items: Sequence[Item], labels: list[str], *, name_width: int, screen: Screen
 ) -> Text:
     """Returns the lines of a table; a name that may not be cut and is too long has a line of its own."""
-    if widest(labels) <= name_width:
+    narrow = is_narrow(labels)
+    if widest(labels, narrow=narrow) <= name_width:
         long, names = [False] * len(labels), labels
     else:
         long = [not table.cuts_names and cell_len(label) > name_width for label in labels]
         names = [screen.elide("" if apart else label, name_width) for label, apart in zip(labels, long, strict=True)]
-    columns = [padded(block.texts, block.width, right=block.column.kind in RIGHT) for block in blocks]
-    cells = list(zip(*columns, strict=True)) if columns else [()] * len(table.lines)
+        narrow = is_narrow(names)
+    columns = [padded(each.texts, each.width, narrow=each.narrow, right=each.column.kind in RIGHT) for each in blocks]
+    cells = iter(zip(*columns, strict=True) if columns else repeat(()))  # items are in the order of lines
     # One text with its spans, because appending each cell took half of the time of `show` (2026-11).
     lines: list[str] = []
     spans: list[Span] = []
     end, styled = 0, any(block.styles is not None for block in blocks)
-    for item, label, apart, name in zip(items, labels, long, padded(names, name_width), strict=True):
-        own = () if item.position is None else cells[item.position]
+    for item, label, apart, name in zip(items, labels, long, padded(names, name_width, narrow=narrow), strict=True):
+        own = () if item.position is None else next(cells)
         line = f"{label}\n" * apart + _GAP.join((name, *own)).rstrip() + "\n"
         if styled or item.position is None:
             spans += _spans(blocks, item, end + (len(label) + 1) * apart, end + len(line), name)

@@ -130,14 +130,14 @@ def _shown(names: tuple[str, ...]) -> _Shown:
 
 def _all_numbers(statistics: Sequence[Mapping[str, Json]]) -> list[Mapping[str, Json]]:
     """Returns statistics with numbers where JSON has strings: for NaN and infinities."""
-    # Asked once for all that have the same names and types, as most have.
+    # Asked once for all that have the same names and types, as most have, and as the one before has, as a rule.
     written: dict[tuple[tuple[str, ...], tuple[type, ...]], Mapping[str, _Written]] = {}
     found: list[Mapping[str, Json]] = []
+    last, convert = None, dict[str, _Written]()
     for each in statistics:
         kind = (tuple(each), tuple(map(type, each.values())))
-        if kind not in written:
-            written[kind] = _converted(*kind)
-        convert = written[kind]
+        if kind != last:
+            last, convert = kind, written.get(kind) or written.setdefault(kind, _converted(*kind))
         found.append({**each, **{name: convert[name](each, name) for name in convert}} if convert else each)
     return found
 

@@ -179,23 +179,28 @@ def _section(family: str, pairs: Mapping[str, _Pair], notes: Mapping[str, Sequen
 
 
 class _Read(NamedTuple):
-    """_Read has the facts and the statistics of rows, which a table reads column by column."""
+    """_Read has the facts and the statistics of rows, which a table reads column by column.
+
+    `present` states for each line whether it has such a row.
+    """
 
     facts: Sequence[Mapping[str, Json]]
     statistics: Sequence[Mapping[str, Json]]
+    present: Sequence[bool]
 
     @classmethod
     def of(cls, rows: Sequence[Row | None]) -> _Read:
-        """Returns those of some rows; of None, empty ones."""
-        nothing: Mapping[str, Json] = {}
-        return cls(
-            [nothing if row is None else row.facts for row in rows],
-            [nothing if row is None else row.statistics for row in rows],
-        )
+        """Returns those of some rows, one for each line; None for a line without."""
+        own = [row for row in rows if row is not None]
+        return cls([row.facts for row in own], [row.statistics for row in own], [row is not None for row in rows])
 
     def cells(self, column: Column) -> Sequence[Cell]:
         """Returns the cells of a column."""
-        return column.cells(self.facts if column.heading in FACTS else self.statistics)
+        found = column.cells(self.facts if column.heading in FACTS else self.statistics)
+        if len(found) == len(self.present):
+            return found
+        rest = iter(found)
+        return [next(rest) if each else None for each in self.present]
 
 
 def _words(rows: Sequence[Row], notes: Mapping[str, Sequence[str]]) -> tuple[str, ...] | None:

@@ -66,6 +66,11 @@ class Column:
         converted = (list, dict, bool, int) if self.kind == "share" else (list, dict)
         if kinds.isdisjoint(converted):
             return cast("list[Cell]", found)
+        if kinds == {int} and self.kind == "share":
+            sizes = [*map(methodcaller("get", "size"), rows)]
+            if {*map(type, sizes)} == {int}:
+                counts = zip(cast("list[int]", found), cast("list[int]", sizes), strict=True)
+                return [value / size if size else None for value, size in counts]
         if kinds == {list}:  # each shape once, because tensors share them
             known: dict[str, Cell] = {}
             return [

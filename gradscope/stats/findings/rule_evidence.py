@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -157,16 +157,27 @@ class RuleEvidence:
         """
         return any(self._has_moved(entry) for entry in self.of(naming.PARAM) if len(entry.shape) == 1)
 
+    @cached_property
+    def _kernels_by_scope(self) -> Mapping[str, Sequence[Entry]]:
+        found: dict[str, list[Entry]] = {}
+        for entry in self.of(naming.PARAM):
+            if len(entry.shape) > 1:
+                found.setdefault(_scope(entry), []).append(entry)
+        return found
+
     def _has_moved(self, bias: Entry) -> bool:
         spread, size = column(bias, "std"), column(bias, "size")
         if spread <= 1e-6 * column(bias, "rms") or size < 2:
             return False
-        *outer, _ = bias.name.split("/")
-        beside = (entry for entry in self.of(naming.PARAM) if len(entry.shape) > 1
-                  and entry.name.split("/")[:-1] == outer)  # fmt: skip
+        beside = self._kernels_by_scope.get(_scope(bias), ())
         # The spread of a sample of n differs from the one drawn from by about 1 / sqrt(2 n).
         near = 3 / (2 * size) ** 0.5
         return not any(_is_uniform(entry) and abs(column(entry, "std") / spread - 1) < near for entry in beside)
+
+
+def _scope(entry: Entry) -> str:
+    """Returns the path around a tensor; "" for one at the top."""
+    return entry.name.rpartition("/")[0]
 
 
 def _is_uniform(entry: Entry) -> bool:
