@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -68,8 +68,7 @@ def number_column(cells: Sequence[float | Range | None]) -> list[str]:
     """Returns the numbers of one column in one notation, aligned at the decimal point; blank where there is none."""
     if Range in map(type, cells):
         return _column(cells, _notation([bound for cell in cells for bound in _bounds(cell)]).written, _on_the_point)
-    present = [cell for cell in cells if cell is not None and not isinstance(cell, Range)]
-    return _with_blanks(_of_one_width(present), cells)
+    return _with_blanks(_of_one_width(_present(cells)), cells)
 
 
 def share_column(cells: Sequence[float | Range | None]) -> list[str]:
@@ -93,8 +92,7 @@ def _column(
     aligned: Callable[[Sequence[str]], list[str]],
 ) -> list[str]:
     if Range not in map(type, cells):
-        present = [cell for cell in cells if cell is not None and not isinstance(cell, Range)]
-        return _with_blanks(aligned(list(map(written, present))), cells)
+        return _with_blanks(aligned(list(map(written, _present(cells)))), cells)
     # A range whose ends are written alike is one number to its reader.
     bounds = [list(dict.fromkeys(written(bound) for bound in _bounds(cell))) for cell in cells]
     lows = [each[0] if each else "" for each in bounds]
@@ -103,6 +101,12 @@ def _column(
         return aligned(lows)
     width = max(map(len, highs))
     return [low + high.ljust(width) for low, high in zip(_to_the_right(lows), highs, strict=True)]
+
+
+def _present(cells: Sequence[float | Range | None]) -> Sequence[float]:
+    """Returns the numbers of cells without a range."""
+    found = [cell for cell in cells if cell is not None] if None in cells else cells
+    return cast("Sequence[float]", found)
 
 
 def _with_blanks(texts: list[str], cells: Sequence[float | Range | None]) -> list[str]:

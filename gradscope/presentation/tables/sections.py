@@ -166,7 +166,7 @@ def _section(family: str, pairs: Mapping[str, _Pair], notes: Mapping[str, Sequen
         _SHAPE.cells(facts),
         [None if each == _USUAL_DTYPE else each for each in _DTYPE.cells(facts)],
         *((gradients if each.group == _GRADIENT else values).cells(each) for each in columns),
-        [_words(own, notes) for own in rows],
+        _words(rows, notes),
         *(each.cells(facts) for each in _AFTER),
     ]
     lines = zip(zip(*cells, strict=True), rows, strict=True)
@@ -203,11 +203,11 @@ class _Read(NamedTuple):
         return [next(rest) if each else None for each in self.present]
 
 
-def _words(rows: Sequence[Row], notes: Mapping[str, Sequence[str]]) -> tuple[str, ...] | None:
-    """Returns the findings in the tensors of a line; of one without any, the reason why it is missing."""
-    if not notes and not any("absent" in row.facts for row in rows):
-        return None
-    return tuple(dict.fromkeys(word for row in rows for word in _words_of(row, notes))) or None
+def _words(lines: Sequence[Sequence[Row]], notes: Mapping[str, Sequence[str]]) -> Sequence[Cell]:
+    """Returns for each line the findings in its tensors; of one without any, the reason why it is missing."""
+    if not notes and not any(["absent" in row.facts for rows in lines for row in rows]):
+        return [None] * len(lines)
+    return [tuple(dict.fromkeys(word for row in rows for word in _words_of(row, notes))) or None for rows in lines]
 
 
 def _words_of(row: Row, notes: Mapping[str, Sequence[str]]) -> Sequence[str]:
