@@ -54,6 +54,7 @@ MEANINGS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 FAMILIES: Final = tuple(MEANINGS)
+_KNOWN: Final = frozenset(FAMILIES)  # in which a family is found in a fifth of the time
 
 _GRADIENTS: Final = {ACTIVATION: ACTIVATION_GRAD, PARAM: PARAM_GRAD, INPUT: INPUT_GRAD}
 _VALUES: Final = {gradient: value for value, gradient in _GRADIENTS.items()}
@@ -72,7 +73,7 @@ def split_key(key: str) -> tuple[str, str]:
     if head == SLOT_PREFIX and "/" in rest:
         slot, _, name = rest.partition("/")
         return f"{SLOT_PREFIX}/{slot}", name
-    if head in FAMILIES and rest:
+    if head in _KNOWN and rest:
         return head, rest
     return TENSOR, key
 

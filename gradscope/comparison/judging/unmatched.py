@@ -95,8 +95,8 @@ def _is_ported(match: Match) -> bool:
 
 def _coarsest(source: DumpSource) -> str:
     """Returns the coarsest floating-point dtype of a dump's activations."""
-    entries = (entry for entry in source.manifest.entries if entry.family == ACTIVATION)
-    return reduce(coarser, (entry.dtype for entry in entries if dtype_class(entry.dtype) == "float"), "float64")
+    dtypes = dict.fromkeys(entry.dtype for entry in source.manifest.entries if entry.family == ACTIVATION)
+    return reduce(coarser, (dtype for dtype in dtypes if dtype_class(dtype) == "float"), "float64")
 
 
 def _losses_agree(dumps: Dumps, dtype: str) -> bool:

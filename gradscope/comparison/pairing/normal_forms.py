@@ -35,8 +35,8 @@ _SYNONYMS: Final[dict[Tokens, str]] = {
 _ITERATION: Final = re.compile(r"\[\d+\]$")
 _OCCURRENCE: Final = re.compile(r"#\d+$")
 
-#: A dot that sets off no number.
-_GAP_IN_WORDS: Final = re.compile(r"(?<=[A-Za-z])\.(?=[A-Za-z])")
+#: A dot that sets off no number. It starts with the dot, which is looked for in half of the time of a letter.
+_GAP_IN_WORDS: Final = re.compile(r"\.(?<=[A-Za-z]\.)(?=[A-Za-z])")
 
 _GRADIENT_WORDS: Final = frozenset({"grad", "grads", "gradient", "gradients"})
 

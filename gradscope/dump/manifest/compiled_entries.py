@@ -101,7 +101,7 @@ def _entry_without_counts() -> type[Entry]:
     import msgspec  # noqa: PLC0415 - it takes 30 ms
 
     parts: list[tuple[str, Any]] = [("first", int), ("counts", msgspec.Raw)]
-    histogram = msgspec.defstruct("_Histogram", parts, forbid_unknown_fields=True)
+    histogram = msgspec.defstruct("_Histogram", parts, forbid_unknown_fields=True, gc=False)
     integer = Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST)]
     stats = Mapping[str, bool | integer | float | str | list[int] | histogram | None]
     return make_dataclass("_Entry", [("stats", stats)], bases=(Entry,), frozen=True, slots=True, kw_only=True)

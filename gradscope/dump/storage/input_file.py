@@ -35,7 +35,7 @@ class InputFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor = _opened(path)
-        self._window, self._window_start = b"", 0
+        self._window = (0, b"")  # in one, so that several threads may change it
         facts = os.fstat(self._descriptor)
         self.size_bytes = facts.st_size
         if not stat.S_ISREG(facts.st_mode):
@@ -82,15 +82,13 @@ class InputFile:
             buffer, offset = buffer[count:], offset + count
 
     def near(self, offset: int, size_bytes: int) -> bytes:
-        """Returns what `read` does, from one read of the disk for small pieces that are close to each other.
-
-        It is for one thread at a time.
-        """
-        start = offset - self._window_start
-        if not 0 <= start <= len(self._window) - size_bytes:
-            self._window_start, start = offset, 0
-            self._window = self.read(offset, max(size_bytes, min(_WINDOW_BYTES, self.size_bytes - offset)))
-        return self._window[start : start + size_bytes]
+        """Returns what `read` does, from one read of the disk for small pieces that are close to each other."""
+        first, window = self._window
+        start = offset - first
+        if not 0 <= start <= len(window) - size_bytes:
+            window, start = self.read(offset, max(size_bytes, min(_WINDOW_BYTES, self.size_bytes - offset))), 0
+            self._window = (offset, window)
+        return window[start : start + size_bytes]
 
     def close(self) -> None:
         """Closes the file."""

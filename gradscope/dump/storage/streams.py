@@ -16,6 +16,9 @@ from gradscope.protocols import implements
 #: Compressed bytes read at a time, and bytes checksummed at a time, while they are in cache.
 _STEP_BYTES: Final = 1 << 20
 
+#: The most bytes that are read with what is behind them.
+_FEW_BYTES: Final = 1 << 10
+
 
 class ByteStream(Protocol):
     """Bytes that are read once, in order, into the caller's buffers."""
@@ -68,7 +71,10 @@ class PlainStream:
             raise DumpError("its data ends too early")
         for start in range(0, len(buffer), _STEP_BYTES):
             chunk = buffer[start : start + _STEP_BYTES] if len(buffer) > _STEP_BYTES else buffer
-            self._file.read_into(chunk, self._offset)
+            if len(chunk) <= _FEW_BYTES:  # as those of most tensors that are compared or read one after the other
+                chunk[:] = self._file.near(self._offset, len(chunk))
+            else:
+                self._file.read_into(chunk, self._offset)
             self._offset += len(chunk)
             if self._expected is not None:
                 self._crc32 = checksum(chunk, self._crc32)

@@ -205,7 +205,7 @@ class _Read(NamedTuple):
 
 def _words(lines: Sequence[Sequence[Row]], notes: Mapping[str, Sequence[str]]) -> Sequence[Cell]:
     """Returns for each line the findings in its tensors; of one without any, the reason why it is missing."""
-    if not notes and not any(["absent" in row.facts for rows in lines for row in rows]):
+    if not notes and not any("absent" in row.facts for rows in lines for row in rows):
         return [None] * len(lines)
     return [tuple(dict.fromkeys(word for row in rows for word in _words_of(row, notes))) or None for rows in lines]
 

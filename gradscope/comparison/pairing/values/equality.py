@@ -60,9 +60,10 @@ class Equality:
     def recipe(self, ref: str, cand: str) -> Recipe | None:
         """Returns the recipe that makes the reference's tensor of the candidate's; None where values differ."""
         classes = self.ref_class(ref), self.cand_class(cand)
-        if classes not in self._steps:
-            self._steps[classes] = self._found(ref, cand)
-        steps = self._steps[classes]
+        try:
+            steps = self._steps[classes]  # once, because these names of classes are long
+        except KeyError:
+            steps = self._steps[classes] = self._found(ref, cand)
         return None if steps is None else Recipe(keys=(cand,), steps=steps)
 
     def _found(self, ref: str, cand: str) -> tuple[RecipeStep, ...] | None:
