@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
-from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias
 
 from gradscope import naming
@@ -178,24 +177,24 @@ class _Facts:
     def in_order(self) -> list[Entry]:
         """Returns the entries in execution order; entries of one rank in the order written."""
         first: dict[tuple[str, str], int] = {}
-        ranked = [(self._rank(entry, first, position), position, entry) for position, entry in enumerate(self._entries)]
-        ranked.sort(key=itemgetter(0, 1))
-        return [entry for *_, entry in ranked]
+        ranks = [self._rank(entry, first, position) for position, entry in enumerate(self._entries)]
+        return [self._entries[position] for *_, position in sorted(ranks)]
 
     def _rank(self, entry: Entry, first: dict[tuple[str, str], int], own: int) -> tuple[int, ...]:
+        """Returns what sorts an entry; its position is the last of it."""
         family, rank, is_gradient = _companions(entry.family)
         site = entry.site
         # A value and its gradient have one key, and so have the terms of one gradient.
         position = first.setdefault((family, site.of or entry.name), own)
         if family == naming.TERM:
-            return (rank, position, site.index)
+            return (rank, position, site.index, own)
         # The position in the file comes last, so that a gradient stays after its own value.
         if family != naming.ACTIVATION:
-            return (rank, site.index, position, is_gradient)
+            return (rank, site.index, position, is_gradient, own)
         layer = self._layer(entry) if self._layers else None
         # A composite layer computes its output last, but people read it first.
         index = site.index if layer is None else layer.index
-        return (rank, index, entry.name.count("/"), site.index, position, is_gradient)
+        return (rank, index, entry.name.count("/"), site.index, position, is_gradient, own)
 
     def _layer(self, entry: Entry) -> Layer | None:
         """Returns the layer from which an activation has its name, with or without the index of one of its outputs."""

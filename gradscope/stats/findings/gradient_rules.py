@@ -165,6 +165,8 @@ def unused_parameter(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]
         name: why for name, entry in params.items()
         if (why := _unused(evidence, entry)) is not None and not _is_lost_in_derivative(evidence, name)
     }  # fmt: skip
+    if not unused:
+        return
     used = {part for name in params if name not in unused for part in _around(name)}
     parts: dict[str, list[Entry]] = {}
     for name in unused:
