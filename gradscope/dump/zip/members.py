@@ -8,7 +8,7 @@ from gradscope.dump.storage.input_file import InputFile
 from gradscope.dump.storage.streams import ByteStream, InflatingStream, PlainStream
 from gradscope.dump.zip.directory import ZipMember
 from gradscope.dump.zip.extra_fields import parse_extra, wide_numbers
-from gradscope.dump.zip.structures import EXTRA_FACTS, LOCAL, LOCAL_SIGNATURE, STORED
+from gradscope.dump.zip.structures import EXTRA_FACTS, LIMIT_32, LOCAL, LOCAL_SIGNATURE, STORED
 from gradscope.errors import DumpError
 
 #: Flag of a member whose header was written before its size was known.
@@ -45,7 +45,8 @@ def read_local_header(file: InputFile, offset: int) -> LocalHeader:
     names, end = LOCAL.size + name_bytes, LOCAL.size + name_bytes + extra_bytes
     whole = start if end <= len(start) else file.near(offset, end)
     fields = parse_extra(whole[names:end])
-    size, compressed = wide_numbers(fields, (size, compressed))
+    if LIMIT_32 in (size, compressed):
+        size, compressed = wide_numbers(fields, (size, compressed))
     name, facts = whole[LOCAL.size : names], fields.get(EXTRA_FACTS, b"")
     return LocalHeader(name, flags, method, crc32, compressed, size, facts, offset + end)
 

@@ -148,8 +148,8 @@ def _converted(names: tuple[str, ...], types: tuple[type, ...]) -> dict[str, _Wr
     return {**numbers, **{name: _text for name in shown.texts if kinds[name] not in (_PLAIN | {str})}}
 
 
-class _Companions(NamedTuple):
-    """_Companions has what the entries of a family share with those next to them: see `_Facts.in_order`."""
+class Companions(NamedTuple):
+    """`Companions` has what the entries of a family share with those next to them: see `_Facts.in_order`."""
 
     family: str
     rank: int
@@ -157,9 +157,10 @@ class _Companions(NamedTuple):
 
 
 @cache
-def _companions(family: str) -> _Companions:
+def companions(family: str) -> Companions:
+    """Returns the family of the values, its rank in execution order, and whether a family has gradients."""
     shared = value_family(family)
-    return _Companions(shared, family_rank(shared), naming.is_gradient(family))
+    return Companions(shared, family_rank(shared), naming.is_gradient(family))
 
 
 class _Facts:
@@ -182,7 +183,7 @@ class _Facts:
 
     def _rank(self, entry: Entry, first: dict[tuple[str, str], int], own: int) -> tuple[int, ...]:
         """Returns what sorts an entry; its position is the last of it."""
-        family, rank, is_gradient = _companions(entry.family)
+        family, rank, is_gradient = companions(entry.family)
         site = entry.site
         # A value and its gradient have one key, and so have the terms of one gradient.
         position = first.setdefault((family, site.of or entry.name), own)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, cast
+from typing import Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,10 @@ _PLAIN_FROM: Final = 1e-3
 _PLAIN_TO: Final = 9999.5
 #: The most digits, before and after the point, of a number with as many decimals as the others of its column.
 _MOST_DIGITS: Final = 6
+
+#: The range of magnitudes whose exponents have two digits.
+_SHORT_FROM: Final = 1e-98
+_SHORT_TO: Final = 1e98
 
 #: The prefix of each power of a thousand, and the smallest number that rounds to the next.
 _PREFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
@@ -133,29 +137,26 @@ def _of_one_width(values: Sequence[float]) -> list[str]:
     notation = _notation(values, plain)
     if plain is None or not plain.all():
         return _on_the_point(list(map(notation.written, values)))
-    if notation.decimals is None:
+    if notation is _SCIENTIFIC and not (np.abs(plain).min() > _SHORT_FROM and np.abs(plain).max() < _SHORT_TO):
         return _on_the_point(list(map(notation.conversion.__mod__, values)))
-    # All have as many decimals, so that the largest or the least is the longest: asked once for all, this takes half of
-    # the time of looking at each.
+    # All have as many characters behind the point, so that the largest or the least is the longest: asked once for all,
+    # this takes half of the time of looking at each.
     width = max(len(notation.conversion % bound) for bound in (plain.max(), plain.min()))
-    return list(map(f"%{width}.{notation.decimals}f".__mod__, values))
+    return list(map(f"%{width}{notation.conversion[1:]}".__mod__, values))
 
 
-class _Notation(NamedTuple):
-    """_Notation has the conversion, of Python's `%` operator, of the numbers of one column.
+@dataclass(frozen=True, slots=True)
+class _Notation:
+    """_Notation has the conversion, of Python's `%` operator, of the numbers of one column."""
 
-    `decimals` is how many all of them have; None where they have exponents.
-    """
-
-    conversion: str = "%.2e"
-    decimals: int | None = None
+    conversion: str
 
     def written(self, value: float) -> str:
         """Returns one number as text."""
         return _plain(value) if _has_no_digits_to_lose(value) else self.conversion % value
 
 
-_SCIENTIFIC: Final = _Notation()
+_SCIENTIFIC: Final = _Notation("%.2e")
 
 
 def _notation(values: Sequence[float], plain: npt.NDArray[np.float64] | None = None) -> _Notation:
@@ -170,8 +171,7 @@ def _notation(values: Sequence[float], plain: npt.NDArray[np.float64] | None = N
     least, most = float(magnitudes.min()), float(magnitudes.max())
     decimals = max(2 - _exponent(least), 0)
     fits = max(_exponent(most), 0) + 1 + decimals <= _MOST_DIGITS
-    fitting = _reads_plain(least) and _reads_plain(most) and fits
-    return _Notation(f"%.{decimals}f", decimals) if fitting else _SCIENTIFIC
+    return _Notation(f"%.{decimals}f") if _reads_plain(least) and _reads_plain(most) and fits else _SCIENTIFIC
 
 
 def _plain(value: float) -> str:

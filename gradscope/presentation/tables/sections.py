@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from gradscope import naming
 from gradscope.dump.record import Json
-from gradscope.presentation.tables.dump_rows import FACTS, Row, family_rank, value_family
+from gradscope.presentation.tables.dump_rows import FACTS, Row, companions, family_rank
 from gradscope.presentation.tables.table import Cell, Column, Kind, Line, Table, column
 from gradscope.stats.columns import ColumnKind, column_kinds
 
@@ -141,11 +141,12 @@ def sections(rows: Sequence[Row], notes: Mapping[str, Sequence[str]], *, in_orde
     """
     families: dict[str, dict[str, _Pair]] = {}
     for row in rows:
-        pairs = families.setdefault(value_family(row.family), {})
+        family, _, is_gradient = companions(row.family)
+        pairs = families.setdefault(family, {})
         pair = pairs.get(row.name)
         if pair is None:
             pair = pairs[row.name] = _Pair()
-        if naming.is_gradient(row.family):
+        if is_gradient:
             pair.gradient = row
         else:
             pair.value = row
