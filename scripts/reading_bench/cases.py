@@ -70,6 +70,17 @@ def cases(folder: Path, *, quick: bool) -> Iterator[Case]:
     yield Case(
         what=f"compare, {tensors:,} tensors: CPU seconds", command=(*ours, "compare", "a.npz", "b.npz"), limit=2.0
     )
+    members = 7_000 if quick else 70_000
+    for name in ("c.npz", "d.npz"):
+        _written(write_dump, folder / name, members, name="layer[{}]/w".format)
+    for command, limit in (("show", 3.0), ("compare", 8.0)):
+        files = ("c.npz", "d.npz") if command == "compare" else ("c.npz",)
+        yield Case(
+            what=f"{command}, {members:,} members: CPU seconds",
+            command=(*ours, command, *files),
+            limit=limit,
+            memory_limit=300,
+        )
     for count in (300, 1_000) if quick else (300, 1_000, 10_000, 70_000):
         for equal in (False, True) if count < _MOST_EQUAL else (False,):
             one, other = f"one{count}{equal}.npz", f"other{count}{equal}.npz"

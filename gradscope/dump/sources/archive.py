@@ -15,7 +15,7 @@ from gradscope.dump.storage.member_facts import member_facts
 from gradscope.dump.storage.npy_header import NpyHeader, npy_prefix, parse_npy_header
 from gradscope.dump.storage.storage_errors import located
 from gradscope.dump.storage.stored_tensor import StoredTensor
-from gradscope.dump.storage.streams import ByteStream
+from gradscope.dump.storage.streams import ByteStream, PlainStream
 from gradscope.dump.zip.directory import Directory, ZipMember
 from gradscope.dump.zip.member_names import member_name
 from gradscope.dump.zip.members import data_offset, member_stream
@@ -157,19 +157,23 @@ def _tensor(file: InputFile, entry: Entry, stored: Stored, data: _Data) -> Store
         stored=agreed.stored,
         fortran=agreed.header.fortran,
         header_bytes=agreed.header.header_bytes,
-        open_stream=_Opens(file, member, offset),
+        open_stream=_Opens(file, offset, member.size_bytes, member.crc32),
     )
 
 
 class _Opens(NamedTuple):
-    """_Opens opens the stream of a member; it takes a third of the memory of a partial function."""
+    """_Opens opens the stream of a member; it takes a third of the memory of a partial function.
+
+    Nor does it keep what the zip directory says of the member.
+    """
 
     file: InputFile
-    member: ZipMember
     offset: int
+    size_bytes: int
+    crc32: int
 
     def __call__(self) -> ByteStream:
-        return member_stream(*self)
+        return PlainStream(self.file, offset=self.offset, size_bytes=self.size_bytes, crc32=self.crc32)
 
 
 class _Agreed(NamedTuple):

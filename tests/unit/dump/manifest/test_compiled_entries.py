@@ -12,7 +12,7 @@ from gradscope.dump.manifest.codec import manifest_from_json, manifest_from_text
 from gradscope.dump.manifest.compiled_entries import compiled_entries
 from gradscope.dump.manifest.json_text import loads
 from gradscope.dump.manifest.manifest import Entry, Manifest, Stored
-from gradscope.dump.record import Shard, SiteFacts
+from gradscope.dump.record import Shard, SiteFacts, fields_of
 from gradscope.errors import DumpError
 
 pytest.importorskip("msgspec", reason="msgspec is absent: manifests were NOT decoded with it")
@@ -51,6 +51,37 @@ def test_entries_and_the_rest_are_what_python_reads(text: bytes) -> None:
     assert manifest_from_text(text) == MANIFEST
 
 
+def test_entries_without_histograms_have_all_else() -> None:
+    found = compiled_entries(TEXT, histograms=False)
+    assert found is not None
+    first, *others = (Entry(**fields_of(Entry, each)) for each in found.entries)
+    stats = {name: value for name, value in FULL.stats.items() if name != "histogram"}
+    assert "histogram" in FULL.stats
+    assert (first, *others) == (replace(FULL, stats=stats), *MANIFEST.entries[1:])
+    assert manifest_from_text(TEXT, histograms=False).entries == found.entries
+
+
+@pytest.mark.parametrize(
+    ("part", "altered"),
+    [
+        (b'"l2":0.1', b'"l2":{"first":3,"counts":[1]}'),
+        (b'{"first":3,"counts":[1,2]}', b'{"first":3,"counts":[],"more":1}'),
+        (b'{"first":3,"counts":[1,2]}', b'{"first":3,"counts":[{"a":1}]}'),
+        (b'"first":3', b'"first":1e999'),
+        (b'"size":6', b'"size":{}'),
+        (b'"counts":[1,2]', '"counts":["é"]'.encode()),
+    ],
+)
+def test_statistics_of_another_form_are_left_to_python_where_histograms_are_not_asked_for(
+    part: bytes, altered: bytes
+) -> None:
+    text = TEXT.replace(part, altered, 1)
+    assert text != TEXT
+    assert compiled_entries(text, histograms=False) is None
+    assert manifest_from_text(text, histograms=False) == manifest_from_json(loads(text))
+
+
+@pytest.mark.parametrize("histograms", [True, False])
 @pytest.mark.parametrize(
     ("part", "altered", "problem"),
     [
@@ -60,6 +91,8 @@ def test_entries_and_the_rest_are_what_python_reads(text: bytes) -> None:
         (b'"l2":0.1', b'"l2":0.2,"l2":0.1', "names a field twice"),
         (b'"first":3', b'"first":4,"first":3', "names a field twice"),
         (b'"counts":[1,2]', b'"counts":[{"a":1,"a":2}]', "names a field twice"),
+        (b'"counts":[1,2]', b'"counts":[01,2]', "malformed"),
+        (b'"counts":[1,2]', b'"counts":["\xff"]', "malformed"),
         (b'"entries":[', b'"entries":[],"entries":[', "names a field twice"),
         (b'"name":"b"', b'"name":"b","more":1', "unknown fields.*more"),
         (b'"name":"b"', b'"name":"b","alias_of":null', "alias_of should be text"),
@@ -76,10 +109,12 @@ def test_entries_and_the_rest_are_what_python_reads(text: bytes) -> None:
         (b'"index":1', b'"index":1' + b',"x":' + b"[" * 40 + b"]" * 40, "deeper than"),
     ],
 )
-def test_what_python_refuses_is_refused_with_its_words(part: bytes, altered: bytes, problem: str) -> None:
+def test_what_python_refuses_is_refused_with_its_words(
+    part: bytes, altered: bytes, problem: str, *, histograms: bool
+) -> None:
     assert part in TEXT
     with pytest.raises(DumpError, match=problem) as refused:
-        manifest_from_text(TEXT.replace(part, altered, 1))
+        manifest_from_text(TEXT.replace(part, altered, 1), histograms=histograms)
     with pytest.raises(DumpError, match=re.escape(refused.value.message)):
         manifest_from_json(loads(TEXT.replace(part, altered, 1)))
 
