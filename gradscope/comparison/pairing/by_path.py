@@ -44,14 +44,20 @@ class _FamilyNames:
         return self._forms_without(without) if without else self._forms
 
     @cached_property
+    def _spelt(self) -> Sequence[str]:
+        return [*map(spelt, self.tokens.values())]
+
+    @cached_property
     def _forms(self) -> dict[str, str]:
         return self._forms_without(())
 
     def _forms_without(self, without: Tokens) -> dict[str, str]:
         keys: defaultdict[str, list[str]] = defaultdict(list)
-        for key, tokens in self.tokens.items():
-            inside = tokens[: len(without)] == without
-            keys[spelt(tokens[len(without) :] if inside else tokens)].append(key)
+        start = len(spelt(without))
+        for (key, tokens), form in zip(self.tokens.items(), self._spelt, strict=True):
+            # No token has a dot, so that what is behind the prefix is spelt as it is without.
+            inside = without and tokens[: len(without)] == without
+            keys[form[start:].removeprefix(".") if inside else form].append(key)
         return {form: found[0] for form, found in keys.items() if form and len(found) == 1}
 
     def numbered(self) -> dict[str, list[list[str]]]:
