@@ -216,7 +216,7 @@ def _unpaired(
             if row.status == status and row.counts and row.family == first.family
         }
         if alone and program.layers:
-            agreeing = {program.owner(row) for row in rows if row.status == "same"} - alone.keys()
+            agreeing = {program.owner(row) for row in rows if row.status == "same" and row.compared} - alone.keys()
             sources = sources_of(program.layers)
             right = _borne_out(sources, alone, rows, first, program)
             before = _reached(sources, program.owner(first), alone, agreeing | right, through=True)
@@ -243,7 +243,7 @@ def _borne_out(
     error = as_float(first.metrics.get("rel_l2", math.inf))
     errors: dict[str, float] = {}
     for row in rows:
-        if row.status in ("same", "different") and (owner := program.owner(row)):
+        if row.compared and (owner := program.owner(row)):
             # What is zero but for rounding agrees whatever it is computed from, and a small error may be a trace.
             trace = as_float(row.metrics.get("rel_l2", 0.0)) if row.status == "same" else math.inf
             errors[owner] = max(errors.get(owner, 0.0), trace if row.needed or not trace else math.inf)

@@ -236,5 +236,5 @@ def _ordered(shape: Shape, axes: Shape) -> Shape:
 
 
 def _refines(fine: Shape, coarse: Shape) -> bool:
-    """Returns whether merging neighbouring axes of `fine` gives `coarse`."""
-    return set(accumulate(coarse, mul)) <= set(accumulate(fine, mul))
+    """Returns whether merging neighbouring axes of `fine` gives `coarse`, but for axes of size one."""
+    return set(accumulate(coarse, mul)) <= {1, *accumulate(fine, mul)}
