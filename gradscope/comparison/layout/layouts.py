@@ -82,6 +82,11 @@ class AxisLayout:
     reordered: tuple[Shape, Shape] | None = None
     blocks: BlockOrder | None = None
 
+    @property
+    def in_order(self) -> bool:
+        """Whether the elements stay in their order, so that no more than the shape is another."""
+        return self.axes == tuple(range(len(self.axes))) and not self.flipped and self.blocks is None
+
     def read(self, array: Array) -> Array:
         """Returns a tensor in this layout, without the last reshape."""
         if self.blocks is not None:
