@@ -7,7 +7,7 @@ reverse order for gradients.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -247,17 +247,33 @@ def _borne_out(
             # What is zero but for rounding agrees whatever it is computed from, and a small error may be a trace.
             trace = as_float(row.metrics.get("rel_l2", 0.0)) if row.status == "same" else math.inf
             errors[owner] = max(errors.get(owner, 0.0), trace if row.needed or not trace else math.inf)
-    # Of a layer that returns several values, the graph does not tell which is computed from what.
-    several = {
-        key_of(family, name)
-        for layer in program.layers
-        for name in layer.outputs
-        if len(layer.outputs) > 1
-        for family in (*FORWARD, *BACKWARD)
-    } - {key_of(family, each.outputs[0]) for each in program.layers if len(each.outputs) == 1 for family in FORWARD}
+    unclear = _unclear(program.layers, errors)
     readers = inverted(sources)
     return frozenset(
         key
         for key in alone
-        if any(_COMPARABLE * errors[each] < error for each in nearest(readers, key, errors) if each not in several)
+        if any(_COMPARABLE * errors[each] < error for each in nearest(readers, key, errors) if each not in unclear)
     )
+
+
+def _unclear(layers: Sequence[Layer], errors: Mapping[str, float]) -> frozenset[str]:
+    """Returns the values and gradients of which the graph does not tell what they are computed from.
+
+    Of a layer that returns several values, each may be computed from some of what it reads, unless all of them agree;
+    and so may the gradient of what such a layer reads be from some of those that arrive at it.
+
+    Args:
+        layers: The layers of a program.
+        errors: The relative errors of its values and gradients that are compared, by key.
+    """
+    several = [layer for layer in layers if len(layer.outputs) > 1]
+    single = {layer.outputs[0] for layer in layers if len(layer.outputs) == 1}
+    values = {
+        key_of(family, name)
+        for layer in several
+        for family in FORWARD
+        if math.inf in (errors.get(key_of(family, name), math.inf) for name in layer.outputs)
+        for name in layer.outputs
+        if name not in single
+    }
+    return frozenset(values | {key_of(family, name) for layer in several for name in layer.inputs for family in BACKWARD})

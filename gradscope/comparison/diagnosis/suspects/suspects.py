@@ -150,6 +150,8 @@ class _Forward:
             return _Found(arranging[::-1], arranging)
         making = [step for step in steps if step not in arranging]
         before = reader is not None or normalises  # then it reads other values
+        if not before and layer.params and all(map(self._is_recognised, making)):
+            return _Found([], steps)
         return _Found(making or (arranging if before else []), steps, made_before=before)
 
     def _explained(self, reader: Reader, steps: Sequence[_Step]) -> _Step | None:
@@ -179,6 +181,12 @@ class _Forward:
             behind, value = [known[0][0], *behind], read[0]
         return None
 
+    def _is_recognised(self, step: _Step) -> bool:
+        """Returns whether a step computes a well-known function of one value."""
+        tensors = self._tensors(step)
+        own, read = tensors.tensor(_key(step)), list(tensors.read_by(step.layer))
+        return own is not None and len(read) == 1 and any(recognised(read[0], own))
+
     def _counterparts(self, match: Match, layer: Layer) -> list[Layer]:
         """Returns the layers of the candidate whose output is the counterpart: of a layer with parts all around it."""
         source, parents = self._dumps.cand, {each.parent for each in self._dumps.ref.manifest.layers}
@@ -203,9 +211,15 @@ def _backward(dumps: Dumps, rows: Sequence[ComparisonRow], unpaired: Sequence[Co
         for key in _keys(row)
     }
     steps = _steps(dumps, unpaired)
-    guilty = [step for step in steps if differing.intersection(step.layer.params)]
+    guilty = [step for step in steps if differing.intersection(_own_params(dumps, step))]
     steps.sort(key=lambda step: (step not in guilty, not step.of_ref, -step.row.index))
     return _Found(steps, steps, made_before=bool(guilty))
+
+
+def _own_params(dumps: Dumps, step: _Step) -> frozenset[str]:
+    """Returns the parameters that a layer uses itself, and not only its parts."""
+    layers = (dumps.ref if step.of_ref else dumps.cand).manifest.layers
+    return frozenset(step.layer.params).difference(*(each.params for each in layers if each.parent == step.layer.path))
 
 
 def _rows(steps: Sequence[_Step]) -> tuple[ComparisonRow, ...]:
