@@ -276,4 +276,5 @@ def _unclear(layers: Sequence[Layer], errors: Mapping[str, float]) -> frozenset[
         for name in layer.outputs
         if name not in single
     }
-    return frozenset(values | {key_of(family, name) for layer in several for name in layer.inputs for family in BACKWARD})
+    gradients = {key_of(family, name) for layer in several for name in layer.inputs for family in BACKWARD}
+    return frozenset(values | gradients)

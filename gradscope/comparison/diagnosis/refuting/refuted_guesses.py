@@ -41,7 +41,7 @@ _GUESSES: Final = ("order", "path")
 _EXACT: Final = 5e-6
 
 #: What a gradient is of which nothing that is computed from it tells that it differs.
-_TRACELESS_GRADIENT: Final = "another gradient where the function has none, from which nothing that differs is computed"
+_TRACELESS_GRADIENT: Final = "a gradient where the function has none; nothing that is computed from it differs"
 
 #: How many times as large as all errors behind it an error is that leaves no trace.
 _TRACELESS: Final = 10

@@ -1,8 +1,8 @@
 """`traceless_gradients` finds pairs of gradients that differ although nothing that is computed from them does.
 
-Where a function has no derivative, programs may take another one: of two equal largest values in a window, a maximum may
-hand its gradient to the first, or half of it to each. Behind a rectifier both are zero, and their gradients vanish
-before anything reads them. Such a pair has another gradient, and both programs are right.
+Where a function has no derivative, programs may take different ones: of two equal largest values in a window, a maximum
+may hand its gradient to the first, or half of it to each. Behind a rectifier both are zero, and their gradients vanish
+before anything reads them. The gradients of such a pair are different, and both programs are right.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def by_number(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
                 yield Match(ref=key, recipe=Recipe(keys=(other,), steps=steps), matched_by="fingerprint")
 
 
-def by_disconnected(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
+def by_disconnected(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:  # noqa: ARG001 - only names are compared
     """Yields matches of the gradients of paired parameters that reach the parameter in one of the programs alone."""
     recipes = {match.ref: match for match in unmatched.matched if split_key(match.ref)[0] == PARAM}
     free = frozenset(unmatched.only_cand)

@@ -118,7 +118,7 @@ def test_names_that_resemble_each_other_are_no_pair_where_nothing_bears_it_out()
 
 
 def _pooled(*, ported: bool, stopped: bool = False) -> Dump:
-    """A rectifier before a maximum of windows, some of which are all zero: two of JAX's maxima divide their gradient."""
+    """A rectifier before a maximum of windows, some of them all zero: one of two maxima divides its gradient there."""
 
     def loss(weights: Any, x: Any) -> Any:
         with jax.named_scope("Dense_0" if ported else "fc"):

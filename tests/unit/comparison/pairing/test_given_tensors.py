@@ -1,4 +1,4 @@
-"""What a program is given is paired in whatever form: numbers, edges of a graph, stacked kernels of several features."""
+"""What a program is given is paired in any form: numbers, edges of a graph, stacked kernels of several features."""
 
 from __future__ import annotations
 
