@@ -129,8 +129,7 @@ def _directions(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Bl
         return [f"Backward only: {_uncapitalised(forward)}, {_uncapitalised(backward)}"]
     if forward and backward and divergence.forward is None and (differing := _only_gradients(rows)):
         names = _some([row.name for row in sorted(differing, key=lambda row: -row.index)])
-        those = "that" if len(differing) == 1 else "those"
-        return [f"Backward only: forward agrees, and so do the gradients of activations, but not {those} of {names}"]
+        return [f"Backward only: forward agrees, and so do the gradients of activations, but not those of {names}"]
     return [each for each in (forward, backward) if each]
 
 

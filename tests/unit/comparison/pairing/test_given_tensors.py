@@ -70,7 +70,7 @@ def test_another_number_is_a_difference() -> None:
 def test_a_gradient_that_does_not_arrive_in_one_program_is_named() -> None:
     found = gs.compare(_graph_network(ported=False), _graph_network(ported=True, frozen=True))
     assert found.verdict == "different"
-    assert "but not that of `Graph_1/eps`" in found.sentence, found.sentence
+    assert "but not those of `Graph_1/eps`" in found.sentence, found.sentence
 
 
 @pytest.mark.parametrize("wrong", [False, True])

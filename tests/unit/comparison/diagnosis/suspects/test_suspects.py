@@ -273,3 +273,27 @@ def test_what_a_layer_of_several_values_reads_is_right_where_all_of_them_agree()
     assert first.name.startswith("cell#2"), found.sentence
     assert found.sentence.startswith(f"Forward first differs at `{first.name}`"), found.sentence
     assert not found.blame.unpaired
+
+
+def _skipping(*, ported: bool, stopped: bool = False) -> Dump:
+    """A layer that a pool reads, for which no port has a scope, and another layer."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        with jax.named_scope("Dense_0" if ported else "dense"):
+            x = x @ weights["in"]
+        with nullcontext() if ported else jax.named_scope("pool"):
+            y = x.reshape(len(x), 3, 2).max(-1)
+        with jax.named_scope("Dense_1" if ported else "side"):
+            x = (jax.lax.stop_gradient(x) if stopped else x) @ weights["side"]
+        return jnp.square(x + y).mean()
+
+    weights = {"in": WEIGHTS["fc"]["kernel"][:6], "side": WEIGHTS["head"]["kernel"]}
+    return gs.capture(loss, weights, IMAGE.reshape(-1, 6), origins=False)
+
+
+def test_no_function_is_suspected_of_what_another_layer_does_not_send_back() -> None:
+    found = gs.compare(_skipping(ported=False), _skipping(ported=True, stopped=True))
+    assert found.first_divergence.backward is not None
+    assert found.first_divergence.backward.name == "dense"
+    assert [each.name for each in found.blame.unpaired_gradients] == ["pool"]
+    assert not found.blame.suspects, found.sentence
