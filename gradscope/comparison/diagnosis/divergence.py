@@ -7,7 +7,7 @@ reverse order for gradients.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -216,7 +216,7 @@ def _unpaired(
             if row.status == status and row.counts and row.family == first.family
         }
         if alone and program.layers:
-            agreeing = {program.owner(row) for row in rows if row.status == "same"} - alone.keys()
+            agreeing = {program.owner(row) for row in rows if row.status == "same" and row.compared} - alone.keys()
             sources = sources_of(program.layers)
             right = _borne_out(sources, alone, rows, first, program)
             before = _reached(sources, program.owner(first), alone, agreeing | right, through=True)
@@ -243,21 +243,38 @@ def _borne_out(
     error = as_float(first.metrics.get("rel_l2", math.inf))
     errors: dict[str, float] = {}
     for row in rows:
-        if row.status in ("same", "different") and (owner := program.owner(row)):
+        if row.compared and (owner := program.owner(row)):
             # What is zero but for rounding agrees whatever it is computed from, and a small error may be a trace.
             trace = as_float(row.metrics.get("rel_l2", 0.0)) if row.status == "same" else math.inf
             errors[owner] = max(errors.get(owner, 0.0), trace if row.needed or not trace else math.inf)
-    # Of a layer that returns several values, the graph does not tell which is computed from what.
-    several = {
-        key_of(family, name)
-        for layer in program.layers
-        for name in layer.outputs
-        if len(layer.outputs) > 1
-        for family in (*FORWARD, *BACKWARD)
-    } - {key_of(family, each.outputs[0]) for each in program.layers if len(each.outputs) == 1 for family in FORWARD}
+    unclear = _unclear(program.layers, errors)
     readers = inverted(sources)
     return frozenset(
         key
         for key in alone
-        if any(_COMPARABLE * errors[each] < error for each in nearest(readers, key, errors) if each not in several)
+        if any(_COMPARABLE * errors[each] < error for each in nearest(readers, key, errors) if each not in unclear)
     )
+
+
+def _unclear(layers: Sequence[Layer], errors: Mapping[str, float]) -> frozenset[str]:
+    """Returns the values and gradients of which the graph does not tell what they are computed from.
+
+    Of a layer that returns several values, each may be computed from some of what it reads, unless all of them agree;
+    and so may the gradient of what such a layer reads be from some of those that arrive at it.
+
+    Args:
+        layers: The layers of a program.
+        errors: The relative errors of its values and gradients that are compared, by key.
+    """
+    several = [layer for layer in layers if len(layer.outputs) > 1]
+    single = {layer.outputs[0] for layer in layers if len(layer.outputs) == 1}
+    values = {
+        key_of(family, name)
+        for layer in several
+        for family in FORWARD
+        if math.inf in (errors.get(key_of(family, name), math.inf) for name in layer.outputs)
+        for name in layer.outputs
+        if name not in single
+    }
+    gradients = {key_of(family, name) for layer in several for name in layer.inputs for family in BACKWARD}
+    return frozenset(values | gradients)

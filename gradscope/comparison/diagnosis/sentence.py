@@ -127,8 +127,9 @@ def _directions(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Bl
         forward, backward = (forward + begins, backward) if divergence.forward else (forward, backward + begins)
     if forward and backward and divergence.backward_only:
         return [f"Backward only: {_uncapitalised(forward)}, {_uncapitalised(backward)}"]
-    if forward and backward and divergence.forward is None and _only_gradients_differ(rows):
-        return ["Backward only: forward agrees, and so do the gradients of activations"]
+    if forward and backward and divergence.forward is None and (differing := _only_gradients(rows)):
+        names = _some([row.name for row in sorted(differing, key=lambda row: -row.index)])
+        return [f"Backward only: forward agrees, and so do the gradients of activations, but not those of {names}"]
     return [each for each in (forward, backward) if each]
 
 
@@ -167,9 +168,10 @@ def _what(rows: Sequence[ComparisonRow]) -> str:
     return "".join(f", where {each}" for each in known[:1])
 
 
-def _only_gradients_differ(rows: Sequence[ComparisonRow]) -> bool:
-    families = {row.family for row in rows if row.status == "different"}
-    return bool(families) and all(map(is_gradient, families))
+def _only_gradients(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
+    """Returns the rows that differ, where all of them are gradients; else none."""
+    differing = [row for row in rows if row.status == "different"]
+    return differing if all(is_gradient(row.family) for row in differing) else []
 
 
 def _in_brackets(row: ComparisonRow, makers: Sequence[str]) -> str:

@@ -2,14 +2,15 @@
 
 A program in mixed precision computes layers in bfloat16 and stores parameters, their gradients and the loss in
 float32. A float32 tensor that was computed from bfloat16 has the digits of bfloat16. So the dtype that counts for a
-tensor is the coarsest of its own and of all that it was computed from, along the graph of layers. What a layer does
+tensor is the coarsest of its own and of all that it was computed from, along the graph of layers. An auxiliary output,
+such as the new state of a batch norm, is no part of that graph, and may be computed from any layer. What a layer does
 inside, between the values that the dump knows, is not seen; the candidate can be said to be of a dtype by hand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import reduce
+from functools import cached_property, reduce
 
 from gradscope.comparison.precision import coarser, dtype_class
 from gradscope.dump.interfaces import DumpSource
@@ -46,9 +47,15 @@ class InheritedPrecision:
             return entry.dtype
         family = PARAM_GRAD if entry.family == EXAMPLE_GRAD else entry.family
         found = entry.dtype
-        if family != AUX and self._sources:
-            found = _coarser(found, self._inherited(key_of(family, entry.name)))
+        if self._sources:
+            found = _coarser(found, self._any if family == AUX else self._inherited(key_of(family, entry.name)))
         return found if self._at_most is None else _coarser(found, self._at_most)
+
+    @cached_property
+    def _any(self) -> str:
+        """The coarsest dtype among all activations: an auxiliary output may be computed from any of them."""
+        dtypes = (entry.dtype for entry in self._source.manifest.entries if entry.family == ACTIVATION)
+        return reduce(_coarser, (dtype for dtype in dtypes if dtype_class(dtype) == "float"), "float64")
 
     def _inherited(self, key: str) -> str:
         """Returns the coarsest dtype among a tensor and everything that it is computed from."""

@@ -82,6 +82,11 @@ class AxisLayout:
     reordered: tuple[Shape, Shape] | None = None
     blocks: BlockOrder | None = None
 
+    @property
+    def in_order(self) -> bool:
+        """Whether the elements stay in their order, so that no more than the shape is another."""
+        return self.axes == tuple(range(len(self.axes))) and not self.flipped and self.blocks is None
+
     def read(self, array: Array) -> Array:
         """Returns a tensor in this layout, without the last reshape."""
         if self.blocks is not None:
@@ -236,5 +241,5 @@ def _ordered(shape: Shape, axes: Shape) -> Shape:
 
 
 def _refines(fine: Shape, coarse: Shape) -> bool:
-    """Returns whether merging neighbouring axes of `fine` gives `coarse`."""
-    return set(accumulate(coarse, mul)) <= set(accumulate(fine, mul))
+    """Returns whether merging neighbouring axes of `fine` gives `coarse`, but for axes of size one."""
+    return set(accumulate(coarse, mul)) <= {1, *accumulate(fine, mul)}

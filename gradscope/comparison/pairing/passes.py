@@ -55,16 +55,24 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
     from gradscope.comparison.pairing.structure.by_structure import by_structure  # noqa: PLC0415
     from gradscope.comparison.pairing.structure.packed_layers import by_packed_layers  # noqa: PLC0415
     from gradscope.comparison.pairing.values.by_parts import by_parts  # noqa: PLC0415
-    from gradscope.comparison.pairing.values.by_values import by_fingerprint, by_sibling, by_updated_state  # noqa: PLC0415
+    from gradscope.comparison.pairing.values.by_values import (  # noqa: PLC0415
+        by_disconnected,
+        by_fingerprint,
+        by_number,
+        by_sibling,
+        by_updated_state,
+    )
 
     yield from (
         by_path,
         by_order,
         by_fingerprint,
+        by_number,
         by_parts,
         by_packed_layers,
         by_structure,
         by_sibling,
+        by_disconnected,
         by_updated_state,
     )
 

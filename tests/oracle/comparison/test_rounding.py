@@ -64,6 +64,30 @@ def test_a_candidate_in_bfloat16_with_float32_parameters_is_judged_by_bfloat16()
     assert faulty.first_divergence.forward.name == "layer2"
 
 
+def _normalised(dtype: Any, *, momentum: float = 0.9) -> Dump:
+    """A layer, and the new mean of what it computes beside the loss; the mean is taken in float32."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        with jax.named_scope("dense"):
+            y = x.astype(dtype) @ weights["w"].astype(dtype)
+        mean = y.astype(jnp.float32).mean(0, keepdims=True)
+        return jnp.square(y.astype(jnp.float32) - mean).mean(), {"mean": (1 - momentum) * mean}
+
+    draw = np.random.default_rng(11).normal
+    weights = {"w": draw(size=(5, 3)).astype(np.float32)}
+    return gs.capture(loss, weights, draw(size=(16, 5)).astype(np.float32), origins=False)
+
+
+def test_an_auxiliary_output_is_as_precise_as_what_it_may_be_computed_from() -> None:
+    reference = _normalised(jnp.float32)
+    found = gs.compare(reference, _normalised(jnp.bfloat16))
+    assert found, found.sentence
+    (row,) = (row for row in found.rows if row.family == "aux")
+    assert row.tolerance == 0.02
+    assert (row.needed or 0.0) > 1e-4, "float32 would be judged by this"
+    assert not gs.compare(reference, _normalised(jnp.bfloat16, momentum=0.8))
+
+
 def test_a_precision_that_the_dump_does_not_show_is_said_by_hand() -> None:
     reference, hidden = _network(jnp.float32), _network(jnp.bfloat16, hidden=True)
     assert not gs.compare(reference, hidden)

@@ -24,6 +24,7 @@ from typing import Final
 from gradscope.comparison.diagnosis.refuting.errors_behind import ErrorsBehind
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources, lost_parameters, summed_parameters
 from gradscope.comparison.diagnosis.refuting.steps_apart import steps_apart
+from gradscope.comparison.diagnosis.refuting.traceless_gradients import traceless_gradients
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.interfaces import DumpSource
@@ -33,8 +34,14 @@ from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, is_gradient, key_of, s
 #: The passes that pair by names, which may be of another step.
 _BY_NAME: Final = ("name", "path")
 
+#: The passes that pair by places, or by names that only resemble each other.
+_GUESSES: Final = ("order", "path")
+
 #: The relative error of a loss, and of a gradient, that only rounding makes.
 _EXACT: Final = 5e-6
+
+#: What a gradient is of which nothing that is computed from it tells that it differs.
+_TRACELESS_GRADIENT: Final = "a gradient where the function has none; nothing that is computed from it differs"
 
 #: How many times as large as all errors behind it an error is that leaves no trace.
 _TRACELESS: Final = 10
@@ -66,7 +73,10 @@ def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compariso
     if not (dumps.ref.manifest.layers and dumps.cand.manifest.layers):
         return Unrefuted(pairing=pairing)
     pairing, agreeing = _without_applied(dumps, pairing, rows)
-    guesses = [each for each in pairing.matched if each.matched_by == "order" and rows[each.ref].status == "different"]
+    traceless = traceless_gradients(dumps, pairing, rows)
+    agreeing |= {key: _TRACELESS_GRADIENT for match in traceless for key in (match.ref, *match.recipe.keys)}
+    pairing = _without(dumps, pairing, {match.ref for match in traceless})
+    guesses = [each for each in pairing.matched if each.matched_by in _GUESSES and rows[each.ref].status == "different"]
     values = [each for each in guesses if split_key(each.ref)[0] == ACTIVATION]
     if not values:
         return Unrefuted(pairing=pairing, agreeing=agreeing)
@@ -111,7 +121,7 @@ def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compariso
             shifted = found is not None and found.shifted
             refuted |= {match.ref} | (set() if shifted else {key_of(ACTIVATION_GRAD, split_key(match.ref)[1])})
     # A gradient that only its value pairs goes with it.
-    by_place = {each.ref for each in pairing.matched if each.matched_by == "order"}
+    by_place = {each.ref for each in pairing.matched if each.matched_by in _GUESSES}
     return Unrefuted(pairing=_without(dumps, pairing, by_place & refuted), agreeing=agreeing, related=related)
 
 

@@ -1,6 +1,7 @@
 """`KernelForm` makes the gradients that a kernel can have, for what its layer reads and the gradient at its output.
 
-A dense layer has the gradient `u^T g`. A convolution multiplies each tap of its kernel with values that lie a fixed
+A dense layer has the gradient `u^T g`; its kernel may have an axis for each of several features, as `[heads, width,
+out]`, and is one matrix all the same. A convolution multiplies each tap of its kernel with values that lie a fixed
 distance from those of its output, so that the gradient of a tap is a correlation of `u` and `g` at that distance. Which
 distance belongs to which tap depends on padding, dilation, and whether the kernel is flipped; a wrong one of these
 leaves each tap one of the correlations. A transposed convolution has `u` and `g` in each other's place.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -34,6 +36,8 @@ class KernelForm:
         channels: The axis of the channels of what is read and of the output.
         inputs: The axis of the kernel that the inputs of a group of channels have.
         outputs: The axis of the kernel that the outputs have.
+        matrix: The shape of the kernel of a dense layer as a matrix, which these axes are about; None for a
+            convolution.
         strides: The stride along each axis of space; none for a dense layer.
         reach: How far a tap may lie from an element of the output along each axis.
     """
@@ -41,7 +45,8 @@ class KernelForm:
     channels: int
     inputs: int
     outputs: int
-    strides: tuple[int, ...]
+    matrix: tuple[int, int] | None = None
+    strides: tuple[int, ...] = ()
     reach: int = 0
 
     def taps(self, gradient: Array) -> Array:
@@ -50,7 +55,8 @@ class KernelForm:
         Args:
             gradient: The gradient.
         """
-        moved = np.moveaxis(gradient, (self.inputs, self.outputs), (-2, -1))
+        kernel = gradient if self.matrix is None else gradient.reshape(self.matrix)
+        moved = np.moveaxis(kernel, (self.inputs, self.outputs), (-2, -1))
         return moved.reshape(-1, *moved.shape[-2:])
 
     def possible(self, read: Array, arriving: Array, inputs: int) -> Array:
@@ -61,10 +67,10 @@ class KernelForm:
             arriving: The gradient at its output.
             inputs: The number of inputs of each group of channels.
         """
-        if self.strides:
+        if self.matrix is None:
             read, arriving = (np.moveaxis(each, self.channels, -1) for each in (read, arriving))
         else:  # a dense layer may read a flattened image
-            arriving = arriving.reshape(-1, arriving.shape[-1])
+            arriving = arriving.reshape(-1, self.matrix[self.outputs])
             read = read.reshape(len(arriving), -1)
         swapped = math.prod(read.shape[1:-1]) < math.prod(arriving.shape[1:-1])
         large, small = (arriving, read) if swapped else (read, arriving)
@@ -99,13 +105,15 @@ def forms(kernel: tuple[int, ...], read: tuple[int, ...], output: tuple[int, ...
         read: The shape of what its layer reads.
         output: The shape of the output of its layer.
     """
-    rows = math.prod(output[:-1])
-    if len(kernel) == 2 and output and math.prod(read) % rows == 0 and read[:1] == output[:1]:
-        shapes = {(0, 1): kernel, (1, 0): kernel[::-1]}
-        fitting = (axes for axes, shape in shapes.items() if shape == (math.prod(read) // rows, output[-1]))
-        found = (KernelForm(channels=-1, inputs=one, outputs=other, strides=()) for one, other in fitting)
-        yield from (form for form in found if math.prod(read) * output[-1] <= _MOST_PRODUCTS)
-    elif len(kernel) == len(read) == len(output) > 2 and read[0] == output[0]:
+    if not read[:1] == output[:1] > (0,):
+        return
+    if len(kernel) == 2 or not len(kernel) == len(read) == len(output):
+        for matrix in matrices(kernel):
+            for inputs, outputs in ((0, 1), (1, 0)):
+                fits = math.prod(read) * matrix[outputs] == math.prod(output) * matrix[inputs]
+                if fits and _ends_with(output, matrix[outputs]) and math.prod(read) * matrix[outputs] <= _MOST_PRODUCTS:
+                    yield KernelForm(channels=-1, inputs=inputs, outputs=outputs, matrix=matrix)
+    elif len(kernel) > 2:
         last = len(kernel) - 1
         for channels in (last, 1):
             for inputs, outputs in ((last - 1, last), (1, 0), (0, 1), (last, last - 1)):
@@ -119,6 +127,20 @@ def forms(kernel: tuple[int, ...], read: tuple[int, ...], output: tuple[int, ...
                     )
                     cheap = [form for form in possible if _is_cheap(read, output, form)]
                     yield from (form for form in cheap if form.reach == cheap[0].reach)
+
+
+def matrices(kernel: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Yields the shapes of matrices that a kernel of at least two axes may be: the first axes by the last ones.
+
+    Args:
+        kernel: The shape of the kernel.
+    """
+    yield from dict.fromkeys((math.prod(kernel[:axis]), math.prod(kernel[axis:])) for axis in range(1, len(kernel)))
+
+
+def _ends_with(shape: tuple[int, ...], size: int) -> bool:
+    """Returns whether the last axes of a shape have so many elements."""
+    return size in itertools.accumulate(reversed(shape), operator.mul)
 
 
 def _is_cheap(read: tuple[int, ...], output: tuple[int, ...], form: KernelForm) -> bool:

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.suspects.correlations import matrices
 from gradscope.comparison.diagnosis.suspects.float_tensors import FloatTensors
 from gradscope.comparison.pairing.matching import Match
 from gradscope.dump.manifest.manifest import Layer
@@ -45,16 +46,17 @@ def is_product(tensors: FloatTensors, layer: Layer, key: str) -> bool:
     return kernel.ndim > 1 and any(
         _is_product_of(read, turned, biases, value)
         for read in tensors.read_by(layer)
-        for turned in (kernel, kernel.T)
-        if read.ndim and turned.shape[0] == read.shape[-1]
+        for matrix in matrices(kernel.shape)
+        for turned in (kernel.reshape(matrix), kernel.reshape(matrix).T)
+        if read.size % len(turned) == 0
     )
 
 
 def _is_product_of(read: Array, kernel: Array, biases: Sequence[Array], value: Array) -> bool:
-    rows, columns = read.reshape(-1, read.shape[-1]), kernel.reshape(len(kernel), -1)
-    if len(rows) * columns.shape[1] != value.size or any(bias.size != columns.shape[1] for bias in biases):
+    rows = read.reshape(-1, len(kernel))
+    if len(rows) * kernel.shape[1] != value.size or any(bias.size != kernel.shape[1] for bias in biases):
         return False
-    product = rows @ columns + sum((bias.reshape(-1) for bias in biases), start=np.zeros(columns.shape[1]))
+    product = rows @ kernel + sum((bias.reshape(-1) for bias in biases), start=np.zeros(kernel.shape[1]))
     wanted = value.reshape(len(rows), -1)
     return bool(np.linalg.norm(product - wanted) <= _ROUNDING * np.linalg.norm(wanted))
 

@@ -10,10 +10,10 @@ a layer may compute more than a product with its kernel.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.functions_between import ELEMENTWISE
-from gradscope.comparison.diagnosis.suspects.correlations import KernelForm, forms
+from gradscope.comparison.diagnosis.suspects.correlations import KernelForm, forms, matrices
 from gradscope.comparison.diagnosis.suspects.float_tensors import FloatTensors
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.reverse import ReversePairing
@@ -97,7 +97,7 @@ def reader_of(
 
     sides = ((_Side(ref, in_cand, True), layers[0], match.ref), (_Side(cand, in_ref, False), layers[1], match.cand))
     found = (_readers(side, layer, key, difference) for side, layer, key in sides if layer is not None)
-    return next(chain.from_iterable(found), None)
+    return next(itertools.chain.from_iterable(found), None)
 
 
 class _Side(NamedTuple):
@@ -183,14 +183,24 @@ class _ByKernel:
 
     @implements(Reader)
     def reads(self, values: Array) -> bool:
-        return min(_error(self.form, values, each, self.use.kernel) for each in self.use.gradients()) <= self.limit
+        return any(
+            _error(self.form, values, arriving, kernel) <= self.limit
+            for kernel in self._kernels()
+            for arriving in self.use.gradients()
+        )
+
+    def _kernels(self) -> Iterator[Array]:
+        """Yields the gradient of the kernel, and its transpose where only the values of the kernel show its layout."""
+        yield self.use.kernel
+        if self.form.matrix is not None and len({*self.form.matrix}) == 1:
+            yield self.use.kernel.reshape(self.form.matrix).T
 
     @implements(Reader)
     def reorders(self) -> bool:
         errors = (
             _error(self.form, self.read, each, self.use.kernel, reordered=True)
             for each in self.use.gradients()
-            if not self.form.strides
+            if self.form.matrix is not None
         )
         return min(errors, default=math.inf) <= self.limit
 
@@ -200,8 +210,8 @@ def _by_product(
 ) -> Iterator[Reader]:
     """Yields a reader by the outputs of a dense layer in both programs, of which one has what it reads."""
     kernels, *biases = sorted(params, key=lambda each: each[0].size, reverse=True)
-    for turned in (False, True) if kernels[0].ndim == 2 else ():
-        one, other = (each.T if turned else each for each in kernels)
+    for matrix, turned in itertools.product(matrices(kernels[0].shape), (False, True)):
+        one, other = (each.reshape(matrix).T if turned else each.reshape(matrix) for each in kernels)
         fits = read.size * one.shape[1] == values[0].size * one.shape[0]
         if not fits or any(bias.size != one.shape[1] for bias, _ in biases):
             continue

@@ -22,7 +22,6 @@ from typing import NamedTuple
 import numpy as np
 
 from gradscope.comparison.diagnosis.divergence import Blame, first_divergence
-from gradscope.comparison.diagnosis.refuting.lost_parameters import lost_parameters, summed_parameters
 from gradscope.comparison.diagnosis.suspects.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.suspects.plain_steps import (
     is_arrangement,
@@ -32,11 +31,13 @@ from gradscope.comparison.diagnosis.suspects.plain_steps import (
 )
 from gradscope.comparison.diagnosis.suspects.readers import Reader, reader_of
 from gradscope.comparison.diagnosis.suspects.step_kinds import Operation, recognised
+from gradscope.comparison.diagnosis.suspects.wrong_parameters import keys_of, wrong_parameters
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.manifest.json_text import as_float
+from gradscope.dump.manifest.layer_graph import readers_of
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.naming import ACTIVATION, PARAM, PARAM_GRAD, key_of, split_key
+from gradscope.naming import ACTIVATION, PARAM_GRAD, key_of, split_key
 
 
 def with_suspects(dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow], blame: Blame) -> Blame:
@@ -58,7 +59,7 @@ def with_suspects(dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow],
         return replace(
             blame, suspects=_rows(found.suspects), unpaired=_rows(found.unknown), made_before=found.made_before
         )
-    found = _backward(dumps, rows, unpaired)
+    found = _backward(dumps, rows, divergence.backward, unpaired)
     return replace(blame, suspects=_rows(found.suspects), made_before=found.made_before)
 
 
@@ -97,7 +98,7 @@ class _Forward:
     def __init__(self, dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow]) -> None:
         self._dumps, self._pairing = dumps, pairing
         self._matches = {match.ref: match for match in pairing.matched}
-        self._wrong = _wrong_parameters(dumps, pairing, rows)
+        self._wrong = wrong_parameters(dumps, pairing, rows)
         self._ref, self._cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
 
     def found(self, first: ComparisonRow, steps: list[_Step]) -> _Found:
@@ -150,6 +151,8 @@ class _Forward:
             return _Found(arranging[::-1], arranging)
         making = [step for step in steps if step not in arranging]
         before = reader is not None or normalises  # then it reads other values
+        if not before and layer.params and all(_is_recognised(self._tensors(step), step) for step in making):
+            return _Found([], steps)
         return _Found(making or (arranging if before else []), steps, made_before=before)
 
     def _explained(self, reader: Reader, steps: Sequence[_Step]) -> _Step | None:
@@ -194,18 +197,46 @@ class _Forward:
         return (self._dumps.ref if step.of_ref else self._dumps.cand).manifest.layers
 
 
-def _backward(dumps: Dumps, rows: Sequence[ComparisonRow], unpaired: Sequence[ComparisonRow]) -> _Found:
-    """Returns the suspects among gradients, those whose parameters have other gradients first, from the loss on."""
+def _backward(
+    dumps: Dumps, rows: Sequence[ComparisonRow], first: ComparisonRow | None, unpaired: Sequence[ComparisonRow]
+) -> _Found:
+    """Returns the suspects among gradients, those whose parameters have other gradients first, from the loss on.
+
+    Where a value is read by several layers, its gradient may lack what arrives from one of them, and well-known
+    functions among those are not suspected.
+
+    Args:
+        dumps: The dumps.
+        rows: All rows.
+        first: The first gradient over tolerance.
+        unpaired: The rows of steps of one program only that it is computed from.
+    """
     differing = {
         split_key(key)[1]
         for row in rows
         if row.family == PARAM_GRAD and row.counts and row.status != "same"
-        for key in _keys(row)
+        for key in keys_of(row)
     }
     steps = _steps(dumps, unpaired)
-    guilty = [step for step in steps if differing.intersection(step.layer.params)]
+    guilty = [step for step in steps if differing.intersection(_own_params(dumps, step))]
+    ref, cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
+    read_by_several = first is not None and len(readers_of(dumps.ref.manifest.layers, first.name)) > 1
+    if read_by_several and all(_is_recognised(ref if step.of_ref else cand, step) for step in steps):
+        return _Found([], steps)
     steps.sort(key=lambda step: (step not in guilty, not step.of_ref, -step.row.index))
     return _Found(steps, steps, made_before=bool(guilty))
+
+
+def _is_recognised(tensors: FloatTensors, step: _Step) -> bool:
+    """Returns whether a step computes a well-known function of one value."""
+    own, read = tensors.tensor(key_of(ACTIVATION, step.row.name)), list(tensors.read_by(step.layer))
+    return own is not None and len(read) == 1 and any(recognised(read[0], own))
+
+
+def _own_params(dumps: Dumps, step: _Step) -> frozenset[str]:
+    """Returns the parameters that a layer uses itself, and not only its parts."""
+    layers = (dumps.ref if step.of_ref else dumps.cand).manifest.layers
+    return frozenset(step.layer.params).difference(*(each.params for each in layers if each.parent == step.layer.path))
 
 
 def _rows(steps: Sequence[_Step]) -> tuple[ComparisonRow, ...]:
@@ -226,21 +257,6 @@ def _steps(dumps: Dumps, rows: Sequence[ComparisonRow]) -> list[_Step]:
 def _makers(layers: Sequence[Layer]) -> dict[str, Layer]:
     """Returns the innermost layer that computes each value, by name; a part comes after the layer around it."""
     return {name: layer for layer in layers for name in layer.outputs}
-
-
-def _wrong_parameters(dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow]) -> frozenset[str]:
-    """Returns the names of parameters that differ, or that the other program does not use."""
-    params = [row for row in rows if row.family == PARAM]
-    accounted = {key_of(row.family, row.name) for row in params if row.status != "different" and not row.counts}
-    lost = lost_parameters(dumps, pairing, summed_parameters(dumps, pairing))
-    differing = {key for row in params if row.status == "different" for key in _keys(row)}
-    return frozenset(split_key(key)[1] for key in (lost | differing) - accounted)
-
-
-def _keys(row: ComparisonRow) -> list[str]:
-    """Returns the keys of a row in both programs."""
-    names = [row.name, *(row.counterpart.split(", ") if row.counterpart else ())]
-    return [key_of(row.family, name) for name in names]
 
 
 def _key(step: _Step) -> str:

@@ -210,8 +210,7 @@ class _RelatedPairs:
             if subject in known and (layout := _fitting(known[subject], possible)) is not None:
                 return layout
         # Values that agree in no layout are compared in their order, so that it is seen by how much they differ.
-        in_order = (each for each in possible if each.axes == tuple(range(len(each.axes))))
-        plain = next(in_order, None) if _family(match) == ACTIVATION else None
+        plain = next((each for each in possible if each.in_order), None) if _family(match) == ACTIVATION else None
         return self.usual(match, possible) or (agreeing[0] if agreeing else plain)
 
     def usual(self, match: Match, possible: Iterable[AxisLayout]) -> AxisLayout | None:

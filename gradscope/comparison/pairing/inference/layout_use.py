@@ -78,7 +78,7 @@ class LayoutUse:
         return not results or any(results)
 
     def _is_used(self, match: Match, layout: AxisLayout, known: Mapping[Match, AxisLayout], usual: _Usual) -> bool:
-        if layout == usual(match, (layout,)) or not layout.steps(self._dumps.cand.entry(match.cand).shape):
+        if layout.in_order or layout == usual(match, (layout,)):
             return True
         readers = self._readers[split_key(self._dumps.ref.resolve(match.ref))[1]]
         return self.agrees_behind(match, known) or any(self._has(layer, layout, known) for layer in readers)

@@ -155,11 +155,16 @@ def _best_alignment(ones: Sequence[str], others: Sequence[str], rating: _Rating)
 def _parameter_rating(dumps: Dumps) -> _Rating:
     def rating(ref: str, cand: str) -> int:
         one, other = dumps.ref.entry(ref), dumps.cand.entry(cand)
-        if sorted(one.shape) != sorted(other.shape) or not comparable(one.dtype, other.dtype):
+        if _sizes(one) != _sizes(other) or not comparable(one.dtype, other.dtype):
             return 0
         return _SIZE + (_END if _end(one) == _end(other) or len(one.shape) > 1 else 0)
 
     return rating
+
+
+def _sizes(entry: Entry) -> list[int]:
+    """Returns the sizes of a tensor's axes in any order; a number may be stored as an array of one."""
+    return sorted(size for size in entry.shape if size != 1)
 
 
 def _end(entry: Entry) -> str:

@@ -1,7 +1,8 @@
-"""`by_parts` matches packed parameters of one dump with separate parameters of the other.
+"""`by_parts` matches packed parameters and inputs of one dump with separate ones of the other.
 
 PyTorch packs the projections of attention into one weight `[3 width, width]`, and the gates of an LSTM into one of
-`[4 width, in]`; other frameworks have a kernel for each. A packed tensor is matched where every part of it is found,
+`[4 width, in]`; other frameworks have a kernel for each. The edges of a graph are one input `[2, edges]`, or one of
+senders and one of receivers. A packed tensor is matched where every part of it is found,
 by values, among tensors that nothing else matched; parts of several sizes, as where queries share keys and values, are
 matched by `uneven_parts`. Where parts are equal, as biases that are all zero, the names of a
 packed tensor whose values decide tell which is which, or else the gradients, or the numbers of the layers in order.
@@ -38,10 +39,10 @@ from gradscope.comparison.pairing.values.part_candidates import (
 )
 from gradscope.comparison.pairing.values.uneven_parts import uneven_parts
 from gradscope.dump.interfaces import DumpSource
-from gradscope.naming import PARAM, STATE, TENSOR, split_key
+from gradscope.naming import INPUT, PARAM, STATE, TENSOR, split_key
 
-#: The families of tensors that a checkpoint stores.
-_STORED: Final = (PARAM, STATE, TENSOR)
+#: The families of tensors that are given to a program, of which it may pack several.
+_GIVEN: Final = (PARAM, STATE, TENSOR, INPUT)
 
 _NUMBER: Final = re.compile(r"\d+")
 
@@ -62,7 +63,7 @@ class _Packed:
 
 def by_parts(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     """Yields matches of packed tensors with the tensors that are packed in them."""
-    ref, cand = (_stored(dumps.ref, unmatched.only_ref), _stored(dumps.cand, unmatched.only_cand))
+    ref, cand = (_given_tensors(dumps.ref, unmatched.only_ref), _given_tensors(dumps.cand, unmatched.only_cand))
     if not ref or not cand:
         return
     taken: set[str] = set()
@@ -80,14 +81,14 @@ def by_parts(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     yield from uneven_parts(dumps, *([key for key in keys if key not in taken] for keys in (ref, cand)))
 
 
-def _stored(source: DumpSource, keys: Sequence[str]) -> list[str]:
-    """Returns the keys of stored tensors, those of the most axes first, because their values decide best."""
-    stored = [
+def _given_tensors(source: DumpSource, keys: Sequence[str]) -> list[str]:
+    """Returns the keys of tensors that are given, those of the most axes first, because their values decide best."""
+    given = [
         key
         for key in keys
-        if split_key(key)[0] in _STORED and source.entry(key).alias_of is None and source.has_tensor(key)
+        if split_key(key)[0] in _GIVEN and source.entry(key).alias_of is None and source.has_tensor(key)
     ]
-    return sorted(stored, key=lambda key: -len(source.entry(key).shape))
+    return sorted(given, key=lambda key: -len(source.entry(key).shape))
 
 
 def _found(

@@ -12,7 +12,7 @@ family are paired in the others too, a gradient with its parameter.
 Of very many equal tensors, only pairs that the layers or scopes around them speak for are rated, so that their number
 does not enter squared; for the rest the order decides.
 
-Sharp edge: tensors of a single element are never matched by value.
+A single element says little: tensors of one are matched by `by_number`, parameters and state alone.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import compress, islice, product, takewhile
+from math import prod
 from typing import Final
 
-from gradscope.comparison.layout.layouts import arranged
+from gradscope.comparison.layout.layouts import arranged, layouts
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.normal_forms import tokens_of
 from gradscope.comparison.pairing.values.equal_classes import EqualClasses, equal_classes
 from gradscope.comparison.pairing.values.equality import Equality, absent_keys
 from gradscope.comparison.pairing.values.same_use import SameUse
-from gradscope.naming import AUX, PARAM, STATE, TENSOR, is_gradient, key_of, split_key, subject_family
+from gradscope.comparison.precision import dtype_class
+from gradscope.dump.interfaces import DumpSource
+from gradscope.naming import AUX, PARAM, PARAM_GRAD, STATE, TENSOR, is_gradient, key_of, split_key, subject_family
 
 #: The most pairs of equal tensors that are all rated.
 _MOST_PAIRS: Final = 4096
@@ -64,6 +67,34 @@ def by_sibling(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
             if match.matched_by != "name" and (key in unused_ref) is not unused_cand.issuperset(keys):
                 continue
             if free.issuperset(keys) and _shapes(dumps, key, keys[0]) == _shapes(dumps, match.ref, match.cand):
+                yield Match(ref=key, recipe=replace(match.recipe, keys=keys), matched_by=match.matched_by)
+
+
+def by_number(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
+    """Yields matches of parameters, and of state, of a single element that both programs have the same number of.
+
+    Those of one value are matched in the order of the dumps.
+    """
+    ref, cand = _numbers(dumps.ref, unmatched.only_ref), _numbers(dumps.cand, unmatched.only_cand)
+    for kind, keys in ref.items():
+        others = cand.get(kind, ())
+        if len(keys) == len(others):
+            for key, other in zip(keys, others, strict=True):
+                layout = layouts(dumps.ref.entry(key).shape, dumps.cand.entry(other).shape)[0]
+                steps = layout.steps(dumps.cand.entry(other).shape)
+                yield Match(ref=key, recipe=Recipe(keys=(other,), steps=steps), matched_by="fingerprint")
+
+
+def by_disconnected(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:  # noqa: ARG001 - only names are compared
+    """Yields matches of the gradients of paired parameters that reach the parameter in one of the programs alone."""
+    recipes = {match.ref: match for match in unmatched.matched if split_key(match.ref)[0] == PARAM}
+    free = frozenset(unmatched.only_cand)
+    for key in unmatched.only_ref:
+        family, name = split_key(key)
+        match = recipes.get(key_of(PARAM, name)) if family == PARAM_GRAD else None
+        if match is not None:
+            keys = tuple(key_of(PARAM_GRAD, split_key(each)[1]) for each in match.recipe.keys)
+            if free.issuperset(keys):
                 yield Match(ref=key, recipe=replace(match.recipe, keys=keys), matched_by=match.matched_by)
 
 
@@ -143,6 +174,17 @@ def _decided(
     for each in large:
         rest = (key for key in each.refs if key in free), (key for key in each.cands if key in free_cand)
         yield from (_match(*pair, each) for pair in zip(*rest, strict=False))
+
+
+def _numbers(source: DumpSource, keys: Iterable[str]) -> dict[tuple[str, float], list[str]]:
+    """Returns the keys of parameters and state of a single element, by family and value."""
+    found: defaultdict[tuple[str, float], list[str]] = defaultdict(list)
+    for key in keys:
+        entry = source.entry(key)
+        single = entry.family in (PARAM, STATE) and prod(entry.shape) == 1 and dtype_class(entry.dtype) == "float"
+        if single and source.has_tensor(key):
+            found[entry.family, source.array(key).item()].append(key)
+    return found
 
 
 def _matches(classes: EqualClasses) -> Iterator[Match]:

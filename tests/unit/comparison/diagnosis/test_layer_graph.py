@@ -112,5 +112,6 @@ def test_an_error_that_is_made_anew_is_named() -> None:
 def test_gradients_of_parameters_alone_are_backward_only_too() -> None:
     rows = (row("activation", "head", agrees=True), row("activation_grad", "head", agrees=True), row("param_grad", "w"))
     assert sentence(*rows) == (
-        "Backward only: forward agrees, and so do the gradients of activations; 1 parameter gradient differs."
+        "Backward only: forward agrees, and so do the gradients of activations, but not those of `w`; "
+        "1 parameter gradient differs."
     )

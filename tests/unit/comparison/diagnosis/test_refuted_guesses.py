@@ -23,6 +23,7 @@ WEIGHTS = {
 SAME = {name: name for name in WEIGHTS}
 #: The names of the layers in a port.
 PORTED = {"embed": "Lookup_0", "mix": "Dense_0", "gate": "Unit_0", "head": "Dense_1"}
+INPUT = _draw(size=(5, 4)).astype(np.float32)
 BATCH = {"tokens": np.array([[1, 4, 6], [0, 2, 2]], np.int32)}
 
 
@@ -91,3 +92,56 @@ def test_a_layer_states_what_its_output_is_computed_from_outside_all_scopes() ->
         "activation/embed", "param/embed/positions", "activation/mix", "param/gate/w"
     }  # fmt: skip
     assert layers["head"].sources == ()
+
+
+def _named_alike(*, ported: bool, factor: float = 2.0) -> Dump:
+    """A layer whose scope a port has around another part of it, under a name that only resembles the reference's."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        with jax.named_scope("first" if not ported else "Dense_0"):
+            x = x @ weights["a"]
+        with jax.named_scope("mix" if not ported else "Mix"):
+            x = jnp.sin(factor * x) if not ported else factor * x
+        x = jnp.sin(x) if ported else x
+        with jax.named_scope("last" if not ported else "Dense_1"):
+            x = x @ weights["b"]
+        return jnp.square(x).mean()
+
+    weights = {"a": WEIGHTS["mix"]["w"], "b": WEIGHTS["head"]["w"]}
+    return gs.capture(loss, weights, INPUT, origins=False)
+
+
+def test_names_that_resemble_each_other_are_no_pair_where_nothing_bears_it_out() -> None:
+    found = gs.compare(_named_alike(ported=False), _named_alike(ported=True))
+    assert found.verdict == "same", found.sentence
+    assert _first(gs.compare(_named_alike(ported=False), _named_alike(ported=True, factor=1.5))) in ("mix", "last")
+
+
+def _pooled(*, ported: bool, stopped: bool = False) -> Dump:
+    """A rectifier before a maximum of windows, some of them all zero: one of two maxima divides its gradient there."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        with jax.named_scope("Dense_0" if ported else "fc"):
+            x = x @ weights["w"]
+        with jax.named_scope("act" if ported else "relu"):
+            x = jax.nn.relu(x)
+        if ported:
+            halved = 0.5 * x + 0.5 * jax.lax.stop_gradient(x) if stopped else x
+            x = halved.reshape(len(x), -1, 2).max(-1)
+        else:
+            x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2), (1, 2), "VALID")
+        return jnp.square(x - 1).mean()
+
+    return gs.capture(loss, {"w": WEIGHTS["mix"]["w"]}, INPUT, origins=False)
+
+
+def test_another_gradient_where_there_is_none_is_no_difference_where_it_has_no_consequence() -> None:
+    ref = _pooled(ported=False)
+    gradient = np.asarray(ref.source.array("activation_grad/relu"))
+    cand = _pooled(ported=True)
+    assert not np.array_equal(gradient, cand.source.array("activation_grad/act"))
+    found = gs.compare(ref, cand)
+    assert found.verdict == "same", found.sentence
+    wrong = gs.compare(ref, _pooled(ported=True, stopped=True))
+    assert wrong.first_divergence.backward is not None, wrong.sentence
+    assert wrong.first_divergence.backward.name == "relu"

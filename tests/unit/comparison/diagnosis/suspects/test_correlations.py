@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -86,3 +87,19 @@ def test_what_takes_long_is_left_out() -> None:
     # Of larger images, only distances within the size of a kernel are looked at.
     assert {form.reach for form in forms((3, 3, 8, 8), (2, 9, 9, 8), (2, 9, 9, 8))} == {8}
     assert {form.reach for form in forms((3, 3, 16, 16), (8, 56, 56, 16), (8, 56, 56, 16))} == {3}
+
+
+@pytest.mark.parametrize(
+    ("read", "kernel", "products"),
+    [
+        ((2, 4, 5), (5, 2, 3), "btw,whd->bthd"),
+        ((2, 4, 2, 3), (2, 3, 5), "bthd,hdw->btw"),
+        ((2, 4, 2, 3), (5, 2, 3), "bthd,whd->btw"),
+        ((3, 6), (2, 6), "bw,ow->bo"),
+    ],
+)
+def test_a_dense_layer_of_several_features(read: Any, kernel: Any, products: str) -> None:
+    draw = np.random.default_rng(7).normal
+    tensors = draw(size=read).astype(np.float32), draw(size=kernel).astype(np.float32)
+    errors = _errors(*tensors, lambda x, k: jnp.einsum(products, x, k))
+    assert min(errors) < 1e-5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -213,3 +214,86 @@ def test_numbers_and_what_is_not_finite_are_no_obstacle(poisoned: bool) -> None:
     found = gs.compare(_odd(port=False), _odd(port=True, poisoned=poisoned))
     assert found.verdict == "different"
     assert "Forward" in found.sentence
+
+
+def _masked(*, ported: bool, wrong: bool = False) -> Dump:
+    """Attention that ends with a layer over the features of all heads; its mask is made of an input of integers."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        x, heads = batch["x"], weights["out"].reshape(2, 3, 6)
+        with jax.named_scope("v" if ported else "value"):
+            v = x @ weights["value"]
+        v = v.reshape(*x.shape[:2], 2, 3)
+        mask = jnp.where(jnp.arange(x.shape[1])[None] < batch["lengths"][:, None], 0.0, 0.0 if wrong else -1e9)
+        scores = jnp.einsum("bqc,bkc->bqk", x, x) + mask[:, None]
+        with nullcontext() if ported else jax.named_scope("weights"):
+            shares = jax.nn.softmax(scores, axis=-1)
+        with nullcontext() if ported else jax.named_scope("mix"):
+            x = jnp.einsum("bqk,bkhd->bqhd", shares, v)
+        with jax.named_scope("o" if ported else "out"):
+            x = x.reshape(*x.shape[:2], 6) @ weights["out"] if ported else jnp.einsum("bqhd,hdw->bqw", x, heads)
+        return jnp.square(x).mean()
+
+    weights = {"value": WEIGHTS["fc"]["kernel"][:6], "out": WEIGHTS["fc"]["kernel"][6:12]}
+    batch = {"x": IMAGE.reshape(3, -1)[:, :24].reshape(3, 4, 6), "lengths": np.array([4, 2, 3], np.int32)}
+    return gs.capture(loss, weights, batch, origins=False)
+
+
+def test_an_input_without_a_gradient_bears_nothing_out() -> None:
+    assert gs.compare(_masked(ported=False), _masked(ported=True)).verdict == "same"
+    found = gs.compare(_masked(ported=False), _masked(ported=True, wrong=True))
+    assert [each.name for each in found.blame.suspects] == ["weights", "mix"], found.sentence
+    assert found.blame.made_before
+
+
+def _cell(*, ported: bool, forget: float = 1.0, stepped: float = 1.0) -> Dump:
+    """A function of a layer that a cell of several values reads, and that no port has a scope for."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        with jax.named_scope("Dense_0" if ported else "dense"):
+            x = x @ weights["in"]
+        with nullcontext() if ported else jax.named_scope("act"):
+            x = stepped * jax.nn.elu(x)
+        h = c = jnp.zeros((len(x), 3))
+        for n in range(2):
+            with jax.named_scope("LSTMCell_0" if ported else "cell"):
+                z = jnp.concatenate([x, h], -1) @ weights["cell"]
+                c = jax.nn.sigmoid(z[:, :3] + (forget if n else 1.0)) * c + jnp.tanh(z[:, 3:6])
+                h = jax.nn.sigmoid(z[:, 6:]) * jnp.tanh(c)
+        return jnp.square(h).mean()
+
+    weights = {"in": WEIGHTS["fc"]["kernel"][:6], "cell": np.tile(WEIGHTS["fc"]["kernel"][:9], (1, 2))[:, :9]}
+    return gs.capture(loss, weights, IMAGE.reshape(-1, 6), origins=False)
+
+
+def test_what_a_layer_of_several_values_reads_is_right_where_all_of_them_agree() -> None:
+    found = gs.compare(_cell(ported=False), _cell(ported=True, forget=0.0))
+    first = found.first_divergence.forward
+    assert first is not None
+    assert first.name.startswith("cell#2"), found.sentence
+    assert found.sentence.startswith(f"Forward first differs at `{first.name}`"), found.sentence
+    assert not found.blame.unpaired
+
+
+def _skipping(*, ported: bool, stopped: bool = False) -> Dump:
+    """A layer that a pool reads, for which no port has a scope, and another layer."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        with jax.named_scope("Dense_0" if ported else "dense"):
+            x = x @ weights["in"]
+        with nullcontext() if ported else jax.named_scope("pool"):
+            y = x.reshape(len(x), 3, 2).max(-1)
+        with jax.named_scope("Dense_1" if ported else "side"):
+            x = (jax.lax.stop_gradient(x) if stopped else x) @ weights["side"]
+        return jnp.square(x + y).mean()
+
+    weights = {"in": WEIGHTS["fc"]["kernel"][:6], "side": WEIGHTS["head"]["kernel"]}
+    return gs.capture(loss, weights, IMAGE.reshape(-1, 6), origins=False)
+
+
+def test_no_function_is_suspected_of_what_another_layer_does_not_send_back() -> None:
+    found = gs.compare(_skipping(ported=False), _skipping(ported=True, stopped=True))
+    assert found.first_divergence.backward is not None
+    assert found.first_divergence.backward.name == "dense"
+    assert [each.name for each in found.blame.unpaired_gradients] == ["pool"]
+    assert not found.blame.suspects, found.sentence
