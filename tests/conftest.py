@@ -46,7 +46,7 @@ if version("jaxlib").startswith("0.10."):
 GIVEN = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = " ".join([GIVEN, *(f"--{flag}={FLAGS[flag]}" for flag in FLAGS if flag not in GIVEN)]).strip()
 
-# As many workers run as there are cores. Threads of PyTorch and of NumPy's products spin while they wait for each
+# There are at least as many workers as cores. Threads of PyTorch and of NumPy's products spin while they wait for each
 # other: tests that run PyTorch took half as long again.
 for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(threads, "1")
