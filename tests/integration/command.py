@@ -80,19 +80,32 @@ def _finished(done: tuple[int, bytes, bytes]) -> Finished:
 
 def gradscope_process(*arguments: object, folder: Path, **environment: str) -> Finished:
     """Run `gradscope ARGUMENTS` in a folder, in a process of its own, with pipes for streams."""
-    command = [*GRADSCOPE, *map(str, arguments)]
-    done = subprocess.run(
-        command,
+    with started_process(*arguments, folder=folder, **environment) as process:
+        return ended(process)
+
+
+def started_process(*arguments: object, folder: Path, **environment: str) -> subprocess.Popen[str]:
+    """`gradscope ARGUMENTS` under way in a folder, in a process of its own, with pipes for streams."""
+    return subprocess.Popen(
+        [*GRADSCOPE, *map(str, arguments)],
         cwd=folder,
         env=_environment(environment),
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         errors="surrogateescape",
-        timeout=TIMEOUT,
-        check=False,
     )
-    return Finished(status=done.returncode, output=done.stdout, errors=done.stderr)
+
+
+def ended(process: subprocess.Popen[str]) -> Finished:
+    """Wait until a process that was started has ended."""
+    try:
+        output, errors = process.communicate(timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return Finished(status=process.returncode, output=output, errors=errors)
 
 
 def in_shell(line: str, folder: Path) -> Finished:

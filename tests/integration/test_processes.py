@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import gradscope
 from gradscope.cli.running.joining import HEARTBEAT
 from gradscope.dump.verify import verify
 from gradscope.stats import TensorStats, tensor_stats
-from tests.integration.command import Finished, gradscope_process
+from tests.integration.command import Finished, ended, gradscope_process, started_process
 from tests.integration.command import gradscope as gradscope_here
 
 COUNT = 2
@@ -89,9 +90,49 @@ def loss(variables, x):
 """
 
 
+#: Process 1 dies when its file is written, before it waits for process 0, which waits for it.
+DYING = """
+import signal
+
+from gradscope.dump.distributed import process_writer
+
+
+class Dying(process_writer.DumpWriter):
+    def commit(self, facts):
+        super().commit(facts)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if jax.process_index() == 1:
+    process_writer.DumpWriter = Dying
+"""
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Finished]]:
-    """What this process writes by the command, in `one`, and two of two devices each, in `two`; and what they said."""
+def dying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[Future[tuple[Finished, float]]]]]:
+    """A folder, and what comes of two processes there of which one dies, each with the time at which it ended."""
+    folder = tmp_path_factory.mktemp("dying")
+    (folder / "model.py").write_text(MODEL + DYING)
+    address = free_address()
+    environment = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2", "FOLDER": str(folder)}
+    processes = [
+        started_process(
+            *("dump", "model.py", "--distributed", f"{address},{COUNT},{index}", "-o", "model"),
+            folder=folder,
+            **environment,
+        )
+        for index in range(COUNT)
+    ]
+    with ThreadPoolExecutor(COUNT) as pool:
+        yield folder, [pool.submit(lambda each=each: (ended(each), time.perf_counter())) for each in processes]
+
+
+@pytest.fixture(scope="module")
+def finished(dying: object, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Finished]]:
+    """What this process writes by the command, in `one`, and two of two devices each, in `two`; and what they said.
+
+    Those that wait for one that has died do so meanwhile.
+    """
     folder = tmp_path_factory.mktemp("processes")
     for name in ("one", "two"):
         (folder / name).mkdir()
@@ -178,45 +219,18 @@ def test_the_command_dumps_a_model_that_is_spread_over_processes(finished: tuple
     assert all(row["status"] == "same" for row in compared.json["rows"])
 
 
-#: Process 1 dies when its file is written, while process 0 waits for it.
-#: The second process dies when its file is written, before it waits for the first one.
-DYING = """
-import signal
-
-from gradscope.dump.distributed import process_writer
-
-
-class Dying(process_writer.DumpWriter):
-    def commit(self, facts):
-        super().commit(facts)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-if jax.process_index() == 1:
-    process_writer.DumpWriter = Dying
-"""
-
-
 @pytest.mark.slow
-def test_a_process_that_dies_at_the_commit_is_noticed_within_the_heartbeat(tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text(MODEL + DYING)
-    address = free_address()
-
-    def process(index: int) -> tuple[Finished, float]:
-        begin = time.perf_counter()
-        how = ("--distributed", f"{address},{COUNT},{index}", "-o", "model")
-        environment = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2", "FOLDER": str(tmp_path)}
-        done = gradscope_process("dump", "model.py", *how, folder=tmp_path, **environment)
-        return done, time.perf_counter() - begin
-
-    with ThreadPoolExecutor(COUNT) as pool:
-        (first, taken), (second, until) = pool.map(process, range(COUNT))
+def test_a_process_that_dies_at_the_commit_is_noticed_within_the_heartbeat(
+    dying: tuple[Path, list[Future[tuple[Finished, float]]]],
+) -> None:
+    folder, processes = dying
+    (first, until), (second, died) = (process.result() for process in processes)
     assert second.status == -signal.SIGKILL
     assert first.status == 5
     assert "another process of the run" in first.errors
     # JAX polls for heartbeats, and ends a process some seconds later.
-    assert taken - until < 2 * HEARTBEAT
-    refused = gradscope_here("show", "model", folder=tmp_path)
+    assert until - died < 2 * HEARTBEAT
+    refused = gradscope_here("show", "model", folder=folder)
     assert "incomplete" in refused.output + refused.errors
 
 

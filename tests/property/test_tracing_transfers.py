@@ -252,7 +252,7 @@ CONSTRUCTS: dict[str, Callable[[Body, Any, Any], Any]] = {
     "opaque": opaque,
 }
 
-VECTOR, OTHER = evenly(0.5, 1.5, 4), evenly(-1.0, 1.0, 4) ** 2
+VECTOR, OTHER = evenly(0.5, 1.5, 4), jax.device_put(np.linspace(-1.0, 1.0, 4, dtype=np.float32) ** 2)
 
 
 def traced(kind: str, body: Body = twice) -> tuple[Trace, Sequence[Frame], int]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import signal
 import socket
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import subprocess
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -15,18 +15,21 @@ import pytest
 
 import gradscope as gs
 from gradscope.naming import split_key
-from tests.integration.command import Finished, gradscope, gradscope_process
+from tests.integration.command import ended, gradscope, started_process
 from tests.integration.training.trained import contents, write_files
 
 pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
 
 pytestmark = [
-    pytest.mark.usefixtures("usual_promotion"),
+    pytest.mark.usefixtures("usual_promotion", "lost"),
     pytest.mark.skipif(jax.local_device_count() < 2, reason="needs two devices"),
 ]
 
 COUNT, STEPS = 2, 5
 TRAIN = ("train", "net.py", "--steps", STEPS, "--every", 2, "--ema", 0.9, "--per-example-every", 3, "--save-every", 2)
+
+#: What the run of two processes has beside.
+IN_TWO = ("--data", "lost.py:batches", "-o", "two", "--json")
 
 #: The batches of `data.py`; the second of two processes ends itself before step 3 where the folder has a file `fatal`.
 DATA = """
@@ -45,6 +48,37 @@ def batches():
             os.kill(os.getpid(), signal.SIGKILL)
         yield batch
 """
+
+
+def together(folder: Path, *options: object) -> list[subprocess.Popen[str]]:
+    """Both processes of a run, of one device each, under way."""
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        address = f"localhost:{found.getsockname()[1]}"
+    environment = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "JAX_NUMPY_DTYPE_PROMOTION": "standard"}
+    return [
+        started_process(
+            *(*TRAIN, "--distributed", f"{address},{COUNT},{index}", *IN_TWO, *options),
+            folder=folder,
+            **environment,
+            PYTHONPATH=str(folder),
+        )
+        for index in range(COUNT)
+    ]
+
+
+@pytest.fixture(scope="module")
+def lost(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[subprocess.Popen[str]]]]:
+    """A folder, and two processes of a run there of which one is lost: other tests run while the first one waits."""
+    folder = tmp_path_factory.mktemp("lost")
+    write_files(folder)
+    (folder / "lost.py").write_text(DATA)
+    (folder / "fatal").touch()
+    processes = together(folder)
+    yield folder, processes
+    for process in processes:
+        process.kill()
+        process.communicate()
 
 
 def test_two_devices_have_the_numbers_of_one(tmp_path: Path) -> None:
@@ -98,40 +132,23 @@ def test_devices_that_are_not_there_or_share_no_examples_are_refused(tmp_path: P
     assert not (tmp_path / "run").exists()
 
 
-def together(folder: Path, *options: object) -> tuple[Finished, Finished]:
-    """Both processes of a run, of one device each."""
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        address = f"localhost:{found.getsockname()[1]}"
-    environment = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "JAX_NUMPY_DTYPE_PROMOTION": "standard"}
-
-    def process(index: int) -> Finished:
-        where = ("--distributed", f"{address},{COUNT},{index}")
-        return gradscope_process(*TRAIN, *where, *options, folder=folder, **environment, PYTHONPATH=str(folder))
-
-    with ThreadPoolExecutor(COUNT) as pool:
-        first, second = pool.map(process, range(COUNT))
-    return first, second
-
-
-def test_two_processes_have_the_run_of_one_through_a_lost_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_files(tmp_path)
-    (tmp_path / "lost.py").write_text(DATA)
-    monkeypatch.syspath_prepend(tmp_path)
-    options = ("--data", "lost.py:batches", "-o", "two", "--json")
-    (tmp_path / "fatal").touch()
-    first, second = together(tmp_path, *options)
+def test_two_processes_have_the_run_of_one_through_a_lost_one(
+    lost: tuple[Path, list[subprocess.Popen[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, processes = lost
+    monkeypatch.syspath_prepend(folder)
+    first, second = map(ended, processes)
     assert (first.status, second.status) == (5, -signal.SIGKILL), first.errors
     assert "another process of the run has ended or does not answer" in first.errors
-    assert (tmp_path / "two" / "state-000002.npz").exists()
-    (tmp_path / "fatal").unlink()
+    assert (folder / "two" / "state-000002.npz").exists()
+    (folder / "fatal").unlink()
 
-    first, second = together(tmp_path, *options, "--resume")
+    first, second = map(ended, together(folder, "--resume"))
     assert (first.status, second.status) == (0, 0), first.errors + second.errors
     assert (first.json["resumed_from"], second.output) == (2, ""), "one speaks for all"
-    one = gradscope(*TRAIN, "--devices", COUNT, "--data", "lost.py:batches", "-o", "one", folder=tmp_path)
+    one = gradscope(*TRAIN, "--devices", COUNT, "--data", "lost.py:batches", "-o", "one", folder=folder)
     assert one.status == 0, one.errors
-    assert contents(tmp_path / "two", STEPS) == contents(tmp_path / "one", STEPS)
+    assert contents(folder / "two", STEPS) == contents(folder / "one", STEPS)
 
 
 def test_what_one_process_knows_all_act_upon_at_the_same_step() -> None:

@@ -17,7 +17,7 @@ import gradscope as gs
 from tests.support.data import evenly, filled
 
 W = filled(1.0, 2, 3)
-X = jnp.array([[1.0, 2.0, 3.0], [1.0, 0.0, -2.0]], jnp.float32)
+X = jax.device_put(np.array([[1.0, 2.0, 3.0], [1.0, 0.0, -2.0]], np.float32))
 TABLE = evenly(0.0, 11.0, 4, 3)
 
 

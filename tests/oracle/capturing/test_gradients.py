@@ -13,8 +13,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 import gradscope as gs
 from gradscope.errors import ModelError, UsageError
+from tests.support.data import evenly
 
-W = [jnp.array(value, jnp.float32) for value in ([1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0], [10.0, 11.0, 12.0])]
+W = [evenly(first, first + 2.0, 3) for first in (1.0, 4.0, 7.0, 10.0)]
 
 
 def two_sums(w1: Any, w2: Any, w3: Any, w4: Any) -> Any:

@@ -14,12 +14,12 @@ import gradscope as gs
 from gradscope.capturing.explain.nonfinite import repairs
 from tests.support.data import evenly
 
-W = jnp.array([0.7, 1.2, 0.4], jnp.float32)
-X = jnp.array([[1.0, 2.0, 3.0], [1.0, 0.0, -2.0]], jnp.float32)
+W = jax.device_put(np.array([0.7, 1.2, 0.4], np.float32))
+X = jax.device_put(np.array([[1.0, 2.0, 3.0], [1.0, 0.0, -2.0]], np.float32))
 EPS = 1e-6
 TABLE = evenly(0.0, 11.0, 4, 3)
-IDS = jnp.array([0, 2, 7])
-MASKED = jnp.array([[True, False, True], [False, False, False]])
+IDS = jax.device_put(np.array([0, 2, 7], np.int32))
+MASKED = jax.device_put(np.array([[True, False, True], [False, False, False]]))
 
 
 class Case(NamedTuple):
@@ -163,16 +163,16 @@ CASES = {
     ),
     "a standard deviation of 0": Case(repairs.UNDER_ROOT, normalised(0.0), normalised(EPS)),
     "an epsilon that float16 rounds to 0": Case(
-        repairs.LARGER_EPSILON, half_norm(1e-8), half_norm(1e-3), jnp.zeros(3, jnp.float16)
+        repairs.LARGER_EPSILON, half_norm(1e-8), half_norm(1e-3), np.zeros(3, np.float16)
     ),
     "an epsilon that float16 rounds to 0, in float32": Case(
-        repairs.WIDER, half_norm(1e-8), half_norm(1e-8, jnp.float32), jnp.zeros(3, jnp.float16)
+        repairs.WIDER, half_norm(1e-8), half_norm(1e-8, jnp.float32), np.zeros(3, np.float16)
     ),
     "a bound that float16 rounds to 0": Case(
-        repairs.LARGER_EPSILON, half_log(1e-8), half_log(1e-3), jnp.zeros(3, jnp.float16)
+        repairs.LARGER_EPSILON, half_log(1e-8), half_log(1e-3), np.zeros(3, np.float16)
     ),
     "an epsilon that float16 rounds to 0, under a root": Case(
-        repairs.LARGER_EPSILON, half_root(1e-8), half_root(1e-3), jnp.zeros(3, jnp.float16)
+        repairs.LARGER_EPSILON, half_root(1e-8), half_root(1e-3), np.zeros(3, np.float16)
     ),
     "a where of a root": Case(
         repairs.WHERE_TWICE, lambda w, x: jnp.where(x > 0, jnp.sqrt(x * w), 0.0)[:, :2].sum(),

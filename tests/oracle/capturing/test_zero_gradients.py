@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -24,7 +25,7 @@ from tests.support.data import drawn, filled
 
 ONES = filled(1.0, 4)
 ZEROS = filled(0.0, 4)
-ROW = jnp.array([0.5, -1.0, 2.0, 3.0])
+ROW = jax.device_put(np.array([0.5, -1.0, 2.0, 3.0], np.float32))
 
 
 @jax.custom_vjp
@@ -108,7 +109,7 @@ FAULTS: dict[str, tuple[Callable[[Any, Any], Any], Any, str]] = {
     "a round inside a jit": (lambda w, x: jnp.round(w).sum(), ONES, "round at .*, constant"),
     "a sign inside a scan": (
         lambda w, x: lax.scan(lambda c, row: (c + jnp.sign(row).sum(), None), 0.0, w)[0],
-        jnp.ones((3, 4)),
+        filled(1.0, 3, 4),
         "sign at .*, constant",
     ),
     "a mask": (lambda w, x: (w * ZEROS).sum(), ONES, r"is exactly zero: masked: multiplied by exact zeros in mul at"),

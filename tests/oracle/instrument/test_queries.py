@@ -14,7 +14,7 @@ from gradscope.errors import UsageError
 from tests.support.data import evenly, filled
 
 PARAMS = {"a": evenly(-1, 1, 3, 4), "b": evenly(0.5, 1, 4, 2), "c": filled(1.0, 2)}
-BATCH = {"x": evenly(-2, 2, 5, 3), "label": jnp.arange(5) % 2}
+BATCH = {"x": evenly(-2, 2, 5, 3), "label": jax.device_put(np.arange(5, dtype=np.int32) % 2)}
 
 
 def hidden(params: Any, x: Any) -> Any:

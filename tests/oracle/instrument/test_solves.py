@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 import gradscope as gs
 from gradscope.errors import UsageError
@@ -174,7 +175,7 @@ def with_own_rule(x: Any) -> Any:
 with_own_rule.defvjp(lambda x: (with_own_rule(x), None), lambda _, cotangent: (with_own_rule(cotangent),))
 
 
-SYMMETRIC = np.asarray(WEIGHTS + WEIGHTS.T) + 4.0 * np.eye(3, dtype=np.float32)
+SYMMETRIC = np.asarray(WEIGHTS) + np.asarray(WEIGHTS).T + 4.0 * np.eye(3, dtype=np.float32)
 
 
 def on_the_host(x: Any) -> Any:
@@ -199,7 +200,7 @@ def test_a_symmetric_map_that_jax_cannot_transpose_is_solved_all_the_same(matvec
 def test_a_gradient_with_respect_to_a_value_inside_a_solver_is_refused_and_not_none() -> None:
     def named(weight: Any, right: Any) -> Any:
         def solver(matvec: Any, right: Any) -> Any:
-            return jax.ad_checkpoint.checkpoint_name(richardson(matvec, right), "inner")
+            return checkpoint_name(richardson(matvec, right), "inner")
 
         return {"z": solved(solver, weight, right).sum()}
 

@@ -63,7 +63,7 @@ def port(params: Any, batch: Any, *, slope: float = 0.0) -> jax.Array:
     return jnp.square(x).sum()
 
 
-BATCH = {"images": jnp.asarray(IMAGES.transpose(0, 2, 3, 1))}
+BATCH = {"images": jax.device_put(IMAGES.transpose(0, 2, 3, 1))}
 
 
 def ported(network: Network, *, transposed: bool = False) -> gs.Dump:

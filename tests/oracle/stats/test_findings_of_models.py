@@ -14,7 +14,7 @@ from gradscope.presentation.tables.facts import facts
 from tests.support.data import drawn, filled
 
 X = drawn(0, 16, 8)
-LABELS = jnp.asarray(np.arange(16, dtype=np.int32) % 4)
+LABELS = jax.device_put(np.arange(16, dtype=np.int32) % 4)
 
 
 @pytest.fixture(autouse=True)

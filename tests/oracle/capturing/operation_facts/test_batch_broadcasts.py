@@ -13,11 +13,12 @@ import pytest
 import gradscope as gs
 from gradscope.tracing.lookup.batch_broadcasts import batch_broadcasts
 from gradscope.tracing.tracer import trace_loss
-from tests.support.data import drawn
+from tests.support.data import drawn, evenly
 
 N = 6
-X, Y = drawn(0, N, 4), jnp.arange(float(N))
-COLUMN = Y[:, None]
+X, Y = drawn(0, N, 4), evenly(0.0, N - 1, N)
+NUMBERS = jax.device_put(np.arange(N, dtype=np.int32))
+COLUMN = evenly(0.0, N - 1, N, 1)
 P = {"hidden": drawn(1, 4, 5), "head": drawn(2, 5, 1), "row": drawn(3, 5, N)}
 
 
@@ -52,9 +53,9 @@ PAIRED: Mapping[str, tuple[Callable[[Any, Any, Any], Any], Any]] = {
     "labels in a column": (lambda p, x, y: jnp.mean((predicted(p, x)[:, 0] - y) ** 2), COLUMN),
     "one axis after the other": (lambda p, x, y: jnp.square(predicted(p, x) - y).mean(-1).mean(), Y),
     "huber": (lambda p, x, y: huber(predicted(p, x) - y).mean(), Y),
-    "cross-entropy": (lambda p, x, y: cross_entropy(predicted(p, x), y).mean(), Y / N),
+    "cross-entropy": (lambda p, x, y: cross_entropy(predicted(p, x), y).mean(), evenly(0.0, 1.0 - 1 / N, N)),
     "scaled labels": (lambda p, x, y: jnp.mean((predicted(p, x) - (y - 2.5) / 1.7) ** 2), Y),
-    "integer labels": (lambda p, x, y: jnp.mean((predicted(p, x) - y.astype(jnp.float32)) ** 2), Y.astype(jnp.int32)),
+    "integer labels": (lambda p, x, y: jnp.mean((predicted(p, x) - y.astype(jnp.float32)) ** 2), NUMBERS),
     "in a jitted function": (lambda p, x, y: jax.jit(lambda a, b: ((a - b) ** 2).mean())(predicted(p, x), y), Y),
     "of a scan": (lambda p, x, y: jnp.mean((scanned(p, x) - y) ** 2), Y),
     "examples mapped": (lambda p, x, y: jnp.mean((jax.vmap(predicted, (None, 0))(p, x) - y) ** 2), Y),

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
@@ -57,7 +58,9 @@ def _program(
     return gs.capture(loss, own, BATCH, origins=False)
 
 
-REFERENCE = _program(SAME, positions_inside=True)
+@pytest.fixture(scope="module")
+def reference() -> Dump:
+    return _program(SAME, positions_inside=True)
 
 
 def _first(found: Comparison) -> str:
@@ -66,21 +69,21 @@ def _first(found: Comparison) -> str:
     return found.first_divergence.forward.name
 
 
-def test_a_parameter_behind_a_stop_gradient_is_used() -> None:
-    found = gs.compare(REFERENCE, _program(PORTED, positions_inside=False, frozen=True))
+def test_a_parameter_behind_a_stop_gradient_is_used(reference: Dump) -> None:
+    found = gs.compare(reference, _program(PORTED, positions_inside=False, frozen=True))
     assert found.verdict == "different"
     assert found.first_divergence.forward is None, found.sentence
 
 
-def test_steps_of_one_computation_are_no_pair_whatever_else_differs() -> None:
-    assert gs.compare(REFERENCE, _program(PORTED, positions_inside=False)).verdict == "same"
-    found = gs.compare(REFERENCE, _program(PORTED, positions_inside=False, slope=1.5))
+def test_steps_of_one_computation_are_no_pair_whatever_else_differs(reference: Dump) -> None:
+    assert gs.compare(reference, _program(PORTED, positions_inside=False)).verdict == "same"
+    found = gs.compare(reference, _program(PORTED, positions_inside=False, slope=1.5))
     assert _first(found) == "head", found.sentence
     assert found.sentence.startswith("Forward first differs at `head`")
 
 
-def test_a_pair_by_place_is_kept_where_what_is_computed_from_it_differs_too() -> None:
-    found = gs.compare(REFERENCE, _program(PORTED, positions_inside=False, positions=False))
+def test_a_pair_by_place_is_kept_where_what_is_computed_from_it_differs_too(reference: Dump) -> None:
+    found = gs.compare(reference, _program(PORTED, positions_inside=False, positions=False))
     assert _first(found) == "embed", found.sentence
 
 
