@@ -8,10 +8,14 @@ import stat
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from gradscope.dump.storage.storage_errors import machine_error, machine_errors
 from gradscope.errors import MachineError, UsageError
 from gradscope.naming import printable
+
+#: Suffixes of what gradscope makes of a dump or a run, and does not read.
+_MADE: Final = frozenset({".csv", ".html"})
 
 
 def checked_target(path: Path, *, force: bool | None, inputs: Iterable[Path] = ()) -> Path:
@@ -52,6 +56,14 @@ def checked_target(path: Path, *, force: bool | None, inputs: Iterable[Path] = (
     if not os.access(target.parent, os.W_OK | os.X_OK):
         raise MachineError(f"cannot write to {shown}: its folder is read-only", hint="choose a folder you may write to")
     return target
+
+
+def files_of(paths: Iterable[Path]) -> list[Path]:
+    """Returns the files that are read of some paths: of a folder, as that of a run, all but pages and tables."""
+    found: list[Path] = []
+    for path in paths:
+        found += [each for each in path.rglob("*") if each.suffix not in _MADE] if path.is_dir() else [path]
+    return found
 
 
 def checked_file(path: Path, *, force: bool | None) -> Path:

@@ -14,6 +14,7 @@ from gradscope.history.history_reader import History
 from gradscope.history.run_folder import RunFolder, is_run, states_in
 from gradscope.history.schema import RUN_OPTION
 from gradscope.naming import printable
+from gradscope.naming.wording import counted
 from gradscope.training.loop.processes import Processes
 from gradscope.training.loop.state_files import OTHER_RUN, restored
 from gradscope.training.state import TrainState
@@ -71,6 +72,9 @@ def start(folder: Path, first: TrainState, no_gradients: Any, *, steps: int, tel
     """
     states = states_in(folder)
     if not states:
+        with History(folder) as history:
+            if recorded := len(history.steps()["step"]):
+                tell(f"no state is saved: beginning at step 0 again, in place of {counted(recorded, 'recorded step')}")
         return Start(state=first, previous=None, number=0)
     number, path = list(states.items())[-1]
     if number > steps:

@@ -109,11 +109,17 @@ def test_a_folder_without_a_history_is_no_run(tmp_path: Path) -> None:
     assert (done.status, "is no run: it has no history" in done.errors) == (3, True), done.errors
 
 
-def test_a_full_disk_is_one_message(run: Path) -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("this system has no /dev/full")
-    done = gradscope("export", run, "--to", "csv", "--force", "-o", "/dev/full", folder=run)
-    assert (done.status, done.errors.count("error:")) == (5, 1), done.errors
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [("history.sqlite", "it is one of the files that are read"), ("no/x.csv", "there is no folder"), (".", "a folder")],
+)
+@pytest.mark.parametrize("command", [("export", "--to", "csv"), ("report",)])
+def test_no_command_writes_over_the_run_that_it_reads(run: Path, command: tuple[str, ...], path: str, why: str) -> None:
+    before = (run / "history.sqlite").read_bytes()
+    name, *options = command
+    done = gradscope(name, run, *options, "--force", "-o", path, folder=run)
+    assert (done.status, done.errors.count("error:"), why in done.errors) == (2, 1, True), done.errors
+    assert (run / "history.sqlite").read_bytes() == before
 
 
 def test_without_tensorboardx_it_says_what_to_install(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

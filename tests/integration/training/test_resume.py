@@ -137,6 +137,18 @@ def test_a_torn_state_is_named_and_the_one_before_it_goes_on(folder: Path) -> No
 
 
 @pytest.mark.usefixtures("usual_promotion")
+def test_a_run_without_a_state_says_that_it_begins_again(folder: Path) -> None:
+    shutil.copytree(folder / "whole", folder / "stateless")
+    for state in (folder / "stateless").glob("state-*.npz"):
+        state.unlink()
+    steps = recorded(folder / "stateless")
+    resumed = gradscope(*(word for word in TRAIN if word != "-q"), "-o", "stateless", "--resume", folder=folder)
+    line = f"no state is saved: beginning at step 0 again, in place of {steps} recorded steps"
+    assert (resumed.status, line in resumed.errors) == (0, True), resumed.errors
+    assert contents(folder / "stateless", STEPS) == contents(folder / "whole", STEPS)
+
+
+@pytest.mark.usefixtures("usual_promotion")
 def test_a_run_that_ended_earlier_goes_on_as_if_it_had_not(folder: Path) -> None:
     """The record of its last step is one that a longer run does not have: nothing later depends on it."""
     between = STEPS - 8

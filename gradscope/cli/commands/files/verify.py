@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from gradscope.cli.blas import keep_single_threaded
-from gradscope.cli.commands.show import Dump
 
 if TYPE_CHECKING:
     from gradscope.dump.verify import Verification
 
 
-def verify(dump: Dump) -> None:
+def verify(
+    dump: Annotated[
+        Path, typer.Argument(metavar="DUMP", help="A dump, any .npz, .npy or .safetensors file, or a dump's folder.")
+    ],
+) -> None:
     """Read everything in a dump and check it, with every CRC."""
     keep_single_threaded()
     from gradscope.cli.printing import print_line

@@ -61,32 +61,31 @@ def export(
     with History(run) as history:
         which.require_matches(history.tensors.values())
         if to is Kind.CSV:
-            written = _export_csv(history, which.selects, output, force=force)
+            written = _export_csv(history, which.selects, run, output, force=force)
         else:
             written = _export_events(history, which.selects, run if output is None else output, force=force)
     if written and not quiet:
         say(f"wrote {written}")
 
 
-def _export_csv(history: History, selects: Callable[[TensorRow], bool], output: Path | None, *, force: bool) -> str:
+def _export_csv(
+    history: History, selects: Callable[[TensorRow], bool], run: Path, output: Path | None, *, force: bool
+) -> str:
     """Returns what was written where; nothing of standard output."""
     import io
 
     from gradscope.cli.printing import print_plain
-    from gradscope.dump.storage.storage_errors import machine_errors
-    from gradscope.errors import UsageError
+    from gradscope.dump.storage.target_path import checked_target, files_of
+    from gradscope.dump.storage.whole_file import write_whole
     from gradscope.history.exporting.long_table import write_csv
-    from gradscope.naming import printable
 
+    target = None if output is None else checked_target(output, force=force, inputs=files_of([run]))
     text = io.StringIO()
     write_csv(history, selects, text)
-    if output is None:
+    if target is None:
         print_plain(text.getvalue())
         return ""
-    if output.exists() and not force:
-        raise UsageError(f"{printable(str(output))} exists", hint="name another file, or replace it with --force")
-    with machine_errors("write to", output):
-        output.write_text(text.getvalue(), encoding="utf-8")
+    write_whole(target, text.getvalue().encode(), replace=force)
     return f"{output}: {text.getvalue().count(chr(10)) - 1:,} numbers"
 
 

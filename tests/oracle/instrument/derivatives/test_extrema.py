@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import gradscope as gs
-from tests.oracle.engine import Probe, assert_close, check, expected, layer, observe, unprobed
+from tests.oracle.engine import Probe, check, expected, layer, observe, unprobed
 
 #: The axes of a pooling of 2 by 2 that `reshape` makes.
 WINDOWS = (2, 4)
@@ -96,8 +96,11 @@ def test_its_derivative_is_differentiated_again() -> None:
         return pooling(jnp.max, weights, x)
 
     observed = gs.value_and_grad(loss)
-    found = jax.grad(partial(squared, lambda weights: observed(weights)[0][1]))(weights)
-    jax.tree.map(partial(assert_close), found, jax.grad(partial(squared, jax.grad(loss)))(weights))
+    found = jax.jit(jax.grad(partial(squared, lambda weights: observed(weights)[0][1])))(weights)
+    with jax.disable_jit():  # JAX's own is NaN once it is compiled (0.10.2)
+        right = jax.grad(partial(squared, jax.grad(loss)))(weights)
+    for name, gradient in right.items():
+        np.testing.assert_allclose(found[name], gradient, rtol=1e-3, atol=1e-6, err_msg=name)
 
 
 def test_ties_share_the_cotangent() -> None:
