@@ -5,7 +5,7 @@
   indexed for rules.
 - `kernels` finds the layers with a kernel, and the gain of their weights; `trends` has the rules about depth.
 - `weight_rules`, `unit_rules`, `value_rules`, `gradient_rules` and `batch_rules` are the other rules, by what they are
-  about.
+  about. `softmax_values` says what the statistics of a value say of it as a softmax.
 - `causes` folds consequences into their causes, and orders these.
 
 Vocabulary: a *rule* is a pure function from evidence and thresholds to *suspects*: what it alone would find, with the

@@ -10,11 +10,11 @@ from typing import Final, NamedTuple
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.dump.manifest.operation_facts.saturation import Saturation
-from gradscope.stats import units
 from gradscope.stats.columns import number
 from gradscope.stats.findings.gradient_rules import DEAD_UNITS, GATED, SATISFIED, silencing_input
 from gradscope.stats.findings.kernels import kernel_layers
 from gradscope.stats.findings.rule_evidence import RuleEvidence, Suspect, Thresholds, column, is_zero, suspect
+from gradscope.stats.findings.softmax_values import concentration, is_normalised_again, is_softmax
 
 #: The fewest examples and positions that say something about a unit.
 _EXAMPLES: Final = 8
@@ -24,12 +24,12 @@ _CHANCE: Final = 1e-4
 _RECTIFIERS: Final = frozenset({None, "custom_jvp_call", "max", "select_n", "clamp", "jit", "pjit", "mul"})
 #: How the reason of a zero gradient begins where a mask leaves a softmax no choice.
 _ONE_LEFT: Final = "masked: in each row the mask leaves one entry"
-#: Primitives that end a softmax.
-_SOFTMAX: Final = frozenset({"div", "exp", "custom_jvp_call", "convert_element_type"})
 #: Concentration of a softmax above which it is saturated, at the initialisation and later.
 _CONCENTRATED: Final = (0.6, 0.9)
-#: Likewise of a tanh, at the initialisation; the sigmoid of a gate may begin at a limit, by its bias.
+#: Likewise of a tanh of a layer with a kernel, at the initialisation, where both limits are reached about as often.
 _TANH_AT_START: Final = 0.6
+#: The mean of a tanh beyond which one limit is reached much more often than the other.
+_ONE_SIDED: Final = 0.3
 #: Share of noise in the variance of what a function receives above which it chooses by noise, and not by its weights.
 _CHOOSES: Final = 0.1
 
@@ -150,7 +150,7 @@ def _normalised_again(evidence: RuleEvidence) -> Iterator[Suspect]:
             finding = replace(found.finding, name=told.name, source=inner.source)
             yield replace(found, finding=finding, begin=min(inner.index, found.begin))
     for entry in evidence.of(naming.ACTIVATION):
-        if entry.name not in entries and _is_softmax(entry) and _is_normalised_again(evidence, entry):
+        if entry.name not in entries and is_softmax(entry) and is_normalised_again(evidence, entry):
             yield suspect("saturated", entry, f"is a {rest}")
 
 
@@ -202,10 +202,11 @@ def _on_one(share: float) -> str:
 
 def saturated_functions(evidence: RuleEvidence, thresholds: Thresholds) -> Sequence[Saturation]:
     """Returns the bounded functions inside layers that are saturated, in execution order."""
+    limit = _CONCENTRATED[evidence.is_trained]
     return [
         inner
         for inner in evidence.manifest.saturations
-        if inner.saturated > _most(evidence, thresholds, inner.function)
+        if inner.saturated > (limit if inner.function == "softmax" else thresholds.saturated)
         and not (inner.again or inner.names or inner.noise > _CHOOSES or _is_left_by_mask(evidence, inner.source))
     ]
 
@@ -232,69 +233,33 @@ def saturated_activations(evidence: RuleEvidence, thresholds: Thresholds) -> Seq
     """Returns the activations inside the model that are saturated, in execution order."""
     last = max((layer.layer.index for layer in kernel_layers(evidence)), default=-1)
     inner = [entry for entry in evidence.of(naming.ACTIVATION) if entry.site.index < last and not entry.site.operation]
-    limit = _most(evidence, thresholds, "softmax")
     choosing = {name for each in evidence.manifest.saturations if each.noise > _CHOOSES for name in each.names}
     return [
         entry
         for entry in inner
         if entry.name not in choosing
-        and (column(entry, "saturated") > _most(evidence, thresholds, entry.site.primitive)
-             or (_is_softmax(entry) and concentration(entry) > limit
+        and (column(entry, "saturated") > _most_of_value(evidence, thresholds, entry)
+             or (is_softmax(entry) and concentration(entry) > _CONCENTRATED[evidence.is_trained]
                  and not _is_left_by_mask(evidence, entry.site.source)))
     ]  # fmt: skip
 
 
-def _most(evidence: RuleEvidence, thresholds: Thresholds, function: str | None) -> float:
-    """Returns how far a function may be at its limits."""
-    if function == "softmax":
-        return _CONCENTRATED[evidence.is_trained]
-    at_start = function == "tanh" and not evidence.is_trained
-    return min(thresholds.saturated, _TANH_AT_START) if at_start else thresholds.saturated
+def _most_of_value(evidence: RuleEvidence, thresholds: Thresholds, entry: Entry) -> float:
+    """Returns the share of a value's elements that may be at a limit.
+
+    Of a tanh it is less at the initialisation, where kernels of a usual scale leave hardly any there. That says nothing
+    of a tanh that a bias or a mask keeps at one limit, nor of one that is made of the batch alone.
+    """
+    if entry.site.primitive != "tanh" or evidence.is_trained or abs(column(entry, "mean")) > _ONE_SIDED:
+        return thresholds.saturated
+    layer = next((layer for layer in evidence.manifest.layers if layer.path == entry.site.layer), None)
+    learnt = layer is not None and (
+        layer.params or any(evidence.entry(naming.ACTIVATION, name) is not None for name in layer.inputs)
+    )
+    return min(thresholds.saturated, _TANH_AT_START) if learnt else thresholds.saturated
 
 
 def _is_left_by_mask(evidence: RuleEvidence, source: str | None) -> bool:
     """Returns whether a mask leaves a softmax a single weight in each row, as the reason of a zero gradient says."""
     reasons = (cause.why for cause in evidence.manifest.causes)
     return source is not None and any(why.startswith(_ONE_LEFT) and why.endswith(source) for why in reasons)
-
-
-def concentration(entry: Entry) -> float:
-    """Returns how far a softmax is from equal weights, 0, to a single weight, 1."""
-    count = entry.shape[-1]
-    return units.concentration(count, count * column(entry, "rms") ** 2, column(entry, "zeros") / column(entry, "size"))
-
-
-def _is_softmax(entry: Entry) -> bool:
-    """Returns whether the elements are shares that sum to 1 along the last axis, by their mean."""
-    count = entry.shape[-1] if len(entry.shape) > 1 else 0
-    if count < 3 or entry.site.primitive not in _SOFTMAX:
-        return False
-    low, high = column(entry, "min"), column(entry, "max")
-    chosen = low == 0 and high == 1 and column(entry, "zeros") * count == column(entry, "size") * (count - 1)
-    if chosen and entry.site.primitive == "convert_element_type":
-        return False  # a one-hot code
-    mean = column(entry, "mean") * count
-    return low >= 0 and high <= 1.01 and abs(mean - 1) < 2e-3 and high > low
-
-
-def _is_normalised_again(evidence: RuleEvidence, entry: Entry) -> bool:
-    """Returns whether the gradient of a softmax is what the cross-entropy of its softmax has, of one label each.
-
-    It is the softmax of shares, which is between 1 / (K - 1 + e) and e / (K - 1 + e), less 1 for the label, divided
-    by the number of examples: of all, or of those that a mask leaves, whose gradient is not zero. Its sum is zero,
-    as a softmax does not change where a number is added to all logits.
-    """
-    gradient = evidence.entry(naming.ACTIVATION_GRAD, entry.name)
-    if gradient is None or gradient.absent is not None or not column(gradient, "rms"):
-        return False
-    count = entry.shape[-1]
-    centred = abs(column(gradient, "mean")) < 1e-3 * column(gradient, "rms")
-    size = column(entry, "size")
-    examples = {size / count, (size - column(gradient, "zeros")) / count}
-    return centred and any(_is_of_cross_entropy(gradient, count, each) for each in examples)
-
-
-def _is_of_cross_entropy(gradient: Entry, count: int, examples: float) -> bool:
-    least, most = 1 / (count - 1 + math.e), math.e / (count - 1 + math.e)
-    low, high = column(gradient, "min") * examples, column(gradient, "max") * examples
-    return -1 < low < most - 1 + 0.01 and 0.99 * least < high < 1.01 * most

@@ -4,22 +4,24 @@ Weights are quantised as `round(w / s) * s` with `s = max(abs(w)) / 127`. Withou
 arrives through `round`, and the gradient of `w` is that of its scale: zero but for the largest element.
 
 A tensor counts where all that the loss makes of its elements, one by one, goes through step functions that a cotangent
-arrives at, and everything else through reductions. So neither a straight-through gradient counts, by `stop_gradient`
-or by a derivative rule, nor a step function whose result multiplies or is added to the tensor itself.
+arrives at, or through integers, and everything else through reductions that scale the result. So neither a
+straight-through gradient counts, by `stop_gradient` or by a derivative rule, nor a step function whose result
+multiplies or is added to the tensor itself, nor one beside other statistics of the tensor.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from gradscope import naming
 from gradscope.dump.manifest.operation_facts import StepFunction
 from gradscope.primitive_groups import ADDITIONS, COPIES, MULTIPLICATIONS
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
-from gradscope.tracing.dataflow.reachability import Reach
+from gradscope.tracing.dataflow.reachability import Reach, is_inexact
 from gradscope.tracing.jaxpr.frames import ValueKey, made_at, variable_of
+from gradscope.tracing.jaxpr.jaxcompat import Equation, is_literal
 from gradscope.tracing.tracer import Trace
 
 _STEPS: Final = frozenset({"ceil", "floor", "round", "sign"})
@@ -40,10 +42,24 @@ def step_functions(trace: Trace) -> tuple[StepFunction, ...]:
 
 
 class _Ends(NamedTuple):
-    """Where a value's elements end: the results of step functions, and the primitives of reductions."""
+    """Where a value's elements end: at the results of step functions, and at reductions that scale these."""
 
-    steps: list[ValueKey]
-    reductions: set[str]
+    steps: Sequence[ValueKey] = ()
+    reductions: Collection[str] = ()
+
+
+class _Followed(NamedTuple):
+    """A value that is followed, and the step function or the cast that it is a result of; None before any."""
+
+    variable: FrameVariable
+    stepped: ValueKey | None
+
+
+class _Found(NamedTuple):
+    """The step functions with what has a gradient behind them, and the reductions with their results."""
+
+    steps: list[tuple[ValueKey, FrameVariable]]
+    reductions: list[tuple[str, FrameVariable]]
 
 
 class _Search:
@@ -53,9 +69,9 @@ class _Search:
         self._flow = ForwardFlow()
 
     def has_steps(self) -> bool:
-        """Returns whether a cotangent arrives at any step function."""
+        """Returns whether there is any step function, or a cast to integers."""
         return any(
-            equation.primitive.name in _STEPS and self._passes(FrameVariable(frame, equation.outvars[0]))
+            equation.primitive.name in _STEPS or _is_cast(equation)
             for frame in self._frames.values()
             for equation in frame.jaxpr.eqns
         )
@@ -89,28 +105,59 @@ class _Search:
     def _ends(self, variable: FrameVariable) -> _Ends:
         """Returns the step functions and reductions at which a value's elements end.
 
-        Nothing where some go on, and where there are no reductions: then the gradient is zero, which speaks for itself.
+        Nothing where some go on, and where no reduction scales what the step functions return: without any, the
+        gradient is zero, which speaks for itself, and a reduction of another kind is a feature of its own.
         """
-        ends = _Ends([], set())
-        waiting, seen = [variable], {variable}
+        found = _Found([], [])
+        waiting: list[_Followed] = [_Followed(variable, None)]
+        seen = {variable}
         while waiting and len(seen) < _NEAR:
             one = waiting.pop()
-            for step in self._flow.steps(one):
+            for step in self._flow.steps(one.variable):
                 primitive = step.frame.jaxpr.eqns[step.number].primitive.name
                 if step.to in seen or not self._is_run(step) or primitive == "stop_gradient":
                     continue
                 seen.add(step.to)
-                if step.way == "compute" and primitive in _STEPS:
-                    ends.steps.extend([made_at(step.frame, step.number, 0)] if self._passes(step.to) else [])
-                elif step.way == "slice" or (_size(step.to) == _size(one) and _keeps_apart(step, primitive)):
-                    waiting.append(step.to)  # also without a gradient: before a step function there is none
-                elif not self._passes(step.to):
-                    continue
-                elif step.way == "compute" and primitive.startswith(_REDUCES):
-                    ends.reductions.add(primitive)
-                else:
-                    return _Ends([], set())
-        return _Ends([], set()) if waiting or not ends.reductions else ends
+                after = self._after(one, step, primitive, found)
+                if after is None:
+                    return _Ends()
+                waiting += after
+        scaling = () if waiting else self._scaling(found)
+        return _Ends([key for key, _ in found.steps], scaling) if scaling else _Ends()
+
+    def _after(self, one: _Followed, step: Step, primitive: str, found: _Found) -> list[_Followed] | None:
+        """Returns what to follow behind a step, and notes where elements end; None where they go on by another way."""
+        here = made_at(step.frame, step.number, 0) if step.way == "compute" else None
+        if not is_inexact(step.to.atom):  # integers go anywhere, until they are numbers with a gradient again
+            cast = one.stepped or here if primitive == "convert_element_type" else None
+            stepped = cast if is_inexact(one.variable.atom) else one.stepped
+            return [] if stepped is None else [_Followed(step.to, stepped)]
+        stepped = one.stepped if here is None or primitive not in _STEPS else here
+        has_gradient = self._passes(step.to)
+        if stepped is not None and has_gradient and (stepped is here or not is_inexact(one.variable.atom)):
+            found.steps.append((stepped, step.to))
+            return []
+        if stepped is here or step.way == "slice" or (_size(step.to) == _size(one.variable) and _keeps_apart(step)):
+            return [_Followed(step.to, stepped)]  # also without a gradient: before a step function there is none
+        if has_gradient and here is not None and primitive.startswith(_REDUCES):
+            found.reductions.append((primitive, step.to))
+            return []
+        return None if has_gradient else []
+
+    def _scaling(self, found: _Found) -> set[str]:
+        """Returns the reductions whose results multiply those of the step functions, or divide them."""
+        stepped = self._flow.closure((variable for _, variable in found.steps), _keeps_apart)
+        scaling: set[str] = set()
+        for primitive, variable in found.reductions:
+            scales = self._flow.closure([variable], lambda step: _keeps_apart(step) and is_inexact(step.to.atom))
+            used = ((each, step) for each in scales if each not in stepped for step in self._flow.steps(each))
+            products = (
+                step for _, step in used if step.frame.jaxpr.eqns[step.number].primitive.name in MULTIPLICATIONS
+            )
+            factors = (FrameVariable(step.frame, atom) for step in products
+                       for atom in step.frame.jaxpr.eqns[step.number].invars if not is_literal(atom))  # fmt: skip
+            scaling |= {primitive} if any(each in stepped and each not in scales for each in factors) else set()
+        return scaling
 
     def _passes(self, variable: FrameVariable) -> bool:
         return self._trace.reachability.of(*variable) is Reach.GRADIENT
@@ -120,9 +167,14 @@ class _Search:
         return step.number in self._trace.liveness.live(step.frame) and not own_rule
 
 
-def _keeps_apart(step: Step, primitive: str) -> bool:
+def _keeps_apart(step: Step) -> bool:
     """Returns whether each element of a step's result is made of one element, or is one."""
-    return step.way != "compute" or primitive in _PER_ELEMENT
+    return step.way != "compute" or step.frame.jaxpr.eqns[step.number].primitive.name in _PER_ELEMENT
+
+
+def _is_cast(equation: Equation) -> bool:
+    casts = equation.primitive.name == "convert_element_type"
+    return casts and is_inexact(equation.invars[0]) and not is_inexact(equation.outvars[0])
 
 
 def _size(variable: FrameVariable) -> int:

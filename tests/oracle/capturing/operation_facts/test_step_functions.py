@@ -33,6 +33,16 @@ def passed_straight(w: Any) -> Any:
 passed_straight.defvjp(lambda w: (jnp.round(w), None), lambda _, gradient: (gradient,))
 
 
+def scale_of(w: Any) -> Any:
+    return jnp.abs(w).max() / 7
+
+
+def of_integers(p: Any, x: Any) -> Any:
+    one, other = (jnp.round(each / scale_of(each)).astype(jnp.int8) for each in (x, p["w"]))
+    products = jax.lax.dot(one, other, preferred_element_type=jnp.int32).astype(jnp.float32)
+    return jnp.square(products * scale_of(x) * scale_of(p["w"])).mean()
+
+
 def by_column(w: Any) -> Any:
     scale = jnp.abs(w).max(axis=0, keepdims=True) / 7
     return jnp.round(w / scale) * scale
@@ -58,6 +68,15 @@ def scanned(p: Any, x: Any) -> Any:
 ENDED = {
     "weight": (of_weight(quantised), ("param", "w", "round", ("reduce_max",))),
     "weight, each column": (of_weight(by_column), ("param", "w", "round", ("reduce_max",))),
+    "by way of integers": (
+        of_weight(lambda w: jnp.round(w / scale_of(w)).astype(jnp.int8).astype(jnp.float32) * scale_of(w)),
+        ("param", "w", "round", ("reduce_max",)),
+    ),
+    "cast": (
+        of_weight(lambda w: (w / scale_of(w)).astype(jnp.int8).astype(jnp.float32) * scale_of(w)),
+        ("param", "w", "convert_element_type", ("reduce_max",)),
+    ),
+    "product of integers": (of_integers, ("param", "w", "round", ("reduce_max",))),
     "signs": (of_weight(lambda w: jnp.sign(w) * jnp.abs(w).mean()), ("param", "w", "sign", ("reduce_sum",))),
     "checkpointed": (of_weight(jax.checkpoint(quantised)), ("param", "w", "round", ("reduce_max",))),
     "scanned": (scanned, ("param", "stack", "round", ("reduce_max",))),
@@ -71,6 +90,7 @@ PASSED = {
     "signed root": of_activation(lambda x: jnp.sign(x) * jnp.sqrt(jnp.abs(x) + 0.1)),
     "fraction": of_activation(lambda x: x - jnp.floor(x)),
     "a scale of steps": of_activation(lambda x: x * jnp.round(jnp.abs(x).mean())),
+    "features of signs": of_activation(lambda x: jnp.concatenate([x.mean(1), jnp.sign(x).mean(1)])[None, :4]),
     "constants": of_weight(lambda w: w * jnp.round(evenly(-3.0, 3.0, 4, 4))),
     "statistic": lambda p, x: (jnp.square(x @ p["w"]).mean(), quantised(p["w"]).sum()),
 }
