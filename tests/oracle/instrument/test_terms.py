@@ -342,6 +342,23 @@ def test_nested_frames_and_shared_weights_still_sum_to_the_whole() -> None:
     assert_unperturbed(loss, {"w": 0.3 * WEIGHTS}, (INPUTS, np.bool_(True)))
 
 
+@pytest.mark.parametrize("construct", ["branch", "loop"])
+def test_the_terms_of_a_value_handed_out_thrice_are_added_in_the_order_of_jax(construct: str) -> None:
+    weights = np.random.default_rng(0).normal(size=(3, 64))
+
+    def loss(scale: Any, x: Any) -> Any:
+        if construct == "branch":
+            outputs = jax.lax.cond(x[0] > 0, lambda h: (jnp.sin(h),) * 3, lambda h: (h,) * 3, scale * x)
+        else:
+            _, outputs = jax.lax.scan(lambda h, _: (h, (jnp.sin(h),) * 3), scale * x, length=1)
+        return sum(jnp.sum(weight * output.ravel()) for weight, output in zip(weights, outputs, strict=True))
+
+    arguments = np.linspace(0.3, 1.7, 64), np.linspace(0.1, 2.0, 64)
+    everything = CaptureSpec(operations=True, operands=True, terms=True)
+    observation = engine.observe(loss, *arguments, spec=everything)
+    assert bits(observation.observed.gradients[0]) == bits(jax.jit(jax.grad(loss))(*arguments))
+
+
 def test_where_the_way_is_stopped_nothing_comes_back_and_the_rest_is_the_whole() -> None:
     def loss(weight: Any, x: Any, probe: Probe = unprobed, *, stopped: bool = False) -> Any:
         h = layer("first", dense, weight, x)
