@@ -3,20 +3,22 @@
 `table[ids]` clips indices, where `jnp.take` fills with NaN and PyTorch raises. A vocabulary that is smaller than the
 tokenizer's, or labels from 1 on, train the wrong rows. The indices are computed again here, as far as integers of the
 batch and a few operations make them. Only tables count that are made of parameters alone: neighbours in a batch, say,
-are often padded with an index beyond it, and masked.
+are often padded with an index beyond it, and masked. Padding with an index beyond a vocabulary is masked, too, where no
+gradient comes back to any of the rows that were looked up in its place: that is no mistake.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from gradscope import naming
+from gradscope.capturing.explain.zeros.neighbourhood import observe_gradients
 from gradscope.dump.manifest.operation_facts.out_of_bounds import OutOfBounds
 from gradscope.primitive_groups import COPIES
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
@@ -31,17 +33,46 @@ _CLIP: Final = frozenset({jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS, jax.lax.G
 _Compute = Callable[..., np.ndarray]
 
 
-def out_of_bounds(trace: Trace, leaves: Sequence[Any]) -> tuple[OutOfBounds, ...]:
+class _LookUp(NamedTuple):
+    """A `_LookUp` is one by indices of which some are beyond the table.
+
+    Attributes:
+        rows: The rows that were looked up.
+        offsets: The axes of the rows that are no axes of the indices.
+        beyond: Which indices are beyond.
+        facts: What is told of it.
+    """
+
+    rows: FrameVariable
+    offsets: tuple[int, ...]
+    beyond: np.ndarray
+    facts: OutOfBounds
+
+
+def out_of_bounds(trace: Trace, leaves: Sequence[Any], *, runs: bool) -> tuple[OutOfBounds, ...]:
     """Returns the look-ups in tables of parameters by indices beyond them, one for each table and array of the batch.
 
     Args:
         trace: The loss.
         leaves: Its flat arguments; None for those that are not known.
+        runs: Whether the loss may run again where there are any, to leave out those that are masked.
     """
-    found: dict[tuple[str, str | None], OutOfBounds] = {}
-    for each in _Search(trace, leaves).found():
-        found.setdefault((each.input, each.table), each)
-    return tuple(found.values())
+    found = list(_Search(trace, leaves).found())
+    if found and runs and all(leaf is not None for leaf in leaves):
+        observed = observe_gradients(trace, leaves, [each.rows for each in found])
+        found = [each for each in found if _matters(each, observed.cotangent(each.rows, ()))]
+    by_names: dict[tuple[str, str | None], OutOfBounds] = {}
+    for each in found:
+        by_names.setdefault((each.facts.input, each.facts.table), each.facts)
+    return tuple(by_names.values())
+
+
+def _matters(found: _LookUp, gradient: np.ndarray | None) -> bool:
+    """Returns whether a gradient comes back to a row that stands for one beyond the table; also where none comes."""
+    if gradient is None:
+        return True
+    reached = (gradient != 0).any(axis=found.offsets)
+    return bool(reached[found.beyond].any() or not reached.any())
 
 
 class _Search:
@@ -52,7 +83,7 @@ class _Search:
         self._constants = Constants(trace)
         self._known: dict[ValueKey, np.ndarray | None] = {}
 
-    def found(self) -> Iterator[OutOfBounds]:
+    def found(self) -> Iterator[_LookUp]:
         """Yields the look-ups in program order."""
         for frame in self._frames.values():
             if frame.opaque or frame.bypassed or frame.loops:
@@ -62,7 +93,7 @@ class _Search:
                 if number in live and _clips(equation):
                     yield from self._at(frame, equation)
 
-    def _at(self, frame: Frame, gather: Equation) -> Iterator[OutOfBounds]:
+    def _at(self, frame: Frame, gather: Equation) -> Iterator[_LookUp]:
         table, indices = gather.invars
         inputs = self._batch_behind(frame, indices)
         if len(inputs) != 1 or (known := self._value(frame, indices)) is None:
@@ -74,10 +105,12 @@ class _Search:
             beyond = (starts < 0) | (starts >= rows)
             if beyond.any() and self._is_of_parameters(frame, table):
                 farthest = starts.flat[np.where(starts < 0, -starts, starts - rows + 1).argmax()]
-                yield OutOfBounds(
+                facts = OutOfBounds(
                     input=inputs[0].name, table=self._parameter(frame, table), rows=rows,
                     index=int(farthest), beyond=int(beyond.sum()), indices=starts.size, source=source_of(gather),
                 )  # fmt: skip
+                offsets = tuple(gather.params["dimension_numbers"].offset_dims)
+                yield _LookUp(FrameVariable(frame, gather.outvars[0]), offsets, beyond, facts)
 
     def _is_of_parameters(self, frame: Frame, atom: Atom) -> bool:
         variable = FrameVariable(frame, atom)

@@ -46,7 +46,7 @@ def explanations(
         prepared: Its arguments.
         session: The run, after its last record.
         bounds: The memory that a run may use; None for no bound. Where there is one, the complete model does not run
-            again to find gradients that are zero but for rounding.
+            again to find gradients that are zero but for rounding, and look-ups that are masked.
         timings: Receives the seconds of each search.
     """
     origins: tuple[Origin, ...] = ()
@@ -66,7 +66,7 @@ def explanations(
             found = rounding_causes(session.run, session.gradients, [each for each in causes if cancels(each)])
             causes = tuple({(each.family, each.name): each for each in (*causes, *found)}.values())
         failed += [f"why gradients are small {attempt.failure}"] if attempt.failure else []
-    with Attempt() as attempt:
-        beyond = out_of_bounds(prepared.resolved.trace, prepared.leaves)
+    with timings.phase("explain"), Attempt() as attempt:
+        beyond = out_of_bounds(prepared.resolved.trace, prepared.leaves, runs=bounds is None)
     failed += [f"whether indices are out of bounds {attempt.failure}"] if attempt.failure else []
     return Explanations(origins=origins, causes=causes, out_of_bounds=beyond, failed=tuple(failed))

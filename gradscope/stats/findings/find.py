@@ -69,7 +69,8 @@ RULES: Final = (
     FindingRule(
         name="out-of-bounds",
         sentence="Indices of the batch are beyond a table of parameters, and JAX clips them without an error.",
-        formula="index >= rows, or < -rows, in `table[ids]` where the table is made of parameters alone",
+        formula="index >= rows, or < -rows, in `table[ids]` where the table is made of parameters alone, "
+        "unless no gradient comes back to any of those rows, as where padding is masked",
         remedy="Give the table as many rows as the tokenizer or the data has classes, or look for ids that start at 1.",
         checks=(batch_rules.out_of_bounds,),
     ),

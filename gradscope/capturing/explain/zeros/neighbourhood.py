@@ -124,6 +124,22 @@ def observe_values(trace: Trace, arguments: Sequence[Any], variables: Iterable[F
     return _observed(trace, arguments, _sites(trace, variables), frozenset())
 
 
+def observe_gradients(trace: Trace, arguments: Sequence[Any], variables: Iterable[FrameVariable]) -> Neighbourhood:
+    """Observes some values and, where one comes back to them, their gradients.
+
+    Args:
+        trace: A traced loss.
+        arguments: Its flat arguments.
+        variables: The values.
+
+    Returns:
+        What was observed.
+    """
+    sites = _sites(trace, variables)
+    gradients = frozenset(number for number, site in enumerate(sites) if has_gradient(site))
+    return _observed(trace, arguments, sites, gradients)
+
+
 def _observed(
     trace: Trace, arguments: Sequence[Any], sites: tuple[Site, ...], gradients: frozenset[int]
 ) -> Neighbourhood:

@@ -54,9 +54,25 @@ def loss_of(look_up: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda p, batch: jnp.square(look_up(p, batch["ids"]).astype(jnp.float32)).mean() + batch["x"].sum()
 
 
-def found(look_up: Callable[[Any, Any], Any], ids: Any = IDS) -> list[Any]:
+def softmax_mask(p: Any, ids: Any) -> Any:
+    rows = p["embed"][ids]
+    weights = jax.nn.softmax(jnp.where(ids < ROWS, rows.sum(2), -jnp.inf), axis=1)
+    return jnp.einsum("bt,btd->bd", weights, rows)
+
+
+#: Likewise: look-ups whose rows beyond the table are masked.
+MASKED: Mapping[str, Callable[[Any, Any], Any]] = {
+    "by a choice": lambda p, ids: jnp.where((ids < ROWS)[..., None], p["embed"][ids], 0.0),
+    "by a product": lambda p, ids: p["embed"][ids] * (ids < ROWS).astype(jnp.float32)[..., None],
+    "by attention": softmax_mask,
+    "on another axis": lambda p, ids: p["embed"].T[:, ids] * (ids < ROWS).astype(jnp.float32)[None],
+}
+
+
+def found(look_up: Callable[[Any, Any], Any], ids: Any = IDS, *, runs: bool = False) -> list[Any]:
     batch = {"ids": jnp.asarray(ids), "x": X}
-    return list(out_of_bounds(trace_loss(loss_of(look_up), P, batch), jax.tree_util.tree_leaves((P, batch))))
+    leaves = jax.tree_util.tree_leaves((P, batch))
+    return list(out_of_bounds(trace_loss(loss_of(look_up), P, batch), leaves, runs=runs))
 
 
 @pytest.mark.parametrize("case", BEYOND.values(), ids=BEYOND)
@@ -71,6 +87,20 @@ def test_indices_beyond_a_table_are_counted(case: tuple[Callable[..., Any], np.n
 @pytest.mark.parametrize("look_up", MEANT.values(), ids=MEANT)
 def test_what_is_meant_so_is_not_told(look_up: Callable[..., Any]) -> None:
     assert found(look_up) == []
+
+
+@pytest.mark.parametrize("look_up", MASKED.values(), ids=MASKED)
+def test_rows_that_are_masked_are_not_told(look_up: Callable[..., Any]) -> None:
+    assert found(look_up, runs=True) == []
+    assert [each.beyond for each in found(look_up)] == [2]  # where the loss may not run again, they might be read
+
+
+def test_rows_that_are_masked_in_part_or_stopped_are_told() -> None:
+    def masked(p: Any, ids: Any) -> Any:
+        return p["embed"][ids] * (ids < IDS.max()).astype(jnp.float32)[..., None]
+
+    assert [each.beyond for each in found(masked, runs=True)] == [2]
+    assert [each.beyond for each in found(lambda p, ids: jax.lax.stop_gradient(p["embed"])[ids], runs=True)] == [2]
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16])
