@@ -86,6 +86,8 @@ def event_files_in(folder: Path) -> list[Path]:
 class RunFolder:
     """The folder of a run, locked against other writers as long as the context lasts.
 
+    A folder that was made for it and in which nothing was written, because the request was refused, is removed.
+
     Args:
         path: The folder; it is made where it does not exist.
         writes: Whether this process writes to it. Where it is one of several on a run of which another one writes, the
@@ -99,6 +101,7 @@ class RunFolder:
     def __init__(self, path: Path, *, writes: bool = True) -> None:
         self.path = path.absolute()  # a model may change the working directory
         self._descriptor: int | None = None
+        self._made = writes and not path.exists()
         if not writes:
             return
         if path.exists() and not path.is_dir():
@@ -109,7 +112,7 @@ class RunFolder:
         locked = lock(descriptor)
         if locked is None:
             say_unlocked(path)
-        if locked is False:
+        if locked is False or not os.fstat(descriptor).st_nlink:  # a lock that another process removed is none
             os.close(descriptor)
             raise UsageError(
                 f"{printable(str(path))} is being written, by another process or a probe that is not closed",
@@ -128,8 +131,16 @@ class RunFolder:
     def close(self) -> None:
         """Unlocks the folder."""
         if self._descriptor is not None:
+            if self._made:
+                self._remove_empty()
             os.close(self._descriptor)
             self._descriptor = None
+
+    def _remove_empty(self) -> None:
+        with suppress(OSError):
+            if os.listdir(self.path) == [_LOCK]:
+                (self.path / _LOCK).unlink()
+                self.path.rmdir()
 
     @property
     def others(self) -> list[str]:

@@ -308,6 +308,8 @@ def test_bad_input_is_one_message(
     done = gradscope("train", "net.py", "-q", *options, *arguments, folder=folder)
     assert (done.status, done.errors.count("error:")) == (status, 1), done.errors
     assert message in done.errors
+    bad = tmp_path / "bad"
+    assert bad.exists() == (bad / "history.sqlite").exists(), "a request that is refused leaves no folder"
 
 
 @pytest.mark.parametrize(
