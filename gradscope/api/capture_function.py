@@ -8,12 +8,18 @@ from typing import Any, Literal, SupportsIndex
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 
 from gradscope.api.reading import Dump
 from gradscope.capturing.dump_model import DumpRequest, dump_model
 from gradscope.capturing.execution.arguments import Arguments
-from gradscope.capturing.execution.function_call import Call, indices, is_array_or_real, loss_of, positions
+from gradscope.capturing.execution.function_call import (
+    Call,
+    indices,
+    is_array_or_real,
+    loss_of,
+    positions,
+    require_untraced,
+)
 from gradscope.capturing.records.measure import TensorReading
 from gradscope.capturing.timings import Timings
 from gradscope.dump.sources.memory_dump import MemoryWriter
@@ -30,16 +36,16 @@ def capture(
     *args: Any,
     argnums: SupportsIndex | Sequence[SupportsIndex] = 0,
     has_aux: bool = False,
-    select: str | Sequence[str] = (),
-    exclude: str | Sequence[str] = (),
+    select: str | Sequence[str] | None = (),
+    exclude: str | Sequence[str] | None = (),
     families: str | Collection[str] | None = None,
     depth: int | None = None,
     ops: bool | Literal["outputs", "inputs"] = False,
     terms: bool = False,
     per_example: bool = False,
-    stop_gradients: str | Sequence[str] = (),
+    stop_gradients: str | Sequence[str] | None = (),
     feed: Mapping[str, Any] | None = None,
-    fetch: str | Sequence[str] = (),
+    fetch: str | Sequence[str] | None = (),
     stats_only: bool = False,
     self_check: bool = False,
     origins: bool = True,
@@ -87,8 +93,10 @@ def capture(
     Raises:
         ModelError: The function failed, or does not return a scalar that can be differentiated.
         UsageError: It is called inside a transformation; a pattern selects nothing; there is no such family, or nothing
-            requests that it is made; a name is unknown; a tensor does not fit; or the batch's examples are not known.
-        TypeError: `argnums` is not a position of an argument.
+            requests that it is made; `ops` or `depth` is none of its values; a name is unknown; a tensor does not fit;
+            or the batch's examples are not known.
+        TypeError: `argnums` is not a position of an argument, or a differentiated argument has something else than
+            arrays and numbers.
         ValueError: A negative position is before the first argument.
 
     Example:
@@ -106,7 +114,10 @@ def capture(
         activation/dense (4, 2)
         activation_grad/dense (4, 2)
     """
-    _require_untraced(args)
+    # Inside `jit` even an array that depends on nothing is traced.
+    require_untraced((*jax.tree_util.tree_leaves(args), jnp.zeros(())))
+    if ops not in (False, True, "outputs", "inputs"):
+        raise UsageError(f"ops is {ops!r}", hint='it is True, "outputs" or "inputs"')
     call = Call(fun, args, {}, positions(indices(argnums), len(args)), is_array_or_real)
     name = getattr(fun, "__name__", "loss")
     model = with_array_variables(Model.of_values(name, loss_of(call, has_aux=has_aux), call.variables, call.batch))
@@ -126,17 +137,3 @@ def capture(
     writer = MemoryWriter()
     arguments = Arguments.of(model.init(None), call.batch)  # a model of values needs no key
     return Dump(writer.dump(dump_model(model, arguments, request, writer, Timings())))
-
-
-def _require_untraced(args: Sequence[Any]) -> None:
-    """Refuses to run where JAX only traces, because there are no values to keep.
-
-    Raises:
-        UsageError: This is inside a transformation.
-    """
-    # Inside `jit` even an array that depends on nothing is traced.
-    if any(isinstance(leaf, Tracer) for leaf in (*jax.tree_util.tree_leaves(args), jnp.zeros(()))):
-        raise UsageError(
-            "gs.capture runs a function and keeps values, and inside jit, grad, vmap or scan there are none yet",
-            hint="inside of those call gs.value_and_grad, which returns what it observes; or call gs.capture outside",
-        )

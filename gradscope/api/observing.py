@@ -76,7 +76,7 @@ def value_and_grad(  # noqa: PLR0917 - positional as in jax.value_and_grad
     depth: int | None = None,
     observe: Keep = "stats",
 ) -> Callable[Parameters, tuple[tuple[Any, Any], Seen[Any]]]:
-    """A drop-in for `jax.value_and_grad` that also observes.
+    """Returns a drop-in for the function that `jax.value_and_grad` returns, which also observes.
 
     The result is pure: it composes with `jit`, `vmap`, `shard_map`, `lax.scan` and donation, and can be differentiated
     again. Value and gradients are those of `jax.value_and_grad`: bit for bit operation by operation, under `jit` up to
@@ -96,7 +96,8 @@ def value_and_grad(  # noqa: PLR0917 - positional as in jax.value_and_grad
         exclude: Patterns of names to leave out.
         families: Families to observe, of `activation`, `activation_grad`, `param` and `param_grad`; None for all four.
         depth: Only layers of at most so many scopes.
-        observe: "stats" for core statistics, 13 numbers in place of each tensor; "tensors" for the tensors.
+        observe: "stats" for core statistics, 13 numbers in place of each tensor; "histograms" for these with a
+            histogram of magnitudes; "tensors" for the tensors.
 
     Returns:
         A function of the arguments of `fun`. It returns `((value, gradients), seen)`, with has_aux
@@ -106,8 +107,8 @@ def value_and_grad(  # noqa: PLR0917 - positional as in jax.value_and_grad
     Raises:
         TypeError: `fun` cannot be called, `argnums` is not a position; from the function returned: an argument or the
             value cannot be differentiated.
-        UsageError: A family is not observed, or a pattern is not one; from the function returned: a pattern selects
-            nothing.
+        UsageError: A family is not observed, a pattern is not one, there is no such `observe`, or `depth` is not
+            positive; from the function returned: a pattern selects nothing.
         NotImplementedError: `reduce_axes` names something.
 
     Example:
@@ -151,7 +152,8 @@ def gradients(
 
     Args:
         fun: Returns a pytree of arrays.
-        args: Its arguments, by position or by name: pytrees of arrays.
+        args: Its arguments, by position or by name: pytrees of arrays. Truth values, strings and functions in them are
+            passed as they are.
         ys: Names of the values that are differentiated; their gradients are summed. A string is one name.
         xs: Names of the values with respect to which they are differentiated.
         grad_ys: For each y its initial gradient, of the y's shape, or None for ones; of a single y that is a string,

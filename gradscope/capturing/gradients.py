@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from gradscope.capturing.execution.function_call import argument_leaves
+from gradscope.capturing.execution.function_call import argument_leaves, is_traceable
 from gradscope.errors import ModelError, UsageError
 from gradscope.instrument.observing_program import observing_program
 from gradscope.instrument.plan import Plan
@@ -53,17 +53,26 @@ def gradients_of(
 
     Args:
         function: Returns a pytree of arrays.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
+        args: Its positional arguments. Truth values, strings and functions are passed as they are.
+        kwargs: Its keyword arguments, likewise.
         question: The ys, xs, initial gradients and stops.
 
     Raises:
         UsageError: A name is unknown, an initial gradient does not fit, or a value cannot be differentiated.
         ModelError: Reverse mode cannot get from a y to an x.
     """
-    given = (tuple(args), dict(kwargs))
+    flat, structure = jax.tree_util.tree_flatten((tuple(args), dict(kwargs)))
+    traced = [is_traceable(leaf) and not isinstance(leaf, bool) for leaf in flat]
+    given = structure.unflatten([leaf if is_traced else None for leaf, is_traced in zip(flat, traced, strict=True)])
+
+    def called(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        arrays = iter(jax.tree_util.tree_leaves((args, kwargs)))
+        leaves = [next(arrays) if is_traced else leaf for leaf, is_traced in zip(flat, traced, strict=True)]
+        args, kwargs = structure.unflatten(leaves)
+        return function(*args, **kwargs)
+
     leaves = argument_leaves(function, *given)
-    trace = trace_values(lambda a, k: function(*a, **k), given, [each.leaf for each in leaves])
+    trace = trace_values(called, given, [each.leaf for each in leaves])
     known = NamedValues(trace, trace.layers, [each.path for each in leaves])
     query = TraceQuery(of=tuple(question.ys), cotangents=tuple(question.grad_ys), stops=tuple(question.stops))
     names, xs = find_names(known, query), [known.find(name) for name in question.xs]

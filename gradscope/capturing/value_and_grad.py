@@ -16,6 +16,7 @@ from jax.core import Tracer
 from gradscope import naming
 from gradscope.capturing.execution.function_call import Call, is_array, positions
 from gradscope.capturing.seen import Seen, Watching
+from gradscope.errors import UsageError
 from gradscope.instrument.observing_program import Observed, observing_program
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.planning import make_plan
@@ -88,7 +89,12 @@ def observing_value_and_grad(
         signature: How it is differentiated.
         spec: The selection that is observed.
         keep: What is kept of each value.
+
+    Raises:
+        UsageError: There is no such `keep`.
     """
+    if keep not in OBSERVERS:
+        raise UsageError(f"observe is {keep!r}", hint=f"it is one of {', '.join(OBSERVERS)}")
 
     @functools.wraps(function, updated=())
     def observing(*args: Any, **kwargs: Any) -> tuple[tuple[Any, Any], Seen]:

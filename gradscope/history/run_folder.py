@@ -138,7 +138,7 @@ class RunFolder:
 
     def _remove_empty(self) -> None:
         with suppress(OSError):
-            if os.listdir(self.path) == [_LOCK]:
+            if [each.name for each in self.path.iterdir()] == [_LOCK]:
                 (self.path / _LOCK).unlink()
                 self.path.rmdir()
 

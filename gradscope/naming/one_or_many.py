@@ -5,6 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-def as_tuple(names: str | Iterable[str]) -> tuple[str, ...]:
-    """Returns names as a tuple; a string becomes a tuple of that one name, not of its letters."""
-    return (names,) if isinstance(names, str) else tuple(names)
+def as_tuple(names: str | Iterable[str] | None) -> tuple[str, ...]:
+    """Returns names as a tuple: of a string one of that name, and not of its letters; of None an empty one."""
+    return (names,) if isinstance(names, str) else tuple(names or ())

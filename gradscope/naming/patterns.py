@@ -73,7 +73,7 @@ class Selection:
     exclude: tuple[Pattern, ...] = ()
 
     @classmethod
-    def parse(cls, select: str | Iterable[str] = (), exclude: str | Iterable[str] = ()) -> Selection:
+    def parse(cls, select: str | Iterable[str] | None = (), exclude: str | Iterable[str] | None = ()) -> Selection:
         """Returns the selection of patterns as users write them; a string is a list of one pattern.
 
         Raises:

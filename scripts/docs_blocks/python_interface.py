@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 import gradscope
-from scripts.docs_blocks.markdown import first_sentence, table
+from gradscope.stats.columns import columns_of
+from scripts.docs_blocks.markdown import as_sentence, first_sentence, table
 
 Definition: TypeAlias = ast.FunctionDef | ast.ClassDef
 
@@ -26,6 +27,9 @@ _SECTION: Final = re.compile(
 #: Where an entry of a section begins.
 _ENTRY: Final = re.compile(r"^(?=\w[\w.]*: )", re.MULTILINE)
 _WIDTH: Final = 100
+#: Decorators of what is read and not called.
+_READ: Final = frozenset({"property", "cached_property", "column"})
+_COLUMNS: Final = {each.base: each for each in columns_of("tensor")}
 
 
 def functions() -> str:
@@ -51,7 +55,7 @@ def definition(module: str, name: str) -> Definition:
     tree = source_of(module)
     own = [node for node in tree.body if isinstance(node, Definition) and node.name == name]
     if own:
-        return own[0]
+        return own[-1]  # behind its overloads
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and name in (alias.asname or alias.name for alias in node.names):
             return definition(node.module or "", name)
@@ -112,13 +116,24 @@ def shown(title: str, body: str) -> str:
 def members(found: ast.ClassDef) -> str:
     """The table of a class's public properties and methods; nothing where it has none."""
     methods = [each for each in found.body if isinstance(each, ast.FunctionDef) and not each.name.startswith("_")]
-    rows = [(f"`{call(each)}`", first_sentence(ast.get_docstring(each))) for each in methods]
+    rows = [(f"`{call(each)}`", meaning(each)) for each in methods]
     return table(["member", "meaning"], rows) if rows else ""
+
+
+def meaning(member: ast.FunctionDef) -> str:
+    """What a member's docstring says first; of a column of statistics, what their table says."""
+    if "column" in decorators(member):
+        return as_sentence(_COLUMNS[member.name].sentence)
+    return first_sentence(ast.get_docstring(member))
+
+
+def decorators(function: ast.FunctionDef) -> list[str]:
+    return [ast.unparse(each) for each in function.decorator_list]
 
 
 def call(method: ast.FunctionDef) -> str:
     """How a property is read or a method is called."""
-    if "property" in map(ast.unparse, method.decorator_list):
+    if _READ & {*decorators(method)}:
         return method.name
     arguments = [*method.args.posonlyargs, *method.args.args, *method.args.kwonlyargs]
     return f"{method.name}({', '.join(each.arg for each in arguments if each.arg not in ('self', 'cls'))})"

@@ -132,6 +132,14 @@ def test_a_reference_page_has_a_row_for_every_name(page: str, names: set[str]) -
     assert names - rows == set()
 
 
+def test_every_public_name_has_a_text_and_every_member_a_meaning() -> None:
+    page = text_of(DOCS / "reference" / "python.md")
+    names, bodies = re.findall(r"^### `(.+)`$", page, re.MULTILINE), re.split(r"^### .*$", page, flags=re.MULTILINE)[1:]
+    without_code = [re.sub(r"```.*?```", "", body, flags=re.DOTALL) for body in bodies]
+    assert [name for name, body in zip(names, without_code, strict=True) if not re.search(r"\w", body)] == []
+    assert re.findall(r"^\| .*\|  \|$", page, re.MULTILINE) == []
+
+
 def test_the_version_has_an_entry_in_the_changelog() -> None:
     changelog = text_of(REPOSITORY / "CHANGELOG.md")
     versions = re.findall(r"^## \[(.+?)\](?: - (\d{4}-\d\d-\d\d))?$", changelog, re.MULTILINE)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gradscope.capturing.execution.function_call import is_traceable
 from gradscope.errors import DumpError, ModelError, UsageError
 from gradscope.frameworks.detect import hint_without_adapter
 from gradscope.naming import printable
@@ -74,6 +75,8 @@ class Arguments:
 def _as_jax_has_it(leaf: Any) -> Any:
     """Returns a leaf with the dtype that a program receives it in: float64 is float32 unless JAX has 64-bit types."""
     if not hasattr(leaf, "dtype"):
+        if not is_traceable(leaf):
+            raise TypeError(f"{leaf!r:.80} is of type {type(leaf).__name__}, which is no array and no number")
         return jnp.asarray(leaf)
     own = isinstance(leaf, (np.ndarray, np.generic))
     return jnp.asarray(leaf) if own and jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype else leaf

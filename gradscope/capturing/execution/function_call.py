@@ -19,9 +19,10 @@ from typing import Any, Final, NamedTuple, SupportsIndex
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from gradscope import naming
-from gradscope.errors import ModelError
+from gradscope.errors import ModelError, UsageError
 from gradscope.frameworks.modules.tree_names import tree_paths
 from gradscope.naming.paths import unique_names
 from gradscope.naming.wording import counted
@@ -29,6 +30,22 @@ from gradscope.tracing.tracer import Leaf, leaves_of, variable_leaves
 
 #: Flax's collection of parameters, which holds several differentiated arguments by their names.
 _PARAMS: Final = "params"
+
+
+def require_untraced(values: Iterable[Any]) -> None:
+    """Refuses to run where JAX only traces, because there are no values to keep.
+
+    Args:
+        values: What the run is given.
+
+    Raises:
+        UsageError: This is inside a transformation.
+    """
+    if any(isinstance(each, Tracer) for each in values):
+        raise UsageError(
+            "gs.capture runs a function and keeps values, and inside jit, grad, vmap or scan there are none yet",
+            hint="inside of those call gs.value_and_grad, which returns what it observes; or call gs.capture outside",
+        )
 
 
 class Call:
@@ -123,16 +140,18 @@ def loss_of(call: Call, *, has_aux: bool) -> Callable[[Any, Any], Any]:
 
 
 def indices(argnums: SupportsIndex | Iterable[SupportsIndex]) -> int | tuple[int, ...]:
-    """One index or several, whatever their types.
+    """Returns one index or several, whatever their types.
 
     Raises:
         TypeError: Something is not an index.
     """
-    return operator.index(argnums) if isinstance(argnums, SupportsIndex) else tuple(map(operator.index, argnums))
+    if isinstance(argnums, SupportsIndex) and not np.ndim(argnums):  # an array of several claims to be one, too
+        return operator.index(argnums)
+    return tuple(map(operator.index, argnums))
 
 
 def positions(argnums: int | tuple[int, ...], count: int) -> tuple[int, ...]:
-    """The positions that one index or several mean among `count` arguments, counted from the first.
+    """Returns the positions that one index or several mean among `count` arguments, counted from the first.
 
     Raises:
         TypeError: There are fewer arguments.

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import jax
 
 from gradscope.capturing.execution.arguments import Arguments
+from gradscope.capturing.execution.function_call import require_untraced
 from gradscope.capturing.execution.observation import with_global_facts
 from gradscope.capturing.execution.run import Run
 from gradscope.capturing.execution.segmented import SegmentedProgram
@@ -141,6 +142,7 @@ def prepare(
         making = pool.submit(arguments.make)
         with timings.phase("trace"), user_code(f"loss of {model.name}"):
             trace = trace_loss(model.loss, *arguments.shapes, operations=spec.looks_inside_layers or bool(query))
+        require_untraced(trace.constants)  # a function may have values of a transformation around it
         staging = _Staging(model, arguments, spec, query, timings, bounds)
         try:
             resolved, program = staging.staged(trace)

@@ -49,12 +49,18 @@ class CaptureSpec:
     @classmethod
     def of(
         cls,
-        select: str | Sequence[str],
-        exclude: str | Sequence[str],
+        select: str | Sequence[str] | None,
+        exclude: str | Sequence[str] | None,
         families: str | Collection[str] | None,
         depth: int | None,
     ) -> CaptureSpec:
-        """Returns the spec of layers and arguments that patterns, families (all where None) and a depth select."""
+        """Returns the spec of layers and arguments that patterns, families (all where None) and a depth select.
+
+        Raises:
+            UsageError: A pattern is not one, there is no such family, or the depth is not positive.
+        """
+        if depth is not None and depth < 1:
+            raise UsageError(f"depth is {depth}, and a layer has at least one scope")
         chosen = EVERYTHING if families is None else naming.family_set(families)
         return cls(selection=Selection.parse(select, exclude), families=chosen, depth=depth)
 

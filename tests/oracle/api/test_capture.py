@@ -111,8 +111,10 @@ def test_positions_are_refused_as_by_jax(argnums: Any, error: type[Exception]) -
         jax.jit(lambda: gs.capture(loss, W, X).loss),
         lambda: jax.grad(lambda w: gs.capture(loss, w, X).loss)(W),
         lambda: jax.vmap(lambda x: gs.capture(lambda w, x: (w["w"] * x).sum(), W, x).loss)(X["x"]),
+        lambda: jax.grad(lambda w: gs.capture(lambda x: (x * w).sum(), X["x"][0]).loss)(W["w"][0]),
+        lambda: jax.jvp(lambda w: gs.capture(lambda x: (x * w).sum(), X["x"][0]).loss, (W["w"][0],), (W["w"][0],)),
     ],
-    ids=["jit", "jit of no arguments", "grad", "vmap"],
+    ids=["jit", "jit of no arguments", "grad", "vmap", "grad of what is closed over", "jvp of what is closed over"],
 )
 def test_inside_a_transformation_it_says_what_to_call(transformed: Any) -> None:
     with pytest.raises(UsageError, match=r"inside jit, grad, vmap or scan") as refused:
@@ -147,3 +149,28 @@ def test_operations_have_the_findings_of_layers_and_no_more() -> None:
     batch = random.normal(size=(16, 8)).astype(np.float32)
     assert gs.capture(loss, p, batch).findings() == ()
     assert gs.capture(loss, p, batch, ops="outputs").findings() == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ops": "input"}, "ops is 'input'"),
+        ({"depth": 0}, "depth is 0"),
+        ({"families": "acivation"}, "no family 'acivation'"),
+    ],
+    ids=["ops", "depth", "families"],
+)
+def test_an_option_that_is_none_of_its_values_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        gs.capture(loss, W, X, **options)
+
+
+def test_none_is_nothing_chosen() -> None:
+    chosen: dict[str, Any] = {"select": None, "exclude": None, "fetch": None, "stop_gradients": None}
+    assert gs.capture(loss, W, X, **chosen).keys() == gs.capture(loss, W, X).keys()
+
+
+def test_a_variable_that_is_no_array_is_refused_as_by_jax() -> None:
+    for run in (jax.grad(loss), lambda variables, batch: gs.capture(loss, variables, batch)):
+        with pytest.raises(TypeError, match="'q'"):
+            run(W | {"name": "q"}, X)

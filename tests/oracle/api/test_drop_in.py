@@ -302,3 +302,17 @@ def test_the_function_keeps_its_name_and_documentation() -> None:
 def test_a_family_that_a_step_does_not_observe_is_refused() -> None:
     with pytest.raises(UsageError, match="value_and_grad does not observe the family input"):
         gs.value_and_grad(cubed, families=["param", "input"])
+
+
+def test_positions_may_be_an_array() -> None:
+    def product(a: Any, b: Any) -> Any:
+        return a * b
+
+    (_, gradients), _ = gs.value_and_grad(product, argnums=np.array([0, 1]))(2.0, 3.0)
+    assert gradients == jax.grad(product, argnums=np.array([0, 1]))(2.0, 3.0)
+
+
+def test_what_cannot_be_kept_is_refused_at_once() -> None:
+    wrong: Any = "tensor"
+    with pytest.raises(gs.UsageError, match="observe is 'tensor'"):
+        gs.value_and_grad(jnp.sum, observe=wrong)

@@ -253,3 +253,15 @@ def test_a_list_for_one_name_is_said_to_be_one_array() -> None:
         gs.gradients(lambda z: {"y": z * z}, [3.0], ys="y", xs=["z"], grad_ys=[1.0])
     assert "give a list of names" in (refused.value.hint or "")
     same(gs.gradients(lambda z: {"y": z * z}, [3.0], ys=["y"], xs=["z"], grad_ys=[1.0]), [6.0])
+
+
+def test_truth_values_strings_and_functions_are_passed_as_they_are() -> None:
+    def function(x: Any, scale: Any, twice: bool, options: dict[str, Any]) -> Any:
+        out = options["activation"](x) * scale
+        return {"y": 2 * out if twice and options["mode"] == "train" else out}
+
+    for twice in (True, False):
+        arguments = [W[0], 3.0, twice, {"activation": jnp.tanh, "mode": "train"}]
+        found = gs.gradients(function, arguments, ys="y", xs=["x", "scale"])
+        expected = jax.grad(lambda x, scale: function(x, scale, *arguments[2:])["y"].sum(), argnums=(0, 1))(W[0], 3.0)  # noqa: B023
+        same(found, list(expected))
