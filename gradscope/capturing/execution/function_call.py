@@ -15,7 +15,7 @@ import inspect
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, SupportsIndex
+from typing import Any, Final, NamedTuple, SupportsIndex, cast
 
 import jax
 import numpy as np
@@ -145,9 +145,10 @@ def indices(argnums: SupportsIndex | Iterable[SupportsIndex]) -> int | tuple[int
     Raises:
         TypeError: Something is not an index.
     """
-    if isinstance(argnums, SupportsIndex) and not np.ndim(argnums):  # an array of several claims to be one, too
+    of_several = isinstance(argnums, np.ndarray | jax.Array) and argnums.ndim > 0  # which claims to be one, too
+    if isinstance(argnums, SupportsIndex) and not of_several:
         return operator.index(argnums)
-    return tuple(map(operator.index, argnums))
+    return tuple(operator.index(each) for each in cast("Iterable[SupportsIndex]", argnums))
 
 
 def positions(argnums: int | tuple[int, ...], count: int) -> tuple[int, ...]:

@@ -261,7 +261,7 @@ def test_truth_values_strings_and_functions_are_passed_as_they_are() -> None:
         return {"y": 2 * out if twice and options["mode"] == "train" else out}
 
     for twice in (True, False):
-        arguments = [W[0], 3.0, twice, {"activation": jnp.tanh, "mode": "train"}]
+        arguments: list[Any] = [W[0], 3.0, twice, {"activation": jnp.tanh, "mode": "train"}]
         found = gs.gradients(function, arguments, ys="y", xs=["x", "scale"])
         expected = jax.grad(lambda x, scale: function(x, scale, *arguments[2:])["y"].sum(), argnums=(0, 1))(W[0], 3.0)  # noqa: B023
         same(found, list(expected))
