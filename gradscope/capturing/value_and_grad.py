@@ -14,7 +14,7 @@ import numpy as np
 from jax.core import Tracer
 
 from gradscope import naming
-from gradscope.capturing.execution.function_call import Call, is_array, positions
+from gradscope.capturing.execution.function_call import Call, is_traced, positions
 from gradscope.capturing.seen import Seen, Watching
 from gradscope.errors import UsageError
 from gradscope.instrument.observing_program import Observed, observing_program
@@ -99,7 +99,7 @@ def observing_value_and_grad(
     @functools.wraps(function, updated=())
     def observing(*args: Any, **kwargs: Any) -> tuple[tuple[Any, Any], Seen]:
         differentiated = positions(signature.argnums, len(args))
-        call = Call(function, args, kwargs, differentiated, is_array)
+        call = Call(function, args, kwargs, differentiated, is_traced)
         leaves = _leaves(call, signature)
         returned = _Returned(function, call, signature)
         arrays = (call.variables, call.batch)

@@ -171,6 +171,11 @@ def is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray) and is_traceable(leaf)
 
 
+def is_traced(leaf: Any) -> bool:
+    """Returns whether a leaf is traced already, by a transformation around the call."""
+    return isinstance(leaf, Tracer)
+
+
 def is_traceable(leaf: Any) -> bool:
     """Returns whether a leaf is of a type that JAX has: an array that is not of strings or objects, or a number."""
     try:
