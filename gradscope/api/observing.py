@@ -81,7 +81,8 @@ def value_and_grad(  # noqa: PLR0917 - positional as in jax.value_and_grad
     The result is pure: it composes with `jit`, `vmap`, `shard_map`, `lax.scan` and donation, and can be differentiated
     again. Value and gradients are those of `jax.value_and_grad`: bit for bit operation by operation
     (`jax.disable_jit`), else up to the rounding of fusions. `fun` is traced, as under `jit`: what is differentiated are
-    tracers in it, and its control flow cannot depend on their elements. Other arguments are passed as they are.
+    tracers in it, and so is what `jax.numpy` computes; its control flow cannot depend on the elements of these. Other
+    arguments are passed as they are.
 
     Args:
         fun: Returns a real scalar, or a pair of it and a pytree if `has_aux`. Its arguments are any pytrees.

@@ -90,8 +90,10 @@ CASES = {
     "a function": Case(applied, (W, dense, X)),
     "a string": Case(reduced, (W, X, "mean")),
     "None": Case(reduced, (W, X, None)),
-    "an array that decides": Case(lambda w, x: dense(w, x).sum() * (1.0 if x[1, 2] > 0 else 0.0), (W, X)),
-    "an array of NumPy": Case(lambda w, x: dense(w, x).sum() * (2.0 if isinstance(x, np.ndarray) else 1.0), (W, X)),
+    "an array that decides": Case(lambda w, x: dense(w, x).sum() * (1.0 if x[1, 2] > 0 else 0.0), (W, np.asarray(X))),
+    "an array of NumPy": Case(
+        lambda w, x: dense(w, x).sum() * (2.0 if isinstance(x, np.ndarray) else 1.0), (W, np.asarray(X))
+    ),
     "an array that counts": Case(lambda w, x, n: dense(w, x[: int(n)]).sum(), (W, X, jnp.int32(1))),
     "a float": Case(lambda w, rate: cubed(w) * rate if rate > 0 else 0.0, (W, 0.5)),
     "a pytree of arrays and others": Case(
