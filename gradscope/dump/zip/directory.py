@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import Final, NamedTuple
+from operator import add, attrgetter
+from typing import Any, Final, NamedTuple
 
 from gradscope.dump.storage.input_file import InputFile
 from gradscope.dump.storage.storage_errors import located
@@ -31,6 +31,8 @@ from gradscope.errors import DumpError
 
 #: Most bytes into which one deflated byte can decompress.
 _LARGEST_RATIO: Final = 1032
+#: The number of records of which the fields are in memory at once.
+_AT_ONCE: Final = 4096
 #: Flags without effect on reading: the compression level, "sizes follow the data", "the name is UTF-8".
 _HARMLESS_FLAGS: Final = 0x6 | 0x8 | UTF8_FLAG
 #: What any hostile name has, where names have line feeds around them.
@@ -60,11 +62,6 @@ class ZipMember(NamedTuple):  # which is made in a fifth of a dataclass's time, 
     size_bytes: int
     header_offset: int
     facts: bytes
-
-    @property
-    def smallest_end(self) -> int:
-        """A lower bound of the file offset at which the member's data ends."""
-        return self.header_offset + LOCAL.size + len(self.name) + self.compressed_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +93,7 @@ def read_directory(file: InputFile) -> Directory:
         raise DumpError("its zip directory names a member twice")
     limits = [*(member.header_offset for member in members[1:]), end.directory_offset]
     for member, limit in zip(members, limits, strict=False):
-        if member.smallest_end > limit:
+        if member.header_offset + LOCAL.size + len(member.name) + member.compressed_bytes > limit:
             raise DumpError(f"its member {member.name!r} overlaps the next")
     return Directory(
         members=by_name, limits=dict(zip(by_name, limits, strict=False)), trailing_bytes=end.trailing_bytes
@@ -106,17 +103,74 @@ def read_directory(file: InputFile) -> Directory:
 def _parse_records(records: bytes, count: int) -> list[ZipMember]:
     position = 0
     members: list[ZipMember] = []
+    while len(members) < count:
+        number = min(count - len(members), _AT_ONCE)
+        found, position = _usual_records(records, position, number) or _each_record(records, position, number, members)
+        members += found
+    if position != len(records):
+        raise DumpError("its zip directory is longer than its members")
+    _require_harmless_names(members)
+    return members
+
+
+def _usual_records(records: bytes, position: int, count: int) -> tuple[list[ZipMember], int] | None:
+    """Returns what `_each_record` does; None where one of the records is unusual, or wrong."""
+    # Field by field and not member by member, which takes half of the time.
+    unpack, behind = DIRECTORY.unpack_from, len(records) - DIRECTORY.size
+    found: list[tuple[Any, ...]] = []
+    starts: list[int] = []
+    for _ in range(count):
+        if position > behind:
+            return None
+        fields = unpack(records, position)
+        found.append(fields)
+        starts.append(position + DIRECTORY.size)
+        position += DIRECTORY.size + fields[10] + fields[11] + fields[12]
+    signatures, _, _, flags, methods, _, _, crcs, stored, sizes, names, extras, _, disks, _, _, offsets = zip(
+        *found, strict=True
+    )
+    ends = [*map(add, starts, names)]
+    usual = (
+        position <= len(records)
+        and ({*signatures}, {*disks}, {*methods}) == ({DIRECTORY_SIGNATURE}, {0}, {STORED})
+        and not any(each & ~_HARMLESS_FLAGS for each in {*flags})
+        and stored == sizes
+        and max(*sizes, *offsets) < LIMIT_32
+        and max(names) <= LIMIT_BYTES
+    )
+    if not usual:
+        return None
+    try:
+        texts = [records[start:end].decode() for start, end in zip(starts, ends, strict=True)]
+        facts = [
+            parse_extra(records[end : end + extra]).get(EXTRA_FACTS, b"") if extra else b""
+            for end, extra in zip(ends, extras, strict=True)
+        ]
+    except (UnicodeDecodeError, DumpError):
+        return None
+    return [
+        *map(ZipMember._make, zip(texts, flags, methods, crcs, stored, sizes, offsets, facts, strict=True))
+    ], position
+
+
+def _each_record(records: bytes, position: int, count: int, before: Sequence[ZipMember]) -> tuple[list[ZipMember], int]:
+    """Returns the members of some records from a position on, and the position behind these.
+
+    Args:
+        records: The bytes of all records.
+        position: The position of the first of them.
+        count: Their number.
+        before: The members of the records before them.
+    """
+    members: list[ZipMember] = []
     try:
         for _ in range(count):
             member, position = _parse_record(records, position)
             members.append(member)
     except DumpError:
-        with located(f"record {len(members)} of its zip directory"):
+        with located(f"record {len(before) + len(members)} of its zip directory"):
             raise
-    if position != len(records):
-        raise DumpError("its zip directory is longer than its members")
-    _require_harmless_names(members)
-    return members
+    return members, position
 
 
 def _parse_record(records: bytes, position: int) -> tuple[ZipMember, int]:
