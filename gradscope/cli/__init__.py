@@ -4,6 +4,7 @@ A run of the program goes through these modules, in this order:
 
 - `main` starts the process: it opens the standard streams (`standard_streams`), installs the handlers of `interrupts`,
   which end the process on a signal, and enters `error_boundary`, the one place that turns errors into exit statuses.
+  `leaving` ends the process.
 - `program` builds the commands for Typer.
 - `commands` has the commands themselves: `dump`, `show`, `compare`, `isolate`, `calibrate`, `inspect`, `check`,
   `verify`, `recover`, `explain`.
