@@ -140,9 +140,9 @@ def test_short_texts_and_those_of_a_machine_without_msgspec_are_left_to_python(m
     assert compiled_entries(TEXT) is None
     monkeypatch.setattr(module, "_LONG", 0)
     monkeypatch.setitem(__import__("sys").modules, "msgspec", None)
-    module._decoder.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    module._decoders.cache_clear()  # pyright: ignore[reportPrivateUsage]
     try:
         assert compiled_entries(TEXT) is None
         assert manifest_from_text(TEXT) == MANIFEST
     finally:
-        module._decoder.cache_clear()  # pyright: ignore[reportPrivateUsage]
+        module._decoders.cache_clear()  # pyright: ignore[reportPrivateUsage]

@@ -1,0 +1,143 @@
+"""The statistics of many tensors, column by column: an array of numbers takes a tenth of what an object for each takes.
+
+Those of one tensor are a view on its row, a mapping as any other; `values_of` reads one statistic of many tensors.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Final, TypeAlias, cast
+
+from gradscope.dump.record import Json
+
+#: The values of one statistic: an array where all are floats, or all integers of 64 bits.
+Values: TypeAlias = "array[float] | array[int] | list[Json]"
+
+#: The code of the arrays that hold numbers of a type.
+_CODES: Final = {float: "d", int: "q"}
+
+#: The most different texts of which each is kept once.
+_FEW: Final = 64
+
+
+class StatisticsTable:
+    """`StatisticsTable` has the statistics of tensors that have statistics of the same names.
+
+    Attributes:
+        columns: The values by name, one for each tensor.
+        rows: The number of tensors.
+    """
+
+    __slots__ = ("columns", "rows")
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.columns: dict[str, Values] = {name: [] for name in names}
+        self.rows = 0
+
+    def extend(self, rows: Sequence[Iterable[Json]]) -> None:
+        """Adds the values of some tensors, each in the order of the columns."""
+        for name, values in zip(self.columns, zip(*rows, strict=True), strict=True):
+            self.columns[name] = _extended(self.columns[name], values)
+        self.rows += len(rows)
+
+
+class PackedStatistics(Mapping[str, Json]):
+    """`PackedStatistics` are those of one tensor: a row of a table.
+
+    Attributes:
+        table: The table.
+        row: The position of the row.
+    """
+
+    __slots__ = ("row", "table")
+
+    def __init__(self, table: StatisticsTable, row: int) -> None:
+        self.table = table
+        self.row = row
+
+    def __getitem__(self, name: str) -> Json:
+        return self.table.columns[name][self.row]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Returns a statistic, or a default where it is missing."""
+        column = self.table.columns.get(name)
+        return default if column is None else column[self.row]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.table.columns
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.table.columns)
+
+    def __len__(self) -> int:
+        return len(self.table.columns)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+class Packer:
+    """`Packer` packs statistics, of which many tensors have those of the same names."""
+
+    def __init__(self) -> None:
+        self._tables: dict[tuple[str, ...], StatisticsTable] = {}
+
+    def pack(self, statistics: Sequence[Mapping[str, Json]]) -> list[PackedStatistics]:
+        """Returns the statistics of some tensors as rows of tables."""
+        names = [*map(tuple, statistics)]
+        tables = {own: self._tables.get(own) or self._tables.setdefault(own, StatisticsTable(own)) for own in {*names}}
+        added: dict[tuple[str, ...], list[Iterable[Json]]] = {own: [] for own in tables}
+        packed: list[PackedStatistics] = []
+        for own, each in zip(names, statistics, strict=True):
+            table, rows = tables[own], added[own]
+            packed.append(PackedStatistics(table, table.rows + len(rows)))
+            rows.append(each.values())
+        for own, rows in added.items():
+            tables[own].extend(rows)
+        return packed
+
+    def columns(self) -> Iterator[Values]:
+        """Yields the columns of all tables."""
+        return (column for table in self._tables.values() for column in table.columns.values())
+
+
+def values_of(statistics: Sequence[Mapping[str, Json]], name: str) -> list[Json]:
+    """Returns one statistic of some tensors; None where it is missing."""
+    try:
+        tables, rows = [*map(_TABLE, statistics)], map(_ROW, statistics)
+    except AttributeError:  # mappings of another kind
+        return [each.get(name) for each in statistics]
+    columns = {table: table.columns.get(name) for table in {*tables}}
+    if len(columns) == 1:
+        (column,) = columns.values()
+        return [None] * len(tables) if column is None else [*map(column.__getitem__, rows)]
+    found = zip(map(columns.__getitem__, tables), rows, strict=True)
+    return [None if column is None else column[row] for column, row in found]
+
+
+_TABLE: Final = attrgetter("table")
+_ROW: Final = attrgetter("row")
+
+
+def _extended(column: Values, values: tuple[Json, ...]) -> Values:
+    """Returns a column with more values."""
+    kinds = {*map(type, values)}
+    code = _CODES.get(next(iter(kinds))) if len(kinds) == 1 else None
+    try:
+        if code is not None and not column:
+            return array(code, cast("tuple[Any, ...]", values))
+        if isinstance(column, array) and column.typecode == code:
+            return column + array(code, cast("tuple[Any, ...]", values))
+    except OverflowError:  # an integer of more bits
+        pass
+    return [*column, *_shared(values, kinds)]
+
+
+def _shared(values: tuple[Json, ...], kinds: set[type]) -> Iterable[Json]:
+    """Returns values of which equal ones are one object, where few are different: dtypes and shapes."""
+    if kinds == {str}:
+        texts = {value: value for value in cast("tuple[str, ...]", values)}
+        return map(texts.__getitem__, cast("tuple[str, ...]", values)) if len(texts) <= _FEW else values
+    return values
