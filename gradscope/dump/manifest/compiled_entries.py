@@ -114,7 +114,8 @@ def _histogram_names(statistics: Sequence[dict[str, Json]]) -> int:
             each.pop(_HISTOGRAM, None)
     if len(kinds) == 1 and hasattr(kind := kinds.pop(), _FIELDS):
         return len(getattr(kind, _FIELDS)) * (len(histograms) - histograms.count(None))
-    return sum(len(getattr(type(each), _FIELDS, each)) for each in histograms if isinstance(each, dict) or hasattr(each, _FIELDS))
+    fields = (each if isinstance(each, dict) else getattr(each, _FIELDS, ()) for each in histograms)
+    return sum(map(len, fields))
 
 
 class _Decoders(NamedTuple):

@@ -6,7 +6,7 @@ Those of one tensor are a view on its row, a mapping as any other; `values_of` r
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final, TypeAlias, cast
 
@@ -74,8 +74,13 @@ class PackedStatistics(Mapping[str, Json]):
     def __len__(self) -> int:
         return len(self.table.columns)
 
+    def items(self) -> ItemsView[str, Json]:
+        """Returns names and values."""
+        row = self.row
+        return {name: column[row] for name, column in self.table.columns.items()}.items()
+
     def __repr__(self) -> str:
-        return repr(dict(self))
+        return repr(dict(self.items()))
 
 
 class Packer:

@@ -14,10 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
+from itertools import repeat
+from operator import attrgetter
 from typing import Final, NamedTuple, TypeAlias
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
+from gradscope.dump.manifest.packed_statistics import PackedStatistics, StatisticsTable
 from gradscope.dump.record import Json
 from gradscope.stats import LayerGains, gradient_ratios, layer_gains
 from gradscope.stats.columns import base_of, column_kinds, columns_of, number
@@ -40,6 +43,9 @@ _Written: TypeAlias = Callable[[Mapping[str, Json], str], Json]
 
 #: The types of numbers in JSON.
 _PLAIN: Final = frozenset({bool, int, float})
+
+#: The facts of parameters with gradients.
+_OF_PARAMETERS: Final = frozenset(spec.name for spec in columns_of("parameter"))
 
 #: The names of a row's facts.
 FACTS: Final = frozenset(
@@ -69,7 +75,8 @@ class Row:
         """Facts and statistics by column name, in the order of columns."""
         # Only now, because a table of many rows reads a few columns, and merging took a tenth of the time of `show`.
         own = {name: self.facts[name] for name in _OF_ENTRY if name in self.facts}
-        return {**own, **{name: self.statistics[name] for name in _shown(tuple(self.statistics)).names}, **self.facts}
+        statistics = dict(self.statistics.items())
+        return {**own, **{name: statistics[name] for name in _shown(tuple(statistics)).names}, **self.facts}
 
     @property
     def key(self) -> str:
@@ -86,6 +93,49 @@ class Row:
         return {"name": self.name, "family": self.family, **self.values}
 
 
+class _EntryRow(Row):
+    """_EntryRow is the row of an entry, whose facts are looked up when they are asked for: a table shows few of them.
+
+    Args:
+        entry: The entry.
+        statistics: Its statistics.
+        known: What knows its facts.
+    """
+
+    def __init__(self, entry: Entry, statistics: Mapping[str, Json], known: _Facts) -> None:
+        self.family = entry.family
+        self.name = entry.name
+        self.statistics = statistics
+        self.entry = entry
+        self.known = known
+
+    @cached_property
+    def facts(self) -> Mapping[str, Json]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.known.of(self.entry)
+
+    @property
+    def own_key(self) -> str:
+        return self.entry.alias_of or self.key
+
+
+#: What reads a fact of an entry's row.
+_OF_ROW: Final = {
+    **{name: attrgetter(f"entry.{name}") for name in ("shape", "dtype", "alias_of", "absent")},
+    **{name: attrgetter(f"entry.site.{name}") for name in ("source", "of", "layer", "primitive")},
+}
+
+
+def facts_of(rows: Sequence[Row], name: str) -> Sequence[Json | tuple[int, ...]]:
+    """Returns one fact of some rows; None where it does not apply."""
+    found = [row for row in rows if isinstance(row, _EntryRow)]
+    if len(found) == len(rows):
+        if name in _OF_ROW:
+            return [*map(_OF_ROW[name], found)]
+        if not any(row.known.computes(name) for row in found[:1]):  # rows of one dump are known to one
+            return [None] * len(rows)
+    return [row.facts.get(name) for row in rows]
+
+
 def value_family(family: str) -> str:
     """Returns the family whose table a family belongs to: that of the values for gradients, otherwise itself."""
     return naming.value_family(family) or family
@@ -99,10 +149,11 @@ def rows_of(manifest: Manifest) -> tuple[Row, ...]:
     """
     facts = _Facts(manifest)
     entries = facts.in_order()
-    return tuple(
-        Row(family=entry.family, name=entry.name, facts=facts.of(entry), statistics=statistics)
-        for entry, statistics in zip(entries, _all_numbers([facts.statistics(each) for each in entries]), strict=True)
-    )
+    statistics = _all_numbers([*map(facts.statistics, entries)] if facts.has_aliases else [*map(_STATS, entries)])
+    return tuple(map(_EntryRow, entries, statistics, repeat(facts)))
+
+
+_STATS: Final = attrgetter("stats")
 
 
 class _Shown(NamedTuple):
@@ -129,16 +180,32 @@ def _shown(names: tuple[str, ...]) -> _Shown:
 
 def _all_numbers(statistics: Sequence[Mapping[str, Json]]) -> list[Mapping[str, Json]]:
     """Returns statistics with numbers where JSON has strings: for NaN and infinities."""
-    # Asked once for all that have the same names and types, as most have, and as the one before has, as a rule.
+    # Asked once for all of a table that has only numbers where it should, and else for all that have the same names and
+    # types, as most have.
+    plain: dict[StatisticsTable, bool] = {}
     written: dict[tuple[tuple[str, ...], tuple[type, ...]], Mapping[str, _Written]] = {}
     found: list[Mapping[str, Json]] = []
-    last, convert = None, dict[str, _Written]()
     for each in statistics:
+        if isinstance(each, PackedStatistics):
+            table = each.table
+            if plain[table] if table in plain else plain.setdefault(table, _is_plain(table)):
+                found.append(each)
+                continue
         kind = (tuple(each), tuple(map(type, each.values())))
-        if kind != last:
-            last, convert = kind, written.get(kind) or written.setdefault(kind, _converted(*kind))
+        convert = written.get(kind)
+        if convert is None:
+            convert = written[kind] = _converted(*kind)
         found.append({**each, **{name: convert[name](each, name) for name in convert}} if convert else each)
     return found
+
+
+def _is_plain(table: StatisticsTable) -> bool:
+    """Returns whether the statistics of a table are all written as they are."""
+    kinds = {name: {*map(type, values)} if isinstance(values, list) else set[type]() for name, values in
+             table.columns.items()}  # fmt: skip
+    shown = _shown(tuple(kinds))
+    numbers, texts = (set[type]().union(*(kinds[name] for name in names)) for names in (shown.numbers, shown.texts))
+    return numbers <= _PLAIN and texts <= (_PLAIN | {str})
 
 
 def _converted(names: tuple[str, ...], types: tuple[type, ...]) -> dict[str, _Written]:
@@ -174,6 +241,11 @@ class _Facts:
         self._layers = {layer.path: layer for layer in manifest.layers}
         self._gains = layer_gains(manifest.layers)
         self._ratios = gradient_ratios(manifest)
+        self.has_aliases = bool(self._aliased)
+
+    def computes(self, name: str) -> bool:
+        """Returns whether entries may have a fact that is computed from several of them."""
+        return bool(self._ratios if name in _OF_PARAMETERS else self._layers)
 
     def in_order(self) -> list[Entry]:
         """Returns the entries in execution order; entries of one rank in the order written."""
