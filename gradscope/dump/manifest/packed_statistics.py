@@ -1,6 +1,7 @@
 """The statistics of many tensors, column by column: an array of numbers takes a tenth of what an object for each takes.
 
-Those of one tensor are a view on its row, a mapping as any other; `values_of` reads one statistic of many tensors.
+Those of one tensor are a view on its row, a mapping as any other; `values_of` and `numbers_of` read one statistic of
+many tensors.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final, TypeAlias, cast
 
+from gradscope.dump.manifest.json_fields import LARGEST
+from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.record import Json
 
 #: The values of one statistic: an array where all are floats, or all integers of 64 bits.
@@ -108,18 +111,34 @@ class Packer:
         return (column for table in self._tables.values() for column in table.columns.values())
 
 
-def values_of(statistics: Sequence[Mapping[str, Json]], name: str) -> list[Json]:
-    """Returns one statistic of some tensors; None where it is missing."""
+def values_of(statistics: Sequence[Mapping[str, Json]], name: str, *, missing: Any = None) -> list[Any]:
+    """Returns one statistic of some tensors; `missing` where it is missing."""
     try:
         tables, rows = [*map(_TABLE, statistics)], map(_ROW, statistics)
     except AttributeError:  # mappings of another kind
-        return [each.get(name) for each in statistics]
+        return [each.get(name, missing) for each in statistics]
     columns = {table: table.columns.get(name) for table in {*tables}}
     if len(columns) == 1:
         (column,) = columns.values()
-        return [None] * len(tables) if column is None else [*map(column.__getitem__, rows)]
+        return [missing] * len(tables) if column is None else [*map(column.__getitem__, rows)]
     found = zip(map(columns.__getitem__, tables), rows, strict=True)
-    return [None if column is None else column[row] for column, row in found]
+    return [missing if column is None else column[row] for column, row in found]
+
+
+def numbers_of(statistics: Sequence[Mapping[str, Json]], name: str) -> list[float | None]:
+    """Returns one statistic of some tensors as a number; None where it is missing.
+
+    Raises:
+        DumpError: It is no number in one of them.
+    """
+    missing = object()
+    values = values_of(statistics, name, missing=missing)
+    kinds = {*map(type, values)}
+    if kinds <= {float}:
+        return values
+    if kinds == {int} and min(values) >= -LARGEST and max(values) <= LARGEST:
+        return [*map(float, values)]
+    return [None if value is missing else as_float(value) for value in values]
 
 
 _TABLE: Final = attrgetter("table")
