@@ -12,10 +12,11 @@ stay text, and go with it.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, fields, make_dataclass
 from functools import cache
-from itertools import chain
+from itertools import chain, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
@@ -34,9 +35,6 @@ _LONG: Final = 1 << 20
 
 #: The number of tensors of which the statistics are decoded at once.
 _AT_ONCE: Final = 2048
-
-#: Sets an attribute of a frozen value.
-_set: Final = object.__setattr__
 
 _ENTRIES: Final = "entries"
 _HISTOGRAM: Final = "histogram"
@@ -99,10 +97,26 @@ def _with_statistics(entries: Sequence[Entry], decoder: msgspec.json.Decoder[Any
         # All of their texts at once: a call for each takes as long as decoding it.
         found = decoder.decode(b"[%b]" % b",".join(cast("list[bytes]", [entry.stats for entry in part])))
         names += sum(map(len, found)) + _histogram_names(found)
-        for entry, statistics in zip(part, packer.pack(found), strict=True):
-            _set(entry, "stats", statistics)
-            _set(entry, "__class__", Entry)
+        _replace(part, "stats", packer.pack(found))
+        _replace(part, "__class__", repeat(Entry))
+        _share(part, ("family", "dtype", "shape"))
+        _share([entry.site for entry in part], ("source", "layer", "primitive"))
+        _share([entry.stored for entry in part if entry.stored is not None], ("dtype",))
     return names if all(map(_are_small, packer.columns())) else None
+
+
+def _share(values: Sequence[object], names: Iterable[str]) -> None:
+    """Makes equal attributes of some values one object: most tensors have the family, dtype and shape of others."""
+    for name in names:
+        own = [*map(attrgetter(name), values)]
+        known = dict(zip(own, own, strict=True))
+        if len(known) < len(own):
+            _replace(values, name, map(known.__getitem__, own))
+
+
+def _replace(values: Iterable[object], name: str, new: Iterable[object]) -> None:
+    """Replaces an attribute of frozen values."""
+    deque(map(object.__setattr__, values, repeat(name), new), maxlen=0)
 
 
 def _histogram_names(statistics: Sequence[dict[str, Json]]) -> int:

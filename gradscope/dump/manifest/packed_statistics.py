@@ -159,9 +159,10 @@ def _extended(column: Values, values: tuple[Json, ...]) -> Values:
     return [*column, *_shared(values, kinds)]
 
 
-def _shared(values: tuple[Json, ...], kinds: set[type]) -> Iterable[Json]:
+def _shared(values: tuple[Any, ...], kinds: set[type]) -> Iterable[Json]:
     """Returns values of which equal ones are one object, where few are different: dtypes and shapes."""
-    if kinds == {str}:
-        texts = {value: value for value in cast("tuple[str, ...]", values)}
-        return map(texts.__getitem__, cast("tuple[str, ...]", values)) if len(texts) <= _FEW else values
-    return values
+    if kinds not in ({str}, {list}):
+        return values
+    keys = [*map(str, values)] if kinds == {list} else values
+    known = dict(zip(keys, values, strict=True))
+    return map(known.__getitem__, keys) if len(known) <= _FEW else values

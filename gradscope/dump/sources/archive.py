@@ -11,6 +11,7 @@ import numpy as np
 from gradscope.arrays.dtypes import is_key, storable, stored_dtype
 from gradscope.dump.manifest.codec import manifest_from_text
 from gradscope.dump.manifest.manifest import MEMBER, Entry, Manifest, Stored
+from gradscope.dump.sources.dump_file import Contents
 from gradscope.dump.storage.input_file import InputFile
 from gradscope.dump.storage.member_facts import member_facts
 from gradscope.dump.storage.npy_header import USUAL_HEADER, NpyHeader, npy_prefix, parse_npy_header
@@ -31,10 +32,8 @@ MANIFEST_LIMIT: Final = 256 << 20
 _Start: TypeAlias = tuple[int, bytes]
 
 
-def read_archive(
-    file: InputFile, directory: Directory, *, histograms: bool = True
-) -> tuple[Manifest, Mapping[str, StoredTensor]]:
-    """Returns the manifest of a dump file, and a reader for each tensor by key.
+def read_archive(file: InputFile, directory: Directory, *, histograms: bool = True) -> Contents:
+    """Returns the contents of a dump file.
 
     Args:
         file: The file.
@@ -49,13 +48,15 @@ def read_archive(
     with located("its manifest"):
         manifest = _read_manifest(file, directory, histograms=histograms)
     starts = _starts(file, directory)  # behind the manifest, the text of which takes the most memory
-    entries = {key: entry for key, entry in entries_by_key(manifest).items() if entry.stored is not None}
+    named = entries_by_key(manifest)
+    entries = {key: entry for key, entry in named.items() if entry.stored is not None}
     stored = [entry.stored for entry in entries.values() if entry.stored is not None]
     _require_same_members(directory, {each.member for each in stored})
     headers = _usual_agreements(directory, entries, stored, starts)
     if headers is None:
         headers = _each_agreement(directory, entries, stored, starts)
-    return manifest, _Tensors(file, entries, dict(zip(entries, headers, strict=True)))
+    tensors = _Tensors(file, named, dict(zip(entries, headers, strict=True)))
+    return Contents(manifest=manifest, tensors=tensors, entries=named)
 
 
 class _Tensors(Mapping[str, StoredTensor]):
@@ -63,8 +64,8 @@ class _Tensors(Mapping[str, StoredTensor]):
 
     Args:
         file: The file.
-        entries: The entries of the tensors by key.
-        headers: What is known of the start of each.
+        entries: The entries by key.
+        headers: What is known of the start of each tensor.
     """
 
     def __init__(self, file: InputFile, entries: Mapping[str, Entry], headers: Mapping[str, _Agreed]) -> None:
