@@ -6,10 +6,12 @@ many tensors.
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
-from typing import Any, Final, TypeAlias, cast
+from itertools import compress, count, repeat
+from operator import attrgetter, eq
+from typing import Any, Final, TypeAlias
 
 from gradscope.dump.manifest.json_fields import LARGEST
 from gradscope.dump.manifest.json_text import as_float
@@ -95,16 +97,14 @@ class Packer:
     def pack(self, statistics: Sequence[Mapping[str, Json]]) -> list[PackedStatistics]:
         """Returns the statistics of some tensors as rows of tables."""
         names = [*map(tuple, statistics)]
-        tables = {own: self._tables.get(own) or self._tables.setdefault(own, StatisticsTable(own)) for own in {*names}}
-        added: dict[tuple[str, ...], list[Iterable[Json]]] = {own: [] for own in tables}
-        packed: list[PackedStatistics] = []
-        for own, each in zip(names, statistics, strict=True):
-            table, rows = tables[own], added[own]
-            packed.append(PackedStatistics(table, table.rows + len(rows)))
-            rows.append(each.values())
-        for own, rows in added.items():
-            tables[own].extend(rows)
-        return packed
+        views: dict[tuple[str, ...], Iterator[PackedStatistics]] = {}
+        kinds = {*names}
+        for own in kinds:
+            table = self._tables.get(own) or self._tables.setdefault(own, StatisticsTable(own))
+            views[own] = map(PackedStatistics, repeat(table), count(table.rows))
+            of_own = statistics if len(kinds) == 1 else compress(statistics, map(eq, names, repeat(own)))
+            table.extend([each.values() for each in of_own])
+        return [*map(next, map(views.__getitem__, names))]
 
     def columns(self) -> Iterator[Values]:
         """Yields the columns of all tables."""
@@ -145,18 +145,22 @@ _TABLE: Final = attrgetter("table")
 _ROW: Final = attrgetter("row")
 
 
-def _extended(column: Values, values: tuple[Json, ...]) -> Values:
+def _extended(column: Values, values: tuple[Any, ...]) -> Values:
     """Returns a column with more values."""
-    kinds = {*map(type, values)}
-    code = _CODES.get(next(iter(kinds))) if len(kinds) == 1 else None
-    try:
-        if code is not None and not column:
-            return array(code, cast("tuple[Any, ...]", values))
-        if isinstance(column, array) and column.typecode == code:
-            return column + array(code, cast("tuple[Any, ...]", values))
-    except OverflowError:  # an integer of more bits
-        pass
-    return [*column, *_shared(values, kinds)]
+    kinds = [*map(type, values)]
+    code = _CODES.get(kinds[0]) if kinds.count(kinds[0]) == len(kinds) else None
+    if code is not None and (not column or (isinstance(column, array) and column.typecode == code)):
+        try:
+            more = struct.pack(f"{len(values)}{code}", *values)
+        except struct.error:  # an integer of more bits
+            pass
+        else:
+            packed = column if isinstance(column, array) else array(code)
+            packed.frombytes(more)
+            return packed
+    column = column if isinstance(column, list) else column.tolist()
+    column += _shared(values, {*kinds})
+    return column
 
 
 def _shared(values: tuple[Any, ...], kinds: set[type]) -> Iterable[Json]:
