@@ -105,21 +105,22 @@ def _starts(file: InputFile, directory: Directory) -> dict[str, _Start]:
     """
     found: dict[str, _Start] = {}
     prefixes: dict[bytes, bytes] = {}  # tensors of one shape and dtype share theirs
-    limits = directory.limits
-    starts = data_starts(file, [*directory.members.values()], [*limits.values()], USUAL_HEADER)
+    names, _, methods, _, _, sizes, offsets, _ = directory.members.fields()
+    starts = data_starts(file, directory, USUAL_HEADER)
     end = 0
     name = ""
     try:
-        for name, member in directory.members.items():
-            if member.method != STORED or member.header_offset != end:
+        members = zip(names, methods, sizes, offsets, directory.limits, strict=True)
+        for name, method, size_bytes, header_offset, limit in members:
+            if method != STORED or header_offset != end:
                 raise DumpError("it is compressed, or bytes that belong to no member precede it")
             offset, start = next(starts)
-            end = offset + member.size_bytes
-            if end != limits[name]:
+            end = offset + size_bytes
+            if end != limit:
                 raise DumpError("bytes that belong to no member follow it")
             prefix = prefixes.get(start)
             if prefix is None:
-                prefix = npy_prefix(file.near, offset, member.size_bytes)
+                prefix = npy_prefix(file.near, offset, size_bytes)
                 if prefix == start:
                     prefixes[start] = prefix
             found[name] = offset, prefix
@@ -136,7 +137,7 @@ def _read_manifest(file: InputFile, directory: Directory, *, histograms: bool) -
     if member.size_bytes > MANIFEST_LIMIT:
         raise DumpError(f"it has {member.size_bytes} bytes, more than {MANIFEST_LIMIT}")
     text = bytearray(member.size_bytes)
-    stream = member_stream(file, member, data_offset(file, member, directory.limits[MEMBER]))
+    stream = member_stream(file, member, data_offset(file, member, directory.limit(MEMBER)))
     stream.fill(memoryview(text))
     stream.finish()
     return manifest_from_text(text, histograms=histograms)
@@ -188,13 +189,16 @@ def _usual_agreements(
     """Returns what `_each_agreement` does; None where the file and its manifest disagree on a tensor."""
     # Field by field and not tensor by tensor, which takes a third of the time.
     names = [each.member for each in stored]
-    members, found = [directory.members[name] for name in names], [starts[name] for name in names]
+    rows, found = [*map(directory.members.row, names)], [*map(starts.__getitem__, names)]
+    _, _, _, crcs, _, sizes, _, facts = ([column[row] for row in rows] for column in directory.members.fields())
     try:
         if names != [*map(member_name, entries)]:
             return None
         kinds = [
-            (prefix, (entry.dtype, entry.shape, each.dtype), member.size_bytes, member.facts)
-            for (_, prefix), entry, each, member in zip(found, entries.values(), stored, members, strict=True)
+            (prefix, (entry.dtype, entry.shape, each.dtype), size_bytes, fact)
+            for (_, prefix), entry, each, size_bytes, fact in zip(
+                found, entries.values(), stored, sizes, facts, strict=True
+            )
         ]
         known = {kind: _agreed(*kind) for kind in {*kinds}}  # tensors of one shape and dtype need one check
     except (DumpError, UsageError):
@@ -202,7 +206,7 @@ def _usual_agreements(
     agreed = [known[kind] for kind in kinds]
     behind = [offset + each.header.header_bytes for (offset, _), each in zip(found, agreed, strict=True)]
     same = (
-        [each.crc32 for each in stored] == [each.crc32 for each in members]
+        [each.crc32 for each in stored] == crcs
         and [each.offset for each in stored] == behind
         and [each.size_bytes for each in stored] == [each.data_bytes for each in agreed]
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from operator import add, gt
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gradscope.dump.storage.input_file import InputFile
 from gradscope.dump.storage.streams import ByteStream, InflatingStream, PlainStream
-from gradscope.dump.zip.directory import ZipMember
+from gradscope.dump.zip.directory import Directory, ZipMember
 from gradscope.dump.zip.extra_fields import parse_extra, wide_numbers
 from gradscope.dump.zip.structures import EXTRA_FACTS, LIMIT_32, LOCAL, LOCAL_SIGNATURE, STORED
 from gradscope.errors import DumpError
@@ -81,37 +81,35 @@ def data_offset(file: InputFile, member: ZipMember, limit: int) -> int:
     return header.data_offset
 
 
-def data_starts(
-    file: InputFile, members: Sequence[ZipMember], limits: Sequence[int], size_bytes: int
-) -> Iterator[tuple[int, bytes]]:
-    """Yields for each member what `data_offset` returns, and the first bytes of its data.
+def data_starts(file: InputFile, directory: Directory, size_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """Yields for each member, in the order of the file, what `data_offset` returns, and the first bytes of its data.
 
     Args:
         file: The zip file.
-        members: The members, in the order of the file; none is compressed.
-        limits: The file offset of each at which its data has to end at the latest.
+        directory: Its directory.
         size_bytes: The number of first bytes; fewer of a member that has fewer.
 
     Raises:
         DumpError: As for `data_offset`, where the iterator is at that member.
     """
-    for start in range(0, len(members), _AT_ONCE):
-        part, ends = members[start : start + _AT_ONCE], limits[start : start + _AT_ONCE]
-        usual = _usual_starts(file, part, ends, size_bytes)
+    for start in range(0, len(directory.limits), _AT_ONCE):
+        fields = directory.members.fields(start, start + _AT_ONCE)
+        limits = directory.limits[start : start + _AT_ONCE]
+        usual = _usual_starts(file, fields, limits, size_bytes)
         if usual is not None:
             yield from usual
             continue
-        for member, limit in zip(part, ends, strict=True):
+        for member, limit in zip(map(ZipMember._make, zip(*fields, strict=True)), limits, strict=True):
             offset = data_offset(file, member, limit)
             yield offset, file.near(offset, min(size_bytes, member.size_bytes))
 
 
 def _usual_starts(
-    file: InputFile, members: Sequence[ZipMember], limits: Sequence[int], size_bytes: int
+    file: InputFile, members: Sequence[Sequence[Any]], limits: Sequence[int], size_bytes: int
 ) -> list[tuple[int, bytes]] | None:
     """Returns what `data_starts` yields; None where one of the headers is unusual, or wrong."""
     # Field by field and not member by member, which takes a third of the time.
-    names, flags, methods, crcs, stored, sizes, offsets, facts = zip(*members, strict=True)
+    names, flags, methods, crcs, stored, sizes, offsets, facts = map(list, members)
     whole, longest = file.size_bytes, _USUAL_BYTES + size_bytes
     starts = [file.near(offset, min(longest, whole - offset)) for offset in offsets]
     fields = zip(*map(LOCAL.unpack_from, starts), strict=True)
@@ -125,11 +123,11 @@ def _usual_starts(
         return None
     usual = (
         {*signatures} == {LOCAL_SIGNATURE}
-        and [found[0], found[1], *found[4:]] == [flags, methods, crcs, stored, sizes]
+        and [found[0], found[1], *found[4:]] == [*map(tuple, (flags, methods, crcs, stored, sizes))]
         and max(sizes) < LIMIT_32
         and max(ends) <= _USUAL_BYTES
         and [start[LOCAL.size : end] for start, end in zip(starts, name_ends, strict=True)] == [*map(str.encode, names)]
-        and [known[extra] for extra in extras] == [*facts]
+        and [known[extra] for extra in extras] == facts
     )
     behind = [*map(add, offsets, ends)]
     if not usual or any(map(gt, map(add, behind, sizes), limits)):
