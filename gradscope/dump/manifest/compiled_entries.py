@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _LONG: Final = 1 << 20
 
 #: The number of tensors of which the statistics are decoded at once.
-_AT_ONCE: Final = 2048
+_AT_ONCE: Final = 512
 
 _ENTRIES: Final = "entries"
 _HISTOGRAM: Final = "histogram"
@@ -213,5 +213,5 @@ def _are_small(column: Values) -> bool:
     """Returns whether no statistic is an integer larger than a size can be."""
     if isinstance(column, array):
         return column.typecode != "q" or min(column, default=0) >= -LARGEST  # no array has a larger one
-    numbers = [value for value in column if type(value) is int]
+    numbers = [value for value in column if type(value) is int] if isinstance(column, list) else []
     return min(numbers, default=0) >= -LARGEST and max(numbers, default=0) <= LARGEST

@@ -11,20 +11,68 @@ from array import array
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, count, repeat
 from operator import attrgetter, eq
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, overload
 
 from gradscope.dump.manifest.json_fields import LARGEST
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.record import Json
 
 #: The values of one statistic: an array where all are floats, or all integers of 64 bits.
-Values: TypeAlias = "array[float] | array[int] | list[Json]"
+Values: TypeAlias = "array[float] | array[int] | EqualTexts | list[Json]"
 
 #: The code of the arrays that hold numbers of a type.
 _CODES: Final = {float: "d", int: "q"}
 
 #: The most different texts of which each is kept once.
 _FEW: Final = 64
+
+
+class EqualTexts(Sequence[str]):
+    """`EqualTexts` are texts of ASCII of one length, such as hashes, in one buffer.
+
+    Args:
+        length: The length.
+    """
+
+    __slots__ = ("_buffer", "_length")
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._buffer = bytearray()
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> EqualTexts | None:
+        """Returns some texts; None where they are not of one length, or not of ASCII."""
+        found = cls(len(texts[0]))
+        return found if found.extend(texts) else None
+
+    def extend(self, texts: Sequence[str]) -> bool:
+        """Adds some texts, and returns true; or adds none, where one has another length, or is not of ASCII."""
+        joined = "".join(texts)
+        if not joined.isascii() or {*map(len, texts)} != {self._length}:
+            return False
+        self._buffer += joined.encode()
+        return True
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return self.tolist()[index]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        start = index * self._length
+        return self._buffer[start : start + self._length].decode()
+
+    def __len__(self) -> int:
+        return len(self._buffer) // self._length if self._length else 0
+
+    def tolist(self) -> list[Any]:
+        """Returns the texts as a list."""
+        whole, length = self._buffer.decode(), self._length
+        return [whole[start : start + length] for start in range(0, len(whole), length)]
 
 
 class StatisticsTable:
@@ -158,6 +206,11 @@ def _extended(column: Values, values: tuple[Any, ...]) -> Values:
             packed = column if isinstance(column, array) else array(code)
             packed.frombytes(more)
             return packed
+    if kinds[0] is str and kinds.count(str) == len(kinds) and len({*values}) > _FEW:
+        if isinstance(column, EqualTexts) and column.extend(values):
+            return column
+        if not column and (texts := EqualTexts.of(values)) is not None:
+            return texts
     column = column if isinstance(column, list) else column.tolist()
     column += _shared(values, {*kinds})
     return column

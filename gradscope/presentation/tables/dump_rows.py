@@ -20,7 +20,12 @@ from typing import Final, NamedTuple, TypeAlias
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
-from gradscope.dump.manifest.packed_statistics import PackedStatistics, StatisticsTable
+from gradscope.dump.manifest.packed_statistics import (
+    EqualTexts,
+    PackedStatistics,
+    StatisticsTable,
+    Values,
+)
 from gradscope.dump.record import Json
 from gradscope.stats import LayerGains, gradient_ratios, layer_gains
 from gradscope.stats.columns import base_of, column_kinds, columns_of, number
@@ -201,11 +206,17 @@ def _all_numbers(statistics: Sequence[Mapping[str, Json]]) -> list[Mapping[str, 
 
 def _is_plain(table: StatisticsTable) -> bool:
     """Returns whether the statistics of a table are all written as they are."""
-    kinds = {name: {*map(type, values)} if isinstance(values, list) else set[type]() for name, values in
-             table.columns.items()}  # fmt: skip
+    kinds = {name: _kinds_in(values) for name, values in table.columns.items()}
     shown = _shown(tuple(kinds))
     numbers, texts = (set[type]().union(*(kinds[name] for name in names)) for names in (shown.numbers, shown.texts))
     return numbers <= _PLAIN and texts <= (_PLAIN | {str})
+
+
+def _kinds_in(values: Values) -> set[type]:
+    """Returns the types of values."""
+    if isinstance(values, list):
+        return {*map(type, values)}
+    return {str} if isinstance(values, EqualTexts) else {float}
 
 
 def _converted(names: tuple[str, ...], types: tuple[type, ...]) -> dict[str, _Written]:
