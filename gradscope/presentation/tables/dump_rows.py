@@ -11,24 +11,19 @@ next to each other. The tables of families have the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from itertools import repeat
 from operator import attrgetter
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
-from gradscope.dump.manifest.packed_statistics import (
-    EqualTexts,
-    PackedStatistics,
-    StatisticsTable,
-    Values,
-)
 from gradscope.dump.record import Json
+from gradscope.presentation.tables.shown_statistics import OF_ENTRY, all_numbers, shown
 from gradscope.stats import LayerGains, gradient_ratios, layer_gains
-from gradscope.stats.columns import base_of, column_kinds, columns_of, number
+from gradscope.stats.columns import columns_of
 
 #: The rank of each family of values in execution order; a gradient has that of its value.
 _RANKS: Final = {family: rank for rank, family in enumerate(naming.FAMILIES)}
@@ -39,22 +34,12 @@ def family_rank(family: str) -> int:
     return _RANKS.get(family, len(_RANKS))
 
 
-#: Values that are the entry's own and not statistics, and the statistic that comes first.
-_OF_ENTRY: Final = ("shape", "dtype")
-_FIRST: Final = "size"
-
-#: Writes the statistic of a name.
-_Written: TypeAlias = Callable[[Mapping[str, Json], str], Json]
-
-#: The types of numbers in JSON.
-_PLAIN: Final = frozenset({bool, int, float})
-
 #: The facts of parameters with gradients.
 _OF_PARAMETERS: Final = frozenset(spec.name for spec in columns_of("parameter"))
 
 #: The names of a row's facts.
 FACTS: Final = frozenset(
-    {*_OF_ENTRY, "source", "of", "layer", "primitive", "iteration", "alias_of", "absent"}
+    {*OF_ENTRY, "source", "of", "layer", "primitive", "iteration", "alias_of", "absent"}
     | {spec.name for subject in ("layer", "parameter") for spec in columns_of(subject)}
 )
 
@@ -79,9 +64,9 @@ class Row:
     def values(self) -> Mapping[str, Json]:
         """Facts and statistics by column name, in the order of columns."""
         # Only now, because a table of many rows reads a few columns, and merging took a tenth of the time of `show`.
-        own = {name: self.facts[name] for name in _OF_ENTRY if name in self.facts}
+        own = {name: self.facts[name] for name in OF_ENTRY if name in self.facts}
         statistics = dict(self.statistics.items())
-        return {**own, **{name: statistics[name] for name in _shown(tuple(statistics)).names}, **self.facts}
+        return {**own, **{name: statistics[name] for name in shown(tuple(statistics)).names}, **self.facts}
 
     @property
     def key(self) -> str:
@@ -154,76 +139,11 @@ def rows_of(manifest: Manifest) -> tuple[Row, ...]:
     """
     facts = _Facts(manifest)
     entries = facts.in_order()
-    statistics = _all_numbers([*map(facts.statistics, entries)] if facts.has_aliases else [*map(_STATS, entries)])
+    statistics = all_numbers([*map(facts.statistics, entries)] if facts.has_aliases else [*map(_STATS, entries)])
     return tuple(map(_EntryRow, entries, statistics, repeat(facts)))
 
 
 _STATS: Final = attrgetter("stats")
-
-
-class _Shown(NamedTuple):
-    """_Shown has the names of statistics in the order of columns, those of numbers among them, and those of texts."""
-
-    names: Sequence[str]
-    numbers: Sequence[str]
-    texts: Sequence[str]
-
-
-@lru_cache(maxsize=256)  # most tensors have statistics of the same names
-def _shown(names: tuple[str, ...]) -> _Shown:
-    """Returns which statistics rows have of those of some names."""
-    known = column_kinds()
-    kinds = {name: known.get(base_of(name), "number") for name in names if name not in _OF_ENTRY}
-    kinds = {name: kind for name, kind in kinds.items() if name == _FIRST or kind != "histogram"}
-    converted = [name for name in kinds if name != _FIRST]
-    return _Shown(
-        names=sorted(kinds, key=lambda name: name != _FIRST),
-        numbers=[name for name in converted if kinds[name] != "text"],
-        texts=[name for name in converted if kinds[name] == "text"],
-    )
-
-
-def _all_numbers(statistics: Sequence[Mapping[str, Json]]) -> list[Mapping[str, Json]]:
-    """Returns statistics with numbers where JSON has strings: for NaN and infinities."""
-    # Asked once for all of a table that has only numbers where it should, and else for all that have the same names and
-    # types, as most have.
-    plain: dict[StatisticsTable, bool] = {}
-    written: dict[tuple[tuple[str, ...], tuple[type, ...]], Mapping[str, _Written]] = {}
-    found: list[Mapping[str, Json]] = []
-    for each in statistics:
-        if isinstance(each, PackedStatistics):
-            table = each.table
-            if plain[table] if table in plain else plain.setdefault(table, _is_plain(table)):
-                found.append(each)
-                continue
-        kind = (tuple(each), tuple(map(type, each.values())))
-        convert = written.get(kind)
-        if convert is None:
-            convert = written[kind] = _converted(*kind)
-        found.append({**each, **{name: convert[name](each, name) for name in convert}} if convert else each)
-    return found
-
-
-def _is_plain(table: StatisticsTable) -> bool:
-    """Returns whether the statistics of a table are all written as they are."""
-    kinds = {name: _kinds_in(values) for name, values in table.columns.items()}
-    shown = _shown(tuple(kinds))
-    numbers, texts = (set[type]().union(*(kinds[name] for name in names)) for names in (shown.numbers, shown.texts))
-    return numbers <= _PLAIN and texts <= (_PLAIN | {str})
-
-
-def _kinds_in(values: Values) -> set[type]:
-    """Returns the types of values."""
-    if isinstance(values, list):
-        return {*map(type, values)}
-    return {str} if isinstance(values, EqualTexts) else {float}
-
-
-def _converted(names: tuple[str, ...], types: tuple[type, ...]) -> dict[str, _Written]:
-    """Returns what writes the statistics that are not written as they are, by their names."""
-    shown, kinds = _shown(names), dict(zip(names, types, strict=True))
-    numbers = {name: number for name in shown.numbers if kinds[name] not in _PLAIN}
-    return {**numbers, **{name: _text for name in shown.texts if kinds[name] not in (_PLAIN | {str})}}
 
 
 class Companions(NamedTuple):
@@ -305,10 +225,6 @@ def _gains(gains: LayerGains, family: str) -> Iterator[tuple[str, Json]]:
     """Yields the gains of a layer that belong to a family: forward to its activation, backward to the gradient."""
     found = ((spec.name, getattr(gains, spec.name)) for spec in columns_of("layer") if family in spec.families)
     yield from ((name, gain) for name, gain in found if gain is not None)
-
-
-def _text(stats: Mapping[str, Json], name: str) -> str:
-    return str(stats[name])
 
 
 def _add_origin(facts: dict[str, Json], entry: Entry) -> None:
