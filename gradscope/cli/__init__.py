@@ -12,6 +12,5 @@ A run of the program goes through these modules, in this order:
   `--fetch` and `--of` (`fetch_and_feed_options`), `--ops`, `--terms` and `--per-example` (`observation_options`).
 - `running` sets up JAX (`jax_setup`), makes the model of a dump again (`rerun`) and shows `progress`.
 - `printing` writes results to standard output; nothing else does.
-  `source_files` finds the files of annotations. `blas` keeps NumPy's matrix library to one thread in commands that only
-  read dumps.
+  `source_files` finds the files of annotations.
 """
