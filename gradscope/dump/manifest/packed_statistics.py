@@ -11,7 +11,7 @@ from array import array
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, count, repeat
 from operator import attrgetter, eq
-from typing import Any, Final, TypeAlias, overload
+from typing import Any, Final, TypeAlias
 
 from gradscope.dump.manifest.json_fields import LARGEST
 from gradscope.dump.manifest.json_text import as_float
@@ -27,7 +27,7 @@ _CODES: Final = {float: "d", int: "q"}
 _FEW: Final = 64
 
 
-class EqualTexts(Sequence[str]):
+class EqualTexts:
     """`EqualTexts` are texts of ASCII of one length, such as hashes, in one buffer.
 
     Args:
@@ -54,20 +54,12 @@ class EqualTexts(Sequence[str]):
         self._buffer += joined.encode()
         return True
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return self.tolist()[index]
-        if not 0 <= index < len(self):
-            raise IndexError(index)
+    def __getitem__(self, index: int) -> str:
         start = index * self._length
         return self._buffer[start : start + self._length].decode()
 
     def __len__(self) -> int:
-        return len(self._buffer) // self._length if self._length else 0
+        return len(self._buffer) // self._length
 
     def tolist(self) -> list[Any]:
         """Returns the texts as a list."""
@@ -206,10 +198,10 @@ def _extended(column: Values, values: tuple[Any, ...]) -> Values:
             packed = column if isinstance(column, array) else array(code)
             packed.frombytes(more)
             return packed
-    if kinds[0] is str and kinds.count(str) == len(kinds) and len({*values}) > _FEW:
+    if kinds.count(str) == len(kinds):
         if isinstance(column, EqualTexts) and column.extend(values):
             return column
-        if not column and (texts := EqualTexts.of(values)) is not None:
+        if not column and len({*values}) > _FEW and (texts := EqualTexts.of(values)) is not None:
             return texts
     column = column if isinstance(column, list) else column.tolist()
     column += _shared(values, {*kinds})

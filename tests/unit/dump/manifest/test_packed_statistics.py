@@ -1,0 +1,84 @@
+"""Packed statistics are those that were packed, value by value and type by type, however they were cut into batches."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradscope.dump.manifest.packed_statistics import EqualTexts, PackedStatistics, Packer, numbers_of, values_of
+from gradscope.errors import DumpError
+
+HASHES = [f"{number:032x}" for number in range(200)]
+
+VALUES: st.SearchStrategy[Any] = st.one_of(
+    st.floats(allow_nan=False),
+    st.integers(-(2**63), 2**63 - 1),
+    st.integers(),
+    st.booleans(),
+    st.none(),
+    st.sampled_from(HASHES),
+    st.text(max_size=3),
+    st.lists(st.integers(0, 3), max_size=2),
+)
+ROWS: st.SearchStrategy[list[dict[str, Any]]] = st.lists(
+    st.dictionaries(st.sampled_from("abcd"), VALUES, max_size=4), max_size=12
+)
+
+
+def packed(rows: list[dict[str, Any]], size: int) -> list[PackedStatistics]:
+    packer = Packer()
+    return [each for start in range(0, len(rows), size) for each in packer.pack(rows[start : start + size])]
+
+
+def written(value: object) -> tuple[type, str]:
+    """Returns what tells -0.0 from 0.0, and 1 from 1.0 and True."""
+    return type(value), repr(value)
+
+
+@given(rows=ROWS, size=st.integers(1, 5))
+def test_rows_are_what_was_packed(rows: list[dict[str, Any]], size: int) -> None:
+    found = packed(rows, size)
+    assert found == rows
+    for one, other in zip(found, rows, strict=True):
+        assert [*one] == [*other]
+        assert len(one) == len(other)
+        assert {name: written(one[name]) for name in one} == {name: written(value) for name, value in other.items()}
+        assert [*one.items()] == [*other.items()]
+        assert [(one.get(name, 5), name in one) for name in "abcd"] == [
+            (other.get(name, 5), name in other) for name in "abcd"
+        ]
+    for name in "abcd":
+        assert values_of(found, name) == values_of(rows, name) == [row.get(name) for row in rows]
+
+
+@pytest.mark.parametrize("size", [100, 130, 199])
+def test_numbers_and_texts_of_one_length_are_kept_in_arrays(size: int) -> None:
+    rows: list[dict[str, Any]] = [
+        {"mean": number / 3, "nan": number, "dtype": "float32", "hash": HASHES[number]} for number in range(200)
+    ]
+    found = packed(rows, size)
+    columns = found[0].table.columns
+    assert {each.table for each in found} == {found[0].table}
+    assert [type(columns[name]) for name in ("mean", "nan", "dtype", "hash")] == [array, array, list, EqualTexts]
+    assert found == rows
+
+
+@pytest.mark.parametrize("late", ["short", "ü" * 32, 7, None])
+def test_a_text_of_another_length_makes_the_column_a_list(late: object) -> None:
+    rows = [*({"hash": each} for each in HASHES), {"hash": late}]
+    assert packed(rows, 200) == packed(rows, 300) == rows
+
+
+def test_numbers_are_floats_and_none_where_they_are_missing() -> None:
+    rows: list[dict[str, Any]] = [{"l2": 1.5}, {"l2": "Infinity"}, {"l2": 3}, {}]
+    for statistics in (rows, packed(rows, 2)):
+        assert numbers_of(statistics, "l2") == [1.5, float("inf"), 3.0, None]
+        assert numbers_of(statistics[2:3], "l2") == [3.0]
+        assert numbers_of([], "l2") == []
+    for wrong in ("large", True, None, [1]):
+        with pytest.raises(DumpError, match="expected a number"):
+            numbers_of(packed([{"l2": 1.0}, {"l2": wrong}], 1), "l2")
