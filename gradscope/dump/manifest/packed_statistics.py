@@ -203,9 +203,9 @@ def _extended(column: Values, values: tuple[Any, ...]) -> Values:
             return column
         if not column and len({*values}) > _FEW and (texts := EqualTexts.of(values)) is not None:
             return texts
-    column = column if isinstance(column, list) else column.tolist()
-    column += _shared(values, {*kinds})
-    return column
+    listed: list[Json] = column if isinstance(column, list) else [*column.tolist()]
+    listed += _shared(values, {*kinds})
+    return listed
 
 
 def _shared(values: tuple[Any, ...], kinds: set[type]) -> Iterable[Json]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -32,7 +33,14 @@ MANIFEST_LIMIT: Final = 256 << 20
 _Start: TypeAlias = tuple[int, bytes]
 
 
-def read_archive(file: InputFile, directory: Directory, *, histograms: bool = True) -> Contents:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveContents(Contents):
+    """The contents of one file, each tensor of which is whole."""
+
+    tensors: Mapping[str, StoredTensor]
+
+
+def read_archive(file: InputFile, directory: Directory, *, histograms: bool = True) -> ArchiveContents:
     """Returns the contents of a dump file.
 
     Args:
@@ -56,7 +64,7 @@ def read_archive(file: InputFile, directory: Directory, *, histograms: bool = Tr
     if headers is None:
         headers = _each_agreement(directory, entries, stored, starts)
     tensors = _Tensors(file, named, dict(zip(entries, headers, strict=True)))
-    return Contents(manifest=manifest, tensors=tensors, entries=named)
+    return ArchiveContents(manifest=manifest, tensors=tensors, entries=named)
 
 
 class _Tensors(Mapping[str, StoredTensor]):

@@ -45,7 +45,7 @@ class Column:
         """The heading with the group's, for formats without groups."""
         return f"{self.group} {self.heading}".lstrip()
 
-    def cell(self, values: Mapping[str, Json]) -> Cell:
+    def cell(self, values: Mapping[str, Json | tuple[int, ...]]) -> Cell:
         """Returns the value of a row for this column; in a column of shares, a count as a share of the size."""
         value = values.get(self.heading)
         if isinstance(value, list):
@@ -72,14 +72,10 @@ class Column:
                     else value / size if size else None
                     for value, size in zip(values, sizes(), strict=True)]  # fmt: skip
         known: dict[str, Cell] = {}  # each shape once, because tensors share them
-        return [
-            value
-            if not isinstance(value, list | dict)
-            else known[text]
-            if (text := str(value)) in known
-            else known.setdefault(text, self.cell({self.heading: value}))
-            for value in values
-        ]
+        for value in values:
+            if isinstance(value, list | dict) and (text := str(value)) not in known:
+                known[text] = self.cell({self.heading: value})
+        return [known[str(value)] if isinstance(value, list | dict) else value for value in values]
 
     def has_values(self, cells: Sequence[Cell]) -> bool:
         """Returns whether any of these cells has something to show."""
