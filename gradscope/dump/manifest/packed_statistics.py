@@ -1,7 +1,7 @@
 """The statistics of many tensors, column by column: an array of numbers takes a tenth of what an object for each takes.
 
-Those of one tensor are a view on its row, a mapping as any other; `values_of` and `numbers_of` read one statistic of
-many tensors.
+Those of one tensor are a view on its row, a mapping as any other; `StatisticsColumns` and `numbers_of` read one
+statistic of many tensors.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import compress, count, repeat
 from operator import attrgetter, eq
 from typing import Any, Final, TypeAlias
@@ -151,18 +152,30 @@ class Packer:
         return (column for table in self._tables.values() for column in table.columns.values())
 
 
-def values_of(statistics: Sequence[Mapping[str, Json]], name: str, *, missing: Any = None) -> list[Any]:
-    """Returns one statistic of some tensors; `missing` where it is missing."""
-    try:
-        tables, rows = [*map(_TABLE, statistics)], map(_ROW, statistics)
-    except AttributeError:  # mappings of another kind
-        return [each.get(name, missing) for each in statistics]
-    columns = {table: table.columns.get(name) for table in {*tables}}
-    if len(columns) == 1:
-        (column,) = columns.values()
-        return [missing] * len(tables) if column is None else [*map(column.__getitem__, rows)]
-    found = zip(map(columns.__getitem__, tables), rows, strict=True)
-    return [missing if column is None else column[row] for column, row in found]
+class StatisticsColumns:
+    """`StatisticsColumns` read the statistics of some tensors one name at a time.
+
+    Args:
+        statistics: The statistics of each tensor, packed or not.
+    """
+
+    def __init__(self, statistics: Sequence[Mapping[str, Json]]) -> None:
+        self._statistics = statistics
+        self._tables, self._rows = list[StatisticsTable](), list[int]()
+        with suppress(AttributeError):  # mappings of another kind
+            self._tables, self._rows = [*map(_TABLE, statistics)], [*map(_ROW, statistics)]
+        self._different = {*self._tables}
+
+    def values(self, name: str, *, missing: Any = None) -> list[Any]:
+        """Returns one statistic of each tensor; `missing` where it is missing."""
+        if not self._tables:
+            return [each.get(name, missing) for each in self._statistics]
+        columns = {table: table.columns.get(name) for table in self._different}
+        if len(columns) == 1:
+            (column,) = columns.values()
+            return [missing] * len(self._rows) if column is None else [*map(column.__getitem__, self._rows)]
+        found = zip(map(columns.__getitem__, self._tables), self._rows, strict=True)
+        return [missing if column is None else column[row] for column, row in found]
 
 
 def numbers_of(statistics: Sequence[Mapping[str, Json]], name: str) -> list[float | None]:
@@ -172,7 +185,7 @@ def numbers_of(statistics: Sequence[Mapping[str, Json]], name: str) -> list[floa
         DumpError: It is no number in one of them.
     """
     missing = object()
-    values = values_of(statistics, name, missing=missing)
+    values = StatisticsColumns(statistics).values(name, missing=missing)
     kinds = {*map(type, values)}
     if kinds <= {float}:
         return values

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import repeat
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
@@ -117,11 +117,10 @@ _OF_ROW: Final = {
 
 def facts_of(rows: Sequence[Row], name: str) -> Sequence[Json | tuple[int, ...]]:
     """Returns one fact of some rows; None where it does not apply."""
-    found = [row for row in rows if isinstance(row, _EntryRow)]
-    if len(found) == len(rows):
+    if rows and {*map(type, rows)} == {_EntryRow}:
         if name in _OF_ROW:
-            return [*map(_OF_ROW[name], found)]
-        if not any(row.known.computes(name) for row in found[:1]):  # rows of one dump are known to one
+            return [*map(_OF_ROW[name], rows)]
+        if not cast("_EntryRow", rows[0]).known.computes(name):  # rows of one dump are known to one
             return [None] * len(rows)
     return [row.facts.get(name) for row in rows]
 
