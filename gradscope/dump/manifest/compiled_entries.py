@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, ValuesView
 from dataclasses import MISSING, fields, make_dataclass
 from functools import cache
 from itertools import chain, repeat
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from gradscope.dump.manifest.json_fields import LARGEST
 from gradscope.dump.manifest.json_text import most_names, require_small
 from gradscope.dump.manifest.manifest import Entry, Manifest, Stored
-from gradscope.dump.manifest.packed_statistics import Packer, Values
+from gradscope.dump.manifest.packed_statistics import EqualTexts, Packer, Values
 from gradscope.dump.record import Json, Shard, SiteFacts
 
 if TYPE_CHECKING:
@@ -209,9 +209,11 @@ def _within_limits(entries: Sequence[Entry]) -> bool:
     return min(counts, default=0) >= 0 and max(counts, default=0) <= LARGEST
 
 
-def _are_small(column: Values) -> bool:
+def _are_small(column: Values | ValuesView[Json]) -> bool:
     """Returns whether no statistic is an integer larger than a size can be."""
+    if isinstance(column, EqualTexts):
+        return True
     if isinstance(column, array):
         return column.typecode != "q" or min(column, default=0) >= -LARGEST  # no array has a larger one
-    numbers = [value for value in column if type(value) is int] if isinstance(column, list) else []
+    numbers = [value for value in column if type(value) is int]
     return min(numbers, default=0) >= -LARGEST and max(numbers, default=0) <= LARGEST

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from contextlib import suppress
-from itertools import compress, count, repeat
-from operator import attrgetter, eq
+from itertools import count, repeat
+from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 from gradscope.dump.manifest.json_fields import LARGEST
@@ -23,6 +23,10 @@ Values: TypeAlias = "array[float] | array[int] | EqualTexts | list[Json]"
 
 #: The code of the arrays that hold numbers of a type.
 _CODES: Final = {float: "d", int: "q"}
+
+#: The most tables, and the most columns of one. A dump has a dozen tables of thirty columns.
+_MOST_TABLES: Final = 64
+_MOST_NAMES: Final = 256
 
 #: The most different texts of which each is kept once.
 _FEW: Final = 64
@@ -130,26 +134,49 @@ class PackedStatistics(Mapping[str, Json]):
 
 
 class Packer:
-    """`Packer` packs statistics, of which many tensors have those of the same names."""
+    """`Packer` packs statistics, of which many tensors have those of the same names.
+
+    Statistics of a hostile file, all of other names or of very many, stay as they are: a table of one row takes more.
+    """
 
     def __init__(self) -> None:
         self._tables: dict[tuple[str, ...], StatisticsTable] = {}
+        self._unpacked: list[Mapping[str, Json]] = []
 
-    def pack(self, statistics: Sequence[Mapping[str, Json]]) -> list[PackedStatistics]:
-        """Returns the statistics of some tensors as rows of tables."""
+    def pack(self, statistics: Sequence[Mapping[str, Json]]) -> list[Mapping[str, Json]]:
+        """Returns the statistics of some tensors, those that can be as rows of tables."""
+        if max(map(len, statistics), default=0) > _MOST_NAMES:
+            self._unpacked += statistics
+            return [*statistics]
         names = [*map(tuple, statistics)]
-        views: dict[tuple[str, ...], Iterator[PackedStatistics]] = {}
-        kinds = {*names}
-        for own in kinds:
-            table = self._tables.get(own) or self._tables.setdefault(own, StatisticsTable(own))
-            views[own] = map(PackedStatistics, repeat(table), count(table.rows))
-            of_own = statistics if len(kinds) == 1 else compress(statistics, map(eq, names, repeat(own)))
-            table.extend([each.values() for each in of_own])
-        return [*map(next, map(views.__getitem__, names))]
+        by_names: dict[tuple[str, ...], list[Mapping[str, Json]]] = {own: [] for own in names}
+        if len(by_names) == 1:
+            by_names = {names[0]: [*statistics]}
+        else:
+            for own, each in zip(names, statistics, strict=True):
+                by_names[own].append(each)
+        packed: dict[tuple[str, ...], Iterator[Mapping[str, Json]]] = {}
+        for own, rows in by_names.items():
+            table = self._table(own)
+            if table is None:
+                self._unpacked += rows
+                packed[own] = iter(rows)
+            else:
+                packed[own] = map(PackedStatistics, repeat(table), count(table.rows))
+                table.extend([each.values() for each in rows])
+        return [*map(next, map(packed.__getitem__, names))]
 
-    def columns(self) -> Iterator[Values]:
-        """Yields the columns of all tables."""
-        return (column for table in self._tables.values() for column in table.columns.values())
+    def columns(self) -> Iterator[Values | ValuesView[Json]]:
+        """Yields the columns of all tables, and the values of each tensor whose statistics were not packed."""
+        yield from (column for table in self._tables.values() for column in table.columns.values())
+        yield from (each.values() for each in self._unpacked)
+
+    def _table(self, names: tuple[str, ...]) -> StatisticsTable | None:
+        """Returns the table of statistics of some names; None where it would be one too many."""
+        found = self._tables.get(names)
+        if found is None and len(self._tables) < _MOST_TABLES:
+            found = self._tables[names] = StatisticsTable(names)
+        return found
 
 
 class StatisticsColumns:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -35,7 +37,7 @@ ROWS: st.SearchStrategy[list[dict[str, Any]]] = st.lists(
 )
 
 
-def packed(rows: list[dict[str, Any]], size: int) -> list[PackedStatistics]:
+def packed(rows: list[dict[str, Any]], size: int) -> list[Mapping[str, Any]]:
     packer = Packer()
     return [each for start in range(0, len(rows), size) for each in packer.pack(rows[start : start + size])]
 
@@ -68,8 +70,8 @@ def test_numbers_and_texts_of_one_length_are_kept_in_arrays(size: int) -> None:
         {"mean": number / 3, "nan": number, "dtype": "float32", "hash": HASHES[number]} for number in range(200)
     ]
     found = packed(rows, size)
-    columns = found[0].table.columns
-    assert {each.table for each in found} == {found[0].table}
+    (table,) = {each.table for each in found if isinstance(each, PackedStatistics)}
+    columns = table.columns
     assert [type(columns[name]) for name in ("mean", "nan", "dtype", "hash")] == [array, array, list, EqualTexts]
     assert found == rows
 
@@ -89,3 +91,15 @@ def test_numbers_are_floats_and_none_where_they_are_missing() -> None:
     for wrong in ("large", True, None, [1]):
         with pytest.raises(DumpError, match="expected a number"):
             numbers_of(packed([{"l2": 1.0}, {"l2": wrong}], 1), "l2")
+
+
+def test_statistics_of_very_many_names_are_not_packed() -> None:
+    wide: dict[str, Any] = {f"a{number}": number for number in range(300)}
+    many: list[dict[str, Any]] = [{f"b{number}": 2**70} for number in range(100)]
+    for rows, tables in (([wide, {"b0": 1}], 0), (many, 64)):
+        packer = Packer()
+        found = packer.pack(rows)
+        assert found == rows
+        assert sum(isinstance(each, PackedStatistics) for each in found) == tables
+        columns = [[*column] for column in packer.columns() if not isinstance(column, EqualTexts)]
+        assert sorted(map(str, chain(*columns))) == sorted(str(value) for row in rows for value in row.values())
