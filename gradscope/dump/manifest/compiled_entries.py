@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence, ValuesView
 from dataclasses import MISSING, fields, make_dataclass
 from functools import cache
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
@@ -95,7 +95,8 @@ def _with_statistics(entries: Sequence[Entry], decoder: msgspec.json.Decoder[Any
     for start in range(0, len(entries), _AT_ONCE):
         part = entries[start : start + _AT_ONCE]
         # All of their texts at once: a call for each takes as long as decoding it.
-        found = decoder.decode(b"[%b]" % b",".join(cast("list[bytes]", [entry.stats for entry in part])))
+        texts = chain.from_iterable(zip(repeat(b","), cast("list[bytes]", [entry.stats for entry in part])))
+        found = decoder.decode(b"".join([b"[", *islice(texts, 1, None), b"]"]))
         names += sum(map(len, found)) + _histogram_names(found)
         _replace(part, "stats", packer.pack(found))
         _replace(part, "__class__", repeat(Entry))
