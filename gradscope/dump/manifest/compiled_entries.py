@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence, ValuesView
 from dataclasses import MISSING, fields, make_dataclass
 from functools import cache
-from itertools import chain, islice, repeat
+from itertools import chain, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 #: Bytes of the text from which on it is faster: importing msgspec takes as long as reading half of this.
 _LONG: Final = 1 << 20
+
+#: The most bytes of text that are copied to be decoded at once.
+_MOST_BYTES: Final = 4 << 20
 
 #: The number of tensors of which the statistics are decoded at once.
 _AT_ONCE: Final = 512
@@ -73,7 +76,7 @@ def compiled_entries(text: bytes | bytearray, *, histograms: bool = True) -> Com
     try:
         parts = decoders.parts.decode(text)
         entries: tuple[Entry, ...] = getattr(parts, _ENTRIES)
-        named = _with_statistics(entries, decoders.statistics)
+        named = _with_statistics(entries, decoders)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     others = {name: bytes(raw) for name in _others() if (raw := getattr(parts, name)) is not msgspec.UNSET}
@@ -85,7 +88,7 @@ def compiled_entries(text: bytes | bytearray, *, histograms: bool = True) -> Com
     return Compiled(entries, b'{%b"%b":[]}' % (rest, _ENTRIES.encode()))
 
 
-def _with_statistics(entries: Sequence[Entry], decoder: msgspec.json.Decoder[Any]) -> int | None:
+def _with_statistics(entries: Sequence[Entry], decoders: _Decoders) -> int | None:
     """Decodes the statistics of entries, where these have their text, and packs them.
 
     Returns:
@@ -94,9 +97,7 @@ def _with_statistics(entries: Sequence[Entry], decoder: msgspec.json.Decoder[Any
     packer, names = Packer(), 0
     for start in range(0, len(entries), _AT_ONCE):
         part = entries[start : start + _AT_ONCE]
-        # All of their texts at once: a call for each takes as long as decoding it.
-        texts = chain.from_iterable(zip(repeat(b","), cast("list[bytes]", [entry.stats for entry in part])))
-        found = decoder.decode(b"".join([b"[", *islice(texts, 1, None), b"]"]))
+        found = _decoded([cast("bytes", entry.stats) for entry in part], decoders)
         names += sum(map(len, found)) + _histogram_names(found)
         _replace(part, "stats", packer.pack(found))
         _replace(part, "__class__", repeat(Entry))
@@ -104,6 +105,14 @@ def _with_statistics(entries: Sequence[Entry], decoder: msgspec.json.Decoder[Any
         _share([entry.site for entry in part], ("source", "layer", "primitive"))
         _share([entry.stored for entry in part if entry.stored is not None], ("dtype",))
     return names if all(map(_are_small, packer.columns())) else None
+
+
+def _decoded(texts: Sequence[bytes], decoders: _Decoders) -> list[dict[str, Json]]:
+    """Returns the statistics that each of some texts has."""
+    if sum(memoryview(text).nbytes for text in texts) > _MOST_BYTES:  # as no writer's have
+        return [decoders.statistics.decode(text) for text in texts]
+    # All at once: a call for each takes as long as decoding it.
+    return decoders.all_statistics.decode(b"[%b]" % b",".join(texts))
 
 
 def _share(values: Sequence[object], names: Iterable[str]) -> None:
@@ -134,10 +143,11 @@ def _histogram_names(statistics: Sequence[dict[str, Json]]) -> int:
 
 
 class _Decoders(NamedTuple):
-    """_Decoders decode a manifest in which statistics stay text, and a list of such texts."""
+    """_Decoders decode a manifest in which statistics stay text, such a text, and a list of them."""
 
     parts: msgspec.json.Decoder[Any]
     statistics: msgspec.json.Decoder[Any]
+    all_statistics: msgspec.json.Decoder[Any]
 
 
 @cache
@@ -151,7 +161,7 @@ def _decoders(histograms: bool) -> _Decoders | None:
     entry = make_dataclass("_Entry", [("stats", msgspec.Raw)], bases=(Entry,), frozen=True, slots=True, kw_only=True)
     kind = msgspec.defstruct("_Parts", [(_ENTRIES, tuple[entry, ...]), *others], forbid_unknown_fields=True)
     statistics = dict[str, Any] if histograms else _statistics_without_counts()
-    return _Decoders(msgspec.json.Decoder(kind), msgspec.json.Decoder(list[statistics]))
+    return _Decoders(*map(msgspec.json.Decoder, (kind, statistics, list[statistics])))
 
 
 def _statistics_without_counts() -> Any:
