@@ -7,12 +7,12 @@ would otherwise get the descriptor of a stream that is closed; and a command tha
 
 from __future__ import annotations
 
-import gc
 import sys
 from functools import partial
 from typing import NoReturn
 
 from gradscope.cli.interrupts import Interrupts
+from gradscope.cli.leaving import leave, leave_at_once
 from gradscope.cli.running.joining import leave_failed
 from gradscope.cli.running.supervisor import runs_model, supervise
 from gradscope.cli.running.version import VERSION_OPTIONS, print_version
@@ -27,9 +27,7 @@ def main() -> NoReturn:
         ends_with = supervise()
         keep_stdout_for_results()
     elif sys.argv[1:2] != ["watch"]:  # which goes on for days
-        # What a dump has is kept to the end, and nothing in it refers back: searching it for cycles took a quarter of
-        # `show` (2026-11).
-        gc.disable()
+        leave_at_once()
     with Interrupts(ends_with) as interrupts:
         from gradscope.cli.error_boundary import guarded
 
@@ -38,7 +36,7 @@ def main() -> NoReturn:
             ends_with(status)
             leave_failed(status)
             sys.stdout = sys.stderr  # what the model registered with atexit prints no result
-        sys.exit(status)
+        leave(status)
 
 
 def _run(interrupts: Interrupts) -> int:

@@ -6,6 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from gradscope.cli.leaving import keep
 from gradscope.cli.options.report_options import Format
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ _USUAL_WIDTH = 80
 
 def print_report(report: Report, output_format: Format) -> None:
     """Prints the report of a command."""
+    keep(report)
     from gradscope.presentation.render import formats as render
 
     if output_format is Format.TABLE:

@@ -5,7 +5,7 @@ A `DumpSource` returns the manifest and the tensors of a dump. A `RecordSink` wr
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -98,14 +98,17 @@ class EntryIndex:
     Args:
         manifest: A manifest with unique keys, whose aliases refer to entries that are no aliases.
         tensors: The keys whose tensors the dump has, none of which is an alias.
+        entries: The manifest's entries by key; None where these have not been gathered yet.
     """
 
     # A base class and no part, because a comparison asks for the entry of a tensor twenty times.
 
-    def __init__(self, manifest: Manifest, tensors: Container[str]) -> None:
+    def __init__(self, manifest: Manifest, tensors: Container[str], entries: Mapping[str, Entry] | None = None) -> None:
         self._manifest = manifest
         self._tensor_keys = tensors
-        self._entries = {key_of(entry.family, entry.name): entry for entry in manifest.entries}
+        if entries is None:
+            entries = {key_of(entry.family, entry.name): entry for entry in manifest.entries}
+        self._entries = entries
 
     @property
     @implements(DumpSource)

@@ -109,8 +109,7 @@ def _contents(file: InputFile, *, histograms: bool) -> Contents:
     if directory is None:
         return foreign_contents(_bare_tensors(file, file.path.stem))
     if MEMBER in directory.members:
-        manifest, tensors = read_archive(file, directory, histograms=histograms)
-        return Contents(manifest=manifest, tensors=tensors)
+        return read_archive(file, directory, histograms=histograms)
     return foreign_contents(archive_tensors(file, directory), note=archive_note(directory))
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Layer, Manifest
-from gradscope.stats.columns import number
+from gradscope.dump.manifest.packed_statistics import numbers_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +65,13 @@ def gradient_ratios(manifest: Manifest) -> dict[str, float]:
     A parameter is left out where its gradient is absent, or where the parameter is all zeros, as a fresh bias is: the
     ratio is infinite there.
     """
-    params = {each.name: number(each.stats, "l2") for each in manifest.entries if each.family == naming.PARAM}
-    gradients = {each.name: number(each.stats, "l2") for each in manifest.entries if each.family == naming.PARAM_GRAD}
+    params, gradients = (_norms(manifest, family) for family in (naming.PARAM, naming.PARAM_GRAD))
     return {
         name: gradient / norm for name, norm in params.items() if norm and (gradient := gradients.get(name)) is not None
     }
+
+
+def _norms(manifest: Manifest, family: str) -> dict[str, float | None]:
+    entries = [each for each in manifest.entries if each.family == family]
+    norms = numbers_of([each.stats for each in entries], "l2")
+    return {each.name: norm for each, norm in zip(entries, norms, strict=True)}

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from gradscope.cli.blas import keep_single_threaded
 from gradscope.cli.options.completion import explained_names
 from gradscope.cli.options.report_options import FormatOptions
+from gradscope.cli.running.blas import keep_single_threaded
 
 
 def explain(

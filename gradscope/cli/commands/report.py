@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradscope.cli.blas import keep_single_threaded
 from gradscope.cli.options import shared as options
 from gradscope.cli.options.judge_options import JudgeOptions
 from gradscope.cli.options.report_options import NameOptions
+from gradscope.cli.running.blas import keep_single_threaded
 
 if TYPE_CHECKING:
     from gradscope.comparison import CompareOptions

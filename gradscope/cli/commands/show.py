@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from gradscope.cli.blas import keep_single_threaded
 from gradscope.cli.options import shared as options
 from gradscope.cli.options.completion import tensor_keys
 from gradscope.cli.options.report_options import FormatOptions, SelectionOptions
+from gradscope.cli.running.blas import keep_single_threaded
 from gradscope.errors import UsageError
 
 if TYPE_CHECKING:

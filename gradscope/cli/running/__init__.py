@@ -7,5 +7,6 @@
 - `rerun` makes the model of a saved dump again, for `compare --isolate` and `isolate`.
 - `compared_paths` finds out which dumps, or runs, are compared with which, for `compare` and `report`.
 - `default_output` finds out whether `dump` may replace what is at its default output.
+- `blas` keeps NumPy's matrix library to one thread in commands that only read dumps.
 - `progress` shows the present phase on a terminal, `training_progress` the present step, `live_view` a whole document.
 """

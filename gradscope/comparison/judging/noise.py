@@ -29,6 +29,8 @@ from gradscope.dump.record import Json
 NOISE: Final = "noise"
 LOW_PRECISION_NOISE: Final = {"float32": "noise@float32", "bfloat16": "noise@bfloat16"}
 
+_FLOORS: Final = (NOISE, *LOW_PRECISION_NOISE.values())
+
 #: The number of noise floors up to which a difference is noise: a floor is the largest of only a few samples.
 WITHIN: Final = 10.0
 
@@ -49,6 +51,8 @@ def noise_floor(ref: Entry, cand: Entry, *, reduced: bool, computed_in: tuple[st
         The floor as `rel_l2`, at least the rounding of single elements; None where the reference has no floor for the
         candidate's precision.
     """
+    if not any(name in ref.stats for name in _FLOORS):
+        return None  # as in most dumps
     if dtype_class(ref.dtype) not in ("float", "complex") or dtype_class(cand.dtype) != dtype_class(ref.dtype):
         return None
     own, other = computed_in or (ref.dtype, cand.dtype)

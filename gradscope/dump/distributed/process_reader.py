@@ -80,9 +80,9 @@ def open_process_file(path: Path, opened: ExitStack) -> ProcessFile:
         directory = read_directory(file)
         if MEMBER not in directory.members:
             raise DumpError("it was not written by gradscope")
-        manifest, tensors = read_archive(file, directory)
+        contents = read_archive(file, directory)
         facts = FileFacts(size_bytes=file.size_bytes, manifest_crc32=directory.members[MEMBER].crc32)
-        return ProcessFile(facts=facts, manifest=manifest, tensors=tensors)
+        return ProcessFile(facts=facts, manifest=contents.manifest, tensors=contents.tensors)
 
 
 def _complete(folder: Path, opened: ExitStack) -> Contents:

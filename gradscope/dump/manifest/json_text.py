@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from gradscope.dump.record import Json
 from gradscope.errors import DumpError
@@ -98,7 +99,8 @@ def require_small(text: bytes | bytearray) -> None:
     """
     brackets = np.frombuffer(_brackets(text), np.uint8)
     opening = (brackets == ord("[")) | (brackets == ord("{"))
-    if np.count_nonzero(opening) > CONTAINERS_LIMIT or text.count(b",") > VALUES_LIMIT:
+    commas = sum(np.count_nonzero(part == ord(",")) for part in _parts(text))  # in a third of the time of `count`
+    if np.count_nonzero(opening) > CONTAINERS_LIMIT or commas > VALUES_LIMIT:
         limits = f"{CONTAINERS_LIMIT:,} lists and objects, or {VALUES_LIMIT:,} values"
         raise DumpError(f"the JSON text has more than {limits}")
     # Where there are more, they close what was never opened, and parsing ends there.
@@ -155,11 +157,14 @@ def most_names(text: bytes | bytearray) -> int | None:
     # the fields found. One character is found in a tenth of the time of two.
     if any(blank in text and b'"' + blank in text for blank in _BLANKS):
         return None
-    found, codes = 0, np.frombuffer(text, np.uint8)
-    for start in range(0, len(codes), _PART):  # in a sixth of the time of `count`
-        part = codes[start : start + _PART + 1]
-        found += np.count_nonzero((part[:-1] == ord('"')) & (part[1:] == ord(":")))
-    return int(found)
+    pairs = ((part[:-1] == ord('"')) & (part[1:] == ord(":")) for part in _parts(text, more=1))
+    return int(sum(map(np.count_nonzero, pairs)))  # in a sixth of the time of `count`
+
+
+def _parts(text: bytes | bytearray, *, more: int = 0) -> Iterator[npt.NDArray[np.uint8]]:
+    """Yields the bytes of text in parts, each with some `more` bytes that follow it."""
+    codes = np.frombuffer(text, np.uint8)
+    return (codes[start : start + _PART + more] for start in range(0, len(codes), _PART))
 
 
 def _require_unique_names(text: str) -> None:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from gradscope.arrays.dtypes import is_key, storable, stored_dtype
 from gradscope.dump.manifest.codec import manifest_from_text
 from gradscope.dump.manifest.manifest import MEMBER, Entry, Manifest, Stored
+from gradscope.dump.sources.dump_file import Contents
 from gradscope.dump.storage.input_file import InputFile
 from gradscope.dump.storage.member_facts import member_facts
-from gradscope.dump.storage.npy_header import NpyHeader, npy_prefix, parse_npy_header
+from gradscope.dump.storage.npy_header import USUAL_HEADER, NpyHeader, npy_prefix, parse_npy_header
 from gradscope.dump.storage.storage_errors import located
 from gradscope.dump.storage.stored_tensor import StoredTensor
-from gradscope.dump.storage.streams import ByteStream, PlainStream
+from gradscope.dump.storage.streams import PlainStream
 from gradscope.dump.zip.directory import Directory, ZipMember
 from gradscope.dump.zip.member_names import member_name
-from gradscope.dump.zip.members import data_offset, member_stream
+from gradscope.dump.zip.members import data_offset, data_starts, member_stream
 from gradscope.dump.zip.structures import STORED
 from gradscope.errors import DumpError, UsageError
 from gradscope.naming import key_of, printable
@@ -26,11 +29,19 @@ from gradscope.naming import key_of, printable
 #: Longest manifest that is read, in bytes.
 MANIFEST_LIMIT: Final = 256 << 20
 
+#: The offset of a member's data, and its first bytes.
+_Start: TypeAlias = tuple[int, bytes]
 
-def read_archive(
-    file: InputFile, directory: Directory, *, histograms: bool = True
-) -> tuple[Manifest, dict[str, StoredTensor]]:
-    """Returns the manifest of a dump file, and a reader for each tensor by key.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveContents(Contents):
+    """The contents of one file, each tensor of which is whole."""
+
+    tensors: Mapping[str, StoredTensor]
+
+
+def read_archive(file: InputFile, directory: Directory, *, histograms: bool = True) -> ArchiveContents:
+    """Returns the contents of a dump file.
 
     Args:
         file: The file.
@@ -44,52 +55,83 @@ def read_archive(
         raise DumpError(f"{directory.trailing_bytes} bytes follow its end")
     with located("its manifest"):
         manifest = _read_manifest(file, directory, histograms=histograms)
-    members = _members(file, directory)  # behind the manifest, the text of which takes the most memory
-    entries = entries_by_key(manifest)
-    stored = {key: entry.stored for key, entry in entries.items() if entry.stored is not None}
-    _require_same_members(directory, {each.member for each in stored.values()})
-    tensors: dict[str, StoredTensor] = {}
-    key = ""
-    try:
-        for key, each in stored.items():
-            _require_same_member(key, each, directory.members[each.member])
-            tensors[key] = _tensor(file, entries[key], each, members[each.member])
-    except DumpError:
-        with located(key):
-            raise
-    return manifest, tensors
+    starts = _starts(file, directory)  # behind the manifest, the text of which takes the most memory
+    named = entries_by_key(manifest)
+    entries = {key: entry for key, entry in named.items() if entry.stored is not None}
+    stored = [entry.stored for entry in entries.values() if entry.stored is not None]
+    _require_same_members(directory, {each.member for each in stored})
+    headers = _usual_agreements(directory, entries, stored, starts)
+    if headers is None:
+        headers = _each_agreement(directory, entries, stored, starts)
+    tensors = _Tensors(file, named, dict(zip(entries, headers, strict=True)))
+    return ArchiveContents(manifest=manifest, tensors=tensors, entries=named)
 
 
-class _Data(NamedTuple):
-    """_Data has a member, the offset of its data, and the first bytes of its data."""
+class _Tensors(Mapping[str, StoredTensor]):
+    """_Tensors has the readers of a file's tensors by key. Each is made when it is asked for, as most are not.
 
-    member: ZipMember
-    offset: int
-    prefix: bytes
+    Args:
+        file: The file.
+        entries: The entries by key.
+        headers: What is known of the start of each tensor.
+    """
+
+    def __init__(self, file: InputFile, entries: Mapping[str, Entry], headers: Mapping[str, _Agreed]) -> None:
+        self._file = file
+        self._entries = entries
+        self._headers = headers
+
+    def __getitem__(self, key: str) -> StoredTensor:
+        entry, agreed = self._entries[key], self._headers[key]
+        assert entry.stored is not None, "only the entries of tensors are here"
+        header, stored = agreed.header, entry.stored
+        offset, size_bytes = stored.offset - header.header_bytes, stored.size_bytes + header.header_bytes
+        return StoredTensor(
+            shape=header.shape,
+            logical=entry.dtype,
+            stored=agreed.stored,
+            fortran=header.fortran,
+            header_bytes=header.header_bytes,
+            open_stream=partial(PlainStream, self._file, offset=offset, size_bytes=size_bytes, crc32=stored.crc32),
+        )
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._headers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._headers)
+
+    def __len__(self) -> int:
+        return len(self._headers)
 
 
-def _members(file: InputFile, directory: Directory) -> dict[str, _Data]:
-    """Returns the data of each member by its name.
+def _starts(file: InputFile, directory: Directory) -> dict[str, _Start]:
+    """Returns the offset of each member's data, and its first bytes, by the member's name.
 
     Raises:
         DumpError: There are bytes between the members.
     """
-    found: dict[str, _Data] = {}
+    found: dict[str, _Start] = {}
     prefixes: dict[bytes, bytes] = {}  # tensors of one shape and dtype share theirs
+    names, _, methods, _, _, sizes, offsets, _ = directory.members.fields()
+    starts = data_starts(file, directory, USUAL_HEADER)
     end = 0
     name = ""
     try:
-        for name, member in directory.members.items():
-            limit = directory.limits[name]
-            if member.method != STORED or member.header_offset != end:
+        members = zip(names, methods, sizes, offsets, directory.limits, strict=True)
+        for name, method, size_bytes, header_offset, limit in members:
+            if method != STORED or header_offset != end:
                 raise DumpError("it is compressed, or bytes that belong to no member precede it")
-            offset = data_offset(file, member, limit)
-            end = offset + member.size_bytes
+            offset, start = next(starts)
+            end = offset + size_bytes
             if end != limit:
                 raise DumpError("bytes that belong to no member follow it")
-            # Its header is next to the one just read.
-            prefix = npy_prefix(file.near, offset, member.size_bytes)
-            found[name] = _Data(member, offset, prefixes.setdefault(prefix, prefix))
+            prefix = prefixes.get(start)
+            if prefix is None:
+                prefix = npy_prefix(file.near, offset, size_bytes)
+                if prefix == start:
+                    prefixes[start] = prefix
+            found[name] = offset, prefix
     except DumpError:
         with located(name):
             raise
@@ -103,7 +145,7 @@ def _read_manifest(file: InputFile, directory: Directory, *, histograms: bool) -
     if member.size_bytes > MANIFEST_LIMIT:
         raise DumpError(f"it has {member.size_bytes} bytes, more than {MANIFEST_LIMIT}")
     text = bytearray(member.size_bytes)
-    stream = member_stream(file, member, data_offset(file, member, directory.limits[MEMBER]))
+    stream = member_stream(file, member, data_offset(file, member, directory.limit(MEMBER)))
     stream.fill(memoryview(text))
     stream.finish()
     return manifest_from_text(text, histograms=histograms)
@@ -146,34 +188,70 @@ def _require_same_member(key: str, stored: Stored, member: ZipMember) -> None:
         raise DumpError("its manifest and the zip directory disagree on its name or CRC-32")
 
 
-def _tensor(file: InputFile, entry: Entry, stored: Stored, data: _Data) -> StoredTensor:
-    member, offset = data.member, data.offset
-    agreed = _agreed(data.prefix, (entry.dtype, entry.shape), stored.dtype, member.size_bytes, member.facts)
-    if (stored.offset, stored.size_bytes) != (offset + agreed.header.header_bytes, agreed.data_bytes):
-        raise DumpError("its manifest and the zip directory disagree on its offset or size")
-    return StoredTensor(
-        shape=agreed.header.shape,
-        logical=entry.dtype,
-        stored=agreed.stored,
-        fortran=agreed.header.fortran,
-        header_bytes=agreed.header.header_bytes,
-        open_stream=_Opens(file, offset, member.size_bytes, member.crc32),
+def _usual_agreements(
+    directory: Directory,
+    entries: Mapping[str, Entry],
+    stored: Sequence[Stored],
+    starts: Mapping[str, tuple[int, bytes]],
+) -> list[_Agreed] | None:
+    """Returns what `_each_agreement` does; None where the file and its manifest disagree on a tensor."""
+    # Field by field and not tensor by tensor, which takes a third of the time.
+    names = [each.member for each in stored]
+    rows, found = [*map(directory.members.row, names)], [*map(starts.__getitem__, names)]
+    _, _, _, crcs, _, sizes, _, facts = ([column[row] for row in rows] for column in directory.members.fields())
+    try:
+        if names != [*map(member_name, entries)]:
+            return None
+        kinds = [
+            (prefix, (entry.dtype, entry.shape, each.dtype), size_bytes, fact)
+            for (_, prefix), entry, each, size_bytes, fact in zip(
+                found, entries.values(), stored, sizes, facts, strict=True
+            )
+        ]
+        known = {kind: _agreed(*kind) for kind in {*kinds}}  # tensors of one shape and dtype need one check
+    except (DumpError, UsageError):
+        return None
+    agreed = [known[kind] for kind in kinds]
+    behind = [offset + each.header.header_bytes for (offset, _), each in zip(found, agreed, strict=True)]
+    same = (
+        [each.crc32 for each in stored] == crcs
+        and [each.offset for each in stored] == behind
+        and [each.size_bytes for each in stored] == [each.data_bytes for each in agreed]
     )
+    return agreed if same else None
 
 
-class _Opens(NamedTuple):
-    """_Opens opens the stream of a member; it takes a third of the memory of a partial function.
+def _each_agreement(
+    directory: Directory,
+    entries: Mapping[str, Entry],
+    stored: Sequence[Stored],
+    starts: Mapping[str, tuple[int, bytes]],
+) -> list[_Agreed]:
+    """Returns what the start of each tensor's member says, after checking that the manifest says it, too.
 
-    Nor does it keep what the zip directory says of the member.
+    Args:
+        directory: The zip directory.
+        entries: The entries of the tensors by key.
+        stored: What they say of where the tensors are.
+        starts: The offset of each member's data, and its first bytes, by the member's name.
+
+    Raises:
+        DumpError: The manifest and the file disagree on a tensor.
     """
-
-    file: InputFile
-    offset: int
-    size_bytes: int
-    crc32: int
-
-    def __call__(self) -> ByteStream:
-        return PlainStream(self.file, offset=self.offset, size_bytes=self.size_bytes, crc32=self.crc32)
+    found: list[_Agreed] = []
+    key = ""
+    try:
+        for (key, entry), each in zip(entries.items(), stored, strict=True):
+            member, (offset, prefix) = directory.members[each.member], starts[each.member]
+            _require_same_member(key, each, member)
+            agreed = _agreed(prefix, (entry.dtype, entry.shape, each.dtype), member.size_bytes, member.facts)
+            if (each.offset, each.size_bytes) != (offset + agreed.header.header_bytes, agreed.data_bytes):
+                raise DumpError("its manifest and the zip directory disagree on its offset or size")
+            found.append(agreed)
+    except DumpError:
+        with located(key):
+            raise
+    return found
 
 
 class _Agreed(NamedTuple):
@@ -184,23 +262,19 @@ class _Agreed(NamedTuple):
     stored: np.dtype[Any]
 
 
-@lru_cache(maxsize=256)  # tensors of one shape and dtype need one check
-def _agreed(
-    prefix: bytes, stated: tuple[str, tuple[int, ...]], descriptor: str, size_bytes: int, facts: bytes
-) -> _Agreed:
+def _agreed(prefix: bytes, stated: tuple[str, tuple[int, ...], str], size_bytes: int, facts: bytes) -> _Agreed:
     """Returns what the start of a member says, after checking that its entry and the zip directory say it, too.
 
     Args:
         prefix: The first bytes of the member.
-        stated: The dtype and the shape in its entry.
-        descriptor: The descriptor of the stored dtype in its entry.
+        stated: The dtype and the shape in its entry, and the descriptor of the stored dtype.
         size_bytes: The member's size.
         facts: The member's facts.
 
     Raises:
         DumpError: They disagree.
     """
-    (logical, shape), header = stated, parse_npy_header(prefix)
+    (logical, shape, descriptor), header = stated, parse_npy_header(prefix)
     if header.header_bytes + header.data_bytes != size_bytes:
         raise DumpError(f"its shape {header.shape} and its {size_bytes} bytes do not agree")
     if (header.shape[:-1] if is_key(logical) else header.shape) != shape:

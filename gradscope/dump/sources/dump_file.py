@@ -11,7 +11,7 @@ from typing import Protocol, Self
 
 from gradscope.arrays.blocks import Array
 from gradscope.dump.interfaces import DumpSource, EntryIndex
-from gradscope.dump.manifest.manifest import Manifest
+from gradscope.dump.manifest.manifest import Entry, Manifest
 from gradscope.dump.storage.storage_errors import located
 from gradscope.dump.storage.stored_tensor import CHUNK_BYTES
 from gradscope.errors import DumpError
@@ -40,10 +40,17 @@ class TensorReader(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """The contents of an opened file or folder: a manifest, and a reader for each tensor by key."""
+    """The contents of an opened file or folder.
+
+    Attributes:
+        manifest: The manifest.
+        tensors: A reader for each tensor by key.
+        entries: The manifest's entries by key; None where these have not been gathered yet.
+    """
 
     manifest: Manifest
     tensors: Mapping[str, TensorReader]
+    entries: Mapping[str, Entry] | None = None
 
 
 class DumpFile(EntryIndex):
@@ -61,7 +68,7 @@ class DumpFile(EntryIndex):
         self.path = path
         self._tensors = contents.tensors
         self._opened = opened
-        super().__init__(contents.manifest, contents.tensors)
+        super().__init__(contents.manifest, contents.tensors, contents.entries)
 
     def __enter__(self) -> Self:
         return self

@@ -33,7 +33,7 @@ def archive_tensors(file: InputFile, directory: Directory) -> Iterator[ForeignTe
     """
     for name, member in directory.members.items():
         with located(name):
-            yield _member_tensor(file, member, directory.limits[name])
+            yield _member_tensor(file, member, directory.limit(name))
 
 
 def array_tensor(file: InputFile, name: str) -> ForeignTensor:

@@ -25,9 +25,11 @@ PREFIX_LIMIT: Final = HEADER_LIMIT + 12
 #: Most axes a tensor may have.
 AXES_LIMIT: Final = 32
 
+#: The bytes of almost every header.
+USUAL_HEADER: Final = 128
+
 MAGIC: Final = b"\x93NUMPY"
 _ALIGNMENT: Final = 64
-_USUAL_HEADER: Final = 128
 _DICTIONARY: Final = re.compile(
     rb"\{\s*'descr':\s*'([^']{1,16})',\s*'fortran_order':\s*(True|False),\s*'shape':\s*\(([0-9, ]*)\)\s*,?\s*\}\s*"
 )
@@ -79,8 +81,7 @@ def npy_prefix(read: Callable[[int, int], bytes], offset: int, size_bytes: int) 
         offset: The offset of the first byte.
         size_bytes: The bytes of the file or member.
     """
-    # Almost every header has 128 bytes.
-    start = read(offset, min(_USUAL_HEADER, size_bytes))
+    start = read(offset, min(USUAL_HEADER, size_bytes))
     length = int.from_bytes(start[8:10], "little") + 10
     usual = start[6:7] == b"\x01" and length <= len(start)
     return start if usual else read(offset, min(PREFIX_LIMIT, size_bytes))

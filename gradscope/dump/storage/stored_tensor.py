@@ -129,10 +129,8 @@ class StoredTensor:
             stream.finish()
             return flat
         # One read of a small tensor takes half as long as one of its header and one of its elements.
-        both = np.empty(self.header_bytes + size_bytes, np.uint8)
-        stream.fill(both.data)
-        stream.finish()
-        return both[self.header_bytes :].view(self.stored)
+        both = stream.whole(self.header_bytes + size_bytes)
+        return np.frombuffer(both, self.stored, offset=self.header_bytes) if size_bytes else np.empty(0, self.stored)
 
     def _open(self) -> ByteStream:
         """Returns the stream, positioned at the first element."""

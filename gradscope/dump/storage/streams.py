@@ -31,6 +31,14 @@ class ByteStream(Protocol):
         """
         ...
 
+    def whole(self, size_bytes: int) -> bytearray:
+        """Returns all bytes of a stream that has so many, none of which has been read; does what `finish` does.
+
+        Raises:
+            DumpError: The stream has more or fewer bytes, or they are damaged.
+        """
+        ...
+
     def skip(self, size_bytes: int) -> None:
         """Skips the next bytes; the CRC cannot be checked after that.
 
@@ -80,6 +88,15 @@ class PlainStream:
                 self._crc32 = checksum(chunk, self._crc32)
 
     @implements(ByteStream)
+    def whole(self, size_bytes: int) -> bytearray:
+        if size_bytes > _FEW_BYTES or size_bytes != self._end - self._offset:
+            return _filled(self, size_bytes)
+        found = bytearray(self._file.near(self._offset, size_bytes))
+        if self._expected is not None:
+            require_crc(checksum(found), self._expected)
+        return found
+
+    @implements(ByteStream)
     def skip(self, size_bytes: int) -> None:
         self._offset += size_bytes
         if self._offset > self._end:
@@ -123,6 +140,10 @@ class InflatingStream:
             self._crc32 = checksum(chunk, self._crc32)
 
     @implements(ByteStream)
+    def whole(self, size_bytes: int) -> bytearray:
+        return _filled(self, size_bytes)
+
+    @implements(ByteStream)
     def skip(self, size_bytes: int) -> None:
         discarded = memoryview(bytearray(min(size_bytes, _STEP_BYTES)))
         for start in range(0, size_bytes, _STEP_BYTES):
@@ -157,6 +178,13 @@ class InflatingStream:
         compressed = self._file.read(self._offset, min(_STEP_BYTES, self._end - self._offset))
         self._offset += len(compressed)
         return compressed
+
+
+def _filled(stream: ByteStream, size_bytes: int) -> bytearray:
+    found = bytearray(size_bytes)
+    stream.fill(memoryview(found))
+    stream.finish()
+    return found
 
 
 def require_crc(found: int, expected: int) -> None:

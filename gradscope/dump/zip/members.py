@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from operator import add, gt
+from typing import Any, Final, NamedTuple
 
 from gradscope.dump.storage.input_file import InputFile
 from gradscope.dump.storage.streams import ByteStream, InflatingStream, PlainStream
-from gradscope.dump.zip.directory import ZipMember
+from gradscope.dump.zip.directory import Directory, ZipMember
 from gradscope.dump.zip.extra_fields import parse_extra, wide_numbers
 from gradscope.dump.zip.structures import EXTRA_FACTS, LIMIT_32, LOCAL, LOCAL_SIGNATURE, STORED
 from gradscope.errors import DumpError
@@ -16,6 +18,9 @@ _SIZES_FOLLOW: Final = 0x8
 
 #: Bytes that most local headers do not exceed, with the name and the padding.
 _USUAL_BYTES: Final = 192
+
+#: The number of members of which the headers are in memory at once.
+_AT_ONCE: Final = 4096
 
 
 class LocalHeader(NamedTuple):
@@ -74,6 +79,63 @@ def data_offset(file: InputFile, member: ZipMember, limit: int) -> int:
     if header.data_offset + member.compressed_bytes > limit:
         raise DumpError("its data overlaps the next member or the zip directory")
     return header.data_offset
+
+
+def data_starts(file: InputFile, directory: Directory, size_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """Yields for each member, in the order of the file, what `data_offset` returns, and the first bytes of its data.
+
+    Args:
+        file: The zip file.
+        directory: Its directory.
+        size_bytes: The number of first bytes; fewer of a member that has fewer.
+
+    Raises:
+        DumpError: As for `data_offset`, where the iterator is at that member.
+    """
+    for start in range(0, len(directory.limits), _AT_ONCE):
+        fields = directory.members.fields(start, start + _AT_ONCE)
+        limits = directory.limits[start : start + _AT_ONCE]
+        usual = _usual_starts(file, fields, limits, size_bytes)
+        if usual is not None:
+            yield from usual
+            continue
+        for member, limit in zip(map(ZipMember._make, zip(*fields, strict=True)), limits, strict=True):
+            offset = data_offset(file, member, limit)
+            yield offset, file.near(offset, min(size_bytes, member.size_bytes))
+
+
+def _usual_starts(
+    file: InputFile, members: Sequence[Sequence[Any]], limits: Sequence[int], size_bytes: int
+) -> list[tuple[int, bytes]] | None:
+    """Returns what `data_starts` yields; None where one of the headers is unusual, or wrong."""
+    # Field by field and not member by member, which takes a third of the time.
+    names, flags, methods, crcs, stored, sizes, offsets, facts = map(list, members)
+    whole, longest = file.size_bytes, _USUAL_BYTES + size_bytes
+    starts = [file.near(offset, min(longest, whole - offset)) for offset in offsets]
+    fields = zip(*map(LOCAL.unpack_from, starts), strict=True)
+    signatures, _, *found, name_bytes, extra_bytes = fields
+    name_ends = [LOCAL.size + each for each in name_bytes]
+    ends = [*map(add, name_ends, extra_bytes)]
+    try:
+        extras = [start[name:end] for start, name, end in zip(starts, name_ends, ends, strict=True)]
+        known = {extra: parse_extra(extra).get(EXTRA_FACTS, b"") for extra in {*extras}}
+    except DumpError:
+        return None
+    usual = (
+        {*signatures} == {LOCAL_SIGNATURE}
+        and [found[0], found[1], *found[4:]] == [*map(tuple, (flags, methods, crcs, stored, sizes))]
+        and max(sizes) < LIMIT_32
+        and max(ends) <= _USUAL_BYTES
+        and [start[LOCAL.size : end] for start, end in zip(starts, name_ends, strict=True)] == [*map(str.encode, names)]
+        and [known[extra] for extra in extras] == facts
+    )
+    behind = [*map(add, offsets, ends)]
+    if not usual or any(map(gt, map(add, behind, sizes), limits)):
+        return None
+    return [
+        (offset, start[end : end + size_bytes if size >= size_bytes else end + size])
+        for offset, start, end, size in zip(behind, starts, ends, sizes, strict=True)
+    ]
 
 
 def member_stream(file: InputFile, member: ZipMember, offset: int) -> ByteStream:

@@ -166,12 +166,16 @@ def _lines(
         names = [screen.elide("" if apart else label, name_width) for label, apart in zip(labels, long, strict=True)]
         narrow = is_narrow(names)
     columns = [padded(each.texts, each.width, narrow=each.narrow, right=each.column.kind in RIGHT) for each in blocks]
+    names = padded(names, name_width, narrow=narrow)
+    if len(names) == len(table.lines) and not any(long) and all(block.styles is None for block in blocks):
+        whole = map(_GAP.join, zip(names, *columns, strict=True))
+        return Text("".join([f"{line.rstrip()}\n" for line in whole]))
     cells = iter(zip(*columns, strict=True) if columns else repeat(()))  # items are in the order of lines
     # One text with its spans, because appending each cell took half of the time of `show` (2026-11).
     lines: list[str] = []
     spans: list[Span] = []
     end, styled = 0, any(block.styles is not None for block in blocks)
-    for item, label, apart, name in zip(items, labels, long, padded(names, name_width, narrow=narrow), strict=True):
+    for item, label, apart, name in zip(items, labels, long, names, strict=True):
         own = () if item.position is None else next(cells)
         line = f"{label}\n" * apart + _GAP.join((name, *own)).rstrip() + "\n"
         if styled or item.position is None:

@@ -11,16 +11,19 @@ next to each other. The tables of families have the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property, lru_cache
-from typing import Final, NamedTuple, TypeAlias
+from functools import cache, cached_property
+from itertools import repeat
+from operator import attrgetter
+from typing import Final, NamedTuple, cast
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
 from gradscope.dump.record import Json
+from gradscope.presentation.tables.shown_statistics import OF_ENTRY, all_numbers, shown
 from gradscope.stats import LayerGains, gradient_ratios, layer_gains
-from gradscope.stats.columns import base_of, column_kinds, columns_of, number
+from gradscope.stats.columns import columns_of
 
 #: The rank of each family of values in execution order; a gradient has that of its value.
 _RANKS: Final = {family: rank for rank, family in enumerate(naming.FAMILIES)}
@@ -31,19 +34,12 @@ def family_rank(family: str) -> int:
     return _RANKS.get(family, len(_RANKS))
 
 
-#: Values that are the entry's own and not statistics, and the statistic that comes first.
-_OF_ENTRY: Final = ("shape", "dtype")
-_FIRST: Final = "size"
-
-#: Writes the statistic of a name.
-_Written: TypeAlias = Callable[[Mapping[str, Json], str], Json]
-
-#: The types of numbers in JSON.
-_PLAIN: Final = frozenset({bool, int, float})
+#: The facts of parameters with gradients.
+_OF_PARAMETERS: Final = frozenset(spec.name for spec in columns_of("parameter"))
 
 #: The names of a row's facts.
 FACTS: Final = frozenset(
-    {*_OF_ENTRY, "source", "of", "layer", "primitive", "iteration", "alias_of", "absent"}
+    {*OF_ENTRY, "source", "of", "layer", "primitive", "iteration", "alias_of", "absent"}
     | {spec.name for subject in ("layer", "parameter") for spec in columns_of(subject)}
 )
 
@@ -68,8 +64,9 @@ class Row:
     def values(self) -> Mapping[str, Json]:
         """Facts and statistics by column name, in the order of columns."""
         # Only now, because a table of many rows reads a few columns, and merging took a tenth of the time of `show`.
-        own = {name: self.facts[name] for name in _OF_ENTRY if name in self.facts}
-        return {**own, **{name: self.statistics[name] for name in _shown(tuple(self.statistics)).names}, **self.facts}
+        own = {name: self.facts[name] for name in OF_ENTRY if name in self.facts}
+        statistics = dict(self.statistics.items())
+        return {**own, **{name: statistics[name] for name in shown(tuple(statistics)).names}, **self.facts}
 
     @property
     def key(self) -> str:
@@ -86,6 +83,48 @@ class Row:
         return {"name": self.name, "family": self.family, **self.values}
 
 
+class _EntryRow(Row):
+    """_EntryRow is the row of an entry, whose facts are looked up when they are asked for: a table shows few of them.
+
+    Args:
+        entry: The entry.
+        statistics: Its statistics.
+        known: What knows its facts.
+    """
+
+    def __init__(self, entry: Entry, statistics: Mapping[str, Json], known: _Facts) -> None:
+        self.family = entry.family
+        self.name = entry.name
+        self.statistics = statistics
+        self.entry = entry
+        self.known = known
+
+    @cached_property
+    def facts(self) -> Mapping[str, Json]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.known.of(self.entry)
+
+    @property
+    def own_key(self) -> str:
+        return self.entry.alias_of or self.key
+
+
+#: What reads a fact of an entry's row.
+_OF_ROW: Final = {
+    **{name: attrgetter(f"entry.{name}") for name in ("shape", "dtype", "alias_of", "absent")},
+    **{name: attrgetter(f"entry.site.{name}") for name in ("source", "of", "layer", "primitive")},
+}
+
+
+def facts_of(rows: Sequence[Row], name: str) -> Sequence[Json | tuple[int, ...]]:
+    """Returns one fact of some rows; None where it does not apply."""
+    if rows and {*map(type, rows)} == {_EntryRow}:
+        if name in _OF_ROW:
+            return [*map(_OF_ROW[name], rows)]
+        if not cast("_EntryRow", rows[0]).known.computes(name):  # rows of one dump are known to one
+            return [None] * len(rows)
+    return [row.facts.get(name) for row in rows]
+
+
 def value_family(family: str) -> str:
     """Returns the family whose table a family belongs to: that of the values for gradients, otherwise itself."""
     return naming.value_family(family) or family
@@ -99,53 +138,11 @@ def rows_of(manifest: Manifest) -> tuple[Row, ...]:
     """
     facts = _Facts(manifest)
     entries = facts.in_order()
-    return tuple(
-        Row(family=entry.family, name=entry.name, facts=facts.of(entry), statistics=statistics)
-        for entry, statistics in zip(entries, _all_numbers([facts.statistics(each) for each in entries]), strict=True)
-    )
+    statistics = all_numbers([*map(facts.statistics, entries)] if facts.has_aliases else [*map(_STATS, entries)])
+    return tuple(map(_EntryRow, entries, statistics, repeat(facts)))
 
 
-class _Shown(NamedTuple):
-    """_Shown has the names of statistics in the order of columns, those of numbers among them, and those of texts."""
-
-    names: Sequence[str]
-    numbers: Sequence[str]
-    texts: Sequence[str]
-
-
-@lru_cache(maxsize=256)  # most tensors have statistics of the same names
-def _shown(names: tuple[str, ...]) -> _Shown:
-    """Returns which statistics rows have of those of some names."""
-    known = column_kinds()
-    kinds = {name: known.get(base_of(name), "number") for name in names if name not in _OF_ENTRY}
-    kinds = {name: kind for name, kind in kinds.items() if name == _FIRST or kind != "histogram"}
-    converted = [name for name in kinds if name != _FIRST]
-    return _Shown(
-        names=sorted(kinds, key=lambda name: name != _FIRST),
-        numbers=[name for name in converted if kinds[name] != "text"],
-        texts=[name for name in converted if kinds[name] == "text"],
-    )
-
-
-def _all_numbers(statistics: Sequence[Mapping[str, Json]]) -> list[Mapping[str, Json]]:
-    """Returns statistics with numbers where JSON has strings: for NaN and infinities."""
-    # Asked once for all that have the same names and types, as most have, and as the one before has, as a rule.
-    written: dict[tuple[tuple[str, ...], tuple[type, ...]], Mapping[str, _Written]] = {}
-    found: list[Mapping[str, Json]] = []
-    last, convert = None, dict[str, _Written]()
-    for each in statistics:
-        kind = (tuple(each), tuple(map(type, each.values())))
-        if kind != last:
-            last, convert = kind, written.get(kind) or written.setdefault(kind, _converted(*kind))
-        found.append({**each, **{name: convert[name](each, name) for name in convert}} if convert else each)
-    return found
-
-
-def _converted(names: tuple[str, ...], types: tuple[type, ...]) -> dict[str, _Written]:
-    """Returns what writes the statistics that are not written as they are, by their names."""
-    shown, kinds = _shown(names), dict(zip(names, types, strict=True))
-    numbers = {name: number for name in shown.numbers if kinds[name] not in _PLAIN}
-    return {**numbers, **{name: _text for name in shown.texts if kinds[name] not in (_PLAIN | {str})}}
+_STATS: Final = attrgetter("stats")
 
 
 class Companions(NamedTuple):
@@ -174,6 +171,11 @@ class _Facts:
         self._layers = {layer.path: layer for layer in manifest.layers}
         self._gains = layer_gains(manifest.layers)
         self._ratios = gradient_ratios(manifest)
+        self.has_aliases = bool(self._aliased)
+
+    def computes(self, name: str) -> bool:
+        """Returns whether entries may have a fact that is computed from several of them."""
+        return bool(self._ratios if name in _OF_PARAMETERS else self._layers)
 
     def in_order(self) -> list[Entry]:
         """Returns the entries in execution order; entries of one rank in the order written."""
@@ -222,10 +224,6 @@ def _gains(gains: LayerGains, family: str) -> Iterator[tuple[str, Json]]:
     """Yields the gains of a layer that belong to a family: forward to its activation, backward to the gradient."""
     found = ((spec.name, getattr(gains, spec.name)) for spec in columns_of("layer") if family in spec.families)
     yield from ((name, gain) for name, gain in found if gain is not None)
-
-
-def _text(stats: Mapping[str, Json], name: str) -> str:
-    return str(stats[name])
 
 
 def _add_origin(facts: dict[str, Json], entry: Entry) -> None:

@@ -6,15 +6,15 @@ cells of a line are the values of at most two rows; only shares of counts are co
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from gradscope import naming
-from gradscope.dump.record import Json
-from gradscope.presentation.tables.dump_rows import FACTS, Row, companions, family_rank
-from gradscope.presentation.tables.table import Cell, Column, Kind, Line, Table, column
+from gradscope.dump.manifest.packed_statistics import StatisticsColumns
+from gradscope.presentation.tables.dump_rows import FACTS, Row, companions, facts_of, family_rank
+from gradscope.presentation.tables.table import Cell, Column, ColumnLines, Kind, Table, column
 from gradscope.stats.columns import ColumnKind, column_kinds
 
 #: The usual dtype, which is not shown.
@@ -23,6 +23,8 @@ _USUAL_DTYPE: Final = "float32"
 _EXPECTED: Final = frozenset({"filtered", "non-differentiable"})
 #: The group of columns that show the gradient's row; all others show the value's.
 _GRADIENT: Final = "gradient"
+#: The statistic that shares are of.
+_SIZE: Final = "size"
 _NAME: Final = Column(heading="name", kind="name")
 _NOTES: Final = Column(heading="notes", kind="words")
 
@@ -114,18 +116,15 @@ _TITLES: Final = MappingProxyType(
 )
 
 
-@dataclass(slots=True, kw_only=True)
-class _Pair:
-    """A `_Pair` has the rows of one line: of a value, of its gradient, or of both."""
+class _Family(NamedTuple):
+    """_Family has the rows of one family of values: the names in order, and the rows of values and gradients by name.
 
-    value: Row | None = None
-    gradient: Row | None = None
+    A name that has both is there twice.
+    """
 
-    @property
-    def rows(self) -> tuple[Row, ...]:
-        if self.value is None or self.gradient is None:
-            return tuple(row for row in (self.value, self.gradient) if row is not None)
-        return self.value, self.gradient
+    names: list[str]
+    values: dict[str, Row]
+    gradients: dict[str, Row]
 
 
 def sections(rows: Sequence[Row], notes: Mapping[str, Sequence[str]], *, in_order: bool) -> tuple[Table, ...]:
@@ -139,78 +138,79 @@ def sections(rows: Sequence[Row], notes: Mapping[str, Sequence[str]], *, in_orde
     Returns:
         One table per family of values; every row is in one line.
     """
-    families: dict[str, dict[str, _Pair]] = {}
+    families: dict[str, _Family] = {}
+    places: dict[str, tuple[list[str], dict[str, Row]]] = {}
     for row in rows:
-        family, _, is_gradient = companions(row.family)
-        pairs = families.setdefault(family, {})
-        pair = pairs.get(row.name)
-        if pair is None:
-            pair = pairs[row.name] = _Pair()
-        if is_gradient:
-            pair.gradient = row
-        else:
-            pair.value = row
+        place = places.get(row.family)
+        if place is None:
+            family, _, is_gradient = companions(row.family)
+            found = families.setdefault(family, _Family([], {}, {}))
+            place = places[row.family] = (found.names, found.gradients if is_gradient else found.values)
+        names, by_name = place
+        names.append(row.name)
+        by_name[row.name] = row
     return tuple(
         _section(family, families[family], notes, in_order=in_order) for family in sorted(families, key=family_rank)
     )
 
 
-def _section(family: str, pairs: Mapping[str, _Pair], notes: Mapping[str, Sequence[str]], *, in_order: bool) -> Table:
+def _section(family: str, found: _Family, notes: Mapping[str, Sequence[str]], *, in_order: bool) -> Table:
     columns = _COLUMNS.get(family, _OTHERS)
-    rows = [pair.rows for pair in pairs.values()]
-    facts = [row[0].facts for row in rows]
-    values = _Read.of([pair.value for pair in pairs.values()])
-    gradients = _Read.of([pair.gradient for pair in pairs.values()])
+    names = [*dict.fromkeys(found.names)]
+    own, backward = ([*map(by_name.get, names)] for by_name in (found.values, found.gradients))
+    first = _Read([one or other for one, other in zip(own, backward, strict=True)])
+    values, gradients = _Read(own), _Read(backward)
+
+    def rows() -> Iterator[Sequence[Row]]:
+        return ([row for row in pair if row is not None] for pair in zip(own, backward, strict=True))
+
     # Column by column, because a call for each cell took a third of the time of `show` (2026-11).
     cells: list[Sequence[Cell]] = [
-        [*pairs],
-        _SHAPE.cells(facts),
-        [None if each == _USUAL_DTYPE else each for each in _DTYPE.cells(facts)],
+        names,
+        first.cells(_SHAPE),
+        [None if each == _USUAL_DTYPE else each for each in first.cells(_DTYPE)],
         *((gradients if each.group == _GRADIENT else values).cells(each) for each in columns),
-        _words(rows, notes),
-        *(each.cells(facts) for each in _AFTER),
+        _words([*rows()], notes),
+        *(first.cells(each) for each in _AFTER),
     ]
-    lines = zip(zip(*cells, strict=True), rows, strict=True)
     return Table(
-        title=f"{_TITLES.get(family, family)} ({len(pairs):,})",
+        title=f"{_TITLES.get(family, family)} ({len(names):,})",
         columns=(_NAME, _SHAPE, _DTYPE, *columns, _NOTES, *_AFTER),
-        lines=tuple(Line(own, tuple([row.key for row in pair])) for own, pair in lines),
+        lines=ColumnLines(cells, lambda: (tuple([row.key for row in pair]) for pair in rows())),
         in_order=in_order,
     )
 
 
-class _Read(NamedTuple):
-    """_Read has the facts and the statistics of rows, which a table reads column by column.
+class _Read:
+    """_Read reads the facts and the statistics of rows column by column.
 
-    `present` states for each line whether it has such a row.
+    Args:
+        rows: A row for each line; None for a line without.
     """
 
-    facts: Sequence[Mapping[str, Json]]
-    statistics: Sequence[Mapping[str, Json]]
-    present: Sequence[bool]
-
-    @classmethod
-    def of(cls, rows: Sequence[Row | None]) -> _Read:
-        """Returns those of some rows, one for each line; None for a line without."""
-        own = [row for row in rows if row is not None]
-        return cls([row.facts for row in own], [row.statistics for row in own], [row is not None for row in rows])
+    def __init__(self, rows: Sequence[Row | None]) -> None:
+        self._rows = [row for row in rows if row is not None]
+        self._statistics = StatisticsColumns([row.statistics for row in self._rows])
+        self._present = None if len(self._rows) == len(rows) else [row is not None for row in rows]
 
     def cells(self, column: Column) -> Sequence[Cell]:
         """Returns the cells of a column."""
-        found = column.cells(self.facts if column.heading in FACTS else self.statistics)
-        if len(found) == len(self.present):
+        name = column.heading
+        read = facts_of(self._rows, name) if name in FACTS else self._statistics.values(name)
+        found = column.cells(read, lambda: self._statistics.values(_SIZE))
+        if self._present is None:
             return found
         rest = iter(found)
-        return [next(rest) if each else None for each in self.present]
+        return [next(rest) if each else None for each in self._present]
 
 
 def _words(lines: Sequence[Sequence[Row]], notes: Mapping[str, Sequence[str]]) -> Sequence[Cell]:
     """Returns for each line the findings in its tensors; of one without any, the reason why it is missing."""
-    if not notes and not any("absent" in row.facts for rows in lines for row in rows):
+    if not notes and not any(facts_of([*chain.from_iterable(lines)], "absent")):
         return [None] * len(lines)
     return [tuple(dict.fromkeys(word for row in rows for word in _words_of(row, notes))) or None for rows in lines]
 
 
 def _words_of(row: Row, notes: Mapping[str, Sequence[str]]) -> Sequence[str]:
-    found, absent = notes.get(row.own_key, ()), row.facts.get("absent")
+    found, (absent,) = notes.get(row.own_key, ()), facts_of([row], "absent")
     return found if found or absent is None or absent in _EXPECTED else (str(absent),)

@@ -6,10 +6,10 @@ format can show a value that another does not have.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter, methodcaller
-from typing import Literal, NamedTuple, TypeAlias, cast
+from functools import cached_property
+from typing import Literal, NamedTuple, TypeAlias, cast, overload
 
 from gradscope.dump.record import Json
 from gradscope.presentation.tables.numbers import Range
@@ -45,7 +45,7 @@ class Column:
         """The heading with the group's, for formats without groups."""
         return f"{self.group} {self.heading}".lstrip()
 
-    def cell(self, values: Mapping[str, Json]) -> Cell:
+    def cell(self, values: Mapping[str, Json | tuple[int, ...]]) -> Cell:
         """Returns the value of a row for this column; in a column of shares, a count as a share of the size."""
         value = values.get(self.heading)
         if isinstance(value, list):
@@ -55,29 +55,27 @@ class Column:
             return value / size if isinstance(size, int) and size else None
         return None if isinstance(value, dict) else value
 
-    def cells(self, rows: Sequence[Mapping[str, Json]]) -> Sequence[Cell]:
-        """Returns the values of some rows for this column, as `cell` does."""
-        try:
-            found = [*map(itemgetter(self.heading), rows)]
-        except KeyError:
-            found = [*map(methodcaller("get", self.heading), rows)]
+    def cells(self, values: Sequence[Json | tuple[int, ...]], sizes: Callable[[], Sequence[Json]]) -> Sequence[Cell]:
+        """Returns some values as cells, as `cell` does.
+
+        Args:
+            values: The values; None where there is none.
+            sizes: Returns the size of each row's tensor.
+        """
         # Asked once for a column, because most columns have no value that is shown as something else.
-        kinds = {*map(type, found)}
+        kinds = {*map(type, values)}
         converted = (list, dict, bool, int) if self.kind == "share" else (list, dict)
         if kinds.isdisjoint(converted):
-            return cast("list[Cell]", found)
-        if kinds == {int} and self.kind == "share":
-            sizes = [*map(methodcaller("get", "size"), rows)]
-            if {*map(type, sizes)} == {int}:
-                counts = zip(cast("list[int]", found), cast("list[int]", sizes), strict=True)
-                return [value / size if size else None for value, size in counts]
-        if kinds == {list}:  # each shape once, because tensors share them
-            known: dict[str, Cell] = {}
-            return [
-                known[text] if (text := str(value)) in known else known.setdefault(text, self.cell(values))
-                for value, values in zip(found, rows, strict=True)
-            ]
-        return [self.cell(values) for values in rows]
+            return cast("Sequence[Cell]", values)
+        if self.kind == "share":
+            return [self.cell({self.heading: value, "size": size}) if type(value) is not int or type(size) is not int
+                    else value / size if size else None
+                    for value, size in zip(values, sizes(), strict=True)]  # fmt: skip
+        known: dict[str, Cell] = {}  # each shape once, because tensors share them
+        for value in values:
+            if isinstance(value, list | dict) and (text := str(value)) not in known:
+                known[text] = self.cell({self.heading: value})
+        return [known[str(value)] if isinstance(value, list | dict) else value for value in values]
 
     def has_values(self, cells: Sequence[Cell]) -> bool:
         """Returns whether any of these cells has something to show."""
@@ -111,6 +109,36 @@ class Line(NamedTuple):  # which is made in a fifth of a dataclass's time, once 
     keys: tuple[str, ...]
 
 
+class ColumnLines(Sequence[Line]):
+    """`ColumnLines` are lines that were made column by column; each is made when it is asked for.
+
+    Args:
+        columns: The cells of each column.
+        keys: Returns the keys of each line.
+    """
+
+    def __init__(self, columns: Sequence[Sequence[Cell]], keys: Callable[[], Iterable[tuple[str, ...]]]) -> None:
+        self.columns = [*map(tuple, columns)]
+        self._keys = keys
+
+    @cached_property
+    def _lines(self) -> tuple[Line, ...]:
+        return tuple(map(Line, zip(*self.columns, strict=True), self._keys()))
+
+    @overload
+    def __getitem__(self, index: int) -> Line: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Line, ...]: ...
+    def __getitem__(self, index: int | slice) -> Line | tuple[Line, ...]:
+        return self._lines[index]
+
+    def __iter__(self) -> Iterator[Line]:
+        return iter(self._lines)
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """A `Table` has columns and lines; the first column is the name.
@@ -127,7 +155,7 @@ class Table:
 
     title: str
     columns: tuple[Column, ...]
-    lines: tuple[Line, ...]
+    lines: Sequence[Line]
     in_order: bool = True
     notes: tuple[str, ...] = ()
     cuts_names: bool = True
@@ -135,6 +163,8 @@ class Table:
 
     def cells_by_column(self) -> list[tuple[Cell, ...]]:
         """Returns the cells of each column."""
+        if isinstance(self.lines, ColumnLines):
+            return self.lines.columns
         columns = list(zip(*(line.cells for line in self.lines), strict=True))
         return columns or [()] * len(self.columns)
 

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Cause, Entry, Manifest
+from gradscope.dump.manifest.packed_statistics import numbers_of
 from gradscope.naming import IterationIndex
 from gradscope.naming.summary import Summary
 from gradscope.stats.columns import is_all_zero, number
@@ -147,7 +148,8 @@ class RuleEvidence:
     @cached_property
     def nonfinite(self) -> tuple[Entry, ...]:
         """The entries with a NaN or an infinity, in execution order."""
-        return tuple(entry for entry in self.entries if column(entry, "nan") + column(entry, "inf"))
+        counts = zip(self.entries, columns(self.entries, "nan"), columns(self.entries, "inf"), strict=True)
+        return tuple(entry for entry, nan, inf in counts if nan + inf)
 
     @cached_property
     def is_trained(self) -> bool:
@@ -193,6 +195,11 @@ def key(entry: Entry) -> str:
 def column(entry: Entry, name: str) -> float:
     """Returns the number in one of an entry's columns; 0 where the column does not apply."""
     return number(entry.stats, name) or 0.0
+
+
+def columns(entries: Sequence[Entry], name: str) -> list[float]:
+    """Returns the number in one column of each entry, as `column` does."""
+    return [each or 0.0 for each in numbers_of([entry.stats for entry in entries], name)]
 
 
 def is_zero(entry: Entry | None) -> bool:

@@ -13,7 +13,15 @@ from gradscope.dump.manifest.operation_facts.saturation import Saturation
 from gradscope.stats.columns import number
 from gradscope.stats.findings.gradient_rules import DEAD_UNITS, GATED, SATISFIED, silencing_input
 from gradscope.stats.findings.kernels import kernel_layers
-from gradscope.stats.findings.rule_evidence import RuleEvidence, Suspect, Thresholds, column, is_zero, suspect
+from gradscope.stats.findings.rule_evidence import (
+    RuleEvidence,
+    Suspect,
+    Thresholds,
+    column,
+    columns,
+    is_zero,
+    suspect,
+)
 from gradscope.stats.findings.softmax_values import concentration, is_normalised_again, is_softmax
 
 #: The fewest examples and positions that say something about a unit.
@@ -36,7 +44,9 @@ _CHOOSES: Final = 0.1
 
 def dead(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
     """Finds rectifiers most of whose units are zero for every example."""
-    found = [entry for entry in evidence.of(naming.ACTIVATION) if _is_dead(evidence, entry, thresholds)]
+    outputs = evidence.of(naming.ACTIVATION)
+    shares = zip(outputs, columns(outputs, "dead"), strict=True)
+    found = [entry for entry, share in shares if _is_dead(evidence, entry, share, thresholds)]
     if not found:
         return
     most = max(column(entry, "dead") for entry in found)
@@ -53,8 +63,7 @@ def dead(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
     yield suspect("dead", worst, why, found, total=share == 1)
 
 
-def _is_dead(evidence: RuleEvidence, entry: Entry, thresholds: Thresholds) -> bool:
-    share = column(entry, "dead")
+def _is_dead(evidence: RuleEvidence, entry: Entry, share: float, thresholds: Thresholds) -> bool:
     if entry.site.operation or len(entry.shape) < 2 or not thresholds.dead < share <= 1 or _is_kept(evidence, entry):
         return False
     if _is_silenced(evidence, entry):

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from gradscope.cli.blas import keep_single_threaded
 from gradscope.cli.options import shared as options
+from gradscope.cli.running.blas import keep_single_threaded
 
 
 def recover(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradscope.cli.blas import keep_single_threaded
+from gradscope.cli.running.blas import keep_single_threaded
 
 if TYPE_CHECKING:
     from gradscope.dump.verify import Verification

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradscope.cli.blas import keep_single_threaded
 from gradscope.cli.options import shared as options
 from gradscope.cli.options.report_options import SelectionOptions
+from gradscope.cli.running.blas import keep_single_threaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable

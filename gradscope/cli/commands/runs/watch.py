@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gradscope.cli.blas import keep_single_threaded
 from gradscope.cli.options.report_options import Format, FormatOptions, NameOptions
+from gradscope.cli.running.blas import keep_single_threaded
 
 if TYPE_CHECKING:
     from rich.text import Text

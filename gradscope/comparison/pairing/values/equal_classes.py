@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from operator import itemgetter
 from typing import Final
 
 import numpy as np
@@ -22,7 +20,7 @@ import numpy.typing as npt
 from gradscope.comparison.layout.recipes import RecipeStep
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.comparison.pairing.values.equality import Equality, Statistics, ValueClass, measurable
-from gradscope.dump.manifest.json_text import as_float
+from gradscope.dump.manifest.packed_statistics import numbers_of
 from gradscope.dump.record import Json
 
 #: The statistics that are compared, and the one of the reference that is the unit of each one's change.
@@ -32,7 +30,6 @@ _UNITS: Final = ("l2", "rms", "rms", "l2", "l2")
 #: What rounding may add to a bound.
 _SLACK: Final = 1 + 1e-6
 
-_ALL_OF: Final = itemgetter(*_COLUMNS)
 _UNIT_COLUMNS: Final = [_COLUMNS.index(unit) for unit in _UNITS]
 
 #: The classes of the reference that are compared at once, and the most pairs of classes.
@@ -107,7 +104,7 @@ class _Group:
 
     def _near(self, refs: Sequence[tuple[Mapping[str, Json], float]]) -> Iterator[list[list[str]]]:
         norms, order, table = self._sorted
-        own, limits = np.array([_numbers(ref) for ref, _ in refs]), np.array([limit for _, limit in refs])[:, None]
+        own, limits = _numbers([ref for ref, _ in refs]).T, np.array([limit for _, limit in refs])[:, None]
         reaches = np.where(limits == 0, 0.0, np.abs(own[:, _UNIT_COLUMNS]) * limits * _SLACK)
         starts, stops = _around(norms, own[:, 0], reaches[:, 0])
         unknown = np.isnan(own[:, 0])
@@ -131,7 +128,7 @@ class _Group:
     @cached_property
     def _sorted(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.intp], npt.NDArray[np.float64]]:
         """The norms in order, the classes in that of their norms, those without one last, a row for each statistic."""
-        table = np.array([_numbers(self.statistics(keys[0])) for keys in self.classes]).T
+        table = _numbers([self.statistics(keys[0]) for keys in self.classes])
         order = np.argsort(table[0], kind="stable")
         return np.sort(table[0][~np.isnan(table[0])]), order, np.ascontiguousarray(table[:, order])
 
@@ -153,11 +150,7 @@ def _are_near(
         return ~np.logical_or.reduce(np.abs(others - own) > reaches, axis=0)
 
 
-def _numbers(statistics: Mapping[str, Json]) -> Sequence[float]:
-    """Returns the statistics that are compared; NaN for those that are missing or not finite."""
-    with suppress(KeyError):
-        every = _ALL_OF(statistics)
-        if {*map(type, every)} == {float} and math.isfinite(sum(every)):  # as those of most tensors
-            return every
-    found = [as_float(statistics[name]) if name in statistics else math.nan for name in _COLUMNS]
-    return [value if math.isfinite(value) else math.nan for value in found]
+def _numbers(statistics: Sequence[Mapping[str, Json]]) -> npt.NDArray[np.float64]:
+    """Returns a row for each statistic that is compared; NaN for those that are missing or not finite."""
+    found = np.array([numbers_of(statistics, name) for name in _COLUMNS], np.float64)  # None becomes NaN
+    return np.where(np.isfinite(found), found, np.nan)

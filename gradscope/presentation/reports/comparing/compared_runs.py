@@ -15,7 +15,7 @@ from gradscope.presentation.render.github import Annotation
 from gradscope.presentation.render.screen import Screen
 from gradscope.presentation.reports.comparing.comparison import VERDICT_STYLES
 from gradscope.presentation.reports.comparing.run_notes import provenance_notes, verdict_annotation
-from gradscope.presentation.tables.sparkline import sparkline
+from gradscope.presentation.tables.over_time.sparkline import sparkline
 from gradscope.presentation.tables.table import Column, Line, Table
 
 _WIDTH: Final = 40

@@ -28,8 +28,8 @@ from gradscope.presentation.reports.runs.which_tensors import Which, chosen_tens
 from gradscope.presentation.tables.numbers import count, number
 from gradscope.presentation.tables.over_time.folded_trends import folded_trends
 from gradscope.presentation.tables.over_time.run_tables import StepRow, TrendRow, step_tables, trend_table
+from gradscope.presentation.tables.over_time.sparkline import sparkline
 from gradscope.presentation.tables.sorting import sorted_rows
-from gradscope.presentation.tables.sparkline import sparkline
 
 #: Version of the JSON: it increases when a key changes its meaning or is removed.
 SCHEMA: Final = 1

@@ -22,7 +22,7 @@ from gradscope.presentation.reports.runs.run_report import SCHEMA
 from gradscope.presentation.reports.runs.which_tensors import Which
 from gradscope.presentation.tables.numbers import count, number
 from gradscope.presentation.tables.over_time.repeated_names import ITERATIONS, repeated
-from gradscope.presentation.tables.sparkline import sparkline
+from gradscope.presentation.tables.over_time.sparkline import sparkline
 from gradscope.presentation.tables.table import Column, Line, Table
 
 #: Recorded steps that a heat strip shows, one character each.

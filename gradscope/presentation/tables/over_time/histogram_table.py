@@ -9,7 +9,7 @@ from typing import Final
 
 from gradscope.history.value_histograms import ValueHistogram
 from gradscope.presentation.tables.numbers import number
-from gradscope.presentation.tables.sparkline import sparkline
+from gradscope.presentation.tables.over_time.sparkline import sparkline
 from gradscope.presentation.tables.table import Column, Line, Table
 
 _WIDTH: Final = 60

@@ -13,7 +13,7 @@ from gradscope import naming
 from gradscope.dump.record import Json
 from gradscope.history.history_rows import TensorRow
 from gradscope.history.tensor_trends import TRENDS, Trend
-from gradscope.presentation.tables.sparkline import sparkline
+from gradscope.presentation.tables.over_time.sparkline import sparkline
 from gradscope.presentation.tables.table import Cell, Column, Kind, Line, Table
 
 #: Characters of a sparkline in a table.

@@ -42,8 +42,12 @@ def _short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LONG", 0)
 
 
+@pytest.mark.parametrize("most_bytes", [0, 1 << 20])
 @pytest.mark.parametrize("text", [TEXT, TEXT.replace(b'":', b'": ').replace(b"},", b"},\n  ")])
-def test_entries_and_the_rest_are_what_python_reads(text: bytes) -> None:
+def test_entries_and_the_rest_are_what_python_reads(
+    text: bytes, most_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_BYTES", most_bytes)
     found = compiled_entries(text)
     assert found is not None
     assert found.entries == MANIFEST.entries == manifest_from_json(loads(text)).entries
@@ -140,9 +144,9 @@ def test_short_texts_and_those_of_a_machine_without_msgspec_are_left_to_python(m
     assert compiled_entries(TEXT) is None
     monkeypatch.setattr(module, "_LONG", 0)
     monkeypatch.setitem(__import__("sys").modules, "msgspec", None)
-    module._decoder.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    module._decoders.cache_clear()  # pyright: ignore[reportPrivateUsage]
     try:
         assert compiled_entries(TEXT) is None
         assert manifest_from_text(TEXT) == MANIFEST
     finally:
-        module._decoder.cache_clear()  # pyright: ignore[reportPrivateUsage]
+        module._decoders.cache_clear()  # pyright: ignore[reportPrivateUsage]

@@ -42,8 +42,8 @@ def test_a_member_of_more_than_four_gibibytes_and_one_behind_it(tmp_path: Path) 
         directory = read_directory(file)
         large, small = directory.members["large.npy"], directory.members["small.npy"]
         assert large.size_bytes == LARGE
-        assert data_offset(file, large, directory.limits["large.npy"]) % 64 == 0
-        offset = data_offset(file, small, directory.limits["small.npy"])
+        assert data_offset(file, large, directory.limit("large.npy")) % 64 == 0
+        offset = data_offset(file, small, directory.limit("small.npy"))
         assert offset > LARGE
         assert offset % 64 == 0
         assert file.read(offset, len(SMALL)) == SMALL

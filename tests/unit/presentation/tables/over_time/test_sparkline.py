@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gradscope.presentation.tables.sparkline import sparkline
+from gradscope.presentation.tables.over_time.sparkline import sparkline
 
 
 @pytest.mark.parametrize(

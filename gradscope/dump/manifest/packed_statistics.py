@@ -1,0 +1,257 @@
+"""The statistics of many tensors, column by column: an array of numbers takes a tenth of what an object for each takes.
+
+Those of one tensor are a view on its row, a mapping as any other; `StatisticsColumns` and `numbers_of` read one
+statistic of many tensors.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
+from contextlib import suppress
+from itertools import count, repeat
+from operator import attrgetter
+from typing import Any, Final, TypeAlias
+
+from gradscope.dump.manifest.json_fields import LARGEST
+from gradscope.dump.manifest.json_text import as_float
+from gradscope.dump.record import Json
+
+#: The values of one statistic: an array where all are floats, or all integers of 64 bits.
+Values: TypeAlias = "array[float] | array[int] | EqualTexts | list[Json]"
+
+#: The code of the arrays that hold numbers of a type.
+_CODES: Final = {float: "d", int: "q"}
+
+#: The most tables, and the most columns of one. A dump has a dozen tables of thirty columns.
+_MOST_TABLES: Final = 64
+_MOST_NAMES: Final = 256
+
+#: The most different texts of which each is kept once.
+_FEW: Final = 64
+
+
+class EqualTexts:
+    """`EqualTexts` are texts of ASCII of one length, such as hashes, in one buffer.
+
+    Args:
+        length: The length.
+    """
+
+    __slots__ = ("_buffer", "_length")
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._buffer = bytearray()
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> EqualTexts | None:
+        """Returns some texts; None where they are not of one length, or not of ASCII."""
+        found = cls(len(texts[0]))
+        return found if found.extend(texts) else None
+
+    def extend(self, texts: Sequence[str]) -> bool:
+        """Adds some texts, and returns true; or adds none, where one has another length, or is not of ASCII."""
+        joined = "".join(texts)
+        if not joined.isascii() or {*map(len, texts)} != {self._length}:
+            return False
+        self._buffer += joined.encode()
+        return True
+
+    def __getitem__(self, index: int) -> str:
+        start = index * self._length
+        return self._buffer[start : start + self._length].decode()
+
+    def __len__(self) -> int:
+        return len(self._buffer) // self._length
+
+    def tolist(self) -> list[Any]:
+        """Returns the texts as a list."""
+        whole, length = self._buffer.decode(), self._length
+        return [whole[start : start + length] for start in range(0, len(whole), length)]
+
+
+class StatisticsTable:
+    """`StatisticsTable` has the statistics of tensors that have statistics of the same names.
+
+    Attributes:
+        columns: The values by name, one for each tensor.
+        rows: The number of tensors.
+    """
+
+    __slots__ = ("columns", "rows")
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.columns: dict[str, Values] = {name: [] for name in names}
+        self.rows = 0
+
+    def extend(self, rows: Sequence[Iterable[Json]]) -> None:
+        """Adds the values of some tensors, each in the order of the columns."""
+        for name, values in zip(self.columns, zip(*rows, strict=True), strict=True):
+            self.columns[name] = _extended(self.columns[name], values)
+        self.rows += len(rows)
+
+
+class PackedStatistics(Mapping[str, Json]):
+    """`PackedStatistics` are those of one tensor: a row of a table.
+
+    Attributes:
+        table: The table.
+        row: The position of the row.
+    """
+
+    __slots__ = ("row", "table")
+
+    def __init__(self, table: StatisticsTable, row: int) -> None:
+        self.table = table
+        self.row = row
+
+    def __getitem__(self, name: str) -> Json:
+        return self.table.columns[name][self.row]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Returns a statistic, or a default where it is missing."""
+        column = self.table.columns.get(name)
+        return default if column is None else column[self.row]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.table.columns
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.table.columns)
+
+    def __len__(self) -> int:
+        return len(self.table.columns)
+
+    def items(self) -> ItemsView[str, Json]:
+        """Returns names and values."""
+        row = self.row
+        return {name: column[row] for name, column in self.table.columns.items()}.items()
+
+    def __repr__(self) -> str:
+        return repr(dict(self.items()))
+
+
+class Packer:
+    """`Packer` packs statistics, of which many tensors have those of the same names.
+
+    Statistics of a hostile file, all of other names or of very many, stay as they are: a table of one row takes more.
+    """
+
+    def __init__(self) -> None:
+        self._tables: dict[tuple[str, ...], StatisticsTable] = {}
+        self._unpacked: list[Mapping[str, Json]] = []
+
+    def pack(self, statistics: Sequence[Mapping[str, Json]]) -> list[Mapping[str, Json]]:
+        """Returns the statistics of some tensors, those that can be as rows of tables."""
+        if max(map(len, statistics), default=0) > _MOST_NAMES:
+            self._unpacked += statistics
+            return [*statistics]
+        names = [*map(tuple, statistics)]
+        by_names: dict[tuple[str, ...], list[Mapping[str, Json]]] = {own: [] for own in names}
+        if len(by_names) == 1:
+            by_names = {names[0]: [*statistics]}
+        else:
+            for own, each in zip(names, statistics, strict=True):
+                by_names[own].append(each)
+        packed: dict[tuple[str, ...], Iterator[Mapping[str, Json]]] = {}
+        for own, rows in by_names.items():
+            table = self._table(own)
+            if table is None:
+                self._unpacked += rows
+                packed[own] = iter(rows)
+            else:
+                packed[own] = map(PackedStatistics, repeat(table), count(table.rows))
+                table.extend([each.values() for each in rows])
+        return [*map(next, map(packed.__getitem__, names))]
+
+    def columns(self) -> Iterator[Values | ValuesView[Json]]:
+        """Yields the columns of all tables, and the values of each tensor whose statistics were not packed."""
+        yield from (column for table in self._tables.values() for column in table.columns.values())
+        yield from (each.values() for each in self._unpacked)
+
+    def _table(self, names: tuple[str, ...]) -> StatisticsTable | None:
+        """Returns the table of statistics of some names; None where it would be one too many."""
+        found = self._tables.get(names)
+        if found is None and len(self._tables) < _MOST_TABLES:
+            found = self._tables[names] = StatisticsTable(names)
+        return found
+
+
+class StatisticsColumns:
+    """`StatisticsColumns` read the statistics of some tensors one name at a time.
+
+    Args:
+        statistics: The statistics of each tensor, packed or not.
+    """
+
+    def __init__(self, statistics: Sequence[Mapping[str, Json]]) -> None:
+        self._statistics = statistics
+        self._tables, self._rows = list[StatisticsTable](), list[int]()
+        with suppress(AttributeError):  # mappings of another kind
+            self._tables, self._rows = [*map(_TABLE, statistics)], [*map(_ROW, statistics)]
+        self._different = {*self._tables}
+
+    def values(self, name: str, *, missing: Any = None) -> list[Any]:
+        """Returns one statistic of each tensor; `missing` where it is missing."""
+        if not self._tables:
+            return [each.get(name, missing) for each in self._statistics]
+        columns = {table: table.columns.get(name) for table in self._different}
+        if len(columns) == 1:
+            (column,) = columns.values()
+            return [missing] * len(self._rows) if column is None else [*map(column.__getitem__, self._rows)]
+        found = zip(map(columns.__getitem__, self._tables), self._rows, strict=True)
+        return [missing if column is None else column[row] for column, row in found]
+
+
+def numbers_of(statistics: Sequence[Mapping[str, Json]], name: str) -> list[float | None]:
+    """Returns one statistic of some tensors as a number; None where it is missing.
+
+    Raises:
+        DumpError: It is no number in one of them.
+    """
+    missing = object()
+    values = StatisticsColumns(statistics).values(name, missing=missing)
+    kinds = {*map(type, values)}
+    if kinds <= {float}:
+        return values
+    if kinds == {int} and min(values) >= -LARGEST and max(values) <= LARGEST:
+        return [*map(float, values)]
+    return [None if value is missing else as_float(value) for value in values]
+
+
+_TABLE: Final = attrgetter("table")
+_ROW: Final = attrgetter("row")
+
+
+def _extended(column: Values, values: tuple[Any, ...]) -> Values:
+    """Returns a column with more values."""
+    kinds = [*map(type, values)]
+    code = _CODES.get(kinds[0]) if kinds.count(kinds[0]) == len(kinds) else None
+    if code is not None and (not column or (isinstance(column, array) and column.typecode == code)):
+        try:
+            more = struct.pack(f"{len(values)}{code}", *values)
+        except struct.error:  # an integer of more bits
+            pass
+        else:
+            packed = column if isinstance(column, array) else array(code)
+            packed.frombytes(more)
+            return packed
+    if kinds.count(str) == len(kinds):
+        if isinstance(column, EqualTexts) and column.extend(values):
+            return column
+        if not column and len({*values}) > _FEW and (texts := EqualTexts.of(values)) is not None:
+            return texts
+    listed: list[Json] = column if isinstance(column, list) else [*column.tolist()]
+    listed += _shared(values, {*kinds})
+    return listed
+
+
+def _shared(values: tuple[Any, ...], kinds: set[type]) -> Iterable[Json]:
+    """Returns values of which equal ones are one object, where few are different: dtypes and shapes."""
+    if kinds not in ({str}, {list}):
+        return values
+    keys = [*map(str, values)] if kinds == {list} else values
+    known = dict(zip(keys, values, strict=True))
+    return map(known.__getitem__, keys) if len(known) <= _FEW else values
