@@ -17,11 +17,12 @@ from typing import Final, NamedTuple, TypeAlias
 
 from gradscope.comparison.diagnosis.divergence import Program, blame_of, with_inputs_paired
 from gradscope.comparison.diagnosis.growth import Error, growths, is_made_here
-from gradscope.comparison.diagnosis.likely_causes import with_likely_causes
-from gradscope.comparison.diagnosis.likely_parts import with_likely_parts
+from gradscope.comparison.diagnosis.likely.likely_causes import with_likely_causes
+from gradscope.comparison.diagnosis.likely.likely_parts import with_likely_parts
+from gradscope.comparison.diagnosis.likely.losses import loss_difference
+from gradscope.comparison.diagnosis.likely.running_variances import RunningVariances
 from gradscope.comparison.diagnosis.refuting.refuted_guesses import without_refuted
 from gradscope.comparison.diagnosis.run_differences import extent_differences, provenance_differences
-from gradscope.comparison.diagnosis.running_variances import RunningVariances
 from gradscope.comparison.diagnosis.suspects.suspects import with_suspects
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.judge import Unmatched, judge, one_sided
@@ -106,6 +107,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         extent_differences=extent_differences(ref, cand),
         provenance_differences=provenance_differences(ref.manifest.provenance, cand.manifest.provenance),
         matches=pairing.matched,
+        losses=loss_difference(dumps, every, options),
         examples=_examples(dumps, rows, options),
     )
 
