@@ -28,7 +28,8 @@ from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.judge import Unmatched, judge, one_sided
 from gradscope.comparison.judging.loop_output_rows import loop_output_rows
 from gradscope.comparison.judging.noise import WITHIN, DefaultLimits, in_noise_floors
-from gradscope.comparison.judging.rounding_floors import Floor, RoundingFloors, is_within
+from gradscope.comparison.judging.rounding.accumulated_rounding import accumulated_tolerances
+from gradscope.comparison.judging.rounding.rounding_floors import NARROW, Floor, RoundingFloors, is_within
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.judging.unmatched import unmatched, with_loss_compared
 from gradscope.comparison.layout.operands import StoredOperand, counterpart
@@ -40,6 +41,7 @@ from gradscope.comparison.metrics.threads import mapper
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.passes import counterparts, require_matches
 from gradscope.comparison.pairing.values.cut_gradients import cut_gradients
+from gradscope.comparison.precision import machine_epsilon
 from gradscope.comparison.result import Comparison
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
@@ -153,6 +155,7 @@ class _Pair(NamedTuple):
         tolerance: The default tolerance on `rel_l2`.
         noise: The noise floor of the owners; None where there is none.
         rounding: How far rounding can move it; None where that is not known.
+        narrow: Whether the coarser of both was computed in 16 bits.
     """
 
     match: Match
@@ -161,6 +164,7 @@ class _Pair(NamedTuple):
     tolerance: float
     noise: float | None
     rounding: Floor | None
+    narrow: bool
 
 
 def _measured(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -> list[_Pair]:
@@ -179,7 +183,8 @@ def _measured(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -
         dtype = limits.dtype(ref, cand)
         rounding = None if dtype is None else floors.floor(match.ref if in_ref else key, dtype)
         noise = limits.noise_floor(dumps.ref.entry(own[0]), dumps.cand.entry(owner))
-        pairs.append(_Pair(match, own[0], evidence[own], limits.tolerance(ref, cand), noise, rounding))
+        narrow = dtype is not None and machine_epsilon(dtype) > NARROW
+        pairs.append(_Pair(match, own[0], evidence[own], limits.tolerance(ref, cand), noise, rounding, narrow))
     return pairs
 
 
@@ -197,13 +202,21 @@ def _evidence(dumps: Dumps, owners: _Owners, options: CompareOptions) -> PairEvi
 def _matched_rows(dumps: Dumps, pairs: Sequence[_Pair], options: CompareOptions) -> dict[str, ComparisonRow]:
     errors = _errors(pairs)
     # Where gradscope did not write the reference, the layers of the candidate have to do.
-    growth = growths(dumps.ref.manifest.layers or dumps.cand.manifest.layers, errors)
+    layers = dumps.ref.manifest.layers or dumps.cand.manifest.layers
+    growth = growths(layers, errors)
+    deep = accumulated_tolerances(
+        layers,
+        {key: error.rel_l2 for key, error in errors.items()},
+        {key: error.tolerance for key, error in errors.items()},
+        {pair.owner for pair in pairs if pair.narrow and pair.owner in errors},
+    )
     rows: dict[str, ComparisonRow] = {}
     for pair in pairs:
         entry, own = dumps.ref.entry(pair.match.ref), growth.get(pair.owner)
         noise = in_noise_floors(pair.evidence.metrics.get("rel_l2"), pair.noise)
         found = pair.evidence.with_metrics(growth=own, noise=noise)
-        expected = pair.tolerance if pair.noise is None else pair.noise * WITHIN
+        tolerance = deep.get(pair.owner, pair.tolerance)
+        expected = tolerance if pair.noise is None else pair.noise * WITHIN
         rows[pair.match.ref] = judge(
             pair.match,
             entry,
