@@ -119,8 +119,11 @@ class _Forward:
             return _Found(steps, steps)
         others = self._counterparts(match, layer)
         around = {True: {layer.path}, False: {other.path for other in others}}
-        if any(_is_inside(self._layers(step), step.layer, around[step.of_ref]) for step in steps):
+        inside = [step for step in steps if _is_inside(self._layers(step), step.layer, around[step.of_ref])]
+        if any(step.of_ref for step in inside) or len(inside) == len(steps) > 0:
             return _Found([], steps)
+        # A layer around several steps is no more exact than those of the other program that it stands for.
+        steps = [step for step in steps if step not in inside]
         # A function of a product that only the reference has an entry for is a dense layer with that function.
         reads = next((step.layer for step in products if not layer.params and step.row.name in layer.inputs), layer)
         error = as_float(first.metrics.get("rel_l2", 0.0))

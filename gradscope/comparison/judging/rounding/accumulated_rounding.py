@@ -6,9 +6,11 @@ in a random walk: behind `n` roundings an error is up to `sqrt(n)` times that of
 that of one tensor, grows with the square root of the number of tensors on the longest way to a tensor.
 
 That alone would pass faults deep in a network. But an error of rounding creeps: it is of the size of the errors that
-the tensor inherits, where a fault makes it jump. So a tensor is held to a multiple of the largest error among what it
-is computed from, too, and keeps its default where any of that is over its own tolerance. In the backward pass
-differences of nearly equal terms (a normalisation subtracts means) make errors grow more than in the forward pass.
+the tensor inherits, where a fault makes it jump. So a tensor is held to twice the largest error among what it is
+computed from, too, and keeps its default where any of that is over its own tolerance.
+
+The gradients of parameters are sums in which terms cancel, so that an error may be four times what is inherited. The
+backward pass of a normalisation subtracts means; there, that holds up to twice the default tolerance.
 """
 
 from __future__ import annotations
@@ -19,11 +21,14 @@ from typing import Final
 
 from gradscope.dump.manifest.layer_graph import inverted, nearest, sources_of
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.naming import is_gradient, split_key
+from gradscope.naming import ACTIVATION_GRAD, is_gradient, split_key
 
-#: How many times the largest inherited error an error of rounding may be, of a value and of a gradient.
-_VALUE_GROWTH: Final = 2.0
-_GRADIENT_GROWTH: Final = 4.0
+#: How many times the largest inherited error an error of rounding may be, and where terms cancel.
+_GROWTH: Final = 2.0
+_CANCELLING_GROWTH: Final = 4.0
+
+#: How many times the default tolerance an error may be where terms of the gradient of an activation cancel.
+_CANCELLING: Final = 2.0
 
 
 def accumulated_tolerances(
@@ -49,10 +54,26 @@ def accumulated_tolerances(
         limits[key] = own
         agree = all(errors[each] <= limits.get(each, tolerances[each]) for each in before)
         if key in narrow and before and agree and errors[key] > own:
-            growth = _GRADIENT_GROWTH if is_gradient(split_key(key)[0]) else _VALUE_GROWTH
-            inherited = growth * max(errors[each] for each in before)
-            limits[key] = max(own, min(inherited, math.sqrt(depths[key]) * own))
+            limits[key] = max(own, _limit(split_key(key)[0], max(errors[each] for each in before), own, depths[key]))
     return {key: limit for key, limit in limits.items() if limit > tolerances[key]}
+
+
+def _limit(family: str, inherited: float, tolerance: float, depth: int) -> float:
+    """Returns the largest error of rounding.
+
+    Args:
+        family: The family of the tensor.
+        inherited: The largest error among what it is computed from.
+        tolerance: Its default tolerance.
+        depth: The number of tensors on the longest way to it.
+    """
+    walk = math.sqrt(depth) * tolerance
+    if not is_gradient(family):
+        return min(_GROWTH * inherited, walk)
+    if family != ACTIVATION_GRAD:
+        return min(_CANCELLING_GROWTH * inherited, walk)
+    cancelling = min(_CANCELLING_GROWTH * inherited, _CANCELLING * tolerance)
+    return min(max(_GROWTH * inherited, cancelling), walk)
 
 
 def _in_order(read: Mapping[str, Sequence[str]]) -> list[str]:
