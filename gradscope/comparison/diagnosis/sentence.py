@@ -126,6 +126,9 @@ def _directions(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Bl
 def _where(first: ComparisonRow, makers: Sequence[str], unpaired: Sequence[ComparisonRow], blame: Blame) -> str:
     """Returns where a direction first differs, as far as that is known; the suspects of a blame are those of it."""
     place = f"{quoted(first.name)}{_in_brackets(first, makers)}"
+    if turned := [row for row in blame.suspects if row.status == "same"]:
+        orders = " or ".join(f"{quoted(row.name)}, which agrees in another order ({row.made_by})" for row in turned)
+        return f"first differs at {orders} that nothing else has, or at {place}"
     if blame.suspects:
         and_or = "and next" if blame.made_before else "or"
         suspects = ", or at ".join(f"{some_of(names)}, only in the {side}" for side, names in _by_side(blame.suspects))

@@ -31,6 +31,7 @@ from gradscope.comparison.diagnosis.suspects.plain_steps import (
 )
 from gradscope.comparison.diagnosis.suspects.readers import Reader, reader_of
 from gradscope.comparison.diagnosis.suspects.step_kinds import Operation, recognised
+from gradscope.comparison.diagnosis.suspects.turned_values import turned_value
 from gradscope.comparison.diagnosis.suspects.wrong_parameters import keys_of, wrong_parameters
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
@@ -50,8 +51,13 @@ def with_suspects(dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow],
         blame: Where the first divergence comes from, as far as the rows tell.
     """
     divergence = first_divergence(rows)
+    if not (dumps.ref.manifest.layers and dumps.cand.manifest.layers):
+        return blame
+    turned = None if divergence.forward is None else turned_value(dumps, pairing, rows, divergence.forward)
+    if turned is not None and blame.origin is None:
+        return replace(blame, suspects=(turned,))
     unpaired = blame.unpaired if divergence.forward is not None else blame.unpaired_gradients
-    if blame.origin is not None or not unpaired or not (dumps.ref.manifest.layers and dumps.cand.manifest.layers):
+    if blame.origin is not None or not unpaired:
         return blame
     if divergence.forward is not None:
         with np.errstate(all="ignore"):  # alternatives are tried on values that they are not made for
