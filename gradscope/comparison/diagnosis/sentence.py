@@ -107,7 +107,7 @@ def _directions(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Bl
         if first is not None or seen.intersection(families)
         else ""
         for name, first, families, makers, unpaired, own in (
-            ("Forward", divergence.forward, FORWARD, (), blame.unpaired, blame),
+            ("Forward", divergence.forward, FORWARD, (blame.part,) if blame.part else (), blame.unpaired, blame),
             ("Backward", divergence.backward, BACKWARD, blame.makers, blame.unpaired_gradients, backwards),
         )
     )
