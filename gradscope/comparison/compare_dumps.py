@@ -19,7 +19,7 @@ from gradscope.comparison.diagnosis.divergence import Program, blame_of, with_in
 from gradscope.comparison.diagnosis.growth import Error, growths, is_made_here
 from gradscope.comparison.diagnosis.likely.likely_causes import with_likely_causes
 from gradscope.comparison.diagnosis.likely.likely_parts import with_likely_parts
-from gradscope.comparison.diagnosis.likely.losses import loss_difference
+from gradscope.comparison.diagnosis.likely.loss_difference import loss_difference
 from gradscope.comparison.diagnosis.likely.running_variances import RunningVariances
 from gradscope.comparison.diagnosis.refuting.refuted_guesses import without_refuted
 from gradscope.comparison.diagnosis.run_differences import extent_differences, provenance_differences

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gradscope.comparison.diagnosis.divergence import Blame, Divergence, first_divergence
-from gradscope.comparison.diagnosis.likely.losses import LossDifference
+from gradscope.comparison.diagnosis.likely.loss_difference import LossDifference
 from gradscope.comparison.diagnosis.sentence import different_sentence, nothing_sentence, same_sentence
 from gradscope.comparison.judging.rows import ComparisonRow, Status, Verdict
 from gradscope.comparison.metrics.example_spread import ExampleError

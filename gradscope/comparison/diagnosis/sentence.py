@@ -9,7 +9,7 @@ from typing import Final
 from gradscope.comparison.diagnosis.clauses import one_sided, others, quoted, rearranged, reordered, some_of, unproven
 from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, Blame, Divergence
 from gradscope.comparison.diagnosis.growth import FLAGGED
-from gradscope.comparison.diagnosis.likely.losses import LossDifference
+from gradscope.comparison.diagnosis.likely.loss_difference import LossDifference
 from gradscope.comparison.judging.noise import WITHIN
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.json_text import as_float
