@@ -9,27 +9,27 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import add
-from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias
 
 from gradscope.comparison.diagnosis.divergence import Program, blame_of, with_inputs_paired
 from gradscope.comparison.diagnosis.growth import Error, growths, is_made_here
-from gradscope.comparison.diagnosis.likely_causes import with_likely_causes
-from gradscope.comparison.diagnosis.likely_parts import with_likely_parts
+from gradscope.comparison.diagnosis.likely.likely_causes import with_likely_causes
+from gradscope.comparison.diagnosis.likely.likely_parts import with_likely_parts
+from gradscope.comparison.diagnosis.likely.loss_difference import loss_difference
+from gradscope.comparison.diagnosis.likely.running_variances import RunningVariances
 from gradscope.comparison.diagnosis.refuting.refuted_guesses import without_refuted
 from gradscope.comparison.diagnosis.run_differences import extent_differences, provenance_differences
-from gradscope.comparison.diagnosis.running_variances import RunningVariances
 from gradscope.comparison.diagnosis.suspects.suspects import with_suspects
 from gradscope.comparison.judging.compare_options import CompareOptions
-from gradscope.comparison.judging.judge import judge, one_sided
+from gradscope.comparison.judging.judge import Unmatched, judge, one_sided
 from gradscope.comparison.judging.loop_output_rows import loop_output_rows
 from gradscope.comparison.judging.noise import WITHIN, DefaultLimits, in_noise_floors
-from gradscope.comparison.judging.rounding_floors import Floor, RoundingFloors, is_within
+from gradscope.comparison.judging.rounding.accumulated_rounding import accumulated_tolerances
+from gradscope.comparison.judging.rounding.rounding_floors import NARROW, Floor, RoundingFloors, is_within
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.judging.unmatched import unmatched, with_loss_compared
 from gradscope.comparison.layout.operands import StoredOperand, counterpart
@@ -37,8 +37,11 @@ from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.metrics.evidence import PairEvidence, evidence_of
 from gradscope.comparison.metrics.example_errors import example_error
 from gradscope.comparison.metrics.example_spread import ExampleError
+from gradscope.comparison.metrics.threads import mapper
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.passes import counterparts, require_matches
+from gradscope.comparison.pairing.values.cut_gradients import cut_gradients
+from gradscope.comparison.precision import machine_epsilon
 from gradscope.comparison.result import Comparison
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
@@ -49,12 +52,6 @@ _DEFAULTS: Final = CompareOptions()
 
 #: The key of the reference's owner, and the recipe of its counterpart over the candidate's owners.
 _Owners: TypeAlias = tuple[str, Recipe]
-
-#: The mean number of elements below which threads take longer than one does: each waits for the interpreter's lock.
-_SMALL: Final = 1 << 14
-
-_One = TypeVar("_One")
-_Other = TypeVar("_Other")
 
 
 def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEFAULTS) -> Comparison:
@@ -84,8 +81,13 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
     pairing = unrefuted.pairing
     if len(pairing.matched) < len(rows):  # what is no pair makes no error, which another row would inherit
         kept = {each.ref for each in pairing.matched}
-        rows = _matched_rows(dumps, [pair for pair in pairs if pair.match.ref in kept], options)
+        pairs = [pair for pair in pairs if pair.match.ref in kept]
+        rows = _matched_rows(dumps, pairs, options)
     missing, extra = unmatched(dumps, pairing, rows, unrefuted.agreeing)
+    if cut := list(cut_gradients(dumps, pairing, _accounted(missing, extra))):
+        pairing = pairing.with_matches(cut)
+        rows = _matched_rows(dumps, [*pairs, *_measured(dumps, cut, options)], options)
+        missing, extra = unmatched(dumps, pairing, rows, unrefuted.agreeing)
     rows |= {
         key: with_loss_compared(dumps, one_sided(each, allowed, cand.manifest.ledger))
         for key, each in zip(pairing.only_ref, missing, strict=True)
@@ -107,6 +109,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         extent_differences=extent_differences(ref, cand),
         provenance_differences=provenance_differences(ref.manifest.provenance, cand.manifest.provenance),
         matches=pairing.matched,
+        losses=loss_difference(dumps, every, options),
         examples=_examples(dumps, rows, options),
     )
 
@@ -118,7 +121,7 @@ def paired(dumps: Dumps, options: CompareOptions) -> Pairing:
         dumps: The dumps.
         options: The map rules, and which names take part.
     """
-    return counterparts(dumps, options.map_rules, options.selection, _mapper(dumps, options))
+    return counterparts(dumps, options.map_rules, options.selection, mapper(dumps.ref, options.threads))
 
 
 def judged(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -> dict[str, ComparisonRow]:
@@ -135,6 +138,13 @@ def judged(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -> d
     return _matched_rows(dumps, _measured(dumps, matches, options), options)
 
 
+def _accounted(*sides: Iterable[Unmatched]) -> frozenset[str]:
+    """Returns the keys of tensors that need no counterpart."""
+    return frozenset(
+        key_of(each.entry.family, each.entry.name) for side in sides for each in side if each.why_redundant
+    )
+
+
 class _Pair(NamedTuple):
     """_Pair has a pair, how the owners of its values differ, and its limits.
 
@@ -145,6 +155,7 @@ class _Pair(NamedTuple):
         tolerance: The default tolerance on `rel_l2`.
         noise: The noise floor of the owners; None where there is none.
         rounding: How far rounding can move it; None where that is not known.
+        narrow: Whether the coarser of both was computed in 16 bits.
     """
 
     match: Match
@@ -153,6 +164,7 @@ class _Pair(NamedTuple):
     tolerance: float
     noise: float | None
     rounding: Floor | None
+    narrow: bool
 
 
 def _measured(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -> list[_Pair]:
@@ -161,7 +173,9 @@ def _measured(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -
     limits, floors = DefaultLimits(dumps, options.cand_dtype), RoundingFloors(dumps.ref if in_ref else dumps.cand)
     owners = [_owners(dumps, match) for match in matches]
     once = list(dict.fromkeys(owners))
-    evidence = dict(zip(once, _mapper(dumps, options)(lambda each: _evidence(dumps, each, options), once), strict=True))
+    evidence = dict(
+        zip(once, mapper(dumps.ref, options.threads)(lambda each: _evidence(dumps, each, options), once), strict=True)
+    )
     pairs: list[_Pair] = []
     for match, own in zip(matches, owners, strict=True):
         key, (owner, *_) = match.cand, own[1].keys
@@ -169,7 +183,8 @@ def _measured(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -
         dtype = limits.dtype(ref, cand)
         rounding = None if dtype is None else floors.floor(match.ref if in_ref else key, dtype)
         noise = limits.noise_floor(dumps.ref.entry(own[0]), dumps.cand.entry(owner))
-        pairs.append(_Pair(match, own[0], evidence[own], limits.tolerance(ref, cand), noise, rounding))
+        narrow = dtype is not None and machine_epsilon(dtype) > NARROW
+        pairs.append(_Pair(match, own[0], evidence[own], limits.tolerance(ref, cand), noise, rounding, narrow))
     return pairs
 
 
@@ -177,46 +192,6 @@ def _owners(dumps: Dumps, match: Match) -> _Owners:
     keys = tuple(map(dumps.cand.resolve, match.recipe.keys))
     recipe = match.recipe if keys == match.recipe.keys else replace(match.recipe, keys=keys)
     return dumps.ref.resolve(match.ref), recipe
-
-
-class _Mapper(Protocol):
-    def __call__(self, function: Callable[[_One], _Other], values: Iterable[_One], /) -> list[_Other]: ...
-
-
-def _mapper(dumps: Dumps, options: CompareOptions) -> _Mapper:
-    entries = dumps.ref.manifest.entries
-    if options.threads == 1 or sum(math.prod(entry.shape) for entry in entries) < _SMALL * len(entries):
-        return lambda function, values: list(map(function, values))
-
-    def mapped(function: Callable[[_One], _Other], values: Iterable[_One]) -> list[_Other]:
-        # NumPy releases the global interpreter lock while it computes, so that threads use several cores. Each takes
-        # the next value from a queue: a future for each took a tenth of comparing 18,000 small tensors (2026-11).
-        found: dict[int, _Other] = {}
-        waiting = deque(enumerate(values))
-
-        def work() -> None:
-            while (task := _next_of(waiting)) is not None:
-                number, value = task
-                try:
-                    found[number] = function(value)
-                except BaseException:
-                    waiting.clear()  # the other threads stop
-                    raise
-
-        with ThreadPoolExecutor(max_workers=options.threads) as pool:
-            for thread in [pool.submit(work) for _ in range(options.threads)]:
-                thread.result()
-        return [found[number] for number in range(len(found))]
-
-    return mapped
-
-
-def _next_of(waiting: deque[_One]) -> _One | None:
-    """Takes the first of some values, which other threads may take, too; None where none is left."""
-    try:
-        return waiting.popleft()
-    except IndexError:
-        return None
 
 
 def _evidence(dumps: Dumps, owners: _Owners, options: CompareOptions) -> PairEvidence:
@@ -227,13 +202,21 @@ def _evidence(dumps: Dumps, owners: _Owners, options: CompareOptions) -> PairEvi
 def _matched_rows(dumps: Dumps, pairs: Sequence[_Pair], options: CompareOptions) -> dict[str, ComparisonRow]:
     errors = _errors(pairs)
     # Where gradscope did not write the reference, the layers of the candidate have to do.
-    growth = growths(dumps.ref.manifest.layers or dumps.cand.manifest.layers, errors)
+    layers = dumps.ref.manifest.layers or dumps.cand.manifest.layers
+    growth = growths(layers, errors)
+    deep = accumulated_tolerances(
+        layers,
+        {key: error.rel_l2 for key, error in errors.items()},
+        {key: error.tolerance for key, error in errors.items()},
+        {pair.owner for pair in pairs if pair.narrow and pair.owner in errors},
+    )
     rows: dict[str, ComparisonRow] = {}
     for pair in pairs:
         entry, own = dumps.ref.entry(pair.match.ref), growth.get(pair.owner)
         noise = in_noise_floors(pair.evidence.metrics.get("rel_l2"), pair.noise)
         found = pair.evidence.with_metrics(growth=own, noise=noise)
-        expected = pair.tolerance if pair.noise is None else pair.noise * WITHIN
+        tolerance = deep.get(pair.owner, pair.tolerance)
+        expected = tolerance if pair.noise is None else pair.noise * WITHIN
         rows[pair.match.ref] = judge(
             pair.match,
             entry,
@@ -270,7 +253,9 @@ def _examples(dumps: Dumps, rows: Mapping[str, ComparisonRow], options: CompareO
     # Equal pairs were compared by bytes alone and have no numbers yet, but they count in the batch's spread, too.
     ref = dumps.ref
     equal = [StoredOperand(source=ref, key=ref.resolve(key)) for key in known if rows[key].metrics["bit_equal"]]
-    return reduce(add, [*errors, *_mapper(dumps, options)(lambda operand: example_error(operand, operand), equal)])
+    return reduce(
+        add, [*errors, *mapper(dumps.ref, options.threads)(lambda operand: example_error(operand, operand), equal)]
+    )
 
 
 def _programs(dumps: Dumps, pairing: Pairing) -> tuple[Program, Program]:

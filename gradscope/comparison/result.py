@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gradscope.comparison.diagnosis.divergence import Blame, Divergence, first_divergence
+from gradscope.comparison.diagnosis.likely.loss_difference import LossDifference
 from gradscope.comparison.diagnosis.sentence import different_sentence, nothing_sentence, same_sentence
 from gradscope.comparison.judging.rows import ComparisonRow, Status, Verdict
 from gradscope.comparison.metrics.example_spread import ExampleError
@@ -47,6 +48,7 @@ class Comparison:
         rows: One row for every name of either dump: the reference's in its order, then those of the candidate alone.
         blame: The consequences of the first divergence, and the layers that caused it.
         matches: How tensors were paired.
+        losses: How the losses differ; None where they agree within tolerance, or are not both known.
         examples: The error of the per-example gradients over all parameters; None where not both dumps have such
             gradients, or all are equal.
         extent_differences: Sentences about what one capture recorded and the other did not.
@@ -65,6 +67,7 @@ class Comparison:
     rows: tuple[ComparisonRow, ...]
     blame: Blame = field(default_factory=Blame)
     matches: tuple[Match, ...] = ()
+    losses: LossDifference | None = None
     examples: ExampleError | None = None
     extent_differences: tuple[str, ...] = ()
     provenance_differences: tuple[Mapping[str, Json], ...] = ()
@@ -128,8 +131,8 @@ class Comparison:
         if self.verdict == "nothing compared":
             return nothing_sentence(self.rows)
         if self.verdict == "same":
-            return same_sentence(self.rows)
-        return different_sentence(self.rows, self.first_divergence, self.blame)
+            return same_sentence(self.rows, self.losses)
+        return different_sentence(self.rows, self.first_divergence, self.blame, self.losses)
 
     def to_json(self) -> dict[str, Json]:
         """Returns the comparison as JSON; infinities are floats, which `dump.manifest.json_text` writes as strings."""
@@ -142,6 +145,7 @@ class Comparison:
             "sentence": self.sentence,
             "first_divergence": {direction: row.name for direction, row in names.items() if row is not None},
             **({"suspects": [row.name for row in self.blame.suspects]} if self.blame.suspects else {}),
+            **({} if self.losses is None else {"losses": self.losses.to_json()}),
             "rows": [row.to_json() for row in self.rows],
             "provenance_differences": [dict(difference) for difference in self.provenance_differences],
             **({} if self.examples is None else {"examples": self.examples.to_json()}),

@@ -4,13 +4,12 @@
   the error; growth near 1 means that it inherits the error.
 - `divergence`: the *first divergence* is the first row over tolerance in execution order, and in the backward pass in
   reverse order. *Blame* is what is computed from it, and the layers that made it.
-- `likely_causes`: simple relations between two tensors that differ: swapped, transposed, permuted, a multiple.
-- `likely_parts`: tensors of one side only that others of the other side may make up.
+- `likely`: simple relations that explain a difference: transposed, a multiple, parts of another, a loss reduced
+  otherwise.
 - `refuting`: pairs that only their places suggest, and that nothing computed from them bears out.
 - `suspects`: steps of one program only that may have made the first divergence.
-- `running_variances`: running variances that the programs divide by different numbers.
 - `run_differences`: how the captures and the runs themselves differ (versions, devices, families recorded).
 - `run_divergence`: the first step at which two training runs differ, and the first tensor in it, as far as statistics
   tell; `run_stages` has the order of a step.
-- `sentence`: the verdict in words.
+- `sentence`: the verdict in words; `clauses` has what it says besides the first divergence.
 """

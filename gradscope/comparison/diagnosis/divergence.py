@@ -67,6 +67,7 @@ class Blame:
         forward: Keys that are computed from the first value over tolerance.
         backward: Keys that are computed from the first gradient over tolerance.
         makers: Paths of the layers that computed that gradient: the innermost that read its value.
+        part: The part of a layer that computed the first value over tolerance, where that is named by the layer.
         origin: The row within tolerance in which the error begins; None where it begins at the divergence.
         unpaired: The rows of values without a counterpart from which the first value over tolerance is computed, not
             only through values that agree.
@@ -79,6 +80,7 @@ class Blame:
     forward: frozenset[str] = frozenset()
     backward: frozenset[str] = frozenset()
     makers: tuple[str, ...] = ()
+    part: str = ""
     origin: ComparisonRow | None = None
     unpaired: tuple[ComparisonRow, ...] = ()
     unpaired_gradients: tuple[ComparisonRow, ...] = ()
@@ -122,10 +124,17 @@ def blame_of(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> Blam
         forward=following(divergence.forward),
         backward=following(backward),
         makers=() if name is None else readers_of(ref.layers, name),
+        part=_part(divergence.forward, ref),
         origin=_origin(rows, first, following, ref),
         unpaired=_unpaired(rows, divergence.forward, ref, cand),
         unpaired_gradients=_unpaired(rows, backward, ref, cand),
     )
+
+
+def _part(first: ComparisonRow | None, program: Program) -> str:
+    """Returns the name of the value that a divergence has another name for: that of the last part of a layer."""
+    name = "" if first is None else program.owner(first).partition("/")[2]
+    return name if first is not None and name.startswith(f"{first.name}/") else ""
 
 
 def with_inputs_paired(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> tuple[ComparisonRow, ...]:

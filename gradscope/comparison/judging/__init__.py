@@ -8,6 +8,5 @@
 - `expressions` and `expression_parser`: a *tolerance* is an expression over metrics, by default a limit on `rel_l2`.
 - `noise`: a *noise floor* is how far a tensor of the reference moves under changes that make no difference. A
   calibrated reference stores one with each computed tensor, and is judged by it.
-- `rounding_floors`: a *floor* is how far rounding can move a tensor whose terms cancel, in absolute terms.
-- `inherited_precision`: the dtype that a tensor was computed in, by what it was computed from.
+- `rounding`: how far rounding can move a tensor beyond its tolerance, by cancellation or by depth.
 """

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gradscope.comparison.default_tolerances import default_tolerance, reduced_matmul
-from gradscope.comparison.judging.inherited_precision import InheritedPrecision
+from gradscope.comparison.judging.rounding.inherited_precision import InheritedPrecision
 from gradscope.comparison.pairing.matching import Dumps
 from gradscope.comparison.precision import (
     coarser,

@@ -77,7 +77,7 @@ def _paired_dumps(dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonR
     dtypes = [_coarsest(source) for source in (dumps.ref, dumps.cand)]
     facts = _Facts(
         ported=any(map(_is_ported, pairing.matched)) or dtypes[0] != dtypes[1],
-        losses_agree=_losses_agree(dumps, reduce(coarser, dtypes)),
+        losses_agree=_losses_agree(dumps),
         gradients_agree=_gradients_agree(rows.values()),
     )
     return (
@@ -99,10 +99,15 @@ def _coarsest(source: DumpSource) -> str:
     return reduce(coarser, (dtype for dtype in dtypes if dtype_class(dtype) == "float"), "float64")
 
 
-def _losses_agree(dumps: Dumps, dtype: str) -> bool:
+def _losses_agree(dumps: Dumps) -> bool:
     one, other = dumps.ref.manifest.loss, dumps.cand.manifest.loss
-    tolerance = default_tolerance(ACTIVATION, dtype, dtype, reduced=False)
-    return one is not None and other is not None and abs(one - other) <= tolerance * abs(one)
+    return one is not None and other is not None and abs(one - other) <= loss_tolerance(dumps) * abs(one)
+
+
+def loss_tolerance(dumps: Dumps) -> float:
+    """Returns the default tolerance on the relative error of the loss, by the coarsest dtype of activations."""
+    dtype = reduce(coarser, (_coarsest(source) for source in (dumps.ref, dumps.cand)))
+    return default_tolerance(ACTIVATION, dtype, dtype, reduced=False)
 
 
 def _gradients_agree(rows: Iterable[ComparisonRow]) -> bool:
@@ -171,7 +176,7 @@ def _why_redundant(key: str, own: _PairedDump, other: _PairedDump) -> str:
     """Returns why a tensor needs no counterpart; "" where it does."""
     owner = own.source.resolve(key)
     if reason := own.source.entry(owner).absent:
-        return f"there is no tensor on either side ({reason})"
+        return f"it has no tensor, and its name none in the other dump ({reason})"
     if reason := _why_of_one_framework(owner, own, other) or _why_of_bare_file(owner, own, other):
         return reason
     # A file without layers has one name for a tensor, not one for every layer that returns it unchanged.

@@ -10,6 +10,7 @@ The primary metric is `rel_l2 = l2(b - a) / l2(a)`, with the reference `a` and t
   in each example, and how much is *bias*, the same in all. Both are measured in units of the batch's own *spread*.
 - `evidence` combines these: `PairEvidence` stores the metrics of a pair, or why it cannot be compared. Its *needed* is
   the smallest tolerance on `rel_l2` that would pass.
+- `threads` compares several pairs at a time.
 
 Metrics are over positions where both tensors are finite. Positions that are not, and disagree, are counted in
 `nonfinite_mismatch`. Nothing is broadcast, and kinds of dtype are not mixed.

@@ -85,10 +85,11 @@ def evidence_of(ref: Operand, cand: Operand, closeness: tuple[float, float]) -> 
 
 def _obstacle(ref: Entry, cand: Entry) -> str:
     """Returns why two entries cannot be compared; "" where they can."""
-    if ref.absent is not None:
-        return f"the reference has no tensor ({ref.absent}), the candidate has one"
-    if cand.absent is not None:
-        return f"the candidate has no tensor ({cand.absent}), the reference has one"
+    for entry, side, other in ((ref, "reference", "candidate"), (cand, "candidate", "reference")):
+        if entry.absent == "disconnected":
+            return f"no gradient arrives in the {side} (disconnected), and in the {other} one does"
+        if entry.absent is not None:
+            return f"the {side} has no tensor ({entry.absent}), the {other} has one"
     if ref.shape != cand.shape:
         return f"the shape is {ref.shape} in the reference and {cand.shape} in the candidate"
     if not comparable(ref.dtype, cand.dtype):

@@ -105,14 +105,23 @@ def _name_cap(screen: Screen) -> int:
 
 def _fitting(blocks: Sequence[_Block], name_width: int, screen: Screen) -> list[_Block]:
     """Returns the columns that fit next to names of some width; the least important are dropped first."""
-    kept = list(blocks)
+    natural = {block.column.heading: block.width for block in blocks if block.column.kind == "name"}
+    cap = _name_cap(screen)
+    kept = [replace(each, width=min(each.width, cap)) if each.column.kind == "name" else each for each in blocks]
     while screen.width is not None and name_width + _width(_widened(kept)) > screen.width:
         expendable = [block for block in kept if block.column.priority]
         if not expendable:
             break
         # Of equal priorities the last is dropped first: the columns of a group are in order of interest.
         kept.remove(max(reversed(expendable), key=lambda block: block.column.priority))
-    return _widened(kept)
+    kept = _widened(kept)
+    for position, block in enumerate(kept):  # names beside the first take the room that is left
+        if block.width < natural.get(block.column.heading, 0):
+            room = block.width if screen.width is None else block.width + screen.width - name_width - _width(kept)
+            width = min(natural[block.column.heading], max(room, _NARROWEST_NAME))
+            texts = [screen.elide(text, width) for text in block.texts]
+            kept[position] = replace(block, texts=texts, narrow=is_narrow(texts), width=width)
+    return kept
 
 
 def _widened(blocks: Sequence[_Block]) -> list[_Block]:

@@ -55,7 +55,7 @@ FAULTS = {
         backward="up", alone=("gate",),
         says="made in `gate`); 6 parameter gradients and 1 input gradient above it follow from that",
     ),
-    "stop_gradient": Found(backward="right", says="the candidate has no tensor (disconnected)", alone=("stopped",)),
+    "stop_gradient": Found(backward="right", says="no gradient arrives in the candidate", alone=("stopped",)),
     "dropout left on": Found(forward="drop", backward=HEAD, says="made here", alone=("drop",)),
     "off-by-one mask": Found(forward=SCORES, backward=HEAD, says="made here", alone=(SCORES,)),
     "bf16 accumulation": Found(forward="down", backward=HEAD, says="made here", alone=("down",)),

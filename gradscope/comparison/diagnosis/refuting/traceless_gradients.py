@@ -43,11 +43,22 @@ def traceless_gradients(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compa
     cand = _Program(
         dumps.cand, {dumps.cand.resolve(key): rows[each.ref] for each in gradients for key in each.recipe.keys}
     )
-    return [
-        match
-        for match in differing
-        if ref.agrees_behind(match.ref) and all(cand.agrees_behind(key) for key in match.recipe.keys)
-    ]
+    found: list[Match] = []
+    fresh = differing
+    while fresh:  # behind what is found, others may be
+        fresh = [
+            match
+            for match in differing
+            if match not in found
+            and ref.agrees_behind(match.ref)
+            and all(cand.agrees_behind(key) for key in match.recipe.keys)
+        ]
+        found += fresh
+        for match in fresh:
+            ref.drop(match.ref)
+            for key in match.recipe.keys:
+                cand.drop(key)
+    return found
 
 
 class _Program:
@@ -55,10 +66,14 @@ class _Program:
 
     def __init__(self, source: DumpSource, rows: Mapping[str, ComparisonRow]) -> None:
         self._source = source
-        self._rows = rows
+        self._rows = dict(rows)
         self._readers = inverted(sources_of(source.manifest.layers))
 
     def agrees_behind(self, key: str) -> bool:
         """Returns whether gradients are computed from a gradient that are compared, and all of them agree."""
         behind = list(nearest(self._readers, self._source.resolve(key), self._rows))
         return bool(behind) and all(self._rows[each].status == "same" for each in behind)
+
+    def drop(self, key: str) -> None:
+        """Compares a gradient no more, so that what is computed from it is seen behind it."""
+        self._rows.pop(self._source.resolve(key), None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -20,6 +20,10 @@ from gradscope.comparison.diagnosis.refuting.functions_between import ELEMENTWIS
 
 #: The relative error up to which a value is that of an operation.
 _ROUNDING: Final = 1e-5
+
+#: The relative error up to which values of two programs have the same elements, and the fewest that show that.
+_ALIKE: Final = 1e-4
+_FEWEST: Final = 16
 
 #: The largest number of axes whose orders are tried.
 _MOST_AXES: Final = 5
@@ -54,6 +58,30 @@ def recognised(read: Array, value: Array) -> Iterator[tuple[Operation, list[Oper
         found = [each for each in kind if np.linalg.norm(each.apply(read) - value) <= limit]
         if found:
             yield found[0], [each for each in kind if each not in found]
+
+
+def in_its_place(read: Array, value: Array, others: Sequence[Array]) -> tuple[Operation, Operation] | None:
+    """Returns the operation that makes a value, and another of its kind that makes one of others, in any order.
+
+    Args:
+        read: What a step reads.
+        value: What it computes.
+        others: The values of the other program, in its layout.
+    """
+    for operation, alternatives in recognised(read, value):
+        for other in alternatives:
+            made = other.apply(read)
+            if not _has_elements(made, value) and any(_has_elements(made, each) for each in others):
+                return operation, other
+    return None
+
+
+def _has_elements(one: Array, other: Array) -> bool:
+    """Returns whether two values have the same elements in any order, and enough that this says something."""
+    norm = float(np.linalg.norm(other))
+    if one.size != other.size or one.size < _FEWEST or not abs(float(np.linalg.norm(one)) - norm) <= _ALIKE * norm:
+        return False
+    return bool(np.linalg.norm(np.sort(one, axis=None) - np.sort(other, axis=None)) <= _ALIKE * norm)
 
 
 def _functions(read: Array, value: Array) -> list[Operation]:

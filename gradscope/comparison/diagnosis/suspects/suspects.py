@@ -14,8 +14,8 @@ Backward, a step is first at fault where the gradients of the parameters that it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import NamedTuple
 
@@ -30,7 +30,9 @@ from gradscope.comparison.diagnosis.suspects.plain_steps import (
     is_rescaled,
 )
 from gradscope.comparison.diagnosis.suspects.readers import Reader, reader_of
-from gradscope.comparison.diagnosis.suspects.step_kinds import Operation, recognised
+from gradscope.comparison.diagnosis.suspects.step_kinds import Operation, in_its_place, recognised
+from gradscope.comparison.diagnosis.suspects.steps import Step, is_inside, makers_of, steps_of, with_words
+from gradscope.comparison.diagnosis.suspects.turned_values import turned_value
 from gradscope.comparison.diagnosis.suspects.wrong_parameters import keys_of, wrong_parameters
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
@@ -50,26 +52,25 @@ def with_suspects(dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow],
         blame: Where the first divergence comes from, as far as the rows tell.
     """
     divergence = first_divergence(rows)
+    if not (dumps.ref.manifest.layers and dumps.cand.manifest.layers):
+        return blame
+    turned = None if divergence.forward is None else turned_value(dumps, pairing, rows, divergence.forward)
+    if turned is not None and blame.origin is None:
+        return replace(blame, suspects=(turned,))
     unpaired = blame.unpaired if divergence.forward is not None else blame.unpaired_gradients
-    if blame.origin is not None or not unpaired or not (dumps.ref.manifest.layers and dumps.cand.manifest.layers):
+    if blame.origin is not None or not unpaired:
         return blame
     if divergence.forward is not None:
         with np.errstate(all="ignore"):  # alternatives are tried on values that they are not made for
-            found = _Forward(dumps, pairing, rows).found(divergence.forward, _steps(dumps, unpaired))
+            found = _Forward(dumps, pairing, rows).found(divergence.forward, steps_of(dumps, unpaired))
         return replace(
-            blame, suspects=_rows(found.suspects), unpaired=_rows(found.unknown), made_before=found.made_before
+            blame,
+            suspects=tuple(step.row for step in found.suspects),
+            unpaired=tuple(step.row for step in found.unknown),
+            made_before=found.made_before,
         )
     found = _backward(dumps, rows, divergence.backward, unpaired)
-    return replace(blame, suspects=_rows(found.suspects), made_before=found.made_before)
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """_Step stores a row of a step, with the innermost layer that computes it."""
-
-    row: ComparisonRow
-    layer: Layer
-    of_ref: bool
+    return replace(blame, suspects=tuple(step.row for step in found.suspects), made_before=found.made_before)
 
 
 class _Found(NamedTuple):
@@ -81,8 +82,8 @@ class _Found(NamedTuple):
         made_before: As for `Blame`.
     """
 
-    suspects: Sequence[_Step]
-    unknown: Sequence[_Step]
+    suspects: Sequence[Step]
+    unknown: Sequence[Step]
     made_before: bool = False
 
 
@@ -97,11 +98,13 @@ class _Forward:
 
     def __init__(self, dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow]) -> None:
         self._dumps, self._pairing = dumps, pairing
+        own = [row for row in rows if row.status != "extra"]
+        self._errors = {key_of(row.family, row.name): as_float(row.metrics.get("rel_l2", 0.0)) for row in own}
         self._matches = {match.ref: match for match in pairing.matched}
         self._wrong = wrong_parameters(dumps, pairing, rows)
         self._ref, self._cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
 
-    def found(self, first: ComparisonRow, steps: list[_Step]) -> _Found:
+    def found(self, first: ComparisonRow, steps: list[Step]) -> _Found:
         """Returns the suspects.
 
         Args:
@@ -110,28 +113,50 @@ class _Forward:
         """
         guilty = [step for step in steps if self._wrong.intersection(step.layer.params)]
         match = self._matches.get(key_of(first.family, first.name))
-        layer = _makers(self._dumps.ref.manifest.layers).get(first.name)
+        layer = makers_of(self._dumps.ref.manifest.layers).get(first.name)
         if guilty or layer is None:
             return _Found(guilty, steps, made_before=True)
-        products = [step for step in steps if is_product(self._tensors(step), step.layer, _key(step))]
+        products = [step for step in steps if is_product(self._tensors(step), step.layer, step.key)]
         steps = [step for step in steps if step not in products]
         if match is None:  # a loss, which is compared as a number
             return _Found(steps, steps)
+        if self._is_replaced(match, layer):
+            return _Found([], [])
+        replaced = self._replaced(steps)
+        return (
+            self._by_layers(match, layer, steps, products)
+            if replaced is None
+            else _Found([replaced], steps, made_before=True)
+        )
+
+    def _by_layers(self, match: Match, layer: Layer, steps: list[Step], products: Sequence[Step]) -> _Found:
+        """Returns the suspects by what the layers of the divergence are around, and what they read.
+
+        Args:
+            match: The pair of the divergence.
+            layer: The layer that computes it in the reference.
+            steps: The steps that may be wrong.
+            products: The steps that are products of kernels, which are right.
+        """
         others = self._counterparts(match, layer)
         around = {True: {layer.path}, False: {other.path for other in others}}
-        if any(_is_inside(self._layers(step), step.layer, around[step.of_ref]) for step in steps):
+        inside = [step for step in steps if is_inside(self._layers(step), step.layer, around[step.of_ref])]
+        if any(step.of_ref for step in inside) or len(inside) == len(steps) > 0:
             return _Found([], steps)
+        # A layer around several steps is no more exact than those of the other program that it stands for.
+        steps = [step for step in steps if step not in inside]
         # A function of a product that only the reference has an entry for is a dense layer with that function.
         reads = next((step.layer for step in products if not layer.params and step.row.name in layer.inputs), layer)
-        error = as_float(first.metrics.get("rel_l2", 0.0))
-        reader = reader_of(self._dumps, self._pairing, match, (reads, others[-1] if others else None), error)
+        reader = reader_of(
+            self._dumps, self._pairing, match, (reads, others[-1] if others else None), self._errors[match.ref]
+        )
         if reader is not None and reader.reads(reader.read):
             return _Found([], [])
         if self._wrong.intersection(name for each in (layer, *others) for name in each.params):
             return _Found([], steps)
         return self._by_reading(reader, match, layer, steps)
 
-    def _by_reading(self, reader: Reader | None, match: Match, layer: Layer, steps: Sequence[_Step]) -> _Found:
+    def _by_reading(self, reader: Reader | None, match: Match, layer: Layer, steps: Sequence[Step]) -> _Found:
         """Returns the suspects by what the layer of the divergence reads.
 
         Args:
@@ -146,7 +171,7 @@ class _Forward:
         explained = None if reader is None else self._explained(reader, steps)
         if explained is not None:
             return _Found([explained], steps, made_before=True)
-        arranging = [step for step in steps if is_arrangement(self._tensors(step), step.layer, _key(step))]
+        arranging = [step for step in steps if is_arrangement(self._tensors(step), step.layer, step.key)]
         if reader is not None and reader.reorders():
             return _Found(arranging[::-1], arranging)
         making = [step for step in steps if step not in arranging]
@@ -155,7 +180,27 @@ class _Forward:
             return _Found([], steps)
         return _Found(making or (arranging if before else []), steps, made_before=before)
 
-    def _explained(self, reader: Reader, steps: Sequence[_Step]) -> _Step | None:
+    def _is_replaced(self, match: Match, layer: Layer) -> bool:
+        """Returns whether another operation of its kind makes the candidate's value of what a layer reads."""
+        read, value = list(self._ref.read_by(layer)), self._ref.tensor(match.ref)
+        found = [self._cand.tensor(key) for key in match.recipe.keys]
+        if len(read) != 1 or value is None or len(found) != 1 or found[0] is None:
+            return False
+        return in_its_place(read[0], value, [found[0]]) is not None
+
+    def _replaced(self, steps: Sequence[Step]) -> Step | None:
+        """Returns the step of the reference in whose place the candidate has another, by the value of that; or None."""
+        own = (step for step in steps if step.of_ref)
+        others = [self._cand.tensor(step.key) for step in steps if not step.of_ref]
+        values = [each for each in others if each is not None]
+        for step in own if values else ():
+            read, value = list(self._ref.read_by(step.layer)), self._ref.tensor(step.key)
+            found = None if value is None or len(read) != 1 else in_its_place(read[0], value, values)
+            if found is not None:
+                return with_words(step, *found, "candidate")
+        return None
+
+    def _explained(self, reader: Reader, steps: Sequence[Step]) -> Step | None:
         """Returns the step in whose place another operation makes what the other program reads; None where none does.
 
         Args:
@@ -166,7 +211,7 @@ class _Forward:
         behind: list[Operation] = []  # what is computed of a step until the layer reads it
         value = reader.read
         for step in reversed([each for each in steps if each.of_ref is reader.of_ref]):
-            read, own = list(tensors.read_by(step.layer)), tensors.tensor(_key(step))
+            read, own = list(tensors.read_by(step.layer)), tensors.tensor(step.key)
             if own is None or len(read) != 1 or not np.array_equal(own.ravel(), value.ravel()):
                 return None
             known = list(recognised(read[0], own))
@@ -175,8 +220,7 @@ class _Forward:
                     made = reduce(lambda each, then: then.apply(each), behind, other.apply(read[0]))
                     if reader.reads(made.reshape(reader.read.shape)):
                         side = "candidate" if reader.of_ref else "reference"
-                        words = f"the {operation.words} of what it reads, and in the {side} the {other.words}"
-                        return replace(step, row=replace(step.row, likely=words))
+                        return with_words(step, operation, other, side)
             if not known:
                 return None
             behind, value = [known[0][0], *behind], read[0]
@@ -190,10 +234,10 @@ class _Forward:
         found = [each for each in layers if owner in map(source.resolve, outputs[each.path])]
         return found if layer.path in parents else found[-1:]
 
-    def _tensors(self, step: _Step) -> FloatTensors:
+    def _tensors(self, step: Step) -> FloatTensors:
         return self._ref if step.of_ref else self._cand
 
-    def _layers(self, step: _Step) -> Sequence[Layer]:
+    def _layers(self, step: Step) -> Sequence[Layer]:
         return (self._dumps.ref if step.of_ref else self._dumps.cand).manifest.layers
 
 
@@ -217,7 +261,7 @@ def _backward(
         if row.family == PARAM_GRAD and row.counts and row.status != "same"
         for key in keys_of(row)
     }
-    steps = _steps(dumps, unpaired)
+    steps = steps_of(dumps, unpaired)
     guilty = [step for step in steps if differing.intersection(_own_params(dumps, step))]
     ref, cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
     read_by_several = first is not None and len(readers_of(dumps.ref.manifest.layers, first.name)) > 1
@@ -227,50 +271,13 @@ def _backward(
     return _Found(steps, steps, made_before=bool(guilty))
 
 
-def _is_recognised(tensors: FloatTensors, step: _Step) -> bool:
+def _is_recognised(tensors: FloatTensors, step: Step) -> bool:
     """Returns whether a step computes a well-known function of one value."""
     own, read = tensors.tensor(key_of(ACTIVATION, step.row.name)), list(tensors.read_by(step.layer))
     return own is not None and len(read) == 1 and any(recognised(read[0], own))
 
 
-def _own_params(dumps: Dumps, step: _Step) -> frozenset[str]:
+def _own_params(dumps: Dumps, step: Step) -> frozenset[str]:
     """Returns the parameters that a layer uses itself, and not only its parts."""
     layers = (dumps.ref if step.of_ref else dumps.cand).manifest.layers
     return frozenset(step.layer.params).difference(*(each.params for each in layers if each.parent == step.layer.path))
-
-
-def _rows(steps: Sequence[_Step]) -> tuple[ComparisonRow, ...]:
-    return tuple(step.row for step in steps)
-
-
-def _steps(dumps: Dumps, rows: Sequence[ComparisonRow]) -> list[_Step]:
-    """Returns the steps of rows, in execution order, those of the reference first."""
-    makers = {True: _makers(dumps.ref.manifest.layers), False: _makers(dumps.cand.manifest.layers)}
-    found = [
-        _Step(row, layer, row.status == "missing")
-        for row in rows
-        if (layer := makers[row.status == "missing"].get(row.name)) is not None
-    ]
-    return sorted(found, key=lambda step: (not step.of_ref, step.row.index))
-
-
-def _makers(layers: Sequence[Layer]) -> dict[str, Layer]:
-    """Returns the innermost layer that computes each value, by name; a part comes after the layer around it."""
-    return {name: layer for layer in layers for name in layer.outputs}
-
-
-def _key(step: _Step) -> str:
-    return key_of(step.row.family, step.row.name)
-
-
-def _is_inside(layers: Sequence[Layer], layer: Layer, around: Collection[str]) -> bool:
-    """Returns whether a layer is a part of one of others, at any depth."""
-    parents: Mapping[str, str | None] = {each.path: each.parent for each in layers}
-    seen: set[str] = set()
-    path = layer.parent
-    while path is not None and path not in seen:
-        if path in around:
-            return True
-        seen.add(path)
-        path = parents.get(path)
-    return False

@@ -7,5 +7,6 @@
 - `by_parts`: parts of packed tensors, such as the query, key and value of one kernel, or the gates of an LSTM.
 - `part_candidates`: which tensors may be parts of a packed one, without comparing it with all.
 - `uneven_parts`: parts of several sizes, such as the keys and values that several queries share.
+- `cut_gradients`: gradients of equal values that arrive in one of the programs alone.
 - `sums`: tensors that add up to one of the other dump, such as the two biases of an LSTM.
 """

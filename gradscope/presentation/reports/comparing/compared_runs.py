@@ -29,7 +29,7 @@ _TENSOR: Final = (
 _STAGES: Final = (
     Column(heading="stage", kind="name"),
     Column(heading="differ", kind="text", priority=2),
-    Column(heading="first", kind="text"),
+    Column(heading="first", kind="name"),
     *_TENSOR,
 )
 _ROWS: Final = (Column(heading="tensor", kind="name"), Column(heading="status", kind="words"), *_TENSOR)

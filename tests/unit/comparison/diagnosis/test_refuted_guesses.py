@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -148,3 +149,27 @@ def test_another_gradient_where_there_is_none_is_no_difference_where_it_has_no_c
     wrong = gs.compare(ref, _pooled(ported=True, stopped=True))
     assert wrong.first_divergence.backward is not None, wrong.sentence
     assert wrong.first_divergence.backward.name == "relu"
+
+
+def test_a_recurrence_that_is_scanned_by_halves_is_the_same() -> None:
+    """The states that both programs have pass on other parts of the gradient, and each lies behind another."""
+    draw = np.random.default_rng(31).normal
+    weights = {name: draw(size=(4, 3)).astype(np.float32) for name in ("decay", "add", "read")}
+    batch = {"x": draw(size=(2, 16, 4)).astype(np.float32)}
+
+    def loss(weights: Any, batch: Any, *, by_halves: bool) -> Any:
+        decay, add = jax.nn.sigmoid(batch["x"] @ weights["decay"]), batch["x"] @ weights["add"]
+        if by_halves:
+            pair = jax.lax.associative_scan(lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1]), (decay, add), axis=1)
+            states = pair[1]
+        else:
+            with jax.named_scope("recurrence"):
+                steps = (decay.swapaxes(0, 1), add.swapaxes(0, 1))
+                states = jax.lax.scan(lambda h, s: (s[0] * h + s[1],) * 2, jnp.zeros((2, 3)), steps)[1].swapaxes(0, 1)
+        return jnp.square(states * (batch["x"] @ weights["read"])).mean()
+
+    reference, port = (
+        gs.capture(partial(loss, by_halves=by_halves), weights, batch, origins=False) for by_halves in (False, True)
+    )
+    found = gs.compare(reference, port)
+    assert found.verdict == "same", found.sentence

@@ -11,7 +11,7 @@ import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
-from gradscope.comparison.diagnosis.running_variances import RunningVariances
+from gradscope.comparison.diagnosis.likely.running_variances import RunningVariances
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.interfaces import DumpSource
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,8 @@ from gradscope.dump.manifest.manifest import Layer, Manifest
 from gradscope.naming import printable
 from gradscope.presentation import Screen, to_text
 from gradscope.presentation.render.outline import Item, outline
+from gradscope.presentation.render.text_layout import lay_out
+from gradscope.presentation.tables.table import Column, Line, Table
 from tests.support.report_samples import (
     HOSTILE_NAMES,
     PIPE,
@@ -63,6 +66,22 @@ def test_a_long_name_loses_its_middle_on_a_terminal_only() -> None:
     assert "scope/scope/scope/scope/…pe/scope/scope/scope/leaf" in text_of(manifest)
     assert "scope/scope/scope/scope...e/scope/scope/scope/leaf" in text_of(manifest, Screen(width=80, unicode=False))
     assert HOSTILE_NAMES["very long"] in text_of(manifest, PIPE)
+
+
+@pytest.mark.parametrize("width", [40, 80, 160])
+def test_a_long_name_that_is_not_the_first_column_loses_its_middle_too(width: int) -> None:
+    columns = (
+        Column(heading="stage", kind="name"),
+        Column(heading="first", kind="name"),
+        Column(heading="rel_l2", kind="number"),
+    )
+    long = f"param/{HOSTILE_NAMES['very long']}"
+    lines = (Line(cells=("gradients", long, 0.25), keys=()), Line(cells=("loss", "loss", 0.5), keys=()))
+    table = Table(title="Stages", columns=columns, lines=lines, in_order=False)
+    shown = lay_out(table, Screen(width=width)).plain.splitlines()
+    assert [len(line) for line in shown[2:]] == [width, width]  # the name takes the room that there is
+    assert re.search(r"param/.*….*leaf +0.250$", shown[2])
+    assert long in lay_out(table, PIPE).plain
 
 
 @pytest.mark.parametrize("name", SHORT_HOSTILE.values(), ids=SHORT_HOSTILE)

@@ -16,7 +16,7 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import encode
-from gradscope.comparison.diagnosis.running_variances import RunningVariances
+from gradscope.comparison.diagnosis.likely.running_variances import RunningVariances
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.layout.layouts import agreeing_layouts
 from gradscope.comparison.pairing.matching import Dumps, Match

@@ -44,7 +44,7 @@ from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, EXAMPLE_GRAD, INPUT, I
 _MARGIN: Final = 4.0
 
 #: The machine epsilon above which a type has up to 16 bits.
-_NARROW: Final = 1e-4
+NARROW: Final = 1e-4
 
 #: Terms cancel where a norm is below this share of what is expected.
 _CANCELLED: Final = 0.1
@@ -114,7 +114,7 @@ class RoundingFloors:
             return None
         largest = max(sums, key=lambda each: each.expected)
         expected, epsilon = largest.expected * math.sqrt(math.prod(entry.shape)), machine_epsilon(dtype)
-        if epsilon > _NARROW:
+        if epsilon > NARROW:
             floor = _MARGIN * epsilon * expected
             return Floor(l2=floor, cancelled=2 * floor, terms=largest.terms)
         floor = _MARGIN * epsilon * math.sqrt(min(largest.terms, _BLOCK)) * expected

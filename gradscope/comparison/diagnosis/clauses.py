@@ -1,0 +1,121 @@
+"""Clauses of the verdict's sentence about what differs besides the first divergence, and the wording of names."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, Blame, Divergence
+from gradscope.comparison.judging.judge import UNPROVEN
+from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.layout.recipes import REORDERED
+from gradscope.naming import (
+    AUX,
+    EXAMPLE_GRAD,
+    INPUT,
+    INPUT_GRAD,
+    PARAM,
+    PARAM_GRAD,
+    STATE,
+    key_of,
+    printable,
+)
+from gradscope.naming.wording import counted
+
+#: The nouns for tensors of families without a direction; other families are called by their names.
+_NOUNS: Final = {
+    INPUT: "input",
+    INPUT_GRAD: "input gradient",
+    PARAM: "parameter",
+    PARAM_GRAD: "parameter gradient",
+    EXAMPLE_GRAD: "per-example gradient",
+    STATE: "state tensor",
+    AUX: "auxiliary output",
+}
+
+#: The gradients that may be a consequence of the first divergence.
+_GRADIENTS: Final = (PARAM_GRAD, INPUT_GRAD, EXAMPLE_GRAD)
+
+#: The largest number of names in one clause.
+_SOME: Final = 3
+
+
+def rearranged(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Returns a clause about parameters that have the same values in another layout under the same name.
+
+    In a port that is meant so. Where a layer differs that uses one, the layout may be the fault.
+    """
+    found = [row for row in rows if row.family == PARAM and row.made_by and row.matched_by == "name"]
+    if not found:
+        return []
+    names = [f"{quoted(row.name)} ({row.made_by})" for row in found[:_SOME]]
+    more = f" and {len(found) - _SOME} more" if len(found) > _SOME else ""
+    verb = "has" if len(found) == 1 else "have"
+    return [f"{counted(len(found), 'parameter')} {verb} another layout: {', '.join(names)}{more}"]
+
+
+def unproven(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Returns a clause about inputs whose layout nothing but their own values shows, as of an image on its side."""
+    found = [f"{quoted(row.name)} ({row.made_by})" for row in rows if row.why == UNPROVEN]
+    which = "which no parameter has, and may be the cause"
+    return [f"the same input in another layout, {which}: {', '.join(found[:_SOME])}"] if found else []
+
+
+def reordered(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Returns a clause about a batch whose examples are in another order."""
+    return ["the batch has its examples in another order"] if any(r.made_by.endswith(REORDERED) for r in rows) else []
+
+
+def others(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) -> list[str]:
+    """Returns clauses about families without a direction: possible causes, then consequences, then the rest."""
+    directed = (*FORWARD, *BACKWARD)
+    different = [
+        row
+        for row in rows
+        if row.status == "different" and row.family not in directed and row is not divergence.forward
+    ]
+    follows = Counter(row.family for row in different if _follows(row, blame))
+    others = Counter(row.family for row in different) - follows
+    parts = [f"{_together(others, [each])} {_verb(others[each])}" for each in (PARAM, STATE, INPUT) if others[each]]
+    where = "above it " if divergence.backward is not None else ""
+    if caused := follows.total():
+        parts.append(f"{_together(follows, _GRADIENTS)} {where}{'follows' if caused == 1 else 'follow'} from that")
+    if own := sum(others[each] for each in _GRADIENTS):
+        parts.append(f"{_together(others, _GRADIENTS)} {_verb(own)}{' in addition' if caused else ''}")
+    known = {PARAM, STATE, INPUT, *_GRADIENTS}
+    return [*parts, *(f"{_together(others, [each])} {_verb(others[each])}" for each in others if each not in known)]
+
+
+def _together(counts: Counter[str], families: Sequence[str]) -> str:
+    """Returns the counts of families in words: `2 parameter gradients and 1 input gradient`."""
+    *some, last = (counted(counts[each], _NOUNS.get(each, f"{each} tensor")) for each in families if counts[each])
+    return f"{', '.join(some)} and {last}" if some else last
+
+
+def _follows(row: ComparisonRow, blame: Blame) -> bool:
+    """Returns whether a gradient that differs is computed from the first divergence."""
+    key = key_of(PARAM_GRAD if row.family == EXAMPLE_GRAD else row.family, row.name)
+    return row.family in _GRADIENTS and (key in blame.backward or key in blame.forward)
+
+
+def one_sided(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Returns clauses about how many names only one of the dumps has."""
+    counts = Counter(row.status for row in rows if row.counts)
+    sides = (("missing", "reference"), ("extra", "candidate"))
+    return [f"{counted(counts[status], 'name')} only in the {side}" for status, side in sides if counts[status]]
+
+
+def _verb(count: int) -> str:
+    return "differs" if count == 1 else "differ"
+
+
+def quoted(name: str) -> str:
+    """Returns a name as the sentence shows it."""
+    return f"`{printable(name)}`"
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Returns the first names in quotes, and the number of the others."""
+    more = f" and {len(names) - _SOME} more" if len(names) > _SOME else ""
+    return ", ".join(map(quoted, names[:_SOME])) + more

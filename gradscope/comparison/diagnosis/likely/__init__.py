@@ -1,0 +1,7 @@
+"""Likely explanations of a difference: simple relations between what one program has and the other.
+
+- `likely_causes`: relations between two tensors that differ: swapped, transposed, permuted, a multiple.
+- `likely_parts`: tensors of one side only that others of the other side may make up.
+- `running_variances`: running variances that the programs divide by different numbers.
+- `loss_difference`: losses that differ, and whether that is their reduction: all gradients are the same multiple.
+"""

@@ -1,0 +1,135 @@
+"""`loss_difference` tells by how much the losses of two dumps differ, and whether their reduction explains all else.
+
+A loss that is a sum in one program and a mean in the other is a multiple of it, and so is every gradient, although all
+values that the loss is computed from agree.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gradscope.comparison.diagnosis.divergence import first_divergence
+from gradscope.comparison.judging.compare_options import CompareOptions
+from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.judging.unmatched import is_loss, loss_tolerance
+from gradscope.comparison.pairing.matching import Dumps
+from gradscope.dump.manifest.json_text import as_float
+from gradscope.dump.record import Json
+from gradscope.naming import ACTIVATION, INPUT, is_gradient, key_of
+
+#: A factor that is nearer to one than this is no other reduction.
+_LEAST_FACTOR: Final = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossDifference:
+    """LossDifference stores two losses that differ beyond tolerance.
+
+    Attributes:
+        ref: The loss of the reference.
+        cand: The loss of the candidate.
+        factor: How many times the reference's both the loss and all gradients are, while what the loss is computed
+            from agrees; None where that is not so.
+        reduction: What such a factor is, in words, where the shapes of the batch have it; else "".
+        in_rows: Whether a row has both losses, as the first value that differs.
+    """
+
+    ref: float
+    cand: float
+    factor: float | None = None
+    reduction: str = ""
+    in_rows: bool = False
+
+    @property
+    def explains(self) -> bool:
+        """Whether another reduction of the loss explains all that differs."""
+        return self.factor is not None
+
+    @property
+    def sentence(self) -> str:
+        """The difference in words."""
+        values = f"{self.ref:.6g} and {self.cand:.6g}"
+        if self.factor is None:
+            return f"the losses are {values}"
+        of = f", as {self.reduction}" if self.reduction else ""
+        multiple = f"it is {self.factor:.4g} times the reference's ({values}), and so is every gradient"
+        return f"the loss is reduced otherwise: {multiple}{of}"
+
+    def to_json(self) -> dict[str, Json]:
+        """Returns the losses as JSON."""
+        factor: dict[str, Json] = {} if self.factor is None else {"factor": self.factor}
+        return {"ref": self.ref, "cand": self.cand, **factor}
+
+
+def loss_difference(dumps: Dumps, rows: Sequence[ComparisonRow], options: CompareOptions) -> LossDifference | None:
+    """Returns how the losses of two dumps differ; None where they agree within tolerance, or are not both known.
+
+    Args:
+        dumps: The dumps.
+        rows: All rows.
+        options: How strictly tensors are compared.
+    """
+    ref, cand = dumps.ref.manifest.loss, dumps.cand.manifest.loss
+    if ref is None or cand is None or ref == cand or (math.isnan(ref) and math.isnan(cand)):
+        return None
+    limit = loss_tolerance(dumps)
+    requested = options.tolerance("loss", "loss", limit)
+    limit = 0.0 if requested is None else requested.rel_l2 or limit
+    if abs(cand - ref) <= limit * abs(ref):
+        return None
+    forward = first_divergence(rows).forward
+    of_loss = forward is not None and _is_loss(dumps, forward)
+    factor = cand / ref if ref and math.isfinite(cand / ref) else 1.0
+    if (forward is not None and not of_loss) or not _all_multiples(dumps, rows, factor, limit):
+        return LossDifference(ref=ref, cand=cand, in_rows=of_loss)
+    words = next(_reductions(dumps, factor, limit), "")
+    return LossDifference(ref=ref, cand=cand, factor=factor, reduction=words, in_rows=of_loss)
+
+
+def _is_loss(dumps: Dumps, row: ComparisonRow) -> bool:
+    return row.family == ACTIVATION and row.status != "extra" and is_loss(dumps.ref, key_of(ACTIVATION, row.name))
+
+
+def _all_multiples(dumps: Dumps, rows: Sequence[ComparisonRow], factor: float, limit: float) -> bool:
+    """Returns whether every gradient is the same multiple of the reference's, and there are any."""
+    gradients = [row for row in rows if row.compared and is_gradient(row.family)]
+    own = [row for row in gradients if not _is_nothing(dumps, row)]
+    return bool(own) and abs(factor - 1) > _LEAST_FACTOR and all(_is_multiple(row, factor, limit) for row in own)
+
+
+def _is_nothing(dumps: Dumps, row: ComparisonRow) -> bool:
+    """Returns whether a gradient that agrees is zero, or is that of the loss itself, which is one."""
+    if row.status != "same":
+        return False
+    entry = dumps.ref.entry(dumps.ref.resolve(key_of(row.family, row.name)))
+    if entry.absent is not None or entry.stats.get("rms") == 0 or (row.needed == 0 and "rel_l2" in row.metrics):
+        return True
+    value = key_of(ACTIVATION, row.name)
+    return value in dumps.ref.keys() and is_loss(dumps.ref, value)  # noqa: SIM118 - no mapping
+
+
+def _is_multiple(row: ComparisonRow, factor: float, limit: float) -> bool:
+    apart, ratio = row.metrics.get("1-cos"), row.metrics.get("norm_ratio")
+    tolerance = max(limit, row.tolerance or 0.0)
+    if apart is None or ratio is None or row.metrics.get("nonfinite_mismatch"):
+        return False
+    apart, ratio = as_float(apart), as_float(ratio)
+    apart, ratio = (2 - apart, -ratio) if apart > 1 else (apart, ratio)
+    return apart <= tolerance**2 and abs(ratio / factor - 1) <= tolerance
+
+
+def _reductions(dumps: Dumps, factor: float, limit: float) -> Iterator[str]:
+    """Yields the reductions that have a factor: of the examples of the batch, or of the first axes of an input."""
+    shapes = [entry.shape for entry in dumps.ref.manifest.entries if entry.family == INPUT]
+    for shape in shapes:
+        for axes, size in enumerate(itertools.accumulate(shape, operator.mul)):
+            of = f"{size} examples" if axes == 0 else f"{size} numbers"
+            if size > 1 and abs(factor / size - 1) <= limit:
+                yield f"a sum over {of} is of their mean"
+            if size > 1 and abs(factor * size - 1) <= limit:
+                yield f"a mean over {of} is of their sum"

@@ -1,0 +1,89 @@
+"""`accumulated_tolerances` returns the tolerances of tensors of 16 bits that are deep in a network.
+
+Every value that is rounded to 16 bits has a new error of up to half an epsilon, and inherits those of what it is
+computed from. Errors of one size that have nothing to do with each other add up to the square root of their number, as
+in a random walk: behind `n` roundings an error is up to `sqrt(n)` times that of one. So the default tolerance, which is
+that of one tensor, grows with the square root of the number of tensors on the longest way to a tensor.
+
+That alone would pass faults deep in a network. But an error of rounding creeps: it is of the size of the errors that
+the tensor inherits, where a fault makes it jump. So a tensor is held to twice the largest error among what it is
+computed from, too, and keeps its default where any of that is over its own tolerance.
+
+The gradients of parameters are sums in which terms cancel, so that an error may be four times what is inherited. The
+backward pass of a normalisation subtracts means; there, that holds up to twice the default tolerance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from gradscope.dump.manifest.layer_graph import inverted, nearest, sources_of
+from gradscope.dump.manifest.manifest import Layer
+from gradscope.naming import ACTIVATION_GRAD, is_gradient, split_key
+
+#: How many times the largest inherited error an error of rounding may be, and where terms cancel.
+_GROWTH: Final = 2.0
+_CANCELLING_GROWTH: Final = 4.0
+
+#: How many times the default tolerance an error may be where terms of the gradient of an activation cancel.
+_CANCELLING: Final = 2.0
+
+
+def accumulated_tolerances(
+    layers: Sequence[Layer], errors: Mapping[str, float], tolerances: Mapping[str, float], narrow: Collection[str]
+) -> dict[str, float]:
+    """Returns the tolerances of tensors that are over their default, and may be by rounding that adds up.
+
+    Args:
+        layers: The layers of the reference.
+        errors: The `rel_l2` of the tensors that are compared, by the keys of owners.
+        tolerances: Their default tolerances.
+        narrow: The keys of those that were computed in 16 bits.
+    """
+    if all(errors[key] <= tolerances[key] for key in narrow):
+        return {}
+    sources = sources_of(layers)
+    read = {key: [each for each in nearest(sources, key, errors) if each != key] for key in errors}
+    limits: dict[str, float] = {}
+    depths: dict[str, int] = {}
+    for key in _in_order(read):
+        before, own = read[key], tolerances[key]
+        depths[key] = 1 + max((depths.get(each, 0) for each in before), default=0)
+        limits[key] = own
+        agree = all(errors[each] <= limits.get(each, tolerances[each]) for each in before)
+        if key in narrow and before and agree and errors[key] > own:
+            limits[key] = max(own, _limit(split_key(key)[0], max(errors[each] for each in before), own, depths[key]))
+    return {key: limit for key, limit in limits.items() if limit > tolerances[key]}
+
+
+def _limit(family: str, inherited: float, tolerance: float, depth: int) -> float:
+    """Returns the largest error of rounding.
+
+    Args:
+        family: The family of the tensor.
+        inherited: The largest error among what it is computed from.
+        tolerance: Its default tolerance.
+        depth: The number of tensors on the longest way to it.
+    """
+    walk = math.sqrt(depth) * tolerance
+    if not is_gradient(family):
+        return min(_GROWTH * inherited, walk)
+    if family != ACTIVATION_GRAD:
+        return min(_CANCELLING_GROWTH * inherited, walk)
+    cancelling = min(_CANCELLING_GROWTH * inherited, _CANCELLING * tolerance)
+    return min(max(_GROWTH * inherited, cancelling), walk)
+
+
+def _in_order(read: Mapping[str, Sequence[str]]) -> list[str]:
+    """Returns keys behind all that they are computed from; those of a cycle, as damaged dumps have, are left out."""
+    waiting = {key: len(set(before)) for key, before in read.items()}
+    readers = inverted({key: list(dict.fromkeys(before)) for key, before in read.items()})
+    order = [key for key, count in waiting.items() if not count]
+    for key in order:  # the list grows while it is read
+        for reader in readers.get(key, ()):
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                order.append(reader)
+    return order

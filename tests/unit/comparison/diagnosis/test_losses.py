@@ -1,0 +1,89 @@
+"""Losses that differ are told with both values, and their reduction as the cause where it explains all gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+
+_draw = np.random.default_rng(2).normal
+KERNELS = [_draw(size=size).astype(np.float32) for size in ((4, 6), (6, 2))]
+INPUTS = _draw(size=(5, 4)).astype(np.float32)
+
+
+def _program(*names: str, reduce: Any = jnp.mean, slope: float = 1.0, scope: str = "") -> Dump:
+    def loss(weights: Any, batch: Any) -> Any:
+        x = batch["x"]
+        for name in names:
+            with jax.named_scope(name):
+                x = jnp.tanh(slope * (x @ weights[name]["w"]))
+        if not scope:
+            return reduce(jnp.square(x).sum(-1))
+        with jax.named_scope(scope):
+            return reduce(jnp.square(x).sum(-1))
+
+    own = {name: {"w": w} for name, w in zip(names, KERNELS, strict=True)}
+    return gs.capture(loss, own, {"x": INPUTS}, origins=False)
+
+
+REFERENCE = ("first", "second")
+
+
+@pytest.mark.parametrize("scope", ["", "objective"], ids=["outside scopes", "in a scope"])
+def test_another_reduction_is_told_first_with_its_factor(scope: str) -> None:
+    reference = _program(*REFERENCE, scope=scope)
+    found = gs.compare(reference, _program("Dense_0", "Dense_1", reduce=jnp.sum, scope=scope))
+    assert found.verdict == "different"
+    assert found.losses is not None
+    assert found.losses.ref == reference.manifest.loss
+    assert found.losses.factor == pytest.approx(5, rel=1e-5)
+    assert found.sentence.startswith(
+        "The loss is reduced otherwise: it is 5 times the reference's "
+        f"({found.losses.ref:.6g} and {found.losses.cand:.6g}), and so is every gradient, "
+        "as a sum over 5 examples is of their mean. "
+    )
+    assert found.to_json()["losses"] == {
+        "ref": found.losses.ref, "cand": found.losses.cand, "factor": found.losses.factor,
+    }  # fmt: skip
+    back = gs.compare(_program(*REFERENCE, reduce=jnp.sum, scope=scope), _program("Dense_0", "Dense_1", scope=scope))
+    assert "it is 0.2 times the reference's" in back.sentence
+    assert "as a mean over 5 examples is of their sum. " in back.sentence
+
+
+def test_a_loss_that_follows_from_another_value_is_told_behind_it() -> None:
+    found = gs.compare(_program(*REFERENCE), _program(*REFERENCE, slope=1.1))
+    assert found.losses is not None
+    assert not found.losses.explains
+    assert found.sentence.startswith("Forward first differs at `first`")
+    assert f"; the losses are {found.losses.ref:.6g} and {found.losses.cand:.6g}" in found.sentence
+
+
+def test_a_gradient_that_is_no_multiple_is_not_explained_by_the_loss() -> None:
+    def half(x: Any) -> Any:
+        return 5 * jax.lax.stop_gradient(x[:2]).mean() + 2 * x[2:].mean()
+
+    found = gs.compare(_program(*REFERENCE), _program(*REFERENCE, reduce=half))
+    assert found.losses is not None
+    assert not found.losses.explains
+    assert "reduced otherwise" not in found.sentence
+
+
+def test_losses_that_differ_are_told_where_all_tensors_agree() -> None:
+    found = gs.compare(_program(*REFERENCE), _program(*REFERENCE, reduce=lambda x: x.mean() + 1))
+    assert found.verdict == "same"
+    assert found.losses is not None
+    assert f"; but the losses are {found.losses.ref:.6g} and {found.losses.cand:.6g}" in found.sentence
+
+
+def test_losses_are_held_to_the_tolerance_that_is_asked_for() -> None:
+    reference, other = (_program(*REFERENCE, slope=slope) for slope in (1.0, 1.0 + 1e-6))
+    assert gs.compare(reference, other).losses is None
+    assert gs.compare(reference, other, tol=1e-9).losses is not None
+    assert gs.compare(reference, other, bitwise=True).losses is not None
+    assert "losses" not in gs.compare(reference, other).to_json()

@@ -1,0 +1,111 @@
+"""Rounding to 16 bits adds up with depth: an error that creeps is rounding, and one that jumps is a fault."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+from gradscope.comparison.judging.rounding.accumulated_rounding import accumulated_tolerances
+from gradscope.dump.manifest.manifest import Layer
+
+DEPTH, WIDTH = 12, 16
+_draw = np.random.default_rng(16).normal
+KERNELS = [(1.8 * _draw(size=(WIDTH, WIDTH)) / math.sqrt(WIDTH)).astype(np.float32) for _ in range(DEPTH)]
+INPUTS = _draw(size=(32, WIDTH)).astype(np.float32)
+
+
+def _chain(errors: list[float], *, family: str = "activation", narrow: bool = True) -> dict[str, float]:
+    names = [f"layer{number}" for number in range(len(errors))]
+    if family == "activation":
+        layers = [
+            Layer(path=name, index=number, inputs=(names[number - 1],) if number else (), outputs=(name,))
+            for number, name in enumerate(names)
+        ]
+    else:  # gradients are computed in reverse
+        layers = [
+            Layer(path=name, index=number, inputs=(before,), outputs=(name,))
+            for number, (before, name) in enumerate(zip(names[:0:-1], names[-2::-1], strict=True))
+        ]
+    keys = [f"{family}/{name}" for name in names]
+    tolerance = 2e-2 if family == "activation" else 1e-1
+    raised = accumulated_tolerances(
+        layers, dict(zip(keys, errors, strict=True)), dict.fromkeys(keys, tolerance), set(keys) if narrow else set()
+    )
+    return {key.partition("/")[2]: limit for key, limit in raised.items()}
+
+
+def test_an_error_that_creeps_has_a_tolerance_that_grows_with_the_square_root_of_the_depth() -> None:
+    errors = [5e-3 * math.sqrt(number + 1) for number in range(25)]
+    raised = _chain(errors)
+    assert set(raised) == {f"layer{number}" for number in range(16, 25)}
+    assert all(errors[int(name[5:])] <= limit for name, limit in raised.items())
+    assert raised["layer24"] == pytest.approx(min(2 * errors[23], 2e-2 * math.sqrt(25)))
+    assert not _chain(errors, narrow=False)
+
+
+def test_an_error_that_jumps_keeps_the_default_and_so_does_what_inherits_it() -> None:
+    raised = _chain([5e-3, 8e-3, 9e-3, 9e-2, 9e-2, 9e-2])
+    assert all(raised.get(f"layer{number}", 2e-2) < 9e-2 for number in (3, 4, 5))
+
+
+def test_an_error_beyond_the_square_root_of_the_depth_is_no_rounding() -> None:
+    raised = _chain([1.9e-2, 3e-2, 5e-2, 9e-2])
+    assert raised["layer1"] == pytest.approx(2e-2 * math.sqrt(2))
+    assert raised["layer1"] < 3e-2
+    assert not {"layer2", "layer3"} & set(raised)
+
+
+def test_gradients_may_grow_more_up_to_twice_their_tolerance() -> None:
+    assert _chain([4e-2, 4e-2, 4e-2, 1.5e-1], family="activation_grad")["layer3"] == pytest.approx(1.6e-1)
+    assert _chain([8e-2, 8e-2, 8e-2, 2.9e-1], family="activation_grad")["layer3"] == pytest.approx(2e-1)
+    assert _chain([*[9e-2] * 9, 1.5e-1, 1.9e-1, 2.9e-1], family="activation_grad")["layer11"] >= 2.9e-1  # creeps
+
+
+def test_a_graph_with_a_cycle_has_the_default() -> None:
+    layers = [Layer(path=a, index=0, inputs=(b,), outputs=(a,)) for a, b in (("one", "two"), ("two", "one"))]
+    keys = {"activation/one": 3e-2, "activation/two": 3e-2}
+    assert accumulated_tolerances(layers, keys, dict.fromkeys(keys, 2e-2), set(keys)) == {}
+
+
+def _deep(dtype: Any, names: str, *, fault: str = "") -> Dump:
+    def loss(weights: Any, batch: Any) -> Any:
+        x = batch["x"].astype(dtype)
+        for number in range(DEPTH):
+            name = names.format(number)
+            with jax.named_scope(name):
+                y = x @ weights[name]["w"].astype(dtype)
+                if number == DEPTH // 2:
+                    y = y * jnp.asarray(2.0 if fault == "scale" else 1, dtype)
+                    y = jax.lax.stop_gradient(y) if fault == "stop" else y
+                x = jnp.tanh(y)
+        return jnp.square(x.astype(jnp.float32)).mean()
+
+    return gs.capture(loss, {names.format(n): {"w": w} for n, w in enumerate(KERNELS)}, {"x": INPUTS}, origins=False)
+
+
+@pytest.fixture(scope="module")
+def reference() -> Dump:
+    return _deep(jnp.float32, "layers.{}")
+
+
+def test_a_deep_network_in_bfloat16_is_the_same(reference: Dump) -> None:
+    found = gs.compare(reference, _deep(jnp.bfloat16, "Block_{}"))
+    assert found.verdict == "same", found.sentence
+    defaults = {"activation": 2e-2, "activation_grad": 1e-1}
+    assert any(row.needed and row.needed > defaults.get(row.family, 1) for row in found.rows)
+
+
+@pytest.mark.parametrize("fault", ["scale", "stop"])
+def test_a_fault_in_bfloat16_is_told_at_its_layer(reference: Dump, fault: str) -> None:
+    found = gs.compare(reference, _deep(jnp.bfloat16, "Block_{}", fault=fault))
+    assert found.verdict == "different"
+    first = found.first_divergence.forward or found.first_divergence.backward
+    assert first is not None
+    assert first.name == f"layers.{DEPTH // 2}" if fault == "scale" else f"layers.{DEPTH // 2 - 1}", found.sentence
