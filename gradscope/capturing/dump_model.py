@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from gradscope import naming
 from gradscope.arrays.dtypes import as_numpy_dtype
+from gradscope.arrays.passes.compiled_pass import expect_reductions
 from gradscope.capturing.execution.arguments import Arguments
 from gradscope.capturing.execution.observation import is_readable_here
 from gradscope.capturing.execution.preparation import Bounds, Prepared, prepare
@@ -89,12 +90,15 @@ def dump_model(
         MachineError: Memory or disk ran out. What was captured until then is saved next to the requested path.
         UsageError: A pattern selects nothing.
     """
-    prepared = prepare(model, arguments, request.spec, request.query, timings, bounds=request.bounds)
+    prepared = prepare(
+        model, arguments, request.spec, request.query, timings, bounds=request.bounds,
+        planned=lambda resolved: expect_reductions(_tensor_bytes(resolved)),
+    )  # fmt: skip
     _require_memory(prepared, request)
     if request.spec.terms and not prepared.resolved.plan.terms:
         request.tell("no value that is shown is used more than once, so that no gradient has terms")
     examples = ExampleProgram(model, prepared, arguments.batch_size, timings) if request.spec.per_example else None
-    size = _tensor_bytes(prepared) + (0 if examples is None else examples.size_bytes)
+    size = _tensor_bytes(prepared.resolved) + (0 if examples is None else examples.size_bytes)
     program = prepared.program
     if program.runs > 1:
         request.tell(f"{shown_size(size)} of tensors are captured in {program.runs} runs")
@@ -189,13 +193,13 @@ def _salvaging(writer: RecordSink, provenance: dict[str, Json]) -> Generator[Non
         raise
 
 
-def _tensor_bytes(prepared: Prepared) -> int:
+def _tensor_bytes(resolved: ResolvedQuery) -> int:
     """Returns the bytes of all tensors in a run's records.
 
     Raises:
         UsageError: A dtype cannot be stored.
     """
-    plan, arguments = prepared.resolved.plan, prepared.resolved.trace.arguments
+    plan, arguments = resolved.plan, resolved.trace.arguments
     leaves = sum(_bytes(leaf.shape, leaf.dtype) * (1 + leaf.differentiated) for leaf in arguments)
     named = [number for number, site in enumerate(plan.sites) if site.names]
     cotangents = [number for number in plan.sinks if not plan.is_site(number) or plan.sites[number].names]

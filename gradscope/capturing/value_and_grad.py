@@ -196,4 +196,6 @@ def _seen(watching: Watching, observed: Observed, values: Sequence[Any]) -> Seen
               for holder in ("arguments", "gradients")}  # fmt: skip
     gradients = {number: observe(observed.gradients[number], stored=True) for number in sorted(chosen["gradients"])}
     arguments = {number: observe(jnp.asarray(values[number]), stored=True) for number in sorted(chosen["arguments"])}
-    return Seen(watching, observed._replace(auxiliary=[], gradients=gradients), arguments)
+    # A second differentiation of a step takes values that it observed as constants.
+    captured = observed.captured._replace(values=jax.lax.stop_gradient(observed.captured.values))
+    return Seen(watching, observed._replace(auxiliary=[], captured=captured, gradients=gradients), arguments)

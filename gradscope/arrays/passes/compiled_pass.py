@@ -3,13 +3,15 @@
 The loops are compiled by numba, of the extra `fast`, once per machine, and kept in the user's cache. Loading them takes
 a third of a second, in which NumPy reduces half a gigabyte. So a process loads them when it has reduced about as much,
 or is about to in one call: a small dump never waits for them, and no process takes twice the time of the better choice.
+A process that says in advance how much it will reduce has them loaded meanwhile. Where they have yet to be compiled,
+which takes four seconds, that has to be worth more: the first dump of a machine is not to wait for them.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial, reduce
 from operator import add
@@ -31,8 +33,14 @@ from gradscope.user_cache import cache_folder
 #: Bytes that NumPy reduces with magnitudes in the time that loading the kernel takes (2026-11).
 _WORTH_LOADING: Final = 512 << 20
 
+#: The same where the kernel has yet to be compiled: a third of the time that this takes, since later processes have it.
+_WORTH_COMPILING: Final = 2 << 30
+
 #: What a byte counts for that is reduced without magnitudes, at which NumPy is so many times as fast.
 _PLAIN_SHARE: Final = 1 / 5
+
+#: The folder of the user's cache in which numba keeps the kernel.
+_KEPT_IN: Final = "kernels"
 
 #: Elements of a stretch, which one thread reduces. It does not depend on the number of threads, and so no result does.
 _STRETCH: Final = 1 << 22
@@ -44,8 +52,18 @@ class _Loading:
     def __init__(self) -> None:
         self._lock = Lock()
         self._reduced = 0.0
+        self._begun: Future[ModuleType | None] | None = None
         self._tried = False
         self._kernel: ModuleType | None = None
+
+    def expect(self, worth: float) -> None:
+        """Begins to load the kernel in the background, where that is worth it.
+
+        Args:
+            worth: The bytes that will be reduced.
+        """
+        with self._lock:
+            self._begin_if_worth(worth)
 
     def kernel(self, worth: float) -> ModuleType | None:
         """Returns the module of the kernel; None where it is not loaded yet, or cannot be.
@@ -56,15 +74,38 @@ class _Loading:
         if not self._tried:
             with self._lock:
                 self._reduced += worth
-                if not self._tried and self._reduced >= _WORTH_LOADING:
-                    # In a thread of its own: a compiler needs more stack than the thread of a callback may have.
-                    with ThreadPoolExecutor(1) as pool:
-                        self._kernel = pool.submit(_loaded).result()
+                self._begin_if_worth(self._reduced)
+                if self._begun is not None:
+                    self._kernel = self._begun.result()
                     self._tried = True
         return self._kernel
 
+    def _begin_if_worth(self, worth: float) -> None:
+        if self._begun is None and worth >= _WORTH_LOADING and (worth >= _WORTH_COMPILING or _is_compiled()):
+            # In a thread of its own: a compiler needs more stack than the thread of a callback may have.
+            pool = ThreadPoolExecutor(1, thread_name_prefix="kernel")
+            self._begun = pool.submit(_loaded)
+            pool.shutdown(wait=False)
+
 
 _loading = _Loading()
+
+
+def expect_reductions(size_bytes: int) -> None:
+    """Loads the compiled loops in the background, if a process that will reduce so many bytes is faster with them.
+
+    Args:
+        size_bytes: The bytes of arrays that will be reduced with magnitudes.
+    """
+    _loading.expect(size_bytes)
+
+
+def _is_compiled() -> bool:
+    """Returns whether an earlier process has compiled the kernel; it may have been another version's."""
+    try:
+        return any(cache_folder(_KEPT_IN).rglob("*.nbi"))
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home
+        return False
 
 
 def _loaded() -> ModuleType | None:
@@ -80,7 +121,7 @@ def _loaded() -> ModuleType | None:
     kept = settings.CACHE_DIR
     try:
         # For the time of the import: the model's own functions are kept where the user wants them.
-        settings.CACHE_DIR = str(cache_folder("kernels"))
+        settings.CACHE_DIR = str(cache_folder(_KEPT_IN))
         from gradscope.arrays.passes import block_kernel  # noqa: PLC0415 - see the module's docstring
 
         _reduced(block_kernel, np.int32(0), np.empty(1, np.float32), magnitudes=False)

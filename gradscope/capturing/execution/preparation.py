@@ -6,7 +6,7 @@ other's result, only shapes. So the arguments are made in a thread of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -119,6 +119,7 @@ def prepare(
     timings: Timings,
     *,
     bounds: Bounds | None = None,
+    planned: Callable[[ResolvedQuery], object] = lambda _: None,
 ) -> Prepared:
     """Traces, plans and compiles a loss while its arguments are being made.
 
@@ -129,6 +130,7 @@ def prepare(
         query: Which gradients and values other than the loss's own are computed.
         timings: Receives the seconds of each phase.
         bounds: The memory that one run may use; None for all in one run.
+        planned: Called with what will be observed, before that is compiled: to begin what can be done meanwhile.
 
     Returns:
         The compiled program and its arguments.
@@ -152,6 +154,7 @@ def prepare(
             if constant is None:
                 raise
             resolved, program = staging.staged(constant)
+        planned(resolved)
         program.compile()
         with timings.phase("initialise"):
             variables, batch = making.result()

@@ -34,8 +34,8 @@ class Measured(NamedTuple):
 class Reading(Protocol):
     """A `Reading` makes statistics of observations, and decides what of them is stored."""
 
-    # Two steps, for two threads: measuring is many short calls into NumPy, and preparing a tensor for storage is a few
-    # long ones. Separated, neither makes the other wait for the interpreter lock.
+    # Two steps, for two threads beside the writer's: measuring is many short calls into NumPy, and preparing a tensor
+    # for storage is a few long ones. Separated, neither makes the other wait for the interpreter lock.
 
     def measured(self, pending: PendingTensor) -> Measured:
         """Returns the records of a tensor, with its statistics except the hash."""

@@ -16,7 +16,7 @@ from gradscope.capturing.explain.zeros.rounding_zeros import Gradient
 from gradscope.capturing.explain.zeros.zero_gradients import Zero, causes_of
 from gradscope.capturing.records.example_gradients import ExampleGradients, pending_examples
 from gradscope.capturing.records.layer_tree import LayerTree
-from gradscope.capturing.records.measure import Reading
+from gradscope.capturing.records.measure import Measured, Reading
 from gradscope.capturing.records.pending_tensors import PendingTensor, pending_tensors
 from gradscope.capturing.records.prefetch import Ahead, in_order
 from gradscope.capturing.records.run_ledger import RunLedger, flows
@@ -31,8 +31,10 @@ from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.lookup.batch_broadcasts import batch_broadcasts
 from gradscope.tracing.lookup.step_functions import step_functions
 
-#: How far statistics are ahead of the writer: tensors on the host at a time, in addition to those on the device.
-AHEAD = Ahead(batches=4, batch_items=64, batch_bytes=4 << 20)
+#: How far statistics are ahead of what is prepared for storage, and that of the writer: tensors on the host at a time,
+#: in addition to those on the device.
+AHEAD = Ahead(batches=3, batch_items=64, batch_bytes=4 << 20)
+AHEAD_OF_WRITER = Ahead(batches=2, batch_items=64, batch_bytes=4 << 20)
 
 
 class Session:
@@ -89,12 +91,16 @@ class Session:
         return self._measured(pending_examples(self._run, self._order, gradients, count))
 
     def _measured(self, pieces: Iterable[PendingTensor]) -> Iterator[Record]:
-        for measured in in_order(self._reading.measured, pieces, ahead=AHEAD, size_of=_size_bytes):
-            self._tree.note(measured.pending, measured.power)
-            for record in map(self._reading.kept, measured.records):
-                self._ledger.add(measured.pending, record)
-                self._note(measured.pending, record)
+        measured = in_order(self._reading.measured, pieces, ahead=AHEAD, size_of=_size_bytes)
+        for each in in_order(self._kept, measured, ahead=AHEAD_OF_WRITER, size_of=_measured_bytes):
+            self._tree.note(each.pending, each.power)
+            for record in each.records:
+                self._ledger.add(each.pending, record)
+                self._note(each.pending, record)
                 yield record
+
+    def _kept(self, measured: Measured) -> Measured:
+        return measured._replace(records=tuple(map(self._reading.kept, measured.records)))
 
     def loss(self) -> float | None:
         """Returns the loss; None where it was not requested."""
@@ -153,3 +159,7 @@ class Session:
 
 def _size_bytes(pending: PendingTensor) -> int:
     return 0 if pending.observation is None else pending.observation.size_bytes
+
+
+def _measured_bytes(measured: Measured) -> int:
+    return _size_bytes(measured.pending)

@@ -54,7 +54,7 @@ def call_rule(
     """Runs a function call in place."""
     with traced_as(equation):
         constrained = _constrained(values, equation.params.get("in_shardings", ()))
-        outputs, captured = _run(context.enter(number), sub_jaxprs(equation)[0], constrained)
+        outputs, captured = _run(context.enter(number, in_place=True), sub_jaxprs(equation)[0], constrained)
         return _constrained(outputs, equation.params.get("out_shardings", ())), captured
 
 

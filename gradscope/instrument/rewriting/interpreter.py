@@ -20,7 +20,7 @@ from gradscope.instrument.plan import EMPTY_PLAN, Plan
 from gradscope.instrument.rewriting.cached_equations import run_cached
 from gradscope.instrument.rewriting.extrema import in_memory, is_extremum, run_extremum
 from gradscope.instrument.rewriting.observed_values import Captured, InjectedValues
-from gradscope.instrument.taps import Observer, tap, tap_aside
+from gradscope.instrument.taps import Observer, tap, tap_aside, whole_tensor
 from gradscope.tracing.jaxpr.frames import OPERAND, FrameKey
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, FrameKind, Jaxpr, is_literal, kind_of
 from gradscope.tracing.jaxpr.sharding import varying
@@ -37,6 +37,8 @@ class Context:
         frame: The frame it is in.
         depth: Number of loops around that frame.
         axes: Mesh axes that the `shard_map`s around that frame split over.
+        in_place: Whether that frame and those around it are run in place, so that its observations are auxiliary
+            outputs of what is differentiated.
         injected: The injected values for the sites in this frame and inside it, for the current iteration.
         reached: Numbers of sites and terms that a cotangent arrived at; grows while the backward pass is traced.
     """
@@ -46,12 +48,13 @@ class Context:
     frame: FrameKey = ()
     depth: int = 0
     axes: tuple[str, ...] = ()
+    in_place: bool = True
     injected: InjectedValues = field(default_factory=InjectedValues.nothing)
     reached: set[int] = field(default_factory=set[int])
 
-    def enter(self, equation: int, branch: int = 0) -> Context:
-        """Returns the context in one of an equation's frames."""
-        return replace(self, frame=(*self.frame, (equation, branch)))
+    def enter(self, equation: int, branch: int = 0, *, in_place: bool = False) -> Context:
+        """Returns the context in one of an equation's frames, which may be run in place."""
+        return replace(self, frame=(*self.frame, (equation, branch)), in_place=in_place and self.in_place)
 
     def with_injected(self, injected: InjectedValues) -> Context:
         """Returns the same context, with the injected values as the enclosing function received them."""
@@ -201,9 +204,12 @@ def _fed(injected: InjectedValues, site: int, value: Any) -> Any:
 
 
 def _note(context: Context, site: int, value: Any, captured: Captured) -> None:
-    # Without `stop_gradient` a scan would carry a tangent for every observation and transpose it from zeros.
     observe = context.plan.observer(site)
-    captured.values[site] = _observed_in_shards(observe, context.axes, jax.lax.stop_gradient(value))
+    # Without `stop_gradient` a scan would carry a tangent for every observation and transpose it from zeros, and what
+    # an observer computes would have one. An auxiliary output leaves its tangent behind by itself, and sooner: for a
+    # deep network `stop_gradient` took a fifth of tracing (2026-11).
+    plain = value if context.in_place and observe is whole_tensor else jax.lax.stop_gradient(value)
+    captured.values[site] = _observed_in_shards(observe, context.axes, plain)
 
 
 def _hand_out(context: Context, site: int, value: Any, captured: Captured) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from gradscope.arrays.passes import compiled_pass
-from gradscope.arrays.passes.compiled_pass import compiled_reduction
+from gradscope.arrays.passes.compiled_pass import compiled_reduction, expect_reductions
 from gradscope.stats import TensorStats, tensor_stats
 
 #: Columns whose sums are added in another order; all others are equal.
@@ -108,6 +109,7 @@ def test_a_small_dump_never_loads_the_kernel_and_a_large_one_does_once(
 ) -> None:
     loads = []
     monkeypatch.setattr(compiled_pass, "_loaded", lambda: loads.append(1))
+    monkeypatch.setattr(compiled_pass, "_is_compiled", lambda: True)
     monkeypatch.setattr(compiled_pass, "_WORTH_LOADING", 100_000)
     for _ in range(24):
         compiled_reduction(np.ones(1024, np.float32), magnitudes=True)
@@ -117,8 +119,39 @@ def test_a_small_dump_never_loads_the_kernel_and_a_large_one_does_once(
     assert loads == [1]
 
 
+def test_a_process_that_knows_what_it_will_reduce_loads_the_kernel_meanwhile(
+    loading: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads, loading_begun = [], threading.Event()
+    monkeypatch.setattr(compiled_pass, "_loaded", lambda: loads.append(1) or loading_begun.set())
+    monkeypatch.setattr(compiled_pass, "_is_compiled", lambda: True)
+    monkeypatch.setattr(compiled_pass, "_WORTH_LOADING", 100_000)
+    expect_reductions(99_999)
+    assert not loads
+    expect_reductions(100_000)
+    assert loading_begun.wait(10)
+    expect_reductions(100_000)
+    compiled_reduction(np.ones(1024, np.float32), magnitudes=True)
+    assert loads == [1]
+
+
+def test_a_kernel_that_has_yet_to_be_compiled_is_to_be_worth_more(
+    loading: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    loads = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(compiled_pass, "_loaded", lambda: loads.append(1))
+    monkeypatch.setattr(compiled_pass, "_WORTH_LOADING", 1_000)
+    monkeypatch.setattr(compiled_pass, "_WORTH_COMPILING", 8_192)
+    compiled_reduction(np.ones(1024, np.float32), magnitudes=True)
+    assert loads == []
+    compiled_reduction(np.ones(1024, np.float32), magnitudes=True)
+    assert loads == [1]
+
+
 def test_what_the_core_tier_reads_counts_less(loading: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_pass, "_loaded", lambda: pytest.fail("loaded"))
+    monkeypatch.setattr(compiled_pass, "_is_compiled", lambda: True)
     monkeypatch.setattr(compiled_pass, "_WORTH_LOADING", 5_000)
     compiled_reduction(np.ones(5_000, np.float32), magnitudes=False)
 
@@ -136,6 +169,7 @@ def test_without_numba_numpy_computes(loading: Any, monkeypatch: pytest.MonkeyPa
     for name in ("numba", "numba.core"):  # an import fails
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr(compiled_pass, "_WORTH_LOADING", 0)
+    monkeypatch.setattr(compiled_pass, "_is_compiled", lambda: True)
     assert tensor_stats(np.array([3.0, -4.0], np.float32)).l2 == pytest.approx(5)
     assert loading._tried
     assert loading._kernel is None
