@@ -51,9 +51,20 @@ def test_models_import_nothing_of_gradscope() -> None:
 
 def test_the_listing_of_every_folder_fits_on_half_a_screen() -> None:
     """The root lists the packages themselves, one for each layer of the architecture and what imports them."""
-    folders = {path.parent for path in sources(PACKAGE, TESTS)} - {PACKAGE}
-    crowded = {str(folder): len(entries(folder)) for folder in folders if len(entries(folder)) > MOST_ENTRIES}
-    assert crowded == {}
+    listed = listings(PACKAGE, TESTS)
+    del listed[PACKAGE]
+    assert {str(folder): len(names) for folder, names in listed.items() if len(names) > MOST_ENTRIES} == {}
+
+
+def test_a_listing_has_files_of_every_kind_and_folders_that_hold_some(tmp_path: Path) -> None:
+    for name in ("a.py", "b.css", "c/d/e.js", "f/__pycache__/g.pyc", "__pycache__/h.pyc"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert listings(tmp_path) == {
+        tmp_path: {"a.py", "b.css", "c"},
+        tmp_path / "c": {"d"},
+        tmp_path / "c" / "d": {"e.js"},
+    }
 
 
 def test_a_module_name_stands_twice_only_where_one_mirrors_the_other() -> None:
@@ -134,9 +145,16 @@ def dotted(package: Path) -> str:
     return ".".join(package.relative_to(REPOSITORY).parts)
 
 
-def entries(folder: Path) -> list[Path]:
-    """The modules of a folder and its sub-folders that have modules."""
-    return [entry for entry in folder.iterdir() if entry.suffix == ".py" or any(entry.rglob("*.py"))]
+def listings(*roots: Path) -> dict[Path, set[str]]:
+    """What each folder lists, whatever its kind; without what Python compiled, and folders that hold nothing else."""
+    listed: dict[Path, set[str]] = {}
+    for root in roots:
+        for path in root.rglob("*"):
+            parts = path.relative_to(root).parts
+            if path.is_file() and "__pycache__" not in parts:
+                for depth, name in enumerate(parts):
+                    listed.setdefault(root.joinpath(*parts[:depth]), set()).add(name)
+    return listed
 
 
 def sources(*folders: Path) -> Iterator[Path]:
