@@ -8,7 +8,7 @@ Vocabulary:
 The parts, in the order in which a module becomes a model:
 
 - `detect` finds the adapter of an object. An adapter is used only where the user's code has imported its library.
-- `linen`, `nnx`, `equinox`, `haiku`, `keras` and `transformers` are the adapters.
+- `flax` (`linen`, `nnx`, `transformers`), `equinox`, `haiku` and `keras` are the adapters.
 - `modules` is shared by all adapters: inputs (`--input`), calls, losses, and the model itself.
 - `functions_of_modules` handles a file's own functions whose `init` returns a module.
 - `extras` names the optional dependency to install for a missing package.

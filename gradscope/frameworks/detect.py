@@ -14,12 +14,12 @@ from gradscope.frameworks.modules.adapter import Adapter, OwnFormat, Variables
 
 #: The foreign module that defines a framework's modules, and our module that adapts them.
 _ADAPTERS: Final = (
-    ("flax.linen", "linen"),
-    ("flax.nnx", "nnx"),
+    ("flax.linen", "flax.linen"),
+    ("flax.nnx", "flax.nnx"),
     ("equinox", "equinox.equinox_adapter"),
     ("haiku", "haiku"),
     ("keras", "keras.keras_adapter"),
-    ("transformers.modeling_flax_utils", "transformers"),
+    ("transformers.modeling_flax_utils", "flax.transformers"),
 )
 
 #: The frameworks whose modules carry their variables.

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 
 import jax
 
-from gradscope.tracing.jaxpr.jaxcompat import Equation, Jaxpr, kind_of, opened, scan_arity, sub_jaxprs
+from gradscope.tracing.jaxpr.jaxcompat import Equation, Jaxpr, SubJaxpr, kind_of, sub_jaxprs
+from gradscope.tracing.jaxpr.transfers import loop_operands, transfer_of
 
 #: Returns the outputs of a jaxpr, given the values of its constants and of its variables.
 Evaluator: TypeAlias = Callable[[Jaxpr, Sequence[Any], Sequence[Any]], list[Any]]
@@ -34,41 +35,44 @@ def evaluated_inside(
         index: Returns the number of the branch of a `cond`'s first operand.
         repetitions: What the number of iterations of a `scan` without sequences is multiplied by.
     """
-    kind = kind_of(equation)
-    if kind in ("call", "remat"):
-        (inside,) = sub_jaxprs(equation)
-        return evaluate(inside.jaxpr, inside.constants, values)
-    if kind == "cond":
-        branches = [_branch(*opened(branch), evaluate) for branch in equation.params["branches"]]
-        return list(jax.lax.switch(index(values[0]), branches, list(values[1:])))
-    return _scanned(equation, values, evaluate, repetitions) if kind == "scan" else None
+    subs = sub_jaxprs(equation)
+    if not subs:
+        return None
+    transfer = transfer_of(equation, subs[0])
+    if transfer.in_place:
+        return evaluate(subs[0].jaxpr, subs[0].constants, values)
+    if transfer.exclusive:
+        chosen, *operands = values
+        return list(jax.lax.switch(index(chosen), [_branch(sub, evaluate) for sub in subs], operands))
+    loop = transfer.loop
+    if loop is None or loop.length is None or loop.parallel:
+        return None
+    length = loop.length * (repetitions if only_repeats(equation) else 1)
+    return _scanned(equation, values, evaluate, length=length, reverse=loop.reverse)
 
 
 def only_repeats(equation: Equation) -> bool:
     """Returns whether an equation is a loop that applies one function some number of times, as a `fori_loop`."""
     if kind_of(equation) != "scan":
         return False
-    arity = scan_arity(equation)
-    return len(equation.invars) == arity.constants + arity.carries and len(equation.outvars) == arity.carries
+    operands = loop_operands(equation, equation.invars)
+    return not operands.sequences and len(equation.outvars) == len(operands.carries)
 
 
-def _branch(jaxpr: Jaxpr, constants: Sequence[Any], evaluate: Evaluator) -> Callable[[Sequence[Any]], list[Any]]:
-    return lambda values: evaluate(jaxpr, constants, values)
+def _branch(sub: SubJaxpr, evaluate: Evaluator) -> Callable[[Sequence[Any]], list[Any]]:
+    return lambda values: evaluate(sub.jaxpr, sub.constants, values)
 
 
-def _scanned(equation: Equation, values: Sequence[Any], evaluate: Evaluator, repetitions: int) -> list[Any]:
-    arity, (body,) = scan_arity(equation), sub_jaxprs(equation)
-    first, sequences = arity.constants, arity.constants + arity.carries
+def _scanned(
+    equation: Equation, values: Sequence[Any], evaluate: Evaluator, *, length: int, reverse: bool
+) -> list[Any]:
+    operands, (body,) = loop_operands(equation, values), sub_jaxprs(equation)
+    carried = len(operands.carries)
 
     def step(carries: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
-        made = evaluate(body.jaxpr, body.constants, [*values[:first], *carries, *slices])
-        return made[: arity.carries], made[arity.carries :]
+        made = evaluate(body.jaxpr, body.constants, [*operands.constants, *carries, *slices])
+        return made[:carried], made[carried:]
 
-    carries, stacked = jax.lax.scan(
-        step,
-        list(values[first:sequences]),
-        list(values[sequences:]),
-        length=equation.params["length"] * (repetitions if only_repeats(equation) else 1),
-        reverse=equation.params["reverse"],
-    )
+    start, sequences = list(operands.carries), list(operands.sequences)
+    carries, stacked = jax.lax.scan(step, start, sequences, length=length, reverse=reverse)
     return [*carries, *stacked]

@@ -31,7 +31,7 @@ from gradscope.tracing.jaxpr.jaxcompat import (
     sub_jaxprs,
     trace,
 )
-from gradscope.tracing.jaxpr.transfers import solve_operands
+from gradscope.tracing.jaxpr.transfers import loop_operands, solve_operands
 
 #: How a solver runs longer: numbers that a loop's condition compares its state with are smaller, as a residual's
 #: tolerance; small numbers anywhere in a loop are, as the tolerance of the error of a step; or a loop of a fixed number
@@ -129,9 +129,8 @@ class _Evaluation:
         return bind(equation, values) if made is None else made
 
     def _while(self, equation: Equation, values: list[Any]) -> list[Any]:
+        first, constants, carries, _ = loop_operands(equation, values)
         params = equation.params
-        of_condition, of_body = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-        first, constants, carries = values[:of_condition], values[of_condition:of_body], values[of_body:]
         (condition, in_condition), (body, in_body) = opened(params["cond_jaxpr"]), opened(params["body_jaxpr"])
         tight = _Evaluation(self._tightening, in_solver=self._tightening == "step")
 
@@ -148,7 +147,7 @@ class _Evaluation:
         def tight_step(state: _State) -> _State:
             return state[0] + 1, tight.of(body, in_body, [*constants, *state[1]])
 
-        start = (jnp.zeros(condition.outvars[0].aval.shape, jnp.int32), carries)
+        start = (jnp.zeros(condition.outvars[0].aval.shape, jnp.int32), list(carries))
         usual = _repeated(goes_on, step, start)
         if self._tightening == "repetitions":
             return usual[1]

@@ -39,10 +39,11 @@ def test_the_wheel_holds_the_package_and_the_zoo_and_nothing_else(wheel: Path) -
     names = set(zipfile.ZipFile(wheel).namelist())
     zoo = {path.name for path in (ROOT / "models").glob("*.py")}
     assert {f"gradscope/models/{name}" for name in zoo} <= names
+    scripts = ROOT / "gradscope/presentation/page/script"
+    assert {path.relative_to(ROOT).as_posix() for path in scripts.rglob("*") if path.is_file()} <= names
     assert {
         "gradscope/cli/main.py",
         "gradscope/py.typed",
-        "gradscope/presentation/page/script/page.js",
         "gradscope/presentation/page/uplot/LICENSE",
     } <= names
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"gradscope", "gradscope_jax"}

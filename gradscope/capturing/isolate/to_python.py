@@ -14,6 +14,7 @@ from typing import Any, Final
 from gradscope.capturing.isolate.lax_calls import call, scalar
 from gradscope.errors import UsageError
 from gradscope.tracing.jaxpr.jaxcompat import (
+    CUSTOM_RULES,
     Atom,
     Equation,
     Jaxpr,
@@ -21,14 +22,13 @@ from gradscope.tracing.jaxpr.jaxcompat import (
     is_literal,
     kind_of,
     opened,
-    scan_arity,
     sub_jaxprs,
 )
 from gradscope.tracing.jaxpr.source_lines import source_of
+from gradscope.tracing.jaxpr.transfers import loop_operands
 
 #: Opaque to an interpreter that must keep custom rules; a writer of values inlines them.
-_IN_PLACE: Final = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "checkpoint", "remat2",
-                              "remat"})  # fmt: skip
+_IN_PLACE: Final = CUSTOM_RULES | {"checkpoint", "remat2", "remat"}
 
 
 class PythonSource:
@@ -129,10 +129,9 @@ class PythonSource:
         return lines, f"lax.switch({', '.join((index, _tuple([name for _, name in branches]), *first))})"
 
     def _scan(self, equation: Equation, operands: Sequence[str]) -> tuple[list[str], str]:
-        sub, arity = sub_jaxprs(equation)[0], scan_arity(equation)
-        first, last = arity.constants, arity.constants + arity.carries
-        names = [self._fresh("x") for _ in operands[first:]]
-        known = dict(zip(sub.jaxpr.invars, (*operands[:first], *names), strict=True))
+        sub, (_, constants, carries, sequences) = sub_jaxprs(equation)[0], loop_operands(equation, operands)
+        names = [self._fresh("x") for _ in (*carries, *sequences)]
+        known = dict(zip(sub.jaxpr.invars, (*constants, *names), strict=True))
         known |= self._constants(sub.jaxpr, sub.constants)
         body = self._equations(sub.jaxpr, known)
         outputs = [_read(atom, known) for atom in sub.jaxpr.outvars]
@@ -142,18 +141,18 @@ class PythonSource:
             f"def {step}(carries, slices):",
             f"    {_tuple(names)} = (*carries, *slices)",
             *_indented(body),
-            f"    return {_tuple(outputs[: arity.carries])}, {_tuple(outputs[arity.carries :])}",
-            f"{scanned} = lax.scan({step}, {_tuple(operands[first:last])}, {_tuple(operands[last:])}, {how})",
+            f"    return {_tuple(outputs[: len(carries)])}, {_tuple(outputs[len(carries) :])}",
+            f"{scanned} = lax.scan({step}, {_tuple(carries)}, {_tuple(sequences)}, {how})",
         ]
         return lines, f"(*{scanned}[0], *{scanned}[1])"
 
     def _while(self, equation: Equation, operands: Sequence[str]) -> tuple[list[str], str]:
         params, state = equation.params, self._fresh("state")
-        first, last = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-        tested, test = self._inner("condition", *opened(params["cond_jaxpr"]), operands[:first])
-        run, body = self._inner("body", *opened(params["body_jaxpr"]), operands[first:last])
+        of_condition, of_body, carries, _ = loop_operands(equation, operands)
+        tested, test = self._inner("condition", *opened(params["cond_jaxpr"]), of_condition)
+        run, body = self._inner("body", *opened(params["body_jaxpr"]), of_body)
         functions = f"lambda {state}: {test}(*{state})[0], lambda {state}: {body}(*{state})"
-        return [*tested, *run], f"lax.while_loop({functions}, {_tuple(operands[last:])})"
+        return [*tested, *run], f"lax.while_loop({functions}, {_tuple(carries)})"
 
     def _inner(
         self, role: str, jaxpr: Jaxpr, constants: Sequence[Any], first: Sequence[str] = ()

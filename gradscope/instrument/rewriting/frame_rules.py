@@ -40,12 +40,11 @@ from gradscope.tracing.jaxpr.jaxcompat import (
     manual_axes,
     opened,
     run_closed,
-    scan_arity,
     sub_jaxprs,
     traced_as,
 )
 from gradscope.tracing.jaxpr.sharding import dealt, varying
-from gradscope.tracing.jaxpr.transfers import solve_operands
+from gradscope.tracing.jaxpr.transfers import loop_operands, solve_operands
 
 
 def call_rule(
@@ -90,21 +89,20 @@ def scan_rule(
     """Runs a scan; sinks are its sequences, and observations are stacked outputs."""
     inside = context.enter(number)
     sub = sub_jaxprs(equation)[0]
-    arity = scan_arity(equation)
-    first_carry, first_sequence = arity.constants, arity.constants + arity.carries
-    constants = values[:first_carry]
+    operands = loop_operands(equation, values)
+    carried = len(operands.carries)
 
     def body(carries: Sequence[Any], iteration: tuple[Sequence[Any], InjectedValues]) -> Any:
         slices, injected = iteration
-        outputs, captured = _run(inside.iteration(injected), sub, [*constants, *carries, *slices])
-        return outputs[: arity.carries], (outputs[arity.carries :], captured)
+        outputs, captured = _run(inside.iteration(injected), sub, [*operands.constants, *carries, *slices])
+        return outputs[:carried], (outputs[carried:], captured)
 
     params = equation.params
     with traced_as(equation):
         carries, (stacked, captured) = jax.lax.scan(
             body,
-            list(values[first_carry:first_sequence]),
-            (list(values[first_sequence:]), inside.own_injected()),
+            list(operands.carries),
+            (list(operands.sequences), inside.own_injected()),
             length=params["length"],
             reverse=params["reverse"],
             unroll=params["unroll"],
@@ -180,24 +178,23 @@ def while_rule(
     """Runs a while loop; the last iteration's observations are part of its carry."""
     inside = context.enter(number)
     body_context = inside.iteration(InjectedValues.nothing())
-    params = equation.params
-    condition, condition_constants = opened(params["cond_jaxpr"])
-    first_constant, first_carry = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    condition, condition_constants = opened(equation.params["cond_jaxpr"])
+    operands = loop_operands(equation, values)
 
     def goes_on(state: tuple[Sequence[Any], Captured, Sequence[Any]]) -> Any:
-        outputs, _ = interpret(unplanned, condition, condition_constants, [*values[:first_constant], *state[0]])
+        outputs, _ = interpret(unplanned, condition, condition_constants, [*operands.condition, *state[0]])
         return outputs[0]
 
     def body(state: tuple[Sequence[Any], Captured, Sequence[Any]]) -> Any:
         carries, seen, counts = state
-        outputs, captured = _run(body_context, sub_jaxprs(equation)[0], [*values[first_constant:first_carry], *carries])
+        outputs, captured = _run(body_context, sub_jaxprs(equation)[0], [*operands.constants, *carries])
         seen.take(_executed(body_context))
         seen.take(captured)
         return outputs, seen, [count + 1 for count in counts]
 
     unplanned = Context(plan=EMPTY_PLAN, rules=context.rules)
     counts = [_full(inside, (), jnp.int32, 0)] if inside.inside else []
-    start = (list(values[first_carry:]), _not_executed(body_context), counts)
+    start = (list(operands.carries), _not_executed(body_context), counts)
     with traced_as(equation):
         outputs, captured, counts = jax.lax.while_loop(goes_on, body, start)
     for site in inside.inside:

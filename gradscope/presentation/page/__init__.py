@@ -4,7 +4,9 @@
   JavaScript, and *content*, the JSON and the packed numbers that the page's own scripts show.
 - `content` writes tables, tensors, the tree of layers, and statistics over steps as content.
 - `static_html` writes tables and notes as HTML, `html_page` the file, `notebook` what a notebook shows of an object.
-- `script/` has the page's own JavaScript modules and styles, `uplot/` the library that draws lines, with its licence.
+- `script/` has the page's own styles and JavaScript modules: `page.js` shows what `views/` make of layers, tensors and
+  runs, with `charts/` and `tables/`; `data/` unpacks the content, and `parts/` has what all of them use: elements,
+  texts, the address, files that are saved. `uplot/` is the library that draws lines, with its licence.
 
 What the browser gets:
 

@@ -26,10 +26,11 @@ _SUMMARY_ONLY: Final = LEVELS[-1]
 
 #: The page's own modules, each after those that it imports.
 _MODULES: Final = (
-    "text", "content", "address", "elements", "saving", "facts_table", "virtual_table", "line_chart", "depth_view",
-    "heat_map", "block_tree", "tensor_view", "run_data", "run_heat", "run_view", "page",
+    "parts/text", "data/content", "parts/address", "parts/elements", "parts/saving", "tables/facts_table",
+    "tables/virtual_table", "charts/line_chart", "views/depth_view", "charts/heat_map", "views/block_tree",
+    "views/tensor_view", "data/run_data", "views/run_heat", "views/run_view", "page",
 )  # fmt: skip
-_IMPORT: Final = re.compile(r'^import (\{.*\}) from "\./(\w+)\.js";$', re.MULTILINE)
+_IMPORT: Final = re.compile(r'^import (\{.*\}) from "\.[./\w]*/(\w+)\.js";$', re.MULTILINE)
 _EXPORT: Final = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 
 
@@ -103,9 +104,9 @@ def _own() -> str:
     return "'use strict';\n" + "".join(map(_module, _MODULES))
 
 
-def _module(name: str) -> str:
+def _module(path: str) -> str:
     """Returns a module as a function that is called at once, whose result has what the module exports."""
-    text = _text(f"script/{name}.js")
+    name, text = path.rpartition("/")[2], _text(f"script/{path}.js")
     exported = ", ".join(found[1] for found in _EXPORT.findall(text))
     body = _EXPORT.sub(r"\1", _IMPORT.sub(r"const \1 = \2_module;", text))
     return f"const {name}_module = (() => {{\n{body}return {{ {exported} }};\n}})();\n"

@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import jax
 from jax.extend import core as jex_core
@@ -91,10 +91,10 @@ class SubJaxpr:
     constants: tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScanArity:
-    """A `ScanArity` states how a scan's operands divide into constants, then carries, then sequences."""
+class LoopArity(NamedTuple):
+    """A `LoopArity` counts a loop's operands: constants of its condition and its body, carries; then sequences."""
 
+    condition: int
     constants: int
     carries: int
 
@@ -199,13 +199,16 @@ def _jaxprs_in(values: Any) -> Iterator[Any]:
             yield value
 
 
-def scan_arity(equation: Equation) -> ScanArity:
-    """Returns the numbers of constants and carries of a `scan` equation."""
+def loop_arity(equation: Equation) -> LoopArity:
+    """Returns how many operands of each purpose a `scan` or `while` equation has."""
     params = equation.params
+    if "cond_nconsts" in params:
+        of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
+        return LoopArity(of_condition, of_body, len(equation.invars) - of_condition - of_body)
     if "num_consts" in params:
-        return ScanArity(constants=params["num_consts"], carries=params["num_carry"])
+        return LoopArity(0, params["num_consts"], params["num_carry"])
     constants, carries, _ = params["ft_in"].unpack()  # since 0.12
-    return ScanArity(constants=len(list(constants.vals)), carries=len(list(carries.vals)))
+    return LoopArity(0, len(list(constants.vals)), len(list(carries.vals)))
 
 
 def shard_count(equation: Equation) -> int:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from gradscope.tracing.jaxpr.jaxcompat import (
@@ -34,7 +35,7 @@ from gradscope.tracing.jaxpr.jaxcompat import (
     Jaxpr,
     SubJaxpr,
     closed_over,
-    scan_arity,
+    loop_arity,
     shard_count,
 )
 
@@ -170,26 +171,22 @@ def _remat(equation: Equation, sub: SubJaxpr) -> Transfer:
 
 
 def _scan(equation: Equation, sub: SubJaxpr) -> Transfer:
-    arity = scan_arity(equation)
-    first_carry, first_sequence = arity.constants, arity.constants + arity.carries
-    constants, carries = _entries(range(first_carry), "same"), _entries(range(first_carry, first_sequence), "carry")
-    slices = _entries(range(first_sequence, len(equation.invars)), "slice")
+    operands = loop_operands(equation, range(len(equation.invars)))
+    constants, carries = _entries(operands.constants, "same"), _entries(operands.carries, "carry")
     return Transfer(
-        inputs=(*constants, *carries, *slices),
-        outputs=(*_leaving(arity.carries, "carry"), *_leaving(len(sub.jaxpr.outvars) - arity.carries, "stack")),
+        inputs=(*constants, *carries, *_entries(operands.sequences, "slice")),
+        outputs=(*_leaving(len(carries), "carry"), *_leaving(len(sub.jaxpr.outvars) - len(carries), "stack")),
         loop=Repetition(equation.params["length"], reverse=equation.params["reverse"]),
         fills_zeros=True,
     )
 
 
 def _while(equation: Equation, sub: SubJaxpr) -> Transfer:
-    of_condition, of_body = equation.params["cond_nconsts"], equation.params["body_nconsts"]
-    constants = _entries(range(of_condition, of_condition + of_body), "same")
-    carries = _entries(range(of_condition + of_body, len(equation.invars)), "carry")
+    operands = loop_operands(equation, range(len(equation.invars)))
     return Transfer(
-        inputs=(*constants, *carries),
+        inputs=(*_entries(operands.constants, "same"), *_entries(operands.carries, "carry")),
         outputs=_leaving(len(sub.jaxpr.outvars), "carry"),
-        predicates=tuple(range(of_condition)),
+        predicates=tuple(operands.condition),
         loop=Repetition(None),
         gradients="barred",
     )
@@ -212,6 +209,21 @@ def _shard_map(equation: Equation, sub: SubJaxpr) -> Transfer:
         loop=Repetition(shard_count(equation), parallel=True),
         fills_zeros=True,
     )
+
+
+class LoopOperands(NamedTuple):
+    """`LoopOperands` are the operands of a `scan`, which has no condition, or of a `while`, which has no sequences."""
+
+    condition: Sequence[Any]
+    constants: Sequence[Any]
+    carries: Sequence[Any]
+    sequences: Sequence[Any]
+
+
+def loop_operands(equation: Equation, operands: Sequence[Any]) -> LoopOperands:
+    """Returns the operands of a `scan` or `while` equation, or one item for each, grouped by purpose."""
+    first, second, third = accumulate(loop_arity(equation))
+    return LoopOperands(operands[:first], operands[first:second], operands[second:third], operands[third:])
 
 
 class SolveOperands(NamedTuple):

@@ -22,6 +22,7 @@ from gradscope.primitive_groups import MATRIX_PRODUCTS
 from gradscope.tracing.dataflow.reachability import Reach
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.jaxpr.jaxcompat import (
+    CUSTOM_RULES,
     Atom,
     Equation,
     SubJaxpr,
@@ -31,12 +32,11 @@ from gradscope.tracing.jaxpr.jaxcompat import (
     run_closed,
     sub_jaxprs,
 )
+from gradscope.tracing.jaxpr.transfers import loop_operands
 from gradscope.tracing.jaxpr.vjp import pulled_back
 from gradscope.tracing.lookup.operations import Operation
 from gradscope.tracing.tracer import Trace
 
-#: Equations that compute what their jaxpr computes, so that a failure in them is a failure of an equation inside.
-_TRANSPARENT: Final = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
 #: Equations whose elements are made of many elements of an operand, even where it has the result's shape.
 _MIXING: Final = MATRIX_PRODUCTS | {
     "triangular_solve", "cholesky", "lu", "fft", "cumsum", "cumprod", "cumlogsumexp",
@@ -209,7 +209,8 @@ def _inside(equation: Equation, operands: Sequence[np.ndarray]) -> Failure | Non
     """Returns the failure of the equation inside a function with a derivative rule; None for any other equation."""
     if kind_of(equation) == "while":
         return _in_while(equation, operands)
-    if equation.primitive.name not in _TRANSPARENT and kind_of(equation) != "call":
+    # Both compute what their jaxpr computes, so that a failure in them is a failure of an equation inside.
+    if equation.primitive.name not in CUSTOM_RULES and kind_of(equation) != "call":
         return None
     return _in_jaxpr(sub_jaxprs(equation)[0], operands, bind(equation, [jax.device_put(each) for each in operands]))
 
@@ -217,12 +218,10 @@ def _inside(equation: Equation, operands: Sequence[np.ndarray]) -> Failure | Non
 def _in_while(equation: Equation, operands: Sequence[np.ndarray]) -> Failure | None:
     """Returns the failure of an equation in the body of a `while`, which runs until its carry is not finite."""
     params = equation.params
-    first_body, first_carry = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-    values = [jax.device_put(each) for each in operands]
-    constants, carries = values[first_body:first_carry], values[first_carry:]
+    tested, constants, carries, _ = loop_operands(equation, [jax.device_put(each) for each in operands])
     body = jax.jit(lambda *received: run_closed(params["body_jaxpr"], *received))
     for iteration in range(_MOST_ITERATIONS):
-        if not np.all(run_closed(params["cond_jaxpr"], *values[:first_body], *carries)[0]):
+        if not np.all(run_closed(params["cond_jaxpr"], *tested, *carries)[0]):
             return None
         made = body(*constants, *carries)
         if _bad(made):

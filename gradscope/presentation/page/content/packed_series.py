@@ -29,7 +29,7 @@ def packed(values: np.ndarray) -> bytes:
         values: Of shape (tensors, steps); NaN where a value is missing.
 
     Returns:
-        A byte that is 1 for differences, then three for each, which `unpacked` in `script/content.js` reads.
+        A byte that is 1 for differences, then three for each, which `unpacked` in `script/data/content.js` reads.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         octaves = np.log2(np.abs(values)) - _LOWEST

@@ -1,16 +1,16 @@
 /** Puts the page together: charts, tables, tree, one tensor, the search, and the theme. */
 
-import { select, selected, whenSelected } from "./address.js";
-import { BlockTree } from "./block_tree.js";
-import { readContent } from "./content.js";
-import { depthCharts } from "./depth_view.js";
-import { choice, element, section } from "./elements.js";
-import { LineChart } from "./line_chart.js";
-import { RunData } from "./run_data.js";
-import { HEAT } from "./run_heat.js";
-import { RunView } from "./run_view.js";
-import { TensorView } from "./tensor_view.js";
-import { VirtualTable } from "./virtual_table.js";
+import { select, selected, whenSelected } from "./parts/address.js";
+import { BlockTree } from "./views/block_tree.js";
+import { readContent } from "./data/content.js";
+import { depthCharts } from "./views/depth_view.js";
+import { choice, element, section } from "./parts/elements.js";
+import { LineChart } from "./charts/line_chart.js";
+import { RunData } from "./data/run_data.js";
+import { HEAT } from "./views/run_heat.js";
+import { RunView } from "./views/run_view.js";
+import { TensorView } from "./views/tensor_view.js";
+import { VirtualTable } from "./tables/virtual_table.js";
 
 const TYPING_PAUSE_MS = 120;
 /** The longest wait for the first charts. */

@@ -1,8 +1,8 @@
 /** Facts side by side: a line for each, a column for each dump or run, and what differs in another colour. */
 
-import { element } from "./elements.js";
-import { csv, save } from "./saving.js";
-import { printable } from "./text.js";
+import { element } from "../parts/elements.js";
+import { csv, save } from "../parts/saving.js";
+import { printable } from "../parts/text.js";
 
 /**
  * Returns a table of facts with a button that saves it; nothing where there is no fact.

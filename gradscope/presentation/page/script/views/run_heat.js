@@ -1,9 +1,9 @@
 /** The heat map of a run with its choices: of which run, which family and which statistic; they are in the address. */
 
-import { select, selected } from "./address.js";
-import { choice, section } from "./elements.js";
-import { HeatMap } from "./heat_map.js";
-import { RunData } from "./run_data.js";
+import { select, selected } from "../parts/address.js";
+import { choice, section } from "../parts/elements.js";
+import { HeatMap } from "../charts/heat_map.js";
+import { RunData } from "../data/run_data.js";
 
 /** The statistics of the noise of gradients, which parameters' gradients alone have. */
 export const NOISE = ["noise_scale", "gsnr"];

@@ -1,10 +1,10 @@
 /** One tensor in detail, from every dump on the page: statistics side by side, histogram, neighbours in the graph. */
 
-import { select, tensorAddress } from "./address.js";
-import { element, lineColour } from "./elements.js";
-import { factsTable } from "./facts_table.js";
-import { fileName, save } from "./saving.js";
-import { cellText, printable } from "./text.js";
+import { select, tensorAddress } from "../parts/address.js";
+import { element, lineColour } from "../parts/elements.js";
+import { factsTable } from "../tables/facts_table.js";
+import { fileName, save } from "../parts/saving.js";
+import { cellText, printable } from "../parts/text.js";
 
 const MOST_NEIGHBOURS = 40;
 const BAR_WIDTH = 300;

@@ -1,9 +1,9 @@
 /** A chart of lines, drawn by uPlot: hover and arrow keys name what is under them, a click or Enter selects it. */
 
-import { selected } from "./address.js";
-import { colour, element, lineColour } from "./elements.js";
-import { csv, fileName, save, svgText } from "./saving.js";
-import { numberText, numeric, printable } from "./text.js";
+import { selected } from "../parts/address.js";
+import { colour, element, lineColour } from "../parts/elements.js";
+import { csv, fileName, save, svgText } from "../parts/saving.js";
+import { numberText, numeric, printable } from "../parts/text.js";
 
 /**
  * @typedef {{label: string, values: (number | null)[], dashed?: boolean, hue?: number}} Line a hue is the number of a colour

@@ -1,8 +1,8 @@
 /** A heat map of tensors against steps, on a canvas of one pixel for each number. */
 
-import { colour, element } from "./elements.js";
-import { csv, fileName, save, svgText } from "./saving.js";
-import { numberText, printable } from "./text.js";
+import { colour, element } from "../parts/elements.js";
+import { csv, fileName, save, svgText } from "../parts/saving.js";
+import { numberText, printable } from "../parts/text.js";
 
 /**
  * @typedef {{title: string, names: string[], steps: number[], values: (row: number, step: number) => number,

@@ -1,9 +1,9 @@
 /** A table of any length: only the rows in sight are elements. It is sorted, filtered, and shows chosen columns. */
 
-import { select, selected, tensorAddress } from "./address.js";
-import { element } from "./elements.js";
-import { csv, plainCell, save } from "./saving.js";
-import { cellText, isNumeric, matcher, numeric, printable } from "./text.js";
+import { select, selected, tensorAddress } from "../parts/address.js";
+import { element } from "../parts/elements.js";
+import { csv, plainCell, save } from "../parts/saving.js";
+import { cellText, isNumeric, matcher, numeric, printable } from "../parts/text.js";
 
 const ROW_PIXELS = 26;
 const ROWS_BEYOND = 12;

@@ -1,7 +1,7 @@
 /** The numbers of one run: statistics by tensor and step, which are unpacked when they are first asked for. */
 
 import { packedBytes, unpacked } from "./content.js";
-import { numeric } from "./text.js";
+import { numeric } from "../parts/text.js";
 
 const COUNTED = ["zeros", "nan", "inf"];
 /** The most scopes of a name; one from a file may have any number. */

@@ -1,10 +1,10 @@
 /** The tree of layers: blocks open on demand, coloured by a column, each with the siblings whose values it reads. */
 
-import { select, selected, tensorAddress } from "./address.js";
-import { choice, element, section } from "./elements.js";
-import { ramp } from "./heat_map.js";
-import { csv, plainCell, save } from "./saving.js";
-import { cellText, matcher, numeric, printable } from "./text.js";
+import { select, selected, tensorAddress } from "../parts/address.js";
+import { choice, element, section } from "../parts/elements.js";
+import { ramp } from "../charts/heat_map.js";
+import { csv, plainCell, save } from "../parts/saving.js";
+import { cellText, matcher, numeric, printable } from "../parts/text.js";
 
 /** The most parts of a block that are shown at once; the others follow on demand. */
 const MOST_PARTS = 200;

@@ -1,7 +1,7 @@
 /** Charts along depth: gradients and activations, or errors, layer by layer in execution order. */
 
-import { select } from "./address.js";
-import { LineChart, lineValues } from "./line_chart.js";
+import { select } from "../parts/address.js";
+import { LineChart, lineValues } from "../charts/line_chart.js";
 
 /** Among so few lines, all but the first are dashed, so that equal ones are both seen. */
 const MOST_DASHED = 3;

@@ -1,14 +1,14 @@
 /** Runs: curves over steps, a heat map of layers against steps, and the tables of the step that a slider chooses. */
 
-import { select, selected } from "./address.js";
-import { choice, element, section } from "./elements.js";
-import { factsTable } from "./facts_table.js";
-import { LineChart, lineValues } from "./line_chart.js";
-import { RunData, family, innermost } from "./run_data.js";
+import { select, selected } from "../parts/address.js";
+import { choice, element, section } from "../parts/elements.js";
+import { factsTable } from "../tables/facts_table.js";
+import { LineChart, lineValues } from "../charts/line_chart.js";
+import { RunData, family, innermost } from "../data/run_data.js";
 import { NOISE, RunHeat } from "./run_heat.js";
 import { magnitudeBars } from "./tensor_view.js";
-import { cellText, printable } from "./text.js";
-import { VirtualTable } from "./virtual_table.js";
+import { cellText, printable } from "../parts/text.js";
+import { VirtualTable } from "../tables/virtual_table.js";
 
 /** @typedef {{label: string, steps: number[], values: (number | null)[], run?: RunData, dashed?: boolean}} Curve */
 
