@@ -19,7 +19,7 @@ _USUAL_BYTES: Final = 192
 
 
 class LocalHeader(NamedTuple):
-    """The header in front of a member's data: the fields of `ZipMember`, and the file offset of the data."""
+    """A `LocalHeader` is in front of a member's data: the fields of `ZipMember`, and the file offset of the data."""
 
     name: bytes
     flags: int
