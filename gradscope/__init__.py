@@ -1,4 +1,4 @@
-"""Gradient inspection for JAX: what every layer computes and what flows back through it.
+"""`gradscope` inspects gradients in JAX: what every layer computes, and what flows back through it.
 
     import gradscope as gs
 

@@ -1,4 +1,4 @@
-"""`python -m gradscope`: the same as the `gradscope` command."""
+"""`python -m gradscope` is the same as the `gradscope` command."""
 
 from gradscope.cli.main import main
 

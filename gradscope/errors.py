@@ -1,4 +1,4 @@
-"""The exceptions gradscope raises on purpose, and what each means to a shell.
+"""Errors are the exceptions that gradscope raises on purpose, and state what each means to a shell.
 
 Every error says what failed, on what, what was expected and what came; `hint` says what to do about it. The class
 decides the exit status (the table in docs/reference/cli.md), so a caller never chooses a number:
@@ -21,7 +21,7 @@ from typing import ClassVar
 
 
 class GradscopeError(Exception):
-    """An expected failure.
+    """A `GradscopeError` is an expected failure.
 
     Args:
         message: What failed, on what, expected and found; one sentence without a full stop at the end.

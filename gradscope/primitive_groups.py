@@ -1,4 +1,4 @@
-"""Groups of JAX's primitives by what they do with values, by the names that jaxprs and dumps have for them.
+"""JAX's primitives are grouped by what they do with values, by the names that jaxprs and dumps have for them.
 
 Analyses make their own sets of these, with what is special to their question.
 """

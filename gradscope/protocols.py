@@ -1,4 +1,4 @@
-"""A mark for the methods of a class that are those of a protocol, so that what they do is documented in one place.
+"""`implements` marks the methods of a class that are those of a protocol, where what they do is documented.
 
 A class need not inherit from the protocols that it implements, so that `typing.override` does not apply to its methods.
 """

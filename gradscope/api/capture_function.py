@@ -1,4 +1,4 @@
-"""Capturing one call of any function, forward and backward, into a dump in memory."""
+"""`capture` captures one call of any function, forward and backward, into a dump in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparing two dumps, whose tensors are matched and judged one by one, or two training runs, step by step."""
+"""`compare` compares two dumps, whose tensors are matched and judged one by one, or two training runs, step by step."""
 
 from __future__ import annotations
 

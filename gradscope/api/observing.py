@@ -1,4 +1,4 @@
-"""Observing inside the user's own programs, gradients of any values by name, and saving observations."""
+"""These functions observe inside the user's own programs, compute gradients of any values by name, and save both."""
 
 from __future__ import annotations
 

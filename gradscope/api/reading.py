@@ -1,4 +1,4 @@
-"""Reading dumps: their tensors as a mapping, their statistics and facts, and tables. Never imports JAX."""
+"""`Dump` reads a dump: its tensors as a mapping, its statistics and facts, and its tables. Never imports JAX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages for a browser and a notebook, of dumps, comparisons and runs. Never imports JAX."""
+"""`report` writes pages for a browser and a notebook, of dumps, comparisons and runs. Never imports JAX."""
 
 from __future__ import annotations
 

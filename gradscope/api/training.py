@@ -1,4 +1,4 @@
-"""Training under inspection: one step of an optimizer as a pure function whose every stage is observed."""
+"""`train_step` makes one step of an optimizer, as a pure function whose every stage is observed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a training run: its steps, and what was recorded of each tensor. Never imports JAX."""
+"""`Run` reads a training run: its steps, and what was recorded of each tensor. Never imports JAX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays: the dtypes that tensors have in JAX and in files, and reductions of arrays that skip NaNs and infinities.
+"""Arrays have dtypes, in JAX and in files, and reductions that skip NaNs and infinities.
 
 This package needs NumPy and ml_dtypes only. It knows nothing of files or layers.
 

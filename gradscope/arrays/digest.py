@@ -18,7 +18,7 @@ _ELEMENTS: Final = 1 << 22
 
 
 class Digest:
-    """The hash of the bytes of several blocks: the first 128 bits of their SHA-256."""
+    """A `Digest` is the hash of the bytes of several blocks: the first 128 bits of their SHA-256."""
 
     def __init__(self) -> None:
         # Of the algorithms in `hashlib`, SHA-256 and SHA-1 are the fastest where the processor has SHA instructions

@@ -36,7 +36,7 @@ UNDERFLOW_LIMITS: Final[Mapping[str, float]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class MagnitudeHistogram:
-    """The number of non-zero finite magnitudes in each bin.
+    """A `MagnitudeHistogram` has the number of non-zero finite magnitudes in each bin.
 
     Attributes:
         first: Number of the first bin in `counts`; 0 where there are none.

@@ -15,7 +15,7 @@ from gradscope.arrays.scratch import ScratchSlot, scratch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Magnitudes:
-    """The reductions of the finite elements' magnitudes, which only the full tier has.
+    """`Magnitudes` are the reductions of the finite elements' magnitudes, which only the full tier has.
 
     Attributes:
         total: Their sum, the l1 norm.

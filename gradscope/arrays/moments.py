@@ -54,7 +54,7 @@ _CANCELLATION: Final = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """The moments of one or more finite elements.
+    """`Moments` are those of one or more finite elements.
 
     Attributes:
         count: Number of elements.

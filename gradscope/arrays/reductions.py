@@ -19,7 +19,7 @@ _Part = TypeVar("_Part")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonFinite:
-    """The numbers of elements that are not finite.
+    """`NonFinite` counts the elements that are not finite.
 
     Attributes:
         nan: NaNs.
@@ -41,7 +41,7 @@ class NonFinite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extremes:
-    """The extremes of the finite elements: floats for a floating-point array, exact ints for an integer one.
+    """`Extremes` are those of the finite elements: floats for a floating-point array, exact ints for an integer one.
 
     Attributes:
         low: The smallest.
@@ -62,7 +62,7 @@ class Extremes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
-    """The reductions of one array.
+    """A `Reduction` has the reductions of one array.
 
     Attributes:
         zeros: Elements equal to zero; None for a dtype that is not a number.

@@ -17,7 +17,7 @@ from gradscope.arrays.blocks import Array
 
 
 class ScratchSlot(Enum):
-    """The intermediate results that are in use at the same time; each has a buffer of its own."""
+    """A `ScratchSlot` names an intermediate result; those in use at the same time have a buffer each."""
 
     NARROW = "a block of a narrow float as float32"
     WIDE = "a block as float64"

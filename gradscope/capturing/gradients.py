@@ -1,4 +1,4 @@
-"""`tf.gradients` for JAX: the gradients of any values of a function with respect to any others, by name.
+"""`gradients_of` is `tf.gradients` for JAX: the gradients of any values of a function with respect to any others.
 
 A *y* is a value that is differentiated; the gradients of several are summed. An *x* is a value with respect to which
 the ys are differentiated; the gradient is the sum over everything that uses the x. A *stop* is a value that counts as

@@ -1,4 +1,4 @@
-"""The environment of a run: everything it depended on that may explain why another run differs."""
+"""The environment of a run is everything that it depended on and that may explain why another run differs."""
 
 from __future__ import annotations
 

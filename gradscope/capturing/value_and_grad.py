@@ -1,4 +1,4 @@
-"""A drop-in for `jax.value_and_grad` that observes inside the user's own training step."""
+"""`value_and_grad` is a drop-in for `jax.value_and_grad` that observes inside the user's own training step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Isolation: the layers of a candidate that are wrong by themselves, each run with the reference's inputs.
+"""Isolation finds the layers of a candidate that are wrong by themselves, each run with the reference's inputs.
 
 - A *local* error is the difference between what one layer computes from the reference's inputs and cotangents and what
   the reference computed from them. The *forward* error is that of the layer's outputs. The *VJP* error is that of the

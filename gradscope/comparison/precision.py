@@ -1,4 +1,4 @@
-"""Precision: which dtypes can be compared, how finely they resolve numbers, and the `Scale` of one pair.
+"""Precision states which dtypes can be compared, how finely they resolve numbers, and the `Scale` of one pair.
 
 A pair is compared at the precision of its *coarser* dtype, the one with fewer bits of significand: comparing float32
 with bfloat16 at float32's precision would report the rounding to bfloat16 as a difference.

@@ -1,4 +1,4 @@
-"""The results of comparisons: `Comparison` of two dumps, and `Series` of several comparisons.
+"""Results of comparisons are a `Comparison` of two dumps, and a `Series` of several comparisons.
 
 `Comparison` stores one row for each name and derives the verdict, the exit status and the sentence from the rows.
 `Series` stores several comparisons, of the steps of two runs or of several candidates with one reference, and has the

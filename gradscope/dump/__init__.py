@@ -1,4 +1,4 @@
-"""The dump file format: an `.npz` that `numpy.load` opens, with a JSON manifest inside it.
+"""A dump is an `.npz` file that `numpy.load` opens, with a JSON manifest inside it.
 
 This package writes, reads, verifies and recovers dumps. It needs NumPy and never imports JAX.
 

@@ -20,7 +20,9 @@ from gradscope.protocols import implements
 
 
 class DumpSource(Protocol):
-    """A dump that can be read. Keys are `<family>/<name>`; the key of an alias refers to the tensor that it names."""
+    """A `DumpSource` is a dump that can be read.
+    Keys are `<family>/<name>`; the key of an alias refers to the tensor that it names.
+    """
 
     @property
     def manifest(self) -> Manifest:
@@ -93,7 +95,8 @@ class DumpSource(Protocol):
 
 
 class EntryIndex:
-    """The entries of a manifest by key: the methods of `DumpSource` that read no tensors. Dumps are derived from it.
+    """An `EntryIndex` has the entries of a manifest by key: the methods of `DumpSource` that read no tensors.
+    Dumps are derived from it.
 
     Args:
         manifest: A manifest with unique keys, whose aliases refer to entries that are no aliases.
@@ -151,7 +154,7 @@ class EntryIndex:
 
 
 class RecordSink(Protocol):
-    """Writes records one by one, and at the end the manifest."""
+    """A `RecordSink` writes records one by one, and at the end the manifest."""
 
     def require_space(self, size_bytes: int) -> None:
         """Raises an error where there is not enough free space.

@@ -27,7 +27,7 @@ _PART: Final = re.compile(r"proc-(\d{5})-of-(\d{5})\.npz")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """The box of a global tensor that a record holds.
+    """A `Shard` is the box of a global tensor that a record holds.
 
     Attributes:
         of: Name of the global tensor.
@@ -46,7 +46,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A process of a distributed run: its index, counted from 0, and the number of processes."""
+    """A `Process` is that of a distributed run: its index, counted from 0, and the number of processes."""
 
     index: int
     count: int
@@ -92,7 +92,7 @@ Reason: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteFacts:
-    """The origin of a tensor in the traced program.
+    """`SiteFacts` state the origin of a tensor in the traced program.
 
     Attributes:
         index: Execution index: the position of the value's definition in the forward pass. A gradient has the index of
@@ -118,7 +118,7 @@ class SiteFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorFacts:
-    """The facts about one tensor, present or absent, that a record and its entry in a manifest share.
+    """`TensorFacts` are the facts about one tensor, present or absent, that a record and its manifest entry share.
 
     Attributes:
         family: A family of `gradscope.naming`.
@@ -145,7 +145,7 @@ class TensorFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record(TensorFacts):
-    """One tensor with its values.
+    """A `Record` is one tensor with its values.
 
     Attributes:
         array: The values in a NumPy (or ml_dtypes) array; None in a stats-only dump, for an alias, or where absent.

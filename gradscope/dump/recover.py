@@ -33,7 +33,7 @@ from gradscope.naming import key_of, split_key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """A summary of a recovered dump.
+    """A `Recovery` summarises a recovered dump.
 
     Attributes:
         path: The new dump.
@@ -50,7 +50,7 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Finished:
-    """A complete member: the record of its tensor, and the file offset behind it."""
+    """A `_Finished` is a complete member: the record of its tensor, and the file offset behind it."""
 
     record: Record
     size_bytes: int

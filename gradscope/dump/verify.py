@@ -12,7 +12,7 @@ from gradscope.naming import key_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """The contents of a dump that was found to be undamaged.
+    """A `Verification` has the contents of a dump that was found to be undamaged.
 
     Attributes:
         path: The dump.

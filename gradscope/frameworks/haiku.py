@@ -1,4 +1,4 @@
-"""The adapter of Haiku: functions that create modules as they run, transformed into a pair of `init` and `apply`.
+"""The adapter of Haiku takes functions that create modules as they run, transformed into `init` and `apply`.
 
 A target may name the result of `hk.transform` or `hk.transform_with_state`; a class of modules, called or not, which is
 built inside the transformation, as Haiku requires; or a function of a file that imports Haiku, not yet transformed.

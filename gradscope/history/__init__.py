@@ -1,4 +1,4 @@
-"""The history of a training run: what was recorded at which step, in a file of SQLite. Never imports JAX.
+"""A history has what was recorded at which step of a training run, in a file of SQLite. Never imports JAX.
 
 - `run_folder` names the files of a run, and locks the folder for the one process that writes to it.
 - `schema` defines the tables, their columns and units.

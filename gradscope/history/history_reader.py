@@ -32,7 +32,7 @@ _DAMAGED: Final = (sqlite3.Error, UnicodeDecodeError)
 
 
 class History:
-    """The history of a run, opened for reading. It is a context manager.
+    """A `History` is that of a run, opened for reading. It is a context manager.
 
     Args:
         folder: The folder of the run.

@@ -1,4 +1,4 @@
-"""The rows of a history's tables."""
+"""These classes are the rows of a history's tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradscope.history.value_histograms import ValueHistogram
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRow:
-    """A tensor that a run observes, the same at each recorded step.
+    """A `TensorRow` is a tensor that a run observes, the same at each recorded step.
 
     Attributes:
         family: Its family; `slot/mu` for an optimizer's variable.
@@ -38,7 +38,7 @@ class TensorRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """Something that was wrong at a step.
+    """An `Alarm` states what was wrong at a step.
 
     Attributes:
         step: The step.
@@ -61,7 +61,7 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smoothed:
-    """The moving averages of the noise of a gradient.
+    """A `Smoothed` has the moving averages of the noise of a gradient.
 
     Attributes:
         variance: That of the variance.
@@ -76,7 +76,7 @@ class Smoothed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """Everything that is recorded of one step.
+    """A `StepRecord` has everything that is recorded of one step.
 
     Attributes:
         numbers: The columns of `schema.STEPS`; those that are missing become NULL.

@@ -1,4 +1,4 @@
-"""The files in the folder of a run, and the lock of the one process that writes to it."""
+"""A run's folder has files of fixed names, and a lock of the one process that writes to it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def event_files_in(folder: Path) -> list[Path]:
 
 
 class RunFolder:
-    """The folder of a run, locked against other writers as long as the context lasts.
+    """A `RunFolder` is locked against other writers as long as the context lasts.
 
     A folder that was made for it and in which nothing was written, because the request was refused, is removed.
 

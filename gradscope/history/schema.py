@@ -1,4 +1,4 @@
-"""The tables of a history: their columns, and what each number in them is."""
+"""The schema of a history states its tables, their columns, and what each number in them is."""
 
 from __future__ import annotations
 

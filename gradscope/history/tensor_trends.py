@@ -29,7 +29,7 @@ TRENDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """How a series developed.
+    """A `Trend` summarises how a series developed.
 
     Attributes:
         first: Its first value; NaN where there is none.

@@ -40,7 +40,7 @@ _BLOCK: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class ValueHistogram:
-    """The number of elements in each bin that has any, in the order of their values.
+    """A `ValueHistogram` has the number of elements in each bin that has any, in the order of their values.
 
     Attributes:
         bins: The numbers of the bins.

@@ -1,4 +1,4 @@
-"""The floating-point operations of a frame, and how often each frame of an equation counts."""
+"""A program's floating-point operations are those of its frames, each counted as often as it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the engine makes of a model, as text: its frames, layers, sites and plan. For developers of the engine.
+"""`describe` prints what the engine makes of a model: frames, layers, sites and plan, for the engine's developers.
+For developers of the engine.
 
     python -m gradscope.instrument.describe TARGET [--ops] [--batch-size N]
 

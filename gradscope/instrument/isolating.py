@@ -1,4 +1,4 @@
-"""Isolation: a trace in which every segment between pinned values runs on injected values and injected cotangents.
+"""Isolation runs every segment between pinned values on injected values and injected cotangents, in one trace.
 
 Errors do not accumulate in such a run. Each *pinned* value is observed as it is computed, and then replaced by
 the injected one; in the backward pass the cotangent that arrives at it is observed, and then replaced likewise. So one

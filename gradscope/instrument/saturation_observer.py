@@ -1,4 +1,4 @@
-"""Saturation: how far the result of a bounded function is at its limits, reduced inside the compiled program.
+"""Saturation is how far the result of a bounded function is at its limits, reduced inside the compiled program.
 
 Two numbers leave the program in place of the result, whatever its size: plain reductions, which the compiler fuses with
 what computes the result. Nothing depends on them, and no gradient is observed.

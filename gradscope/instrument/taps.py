@@ -1,4 +1,4 @@
-"""Taps and sinks: how a value inside a differentiated program is observed without changing it.
+"""Taps and sinks observe a value inside a differentiated program without changing it.
 
 A *tap* is the identity on a value with a second argument, the *sink*. Its backward rule returns the cotangent unchanged
 for the value and, as the sink's "gradient", whatever an *observer* makes of the cotangent: the cotangent itself, or

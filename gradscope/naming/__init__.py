@@ -1,4 +1,4 @@
-"""Names of tensors: families, layer paths, patterns that select names, and how names and numbers are printed.
+"""Names identify tensors by family and layer path; this package parses, selects and prints names, and prints numbers.
 
 A tensor in a dump has a *key*, `<family>/<name>`. The family states what the tensor is (an activation, a gradient, a
 parameter, ...); the name is a layer path or a parameter path. Names come from users' models and from untrusted files:

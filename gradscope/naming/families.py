@@ -1,4 +1,4 @@
-"""Families of tensors, and the keys `<family>/<name>` that identify tensors in a dump.
+"""Families group tensors, and keys `<family>/<name>` identify tensors in a dump.
 
 A *term* is the part of a value's gradient that comes from one use of the value. Its name is that of the operation that
 uses the value, and the number of the operand: `block/add.0`.

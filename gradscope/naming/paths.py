@@ -1,4 +1,4 @@
-"""Layer paths: the position in the model at which a value is computed.
+"""A layer path is the position in the model at which a value is computed.
 
 A path joins the scopes by `/`, the outermost first: `encoder/block[3]/attn`. It can have three marks:
 

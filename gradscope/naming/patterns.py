@@ -1,4 +1,4 @@
-r"""Patterns that select names: `encoder/*`, `param_grad/*`, `re:block\[[0-3]\]/.*`.
+r"""Patterns select names: `encoder/*`, `param_grad/*`, `re:block\[[0-3]\]/.*`.
 
 In a glob, `*` matches any characters, including `/`, and `?` matches one character. Brackets are literal, because layer
 names contain them. After `re:`, the pattern is a regular expression that has to match in full. Both kinds are matched

@@ -1,4 +1,4 @@
-"""Names from strangers as text: `printable` for a terminal, `spreadsheet_text` for a spreadsheet, too."""
+"""Untrusted names are made text: by `printable` for a terminal, by `spreadsheet_text` for a spreadsheet, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes in bytes with units: `parse_size` reads them, `shown_size` writes them."""
+"""Sizes in bytes have units: `parse_size` reads them, `shown_size` writes them."""
 
 from __future__ import annotations
 

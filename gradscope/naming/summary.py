@@ -1,4 +1,4 @@
-"""Summaries of objects for a prompt and a notebook: one line, a small table as text, and the same as HTML.
+"""Summaries show an object at a prompt and in a notebook: one line, a small table as text, and the same as HTML.
 
 Everything that came from a user's program or from a file is escaped: for a terminal as names are, in HTML as text.
 """

@@ -1,4 +1,4 @@
-"""Random directions for directional derivatives, and nearby points."""
+"""Directional derivatives are taken along random directions, between nearby points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Float64 computation at the numbers that a model has in its own precision."""
+"""Float64 computation runs a model at the numbers that it has in its own precision."""
 
 from __future__ import annotations
 

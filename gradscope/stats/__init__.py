@@ -1,4 +1,4 @@
-"""Statistics of tensors and layers, and the findings that rules make in them. This package never imports JAX.
+"""Statistics describe tensors and layers, and rules make findings in them. This package never imports JAX.
 
 Statistics of one tensor:
 

@@ -1,4 +1,4 @@
-"""The table of all columns of statistics, and the number that a manifest holds in one of them.
+"""`COLUMNS` has all columns of statistics, and `number` returns what a manifest holds in one of them.
 
 All code that handles columns reads the table: the JSON of `TensorStats`, the rows of reports and the format of their
 values, the laws about sums of statistics, and the reference page. A derived column of a tensor is one line here and one
@@ -34,7 +34,7 @@ _EXACT: Final = 2**53
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnSpec:
-    """One column of statistics.
+    """A `ColumnSpec` defines one column of statistics.
 
     Attributes:
         name: Name in JSON, in rows and in the headings of tables; `NAME@T` means one column for each type `T`.

@@ -11,7 +11,7 @@ from gradscope.stats.tensor_stats import TensorStats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreNumbers:
-    """The reductions of one floating-point or complex tensor in a compiled step.
+    """`CoreNumbers` are the reductions of one floating-point or complex tensor in a compiled step.
 
     The numbers from `mean` to `maximum` are over finite elements, or over the magnitudes of complex ones. They are
     ignored where `finite` is 0.

@@ -19,7 +19,7 @@ from gradscope.dump.manifest.packed_statistics import numbers_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGains:
-    """The gains of one layer, named as their columns in `columns.COLUMNS`, which has the formulas.
+    """`LayerGains` are those of one layer, named as their columns in `columns.COLUMNS`, which has the formulas.
 
     A gain is None where a root mean square is missing or the one divided by is zero.
     """

@@ -10,7 +10,7 @@ from gradscope.stats.tensor_stats import TensorStats
 
 
 class Power(NamedTuple):
-    """The sum of squares and the number of a tensor's finite elements."""
+    """A `Power` has the sum of squares and the number of a tensor's finite elements."""
 
     sum_of_squares: float
     elements: int

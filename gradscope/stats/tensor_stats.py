@@ -42,7 +42,7 @@ _FIRST: Final = ("mean", "std", "rms", "min", "max", "nan", "inf")
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TensorStats:
-    """The statistics of one tensor.
+    """`TensorStats` are the statistics of one tensor.
 
     `size`, `finite`, `zeros`, `nan`, `inf`, `posinf`, `neginf` and `subnormal` are counts of elements; `dead`,
     `saturated` and `underflow` are shares, from 0 to 1; `dynrange` is in bits, powers of two; all others are in the

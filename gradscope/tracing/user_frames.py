@@ -1,4 +1,4 @@
-"""Errors raised by the user's code, with the lines of the user's files where they were raised.
+"""Errors raised by the user's code state the lines of the user's files where they were raised.
 
 Whatever runs the user's Python, or JAX on its behalf, runs inside `user_code`. An exception that escapes becomes a
 `ModelError` with the frames of the user's files, or a `MachineError` where memory ran out. An error whose innermost

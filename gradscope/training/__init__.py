@@ -1,4 +1,4 @@
-"""Training: one step of an optimizer as a pure function whose every stage is observed.
+"""Training takes steps of an optimizer, each a pure function whose every stage is observed.
 
 - `step` defines `train_step`: the gradients are computed, processed and applied, and each stage is observed.
 - `state` defines `TrainState`, what a step turns into its successor, and names the optimizer's variables.

@@ -1,4 +1,4 @@
-"""Exponential moving averages of parameters, `tf.train.ExponentialMovingAverage`."""
+"""Exponential moving averages of parameters are computed as by `tf.train.ExponentialMovingAverage`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradscope.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class MovingAverage:
-    """An exponential moving average of each trained parameter, which starts at the parameter itself.
+    """A `MovingAverage` is that of each trained parameter, exponential, and starts at the parameter itself.
 
     Attributes:
         decay: The share of the old average that each step keeps; between 0 and 1.

@@ -1,4 +1,4 @@
-"""What a step carries on to the next beside the parameters: collections that the loss updates, and random keys."""
+"""A step carries on to the next, beside the parameters, collections that the loss updates, and random keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The noise of gradients: how far the gradient of one example is from that of all.
+"""The noise of gradients is how far the gradient of one example is from that of all.
 
 A batch is split into groups, of one example each where nothing else is asked for, and h[k] is the gradient of the
 user's own loss on group k. With n groups of b examples, and per element the mean m and the unbiased variance v of h:
@@ -50,7 +50,7 @@ _FEWEST_FOR_GSNR: Final = 4
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientNoise:
-    """The noise of the gradients of one batch; a pytree.
+    """A `GradientNoise` is the noise of the gradients of one batch; a pytree.
 
     Attributes:
         groups: Gradients that it was computed from.

@@ -16,7 +16,7 @@ from gradscope.training.state import named_leaves
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processing:
-    """The way from the gradients of a loss to those that the optimizer gets.
+    """A `Processing` is the way from the gradients of a loss to those that the optimizer gets.
 
     Attributes:
         trained: Which parameters are trained, by name.

@@ -18,7 +18,7 @@ _PARAMS: Final = "params"
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True)
 class TrainState:
-    """The state of a training run between two steps, a pytree.
+    """A `TrainState` is the state of a training run between two steps, a pytree.
 
     Attributes:
         step: The number of steps taken, int32.

@@ -30,7 +30,7 @@ from gradscope.training.step_seen import StepSeen
 
 
 class Gradients(NamedTuple):
-    """The gradients of one batch, and what was computed with them.
+    """`Gradients` are those of one batch, with what was computed with them.
 
     Attributes:
         loss: The loss, 0-d.
@@ -46,7 +46,7 @@ class Gradients(NamedTuple):
 
 
 class TrainStep:
-    """A training step: call it as `step(state, batch) -> (state, seen)`; `init` makes the first state.
+    """A `TrainStep` is called as `step(state, batch) -> (state, seen)`; its `init` makes the first state.
 
     Args:
         loss: `loss(variables, batch) -> scalar` or `-> (scalar, aux)`.

@@ -1,4 +1,4 @@
-"""The pass over an array that computes all its reductions, with NumPy or compiled.
+"""A pass over an array computes all its reductions, with NumPy or compiled.
 
 - `single_pass` has `reduce_array`, and the pass with NumPy, which reads any dtype.
 - `compiled_pass` computes the same of floats of at most 32 bits, several times as fast, once that is worth loading.

@@ -1,4 +1,5 @@
-"""The loops of the compiled pass, in the subset of Python that numba compiles. Importing this module compiles nothing.
+"""`block_kernel` has the loops of the compiled pass, in the subset of Python that numba compiles.
+Importing this module compiles nothing.
 
 The kernel reads float32 in blocks of `BLOCK` elements that stay in the first-level cache, and reads each block
 several times: as integers, whose order is that of the floats, and as float64. So each loop has few results and no

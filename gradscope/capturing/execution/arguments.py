@@ -1,4 +1,4 @@
-"""The arguments of a loss, described by their shapes and made when they are needed.
+"""The arguments of a loss are described by their shapes and made when they are needed.
 
 They come from the model's own `init` and `batch`, or from a checkpoint, a data file or an input pipeline.
 """
@@ -50,7 +50,7 @@ class Arguments:
 
     @classmethod
     def of(cls, variables: Any, batch: Any) -> Arguments:
-        """The arguments that are these values: pytrees of arrays and numbers."""
+        """Returns the arguments that are these values: pytrees of arrays and numbers."""
         values = jax.tree_util.tree_map(_as_jax_has_it, (variables, batch))
         shapes, make = _existing(lambda: values)
         return cls(shapes=shapes, make=make)

@@ -1,4 +1,4 @@
-"""Calls of any function, brought into the form in which losses are traced: `loss(variables, batch)`.
+"""Calls of any function are brought into the form in which losses are traced: `loss(variables, batch)`.
 
 The *variables* are the arguments that are differentiated; the *batch* is the arrays among all other arguments. What is
 not an array (a bool, an int, a string, a function) is not traced: the function receives it as the caller passed it, so
@@ -49,7 +49,7 @@ def require_untraced(values: Iterable[Any]) -> None:
 
 
 class Call:
-    """One call of a function as a loss of two pytrees of arrays.
+    """A `Call` is one call of a function as a loss of two pytrees of arrays.
 
     Args:
         function: The function.
@@ -89,7 +89,7 @@ class Call:
         return _joined(self._traced)
 
     def differentiated_in(self, variables: Any) -> list[Any]:
-        """The parts of a pytree like `variables` that belong to each differentiated argument."""
+        """Returns the parts of a pytree like `variables` that belong to each differentiated argument."""
         return list(self._by_name(variables).values())
 
     def loss(self, variables: Any, batch: Any) -> Any:
@@ -108,13 +108,13 @@ class Call:
         return _parted(self._differentiated, variables[_PARAMS] if several else variables)
 
     def _arrays(self, value: Any) -> Any:
-        """The pytree of a value with None in the place of every leaf that is not traced."""
+        """Returns the pytree of a value with None in the place of every leaf that is not traced."""
         if all(map(self._is_traced, jax.tree_util.tree_leaves(value))):
             return value
         return jax.tree_util.tree_map(lambda leaf: leaf if self._is_traced(leaf) else None, value)
 
     def _with_arrays(self, value: Any, arrays: Any) -> Any:
-        """A value with other arrays in the place of its own."""
+        """Returns a value with other arrays in the place of its own."""
         leaves, tree = jax.tree_util.tree_flatten(value)
         replaced = iter(jax.tree_util.tree_leaves(arrays))
         return jax.tree_util.tree_unflatten(
@@ -222,13 +222,13 @@ def argument_leaves(function: Callable[..., Any], args: Sequence[Any], kwargs: M
 
 
 def _names(function: Callable[..., Any], count: int, kwargs: Mapping[str, Any]) -> list[str]:
-    """The names of a call's positional arguments; the position of one that has no name, or the name of a keyword."""
+    """Returns the names of a call's positional arguments; of one without a name of its own, the position."""
     fixed = _parameters(function)
     return [fixed[at] if at < len(fixed) and fixed[at] not in kwargs else str(at) for at in range(count)]
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:
-    """The names of the parameters that a function takes by position."""
+    """Returns the names of the parameters that a function takes by position."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a built-in function
@@ -237,10 +237,10 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
 
 
 def _joined(parts: Mapping[str, Any]) -> Any:
-    """A single part itself, or several by name."""
+    """Returns a single part itself, or several by name."""
     return next(iter(parts.values())) if len(parts) == 1 else dict(parts)
 
 
 def _parted(names: Mapping[str, Any], joined: Any) -> dict[str, Any]:
-    """The inverse of `_joined`, in the order of `names`."""
+    """Returns the parts that `_joined` joined, in the order of `names`."""
     return dict.fromkeys(names, joined) if len(names) == 1 else {name: joined[name] for name in names}

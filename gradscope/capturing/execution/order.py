@@ -1,4 +1,4 @@
-"""Execution order: one rank for every value and layer of a run, in each iteration of its loops."""
+"""The execution order has one rank for every value and layer of a run, in each iteration of its loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plain loss: the user's own, without any tap, as a function of its flat arguments."""
+"""The plain loss is the user's own, without any tap, as a function of its flat arguments."""
 
 from __future__ import annotations
 

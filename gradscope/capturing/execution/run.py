@@ -1,4 +1,4 @@
-"""A run: an observing program's inputs and outputs together, and the index of each observation in them."""
+"""A run has an observing program's inputs and outputs together, and the index of each observation in them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Run:
 
 
 class SiteIteration(NamedTuple):
-    """A `Turn` is one iteration of the loops around a site.
+    """A `SiteIteration` is one iteration of the loops around a site.
 
     Attributes:
         at: The index of its observation along the leading axes.

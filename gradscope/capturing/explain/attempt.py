@@ -1,4 +1,4 @@
-"""An attempt to explain something, which is told to have failed and takes nothing else down."""
+"""An attempt to explain something reports that it failed, and takes nothing else down with it."""
 
 from __future__ import annotations
 

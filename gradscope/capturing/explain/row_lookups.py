@@ -1,4 +1,4 @@
-"""Look-ups of rows that a table does not have: JAX takes the last row in their place, and says nothing.
+"""These look-ups ask for rows that a table does not have: JAX takes the last row in their place without an error.
 
 `table[ids]` clips indices, where `jnp.take` fills with NaN and PyTorch raises. A vocabulary that is smaller than the
 tokenizer's, or labels from 1 on, train the wrong rows. The indices are computed again here, as far as integers of the

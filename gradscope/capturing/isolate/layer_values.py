@@ -1,4 +1,4 @@
-"""Layer values: the values and gradients that a dump has for the variables of one layer."""
+"""Layer values are the values and gradients that a dump has for the variables of one layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distributed runs: the files that each of several processes writes, and how they wait for each other."""
+"""The processes of a distributed run write a file each, and wait for each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Example gradients: the gradient of the loss of each single example, and how they combine to that of the batch.
+"""An example gradient is that of the loss of one example; their sum or mean may be the gradient of the batch.
 
 The loss of a single example is the user's own loss of a batch of that one example. A leaf of the batch is split into
 examples where its leading axis is as long as the number of examples; any other leaf, such as a key or a temperature, is

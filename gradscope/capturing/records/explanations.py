@@ -1,4 +1,4 @@
-"""The explanations of a run's results that are stored with them, each by running the loss again where there is need."""
+"""Explanations of a run's results are stored with them, each by running the loss again where there is need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The saturations of a run: which bounded functions inside its layers are at their limits, in which iterations."""
+"""The saturations of a run are the bounded functions inside its layers that are at their limits, by iteration."""
 
 from __future__ import annotations
 

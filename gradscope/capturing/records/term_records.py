@@ -1,4 +1,4 @@
-"""The pending tensors of terms: the terms whose sum is a gradient, one for each use of its value."""
+"""Terms are the summands of a gradient, one for each use of its value, and pending tensors like any other."""
 
 from __future__ import annotations
 

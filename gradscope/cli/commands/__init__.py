@@ -1,4 +1,4 @@
-"""Commands: one module for each command of the program, with the command's name.
+"""Commands have one module each, with the command's name.
 
 `runs` has those about training runs, and `files` those about the file of a dump and not what it says.
 """

@@ -183,7 +183,7 @@ def _isolation_report(found: Comparison, isolation: Isolation, everything: bool)
 
 
 class _Shown(TypedDict):
-    """What of a comparison is shown."""
+    """`_Shown` states what of a comparison is printed."""
 
     everything: bool
     worst_first: bool

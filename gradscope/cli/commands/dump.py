@@ -40,7 +40,7 @@ _EXCLUDED: Final = {
 
 
 class CastType(StrEnum):
-    """The wider types in which narrow tensors may be stored."""
+    """A `CastType` is a wider type in which narrow tensors may be stored."""
 
     FLOAT32 = "float32"
 

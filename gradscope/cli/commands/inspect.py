@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class InspectionFormat(StrEnum):
-    """The formats in which an inspection is written."""
+    """An `InspectionFormat` is a format in which an inspection is written."""
 
     TABLE = "table"
     JSON = "json"

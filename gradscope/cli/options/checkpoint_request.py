@@ -1,4 +1,4 @@
-"""The request for a checkpoint, with the files that say what is done to its tensors: `--map-keys` and `--map`."""
+"""`checkpoint_request` requests a checkpoint, with the files that change its tensors: `--map-keys` and `--map`."""
 
 from __future__ import annotations
 

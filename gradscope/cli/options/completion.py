@@ -1,4 +1,4 @@
-"""Completion of the shell: names of the zoo, of the tensors of a dump or a run, of findings, families and columns.
+"""The shell completes names of the zoo, of the tensors of a dump or a run, of findings, families and columns.
 
 A name that a shell could take for something else than a word is not offered: a dump may come from anyone.
 """

@@ -26,7 +26,7 @@ _SEEDS = 1 << 63
 
 
 class Precision(StrEnum):
-    """The precisions of matrix multiplication that JAX has on every backend."""
+    """A `Precision` of matrix multiplication is one that JAX has on every backend."""
 
     DEFAULT = "default"
     HIGH = "high"
@@ -37,7 +37,7 @@ class Precision(StrEnum):
 
 
 class FloatType(StrEnum):
-    """The floating-point types in which a model can run."""
+    """A `FloatType` is a floating-point type in which a model can run."""
 
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
@@ -46,7 +46,7 @@ class FloatType(StrEnum):
 
 
 class LossName(StrEnum):
-    """The losses that can be computed from the outputs of a framework's module."""
+    """A `LossName` is a loss that can be computed from the outputs of a framework's module."""
 
     CROSS_ENTROPY = "cross-entropy"
     MSE = "mse"

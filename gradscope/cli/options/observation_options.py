@@ -21,7 +21,7 @@ _PANEL = "What is shown"
 
 
 class Operations(StrEnum):
-    """The values of operations with respect to which gradients are captured."""
+    """`Operations` select values of operations with respect to which gradients are captured."""
 
     OUTPUTS = "outputs"
     INPUTS = "inputs"

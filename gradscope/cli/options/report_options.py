@@ -19,7 +19,7 @@ _PANEL = "What is shown"
 
 
 class Format(StrEnum):
-    """The formats in which results are written."""
+    """A `Format` is one in which results are written."""
 
     TABLE = "table"
     JSON = "json"

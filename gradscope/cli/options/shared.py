@@ -1,4 +1,4 @@
-"""Single options that several commands share, as annotated types with name, help and check."""
+"""Several commands share these single options, as annotated types with name, help and check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which dumps are compared with which, for the paths on a command line."""
+"""The paths on a command line state which dumps are compared with which."""
 
 from __future__ import annotations
 

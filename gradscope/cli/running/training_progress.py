@@ -1,4 +1,4 @@
-"""The progress of a training run: one line on a terminal, and lines that `--log-every` asks for."""
+"""The progress of a training run is shown by one line on a terminal, and by lines that `--log-every` requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where two training runs first diverge: the first step, and in it the first tensor in the order of a step.
+"""Two training runs diverge at the first step, and in it at the first tensor in the order of a step, that differs.
 
 A history has statistics and no elements. What is compared is the least `rel_l2` that two tensors can have by them
 (`metrics/bounds.py`): over the tolerance it proves a difference, below it nothing.

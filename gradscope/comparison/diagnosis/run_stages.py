@@ -1,4 +1,4 @@
-"""The stages of a step of a training run, and the result of comparing two runs for one tensor.
+"""A step of a training run has stages, whose tensors are compared one by one between two runs.
 
 The *stages* of a step, in order: its batch, the parameters and collections that it starts from, its activations, its
 loss, the gradients, the gradients as the optimizer gets them, the optimizer's variables, the learning rate and the
@@ -35,7 +35,7 @@ _STAGE_OF: Final = {family: stage for stage, families in _STAGES.items() for fam
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
-    """The result for one tensor, or one number, of a step.
+    """RunRow stores the result for one tensor, or one number, of a step.
 
     Attributes:
         name: Its name.

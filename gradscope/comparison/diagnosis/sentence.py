@@ -1,4 +1,4 @@
-"""Sentences for the verdict: whether two runs are the same, where they first differ, and what else differs."""
+"""The verdict's sentences say whether two runs are the same, where they first differ, and what else differs."""
 
 from __future__ import annotations
 

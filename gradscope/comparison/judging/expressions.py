@@ -1,4 +1,4 @@
-"""Expressions over the metrics of a pair, such as `rel_l2 < 1e-4 and max_abs < 1`.
+"""Expressions test the metrics of a pair, such as `rel_l2 < 1e-4 and max_abs < 1`.
 
     expression = term {"or" term}            comparison = metric operator number | number operator metric
     term       = factor {"and" factor}       operator   = "<" | "<=" | ">" | ">=" | "==" | "!="

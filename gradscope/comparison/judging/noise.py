@@ -1,4 +1,4 @@
-"""Noise floors, and `DefaultLimits`: the default tolerance and the noise floor of each pair.
+"""`DefaultLimits` returns the default tolerance and the noise floor of each pair.
 
 A *noise floor* is how far a tensor of the reference moves under changes that make no difference. A calibrated reference
 stores one with each computed tensor. The metric `noise` is `rel_l2` divided by the floor, and up to `WITHIN` floors the

@@ -1,4 +1,4 @@
-"""Tolerance rules: tolerances that the user gives for some or all tensors.
+"""Tolerance rules are tolerances that the user sets for some or all tensors.
 
 A *rule* is written `REGEX=EXPRESSION`; an expression alone is a rule for every tensor. The regular expression has to
 match the full name or the full key. The first rule that matches a tensor applies; a tensor that no rule matches is

@@ -1,4 +1,4 @@
-"""Layouts: the orders of axes, and axes split or merged, in which two tensors can hold the same elements.
+"""Layouts are the orders of axes, and axes split or merged, in which two tensors can hold the same elements.
 
 Examples are HWIO and OIHW, NHWC and NCHW, or a Dense kernel `[in, heads, width]` and a weight `[heads * width, in]`.
 `layouts` lists those that two shapes allow; `agreeing_layouts` selects by a sample of the values, because several

@@ -1,4 +1,4 @@
-"""Operands: the two tensors of a pair, read from a dump or made by a recipe."""
+"""Operands are the two tensors of a pair, read from a dump or made by a recipe."""
 
 from __future__ import annotations
 

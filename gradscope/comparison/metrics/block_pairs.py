@@ -1,4 +1,4 @@
-"""Block pairs: matching blocks of two tensors, small enough for the processor's cache.
+"""Block pairs are matching blocks of two tensors, small enough for the processor's cache.
 
 `block_pairs` yields them, `unequal_pairs` first skips pairs of equal tensors. `BlockBuffer` names the scratch buffers
 that are in use at the same time while one block is compared.

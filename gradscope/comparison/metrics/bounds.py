@@ -1,4 +1,4 @@
-"""Bounds of `rel_l2` from the statistics of two tensors, for dumps that do not hold the elements.
+"""Bounds of `rel_l2` follow from the statistics of two tensors, for dumps that do not hold the elements.
 
 Equal hashes prove equal bytes. The other statistics used here change by no more than the tensor does, so that their
 change is a lower bound of `rel_l2` (with n elements, rms(x) = l2(x) / sqrt(n)):

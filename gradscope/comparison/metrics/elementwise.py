@@ -1,4 +1,4 @@
-"""Elementwise errors: `max_abs` with its position, `max_rel`, `mismatch`, `sign_flip`, and distances in ulps.
+"""Elementwise errors are `max_abs` with its position, `max_rel`, `mismatch`, `sign_flip`, and distances in ulps.
 
 All of them are over positions where both tensors are finite. The errors of chunks add up to those of the tensor
 exactly, because they are counts and maxima.

@@ -23,7 +23,7 @@ MetricKind: TypeAlias = Literal["number", "share", "count", "flag", "index", "el
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricSpec:
-    """One metric of a comparison.
+    """MetricSpec defines one metric of a comparison.
 
     Attributes:
         name: Its name in JSON, in rows, in the heading of tables and in expressions.

@@ -1,4 +1,4 @@
-r"""Map files: rules in TOML that map tensors of the candidate to names of the reference.
+r"""Map files have rules in TOML that map tensors of the candidate to names of the reference.
 
     [[rule]]
     candidate = 'h\.(\d+)\.attn\.c_attn\.weight'                  # matches the full name, or the full key

@@ -25,7 +25,7 @@ Start: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssembledTensor:
-    """A tensor whose elements are stored in several files.
+    """An `AssembledTensor` is a tensor whose elements are stored in several files.
 
     Attributes:
         shape: Global shape; the key data of PRNG keys has one axis more than the keys.

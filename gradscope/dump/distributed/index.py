@@ -22,7 +22,7 @@ from gradscope.errors import DumpError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFacts:
-    """The facts that identify a process's file: its length, and the CRC-32 of its manifest."""
+    """`FileFacts` identify a process's file: its length, and the CRC-32 of its manifest."""
 
     size_bytes: int
     manifest_crc32: int
@@ -30,7 +30,7 @@ class FileFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpIndex:
-    """The contents of `index.json`.
+    """A `DumpIndex` has the contents of `index.json`.
 
     Attributes:
         manifest: The manifest of the complete dump, without locations of tensors; those are in the files' manifests.

@@ -30,7 +30,7 @@ from gradscope.naming import key_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFile:
-    """The opened file of one process.
+    """A `ProcessFile` is the opened file of one process.
 
     Attributes:
         facts: The facts that identify it.

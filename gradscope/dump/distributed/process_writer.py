@@ -36,7 +36,7 @@ Merge: TypeAlias = Callable[[Sequence[Entry], Sequence[Manifest]], Manifest]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessGroup:
-    """The group of processes that write one dump, as one of them sees it.
+    """A `ProcessGroup` is the processes that write one dump, as one of them sees it.
 
     Attributes:
         process: The index of this process, and the number of processes.
@@ -50,7 +50,7 @@ class ProcessGroup:
 
 
 class ProcessWriter:
-    """The `RecordSink` of one process.
+    """A `ProcessWriter` is the `RecordSink` of one process.
 
     A record with a `shard` is written into this process's file. A record without one describes an entry of the complete
     dump: an alias, an absent tensor, or a global array whose shards the processes write. Every process adds the same

@@ -30,7 +30,7 @@ def _field_names(kind: type[DataclassInstance]) -> tuple[frozenset[str], frozens
 
 @dataclass(slots=True)  # not frozen, because that takes three times as long, and a dump has three for each tensor
 class Fields:
-    """A JSON object that describes a dataclass, with one method for each type of field.
+    """`Fields` read a JSON object that describes a dataclass, with one method for each type of field.
 
     A field that has a default may be absent. Its method then returns an empty value or zero, or the method's `default`.
 

@@ -1,4 +1,4 @@
-"""The graph of layers: from which values and gradients each value and gradient is computed.
+"""The graph of layers states from which values and gradients each value and gradient is computed.
 
 In the forward pass, a layer computes its outputs from its inputs and parameters. In the backward pass, the layers that
 read a value compute the gradient with respect to it, from the gradients with respect to their outputs and from their

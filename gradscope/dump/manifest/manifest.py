@@ -23,7 +23,7 @@ Tier: TypeAlias = Literal["core", "full"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """The location of a tensor's bytes in the file; of a tensor in several shards, the location of the first one.
+    """A `Stored` has the location of a tensor's bytes in the file; of a tensor in several shards, that of the first.
 
     Attributes:
         member: The zip member's full name, `.npy` included.
@@ -42,7 +42,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry(TensorFacts):
-    """The manifest's description of one record.
+    """An `Entry` is the manifest's description of one record.
 
     Attributes:
         stored: Location of the tensor's bytes in the file; None where the file has no tensor for it.
@@ -58,7 +58,7 @@ class Entry(TensorFacts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One call of a layer of the model.
+    """A `Layer` is one call of a layer of the model.
 
     Attributes:
         path: The layer's path, with its occurrence (`#2`) and iterations (`[3]`).
@@ -93,7 +93,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerLine:
-    """A site whose activation or gradient is not in the dump, and the reason."""
+    """A `LedgerLine` is a site whose activation or gradient is not in the dump, and the reason."""
 
     name: str
     family: str
@@ -103,7 +103,7 @@ class LedgerLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Ledger:
-    """The number of captured floating-point sites, and a line with the reason for each site that is missing."""
+    """A `Ledger` counts the captured floating-point sites, and has a line with the reason for each that is missing."""
 
     captured: int = 0
     missing: tuple[LedgerLine, ...] = ()
@@ -138,7 +138,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The operation in which a NaN or an infinity first arose.
+    """An `Origin` is the operation in which a NaN or an infinity first arose.
 
     Attributes:
         direction: `forward` where the result is not finite although the operands are; `backward` where the gradient
@@ -168,7 +168,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """The reason why one gradient is zero.
+    """A `Cause` is the reason why one gradient is zero.
 
     Attributes:
         family: The gradient's family.
@@ -186,7 +186,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examples:
-    """Whether the mean or the sum of the per-example gradients is the gradient of the batch.
+    """`Examples` state whether the mean or the sum of the per-example gradients is the gradient of the batch.
 
     It is where the loss is a mean or a sum over examples. Where it is not, as with a normalisation over the batch, the
     examples are *coupled*: no combination of the per-example gradients is the gradient of the batch.
@@ -217,7 +217,7 @@ class Examples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """The facts of a run: everything in a manifest but its entries.
+    """`RunFacts` are the facts of a run: everything in a manifest but its entries.
 
     Attributes:
         layers: The layer tree in execution order.
@@ -258,7 +258,7 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Manifest(RunFacts):
-    """The description of a dump: the facts of its run, and an entry for each record.
+    """A `Manifest` describes a dump: the facts of its run, and an entry for each record.
 
     Attributes:
         entries: Every record in the order written.

@@ -1,4 +1,4 @@
-"""The table of the reasons for which a tensor is not in a dump, for the ledger, the reference page and `explain`."""
+"""`REASONS` has the reasons why a tensor is not in a dump, for the ledger, the reference page and `explain`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradscope.dump.record import Reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasonSpec:
-    """One reason.
+    """A `ReasonSpec` describes one reason.
 
     Attributes:
         name: Its name in the ledger.

@@ -1,4 +1,4 @@
-"""The table of the reasons why a gradient is zero or cut off, by the words with which such a reason begins or ends.
+"""`ZERO_REASONS` has the reasons why a gradient is zero or cut off, by the words with which they begin or end.
 
 The reasons themselves are sentences with numbers and places; `Cause` and the ledger have them.
 """
@@ -14,7 +14,7 @@ PRODUCT_OF: Final = "the product of "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroReason:
-    """One kind of reason.
+    """A `ZeroReason` is one kind of reason.
 
     Attributes:
         name: The words that every reason of this kind has, and no other.

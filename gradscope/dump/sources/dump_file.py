@@ -1,4 +1,4 @@
-"""An opened dump file, whose structure has been checked. Each tensor is read from the file when it is accessed."""
+"""A dump file is opened after its structure has been checked. Each tensor is read from the file when it is accessed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Contents:
 
 
 class DumpFile(EntryIndex):
-    """A `DumpSource` that reads a file or a folder. It has to be closed, or used as a context manager.
+    """A `DumpFile` is a `DumpSource` that reads a file or a folder. It has to be closed, or used as a context manager.
 
     Any number of threads may read at the same time.
 

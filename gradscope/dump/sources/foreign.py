@@ -23,7 +23,7 @@ NOTE: Final = "not written by gradscope"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignTensor:
-    """A tensor in a foreign file.
+    """A `ForeignTensor` is a tensor in a foreign file.
 
     Attributes:
         name: The name in that file.

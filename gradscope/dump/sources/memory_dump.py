@@ -1,4 +1,4 @@
-"""A dump in memory: the manifest and the tensors of a capture, with the interface of a dump file."""
+"""A dump in memory has the manifest and the tensors of a capture, with the interface of a dump file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gradscope.protocols import implements
 
 
 class MemoryDump(EntryIndex):
-    """A `DumpSource` whose tensors are in memory.
+    """A `MemoryDump` is a `DumpSource` whose tensors are in memory.
 
     Args:
         manifest: The manifest; the file locations in its entries are ignored.
@@ -47,7 +47,7 @@ class MemoryDump(EntryIndex):
 
 
 class MemoryWriter:
-    """A `RecordSink` that keeps its records in memory."""
+    """A `MemoryWriter` is a `RecordSink` that keeps its records in memory."""
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
@@ -76,7 +76,7 @@ class MemoryWriter:
 
     @implements(RecordSink)
     def commit_incomplete(self, error: str, facts: RunFacts) -> None:
-        """Save nothing: the caller has the error itself."""
+        """Saves nothing: the caller has the error itself."""
 
     def dump(self, manifest: Manifest) -> MemoryDump:
         """Returns the added records as a dump."""

@@ -1,4 +1,4 @@
-"""Storage: opens, writes and checksums single files. Nothing here knows the manifest's contents or the zip directory.
+"""Storage opens, writes and checksums single files. Nothing here knows the manifest's contents or the zip directory.
 
 Write side:
 

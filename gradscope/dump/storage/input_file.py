@@ -20,7 +20,7 @@ _WINDOW_BYTES: Final = 16 << 10
 
 
 class InputFile:
-    """An open file that is only read. It is a context manager.
+    """An `InputFile` is an open file that is only read. It is a context manager.
 
     Args:
         path: The file.

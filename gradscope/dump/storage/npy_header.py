@@ -40,7 +40,7 @@ _LARGEST: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NpyHeader:
-    """The parsed contents of a `.npy` header.
+    """An `NpyHeader` has the parsed contents of a `.npy` header.
 
     Attributes:
         descriptor: NumPy's descriptor of the elements' dtype: that of a number, such as `<f4`, or `|V1`, `|V2`.

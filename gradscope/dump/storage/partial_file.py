@@ -1,4 +1,4 @@
-"""The crash-safe write: a dump is written into a locked temporary file, which is renamed onto its target or removed.
+"""A crash-safe write goes into a locked temporary file, which is renamed onto its target or removed.
 
 `PartialFile.publish` syncs the file with `fsync`, renames it onto the target and syncs the folder. So the target is
 the old file or the complete new one at any time, even if the process is killed. Where nothing may be replaced, the file
@@ -42,7 +42,7 @@ _USUAL_MODE: Final = 0o666
 
 
 class PartialFile:
-    """A locked temporary file next to its target.
+    """A `PartialFile` is a locked temporary file next to its target.
 
     Args:
         target: The file that it replaces when published; its folder exists.

@@ -23,7 +23,7 @@ _SMALL_BYTES: Final = 1 << 16
 
 @dataclass(slots=True, kw_only=True)  # not frozen, because that takes three times as long
 class StoredTensor:
-    """A tensor whose elements are stored in a file.
+    """A `StoredTensor` is a tensor whose elements are stored in a file.
 
     Attributes:
         shape: Shape of the array in the file; the key data of PRNG keys has one axis more than the keys.

@@ -21,7 +21,7 @@ _FEW_BYTES: Final = 1 << 10
 
 
 class ByteStream(Protocol):
-    """Bytes that are read once, in order, into the caller's buffers."""
+    """A `ByteStream` has bytes that are read once, in order, into the caller's buffers."""
 
     def fill(self, buffer: memoryview) -> None:
         """Fills a buffer with the next bytes.
@@ -57,7 +57,7 @@ class ByteStream(Protocol):
 
 
 class PlainStream:
-    """Uncompressed bytes of a file.
+    """A `PlainStream` has uncompressed bytes of a file.
 
     Args:
         file: The file.
@@ -111,7 +111,7 @@ class PlainStream:
 
 
 class InflatingStream:
-    """Bytes that are stored deflated (zlib-compressed) in a file.
+    """An `InflatingStream` inflates bytes that are stored deflated (zlib-compressed) in a file.
 
     Args:
         file: The file.

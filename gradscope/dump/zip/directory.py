@@ -44,7 +44,7 @@ _HOSTILE_NAME: Final = re.compile(r"[\x00\\]|\A/|\A[A-Za-z]:/|(?<![^/])\.\.(?=/|
 
 
 class ZipMember(NamedTuple):  # which is made in a fifth of a dataclass's time, once for each tensor
-    """The directory's record of one member.
+    """A `ZipMember` is the directory's record of one member.
 
     Attributes:
         name: The member's name.
@@ -116,7 +116,7 @@ class Members(Mapping[str, ZipMember]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directory:
-    """The parsed directory of a zip file.
+    """A `Directory` is the parsed directory of a zip file.
 
     Attributes:
         members: Members by name, in the order of the file.

@@ -29,7 +29,7 @@ _SEARCHED_BYTES: Final = END.size + LIMIT_16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndRecord:
-    """The contents of a zip file's end record.
+    """An `EndRecord` has the contents of a zip file's end record.
 
     Attributes:
         members: Number of members.

@@ -24,7 +24,7 @@ _AT_ONCE: Final = 4096
 
 
 class LocalHeader(NamedTuple):
-    """The header in front of a member's data: the fields of `ZipMember`, and the file offset of the data."""
+    """A `LocalHeader` is in front of a member's data: the fields of `ZipMember`, and the file offset of the data."""
 
     name: bytes
     flags: int

@@ -59,7 +59,7 @@ _DATE_1980: Final = (0, 1 << 5 | 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenMember:
-    """One member of the file that is being written.
+    """A `WrittenMember` is one member of the file that is being written.
 
     Attributes:
         name: The name in UTF-8.

@@ -24,7 +24,7 @@ CHUNK_BYTES: Final = 1 << 21
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payload:
-    """The content of a member: some bytes, followed by the elements of an array in their stored dtype."""
+    """A `Payload` is the content of a member: some bytes, and then the elements of an array in their stored dtype."""
 
     head: bytes
     array: Array
@@ -39,14 +39,14 @@ class Payload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenData:
-    """The CRC-32 of a member's written data, and the file offset of its first byte."""
+    """`WrittenData` has the CRC-32 of a member's written data, and the file offset of its first byte."""
 
     crc32: int
     offset: int
 
 
 class ZipWriter:
-    """Writes members one after the other, and the directory behind them.
+    """A `ZipWriter` writes members one after the other, and the directory behind them.
 
     Args:
         file: The file that is written. After a failed member, it may be longer than the members it contains.

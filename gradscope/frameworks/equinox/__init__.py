@@ -1,4 +1,4 @@
-"""Equinox modules as models.
+"""Equinox modules become models here.
 
 `equinox_adapter` calls them, `partition` separates their arrays from the rest, `scoped_modules` opens a scope for each
 of them, and `saved_leaves` reads `.eqx` files.

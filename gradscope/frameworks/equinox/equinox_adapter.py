@@ -1,4 +1,4 @@
-"""The adapter of Equinox: modules that are pytrees, called on one example at a time.
+"""The adapter of Equinox calls modules, which are pytrees, on one example at a time.
 
 A batch is mapped over its leading axis, by `jax.vmap` with the axis name of the module's batch norms. `state` and `key`
 are passed to a module that takes them, a separate key to each example.

@@ -1,4 +1,4 @@
-"""The partition of an Equinox module into its arrays, by collection and attribute path, and everything else.
+"""The partition of an Equinox module separates its arrays, by collection and attribute path, from everything else.
 
 Parameters are the inexact arrays of the tree. Other arrays are the collection `buffers`. The values of an
 `eqx.nn.State` are the collection `state`, by the attribute path of the index under which they are stored.

@@ -1,4 +1,4 @@
-"""The adapter of Flax Linen: modules that carry no variables and open a scope for every submodule themselves."""
+"""The adapter of Flax Linen takes modules, which carry no variables and open a scope for every submodule themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The adapter of Flax NNX: modules that carry their variables, and open no scopes.
+"""The adapter of Flax NNX takes modules that carry their variables, and open no scopes.
 
 The trace runs a merged copy of the user's module. Each module of the copy has its attribute path as a plain string,
 which is static metadata: it survives the splitting and merging inside `nnx.jit`, `nnx.scan` and `nnx.remat`, where a

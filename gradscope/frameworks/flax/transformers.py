@@ -1,4 +1,4 @@
-"""The adapter of Flax models of transformers (before 5.0): a Linen module with its parameters, often pretrained ones.
+"""The adapter of transformers (before 5.0) takes Flax models: a Linen module with parameters, often pretrained.
 
 A target names an instance, `bert = FlaxBertModel.from_pretrained(FOLDER)` in a file of the user's. Such a model fills
 in missing inputs itself, masks and positions, so that only the tokens need a description. Its bare Linen module,

@@ -1,1 +1,1 @@
-"""Keras models as models: `keras_adapter` calls them, and `weight_files` reads `.keras` and `.weights.h5` files."""
+"""Keras models are run by `keras_adapter`; `weight_files` reads `.keras` and `.weights.h5` files."""

@@ -1,4 +1,4 @@
-"""The adapter of Keras 3 on JAX: models that carry their variables and run without changing them, by `stateless_call`.
+"""The adapter of Keras 3 on JAX runs models, which carry their variables, without changing them (`stateless_call`).
 
 Scopes are Keras' own, one per layer. Variables are named by their paths, `conv1/kernel`. Where these begin with the
 model's name, as those of a sequential or subclassed model do, a scope is opened for the model, too; and the variables

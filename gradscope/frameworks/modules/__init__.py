@@ -1,4 +1,4 @@
-"""Modules: everything that the adapters share, and the model that is made of a framework's module.
+"""The adapters share these modules, and the model that is made of a framework's module.
 
 - `request` is the user's options for a module; a *spec* (`input_spec`) describes one of its inputs:
   `tokens=int32[8,128]:0..30522`. `random_inputs` makes arrays of specs.

@@ -1,4 +1,4 @@
-"""Calling a module: the parameter of each input, and the flags that set training or evaluation mode.
+"""A call of a module needs a parameter for each input, and the flags that set training or evaluation mode.
 
 Inputs without a name fill the module's parameters in their order, named ones go to the parameter of their name.
 Frameworks have no common way to set the mode of a module, but users have few: whichever of these parameters a module

@@ -45,7 +45,7 @@ _VALUES: Final[tuple[tuple[Kind, re.Pattern[str]], ...]] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputValues:
-    """`Values` is the distribution of an input's values.
+    """`InputValues` are the distribution of an input's values.
 
     Attributes:
         kind: `normal` (mean, standard deviation), `uniform` (lower end, upper end), `constant` (the number), `binary`

@@ -1,4 +1,4 @@
-"""Names of a pytree's leaves: their paths, joined by `/`."""
+"""The leaves of a pytree are named by their paths, joined by `/`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch: `capture` writes the same dump from a PyTorch model, through hooks, to compare a port layer by layer.
+"""`capture` writes the same dump from a PyTorch model, through hooks, to compare a port layer by layer.
 
     from gradscope.frameworks.torch import capture
 

@@ -1,4 +1,4 @@
-"""Conversion of PyTorch's values to gradscope's: tensors to NumPy arrays, nested containers to paths and leaves."""
+"""Values of PyTorch become gradscope's: tensors NumPy arrays, and nested containers paths and leaves."""
 
 from __future__ import annotations
 

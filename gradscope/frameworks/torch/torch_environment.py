@@ -1,4 +1,4 @@
-"""The provenance of a run in PyTorch, in the terms that a dump from JAX uses."""
+"""The provenance of a run in PyTorch is stated in the terms that a dump from JAX uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The values of one run: which tensors are the same value, and the records of each value and its gradient.
+"""Several tensors of a run may be one value, which has one record, and its gradient another.
 
 A *value* is the output of one autograd node. A module that returns another module's output returns the same value,
 whatever Python object it is in. After an in-place operation the object has another value. A tensor without an autograd

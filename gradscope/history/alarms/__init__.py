@@ -1,4 +1,4 @@
-"""Alarms: what is wrong with a run at a step, by rules that are relative to what the run itself did before.
+"""Alarms state what is wrong with a run at a step, by rules that are relative to what the run itself did before.
 
 - `alarm_rules` has the table of all rules.
 - `tensor_rules` applies those about tensors to recorded steps.

@@ -1,4 +1,4 @@
-"""The table of the rules that raise alarms."""
+"""`RULES` has the rules that raise alarms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Statistics = Mapping[str, Mapping[str, float | int | None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlarmRule:
-    """One row of the table of rules.
+    """An `AlarmRule` is one row of the table of rules.
 
     Attributes:
         name: The rule's stable name.

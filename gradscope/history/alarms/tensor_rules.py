@@ -1,4 +1,4 @@
-"""The rules about tensors, which are applied to recorded steps."""
+"""Rules about tensors are applied to recorded steps."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _FEWEST_LAYERS: Final = 4
 
 @dataclass(slots=True)
 class _Streak:
-    """How often in a row a condition held for each of some things, and for which it has raised an alarm."""
+    """A `_Streak` counts how many times in a row a condition held, for each name."""
 
     lengths: dict[str, int] = field(default_factory=dict[str, int])
 
@@ -53,7 +53,7 @@ class _Streak:
 
 
 class TensorRules:
-    """The rules about tensors, and what they remember.
+    """`TensorRules` apply the rules about tensors, and remember what they need of earlier steps.
 
     Args:
         sizes: The number of elements of each tensor, by key; may be filled later.

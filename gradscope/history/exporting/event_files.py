@@ -1,4 +1,4 @@
-"""Event files of TensorBoard: scalars, histograms, texts and hyperparameters of a run.
+"""Event files of TensorBoard have the scalars, histograms, texts and hyperparameters of a run.
 
 An event has everything of one step. Tags are the keys of tensors with the statistic, `param_grad/head/kernel/l2`, and
 the columns of steps, `loss`. Counts of zeros, NaN and infinities are written where they are not zero.
@@ -48,7 +48,7 @@ _LEAST: Final = 2.0**-127
 
 
 class EventFile:
-    """An event file that is being written. It is a context manager.
+    """An `EventFile` is an event file that is being written. It is a context manager.
 
     Args:
         folder: The folder that it is made in, which exists.

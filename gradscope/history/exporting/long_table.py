@@ -1,4 +1,4 @@
-"""Every number of a history as a row of one long table: step, family, name, statistic, value."""
+"""The long table has every number of a history as a row: step, family, name, statistic, value."""
 
 from __future__ import annotations
 

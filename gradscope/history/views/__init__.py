@@ -1,4 +1,4 @@
-"""Views of a history: what it tells beyond its rows.
+"""Views compute from the rows of a history what it has no rows for.
 
 - `at_step` makes the manifest of a dump of what a history has of one step.
 - `run_ending` reads how far a run came, and where what was not finite began.

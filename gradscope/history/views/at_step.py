@@ -1,4 +1,4 @@
-"""What a history has of one step, as the manifest of a dump with statistics only."""
+"""`manifest_at` makes of one step of a history the manifest of a dump with statistics only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The capture spec: which tensors of a run the user selects."""
+"""The capture spec states which tensors of a run the user selects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The selection of terms of gradients, and the value that each is a term of.
+"""Selected terms of gradients are found with the value that each is a term of.
 
 There are two selections of the same tensors. *Operands*: at every operation, the gradient with respect to each of its
 floating-point operands as that operation sees it. *Terms*: for every value shown that is used several times, the

@@ -1,4 +1,4 @@
-"""Queries: requests for more than a traced loss computes and its own gradients.
+"""Queries request more than a traced loss computes and its own gradients.
 
 A query may differentiate other values in place of the loss (*of*), treat values as constant (*stops*), and inject
 values, or the gradients that arrive at them, instead of computing them (*feeds*). It may also request only a few values

@@ -1,4 +1,4 @@
-"""Rewriting: the interpreter that runs a traced loss again with the taps of a plan.
+"""Rewriting runs a traced loss again by an interpreter, with the taps of a plan.
 
 1. `interpreter` runs the jaxpr equation by equation, and observes the planned sites.
 2. `observed_values` has what such a run receives and returns.

@@ -1,4 +1,4 @@
-"""The columns of core statistics, read from the vector that a step computed: 0-d arrays on the device."""
+"""Core statistics become columns, read from the vector that a step computed: 0-d arrays on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maxima and minima over axes, whose derivatives are taken at values that are in memory.
+"""Maxima and minima over axes are differentiated at values that are in memory.
 
 JAX's derivative of a maximum hands the cotangent to the elements that equal it, so it compares the operand with the
 result. On the CPU XLA computes an operand again in each loop that reads it, and contracts other multiplications and

@@ -1,4 +1,4 @@
-"""Frame rules: how the interpreter runs the equations that have sub-jaxprs, one rule per kind of frame.
+"""Frame rules state how the interpreter runs the equations that have sub-jaxprs, one rule per kind of frame.
 
 Every rule calls JAX's public function for its construct again, on a body that interprets the sub-jaxpr. The body
 returns its observations in addition to its outputs. Sinks are passed into the body:

@@ -1,4 +1,4 @@
-"""Core statistics and the value histogram of a tensor inside a compiled step, as one vector.
+"""Core statistics and the value histogram of a tensor inside a compiled step are one vector.
 
 As `core_statistics`, it is computed by NumPy where the CPU is the device, and has each count as two digits of float32.
 Other devices add ones at the bins of the elements, which is a kernel of its own: it is for chosen steps.

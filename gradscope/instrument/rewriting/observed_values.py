@@ -1,4 +1,4 @@
-"""The values that a run of the interpreter receives and returns beside the function's own, by number in the plan."""
+"""Observed values enter and leave a run of the interpreter beside the function's own, by number in the plan."""
 
 from __future__ import annotations
 

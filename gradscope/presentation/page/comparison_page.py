@@ -1,4 +1,4 @@
-"""The page of a comparison: of two dumps, of several candidates with one reference, or of the steps of two runs."""
+"""This page shows a comparison: of two dumps, of several candidates with one reference, or of two runs' steps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FIRST: Final = {"forward": "first divergence forward", "backward": "first diver
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One comparison with its two dumps.
+    """A `Compared` is one comparison with its two dumps.
 
     Attributes:
         name: The candidate's file, or the step.

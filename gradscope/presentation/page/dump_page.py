@@ -1,4 +1,4 @@
-"""The page of one dump."""
+"""This page shows one dump."""
 
 from __future__ import annotations
 

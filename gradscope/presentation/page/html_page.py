@@ -1,4 +1,4 @@
-"""The file of a page: one document of HTML with its styles, scripts and data, which requests nothing."""
+"""A page is one file: a document of HTML with its styles, scripts and data, which requests nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a notebook shows of a dump and of a run: the verdict, a small chart, and the head of a table."""
+"""A notebook shows a dump or a run as its verdict, a small chart, and the head of a table."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _NO_TREE: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRun:
-    """A run that is compared with the reference.
+    """A `ComparedRun` is a run that is compared with the reference.
 
     Attributes:
         path: The run's folder, as the user named it.

@@ -1,4 +1,4 @@
-"""Notes and tables as HTML that is read without JavaScript, with all text escaped."""
+"""Notes and tables become HTML that is read without JavaScript, with all text escaped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Markdown for pull requests, in no more characters than a comment may have.
+"""Markdown is written for pull requests, in no more characters than a comment may have.
 
 A long table is folded, so that a comment shows its verdict and its short tables, and the reader can open the rest.
 Words from a dump are in code spans or escaped: a hosting site makes a link of `embed#2` and markup of `<b>`.

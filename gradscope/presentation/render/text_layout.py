@@ -1,4 +1,4 @@
-"""The text layout of a table: lines of text that fit a screen.
+"""The text layout of a table is lines of text that fit a screen.
 
 On a terminal names form an outline, the least important columns are dropped where the width is short (a note names
 them), and texts that are still too long lose their middle. In a pipe every line has its full name and nothing is cut.

@@ -1,4 +1,4 @@
-"""The overview of a dump on a terminal: a verdict, the findings, and the model block by block, on one screen.
+"""The overview of a dump fits one screen of a terminal: a verdict, the findings, and the model block by block.
 
 What is wrong comes first, then where it began, then the numbers by which one sees it oneself, and at the end how to see
 all of it.

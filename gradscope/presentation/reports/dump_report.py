@@ -1,4 +1,4 @@
-"""The report of one dump: its rows, the findings about them, and the facts about the run."""
+"""The report of a dump shows its rows, the findings about them, and the facts about the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of `explain`: what a column, a metric, a finding, a reason of the ledger or another word of a table is.
+"""`explain` reports what a column, a metric, a finding, a reason of the ledger or another word of a table is.
 
 All texts are those of the tables that the program itself works by: `COLUMNS`, `METRICS`, `RULES`, `REASONS`, families
 (`MEANINGS`), `ZERO_REASONS`, `STATUSES`, `PASSES`, the verdicts and outcomes of `compare` and `check`, and of training

@@ -1,4 +1,4 @@
-"""The report of an inspection: the layers of a model with their costs, its totals, and what `--fetch` needs of it.
+"""The report of an inspection shows a model's layers with their costs, its totals, and what `--fetch` needs of it.
 
 On a terminal it is an overview of one screen: the totals, and the costs block by block.
 """

@@ -1,4 +1,4 @@
-"""The report of a dump's ledger: every site whose tensor is not in the dump, and why."""
+"""The report of a dump's ledger lists every site whose tensor is not in the dump, and why."""
 
 from __future__ import annotations
 

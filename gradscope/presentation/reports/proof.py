@@ -1,4 +1,4 @@
-"""The report of a proof: the verdict first, then every claim."""
+"""The report of a proof shows the verdict first, then every claim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of one tensor: all its statistics, and a histogram of its magnitudes as horizontal bars of text."""
+"""The report of a tensor shows all its statistics, and a histogram of magnitudes as horizontal bars of text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Findings: what is wrong with a run, one finding for each cause, worst first.
+"""Findings state what is wrong with a run, one for each cause, worst first.
 
 - `find` holds the table of all rules, `RULES`, and applies it to a manifest.
 - `rule_evidence` defines `Thresholds` with their defaults, `Finding`, `Suspect`, and `RuleEvidence`: the manifest,

@@ -1,4 +1,4 @@
-"""The rules about the batch: `broadcast`, a loss of all pairs, and `out-of-bounds`, indices beyond a table."""
+"""Two rules are about the batch: `broadcast`, a loss of all pairs, and `out-of-bounds`, indices beyond a table."""
 
 from __future__ import annotations
 

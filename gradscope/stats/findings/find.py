@@ -20,7 +20,7 @@ _Check = Callable[[RuleEvidence, Thresholds], Iterable[Suspect]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingRule:
-    """One row of the table of rules.
+    """A `FindingRule` is one row of the table of rules.
 
     Attributes:
         name: The rule's stable name.

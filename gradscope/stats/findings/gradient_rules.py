@@ -1,4 +1,4 @@
-"""The rules about parameters that do not learn: `zero-grad` and `unused-param`, and the rule on the self-check.
+"""These rules find parameters that do not learn, `zero-grad` and `unused-param`, and judge the self-check.
 
 They are about parameters. A value without a gradient behind which there is no parameter (a metric, a moving average) is
 in the ledger alone. The gradients that are lost at one place, for one reason, are one finding, at the value that is

@@ -24,7 +24,7 @@ _INDEX: Final = re.compile(r"\[(\d+)\]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelLayer:
-    """A layer with a kernel.
+    """A `KernelLayer` is a layer with a kernel.
 
     Attributes:
         layer: The layer.

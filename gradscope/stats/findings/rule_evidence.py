@@ -16,7 +16,7 @@ from gradscope.stats.columns import is_all_zero, number
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Finding:
-    """What is wrong with a run: one cause, at the tensor where it is worst.
+    """A `Finding` states one thing that is wrong with a run: a cause, at the tensor where it is worst.
 
     Attributes:
         rule: Name of the rule that returned the finding.
@@ -61,7 +61,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """The thresholds of the rules, with the defaults of the Python interface and of the command line.
+    """`Thresholds` are those of the rules, with the defaults of the Python interface and of the command line.
 
     Attributes:
         vanishing: Ratio of the gradient at the first layers to that at the last ones below which it vanishes.
@@ -87,7 +87,7 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspect:
-    """What a rule returns: a finding, and what is needed to fold consequences into their causes.
+    """A `Suspect` is what a rule returns: a finding, and what is needed to fold consequences into their causes.
 
     Attributes:
         finding: The finding, of the rule alone.
@@ -103,7 +103,7 @@ class Suspect:
 
 
 class RuleEvidence:
-    """A manifest, indexed for rules.
+    """`RuleEvidence` is a manifest, indexed for rules.
 
     Attributes:
         manifest: The manifest.

@@ -1,4 +1,4 @@
-"""What the statistics of a value say of it as a softmax: whether it is one, how it is spread, and what reads it."""
+"""A value's statistics show whether it is a softmax, how it is spread, and what reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules about depth: the gradient, or the signal, changes by a factor from layer to layer.
+"""The rules about depth find a gradient, or a signal, that changes by a factor from layer to layer.
 
 A trend is a robust regression (Theil and Sen) of the logarithm of a norm on the position in the chain of layers that
 have a kernel. The regression's slope does not depend on the loss's scale or the batch, nor on single layers. The
@@ -40,7 +40,7 @@ _LEAST_SLOPE: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """A trend over some layers, in decimal logarithms.
+    """A `Trend` is that of some layers' norms, in decimal logarithms.
 
     Attributes:
         slope: Change from one layer to the next.

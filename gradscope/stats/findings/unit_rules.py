@@ -1,4 +1,4 @@
-"""The rules about units and functions that pass no gradient: `dead` and `saturated`."""
+"""The rules `dead` and `saturated` find units and functions that pass no gradient."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def _is_at_one_limit(entry: Entry) -> bool:
 
 
 class _Told(NamedTuple):
-    """What is saturated: its place in execution, the tensor that tells it, that tensor's name, a line, and why."""
+    """A `_Told` is a saturated function: its place in execution, the tensor that shows it, its name, line, and why."""
 
     place: int
     entry: Entry

@@ -1,4 +1,4 @@
-"""The rules about numbers that leave their range: `nonfinite`, `overflow` and `underflow`."""
+"""The rules `nonfinite`, `overflow` and `underflow` find numbers that leave their range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules about what weights do to a signal: `init`, and `exploding` where weights have grown or inputs are large.
+"""These rules judge what weights do to a signal: `init`, and `exploding` where weights grew or inputs are large.
 
 A layer's *gain* is the factor by which its weights change the root mean square of what goes through it. Random weights
 of a usual scale (LeCun, Glorot, He) have a gain of 0.5 to 2. A gain beyond the threshold counts where it does harm:

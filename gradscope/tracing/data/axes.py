@@ -1,4 +1,4 @@
-"""Axes: the order in which another library stores those of a kernel, inferred from shapes.
+"""The order in which another library stores the axes of a kernel is inferred from shapes.
 
 PyTorch stores a dense kernel as (outputs, inputs) and a convolution's as (outputs, inputs, height, width), Flax as
 (inputs, outputs) and (height, width, inputs, outputs). A tensor of a file is put into the model's order where shapes

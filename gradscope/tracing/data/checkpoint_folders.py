@@ -1,4 +1,4 @@
-"""Checkpoint folders: a checkpoint of Orbax is a folder, and a training run writes several of them into one.
+"""A checkpoint of Orbax is a folder, and a training run writes several of them into one.
 
 Orbax marks the folder of a tree with `_METADATA`. Above it may be a folder of several items, marked with
 `_CHECKPOINT_METADATA`, of which the only tree is meant, or the one called `default` or `state`; and above that the

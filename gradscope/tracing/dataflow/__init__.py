@@ -1,4 +1,4 @@
-"""Dataflow: which values depend on which, forwards and backwards, through every frame of a trace.
+"""Dataflow states which values depend on which, forwards and backwards, through every frame of a trace.
 
 1. `backward` follows values from a function's outputs to the values that they are made from.
 2. `liveness` finds the equations that the loss, or any output, depends on.

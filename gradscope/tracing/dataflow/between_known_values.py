@@ -1,4 +1,4 @@
-"""Segments between known values: a trace cut so that each segment can be observed in isolation.
+"""A trace is cut between known values, so that each segment can be observed in isolation.
 
 A *segment* is everything that is computed between a known value, or an output, and the known values and arguments that
 it is made of. Errors do not pass from one segment into another. The gradient that arrives at a known value is made by

@@ -1,4 +1,4 @@
-"""Constants before derivative rules: the values that an observation must not differentiate.
+"""Constants before derivative rules are values that an observation must not differentiate.
 
 In the user's own step a value that depends on no differentiated argument is a constant. A tap with a sink would make it
 a differentiated one, and a custom derivative rule would see what it never sees without us:

@@ -1,4 +1,4 @@
-"""Gradient barriers: the equations that cut every path from a value to the loss, so that it has no gradient.
+"""Gradient barriers are the equations that cut every path from a value to the loss, so that it has no gradient.
 
 A *barrier* is an equation on a path to the loss that reverse mode does not pass: one that is constant wherever it has a
 derivative (`stop_gradient`, `floor`, `sign`), one that makes integers or booleans of numbers, a choice between

@@ -1,4 +1,4 @@
-"""Liveness: which equations the loss depends on, and which any output depends on at all.
+"""Liveness states which equations the loss depends on, and which any output depends on at all.
 
 A traced loss may compute more than the loss: updated batch statistics, metrics, values that nothing reads. An equation
 is *live* when the loss depends on one of its outputs, *used* when any output of the function does. The rule is that of

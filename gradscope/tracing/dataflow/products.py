@@ -1,4 +1,4 @@
-"""Products with weights: which values lead, through whatever is computed of them, to a product of matrices."""
+"""A value leads to a product with weights where one is computed of it, through whatever is in between."""
 
 from __future__ import annotations
 

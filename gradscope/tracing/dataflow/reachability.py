@@ -1,4 +1,4 @@
-"""Reachability: whether and how reverse mode gets from the loss to each value.
+"""Reachability states whether and how reverse mode gets from the loss to each value.
 
 The user's own step does not request gradients with respect to activations or inputs. A value before a `while` loop has
 none, and JAX raises an error if it is requested, even where no parameter is concerned: for an input that a loop

@@ -1,4 +1,4 @@
-"""Stopped data: the parts of a model whose results count as data, because a `stop_gradient` follows them on purpose.
+"""Stopped data are the results of parts of a model that count as data: a `stop_gradient` follows them on purpose.
 
 A target network, an exponential moving average and a teacher lie among the parameters, and no gradient reaches them:
 what is made of them enters the loss as a label does. A branch that was cut off by mistake looks the same at the

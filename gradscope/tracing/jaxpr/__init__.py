@@ -1,4 +1,4 @@
-"""Jaxprs: JAX's traced programs, independent of JAX's version, as a tree of frames.
+"""Jaxprs are JAX's traced programs, here independent of JAX's version, as a tree of frames.
 
 1. `jaxcompat` reads equations and sub-jaxprs, and `sharding` the shardings in types, in every supported JAX version.
 2. `transfers` has one `Transfer` per kind of higher-order primitive. A *transfer* states how values pass between an

@@ -1,4 +1,4 @@
-"""Custom differentiation rules in a trace: the function that each belongs to, and where that is defined.
+"""Custom differentiation rules in a trace belong to a function, which is found with where it is defined.
 
 JAX stores the function in the debug information of a trace, as `NAME at FILE:LINE`. Where a version does not, the rule
 has the name of its primitive.

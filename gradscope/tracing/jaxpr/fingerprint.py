@@ -1,4 +1,4 @@
-"""The fingerprint of a trace: equal for equal programs, in every process and on every machine."""
+"""The fingerprint of a trace is equal for equal programs, in every process and on every machine."""
 
 from __future__ import annotations
 

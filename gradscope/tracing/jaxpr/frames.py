@@ -1,4 +1,4 @@
-"""Frames: the tree of all jaxprs of a trace, from the root down into the jaxprs that its equations run.
+"""Frames are the tree of all jaxprs of a trace, from the root down into the jaxprs that its equations run.
 
 A *frame* is one jaxpr run by one equation of its parent frame. A function that is called twice has one jaxpr and two
 frames. A *value* is named by where it is made: the frame's key, the equation's number (`OPERAND` for a value that the

@@ -1,4 +1,4 @@
-"""Values by iteration: the values that a loop body receives, and the body outputs that an equation returns.
+"""A loop's values differ by iteration: those that its body receives, and the body outputs that it returns.
 
 Inside its frame, the carry that an iteration of a `scan` receives is a value of its own, and so is the output of the
 `scan`. However, the carry of an iteration equals the output of the iteration before, or the loop's initial carry, and

@@ -1,4 +1,4 @@
-"""The only module that depends on how JAX's jaxprs differ between versions (0.6 to 0.12).
+"""This is the only module that depends on how JAX's jaxprs differ between versions (0.6 to 0.12).
 
 Vocabulary: a *jaxpr* is a traced function: input variables, equations in execution order, output atoms. An *equation*
 applies a *primitive* to *atoms* (variables or literals) and defines output variables. Higher-order primitives carry

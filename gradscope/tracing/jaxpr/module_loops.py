@@ -1,4 +1,4 @@
-"""Lifts: loops that a framework runs on behalf of one module, so that their iterations are that module's.
+"""Lifts are loops that a framework runs on behalf of one module, so that their iterations are that module's.
 
 A user's own `lax.scan` is under a scope that the user chose, and its iterations are that scope's: `blocks[3]/attn`.
 The scan of Flax's `nn.scan(Block)(name="layers")` is in the module that owns `layers`, but its body is one call of

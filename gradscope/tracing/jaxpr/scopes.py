@@ -1,4 +1,4 @@
-"""Scope paths: layer paths in which the iterations of loops are still open.
+"""Scope paths are layer paths in which the iterations of loops are still open.
 
 The stacks of names inside a sub-jaxpr are relative to the equation that runs it, so a path is joined on the way down.
 A loop adds an iteration to the component that encloses it: a scan under the scope `blocks` whose body opens `attn`

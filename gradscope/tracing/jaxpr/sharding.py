@@ -1,4 +1,4 @@
-"""Sharding in the types of values, and how JAX spells it from version to version (0.6 to 0.12).
+"""Types of values state their sharding, which JAX spells differently from version to version (0.6 to 0.12).
 
 Inside a `shard_map` a type states over which mesh axes a value *varies*; under a mesh with explicit axes it states how
 the value is *sharded*. Branches, iterations and backward rules must agree on both, and so must their observations.

@@ -1,4 +1,4 @@
-"""Source lines: where an equation was traced, and which files belong to a model and which to the libraries it uses."""
+"""Source lines are where an equation was traced, in files of the model or of the libraries that it uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transfers: how values pass between an equation and each frame that it runs, stated once for every kind of frame.
+"""Transfers state how values pass between an equation and each frame that it runs, for every kind of frame.
 
 A `Transfer` states for each variable that the frame receives which operand of the equation it comes from and how it
 *enters*, and for each output of the frame's jaxpr how it *leaves* as the equation's output at the same position:

@@ -1,4 +1,4 @@
-"""The vector-Jacobian product of a single equation, by the equation's own backward rule."""
+"""`pulled_back` computes the vector-Jacobian product of a single equation, by the equation's own backward rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers and sites: which equations belong to which layer, and which values can be observed.
+"""Layers group a trace's equations, and sites are the values that can be observed.
 
 1. `fallback_scopes` returns the scopes of equations, which it infers in a model that has none.
 2. `layers` finds the layers. A *layer* is a maximal run of equations under one entry into one scope.

@@ -1,4 +1,4 @@
-"""The scopes of equations: from the name stack, or inferred in a model without any scope.
+"""An equation's scope comes from the name stack, or is inferred in a model without any scope.
 
 A trace in which no equation has a scope still has layers. An equation that reads a parameter belongs to the layer in
 the parameter's path: `dense1/kernel` and `dense1/bias` make `dense1`. An equation that reads none is named by the line

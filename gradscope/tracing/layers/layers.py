@@ -1,4 +1,4 @@
-"""Layers, found in a traced function without help from any framework.
+"""Layers are found in a traced function without help from any framework.
 
 A *layer* is a maximal run of equations under one entry into one scope. Its outputs are the values it makes that are
 used outside it, its inputs those it uses that are made outside it. A layer may be inside another (a *composite* and

@@ -1,4 +1,4 @@
-"""Parameter views: the values of a trace that are parameters, converted or sliced.
+"""Parameter views are the values of a trace that are parameters, converted or sliced.
 
 A parameter keeps its name through the primitives that only view or convert it, and into the frames that receive it (a
 scan's slice of a stacked parameter is still that parameter), so that a layer that computes in bfloat16 is still known

@@ -1,4 +1,4 @@
-"""Sites: the values of a trace that can be observed, with their names.
+"""Sites are the values of a trace that can be observed, with their names.
 
 A *site* is one value in one frame; inside loops it is one value per iteration. A value that several layers return
 is one site with several names, the innermost layer's first and an operation's last; the others are aliases. A value

@@ -1,4 +1,4 @@
-"""Unread values: what operations make and nothing reads that is run, beside the outputs that they have as layers.
+"""Unread values are made by operations and read by nothing that is run, beside being outputs of layers.
 
 `u, s, v = svd(a)` of which only `s` is used makes `u` and `v`, too. They are in no dump, and their operation, which
 runs, is.

@@ -1,4 +1,4 @@
-"""Uses: every operand at which an operation reads a value. The value's gradient is a sum over its uses.
+"""A use is an operand at which an operation reads a value. The value's gradient is a sum over its uses.
 
 The gradient of a value is a sum with a *term* for each use, which is the gradient that flows back through that use
 only. An operation that reads a value twice, as `x * x` does, uses it twice. Calls and checkpoints use nothing

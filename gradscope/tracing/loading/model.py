@@ -48,7 +48,7 @@ class Model:
 
     @classmethod
     def of_values(cls, name: str, loss: Callable[[Any, Any], Any], variables: Any, batch: Any) -> Model:
-        """The model whose variables and batch exist already: its `init` and `batch` return them, whatever the key."""
+        """Returns the model whose variables and batch exist: its `init` and `batch` return them, whatever the key."""
         return cls(name=name, init=lambda _key: variables, batch=lambda _key, _size: batch, loss=loss, initialised=True)
 
     @property

@@ -1,4 +1,4 @@
-"""Input pipelines: functions or iterables of the user's that provide batches one after the other."""
+"""Input pipelines are functions or iterables of the user's that provide batches one after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Broadcasts in a loss that pair every example with every other: a column [n, 1] meets a row [n].
+"""A broadcast in a loss may pair every example with every other: a column [n, 1] meets a row [n].
 
 A model with one output returns a column of predictions, labels often come as a row, and their difference is a matrix
 of all pairs. It runs, its mean falls to the labels' variance, and nothing is learnt but their mean.

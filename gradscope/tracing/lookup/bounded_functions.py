@@ -1,4 +1,4 @@
-"""Bounded functions inside a model whose results no layer returns: softmax, sigmoid, tanh and erf.
+"""Bounded functions whose results no layer returns are found inside a model: softmax, sigmoid, tanh and erf.
 
 They are found by what they compute, not by a name: a softmax is a division of exponentials by their sum, alone or
 inside a function with a derivative rule of its own. Only those count that pass a signal on. What they receive is made

@@ -1,4 +1,4 @@
-"""Constants: the values in a trace that are no argument and no operation's output, literals included."""
+"""Constants are the values in a trace that are no argument and no operation's output, literals included."""
 
 from __future__ import annotations
 

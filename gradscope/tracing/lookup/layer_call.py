@@ -1,4 +1,4 @@
-"""One call of one layer, as a function of the values that it reads."""
+"""An isolated layer is one call of one layer, as a function of the values that it reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gradscope.tracing.layers.layers import LayerCall
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsolatedLayer:
-    """A `IsolatedLayer` is one call of one layer in one iteration of the loops around it, isolated as a function.
+    """An `IsolatedLayer` is one call of one layer in one iteration of the loops around it, isolated as a function.
 
     Attributes:
         layer: The layer.
@@ -46,7 +46,7 @@ class IsolatedLayer:
         return [known[atom] for atom in self.outputs]
 
     def reads_its_outputs(self) -> bool:
-        """Whether it reads a value that it returns, whose gradient then includes the layer's own contribution."""
+        """Returns whether it reads a value that it returns, whose gradient then includes its own contribution."""
         equations = self.layer.frame.jaxpr.eqns
         return any(atom is read for n in self.layer.equations for read in equations[n].invars for atom in self.outputs)
 

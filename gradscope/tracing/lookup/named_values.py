@@ -1,4 +1,4 @@
-"""Named values: every value of a trace that a user can select, by any of its names.
+"""Named values are all values of a trace that a user can select, by any of their names.
 
 A value is named by the path of an argument (`w1`, `params/head/kernel`), by the key or index of an output, by the
 layer or operation that returns it, one iteration of a loop at a time (`block[3]/attn`), or by the name that

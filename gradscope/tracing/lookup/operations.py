@@ -1,4 +1,4 @@
-"""Operations by the values that they make and read, one iteration of their loops at a time."""
+"""Operations are found by the values that they make and read, one iteration of their loops at a time."""
 
 from __future__ import annotations
 

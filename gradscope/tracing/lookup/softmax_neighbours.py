@@ -1,4 +1,4 @@
-"""What is before and behind a softmax or a sigmoid: noise that is added to what it receives, and another softmax.
+"""A softmax or a sigmoid has neighbours: noise that is added to what it receives, and another softmax.
 
 *Noise* is a term of the sum that a function receives in which no parameter is: random numbers that the program draws,
 or an array of the batch. A function that chooses by noise, as the Gumbel softmax does, is at its limits on purpose. How

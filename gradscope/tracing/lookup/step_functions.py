@@ -1,4 +1,4 @@
-"""Step functions at which the gradient of a tensor ends, while reductions of the tensor still hand one to it.
+"""A tensor's gradient ends at step functions, while reductions of the tensor may still return one to it.
 
 Weights are quantised as `round(w / s) * s` with `s = max(abs(w)) / 127`. Without a straight-through gradient nothing
 arrives through `round`, and the gradient of `w` is that of its scale: zero but for the largest element.
@@ -42,21 +42,21 @@ def step_functions(trace: Trace) -> tuple[StepFunction, ...]:
 
 
 class _Ends(NamedTuple):
-    """Where a value's elements end: at the results of step functions, and at reductions that scale these."""
+    """`_Ends` are where a value's elements end: at results of step functions, and at reductions that scale these."""
 
     steps: Sequence[ValueKey] = ()
     reductions: Collection[str] = ()
 
 
 class _Followed(NamedTuple):
-    """A value that is followed, and the step function or the cast that it is a result of; None before any."""
+    """A `_Followed` value has the step function or the cast that it is a result of; None before any."""
 
     variable: FrameVariable
     stepped: ValueKey | None
 
 
 class _Found(NamedTuple):
-    """The step functions with what has a gradient behind them, and the reductions with their results."""
+    """A `_Found` has the step functions with what has a gradient behind them, and the reductions with their results."""
 
     steps: list[tuple[ValueKey, FrameVariable]]
     reductions: list[tuple[str, FrameVariable]]

@@ -1,4 +1,4 @@
-"""The loop of `gradscope train`: steps on batches, what is recorded of them, alarms, and checkpoints.
+"""The loop of `gradscope train` takes steps on batches, records them, and handles alarms and checkpoints.
 
 - `train_request` states what a run is to do, and how it ended.
 - `training_loop` runs the steps, and decides what happens after each.

@@ -1,4 +1,4 @@
-"""Data parallelism: the examples of a batch are spread over devices, and everything else is on each of them.
+"""Data parallelism spreads the examples of a batch over devices, and has everything else on each of them.
 
 The program of a step is the one of a single device; XLA partitions it and adds the sums over devices. So what couples
 examples, batch norm among them, still sees the whole batch, and all numbers agree with those of one device up to the
@@ -25,7 +25,7 @@ _AXIS = "examples"
 
 
 class Placement:
-    """Where the arrays of a run are.
+    """A `Placement` puts the arrays of a run on its devices.
 
     Args:
         devices: Over how many devices of each process the examples are spread; None for all.

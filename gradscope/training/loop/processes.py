@@ -1,4 +1,4 @@
-"""The processes that take the steps of one run together: which of them writes, and how they agree.
+"""Several processes take the steps of one run together: one of them writes, and an `Agreement` makes them act alike.
 
 Every process runs the same loop on the same program, which spans the devices of all. So the numbers of a step, and all
 that follows from them, are the same in each. What only one process knows, such as a signal or the time, may decide
@@ -28,7 +28,7 @@ _KINDS: Final = {kind.exit_code: kind for kind in (UsageError, DumpError, ModelE
 
 
 class Processes:
-    """The processes of this run; of a program that was not started by `jax.distributed`, one.
+    """`Processes` are those of this run; of a program that was not started by `jax.distributed`, one.
 
     Attributes:
         count: How many there are.
@@ -113,7 +113,7 @@ class Processes:
 
 
 class Agreement:
-    """What only one process knows and all act upon: that a signal asks for a stop, and that it is time to save.
+    """An `Agreement` makes all processes act on what one knows: that a signal asks for a stop, or that saving is due.
 
     Of several processes, each hands over what it knows with each step, and acts when it hears from all.
 

@@ -22,7 +22,7 @@ from gradscope.training.state import TrainState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Where a run starts.
+    """A `Start` is the state from which a run goes on, new or resumed.
 
     Attributes:
         state: The state.

@@ -1,4 +1,4 @@
-"""What a run does about alarms: it finds them, goes back to before their step, and saves or skips it."""
+"""A run that finds an alarm goes back to before its step, and saves or skips it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _KEEP_EVERY: Final = 20
 
 
 class RunAlarms:
-    """The alarms of one run.
+    """`RunAlarms` are the alarms of one run.
 
     Args:
         model: The model.

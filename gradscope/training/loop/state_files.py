@@ -41,7 +41,7 @@ OTHER_RUN: Final = (
 
 
 class Saved(NamedTuple):
-    """What a file has.
+    """A `Saved` has what is read from the file of a state.
 
     Attributes:
         state: The state.

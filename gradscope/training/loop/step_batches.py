@@ -1,4 +1,4 @@
-"""The batch of each step: the model's own, with a key folded with the step, or one of an input pipeline or a file."""
+"""The batch of a step is the model's own, with a key folded with the step, or one of an input pipeline or a file."""
 
 from __future__ import annotations
 

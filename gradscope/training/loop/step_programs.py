@@ -1,4 +1,4 @@
-"""A training step compiled twice: as it is, and with everything that is observed as extra outputs."""
+"""A training step is compiled twice: as it is, and with everything that is observed as extra outputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gradscope.training.step import Gradients, TrainStep
 
 
 class Taken(NamedTuple):
-    """What a step returns.
+    """A `Taken` is what a step returned.
 
     Attributes:
         state: The state after it; the state before it where it was not sound.
@@ -45,7 +45,7 @@ class Taken(NamedTuple):
 
 
 class StepPrograms:
-    """The compiled programs of one step, which donate the state: plain, observed, and observed with histograms.
+    """`StepPrograms` are compiled of one step and donate the state: plain, observed, and observed with histograms.
 
     Args:
         step: The step.

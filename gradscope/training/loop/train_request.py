@@ -1,4 +1,4 @@
-"""What a training run is to do, and how it ended."""
+"""A request states what a training run is to do, and an outcome how it ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gradscope.training.step import TrainStep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
-    """When checkpoints are saved, beside the one after the last step.
+    """`Saving` states when checkpoints are saved, beside the one after the last step.
 
     Attributes:
         steps: After every so many steps; None for never.
@@ -34,7 +34,7 @@ class Saving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainRequest:
-    """What a run does.
+    """A `TrainRequest` states what a run is to do.
 
     Attributes:
         model: The model.
@@ -93,7 +93,7 @@ class TrainRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a run ended.
+    """An `Outcome` states how a run ended.
 
     Attributes:
         resumed_from: The number of steps that had been taken before; None for a new run.

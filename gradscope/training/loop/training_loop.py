@@ -1,4 +1,4 @@
-"""The loop of a training run: one step after the other, what is recorded of them, and the checkpoints."""
+"""The loop of a training run takes one step after the other, records them, and saves checkpoints."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _AHEAD: Final = 2
 
 
 class _OnItsWay(NamedTuple):
-    """A step that the device may not have finished."""
+    """An `_OnItsWay` step is one that the device may not have finished."""
 
     number: int
     batch: Any
@@ -110,7 +110,7 @@ def _event_file(
 
 
 class _Loop:
-    """The loop of one run, from a start to its end."""
+    """A `_Loop` takes the steps of one run, from a start to its end."""
 
     def __init__(
         self, request: TrainRequest, folder: RunFolder, history: RunHistory, programs: StepPrograms, begin: Start,

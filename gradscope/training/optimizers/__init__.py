@@ -1,4 +1,4 @@
-"""Optimizers, schedules and ways to clip, by name.
+"""Optimizers, schedules and ways to clip are found by name.
 
 - `optimizers_by_name` finds those of optax, and those that optax lacks.
 - `tensorflow1` defines the optimizers that TensorFlow 1 has and optax lacks.

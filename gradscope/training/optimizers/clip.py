@@ -1,4 +1,4 @@
-"""Ways to clip gradients, as TensorFlow 1 has them: by value, by norm, by average norm, and by global norm.
+"""Gradients are clipped as TensorFlow 1 does: by value, by norm, by average norm, or by global norm.
 
 Each is a gradient transformation of optax, so that it can also be a part of an `optax.chain`.
 """

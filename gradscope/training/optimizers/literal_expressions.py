@@ -18,7 +18,7 @@ from gradscope.naming.patterns import nearest_hint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expression:
-    """A name with arguments.
+    """An `Expression` is a name with arguments.
 
     Attributes:
         text: The expression as written.

@@ -1,4 +1,4 @@
-"""Optimizers, schedules and ways to clip by name: all of optax's, and those of TensorFlow 1 that optax lacks."""
+"""Optimizers, schedules and ways to clip have names: all of optax's, and those of TensorFlow 1 that optax lacks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Schedule = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """An optimizer with its learning rate: a gradient transformation of optax that knows what it multiplies by.
+    """An `Optimizer` is a gradient transformation of optax that knows the learning rate by which it multiplies.
 
     Attributes:
         init: `init(params) -> state`, as optax has it.

@@ -1,4 +1,4 @@
-"""What TensorFlow 1 has and optax lacks: four optimizers with TensorFlow's arguments and arithmetic.
+"""TensorFlow 1 has four optimizers that optax lacks; these have its arguments and arithmetic.
 
 optax's Adam adds epsilon to the bias-corrected root where TensorFlow 1 adds it to the raw one ("epsilon hat"), its
 RMSProp starts at zeros, and multiplies by the learning rate outside the momentum; it has no Ftrl. Elsewhere
@@ -23,7 +23,7 @@ LearningRate = float | Callable[[Any], Any]
 
 
 class FtrlState(NamedTuple):
-    """The slots of `ftrl`: sums of squares and of the linearised losses' gradients; `count` counts steps."""
+    """An `FtrlState` has the slots of `ftrl`: sums of squares and of linearised losses' gradients, and a step count."""
 
     count: Any
     accum: Any
@@ -85,7 +85,7 @@ def momentum(
 
 
 class Tf1AdamState(NamedTuple):
-    """The slots of `tf1_adam`, TensorFlow's `m` and `v`; `count` counts steps, the powers are those of the decays."""
+    """A `Tf1AdamState` has the slots of `tf1_adam`: TensorFlow's `m` and `v`, a step count, and the decays' powers."""
 
     count: Any
     beta1_power: Any
@@ -133,7 +133,7 @@ def tf1_adam(
 
 
 class Tf1RmspropState(NamedTuple):
-    """The slots of `tf1_rmsprop`: means of gradients and squares, and the momentum; `count` counts steps."""
+    """A `Tf1RmspropState` has the slots of `tf1_rmsprop`: means of gradients and squares, momentum, a step count."""
 
     count: Any
     mu: Any

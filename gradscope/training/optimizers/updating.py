@@ -1,4 +1,4 @@
-"""An optimizer's `update`, with the arguments beside the gradients that some optimizers of optax take."""
+"""An optimizer's `update` gets the arguments beside the gradients that some optimizers of optax take."""
 
 from __future__ import annotations
 

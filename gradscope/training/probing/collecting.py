@@ -36,7 +36,7 @@ FUNCTIONAL = (
 @jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """What a step returns in addition; the keys are part of the pytree.
+    """A `Collected` is what a step returns in addition; the keys are part of the pytree.
 
     Attributes:
         keys: The keys of the observed tensors.
@@ -205,7 +205,7 @@ class Collector:
 
 
 class Observer(Protocol):
-    """What stands behind the methods of a probe that are called inside a step."""
+    """An `Observer` runs the methods of a probe that are called inside a step."""
 
     def value_and_grad(self, function: Callable[..., Any], signature: Signature, args: Any, kwargs: Any) -> Any:
         """Returns what `jax.value_and_grad` returns."""

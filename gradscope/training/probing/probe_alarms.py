@@ -1,4 +1,4 @@
-"""What a probe does about alarms: a thread finds them, and the loop's own thread saves their steps."""
+"""A probe finds alarms in a thread of its own, and saves their steps in the loop's thread."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ ON_ALARM: Final = ("stop", "save", "note")
 
 
 class _Found(NamedTuple):
-    """The alarms of a step, and its loss."""
+    """A `_Found` has the alarms of a step, and its loss."""
 
     alarms: list[Alarm]
     loss: float
 
 
 class ProbeAlarms:
-    """The alarms of one probe.
+    """`ProbeAlarms` are the alarms of one probe.
 
     Args:
         history: The history of the run.

@@ -1,4 +1,4 @@
-"""The history of a probe: its folder, and what is written of each step."""
+"""A probe writes its history into a folder, step by step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gradscope.training.recording.step_rows import tensor_rows
 
 
 class ProbeHistory:
-    """The open history of a run.
+    """A `ProbeHistory` is the open history of a run.
 
     Args:
         path: The folder.

@@ -1,4 +1,4 @@
-"""A step that the user wrote, compiled twice: as it is, and with what it observes as extra outputs."""
+"""A step that the user wrote is compiled twice: as it is, and with what it observes as extra outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gradscope.training.probing.collecting import Collected, Collector, collecti
 
 
 class Layout(NamedTuple):
-    """What the trace of an observed step says about its extra outputs.
+    """A `Layout` states, from the trace of an observed step, what its extra outputs are.
 
     Attributes:
         outlines: The shapes of the observations of each loss.
@@ -29,7 +29,7 @@ class Layout(NamedTuple):
 
 
 class ProbedStep:
-    """Two programs of one step.
+    """A `ProbedStep` has two programs of one step.
 
     Args:
         function: The step.

@@ -1,4 +1,4 @@
-"""Which functions are one loss of a step, and which are several."""
+"""`same_loss` decides which functions are one loss of a step, and which are several."""
 
 from __future__ import annotations
 

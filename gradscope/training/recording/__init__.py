@@ -1,4 +1,4 @@
-"""Recording: what a step observed becomes rows of a run's history, and past states can be had again.
+"""Recording turns what a step observed into rows of a run's history, and gives past states back.
 
 - `recorded` defines what is recorded of one step, on the device.
 - `compared_arrays` compares two arrays: a gradient with the one before, a parameter with what a step made of it.

@@ -1,4 +1,4 @@
-"""What is stated about an alarm: what a dump of its step says, and the file in its folder."""
+"""Alarm notes state an alarm: what a dump of its step says, and the file in its folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is recorded of one step, on the device."""
+"""A step's record is on the device until its numbers are read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradscope.capturing.seen import Seen
 
 
 class Recorded(NamedTuple):
-    """What is recorded of one step, on the device.
+    """A `Recorded` has what is recorded of one step, on the device.
 
     Attributes:
         vectors: Core statistics of each tensor, in the order of their keys, [tensors, WIDTH], or longer where

@@ -1,4 +1,4 @@
-"""Copies of past states, from which the state before any step of late can be had again."""
+"""The state ring copies past states, from which the state before any step of late can be had again."""
 
 from __future__ import annotations
 

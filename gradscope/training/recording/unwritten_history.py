@@ -1,4 +1,4 @@
-"""The history of a process that leaves writing to another one of the same run."""
+"""A process that leaves writing to another one of the same run has a history that is not written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradscope.protocols import implements
 
 
 class UnwrittenHistory:
-    """A history that forgets everything; see `HistoryWriter` for what the methods are for."""
+    """An `UnwrittenHistory` forgets everything; see `HistoryWriter` for what the methods are for."""
 
     @implements(HistoryWriter)
     def describe(self, facts: Mapping[str, str], tensors: Iterable[TensorRow] = ()) -> None:

@@ -1,4 +1,4 @@
-"""The search for the operation in which a NaN or an infinity began.
+"""This search finds the operation in which a NaN or an infinity began.
 
 - `nonfinite_flags` observes which values and gradients are not finite, and `replay` runs single operations again.
 - `origin_search` goes back from what is not finite to the operation that made it of finite operands; `births` does so

@@ -1,4 +1,4 @@
-"""Known causes of a gradient that is not finite: what went wrong in the backward rule that made it."""
+"""Backward causes are the known ways in which a derivative rule makes a gradient that is not finite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Births: where values that are not finite began, found by going back from values that are made of them."""
+"""Births are where values that are not finite began, found by going back from values that are made of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Known causes of a result that is not finite: what went wrong in the operation that made it of finite operands."""
+"""Forward causes are the known ways in which an operation makes a result that is not finite of finite operands."""
 
 from __future__ import annotations
 

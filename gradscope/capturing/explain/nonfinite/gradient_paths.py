@@ -1,4 +1,4 @@
-"""The ways that gradients take back to the arguments: one that ends in a mask or in an integer is no evidence.
+"""Gradient paths lead gradients back to the arguments; one that ends in a mask or in an integer is no evidence.
 
 What a dump knows of gradients says where to look for the first that is not finite: not closer to the arguments than the
 first one known, and not where every way to an argument leads through a gradient that is finite.

@@ -1,4 +1,4 @@
-"""Small numbers that a program states to keep an operand from zero, and that its type rounds to zero."""
+"""Lost epsilons are small numbers that keep an operand from zero, and that its type rounds to zero."""
 
 from __future__ import annotations
 

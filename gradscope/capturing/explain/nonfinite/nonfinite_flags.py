@@ -1,4 +1,4 @@
-"""Flags of what is not finite: for a value or gradient of a run, whether it has a NaN and whether an infinity.
+"""Flags state, for a value or gradient of a run, whether it has a NaN and whether an infinity.
 
 Those that a dump has statistics of are known from there. A program observes others, a number for each in place of the
 tensor, inside `jit`, `scan`, `checkpoint` and branches alike. Where only values are requested it has no backward pass.

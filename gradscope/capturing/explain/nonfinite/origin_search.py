@@ -1,4 +1,4 @@
-"""The search for the origin of a NaN or an infinity: the first operation that made one, forward or backward.
+"""The origin search finds the first operation that made a NaN or an infinity, forward or backward.
 
 The loss runs once more, with flags in place of the tensors where the dump's statistics do not have them, and then the
 few operations that matter once more.

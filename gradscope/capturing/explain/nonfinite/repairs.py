@@ -1,4 +1,6 @@
-"""Repairs of the known causes of a NaN or an infinity. Each is stated once, and a test applies it."""
+"""Repairs state what to change where a known cause made a NaN or an infinity.
+Each is stated once, and a test applies it.
+"""
 
 from __future__ import annotations
 

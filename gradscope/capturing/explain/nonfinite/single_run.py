@@ -1,4 +1,4 @@
-"""A program that runs a single time, so that compiling it is what it costs."""
+"""`run_once` runs a program a single time, so that compiling it is what it costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search for the reason why a gradient is zero, exactly or but for rounding.
+"""This search finds the reason why a gradient is zero, exactly or but for rounding.
 
 - `zero_gradients` follows a gradient that is exactly zero towards the loss. `neighbourhood` observes the operations
   around it, `zero_uses` classifies an operation whose derivative is zero there, and `use_results` has what comes of it.

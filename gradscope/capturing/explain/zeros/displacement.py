@@ -1,4 +1,4 @@
-"""What a displacement does to a value, by a sample of its elements, and whether an operation takes it out."""
+"""A displacement shows, by a sample of a value's elements, whether an operation takes a change of them out."""
 
 from __future__ import annotations
 

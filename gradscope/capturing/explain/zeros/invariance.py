@@ -1,4 +1,4 @@
-"""Invariances: gradients that are zero because the loss does not change with the value.
+"""An invariance makes a gradient zero: the loss does not change with the value.
 
 The bias of a key under a softmax, a bias before a batch normalisation, everything before a layer normalisation of two
 features: the terms of such a gradient cancel, and what is left is rounding. No list of names tells them. The value is

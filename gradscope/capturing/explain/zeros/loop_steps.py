@@ -1,4 +1,4 @@
-"""Steps into, through and out of loops: in which iterations they lead to a value."""
+"""Loop steps lead into, through and out of loops to a value, in some of their iterations."""
 
 from __future__ import annotations
 

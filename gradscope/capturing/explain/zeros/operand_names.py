@@ -1,4 +1,4 @@
-"""Names of operands: the argument or the constant that an operand is, whatever its shape and type.
+"""An operand's name is that of the argument or the constant that it is, whatever its shape and type.
 
 An operand of zeros has the name of the argument that makes it so, such as the kernel of a layer that returns zeros, or
 a mask of the batch.

@@ -1,4 +1,4 @@
-"""Gradients that are zero but for rounding: the small ones among a run's gradients that an invariance explains."""
+"""Rounding zeros are gradients that are zero but for rounding: small ones of a run that an invariance explains."""
 
 from __future__ import annotations
 

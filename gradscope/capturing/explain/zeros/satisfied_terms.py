@@ -1,4 +1,4 @@
-"""Satisfied terms: the rectifiers at the end of a loss, which are zero where a margin is kept.
+"""Satisfied terms are rectifiers at the end of a loss, which are zero where a margin is kept.
 
 The loss of a hinge, a triplet or a contrast of pairs is max(0, .), summed. Where every example keeps the margin it is
 exactly zero, and so is every gradient: nothing is wrong, and nothing is left to learn. Dead units of a network are

@@ -1,4 +1,4 @@
-"""Rows of a softmax in which a single entry is not zero: its weight is 1 whatever its score, and has no gradient.
+"""A softmax row with a single entry that is not zero weighs it 1 whatever its score, which has no gradient.
 
 Either a mask leaves one entry in each row, or the scores are so far apart that all others round to zero.
 """

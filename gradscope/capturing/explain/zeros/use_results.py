@@ -1,4 +1,4 @@
-"""What the search for the reason of a zero gradient finds at a use of a value."""
+"""Use results state what the search for the reason of a zero gradient found at a use of a value."""
 
 from __future__ import annotations
 

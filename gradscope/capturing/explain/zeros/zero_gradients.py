@@ -1,4 +1,4 @@
-"""The search for the reason why a gradient is exactly zero: the operation at which it is lost on its way from the loss.
+"""This search finds the operation at which a gradient that is exactly zero is lost on its way from the loss.
 
 A gradient is the sum of the terms that come back from every use of its value. It is zero for one of these reasons:
 

@@ -1,4 +1,4 @@
-"""Zero derivatives: why one equation turns a gradient that is not zero into zero.
+"""A use has a zero derivative where its equation turns a gradient that is not zero into zero.
 
 The equation's vector-Jacobian product is taken again, of the same gradient scaled up and of magnitudes in place of
 values. If the scaled gradient comes back, it had underflowed. If the magnitudes come back, terms had cancelled.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """What a run is exported to."""
+    """A `Kind` is a format to which a run is exported."""
 
     CSV = "csv"
     TENSORBOARD = "tensorboard"

@@ -1,4 +1,4 @@
-"""Steps that cannot be at fault by themselves, and layers whose own scale is.
+"""Plain steps cannot be at fault by themselves; a normalisation's own scale can.
 
 A product with a kernel that both programs have is what it is, and so is a step that only arranges values. A layer that
 normalises differs by a factor for each group of values where its own scale is another, as with another epsilon.

@@ -1,4 +1,4 @@
-"""Rounding floors: how far two tensors may be apart, in absolute terms, because sums are rounded.
+"""Rounding floors are how far two tensors may be apart, in absolute terms, because sums are rounded.
 
 A gradient can be zero but for rounding: that of a bias before a batch norm, or of the bias of the keys of attention.
 Its relative error is then about 1 and means nothing. The *floor* of a computed tensor is an l2 norm that rounding alone

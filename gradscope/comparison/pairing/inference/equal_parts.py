@@ -1,4 +1,4 @@
-"""Equal parts of a tensor along an axis, such as the gates of an LSTM, or query, key and value of one kernel."""
+"""Equal parts divide a tensor along an axis: the gates of an LSTM, or query, key and value of one kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops: a scanned loop is compared with the same loop written out.
+"""Loops pair a scanned loop with the same loop written out.
 
 - `scanned_with_unrolled`: pairs the outputs of a loop, and slices of what it scans over, with tensors of single
   iterations.

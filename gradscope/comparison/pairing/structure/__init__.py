@@ -1,4 +1,4 @@
-"""Structure: tensors are found by their places in two programs, whatever they hold.
+"""Structure pairs tensors by their places in two programs, whatever they hold.
 
 - `by_structure`: the same place, by parameters, operations and order.
 - `packed_layers`: outputs of layers of which the other program has several as one.

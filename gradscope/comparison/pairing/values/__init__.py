@@ -1,4 +1,4 @@
-"""Values: tensors are found by what they hold, whatever they are called.
+"""Values pair tensors by what they hold, whatever they are called.
 
 - `by_values`: equal values in any layout.
 - `equality`: whether two tensors have equal values in any layout.

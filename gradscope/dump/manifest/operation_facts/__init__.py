@@ -1,4 +1,4 @@
-"""What a manifest says of single operations inside layers, which are no tensors of the dump.
+"""Operation facts describe single operations inside layers, which are no tensors of the dump.
 
 - `saturation` defines how far a bounded function inside a layer is at its limits.
 - `batch_broadcast` defines an operation of a loss that pairs every example with every other.

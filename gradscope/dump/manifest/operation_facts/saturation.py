@@ -14,7 +14,7 @@ BOUNDED_NAMES: Final[tuple[BoundedName, ...]] = get_args(BoundedName)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saturation:
-    """How far one bounded function is at its limits, which is no layer's output or has noise or a softmax beside it.
+    """A `Saturation` states how far a function that is no layer's output, or has noise or a softmax, is at its limits.
 
     Attributes:
         function: `softmax`, `sigmoid`, `tanh` or `erf`.

@@ -1,4 +1,4 @@
-"""The tree of layers as content: each block with the numbers of the terminal's overview, and the flow of data."""
+"""The tree of layers as content has each block with the numbers of the terminal's overview, and the flow of data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines along depth as content: a number of each layer, in execution order."""
+"""Lines along depth as content have a number of each layer, in execution order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DIRECTIONS: Final = {naming.ACTIVATION: "forward", naming.ACTIVATION_GRAD: "back
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A dump with a name.
+    """A `Measured` is a dump with a name.
 
     Attributes:
         name: Its file, or its step.

@@ -1,4 +1,4 @@
-"""Where tensors come from as content: what each one is computed from, and source lines with those around them."""
+"""The graph as content states what each tensor is computed from, and source lines with those around them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The values of content: keys by number, numbers of six digits, texts of bounded length."""
+"""Values of content are keys by number, numbers of six digits, and texts of bounded length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recorded run as content: curves, statistics and histograms over steps, alarms, and the noise of gradients."""
+"""A run as content has curves, statistics and histograms over steps, alarms, and the noise of gradients."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class RecordedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContent:
-    """A run as content.
+    """A `RunContent` is a run as content.
 
     Attributes:
         facts: Its JSON.

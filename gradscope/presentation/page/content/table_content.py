@@ -1,4 +1,4 @@
-"""Tables as content: by column, with values as they are, so that the browser can sort and filter them."""
+"""Tables as content are columns of values as they are, so that the browser can sort and filter them."""
 
 from __future__ import annotations
 

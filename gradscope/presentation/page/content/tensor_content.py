@@ -1,4 +1,4 @@
-"""All statistics of each tensor as content, by column, with its histogram of magnitudes by octave."""
+"""Tensors as content have all their statistics, by column, and a histogram of magnitudes by octave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of a comparison: the verdict first, then the differences of the runs, then the rows with their reasons.
+"""The report of a comparison shows the verdict, then the differences of the runs, then the rows with their reasons.
 
 There is a table per family, because each is read by itself: activations show where the forward pass differs first,
 their gradients where the backward pass does. The options with which the comparison would pass come last, ready to

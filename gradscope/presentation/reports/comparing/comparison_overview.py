@@ -1,4 +1,4 @@
-"""The tables of a comparison on one screen: the counts of each family, and the first and the worst rows."""
+"""The overview of a comparison fits one screen: the counts of each family, and the first and the worst rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of a comparison as lines of tables."""
+"""The rows of a comparison are made lines of tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _METRICS: Final = MappingProxyType({spec.name: spec for spec in METRICS})
 
 
 def _metric(name: str, priority: int, *, only_nonzero: bool = False) -> Column:
-    """The column of a metric, of the kind that the table of all metrics has."""
+    """Returns the column of a metric, of the kind that the table of all metrics has."""
     return column(name, priority, _SHOWN_AS[_METRICS[name].kind], only_nonzero=only_nonzero)
 
 

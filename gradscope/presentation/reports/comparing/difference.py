@@ -1,4 +1,4 @@
-"""The report of one tensor in two dumps: the size of the differences, the worst elements, and the axes of the error."""
+"""This report shows one tensor in two dumps: the size of the differences, the worst elements, and the error by axis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of a comparison whose candidate was isolated: both verdicts, then the layers that add error themselves.
+"""The report of an isolated comparison shows both verdicts, then the layers that add error themselves.
 
 A layer's `forward` and `vjp` are the smallest tolerances on `rel_l2` that would pass.
 """

@@ -1,4 +1,4 @@
-"""Notes on how two runs differ, one line each on a terminal: versions, options, and the command lines.
+"""Notes state how two runs differ, one line each on a terminal: versions, options, and the command lines.
 
 A hash says that something differs and not how, so hashes are only named.
 """

@@ -1,4 +1,4 @@
-"""The report of a series of comparisons: one line for each, then the first that differs in full."""
+"""The report of a series of comparisons has one line for each, then the first that differs in full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Alarms in words, and as JSON, and the verdict on a run."""
+"""Alarms are written in words, and as JSON, with the verdict on a run."""
 
 from __future__ import annotations
 

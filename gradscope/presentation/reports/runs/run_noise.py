@@ -1,4 +1,4 @@
-"""The noise of gradients in the report of a run."""
+"""The report of a run shows the noise of gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradscope.presentation.tables.table import Table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNoise:
-    """The noise of gradients at one step.
+    """A `RunNoise` is the noise of gradients at one step.
 
     Attributes:
         step: The step.

@@ -1,4 +1,4 @@
-"""The reports of a run: its end, one of its steps, and its trends."""
+"""The reports of a run show its end, one of its steps, or its trends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of a run that goes on: its last step, loss, norms and alarms, and its layers against recent steps."""
+"""This report shows a run that goes on: its last step, loss, norms and alarms, and its layers against recent steps."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _NOT_FINITE: Final = "!"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedLayer:
-    """What happened to the gradient of one layer, or of one parameter, at recent steps.
+    """A `WatchedLayer` has the size of a layer's gradient, or of one parameter's, at recent steps.
 
     Attributes:
         tensor: The gradient.

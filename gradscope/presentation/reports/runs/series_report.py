@@ -1,4 +1,4 @@
-"""The reports of one tensor of a run over time, and of one of its numbers."""
+"""These reports show one tensor of a run over time, or one of its numbers."""
 
 from __future__ import annotations
 

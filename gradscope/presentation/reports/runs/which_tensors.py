@@ -1,4 +1,4 @@
-"""Which tensors of a run a report is of."""
+"""`Which` selects the tensors of a run that a report is of, and their order."""
 
 from __future__ import annotations
 

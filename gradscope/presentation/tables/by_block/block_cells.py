@@ -1,4 +1,4 @@
-"""The cells of blocks: the numbers that one line of the overview has of all the blocks that it stands for.
+"""The cells of a block have the numbers that one line of the overview has of all the blocks that it stands for.
 
 A number that differs among them is a range. The rms is that of a block's outputs, so that the lines from top to bottom
 show how signal and gradient grow or shrink along the way. Norms are over all parameters of a block. Shares and counts

@@ -1,4 +1,4 @@
-"""The cells of an inspection's blocks: what the layers of one line cost together.
+"""The cells of an inspection's block have what the layers of one line cost together.
 
 A layer's costs have those of its parts in them, so that only the outermost layers of a line count.
 """

@@ -1,4 +1,4 @@
-"""The trends of a run on one screen: blocks and iterations that repeat share a line, those that changed most first."""
+"""Trends of a run fit one screen: blocks and iterations that repeat share a line, those that changed most first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of a tensor's histograms over the steps of a run: one line for each, all on the same axis."""
+"""This table has a tensor's histograms over the steps of a run: one line for each, all on the same axis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of a run: one recorded step, all tensors over time, and one tensor over time."""
+"""The tables of a run show one recorded step, all tensors over time, or one tensor over time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SPARKLINE_WIDTH: Final = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRow:
-    """The statistics of one tensor at one step."""
+    """A `StepRow` has the statistics of one tensor at one step."""
 
     tensor: TensorRow
     stats: Mapping[str, float | int]
@@ -44,7 +44,7 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrendRow:
-    """The trend of one statistic of one tensor."""
+    """A `TrendRow` has the trend of one statistic of one tensor."""
 
     tensor: TensorRow
     column: str
@@ -160,7 +160,7 @@ def trend_table(rows: Sequence[TrendRow], *, unicode: bool, in_order: bool = Tru
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseRow:
-    """The noise of the gradient of one parameter at one step; of all trained parameters together without a tensor."""
+    """A `NoiseRow` is the noise of one parameter's gradient at a step; without a tensor, of all trained ones."""
 
     tensor: TensorRow | None
     noise: Mapping[str, float | int]
