@@ -22,7 +22,7 @@ def _program(names: tuple[str, str, str], data: str, *, cut: bool = False, unrea
     """Three layers with rectifiers between them, the first of which may be computed twice and read once."""
 
     def loss(weights: Any, batch: Any) -> Any:
-        x = batch[data]
+        x = y = batch[data]
         for number, name in enumerate(names):
             x = jax.lax.stop_gradient(x) if cut and number == 1 else x
             for scope in (name, "again") if unread and number == 0 else (name,):
