@@ -100,7 +100,7 @@ def test_json_has_the_documented_keys(dumps: Path) -> None:
     assert set(shown["timings"]) == {"trace", "compile", "initialise", "run", "explain", "write"}
     compared = gradscope("compare", "a.npz", "b.npz", "--json", folder=dumps).json
     assert set(compared) == {
-        "schema", "command", "verdict", "sentence", "first_divergence", "rows", "provenance_differences"
+        "schema", "command", "verdict", "sentence", "first_divergence", "losses", "rows", "provenance_differences"
     }  # fmt: skip
     assert (compared["verdict"], compared["first_divergence"]["forward"]) == ("different", "first")
     assert {"name", "family", "status", "matched_by", "rel_l2", "tolerance"} <= set(compared["rows"][0])
