@@ -249,8 +249,10 @@ def is_loss(source: DumpSource, key: str) -> bool:
         source: The dump.
         key: The key of a value.
     """
+    if not source.has_tensor(key):
+        return False
     entry, loss = source.entry(source.resolve(key)), source.manifest.loss
-    if loss is None or entry.shape or entry.family != ACTIVATION or not source.has_tensor(key):
+    if loss is None or entry.shape or entry.family != ACTIVATION:
         return False
     made_of = sources_of(source.manifest.layers)
     read = (each for made, each in made_of.items() if not is_gradient(split_key(made)[0]))

@@ -20,6 +20,7 @@ from gradscope.comparison.judging.unmatched import is_loss, loss_tolerance
 from gradscope.comparison.pairing.matching import Dumps
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.record import Json
+from gradscope.errors import MissingKeyError
 from gradscope.naming import ACTIVATION, INPUT, is_gradient, key_of
 
 #: A factor that is nearer to one than this is no other reduction.
@@ -106,11 +107,13 @@ def _is_nothing(dumps: Dumps, row: ComparisonRow) -> bool:
     """Returns whether a gradient that agrees is zero, or is that of the loss itself, which is one."""
     if row.status != "same":
         return False
-    entry = dumps.ref.entry(dumps.ref.resolve(key_of(row.family, row.name)))
+    try:
+        entry = dumps.ref.entry(dumps.ref.resolve(key_of(row.family, row.name)))
+    except MissingKeyError:  # the reference has it by its iterations
+        return False
     if entry.absent is not None or entry.stats.get("rms") == 0 or (row.needed == 0 and "rel_l2" in row.metrics):
         return True
-    value = key_of(ACTIVATION, row.name)
-    return value in dumps.ref.keys() and is_loss(dumps.ref, value)  # noqa: SIM118 - no mapping
+    return is_loss(dumps.ref, key_of(ACTIVATION, row.name))
 
 
 def _is_multiple(row: ComparisonRow, factor: float, limit: float) -> bool:
