@@ -5,8 +5,9 @@ thread; then there is one run for each of them and each error. Afterwards, whate
 
 - at its output there is what was there before, or the complete new output, and `verify` reads it;
 - exit status 0 means the new output; any other is documented, and comes with a message and without a traceback;
-- no other file is left, but the tensors that a dump had (`.incomplete`), and what a call that failed was to remove,
-  or a library that ended the process has left to the next command (`.partial`).
+- no other file is left, but the tensors that a dump had (`.incomplete`), what a call that failed was to remove, and
+  what the next command takes up: of a library that ended the process (`.partial`), and SQLite's own beside a history
+  whose opening failed (`-wal`, `-shm`).
 
 Of a command that was killed at a call only the first is asked, and that the kill ended it.
 """
@@ -125,9 +126,8 @@ def _ending(done: subprocess.CompletedProcess[str]) -> str:
 def _litter(left: set[Path], done: subprocess.CompletedProcess[str], call: Call) -> str:
     """Returns which of the files that a run left should not be there; "" for none."""
     ended = "ended the process" in done.stderr
-    litter = [
-        str(path) for path in left if ".incomplete" not in str(path) and not (ended and path.suffix == ".partial")
-    ]
+    taken_up = (".partial",) * ended + (".sqlite-wal", ".sqlite-shm")
+    litter = [str(path) for path in left if ".incomplete" not in str(path) and path.suffix not in taken_up]
     return f"it leaves {', '.join(sorted(litter))}" if litter and call.name not in _REMOVING else ""
 
 
