@@ -9,7 +9,7 @@
   `strange_database` opens the file so that nothing in it runs.
 - `value_histograms` defines the bins of histograms, and counts.
 - `tensor_trends` summarises a series: its first and last value, and its slope.
-- `views` tell what a history has of one step as a dump would, how far the run came, and where a NaN in it began.
+- `views` state what a history has of one step as a dump would, how far the run came, and where a NaN in it began.
 
 Vocabulary: a *run* is a folder with a history, checkpoints and what alarms saved. A step is *recorded* where the
 history has a row for it.

@@ -93,7 +93,7 @@ def split_into_groups(batch: Any, batch_size: int | None, group_size: int) -> tu
 
     Args:
         batch: The batch: arrays, or their shapes.
-        batch_size: Its examples; None where its leaves tell.
+        batch_size: Its examples; None where its leaves state it.
         group_size: Examples in a group.
 
     Raises:

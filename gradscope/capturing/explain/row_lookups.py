@@ -40,7 +40,7 @@ class _LookUp(NamedTuple):
         rows: The rows that were looked up.
         offsets: The axes of the rows that are no axes of the indices.
         beyond: Which indices are beyond.
-        facts: What is told of it.
+        facts: What is reported of it.
     """
 
     rows: FrameVariable

@@ -141,7 +141,7 @@ _MEANINGS: Final = (
     ("proof", PROOF_VERDICTS),
     ("outcome", OUTCOMES),
 )
-#: The dtypes whose default tolerances are told.
+#: The dtypes whose default tolerances are shown.
 _DTYPES: Final = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn")
 
 

@@ -72,7 +72,7 @@ def train(request: TrainRequest, folder: RunFolder, *, resume: bool) -> Outcome:
     processes.require_same(f"init of {request.model.name}", first)
     beginning = Start(state=first, previous=None, number=0)
     if resume:
-        beginning = start(folder.path, first, programs.no_gradients(first), steps=request.steps, tell=request.tell)
+        beginning = start(folder.path, first, programs.no_gradients(first), steps=request.steps, notify=request.notify)
     with programs.finished_on_failure():
         if processes.writes:
             outcome = _written(request, folder, programs, beginning, resume=resume)
@@ -92,7 +92,7 @@ def _written(
     ):
         history.describe(facts)
         for left in folder.left_alarms(history.alarm_folders()):
-            request.tell(f"{left} is of steps that the run no longer has: it stays, and is not counted")
+            request.notify(f"{left} is of steps that the run no longer has: it stays, and is not counted")
         return _Loop(request, folder, history, programs, beginning, events=events).run()
 
 
@@ -136,11 +136,11 @@ class _Loop:
         self._alarms = RunAlarms(
             request.model, folder, history, programs, is_observed=self._is_on_a_clock,
             has_histograms=self._has_histograms, on_alarm=request.on_alarm, keep=request.keep_alarms,
-            writes=request.processes.writes, facts=request.facts, tell=request.tell, events=events,
+            writes=request.processes.writes, facts=request.facts, notify=request.notify, events=events,
         )  # fmt: skip
         self._noise = NoiseMeasurement(
             request.step, batch_size=request.arguments.batch_size, group_size=request.microbatch,
-            before=history.smoothed_noise(), tell=request.tell,
+            before=history.smoothed_noise(), notify=request.notify,
         )  # fmt: skip
         if begin.watch is not None:
             self._alarms.restore(begin.watch)

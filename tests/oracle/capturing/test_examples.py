@@ -141,7 +141,7 @@ def dumped(loss: Any, told: list[str], writer: MemoryWriter | None = None, spec:
     arguments = Arguments(
         shapes=jax.eval_shape(lambda: (variables(), batch())), make=lambda: (variables(), batch()), batch_size=COUNT
     )
-    request = DumpRequest(spec=spec or CaptureSpec(per_example=True), tell=told.append)
+    request = DumpRequest(spec=spec or CaptureSpec(per_example=True), notify=told.append)
     return dump_model(model_of(loss), arguments, request, writer or MemoryWriter(), Timings())
 
 

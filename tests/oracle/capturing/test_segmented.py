@@ -39,7 +39,7 @@ def captured(loss: Callable[..., Any], arguments: tuple[Any, Any], max_memory: i
     told: list[str] = []
     bounds = None if max_memory is None else Bounds(memory=max_memory)
     request = DumpRequest(
-        spec=CaptureSpec(operations=True, terms=True), self_check=True, bounds=bounds, tell=told.append
+        spec=CaptureSpec(operations=True, terms=True), self_check=True, bounds=bounds, notify=told.append
     )
     writer = MemoryWriter()
     return writer.dump(dump_model(model, given, request, writer, Timings())), " ".join(told)

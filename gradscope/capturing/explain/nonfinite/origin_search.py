@@ -68,7 +68,7 @@ class _First(NamedTuple):
         return (source_of(self.failure.equation) if self.failure and inside else None) or self.operation.layer.source
 
     def origin(self, direction: Literal["forward", "backward"], why: str) -> Origin:
-        """Returns the origin, told so."""
+        """Returns the origin, described by a sentence."""
         operation, failure = self.operation, self.failure
         return Origin(
             direction=direction,

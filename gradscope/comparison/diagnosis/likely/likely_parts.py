@@ -1,4 +1,4 @@
-"""`with_likely_parts` tells what the shapes and names of parameters without a counterpart suggest.
+"""`with_likely_parts` states what the shapes and names of parameters without a counterpart suggest.
 
 A right port packs what its reference has apart, and its values show that (`pairing.values`). Where they do not, because
 they are wrong or of other weights, a name on one side only says little. So the sentence of such a row has the tensors
@@ -22,7 +22,7 @@ from gradscope.naming import PARAM, TENSOR, key_of, printable, split_key
 #: The families of parameters, in a file without a manifest as well.
 _STORED: Final = (PARAM, TENSOR)
 
-#: The largest number of parts that are told by name.
+#: The largest number of parts that are listed by name.
 _MOST_PARTS: Final = 8
 
 

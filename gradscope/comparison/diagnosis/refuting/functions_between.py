@@ -145,7 +145,7 @@ def function_between(dumps: Dumps, match: Match, tolerance: float) -> FunctionBe
 
 
 def is_applied(dumps: Dumps, match: Match, found: FunctionBetween) -> bool | None:
-    """Returns whether the program that has the argument of a function applies it behind; None where nothing tells.
+    """Returns whether the program that has the argument of a function applies it behind; None where nothing shows it.
 
     A softmax does not change where a number is added to all of a row, and sends back gradients that add up to zero. A
     rectifier sends back zeros where its argument is negative. The kernel of a dense layer that reads the result has the

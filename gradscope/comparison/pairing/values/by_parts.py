@@ -5,8 +5,8 @@ PyTorch packs the projections of attention into one weight `[3 width, width]`, a
 senders and one of receivers. A packed tensor is matched where every part of it is found,
 by values, among tensors that nothing else matched; parts of several sizes, as where queries share keys and values, are
 matched by `uneven_parts`. Where parts are equal, as biases that are all zero, the names of a
-packed tensor whose values decide tell which is which, or else the gradients, or the numbers of the layers in order.
-Those names also tell the parts of a packed tensor whose values are wrong: of one of the same shape, or of another
+packed tensor whose values decide show which is which, or else the gradients, or the numbers of the layers in order.
+Those names also show the parts of a packed tensor whose values are wrong: of one of the same shape, or of another
 parameter of the same layer. A single wrong part is the one that is called as the others are.
 """
 
@@ -126,7 +126,7 @@ def _by_names(
     solved: Sequence[_Packed],
     of_ref: bool,
 ) -> Iterator[_Packed]:
-    """Yields packed tensors with the parts that names tell.
+    """Yields packed tensors with the parts that names show.
 
     They are cut as the parts show whose values agree, or else as a tensor of the same shape whose values do.
     """
@@ -139,8 +139,8 @@ def _by_names(
         of_layer[layer_of(each.key)].append(each.parts)
     for key in keys:
         shape = holder.entry(key).shape
-        told = chain(names.parts_of(key), shifted.parts_of(key))
-        parts = next(filter(None, (free.named(each, math.prod(shape) // max(len(each), 1)) for each in told)), [])
+        proposed = chain(names.parts_of(key), shifted.parts_of(key))
+        parts = next(filter(None, (free.named(each, math.prod(shape) // max(len(each), 1)) for each in proposed)), [])
         found = _partly_agreeing(holder, key, other, parts, of_ref=of_ref) or alike.get((shape, len(parts)))
         if not parts:
             layers = (free.beside(each, math.prod(shape)) for each in of_layer[layer_of(key)])
@@ -196,7 +196,7 @@ def _partly_agreeing(
 def _of_constant(
     holder: DumpSource, key: str, count: int, other: DumpSource, free: PartCandidates, *, of_ref: bool
 ) -> _Packed | None:
-    """Returns the parts of a constant, as biases that are all zero: its values do not tell which they are."""
+    """Returns the parts of a constant, as biases that are all zero: its values do not show which they are."""
     array = holder.array(key)
     equal = free.equal_to(array.flat[0], array.size // count)
     if len(equal) < count:

@@ -2,7 +2,7 @@
 
 Where several queries share a key and a value, one kernel `[in, queries + keys + values]` is three of another framework.
 The parts are found one after the other along an axis, by their values, all as they are or all with the same order of
-axes. Where a value is wrong, those of another block of the network tell what the parts are called.
+axes. Where a value is wrong, those of another block of the network show what the parts are called.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _found(holder: DumpSource, keys: Sequence[str], other: DumpSource, singles: 
 def _by_names(
     holder: DumpSource, keys: Iterable[str], other: DumpSource, left: dict[str, str], solved: Sequence[_Joined]
 ) -> Iterator[_Joined]:
-    """Yields tensors with the parts that those of a tensor of the same shapes tell, whose values agree."""
+    """Yields tensors with the parts that those of a tensor of the same shapes show, whose values agree."""
     shifted, done = ShiftedNames(), {each.key for each in solved}
     alike: dict[tuple[tuple[int, ...], ...], _Joined] = {}
     for each in solved:
