@@ -35,7 +35,7 @@ _Start: TypeAlias = tuple[int, bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveContents(Contents):
-    """The contents of one file, each tensor of which is whole."""
+    """`ArchiveContents` are those of one file, each tensor of which is complete."""
 
     tensors: Mapping[str, StoredTensor]
 
