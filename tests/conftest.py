@@ -1,6 +1,6 @@
 """What every test runs under: strict JAX, a cache of its own, examples that come out the same every time.
 
-JAX is told through the environment, so that the read wing's tests never import it and programs started by a test
+JAX is configured by the environment, so that the read side's tests never import it and programs started by a test
 inherit the same rules.
 """
 
