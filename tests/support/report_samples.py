@@ -17,7 +17,7 @@ from gradscope.stats import find, tensor_stats
 TERMINAL = Screen(width=80)
 PIPE = Screen()
 
-#: What a name from a stranger's file may try, and what it tries.
+#: What a name from an untrusted file may try, and what it tries.
 HOSTILE_NAMES = {
     "terminal escape": "conv\x1b[2J\x1b]0;pwned\x07",
     "markup": "blocks[0].attn[/0][bold red]",

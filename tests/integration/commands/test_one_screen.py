@@ -16,7 +16,7 @@ from gradscope.dump.writer import DumpWriter
 from gradscope.stats import tensor_stats
 from tests.integration.command import Finished, gradscope, in_terminal
 
-#: What a layer may be called in a file of a stranger.
+#: What a layer may be called in an untrusted file.
 STRANGE = ("long" * 30, "markup[bold red]", "層", "a b")
 
 

@@ -1,4 +1,4 @@
-"""Histories: what a run reads and shows of its own, and what is refused of a stranger's."""
+"""Histories: what a run reads and shows of its own, and what is refused of an untrusted one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages in a real browser: read, sorted, filtered, folded, linked, hovered, on a phone, offline, from strangers."""
+"""Pages in a real browser: read, sorted, filtered, folded, linked, hovered, on a phone, offline, of untrusted files."""
 
 from __future__ import annotations
 
