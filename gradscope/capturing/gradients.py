@@ -76,7 +76,7 @@ def gradients_of(
     known = NamedValues(trace, trace.layers, [each.path for each in leaves])
     query = TraceQuery(of=tuple(question.ys), cotangents=tuple(question.grad_ys), stops=tuple(question.stops))
     names, xs = find_names(known, query), [known.find(name) for name in question.xs]
-    # The xs are asked for by name, also where the function itself does not differentiate them.
+    # The xs are requested by name, also where the function itself does not differentiate them.
     trace = replace(trace, constants_before_rules=frozenset())
     trace = as_queried(trace, names, names.of, [True] * len(trace.outputs))
     for name, value in (*((y.name, y.value) for y in names.of), *zip(question.xs, (x.value for x in xs), strict=True)):

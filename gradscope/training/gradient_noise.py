@@ -1,6 +1,6 @@
 """The noise of gradients is how far the gradient of one example is from that of all.
 
-A batch is split into groups, of one example each where nothing else is asked for, and h[k] is the gradient of the
+A batch is split into groups, of one example each where nothing else is requested, and h[k] is the gradient of the
 user's own loss on group k. With n groups of b examples, and per element the mean m and the unbiased variance v of h:
 
     variance  tr(S) = b * sum(v)              trace of the covariance of the gradient of one example

@@ -5,7 +5,7 @@ a number that no float64 can hold). It ignores fields that a dataclass lacks, an
 so entries are counted: where the text names more fields than they have, they are not used. Whoever calls this reads the
 text in Python then, and has the error.
 
-Histograms are most of a manifest in memory, and most readers look at none. Where they are not asked for, their counts
+Histograms are most of a manifest in memory, and most readers look at none. Where they are not requested, their counts
 stay text, and go with it.
 """
 

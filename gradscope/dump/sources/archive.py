@@ -68,7 +68,7 @@ def read_archive(file: InputFile, directory: Directory, *, histograms: bool = Tr
 
 
 class _Tensors(Mapping[str, StoredTensor]):
-    """_Tensors has the readers of a file's tensors by key. Each is made when it is asked for, as most are not.
+    """_Tensors has the readers of a file's tensors by key. Each is made when it is requested, as most are not.
 
     Args:
         file: The file.

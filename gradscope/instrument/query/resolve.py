@@ -90,7 +90,7 @@ def resolve_query(
 def _require_compatible(spec: CaptureSpec, query: TraceQuery) -> None:
     if spec.per_example:
         raise UsageError(
-            "gradients of each example are those of the loss as it is, and something else is asked",
+            "gradients of each example are those of the loss as it is, and something else is requested",
             hint="leave out what is differentiated, stopped, fed or fetched, or the gradients of each example",
         )
     if query.fetches and (spec.terms or spec.operands):
@@ -146,7 +146,7 @@ def as_queried(trace: Trace, names: QueryNames, seeds: Sequence[Injected], outpu
     fed = throughout(trace.root, [each.named for each in names.fed])
     needs = Marks(seeds=dict.fromkeys(values_of([*fetched, *seeds]), Need.OUTPUT), cuts=fed)
     liveness = needed_for(trace.root, outputs, needs)
-    # What is fetched is asked for by name, also where the program itself does not differentiate it.
+    # What is fetched is requested by name, also where the program itself does not differentiate it.
     constants = () if names.fetches else trace.constants_before_rules
     reachability = reachability_by_iteration(trace.root, values_at(seeds), _cuts(names), constants)
     return replace(

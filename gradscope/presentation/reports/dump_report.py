@@ -48,7 +48,7 @@ class DumpReport:
         fold: Whether on a terminal the iterations of a loop share a line.
         overview: Whether a terminal shows an overview and not the tables.
         checked: The rules whose findings make the command fail, and are errors where they are annotated.
-        thrown_away: Whether what is not finite reaches neither the loss nor a gradient that is asked for.
+        thrown_away: Whether what is not finite reaches neither the loss nor a gradient that is requested.
     """
 
     command: str

@@ -47,7 +47,7 @@ class Barriers:
         root: Its root frame.
         liveness: What the loss depends on.
         constants: Variables without a gradient: they are constant, and a derivative rule may notice.
-        data: Tells what counts as data behind a `stop_gradient`; None where that is not asked.
+        data: States what counts as data behind a `stop_gradient`; None where that is not requested.
     """
 
     def __init__(

@@ -112,7 +112,7 @@ class RunAlarms:
         self._ring.judged(number)
 
     def raised(self, alarms: Sequence[Alarm], *, before: TrainState | None, batch: Any) -> None:
-        """Writes alarms of one step, and saves the step where that is wanted.
+        """Writes alarms of one step, and saves the step where that is requested.
 
         Args:
             alarms: The alarms.

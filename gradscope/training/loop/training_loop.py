@@ -55,7 +55,7 @@ def train(request: TrainRequest, folder: RunFolder, *, resume: bool) -> Outcome:
         resume: Whether the run in it is continued.
 
     Returns:
-        How it ended: all steps are taken, or it was asked to stop, or a number was not finite.
+        How it ended: all steps are taken, or a signal requested a stop, or a number was not finite.
 
     Raises:
         UsageError: The pipeline has fewer batches, a pattern selects nothing, or the run has more steps already.
@@ -99,7 +99,7 @@ def _written(
 def _event_file(
     request: TrainRequest, folder: RunFolder, from_step: int | None, facts: Mapping[str, str]
 ) -> AbstractContextManager[EventFile | None]:
-    """Returns the event file of the run, with what the run states about itself; None where none is asked for."""
+    """Returns the event file of the run, with what the run states about itself; None where none is requested."""
     if not request.tensorboard:
         return nullcontext()
     from gradscope.history.exporting.event_files import EventFile  # noqa: PLC0415 - it needs tensorboardX

@@ -224,7 +224,7 @@ def test_where_no_gradient_is_finite_nothing_is_said_of_how_they_combine() -> No
     ("family", "asking"), [("example_grad", "--per-example"), ("term", "--terms"), ("term", "--ops=inputs")]
 )
 def test_a_family_that_no_option_computes_is_refused(family: str, asking: str) -> None:
-    with pytest.raises(UsageError, match=f"the family {family} is only made when it is asked for") as refused:
+    with pytest.raises(UsageError, match=f"the family {family} is only made when it is requested") as refused:
         gs.capture(mean_loss, variables(), batch(), families=["param_grad", family])
     assert asking in refused.value.hint
 

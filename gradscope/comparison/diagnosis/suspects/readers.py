@@ -254,9 +254,9 @@ class _ByProduct:
         return False
 
 
-def _relative(found: Array, wanted: Array) -> float:
-    size = max(float(np.linalg.norm(wanted)), 1e-300)
-    return float(np.linalg.norm(found.reshape(-1) - wanted.reshape(-1))) / size
+def _relative(found: Array, expected: Array) -> float:
+    size = max(float(np.linalg.norm(expected)), 1e-300)
+    return float(np.linalg.norm(found.reshape(-1) - expected.reshape(-1))) / size
 
 
 def _error(form: KernelForm, read: Array, arriving: Array, gradient: Array, *, reordered: bool = False) -> float:

@@ -162,9 +162,9 @@ def _blocks(one: Array, two: Array, count: int, given: Mapping[str, Array]) -> _
     found: list[tuple[str, ...]] = []
     free = dict(given)
 
-    def taken(*wanted: Array) -> tuple[str, ...]:
+    def taken(*arrays: Array) -> tuple[str, ...]:
         keys: list[str] = []
-        for each in wanted:
+        for each in arrays:
             key = next((key for key in free if key not in keys and _is_close(each, free[key], PARAM)), None)
             if key is None:
                 return ()
