@@ -63,7 +63,9 @@ def gradients_of(
     """
     flat, structure = jax.tree_util.tree_flatten((tuple(args), dict(kwargs)))
     traced = [is_traceable(leaf) and not isinstance(leaf, bool) for leaf in flat]
-    given = structure.unflatten([leaf if is_traced else None for leaf, is_traced in zip(flat, traced, strict=True)])
+    arrays_only = structure.unflatten(
+        [leaf if is_traced else None for leaf, is_traced in zip(flat, traced, strict=True)]
+    )
 
     def called(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         arrays = iter(jax.tree_util.tree_leaves((args, kwargs)))
@@ -71,8 +73,8 @@ def gradients_of(
         args, kwargs = structure.unflatten(leaves)
         return function(*args, **kwargs)
 
-    leaves = argument_leaves(function, *given)
-    trace = trace_values(called, given, [each.leaf for each in leaves])
+    leaves = argument_leaves(function, *arrays_only)
+    trace = trace_values(called, arrays_only, [each.leaf for each in leaves])
     known = NamedValues(trace, trace.layers, [each.path for each in leaves])
     query = TraceQuery(of=tuple(question.ys), cotangents=tuple(question.grad_ys), stops=tuple(question.stops))
     names, xs = find_names(known, query), [known.find(name) for name in question.xs]
@@ -86,7 +88,7 @@ def gradients_of(
     if not plan.seeds:
         return [None] * len(xs)  # every y is a constant
     program, reached = observing_program(trace, plan)
-    observed = jax.jit(program)(jax.tree_util.tree_leaves(given), {}, initial)
+    observed = jax.jit(program)(jax.tree_util.tree_leaves(arrays_only), {}, initial)
     arrived = {plan.sites[number].value: observed.cotangents[number] for number in plan.gradients & reached.sites}
     reached_xs = [x.value in arrived and all(map(trace.reaches, values_at([x]))) for x in xs]
     return [

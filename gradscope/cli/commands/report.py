@@ -64,9 +64,9 @@ def _page(what: list[Path], judge_options: JudgeOptions, name_options: NameOptio
     compare_options = judge_options.options(name_options.selection())
     runs = are_runs(what)
     if len(what) == 1:
-        given = [*judge_options.given, *name_options.given]
-        if given:
-            raise UsageError(f"{given[0]} is of comparisons, and {what[0]} is alone", hint="leave it out")
+        specified = [*judge_options.specified, *name_options.specified]
+        if specified:
+            raise UsageError(f"{specified[0]} is of comparisons, and {what[0]} is alone", hint="leave it out")
         if runs:
             return _run_page(what, compare_options)
         steps = dumps_in(what[0])

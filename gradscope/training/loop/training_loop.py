@@ -222,8 +222,8 @@ class _Loop:
         follows = self._previous is not None
         previous = self._previous if follows else self._programs.no_gradients(self._state)
         histograms = self._has_histograms(number)
-        stays, given = self._is_on_a_clock(number), (self._state, previous)
-        state, previous = given if stays else copied(given)  # they are donated
+        stays, donated = self._is_on_a_clock(number), (self._state, previous)
+        state, previous = donated if stays else copied(donated)  # they are donated
         taken = self._programs.observed(state, self._sound, previous, batch, histograms=histograms)
         self._previous = taken.gradients if stays else self._previous
         if not self._described:

@@ -177,13 +177,13 @@ def _described(model: Model, options: ModelOptions) -> dict[str, str]:
     """Returns what decides the numbers of a run beside its step: the model, and the options it was made with."""
     from gradscope.training.loop.resuming import MODEL_FILE
 
-    given = {
+    specified = {
         "--seed": options.seed, "--batch-size": options.batch_size, "--data": options.data, "--input": options.inputs,
         "--checkpoint": options.checkpoint and options.checkpoint.name, "--loss": options.loss,
         "--train": options.train, "--dtype": options.dtype, "--x64": options.x64 or None,
         "--matmul-precision": options.matmul_precision, MODEL_FILE: model.file_sha256,
     }  # fmt: skip
-    return {name: str(value) for name, value in given.items() if value not in (None, [])}
+    return {name: str(value) for name, value in specified.items() if value not in (None, [])}
 
 
 def _facts(model: Model, options: dict[str, Json]) -> dict[str, Json]:

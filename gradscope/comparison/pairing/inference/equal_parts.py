@@ -49,23 +49,23 @@ def reordered_blocks(ref: Array, cand: Array) -> tuple[AxisLayout, ...]:
     return ()
 
 
-def assigned(parts: Sequence[Array], given: Mapping[_Key, Array]) -> tuple[list[_Key], AxisLayout] | None:
+def assigned(parts: Sequence[Array], candidates: Mapping[_Key, Array]) -> tuple[list[_Key], AxisLayout] | None:
     """Returns which of some arrays each part is, and the one layout in which all of them are.
 
     Args:
         parts: Arrays of the reference.
-        given: Arrays of the candidate.
+        candidates: Arrays of the candidate.
 
     Returns:
         A key for each part, all different; None where an array is not found.
     """
-    norms = {key: norm_of(array) for key, array in given.items()}
+    norms = {key: norm_of(array) for key, array in candidates.items()}
     keys: list[_Key] = []
     common: AxisLayout | None = None
     for array in parts:
         norm = norm_of(array)
-        near = [key for key in given if key not in keys and math.isclose(norm, norms[key], rel_tol=SAME)]
-        found = next(_agreeing(array, given, near, common), None)
+        near = [key for key in candidates if key not in keys and math.isclose(norm, norms[key], rel_tol=SAME)]
+        found = next(_agreeing(array, candidates, near, common), None)
         if found is None:
             return None
         keys.append(found[0])
@@ -74,11 +74,11 @@ def assigned(parts: Sequence[Array], given: Mapping[_Key, Array]) -> tuple[list[
 
 
 def _agreeing(
-    array: Array, given: Mapping[_Key, Array], keys: Sequence[_Key], common: AxisLayout | None
+    array: Array, candidates: Mapping[_Key, Array], keys: Sequence[_Key], common: AxisLayout | None
 ) -> Iterator[tuple[_Key, AxisLayout]]:
     for key in keys:
-        possible = agreeing_layouts(array, given[key], None if common is None else (common,))
-        if possible and relative_error(array, given[key], possible[0]) <= SAME:
+        possible = agreeing_layouts(array, candidates[key], None if common is None else (common,))
+        if possible and relative_error(array, candidates[key], possible[0]) <= SAME:
             yield key, possible[0]
 
 

@@ -41,8 +41,8 @@ from gradscope.comparison.pairing.values.uneven_parts import uneven_parts
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import INPUT, PARAM, STATE, TENSOR, split_key
 
-#: The families of tensors that are given to a program, of which it may pack several.
-_GIVEN: Final = (PARAM, STATE, TENSOR, INPUT)
+#: The families of tensors that are inputs of a program, of which it may pack several.
+_INPUT_FAMILIES: Final = (PARAM, STATE, TENSOR, INPUT)
 
 _NUMBER: Final = re.compile(r"\d+")
 
@@ -63,7 +63,7 @@ class _Packed:
 
 def by_parts(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     """Yields matches of packed tensors with the tensors that are packed in them."""
-    ref, cand = (_given_tensors(dumps.ref, unmatched.only_ref), _given_tensors(dumps.cand, unmatched.only_cand))
+    ref, cand = (_input_tensors(dumps.ref, unmatched.only_ref), _input_tensors(dumps.cand, unmatched.only_cand))
     if not ref or not cand:
         return
     taken: set[str] = set()
@@ -81,14 +81,14 @@ def by_parts(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     yield from uneven_parts(dumps, *([key for key in keys if key not in taken] for keys in (ref, cand)))
 
 
-def _given_tensors(source: DumpSource, keys: Sequence[str]) -> list[str]:
-    """Returns the keys of tensors that are given, those of the most axes first, because their values decide best."""
-    given = [
+def _input_tensors(source: DumpSource, keys: Sequence[str]) -> list[str]:
+    """Returns the keys of a program's inputs, those of the most axes first, because their values decide best."""
+    inputs = [
         key
         for key in keys
-        if split_key(key)[0] in _GIVEN and source.entry(key).alias_of is None and source.has_tensor(key)
+        if split_key(key)[0] in _INPUT_FAMILIES and source.entry(key).alias_of is None and source.has_tensor(key)
     ]
-    return sorted(given, key=lambda key: -len(source.entry(key).shape))
+    return sorted(inputs, key=lambda key: -len(source.entry(key).shape))
 
 
 def _found(
@@ -103,7 +103,7 @@ def _found(
             if not named and is_constant(holder.array(key)):
                 found = _of_constant(holder, key, count, other, free, of_ref=of_ref)
             else:
-                found = _assignment(holder, key, count, partial(_given, other, free, named), of_ref=of_ref)
+                found = _assignment(holder, key, count, partial(_candidates, other, free, named), of_ref=of_ref)
             if found is not None:
                 names.add(found.key, found.parts)
                 solved.append(found)
@@ -204,7 +204,7 @@ def _of_constant(
     gradient, shape = gradient_of(key), holder.entry(key).shape
     if holder.has_tensor(gradient) and not is_constant(holder.array(gradient)):
         own, gradients = free.gradients_of(array.flat[0], array.size // count)
-        found = _assignment(holder, gradient, count, partial(_given, other, gradients, ()), of_ref=of_ref)
+        found = _assignment(holder, gradient, count, partial(_candidates, other, gradients, ()), of_ref=of_ref)
         if found is not None:
             return replace(found, key=key, parts=tuple(own[part] for part in found.parts))
     if shape[0] != count:
@@ -229,18 +229,20 @@ def _numbered(key: str, singles: Iterable[str]) -> list[str]:
     return sorted(groups[best[0]], key=lambda name: tuple(map(int, _NUMBER.findall(name))))
 
 
-def _given(other: DumpSource, free: PartCandidates, named: Sequence[str], blocks: Sequence[Array]) -> dict[str, Array]:
+def _candidates(
+    other: DumpSource, free: PartCandidates, named: Sequence[str], blocks: Sequence[Array]
+) -> dict[str, Array]:
     """Returns the tensors that may be the blocks: those of the right names, or without any, of the right norms."""
     return {key: other.array(key) for key in named or free.near(blocks)}
 
 
 def _assignment(
-    holder: DumpSource, key: str, count: int, given: Callable[[list[Array]], Mapping[str, Array]], *, of_ref: bool
+    holder: DumpSource, key: str, count: int, candidates: Callable[[list[Array]], Mapping[str, Array]], *, of_ref: bool
 ) -> _Packed | None:
     array = holder.array(key)
     for axis in (axis for axis, size in enumerate(array.shape) if size % count == 0):
         blocks = np.split(array, count, axis=axis)
-        singles = given(blocks)
+        singles = candidates(blocks)
         if len(singles) < count:
             continue
         if of_ref:

@@ -157,10 +157,10 @@ def _added_in_parts(
                     break
 
 
-def _blocks(one: Array, two: Array, count: int, given: Mapping[str, Array]) -> _Blocks:
+def _blocks(one: Array, two: Array, count: int, candidates: Mapping[str, Array]) -> _Blocks:
     """Returns for each block of two terms the tensor that is its sum, or else the two that it has apart; () if none."""
     found: list[tuple[str, ...]] = []
-    free = dict(given)
+    free = dict(candidates)
 
     def taken(*arrays: Array) -> tuple[str, ...]:
         keys: list[str] = []
