@@ -31,7 +31,7 @@ from gradscope.dump.record import Json
 from gradscope.errors import MachineError, ModelError
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.trace_query import ResolvedQuery, TraceQuery
-from gradscope.instrument.taps import whole_tensor
+from gradscope.instrument.taps import full_tensor
 from gradscope.naming.sizes import shown_size
 from gradscope.tracing.jaxpr.source_lines import lines_around
 from gradscope.tracing.layers.fallback_scopes import has_scopes
@@ -213,7 +213,7 @@ def _bytes(shape: tuple[int, ...], dtype: object) -> int:
 def _provenance(model: Model, prepared: Prepared, request: DumpRequest) -> dict[str, Json]:
     inputs = [leaf.family == naming.INPUT for leaf in prepared.resolved.trace.arguments]
     leaves = zip(prepared.leaves, inputs, strict=True)
-    batch = [whole_tensor(value) for value, is_input in leaves if is_input and value is not None]
+    batch = [full_tensor(value) for value, is_input in leaves if is_input and value is not None]
     return {
         "model": model.name,
         **model_provenance(model.source, model.file_sha256),

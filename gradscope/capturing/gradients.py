@@ -22,7 +22,7 @@ from gradscope.instrument.query.planning import has_gradient
 from gradscope.instrument.query.query_names import find_names, values_at, values_of
 from gradscope.instrument.query.resolve import as_queried, initial_gradients, with_query
 from gradscope.instrument.query.trace_query import TraceQuery
-from gradscope.instrument.taps import whole_tensor
+from gradscope.instrument.taps import full_tensor
 from gradscope.naming import printable
 from gradscope.tracing.jaxpr.frames import ValueKey
 from gradscope.tracing.lookup.named_values import NamedValue, NamedValues
@@ -101,7 +101,7 @@ def _plan(trace: Trace, xs: Sequence[NamedValue]) -> Plan:
     """Returns the plan that observes the gradients at some values, where any arrive."""
     sites = tuple(map(trace.site_at, values_of(xs)))
     gradients = frozenset(number for number, site in enumerate(sites) if has_gradient(site))
-    return Plan(sites=sites, gradients=gradients, observe=whole_tensor)
+    return Plan(sites=sites, gradients=gradients, observe=full_tensor)
 
 
 def _require_observable(trace: Trace, name: str, value: ValueKey | None) -> None:

@@ -132,8 +132,8 @@ def gradient_noise(
 
     def of_group(number: Any, parts: Sequence[Any]) -> dict[str, Any]:
         remaining = iter(parts)
-        whole = [next(remaining) if each else leaf for leaf, each in zip(leaves, is_split, strict=True)]
-        return named_leaves(gradient(jax.tree_util.tree_unflatten(structure, whole), number))
+        joined = [next(remaining) if each else leaf for leaf, each in zip(leaves, is_split, strict=True)]
+        return named_leaves(gradient(jax.tree_util.tree_unflatten(structure, joined), number))
 
     def add(moments: tuple[Any, Any], group: tuple[Any, Any]) -> tuple[tuple[Any, Any], None]:
         (means, squares), (number, parts) = moments, group

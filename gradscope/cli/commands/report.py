@@ -44,13 +44,13 @@ def report(
     """
     keep_single_threaded()
     from gradscope.cli.printing import print_line
+    from gradscope.dump.storage.atomic_file import write_atomically
     from gradscope.dump.storage.target_path import checked_target, files_of
-    from gradscope.dump.storage.whole_file import write_whole
     from gradscope.presentation import page_html
 
     target = checked_target(output, force=force, inputs=files_of(what))
     page = page_html(_page(what, judge_options, name_options)).encode()
-    write_whole(target, page, replace=force)
+    write_atomically(target, page, replace=force)
     print_line(f"{output}: {len(page):,} bytes")
     if open_page:
         typer.launch(target.as_uri())

@@ -68,8 +68,8 @@ class EqualTexts:
 
     def tolist(self) -> list[Any]:
         """Returns the texts as a list."""
-        whole, length = self._buffer.decode(), self._length
-        return [whole[start : start + length] for start in range(0, len(whole), length)]
+        text, length = self._buffer.decode(), self._length
+        return [text[start : start + length] for start in range(0, len(text), length)]
 
 
 class StatisticsTable:

@@ -33,7 +33,7 @@ from gradscope.instrument.query.query_names import (
     values_of,
 )
 from gradscope.instrument.query.trace_query import PrunedProgram, ResolvedQuery, TraceQuery
-from gradscope.instrument.taps import Observer, whole_tensor
+from gradscope.instrument.taps import Observer, full_tensor
 from gradscope.naming import printable
 from gradscope.tracing.dataflow.backward import Marks
 from gradscope.tracing.dataflow.liveness import Need, needed_for
@@ -46,9 +46,7 @@ from gradscope.tracing.lookup.named_values import NamedValue, NamedValues, throu
 from gradscope.tracing.tracer import Leaf, Trace, as_reached
 
 
-def resolve_query(
-    trace: Trace, spec: CaptureSpec, query: TraceQuery, observe: Observer = whole_tensor
-) -> ResolvedQuery:
+def resolve_query(trace: Trace, spec: CaptureSpec, query: TraceQuery, observe: Observer = full_tensor) -> ResolvedQuery:
     """Resolves a query about a trace that was made with operations.
 
     Raises:

@@ -59,7 +59,7 @@ class Placement:
         self.everywhere = NamedSharding(mesh, PartitionSpec())
         self._spread = NamedSharding(mesh, PartitionSpec(_AXIS))
 
-    def whole(self, tree: Any) -> Any:
+    def replicated(self, tree: Any) -> Any:
         """Returns a pytree whose arrays are whole on each device.
 
         Raises:

@@ -68,7 +68,7 @@ def train(request: TrainRequest, folder: RunFolder, *, resume: bool) -> Outcome:
         request.step, check=request.check_numerics, sharding=None if place is None else place.everywhere
     )
     first = request.step.init(request.arguments.make()[0])
-    first = owned(first if place is None else place.whole(first))  # nothing else keeps the variables in memory
+    first = owned(first if place is None else place.replicated(first))  # nothing else keeps the variables in memory
     processes.require_same(f"init of {request.model.name}", first)
     beginning = Start(state=first, previous=None, number=0)
     if resume:
@@ -186,10 +186,10 @@ class _Loop:
         batch = self._batch(number)
         self._alarms.keep(number, self._state, batch)
         if request.is_dumped(number):
-            whole = self._programs.everywhere(batch)
+            replicated = self._programs.everywhere(batch)
             if request.processes.writes:
                 path = dump_path(self._folder.path, number)
-                save_dump(request.model, self._state, whole, path=path, facts=request.facts)
+                save_dump(request.model, self._state, replicated, path=path, facts=request.facts)
         trace = trace_path(self._folder.path, number) if request.is_profiled(number) else None
         with profiled(trace, (self._state, batch)) as wait, user_code(f"running {request.model.name}"):
             taken, record = self._observed(number, batch) if self._is_recorded(number) else (None, None)

@@ -17,7 +17,7 @@ from gradscope.capturing.explain.nonfinite.nonfinite_flags import counted_iterat
 from gradscope.capturing.explain.nonfinite.single_run import run_once
 from gradscope.instrument.observing_program import observing_program, observing_values
 from gradscope.instrument.plan import Plan
-from gradscope.instrument.taps import whole_tensor
+from gradscope.instrument.taps import full_tensor
 from gradscope.primitive_groups import MATRIX_PRODUCTS
 from gradscope.tracing.dataflow.reachability import Reach
 from gradscope.tracing.jaxpr.iterations import ValueAt
@@ -98,7 +98,7 @@ class Replay:
             for number, site in enumerate(self._sites)
             if backward and site.value in outputs and site.reach is Reach.GRADIENT
         )
-        plan = Plan(sites=self._sites, gradients=differentiated, observe=whole_tensor)
+        plan = Plan(sites=self._sites, gradients=differentiated, observe=full_tensor)
         program, reached = observing_program(trace, plan)
         forward = observing_values(trace, plan)
 

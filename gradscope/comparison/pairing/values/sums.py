@@ -189,18 +189,18 @@ def _added(
     for key in filter(lambda key: _is_stored(other, key), terms):
         by_shape[other.entry(key).shape].append(key)
     projected: dict[Shape, Array] = {}
-    for whole in filter(lambda key: _is_stored(holder, key), keys):
-        shape = holder.entry(whole).shape
+    for packed in filter(lambda key: _is_stored(holder, key), keys):
+        shape = holder.entry(packed).shape
         if len(by_shape[shape]) < 2:
             continue
         if shape not in projected:
             projected[shape] = np.array([_projection(other.array(key)) for key in by_shape[shape]])
-        expected = holder.array(whole)
+        expected = holder.array(packed)
         for places in _pairs(projected[shape], _projection(expected)):
             pair = (by_shape[shape][places[0]], by_shape[shape][places[1]])
             one, two = (_wide(other.array(key)) for key in pair)
             if np.any(one) and np.any(two) and _is_close(expected, one + two, PARAM):
-                yield ((whole,),), pair
+                yield ((packed,),), pair
                 break
 
 
