@@ -149,5 +149,5 @@ def test_a_linen_module_is_reproduced_with_its_parameters(tmp_path: Path) -> Non
     assert gradscope("isolate", "Net/second", "blocks.npz", "blocks.py:Net", folder=tmp_path).status == 0
     ran = run(tmp_path / "repro" / "isolated.py")
     assert ran.status == 0, ran.output
-    held = [name for kind, name in ran.errors if kind == "vjp"]
-    assert len(held) == 5  # the input, and the two parameters of each of both modules inside
+    rules_with_errors = [name for kind, name in ran.errors if kind == "vjp"]
+    assert len(rules_with_errors) == 5  # the input, and the two parameters of each of both modules inside

@@ -1,4 +1,4 @@
-"""Queries: what is fed, stopped, fetched and differentiated, held against JAX on a model written for the purpose."""
+"""Queries: what is fed, stopped, fetched and differentiated, compared with JAX on a model written for the purpose."""
 
 from __future__ import annotations
 

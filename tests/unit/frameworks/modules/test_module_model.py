@@ -26,7 +26,6 @@ class Adapter:
     framework: str = "Nothing"
     module: str = "Matrix"
     supplied: tuple[str, ...] = ()
-    held: bool = False
     inputs: tuple[InputSpec, ...] = ()
 
     @property
