@@ -219,14 +219,14 @@ def loss(p, batch):
 def test_a_loss_of_all_pairs_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "pairs.py").write_text(_PAIRS)
     line = ("train", "pairs.py", "--steps", 3, "--every", 1, "--optimizer", "sgd(0.1)", "--batch-size", 4, "-o", "run")
-    told = "input/y has shape [4] and meets a value of the model of shape [4, 1]"
+    message = "input/y has shape [4] and meets a value of the model of shape [4, 1]"
     pairs = module(tmp_path / "pairs.py")
     with gs.Probe(tmp_path / "probed", every=1) as probe:
-        assert gradscope(*line, folder=tmp_path).errors.count(told) == 1
+        assert gradscope(*line, folder=tmp_path).errors.count(message) == 1
         step = probe.jit(probe.value_and_grad(pairs.loss))
         for _ in range(2):
             step(pairs.init(None), pairs.batch(None, 4))
-    assert caplog.text.count(told) == 1
+    assert caplog.text.count(message) == 1
 
 
 def test_a_nan_ends_the_run_with_its_origin_and_the_state_before_it(tmp_path: Path) -> None:
@@ -242,10 +242,10 @@ def test_a_nan_ends_the_run_with_its_origin_and_the_state_before_it(tmp_path: Pa
     for line in (each for each in done.lines if each.startswith(("origin", "repair", "steps"))):
         assert line in shown.lines
     assert f"{step} taken" in shown.output
-    told = gradscope("show", "run", "--json", folder=tmp_path).json
-    assert (told["taken"], told["origins"][0]["source"]) == (step, "to_nan.py:16")
+    stated = gradscope("show", "run", "--json", folder=tmp_path).json
+    assert (stated["taken"], stated["origins"][0]["source"]) == (step, "to_nan.py:16")
     assert gradscope("report", "run", "-o", "page.html", folder=tmp_path).status == 0
-    assert told["origins"][0]["why"] in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert stated["origins"][0]["why"] in (tmp_path / "page.html").read_text(encoding="utf-8")
     alarm = tmp_path / "run" / folder
     assert json.loads((alarm / "alarm.json").read_text(encoding="utf-8"))["step"] == step
     with gs.load(alarm / "state.npz") as state:

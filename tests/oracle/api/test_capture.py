@@ -28,9 +28,9 @@ def keys(dump: gs.Dump, *families: str) -> set[str]:
     return {key for key in dump if key.partition("/")[0] in families}
 
 
-def assert_gradients(dump: gs.Dump, wanted: dict[str, Any]) -> None:
-    assert keys(dump, "param_grad") == wanted.keys()
-    for key, gradient in wanted.items():
+def assert_gradients(dump: gs.Dump, expected: dict[str, Any]) -> None:
+    assert keys(dump, "param_grad") == expected.keys()
+    for key, gradient in expected.items():
         np.testing.assert_allclose(dump[key], gradient, rtol=1e-5)
 
 

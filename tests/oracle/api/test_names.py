@@ -96,7 +96,7 @@ def test_every_candidate_that_is_named_can_be_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "candidates"),
+    ("options", "candidates"),
     [
         ({"ys": "x", "xs": "argument/x"}, "write argument/x or output/x"),
         ({"ys": "output/x", "xs": "x"}, "write argument/x or output/x"),
@@ -104,14 +104,14 @@ def test_every_candidate_that_is_named_can_be_asked_for() -> None:
         ({"ys": "h", "xs": "argument/x"}, "write activation/h or output/h"),
     ],
 )
-def test_a_name_of_an_output_and_of_something_else_is_refused(asked: Any, candidates: str) -> None:
+def test_a_name_of_an_output_and_of_something_else_is_refused(options: Any, candidates: str) -> None:
     def fun(x: Any) -> Any:
         with jax.named_scope("h"):
             squared = x**2
         return {"x": x**3, "h": squared * 10}
 
     with pytest.raises(gs.UsageError, match="is ambiguous") as refused:
-        gs.gradients(fun, [3.0], **asked)
+        gs.gradients(fun, [3.0], **options)
     assert refused.value.hint == candidates
     assert gs.gradients(fun, [3.0], ys="output/x", xs="argument/x") == [27.0]
     assert gs.gradients(fun, [3.0], ys="output/h", xs="activation/h") == [10.0]

@@ -125,23 +125,25 @@ def test_of_a_sum_they_have_it_as_their_sum() -> None:
 
 
 def test_a_loss_that_couples_examples_is_said_to() -> None:
-    told: list[str] = []
-    found = dumped(coupled_loss, told).examples
+    messages: list[str] = []
+    found = dumped(coupled_loss, messages).examples
     assert found is not None
     assert found.coupled
     assert found.rel_l2 > 0.01
-    assert told == [found.sentence]
-    assert told[0].startswith("the examples are coupled in this loss: the ")
-    told.clear()
-    dumped(mean_loss, told)
-    assert told == []
+    assert messages == [found.sentence]
+    assert messages[0].startswith("the examples are coupled in this loss: the ")
+    messages.clear()
+    dumped(mean_loss, messages)
+    assert messages == []
 
 
-def dumped(loss: Any, told: list[str], writer: MemoryWriter | None = None, spec: CaptureSpec | None = None) -> Manifest:
+def dumped(
+    loss: Any, messages: list[str], writer: MemoryWriter | None = None, spec: CaptureSpec | None = None
+) -> Manifest:
     arguments = Arguments(
         shapes=jax.eval_shape(lambda: (variables(), batch())), make=lambda: (variables(), batch()), batch_size=COUNT
     )
-    request = DumpRequest(spec=spec or CaptureSpec(per_example=True), notify=told.append)
+    request = DumpRequest(spec=spec or CaptureSpec(per_example=True), notify=messages.append)
     return dump_model(model_of(loss), arguments, request, writer or MemoryWriter(), Timings())
 
 
@@ -237,10 +239,10 @@ def test_a_loss_that_does_not_take_a_batch_of_one_fails_by_name() -> None:
         captured(loss)
 
 
-@pytest.mark.parametrize("asked", [{"stop_gradients": ["layer"]}, {"fetch": ["layer"]}])
-def test_they_are_those_of_the_loss_as_it_is(asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{"stop_gradients": ["layer"]}, {"fetch": ["layer"]}])
+def test_they_are_those_of_the_loss_as_it_is(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="gradients of each example are those of the loss as it is"):
-        captured(mean_loss, **asked)
+        captured(mean_loss, **options)
 
 
 @pytest.mark.parametrize(

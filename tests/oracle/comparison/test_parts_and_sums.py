@@ -77,8 +77,8 @@ def test_two_biases_are_one_where_they_add_up_to_it() -> None:
     for pair in ((apart, _biased({"b": one + two})), (_biased({"b": one + two}), apart)):
         found = gs.compare(*pair)
         assert found, found.sentence
-        told = {row.name: row.why for row in found.rows if row.family == "param" and not row.counts}
-        assert told == {
+        reasons = {row.name: row.why for row in found.rows if row.family == "param" and not row.counts}
+        assert reasons == {
             "layer/b": "the sum of layer/b_hh and layer/b_ih",
             "layer/b_hh": "layer/b is the sum of layer/b_hh and layer/b_ih",
             "layer/b_ih": "layer/b is the sum of layer/b_hh and layer/b_ih",
@@ -115,8 +115,8 @@ def test_two_joined_biases_are_one_for_each_gate_where_they_add_up_to_them() -> 
     for pair in ((apart, _gated(*gates, **gates)), (_gated(*gates, **gates), apart)):
         found = gs.compare(*pair)
         assert found, found.sentence
-        told = {row.name: row.why for row in found.rows if row.family == "param" and not row.counts}
-        assert told == {
+        reasons = {row.name: row.why for row in found.rows if row.family == "param" and not row.counts}
+        assert reasons == {
             **{f"layer/{gate}": "a part of the sum of layer/b_hh and layer/b_ih" for gate in gates},
             **dict.fromkeys(
                 ("layer/b_hh", "layer/b_ih"),

@@ -36,8 +36,8 @@ def loss(params: Any, batch: Any) -> Any:
     return head(logits(params, hidden(params, batch["x"])), batch["label"])
 
 
-def capture(**asked: Any) -> gs.Dump:
-    return gs.capture(loss, PARAMS, BATCH, **asked)
+def capture(**options: Any) -> gs.Dump:
+    return gs.capture(loss, PARAMS, BATCH, **options)
 
 
 def same(found: Any, expected: Any) -> None:
@@ -160,7 +160,7 @@ def test_an_operation_or_a_iteration_of_a_loop_may_be_fetched() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "problem"),
+    ("options", "problem"),
     [
         ({"fetch": "hiden"}, "no value is called hiden"),
         ({"stop_gradients": ["nowhere"]}, "no value is called nowhere"),
@@ -168,6 +168,6 @@ def test_an_operation_or_a_iteration_of_a_loop_may_be_fetched() -> None:
         ({"feed": {"gradient/label": np.zeros(5)}}, "label is int32 and cannot be differentiated"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_in_a_sentence(asked: Any, problem: str) -> None:
+def test_what_cannot_be_asked_is_refused_in_a_sentence(options: Any, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
-        capture(**asked)
+        capture(**options)

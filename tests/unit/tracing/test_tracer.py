@@ -106,11 +106,11 @@ NOT_LOSSES = {
 }
 
 
-@pytest.mark.parametrize(("function", "told"), NOT_LOSSES.values(), ids=NOT_LOSSES.keys())
-def test_what_is_no_loss_is_told_so(function: Any, told: str) -> None:
+@pytest.mark.parametrize(("function", "message"), NOT_LOSSES.values(), ids=NOT_LOSSES.keys())
+def test_what_is_no_loss_is_told_so(function: Any, message: str) -> None:
     with pytest.raises(ModelError) as caught:
         trace_loss(function, W, X)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert caught.value.hint
 
 

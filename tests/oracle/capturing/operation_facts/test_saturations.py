@@ -145,8 +145,8 @@ def test_in_segments_the_numbers_are_those_of_one_run() -> None:
     each = [kernels("inner", "gate", scale=3.0) for _ in range(2)]
     p = {"blocks": jax.tree.map(lambda *leaves: jnp.stack(leaves), *each), **kernels("head")}
     whole, _ = captured(blocks, (p, X), None)
-    parts, told = captured(blocks, (p, X), 20_000)
-    assert "runs" in told
+    parts, messages = captured(blocks, (p, X), 20_000)
+    assert "runs" in messages
     assert len(whole.manifest.saturations) == 2
     assert parts.manifest.saturations == whole.manifest.saturations
 

@@ -164,17 +164,17 @@ def test_the_ledger_says_which_rule_is_told() -> None:
 
 def test_a_constant_that_is_asked_for_by_name_is_differentiated() -> None:
     @jax.custom_vjp
-    def told(x: Any, rate: Any) -> Any:
+    def with_rule(x: Any, rate: Any) -> Any:
         return rate * x
 
     def backward(kept: Any, cotangent: Any) -> Any:
         x, rate = kept
         return cotangent * rate, (cotangent * x).sum()
 
-    told.defvjp(lambda x, rate: (x.value * rate.value, (x.value, rate.value)), backward, symbolic_zeros=True)
+    with_rule.defvjp(lambda x, rate: (x.value * rate.value, (x.value, rate.value)), backward, symbolic_zeros=True)
 
     def loss(weights: Any, batch: Any) -> Any:
-        return of_a_constant(told, weights, batch).sum()
+        return of_a_constant(with_rule, weights, batch).sum()
 
     (gradient,) = gs.gradients(loss, (WEIGHTS, BATCH), ys="0", xs=["rate"])
     np.testing.assert_allclose(gradient, (BATCH["x"] @ WEIGHTS["w"]).sum(), rtol=1e-6)

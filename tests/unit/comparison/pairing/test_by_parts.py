@@ -158,16 +158,16 @@ def test_names_are_asked_for_in_proportion_to_the_number_of_tensors_where_they_t
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Half of the packed tensors are found, which names all of the others; the parts of the others are missing."""
-    asked: dict[int, int] = {}
+    lookups: dict[int, int] = {}
     named = PartCandidates.named
 
     def counted(self: PartCandidates, *arguments: Any) -> list[str]:
-        asked[count] += 1
+        lookups[count] += 1
         return named(self, *arguments)
 
     monkeypatch.setattr(PartCandidates, "named", counted)
     for count in (40, 160):
-        asked[count] = 0
+        lookups[count] = 0
         random = np.random.default_rng(4)
         apart, packed = {}, {}
         for n in range(count):
@@ -175,7 +175,7 @@ def test_names_are_asked_for_in_proportion_to_the_number_of_tensors_where_they_t
             packed[f"h/{n}/attn/in/weight"] = np.concatenate([*parts.values()], axis=1) + n % 2
             apart |= {(f"other/{name}" if n % 2 else name): each for name, each in parts.items()}
         assert len(matched(dump_of(apart), dump_of(packed))) == 3 * count // 2
-    assert asked[160] <= 4.5 * asked[40]
+    assert lookups[160] <= 4.5 * lookups[40]
 
 
 def test_gradients_of_equal_biases_are_read_in_proportion_to_their_number() -> None:

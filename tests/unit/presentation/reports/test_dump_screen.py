@@ -54,11 +54,11 @@ def test_what_is_thrown_away_is_a_note_without_a_repair() -> None:
     report = dump_report("show", "a.npz", manifest, (), overview=True)
     screen = Screen(width=200, height=24)
     text = lay_out_document(report.document(screen), screen)
-    (told,) = (line for line in text.split("\n") if "early/log" in line.plain)
-    assert told.plain.startswith(
+    (origin_line,) = (line for line in text.split("\n") if "early/log" in line.plain)
+    assert origin_line.plain.startswith(
         "note     early/log (net.py:7) sent back the first NaN; it reaches neither the loss nor"
     )
-    assert [span.style for span in told.spans] == [DIM]
+    assert [span.style for span in origin_line.spans] == [DIM]
     assert "use log1p" not in text.plain
     assert report.to_json()["origins"] == [
         {"direction": "forward", "name": "early/log", "source": "net.py:7", "why": "sent back the first NaN",
