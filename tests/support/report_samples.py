@@ -48,13 +48,13 @@ def entry(
 ) -> Entry:
     """An entry; without statistics of its own it has those of a tensor of ones."""
     empty = alias_of is not None or absent is not None
-    given = tensor_stats(np.ones(shape, np.float32)).to_json() if stats is None and not empty else stats or {}
+    columns = tensor_stats(np.ones(shape, np.float32)).to_json() if stats is None and not empty else stats or {}
     return Entry(
         family=family,
         name=name,
         shape=shape,
         dtype=dtype,
-        stats=given,
+        stats=columns,
         site=SiteFacts(index=index, source=source, iteration=iteration),
         alias_of=alias_of,
         absent=absent,

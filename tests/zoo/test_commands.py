@@ -55,8 +55,8 @@ def test_the_guides_lines_for_pytorch_run_as_they_are_pasted(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     (lines,) = re.findall(r"```python\n(from gradscope.frameworks.torch [^`]*)```", GUIDE.read_text(encoding="utf-8"))
     model, images = torch.nn.Sequential(torch.nn.Linear(4, 3)), torch.ones(5, 4)
-    given = {"model": model, "images": images, "labels": torch.arange(5) % 3, "F": torch.nn.functional}
-    exec(lines, given)
+    namespace = {"model": model, "images": images, "labels": torch.arange(5) % 3, "F": torch.nn.functional}
+    exec(lines, namespace)
     with np.load("torch.npz") as seen:
         assert np.allclose(seen["activation/0"], model(images).detach())
 

@@ -191,10 +191,10 @@ def loss(v, b):
 
 
 def test_a_parameter_that_is_stopped_has_its_gradient_as_in_tensorflow(folder: Path) -> None:
-    whole = shown(folder, "like.py", "-o", "whole.npz")
+    full = shown(folder, "like.py", "-o", "whole.npz")
     stopped = shown(folder, "like.py", "--stop-gradient", "param/w", "-o", "stopped.npz")
     assert "disconnected" not in stopped["ledger"]
-    assert stopped["loss"] == whole["loss"]
+    assert stopped["loss"] == full["loss"]
     np.testing.assert_array_equal(
         gs.load(folder / "stopped.npz")["param_grad/w"], gs.load(folder / "whole.npz")["param_grad/w"]
     )

@@ -36,7 +36,7 @@ KILLS = 2
 
 @pytest.fixture(scope="module")
 def folder(usual_promotion: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the model, and `whole`, a run that nothing stopped."""
+    """A folder with the model, and `uninterrupted`, a run that nothing stopped."""
     path = tmp_path_factory.mktemp("resuming")
     write_files(path)
     done = gradscope(*TRAIN, "-o", "whole", folder=path)
@@ -75,8 +75,8 @@ def test_a_killed_run_opens_and_resumes_bit_for_bit(folder: Path, trial: int) ->
     process.kill()
     process.communicate()
     with gs.load(run) as found:
-        whole = [step for step, *_ in rows(folder / "whole", "steps")]
-        assert found.steps["step"].tolist() == whole[: len(found.steps["step"])]
+        uninterrupted = [step for step, *_ in rows(folder / "whole", "steps")]
+        assert found.steps["step"].tolist() == uninterrupted[: len(found.steps["step"])]
     done = gradscope(*TRAIN, "-o", run.name, "--resume", folder=folder)
     assert done.status == 0, done.errors
     assert contents(run, STEPS) == contents(folder / "whole", STEPS)

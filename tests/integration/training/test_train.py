@@ -176,8 +176,8 @@ def test_dumps_of_steps_are_those_of_the_dump_command(folder: Path) -> None:
     run = folder / "dumped"
     assert [path.name for path in sorted(run.glob("step-*"))] == [f"step-{step:06}.npz" for step in (0, 1, 2, 3)]
     state = "dumped/state-000002.npz"
-    given = ("--data", "data.py:batches", "--batch-index", 2, "--checkpoint", state, "-q", "-o", "two.npz")
-    assert gradscope("dump", "net.py", *given, folder=folder).status == 0
+    inputs = ("--data", "data.py:batches", "--batch-index", 2, "--checkpoint", state, "-q", "-o", "two.npz")
+    assert gradscope("dump", "net.py", *inputs, folder=folder).status == 0
     with gs.load(run / "step-000002.npz") as ours, gs.load(folder / "two.npz") as other:
         assert list(ours) == list(other)
         assert ours.loss == other.loss
@@ -303,8 +303,8 @@ def test_a_nan_ends_the_run_with_its_origin_and_the_state_before_it(tmp_path: Pa
 def test_bad_input_is_one_message(
     folder: Path, tmp_path: Path, arguments: tuple[str, ...], status: int, message: str
 ) -> None:
-    given = {"--steps": "12", "--every": "1", "-o": str(tmp_path / "bad")} | {"--data": "data.py:batches"}
-    options = [each for name, value in given.items() if name not in arguments for each in (name, value)]
+    defaults = {"--steps": "12", "--every": "1", "-o": str(tmp_path / "bad")} | {"--data": "data.py:batches"}
+    options = [each for name, value in defaults.items() if name not in arguments for each in (name, value)]
     done = gradscope("train", "net.py", "-q", *options, *arguments, folder=folder)
     assert (done.status, done.errors.count("error:")) == (status, 1), done.errors
     assert message in done.errors

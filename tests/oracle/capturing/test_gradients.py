@@ -207,8 +207,8 @@ def unrolled_delayed(x: float) -> tuple[Any, list[Any]]:
 
 
 def test_a_loop_passes_gradients_only_to_the_iterations_that_a_y_depends_on() -> None:
-    whole, values = unrolled_delayed(0.7)
-    direct = jax.grad(whole, argnums=(0, 1, 2, 3))(*values)
+    unrolled, values = unrolled_delayed(0.7)
+    direct = jax.grad(unrolled, argnums=(0, 1, 2, 3))(*values)
     found = gs.gradients(delayed, [0.7], ys="0", xs=["a[2]", "a[3]", "b[3]", "b[2]"])
     same(found, [float(direct[2]), None, 1.0, None])
 

@@ -145,11 +145,11 @@ def test_a_fetch_runs_only_what_it_needs() -> None:
 
 
 def test_gradients_may_be_fetched() -> None:
-    whole = capture()
+    full = capture()
     dump = capture(fetch=["gradient/hidden", "param_grad/b", "nll"])
     assert set(dump) == {"activation_grad/hidden", "param_grad/b", "activation/nll"}
     for key in dump:
-        same(dump[key], whole[key])
+        same(dump[key], full[key])
 
 
 def test_an_operation_or_a_iteration_of_a_loop_may_be_fetched() -> None:

@@ -254,8 +254,8 @@ def test_a_softmax_on_single_elements_is_saturated_and_an_even_one_is_not() -> N
 
 
 def inner(function: BoundedName, saturated: float, **facts: object) -> Saturation:
-    given: dict[str, object] = {"index": 3, "layer": "attn", "source": "model.py:7", **facts}
-    return Saturation(function=function, saturated=saturated, **given)  # type: ignore[arg-type]
+    fields: dict[str, object] = {"index": 3, "layer": "attn", "source": "model.py:7", **facts}
+    return Saturation(function=function, saturated=saturated, **fields)  # type: ignore[arg-type]
 
 
 def test_a_function_inside_a_layer_is_told_by_what_the_layer_returns() -> None:

@@ -213,8 +213,8 @@ def test_naming_changes_no_bit(folder: Path) -> None:
     def plain(variables: Any) -> Any:
         copy = nnx.clone(net)
         own = nnx.to_flat_state(nnx.state(copy, nnx.Param))
-        given = [(path, each.replace(variables["params"]["/".join(map(str, path))])) for path, each in own]
-        nnx.update(copy, nnx.from_flat_state(given))
+        replaced = [(path, each.replace(variables["params"]["/".join(map(str, path))])) for path, each in own]
+        nnx.update(copy, nnx.from_flat_state(replaced))
         logits = copy(batch["x"])["logits"]
         likelihoods = jnp.take_along_axis(jax.nn.log_softmax(logits), batch["labels"][..., None], axis=-1)
         return -likelihoods.mean()
