@@ -213,7 +213,7 @@ alone = net[0]
         ("alone", "net", "if the file has a model and its state, name the pair"),
     ],
 )
-def test_a_model_saved_without_its_state_is_told_apart(folder: Path, name: str, saved: str, hint: str) -> None:
+def test_a_model_saved_without_its_state_is_distinguished(folder: Path, name: str, saved: str, hint: str) -> None:
     eqx = pytest.importorskip("equinox", reason="equinox is not installed")
     (folder / "net.py").write_text(STATEFUL)
     load_model("net.py:net", Request(inputs=(parse_input("float32[8,4]"),)))

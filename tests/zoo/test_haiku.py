@@ -197,7 +197,7 @@ def test_arguments_that_a_class_does_not_take_are_refused_before_it_is_made(fold
         agreement.dump(f"{target}:Net", "float32[6,4]")
 
 
-def test_a_module_that_fails_tells_the_users_line(folder: Path) -> None:
+def test_a_module_that_fails_states_the_users_line(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"^init of net.Net\(classes='three'\): ") as failed:
         agreement.dump(f"{agreement.source(folder, NET)}:Net(classes='three')", "float32[6,4]", "scale=float32[6]")
     assert 'name="head"' in failed.value.user_frames

@@ -77,7 +77,7 @@ def test_without_a_name_all_are_listed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rule", [rule.name for rule in RULES if rule.thresholds])
-def test_a_finding_tells_its_thresholds(tmp_path: Path, rule: str) -> None:
+def test_a_finding_states_its_thresholds(tmp_path: Path, rule: str) -> None:
     (row,) = [
         row
         for row in gradscope("explain", rule, "--json", folder=tmp_path).json["rows"]

@@ -142,7 +142,7 @@ def loss(variables, batch):
 """
 
 
-def test_a_derivative_rule_that_reads_a_value_from_around_it_is_told_what_to_do(tmp_path: Path) -> None:
+def test_a_derivative_rule_that_reads_a_value_from_around_it_is_reported_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(CLOSED_OVER)
     done = gradscope("dump", "model.py", folder=tmp_path)
     assert done.status == 4

@@ -67,7 +67,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_tells_every_option_in_a_sentence(tmp_path: Path, command: str) -> None:
+def test_help_states_every_option_in_a_sentence(tmp_path: Path, command: str) -> None:
     done = gradscope(command, "--help", folder=tmp_path, COLUMNS="200")
     assert (done.status, done.errors) == (0, "")
     rows = re.findall(r"^│ [* ]*(--[a-z0-9-]+) (.*) │$", done.output, re.MULTILINE)

@@ -189,7 +189,7 @@ def test_a_numbered_pipeline_is_the_same_run(numbered: Finished, folder: Path) -
     assert contents(folder / "numbered", 24) == contents(folder / "run", 24)
 
 
-def test_json_and_table_tell_the_same(numbered: Finished, folder: Path) -> None:
+def test_json_and_table_show_the_same(numbered: Finished, folder: Path) -> None:
     found = numbered.json
     assert (found["run"], found["steps"], found["recorded"], found["alarms"]) == ("numbered", 24, 9, [])
     losses = [row[1] for row in rows(folder / "numbered", "steps")]
@@ -216,7 +216,7 @@ def loss(p, batch):
 """
 
 
-def test_a_loss_of_all_pairs_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_of_all_pairs_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "pairs.py").write_text(_PAIRS)
     line = ("train", "pairs.py", "--steps", 3, "--every", 1, "--optimizer", "sgd(0.1)", "--batch-size", 4, "-o", "run")
     message = "input/y has shape [4] and meets a value of the model of shape [4, 1]"

@@ -280,7 +280,7 @@ def test_it_can_be_mapped(observe: Any, compiled: bool) -> None:
     assert all((seen[key].l2 if observe == "stats" else seen[key]).shape[0] == len(rows) for key in seen)
 
 
-def test_several_differentiated_arguments_are_told_apart_by_their_names() -> None:
+def test_several_differentiated_arguments_are_distinguished_by_their_names() -> None:
     _, seen = gs.value_and_grad(lambda one, other: (one["w"] * other["w"]).sum(), (0, 1))(W, {"w": W["w"] + 1})
     assert {"param/one/w", "param/other/w", "param_grad/one/w", "param_grad/other/w"} <= set(seen)
     assert float(seen["param/one/w"].mean) != float(seen["param/other/w"].mean)

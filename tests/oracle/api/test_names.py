@@ -86,7 +86,7 @@ def test_a_name_of_a_parameter_and_a_layer_is_refused_with_the_keys_of_both(opti
     assert refused.value.hint == candidates
 
 
-def test_every_candidate_that_is_named_can_be_asked_for() -> None:
+def test_every_candidate_that_is_named_can_be_requested() -> None:
     fed = {key: gs.capture(like_its_parameter, W, ONES, feed={key: ONES * 2}) for key in ("param/w", "activation/w")}
     assert fed["param/w"].loss == pytest.approx(float(like_its_parameter({"w": ONES * 2}, ONES)))
     assert fed["activation/w"].loss == pytest.approx(float(jnp.sin(ONES * 2).sum()))

@@ -178,7 +178,7 @@ def test_they_may_be_all_there_is_and_be_statistics_only(full: gs.Dump) -> None:
     assert combined(only).coupled is False
 
 
-def test_where_none_is_wanted_nothing_is_said_of_them() -> None:
+def test_where_none_is_requested_nothing_is_said_of_them() -> None:
     dump = captured(mean_loss, families=["activation"])
     assert manifest_of(dump).examples is None
     assert {line.reason for line in dump.ledger.missing if line.family == "example_grad"} == {"filtered"}

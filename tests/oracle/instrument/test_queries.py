@@ -168,6 +168,6 @@ def test_an_operation_or_a_iteration_of_a_loop_may_be_fetched() -> None:
         ({"feed": {"gradient/label": np.zeros(5)}}, "label is int32 and cannot be differentiated"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_in_a_sentence(options: Any, problem: str) -> None:
+def test_what_cannot_be_requested_is_refused_in_a_sentence(options: Any, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         capture(**options)

@@ -195,7 +195,7 @@ def test_a_module_without_its_state_is_refused_with_what_to_name(folder: Path) -
     assert refused.value.message == "Net takes a state, and the target names only the module"
 
 
-def test_a_trace_that_raises_tells_the_users_line(folder: Path) -> None:
+def test_a_trace_that_raises_states_the_users_line(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"RuntimeError: asked to") as failed:
         agreement.dump(f"{agreement.source(folder, NET)}:Net(fail=True)", "float32[6,4]")
     assert 'raise RuntimeError("asked to")' in failed.value.user_frames

@@ -220,7 +220,7 @@ def test_inputs_that_do_not_fit_are_answered_with_the_signature(
         agreement.dump(f"{agreement.source(folder, NET)}:Net", *inputs)
 
 
-def test_a_module_that_fails_tells_the_users_line(folder: Path) -> None:
+def test_a_module_that_fails_states_the_users_line(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"^init of net.broken: TypeError") as failed:
         agreement.dump(f"{agreement.source(folder, NET)}:broken", "float32[6,7]", "scale=float32[6]")
     assert "logits" in failed.value.user_frames

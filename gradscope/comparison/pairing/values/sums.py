@@ -53,7 +53,7 @@ def sums(dumps: Dumps, only_ref: Sequence[str], only_cand: Sequence[str]) -> dic
     found: dict[str, str] = {}
     for each in added(dumps, only_ref, only_cand):
         parts, pair, blocks = each.parts, each.pair, each.blocks
-        names, whole = (" and ".join(split_key(key)[1] for key in some) for some in (pair, parts))
+        names, of_parts = (" and ".join(split_key(key)[1] for key in some) for some in (pair, parts))
         joined, apart = len(blocks) > 1, len(parts) > len(blocks)
         found |= dict.fromkeys(parts, f"a part of the sum of {names}" if joined else f"the sum of {names}")
         found |= {
@@ -64,13 +64,13 @@ def sums(dumps: Dumps, only_ref: Sequence[str], only_cand: Sequence[str]) -> dic
         }
         are = "joined are the sum of" if joined else "is the sum of"
         found |= dict.fromkeys(
-            pair, f"{whole} joined are the parts and sums of {names}" if apart else f"{whole} {are} {names}"
+            pair, f"{of_parts} joined are the parts and sums of {names}" if apart else f"{of_parts} {are} {names}"
         )
         if all(_has_gradients(each.holder, blocks, place, each.other, term) for place, term in enumerate(pair)):
             same = (
-                f"the gradients of {names} are those of {whole}"
+                f"the gradients of {names} are those of {of_parts}"
                 if apart
-                else f"the gradient of {names} is that of {whole}"
+                else f"the gradient of {names} is that of {of_parts}"
             )
             found |= {key_of(PARAM_GRAD, split_key(key)[1]): same for key in (*parts, *pair)}
     return found

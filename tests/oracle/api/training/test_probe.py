@@ -449,7 +449,7 @@ def test_an_alarm_between_records_saves_the_state_before_its_step_and_its_batch(
         assert alarm.value == pytest.approx(float(again), rel=1e-6)
 
 
-def test_a_nan_is_found_with_its_origin_and_stops_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_a_nan_is_found_with_its_origin_and_stops_where_that_is_requested(tmp_path: Path) -> None:
     with pytest.raises(gs.ModelError, match=f"step {SPIKE}: nonfinite: [^ ].* is nan; .* alarm-{SPIKE:06}"):
         noisy_loop(tmp_path, float("nan"), steps=100, on_alarm="stop")
     with gs.load(tmp_path) as run:

@@ -152,7 +152,7 @@ def test_a_constant_has_its_gradient_where_nothing_asks() -> None:
     assert_close(observation.seen["target"].gradient, 2.0 * (target - ruled) / target.size)
 
 
-def test_the_ledger_says_which_rule_is_told() -> None:
+def test_the_ledger_says_which_rule_is_informed() -> None:
     def loss(weights: Any, batch: Any) -> Any:
         return of_a_constant(rated, weights, batch).sum()
 
@@ -162,7 +162,7 @@ def test_the_ledger_says_which_rule_is_told() -> None:
     assert line.detail.startswith("constant: it is made of nothing that is differentiated, and rated at ")
 
 
-def test_a_constant_that_is_asked_for_by_name_is_differentiated() -> None:
+def test_a_constant_that_is_requested_by_name_is_differentiated() -> None:
     @jax.custom_vjp
     def with_rule(x: Any, rate: Any) -> Any:
         return rate * x

@@ -83,7 +83,7 @@ def _pooled(names: tuple[str, str, str], *, mean: bool = False, inside: bool) ->
     return gs.capture(loss, own, {"x": INPUTS}, origins=False)
 
 
-def test_another_operation_is_told_by_the_value_that_the_other_program_has_of_it() -> None:
+def test_another_operation_is_reported_by_the_value_that_the_other_program_has_of_it() -> None:
     reference = _pooled(("stem", "norm", "head"), inside=False)
     assert gs.compare(reference, _pooled(("Stem_0", "RMSNorm_0", "Dense_0"), inside=True)).verdict == "same"
     found = gs.compare(reference, _pooled(("Stem_0", "RMSNorm_0", "Dense_0"), inside=True, mean=True))
