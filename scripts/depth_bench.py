@@ -68,7 +68,7 @@ def measured(layers: int) -> tuple[float, float, float]:
     from gradscope.instrument.observing_program import observing_program
     from gradscope.instrument.query.capture_spec import CaptureSpec
     from gradscope.instrument.query.planning import make_plan
-    from gradscope.instrument.taps import whole_tensor
+    from gradscope.instrument.taps import full_tensor
     from gradscope.tracing.tracer import trace_loss
 
     def loss(variables: Any, batch: Any) -> Any:
@@ -85,7 +85,7 @@ def measured(layers: int) -> tuple[float, float, float]:
     _, plain = _timed(lambda: jax.jit(jax.value_and_grad(loss)).lower(variables, batch))
     jax.clear_caches()
     trace, tracing = _timed(lambda: trace_loss(loss, variables, batch))
-    plan, planning = _timed(lambda: make_plan(trace, CaptureSpec(), whole_tensor))
+    plan, planning = _timed(lambda: make_plan(trace, CaptureSpec(), full_tensor))
     program = observing_program(trace, plan)[0]
     leaves = jax.tree_util.tree_leaves((variables, batch))
     _, lowering = _timed(lambda: jax.jit(program).lower(leaves))

@@ -1,6 +1,6 @@
 """What every test runs under: strict JAX, a cache of its own, examples that come out the same every time.
 
-JAX is told through the environment, so that the read wing's tests never import it and programs started by a test
+JAX is configured by the environment, so that the read side's tests never import it and programs started by a test
 inherit the same rules.
 """
 
@@ -43,8 +43,9 @@ FLAGS = {
 # time; `.ci/run` tests on a jaxlib that has the newer one alone.
 if version("jaxlib").startswith("0.10."):
     FLAGS["xla_cpu_use_fusion_emitters"] = "false"
-GIVEN = os.environ.get("XLA_FLAGS", "")
-os.environ["XLA_FLAGS"] = " ".join([GIVEN, *(f"--{flag}={FLAGS[flag]}" for flag in FLAGS if flag not in GIVEN)]).strip()
+OWN_FLAGS = os.environ.get("XLA_FLAGS", "")
+ADDED_FLAGS = [f"--{flag}={FLAGS[flag]}" for flag in FLAGS if flag not in OWN_FLAGS]
+os.environ["XLA_FLAGS"] = " ".join([OWN_FLAGS, *ADDED_FLAGS]).strip()
 
 # There are at least as many workers as cores. Threads of PyTorch and of NumPy's products spin while they wait for each
 # other: tests that run PyTorch took half as long again.

@@ -63,12 +63,12 @@ def train(params: dict[str, Any], x: np.ndarray) -> gs.Seen:
 
 
 def dump(params: dict[str, Any], x: np.ndarray) -> float | None:
-    whole = gs.capture(loss, params, x, True, argnums=0, ops="inputs", stop_gradients="dense", fetch=["out"])
-    assert_type(whole, gs.Dump)
+    full = gs.capture(loss, params, x, True, argnums=0, ops="inputs", stop_gradients="dense", fetch=["out"])
+    assert_type(full, gs.Dump)
     gs.capture(loss, params, x, ops="everything")  # pyright: ignore[reportArgumentType] - there is no such choice
     assert_type(gs.gradients(loss, [params, x], ys="0", xs=["params/w"]), list[Any])
     try:
-        gs.save("run.npz", whole, force=True)
+        gs.save("run.npz", full, force=True)
     except (gs.UsageError, gs.DumpError, gs.ModelError, gs.MachineError) as error:
         assert_type(error.hint, str | None)
     except gs.GradscopeError as error:

@@ -237,8 +237,8 @@ class Dump(Mapping[str, Array]):
 
     def summary(self) -> Summary:
         """Returns the number of tensors and the loss, and a table of the families."""
-        whole = self.manifest.summary()
-        return replace(whole, line=f"{self.path or 'in memory'}: {whole.line}")
+        summary = self.manifest.summary()
+        return replace(summary, line=f"{self.path or 'in memory'}: {summary.line}")
 
     def __repr__(self) -> str:
         return self.summary().one_line("Dump")

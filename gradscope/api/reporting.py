@@ -14,8 +14,8 @@ from gradscope.comparison import CompareOptions, Comparison, compare
 from gradscope.comparison.diagnosis.run_divergence import compare_runs
 from gradscope.comparison.result import Series, SeriesMember
 from gradscope.dump.manifest.manifest import Manifest
+from gradscope.dump.storage.atomic_file import write_atomically
 from gradscope.dump.storage.target_path import checked_target
-from gradscope.dump.storage.whole_file import write_whole
 from gradscope.errors import UsageError
 from gradscope.presentation import Compared, ComparedRun, PageMaker, comparison_page, dump_page, page_html, run_page
 from gradscope.stats import find, measured
@@ -55,7 +55,7 @@ class ReportPage:
             UsageError: It exists and is not to be replaced, or is no regular file.
             MachineError: It cannot be written.
         """
-        write_whole(checked_target(Path(path), force=force), self.html.encode(), replace=force)
+        write_atomically(checked_target(Path(path), force=force), self.html.encode(), replace=force)
 
     def _repr_html_(self) -> str:
         # The frame has no origin: nothing in it reaches the notebook.

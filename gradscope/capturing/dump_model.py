@@ -31,7 +31,7 @@ from gradscope.dump.record import Json
 from gradscope.errors import MachineError, ModelError
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.trace_query import ResolvedQuery, TraceQuery
-from gradscope.instrument.taps import whole_tensor
+from gradscope.instrument.taps import full_tensor
 from gradscope.naming.sizes import shown_size
 from gradscope.tracing.jaxpr.source_lines import lines_around
 from gradscope.tracing.layers.fallback_scopes import has_scopes
@@ -51,7 +51,7 @@ class DumpRequest:
         source: Whether the dump has the source lines of the program, with those around them.
         facts: Provenance that only the caller knows, such as the seed.
         bounds: The memory that a run may use. Where it is not enough, the loss runs in segments. None for no bound.
-        tell: Receives messages for the user: before the run the size of the tensors, after it that examples are
+        notify: Receives messages for the user: before the run the size of the tensors, after it that examples are
             coupled.
     """
 
@@ -63,7 +63,7 @@ class DumpRequest:
     source: bool = False
     facts: dict[str, Json] = field(default_factory=dict[str, Json])
     bounds: Bounds | None = None
-    tell: Callable[[str], None] = lambda _: None
+    notify: Callable[[str], None] = lambda _: None
 
 
 def dump_model(
@@ -96,12 +96,12 @@ def dump_model(
     )  # fmt: skip
     _require_memory(prepared, request)
     if request.spec.terms and not prepared.resolved.plan.terms:
-        request.tell("no value that is shown is used more than once, so that no gradient has terms")
+        request.notify("no value that is shown is used more than once, so that no gradient has terms")
     examples = ExampleProgram(model, prepared, arguments.batch_size, timings) if request.spec.per_example else None
     size = _tensor_bytes(prepared.resolved) + (0 if examples is None else examples.size_bytes)
     program = prepared.program
     if program.runs > 1:
-        request.tell(f"{shown_size(size)} of tensors are captured in {program.runs} runs")
+        request.notify(f"{shown_size(size)} of tensors are captured in {program.runs} runs")
     if request.reading.keep:
         writer.require_space(size + program.scratch_bytes)
     first = prepared.start()
@@ -118,7 +118,7 @@ def dump_model(
         if request.explain and not request.query and not is_part(writer):
             explained = explanations(model.loss, prepared, session, request.bounds, timings)
             for sentence in explained.failed:
-                request.tell(sentence)
+                request.notify(sentence)
         checked = None
         if request.self_check:
             with timings.phase("self-check"):
@@ -149,7 +149,7 @@ def _add_examples(
             writer.add(record)
     combined = combination(session.run, gradients, program.count, machine_provenance())
     if combined is not None and combined.coupled:
-        request.tell(combined.sentence)
+        request.notify(combined.sentence)
     return combined
 
 
@@ -213,7 +213,7 @@ def _bytes(shape: tuple[int, ...], dtype: object) -> int:
 def _provenance(model: Model, prepared: Prepared, request: DumpRequest) -> dict[str, Json]:
     inputs = [leaf.family == naming.INPUT for leaf in prepared.resolved.trace.arguments]
     leaves = zip(prepared.leaves, inputs, strict=True)
-    batch = [whole_tensor(value) for value, is_input in leaves if is_input and value is not None]
+    batch = [full_tensor(value) for value, is_input in leaves if is_input and value is not None]
     return {
         "model": model.name,
         **model_provenance(model.source, model.file_sha256),

@@ -22,7 +22,7 @@ from gradscope.instrument.query.planning import has_gradient
 from gradscope.instrument.query.query_names import find_names, values_at, values_of
 from gradscope.instrument.query.resolve import as_queried, initial_gradients, with_query
 from gradscope.instrument.query.trace_query import TraceQuery
-from gradscope.instrument.taps import whole_tensor
+from gradscope.instrument.taps import full_tensor
 from gradscope.naming import printable
 from gradscope.tracing.jaxpr.frames import ValueKey
 from gradscope.tracing.lookup.named_values import NamedValue, NamedValues
@@ -63,7 +63,9 @@ def gradients_of(
     """
     flat, structure = jax.tree_util.tree_flatten((tuple(args), dict(kwargs)))
     traced = [is_traceable(leaf) and not isinstance(leaf, bool) for leaf in flat]
-    given = structure.unflatten([leaf if is_traced else None for leaf, is_traced in zip(flat, traced, strict=True)])
+    arrays_only = structure.unflatten(
+        [leaf if is_traced else None for leaf, is_traced in zip(flat, traced, strict=True)]
+    )
 
     def called(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         arrays = iter(jax.tree_util.tree_leaves((args, kwargs)))
@@ -71,12 +73,12 @@ def gradients_of(
         args, kwargs = structure.unflatten(leaves)
         return function(*args, **kwargs)
 
-    leaves = argument_leaves(function, *given)
-    trace = trace_values(called, given, [each.leaf for each in leaves])
+    leaves = argument_leaves(function, *arrays_only)
+    trace = trace_values(called, arrays_only, [each.leaf for each in leaves])
     known = NamedValues(trace, trace.layers, [each.path for each in leaves])
     query = TraceQuery(of=tuple(question.ys), cotangents=tuple(question.grad_ys), stops=tuple(question.stops))
     names, xs = find_names(known, query), [known.find(name) for name in question.xs]
-    # The xs are asked for by name, also where the function itself does not differentiate them.
+    # The xs are requested by name, also where the function itself does not differentiate them.
     trace = replace(trace, constants_before_rules=frozenset())
     trace = as_queried(trace, names, names.of, [True] * len(trace.outputs))
     for name, value in (*((y.name, y.value) for y in names.of), *zip(question.xs, (x.value for x in xs), strict=True)):
@@ -86,7 +88,7 @@ def gradients_of(
     if not plan.seeds:
         return [None] * len(xs)  # every y is a constant
     program, reached = observing_program(trace, plan)
-    observed = jax.jit(program)(jax.tree_util.tree_leaves(given), {}, initial)
+    observed = jax.jit(program)(jax.tree_util.tree_leaves(arrays_only), {}, initial)
     arrived = {plan.sites[number].value: observed.cotangents[number] for number in plan.gradients & reached.sites}
     reached_xs = [x.value in arrived and all(map(trace.reaches, values_at([x]))) for x in xs]
     return [
@@ -99,7 +101,7 @@ def _plan(trace: Trace, xs: Sequence[NamedValue]) -> Plan:
     """Returns the plan that observes the gradients at some values, where any arrive."""
     sites = tuple(map(trace.site_at, values_of(xs)))
     gradients = frozenset(number for number, site in enumerate(sites) if has_gradient(site))
-    return Plan(sites=sites, gradients=gradients, observe=whole_tensor)
+    return Plan(sites=sites, gradients=gradients, observe=full_tensor)
 
 
 def _require_observable(trace: Trace, name: str, value: ValueKey | None) -> None:

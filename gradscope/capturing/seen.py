@@ -28,7 +28,7 @@ from gradscope.instrument.observing_program import Observed, Reached
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.rewriting.core_columns import CoreStatistics, rows_of, scalars_of
-from gradscope.instrument.taps import whole_tensor
+from gradscope.instrument.taps import full_tensor
 from gradscope.naming import printable
 from gradscope.naming.patterns import nearest_hint
 from gradscope.naming.small_chart import SmallChart
@@ -75,7 +75,7 @@ class Watching:
     @property
     def statistics(self) -> bool:
         """Whether statistics were kept instead of tensors."""
-        return self.plan.observe is not whole_tensor
+        return self.plan.observe is not full_tensor
 
     @cached_property
     def indexes(self) -> Mapping[str, ObservationIndex]:

@@ -1,4 +1,4 @@
-"""The end of a process that runs no model: it leaves without giving its memory back, which the system takes at once.
+"""A process that runs no model ends without giving its memory back, which the system takes at once.
 
 Python frees object by object what a function had when it returns, and what is left when it ends. For a dump of 18,000
 tensors that was a twelfth of `show` (2026-11).

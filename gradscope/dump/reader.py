@@ -123,8 +123,8 @@ def _folder_tensors(folder: Path, opened: ExitStack) -> Iterator[ForeignTensor]:
             if directory is None:
                 yield from _bare_tensors(file, name.with_suffix("").as_posix())
             elif MEMBER in directory.members:
-                whole = f"name the dump instead of its folder: {printable(str(path))}"
-                raise DumpError("it is a dump of its own", hint=whole)
+                hint = f"name the dump instead of its folder: {printable(str(path))}"
+                raise DumpError("it is a dump of its own", hint=hint)
             else:
                 yield from archive_tensors(file, directory)
 

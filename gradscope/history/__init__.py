@@ -6,10 +6,10 @@
 - `history_writer` writes a history from a thread of its own, in one transaction a step.
 - `alarms` has the rules that raise alarms, and applies them step by step.
 - `history_reader` reads a history that anybody may have written, after it has checked all of its schema;
-  `strange_database` opens the file so that nothing in it runs.
+  `untrusted_database` opens the file so that nothing in it runs.
 - `value_histograms` defines the bins of histograms, and counts.
 - `tensor_trends` summarises a series: its first and last value, and its slope.
-- `views` tell what a history has of one step as a dump would, how far the run came, and where a NaN in it began.
+- `views` state what a history has of one step as a dump would, how far the run came, and where a NaN in it began.
 
 Vocabulary: a *run* is a folder with a history, checkpoints and what alarms saved. A step is *recorded* where the
 history has a row for it.
@@ -18,7 +18,7 @@ Two guarantees decide the design:
 
 - Whatever kills the writer, the history has whole steps only, and all that were written before. So a step is one
   transaction, with a write-ahead log where the file system can have one.
-- A history may come from a stranger. SQLite evaluates expressions that a schema holds: views, triggers, generated
+- A history may be untrusted. SQLite evaluates expressions that a schema holds: views, triggers, generated
   columns, indexes on expressions. So every statement of the schema has to be ours, letter by letter, before a table is
   read, and the work of a query is bounded by the size of the file.
 

@@ -194,7 +194,7 @@ class HistoryWriter:
 
     def _to_one_file(self) -> None:
         """Ends the write-ahead log, so that the history is one file that can be copied."""
-        # Somebody who is reading it keeps the log. It is whole as it is.
+        # A process that is reading it keeps the log, with which the file is complete.
         self._connection.execute("PRAGMA busy_timeout=0")
         with suppress(sqlite3.OperationalError):
             self._connection.execute("PRAGMA journal_mode=DELETE")

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from gradscope.instrument.observing_program import Observed, observing_program
 from gradscope.instrument.plan import Plan, Seed
 from gradscope.instrument.query.planning import has_gradient
-from gradscope.instrument.taps import whole_tensor
+from gradscope.instrument.taps import full_tensor
 from gradscope.naming import IterationIndex
 from gradscope.tracing.dataflow.reachability import reachability_from
 from gradscope.tracing.jaxpr.frames import ValueKey, resolve
@@ -77,7 +77,7 @@ def run_isolated(trace: Trace, pinned: Mapping[ValueKey, PinnedValue], leaves: S
     plan = Plan(
         sites=sites,
         gradients=frozenset(number for number in injected if has_gradient(sites[number])),
-        observe=whole_tensor,
+        observe=full_tensor,
         seeds=tuple(Seed(number, ()) for number in seeds),
         fed={number: each.iterations for number, each in injected.items()},
         isolated=frozenset(injected),

@@ -97,7 +97,8 @@ def observing_program(trace: Trace, plan: Plan) -> tuple[Program, Reached]:
         seeds, pull_back, (loss, auxiliary, captured) = jax.vjp(forward, chosen, sinks_of(plan, axes), has_aux=True)
         gradients, arrived = pull_back(list(cotangents) or [jnp.ones_like(seed) for seed in seeds])
         loss, *auxiliary = (
-            value if wanted else None for value, wanted in zip([loss, *auxiliary], _outputs(trace, plan), strict=True)
+            value if requested else None
+            for value, requested in zip([loss, *auxiliary], _outputs(trace, plan), strict=True)
         )
         return Observed(loss, auxiliary, captured, arrived, gradients)
 

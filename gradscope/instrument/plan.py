@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscope.instrument.saturation_observer import observer_of, observer_of_noise
-from gradscope.instrument.taps import Observer, whole_tensor
+from gradscope.instrument.taps import Observer, full_tensor
 from gradscope.naming import IterationIndex
 from gradscope.tracing.jaxpr.frames import FrameKey, Loop, ValueKey
 from gradscope.tracing.jaxpr.sharding import under_leading_axes
@@ -271,7 +271,7 @@ def _per_iteration(one: jax.ShapeDtypeStruct, loops: Sequence[Loop]) -> jax.Shap
 
 
 #: Observes nothing: a program run under it is the program.
-EMPTY_PLAN: Final = Plan(sites=(), gradients=frozenset(), observe=whole_tensor)
+EMPTY_PLAN: Final = Plan(sites=(), gradients=frozenset(), observe=full_tensor)
 
 
 def iterations(loops: Sequence[Loop]) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ class Observer(Protocol):
         ...
 
 
-def whole_tensor(value: Any, *, stored: bool = False) -> Any:  # noqa: ARG001 - the same either way
+def full_tensor(value: Any, *, stored: bool = False) -> Any:  # noqa: ARG001 - the same either way
     """Returns the value itself, or the data of a typed PRNG key; an observer."""
     if jnp.issubdtype(jax.typeof(value).dtype, jax.dtypes.prng_key):
         return jax.random.key_data(value)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 #: The name of a leaf that has no path, because it is the tree.
-_WHOLE: Final = "value"
+_ROOT: Final = "value"
 #: How a slash inside a key is written where the name would otherwise be that of two leaves.
 _SLASH: Final = "%2F"
 
@@ -56,7 +56,7 @@ def unique_names(paths: Sequence[Sequence[str]]) -> list[str]:
     Args:
         paths: The keys on the way to each leaf of one tree.
     """
-    plain = ["/".join(path) or _WHOLE for path in paths]
+    plain = ["/".join(path) or _ROOT for path in paths]
     shared = {name for name, count in Counter(plain).items() if count > 1}
     pairs = zip(plain, paths, strict=True)
     names = [name if name not in shared else "/".join(key.replace("/", _SLASH) for key in path) for name, path in pairs]

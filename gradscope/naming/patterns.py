@@ -115,18 +115,18 @@ def nearest_hint(requested: str, known: Iterable[str]) -> str:
 
 def _nearest(requested: str, names: Sequence[str]) -> list[str]:
     # Comparing takes the product of both lengths: 0.3 s for two names of 1,000 characters.
-    wanted = requested[:_COMPARED].casefold()
+    folded = requested[:_COMPARED].casefold()
     by_folded: dict[str, str] = {}
     for name in names:
         by_folded.setdefault(name[:_COMPARED].casefold(), name)
     candidates = list(by_folded)
-    if len(candidates) * len(wanted) > _MOST_WORK:
+    if len(candidates) * len(folded) > _MOST_WORK:
         # Of too many names, those with the most common letters, which takes no product.
-        letters = Counter(wanted)
+        letters = Counter(folded)
         candidates = heapq.nlargest(_FEW, candidates[:_MOST_NAMES], key=lambda each: _common(letters, each))
-    near = difflib.get_close_matches(wanted, candidates, n=_NEAR, cutoff=0.4)
-    if not near and len(wanted) >= _PART:
-        near = list(itertools.islice((each for each in by_folded if wanted in each), _NEAR))
+    near = difflib.get_close_matches(folded, candidates, n=_NEAR, cutoff=0.4)
+    if not near and len(folded) >= _PART:
+        near = list(itertools.islice((each for each in by_folded if folded in each), _NEAR))
     return [by_folded[each] for each in near]
 
 

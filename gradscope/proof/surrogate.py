@@ -120,11 +120,11 @@ def _linear(equation: Equation, values: Sequence[_Pair]) -> list[_Pair]:
     operands = [values[positions[0]] for positions in variables]
 
     def run(moved: Sequence[Any]) -> list[Any]:
-        given = [each.here for each in values]
+        operands_here = [each.here for each in values]
         for positions, operand in zip(variables, moved, strict=True):
             for at in positions:
-                given[at] = operand
-        made = bind(equation, given)
+                operands_here[at] = operand
+        made = bind(equation, operands_here)
         return [value for value, variable in zip(made, equation.outvars, strict=True) if is_inexact(variable)]
 
     outputs, pull_back = jax.vjp(run, [each.here for each in operands])

@@ -20,7 +20,7 @@ Statistics of a run:
 Findings:
 
 - `findings/find` lists the rules (`RULES`) and applies them to a manifest; `findings/rule_evidence` defines the default
-  thresholds (`Thresholds`); `findings/value_rules` tells whether what is not finite is thrown away.
+  thresholds (`Thresholds`); `findings/value_rules` decides whether what is not finite is thrown away.
 
 Vocabulary: the *core tier* consists of the columns that a compiled step can compute, the *full tier* of all columns. A
 *finding* is a tensor that looks wrong, with the name of the rule and the number that triggered it.

@@ -153,12 +153,12 @@ def with_constant_inputs(trace: Trace) -> Trace | None:
     Args:
         trace: The trace of a loss, in which inputs are differentiated.
     """
-    given = [replace(x, differentiated=False) if x.family == naming.INPUT else x for x in trace.arguments]
-    found = _analysed(trace.jaxpr, trace.constants, given, trace.outputs, operations=trace.operations)
+    as_constants = [replace(x, differentiated=False) if x.family == naming.INPUT else x for x in trace.arguments]
+    found = _analysed(trace.jaxpr, trace.constants, as_constants, trace.outputs, operations=trace.operations)
     if found.constants_before_rules == trace.constants_before_rules:
         return None
     refused = [FrameVariable(found.root, each) in found.constants_before_rules for each in found.root.jaxpr.invars]
-    leaves = zip(trace.arguments, given, refused, strict=True)
+    leaves = zip(trace.arguments, as_constants, refused, strict=True)
     arguments = tuple(new if is_refused else leaf for leaf, new, is_refused in leaves)
     return replace(found, arguments=arguments, auxiliary=trace.auxiliary, aux_tree=trace.aux_tree)
 
@@ -182,8 +182,8 @@ def _anew(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a wrapper of the function that misses JAX's trace cache; it keeps the name, for JAX's messages."""
 
     @functools.wraps(function, updated=())
-    def anew(*given: Any) -> Any:
-        return function(*given)
+    def anew(*arguments: Any) -> Any:
+        return function(*arguments)
 
     return anew
 

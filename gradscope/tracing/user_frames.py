@@ -84,7 +84,7 @@ class user_code:  # noqa: N801 - a context manager that reads as a clause
 
     Args:
         doing: What is being done, as the message begins: `loss of mymodel`.
-        rules: Returns the functions with derivative rules of their own that may have failed, where no stack tells.
+        rules: Returns the functions with derivative rules of their own that may have failed, where no stack shows it.
 
     Raises:
         ModelError: The code raised, or tried to end the process.

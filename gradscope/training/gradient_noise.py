@@ -1,6 +1,6 @@
 """The noise of gradients is how far the gradient of one example is from that of all.
 
-A batch is split into groups, of one example each where nothing else is asked for, and h[k] is the gradient of the
+A batch is split into groups, of one example each where nothing else is requested, and h[k] is the gradient of the
 user's own loss on group k. With n groups of b examples, and per element the mean m and the unbiased variance v of h:
 
     variance  tr(S) = b * sum(v)              trace of the covariance of the gradient of one example
@@ -93,7 +93,7 @@ def split_into_groups(batch: Any, batch_size: int | None, group_size: int) -> tu
 
     Args:
         batch: The batch: arrays, or their shapes.
-        batch_size: Its examples; None where its leaves tell.
+        batch_size: Its examples; None where its leaves state it.
         group_size: Examples in a group.
 
     Raises:
@@ -132,8 +132,8 @@ def gradient_noise(
 
     def of_group(number: Any, parts: Sequence[Any]) -> dict[str, Any]:
         remaining = iter(parts)
-        whole = [next(remaining) if each else leaf for leaf, each in zip(leaves, is_split, strict=True)]
-        return named_leaves(gradient(jax.tree_util.tree_unflatten(structure, whole), number))
+        joined = [next(remaining) if each else leaf for leaf, each in zip(leaves, is_split, strict=True)]
+        return named_leaves(gradient(jax.tree_util.tree_unflatten(structure, joined), number))
 
     def add(moments: tuple[Any, Any], group: tuple[Any, Any]) -> tuple[tuple[Any, Any], None]:
         (means, squares), (number, parts) = moments, group

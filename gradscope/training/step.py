@@ -123,7 +123,7 @@ class TrainStep:
             state: The state before the step; nothing in it changes.
             batch: The batch, whose leaves have an axis of examples first; those that have none go to each group whole.
             group_size: Examples in a group: more than one where the loss couples examples, as batch norm does.
-            batch_size: Examples of the batch; None where its leaves tell.
+            batch_size: Examples of the batch; None where its leaves state it.
 
         Raises:
             UsageError: The batch has no axis of examples, or they do not make at least two groups.

@@ -55,7 +55,7 @@ def test_functions_begin_with_a_verb() -> None:
         ("A `Finding` states what is wrong with a run.", True),
     ],
 )
-def test_a_subject_is_told_from_a_relative_clause(text: str, sentence: bool) -> None:
+def test_a_subject_is_distinguished_from_a_relative_clause(text: str, sentence: bool) -> None:
     assert has_subject(text) == sentence
 
 
@@ -69,7 +69,7 @@ def test_a_subject_is_told_from_a_relative_clause(text: str, sentence: bool) -> 
         ("`same` as before.", False),
     ],
 )
-def test_a_verb_is_told_from_a_noun(text: str, verb: bool) -> None:
+def test_a_verb_is_distinguished_from_a_noun(text: str, verb: bool) -> None:
     assert begins_with_verb(text) == verb
 
 

@@ -178,11 +178,11 @@ def test_the_tensors_of_two_processes_are_those_of_one(folders: tuple[Path, Path
 
 def test_each_process_writes_what_its_devices_hold(folders: tuple[Path, Path]) -> None:
     _, two = folders
-    held: list[set[str]] = []
+    stored_names: list[set[str]] = []
     for index in range(COUNT):
         with np.load(two / "tensors" / f"proc-{index:05}-of-00002.npz") as members:
-            held.append({name for name in members if name.startswith("param/")})
-    assert held == [
+            stored_names.append({name for name in members if name.startswith("param/")})
+    assert stored_names == [
         {"param/blocks", "param/unused", "param/head@0,0", "param/head@0,1"},
         {"param/head@0,2", "param/head@0,3"},
     ]

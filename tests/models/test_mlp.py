@@ -21,7 +21,7 @@ def test_points_lie_near_their_spiral() -> None:
     assert set(np.asarray(batch["spiral"]).tolist()) == {0, 1}
 
 
-def test_the_network_can_learn_to_tell_them_apart() -> None:
+def test_the_network_can_learn_to_distinguish_them() -> None:
     batch = mlp.batch(jax.random.key(0), 64)
 
     def step(_: int, variables: dict) -> dict:

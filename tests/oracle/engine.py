@@ -19,7 +19,7 @@ from gradscope.instrument.observing_program import Observed, Reached, observing_
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.planning import make_plan
-from gradscope.instrument.taps import Observer, whole_tensor
+from gradscope.instrument.taps import Observer, full_tensor
 from gradscope.tracing.jaxpr.frames import iterations
 from gradscope.tracing.tracer import Trace, trace_loss
 
@@ -135,7 +135,7 @@ def observe(
     batch: Any,
     *,
     spec: CaptureSpec | None = None,
-    observer: Observer = whole_tensor,
+    observer: Observer = full_tensor,
     jit: bool = True,
 ) -> Observation:
     """Trace, plan and run an observing program.

@@ -23,7 +23,7 @@ def assert_sums(dump: Dump) -> None:
     """The law: the terms of a value sum to its gradient, to rounding."""
     for key, parts in terms_of(dump).items():
         family, _, name = key.partition("/")
-        whole, several = dump[f"{family}_grad/{name}"], np.stack(list(parts.values()))
-        allowed = _ROUNDING * np.finfo(whole.dtype).eps * np.abs(several).max(initial=0.0)
-        assert several.shape[1:] == whole.shape, key
-        np.testing.assert_allclose(several.sum(axis=0), whole, rtol=0, atol=allowed, err_msg=key)
+        gradient, several = dump[f"{family}_grad/{name}"], np.stack(list(parts.values()))
+        allowed = _ROUNDING * np.finfo(gradient.dtype).eps * np.abs(several).max(initial=0.0)
+        assert several.shape[1:] == gradient.shape, key
+        np.testing.assert_allclose(several.sum(axis=0), gradient, rtol=0, atol=allowed, err_msg=key)

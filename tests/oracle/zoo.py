@@ -98,6 +98,6 @@ def _cases() -> dict[str, Case]:
 #: By name.
 ZOO = _cases()
 
-#: Those whose tensors and steps are proved. The short ResNet-50 takes long to compile, and is held to PyTorch. The
+#: Those whose tensors and steps are proved. The short ResNet-50 takes long to compile, and is run against PyTorch. The
 #: transformer of one layer is proved operation by operation, which is more.
 QUICK = {name: ZOO[name] for name in ZOO if name not in {"resnet50, short", "transformer, one layer"}}

@@ -76,12 +76,12 @@ def test_metrics_merge_over_any_chunking(tensors: tuple[Array, Array], data: st.
     total = parts[0]
     for part in parts[1:]:
         total += part
-    whole, merged = columns(a, b), total.columns(a.shape)
-    assert merged.keys() == whole.keys()
-    for name in whole.keys() & ROUNDED:
+    full, merged = columns(a, b), total.columns(a.shape)
+    assert merged.keys() == full.keys()
+    for name in full.keys() & ROUNDED:
         # Whatever the sines of the parts add up to, they do so to an absolute 1e-15.
-        assert merged.pop(name) == pytest.approx(whole.pop(name), rel=1e-9, abs=1e-30)
-    assert merged == whole
+        assert merged.pop(name) == pytest.approx(full.pop(name), rel=1e-9, abs=1e-30)
+    assert merged == full
 
 
 @given(pairs(), st.integers(1, 7), st.integers(1, 7))
@@ -93,11 +93,11 @@ def test_each_tensor_may_have_its_own_chunks(tensors: tuple[Array, Array], one: 
         return [side[start : start + size] for start in range(0, side.size, size)]
 
     chunked = measure(block_pairs(cut(a, one), cut(b, other)), scale).columns(a.shape)
-    whole = columns(a, b)
-    assert chunked.keys() == whole.keys()
-    for name in whole.keys() & ROUNDED:
-        assert chunked.pop(name) == pytest.approx(whole.pop(name), rel=1e-9, abs=1e-30)
-    assert chunked == whole
+    full = columns(a, b)
+    assert chunked.keys() == full.keys()
+    for name in full.keys() & ROUNDED:
+        assert chunked.pop(name) == pytest.approx(full.pop(name), rel=1e-9, abs=1e-30)
+    assert chunked == full
 
 
 @given(pairs())

@@ -1,4 +1,4 @@
-"""The table of transfers, held to JAX: every equation evaluated by what the table states gives what JAX computes.
+"""The table of transfers, compared with JAX: every equation evaluated by what the table states gives what JAX computes.
 
 The evaluation here knows nothing of any primitive: it runs a frame's jaxpr as often as the transfer states, on what the
 transfer states to enter, and returns what it states to leave. Only the two things that the table leaves to JAX are read

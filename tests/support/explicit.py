@@ -1,6 +1,6 @@
 """The zoo's models once more, in plain arithmetic: every activation named by hand, without scopes, every loop unrolled.
 
-A model here is a function of its variables, its batch and a *tell*, which is called on every activation with all names
+A model here is a function of its variables, its batch and a *record*, called on every activation with all names
 that a dump has for it, and returns what to go on with. That is how activations get out, and how something can be added
 to each of them: the gradient of the loss with respect to what is added is the activation's gradient.
 
@@ -20,8 +20,8 @@ import numpy as np
 from jax import Array
 
 Tree: TypeAlias = "Mapping[str, Any]"
-Tell: TypeAlias = Callable[..., Array]
-Explicit: TypeAlias = Callable[[Any, Any, Tell], Array]
+Record: TypeAlias = Callable[..., Array]
+Explicit: TypeAlias = Callable[[Any, Any, Record], Array]
 
 #: What runs once need not run fast.
 COMPILED_QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -37,25 +37,25 @@ def tensors_of(explicit: Explicit, variables: Any, batch: Any) -> dict[str, np.n
     """
 
     def shapes(variables: Any, batch: Any) -> dict[str, Array]:
-        told: dict[str, Array] = {}
+        recorded: dict[str, Array] = {}
 
-        def tell(value: Array, *names: str) -> Array:
-            assert told.keys().isdisjoint(names), names
-            told.update(dict.fromkeys(names, value))
+        def record(value: Array, *names: str) -> Array:
+            assert recorded.keys().isdisjoint(names), names
+            recorded.update(dict.fromkeys(names, value))
             return value
 
-        explicit(variables, batch, tell)
-        return told
+        explicit(variables, batch, record)
+        return recorded
 
     def perturbed(added: Mapping[str, Array], variables: Any, batch: Any) -> tuple[Array, dict[str, Array]]:
-        told: dict[str, Array] = {}
+        recorded: dict[str, Array] = {}
 
-        def tell(value: Array, *names: str) -> Array:
+        def record(value: Array, *names: str) -> Array:
             for name in names:
-                value = told[name] = value + added[name]
+                value = recorded[name] = value + added[name]
             return value
 
-        return explicit(variables, batch, tell), told
+        return explicit(variables, batch, record), recorded
 
     with jax.numpy_rank_promotion("allow"):
         shape_of = jax.eval_shape(shapes, variables, batch)
@@ -77,96 +77,96 @@ def named_params(variables: Any, family: str) -> dict[str, np.ndarray]:
     return {f"{family}/{'/'.join(part.key for part in path)}": np.asarray(leaf) for path, leaf in leaves}
 
 
-def linear_regression(variables: Tree, batch: Tree, tell: Tell) -> Array:
-    line = tell(variables["bias"] + batch["x"] * variables["weight"], "line")
-    return tell(jnp.vdot(line - batch["y"], line - batch["y"]) / line.size, "loss")
+def linear_regression(variables: Tree, batch: Tree, record: Record) -> Array:
+    line = record(variables["bias"] + batch["x"] * variables["weight"], "line")
+    return record(jnp.vdot(line - batch["y"], line - batch["y"]) / line.size, "loss")
 
 
-def mlp(variables: Tree, batch: Tree, tell: Tell) -> Array:
+def mlp(variables: Tree, batch: Tree, record: Record) -> Array:
     x = batch["point"]
     for number in (1, 2):
-        x = tell(affine(variables[f"dense{number}"], x), f"dense{number}")
-        x = tell(positive(x), f"relu{number}")
-    logits = tell(affine(variables["dense3"], x), "dense3")
-    return tell(cross_entropy(logits, batch["spiral"]), "loss")
+        x = record(affine(variables[f"dense{number}"], x), f"dense{number}")
+        x = record(positive(x), f"relu{number}")
+    logits = record(affine(variables["dense3"], x), "dense3")
+    return record(cross_entropy(logits, batch["spiral"]), "loss")
 
 
-def transformer(variables: Tree, batch: Tree, tell: Tell) -> Array:
+def transformer(variables: Tree, batch: Tree, record: Record) -> Array:
     params = variables["params"]
-    token = tell(jnp.take(params["embed"]["token"]["embedding"], batch["tokens"], axis=0), "embed/token")
-    position = tell(params["embed"]["position"]["embedding"][None, : batch["tokens"].shape[1]], "embed/position")
-    x = tell(token + jnp.broadcast_to(position, token.shape), "embed/add", "embed")
+    token = record(jnp.take(params["embed"]["token"]["embedding"], batch["tokens"], axis=0), "embed/token")
+    position = record(params["embed"]["position"]["embedding"][None, : batch["tokens"].shape[1]], "embed/position")
+    x = record(token + jnp.broadcast_to(position, token.shape), "embed/add", "embed")
     for number in range(params["block"]["norm1"]["scale"].shape[0]):
         one = jax.tree.map(lambda stacked, number=number: stacked[number], params["block"])
-        x = transformer_block(one, x, tell, f"block[{number}]")
-    x = tell(layer_norm(params["norm"], x), "norm")
-    logits = tell(x @ params["head"]["kernel"], "head")
+        x = transformer_block(one, x, record, f"block[{number}]")
+    x = record(layer_norm(params["norm"], x), "norm")
+    logits = record(x @ params["head"]["kernel"], "head")
     flat = logits.reshape(-1, logits.shape[-1])
-    return tell(cross_entropy(flat, batch["targets"].reshape(-1)), "loss")
+    return record(cross_entropy(flat, batch["targets"].reshape(-1)), "loss")
 
 
-def transformer_block(params: Tree, x: Array, tell: Tell, at: str) -> Array:
-    normal = tell(layer_norm(params["norm1"], x), f"{at}/norm1")
-    x = tell(x + attention(params["attn"], normal, tell, f"{at}/attn"), f"{at}/add1")
-    normal = tell(layer_norm(params["norm2"], x), f"{at}/norm2")
-    up = tell(normal @ params["mlp"]["up"]["kernel"], f"{at}/mlp/up")
-    bent = tell(0.5 * up * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3))), f"{at}/mlp/gelu")
-    down = tell(bent @ params["mlp"]["down"]["kernel"], f"{at}/mlp/down", f"{at}/mlp")
-    return tell(x + down, f"{at}/add2", at)
+def transformer_block(params: Tree, x: Array, record: Record, at: str) -> Array:
+    normal = record(layer_norm(params["norm1"], x), f"{at}/norm1")
+    x = record(x + attention(params["attn"], normal, record, f"{at}/attn"), f"{at}/add1")
+    normal = record(layer_norm(params["norm2"], x), f"{at}/norm2")
+    up = record(normal @ params["mlp"]["up"]["kernel"], f"{at}/mlp/up")
+    bent = record(0.5 * up * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3))), f"{at}/mlp/gelu")
+    down = record(bent @ params["mlp"]["down"]["kernel"], f"{at}/mlp/down", f"{at}/mlp")
+    return record(x + down, f"{at}/add2", at)
 
 
-def attention(params: Tree, x: Array, tell: Tell, at: str) -> Array:
+def attention(params: Tree, x: Array, record: Record, at: str) -> Array:
     """Letters as in the model; here each projection is one matrix product."""
     n, t, d = x.shape
     _, h, k = params["query"]["kernel"].shape
 
     def project(name: str) -> Array:
-        return tell((x @ params[name]["kernel"].reshape(d, h * k)).reshape(n, t, h, k), f"{at}/{name}")
+        return record((x @ params[name]["kernel"].reshape(d, h * k)).reshape(n, t, h, k), f"{at}/{name}")
 
     query, key, value = project("query"), project("key"), project("value")
-    scores = tell(query.transpose(0, 2, 1, 3) @ key.transpose(0, 2, 3, 1) * k**-0.5, f"{at}/scores")
+    scores = record(query.transpose(0, 2, 1, 3) @ key.transpose(0, 2, 3, 1) * k**-0.5, f"{at}/scores")
     ahead = np.triu(np.ones((t, t), bool), 1)[None, None]
     weights = jnp.where(ahead, 0, jnp.exp(scores - jnp.where(ahead, -np.inf, scores).max(axis=-1, keepdims=True)))
-    weights = tell(weights / weights.sum(axis=-1, keepdims=True), f"{at}/softmax")
-    mixed = tell((weights @ value.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3), f"{at}/mix")
-    return tell(mixed.reshape(n, t, h * k) @ params["out"]["kernel"].reshape(h * k, d), f"{at}/out", at)
+    weights = record(weights / weights.sum(axis=-1, keepdims=True), f"{at}/softmax")
+    mixed = record((weights @ value.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3), f"{at}/mix")
+    return record(mixed.reshape(n, t, h * k) @ params["out"]["kernel"].reshape(h * k, d), f"{at}/out", at)
 
 
-def resnet(variables: Tree, batch: Tree, tell: Tell) -> Array:
+def resnet(variables: Tree, batch: Tree, record: Record) -> Array:
     """A residual network in training mode, of the depth that its parameters say."""
     params = variables["params"]
-    x = conv_and_norm(params["stem"], batch["image"], tell, "stem/conv", stride=2)
-    x = tell(positive(x), "stem/relu")
-    x = tell(max_pool(x), "stem/pool", "stem")
+    x = conv_and_norm(params["stem"], batch["image"], record, "stem/conv", stride=2)
+    x = record(positive(x), "stem/relu")
+    x = record(max_pool(x), "stem/pool", "stem")
     for block in sorted(name for name in params if name.startswith("stage")):
         halving = block.endswith("_block1") and not block.startswith("stage1")
-        x = residual(params[block], x, tell, block, stride=2 if halving else 1)
-    x = tell(x.mean(axis=(1, 2)), "pool")
-    return tell(cross_entropy(tell(affine(params["head"], x), "head"), batch["label"]), "loss")
+        x = residual(params[block], x, record, block, stride=2 if halving else 1)
+    x = record(x.mean(axis=(1, 2)), "pool")
+    return record(cross_entropy(record(affine(params["head"], x), "head"), batch["label"]), "loss")
 
 
-def residual(params: Tree, x: Array, tell: Tell, at: str, stride: int) -> Array:
+def residual(params: Tree, x: Array, record: Record, at: str, stride: int) -> Array:
     shortcut = x
     last = 3 if "conv3" in params else 2
     strided = last - 1  # a bottleneck halves the image in its 3x3 convolution, a basic block in its first
     for number in range(1, last + 1):
-        x = conv_and_norm(params, x, tell, f"{at}/conv{number}", stride if number == strided else 1)
+        x = conv_and_norm(params, x, record, f"{at}/conv{number}", stride if number == strided else 1)
         if number < last:
-            x = tell(positive(x), f"{at}/relu{number}")
+            x = record(positive(x), f"{at}/relu{number}")
     if "proj_conv" in params:
-        shortcut = conv_and_norm(params, shortcut, tell, f"{at}/proj_conv", stride)
-    x = tell(x + shortcut, f"{at}/add")
-    return tell(positive(x), f"{at}/relu{last}", at)
+        shortcut = conv_and_norm(params, shortcut, record, f"{at}/proj_conv", stride)
+    x = record(x + shortcut, f"{at}/add")
+    return record(positive(x), f"{at}/relu{last}", at)
 
 
-def conv_and_norm(params: Tree, x: Array, tell: Tell, path: str, stride: int) -> Array:
+def conv_and_norm(params: Tree, x: Array, record: Record, path: str, stride: int) -> Array:
     """The convolution at `path`, `stem/conv`, and the norm behind it, `stem/bn`."""
     at, name = path.split("/")
     norm = name.replace("conv", "bn")
-    x = tell(convolve(params[name]["kernel"], x, stride), path)
+    x = record(convolve(params[name]["kernel"], x, stride), path)
     centred = x - x.mean(axis=(0, 1, 2), keepdims=True)
     normal = centred / jnp.sqrt((centred**2).mean(axis=(0, 1, 2), keepdims=True) + 1e-5)
-    return tell(normal * params[norm]["scale"] + params[norm]["bias"], f"{at}/{norm}")
+    return record(normal * params[norm]["scale"] + params[norm]["bias"], f"{at}/{norm}")
 
 
 def convolve(kernel: Array, x: Array, stride: int) -> Array:

@@ -128,9 +128,9 @@ def _at(step: int, key: str, *, last: bool) -> dict[str, float | int]:
 def content_of(page: str) -> tuple[dict[str, Any], bytes]:
     """The JSON and the packed numbers in the file of a page."""
     (encoded,) = re.findall(r'id="content">([A-Za-z0-9+/=]*)</script>', page)
-    whole = gzip.decompress(base64.b64decode(encoded))
-    (size,) = struct.unpack("<I", whole[:4])
-    return json.loads(whole[4 : 4 + size]), whole[4 + size :]
+    content = gzip.decompress(base64.b64decode(encoded))
+    (size,) = struct.unpack("<I", content[:4])
+    return json.loads(content[4 : 4 + size]), content[4 + size :]
 
 
 def write_pages(folder: Path) -> dict[str, Path]:

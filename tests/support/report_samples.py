@@ -17,7 +17,7 @@ from gradscope.stats import find, tensor_stats
 TERMINAL = Screen(width=80)
 PIPE = Screen()
 
-#: What a name from a stranger's file may try, and what it tries.
+#: What a name from an untrusted file may try, and what it tries.
 HOSTILE_NAMES = {
     "terminal escape": "conv\x1b[2J\x1b]0;pwned\x07",
     "markup": "blocks[0].attn[/0][bold red]",
@@ -48,13 +48,13 @@ def entry(
 ) -> Entry:
     """An entry; without statistics of its own it has those of a tensor of ones."""
     empty = alias_of is not None or absent is not None
-    given = tensor_stats(np.ones(shape, np.float32)).to_json() if stats is None and not empty else stats or {}
+    columns = tensor_stats(np.ones(shape, np.float32)).to_json() if stats is None and not empty else stats or {}
     return Entry(
         family=family,
         name=name,
         shape=shape,
         dtype=dtype,
-        stats=given,
+        stats=columns,
         site=SiteFacts(index=index, source=source, iteration=iteration),
         alias_of=alias_of,
         absent=absent,

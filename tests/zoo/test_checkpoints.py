@@ -174,8 +174,8 @@ def test_an_equinox_file_of_another_module_is_refused_with_all_mismatches(folder
     with pytest.raises(DumpError) as refused:
         variables(folder / "saved.eqx")
     parts = [f"mlp/layers/{layer}/{part}" for layer in (0, 1) for part in ("weight", "bias")]
-    told = [f"{part} is bfloat16, expected float32" for part in parts]
-    told += [
+    expected = [f"{part} is bfloat16, expected float32" for part in parts]
+    expected += [
         "mlp/layers/0/weight has shape [7, 4], expected [8, 4]",
         "mlp/layers/0/bias has shape [7], expected [8]",
         "mlp/layers/1/weight has shape [2, 7], expected [2, 8]",
@@ -183,7 +183,7 @@ def test_an_equinox_file_of_another_module_is_refused_with_all_mismatches(folder
     ]
     start = f"{folder / 'saved.eqx'} is not a checkpoint of this module: "
     assert refused.value.message.startswith(start)
-    assert sorted(refused.value.message.removeprefix(start).split("; ")) == sorted(told)
+    assert sorted(refused.value.message.removeprefix(start).split("; ")) == sorted(expected)
 
 
 STATEFUL = """
@@ -213,7 +213,7 @@ alone = net[0]
         ("alone", "net", "if the file has a model and its state, name the pair"),
     ],
 )
-def test_a_model_saved_without_its_state_is_told_apart(folder: Path, name: str, saved: str, hint: str) -> None:
+def test_a_model_saved_without_its_state_is_distinguished(folder: Path, name: str, saved: str, hint: str) -> None:
     eqx = pytest.importorskip("equinox", reason="equinox is not installed")
     (folder / "net.py").write_text(STATEFUL)
     load_model("net.py:net", Request(inputs=(parse_input("float32[8,4]"),)))

@@ -55,8 +55,8 @@ def test_the_guides_lines_for_pytorch_run_as_they_are_pasted(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     (lines,) = re.findall(r"```python\n(from gradscope.frameworks.torch [^`]*)```", GUIDE.read_text(encoding="utf-8"))
     model, images = torch.nn.Sequential(torch.nn.Linear(4, 3)), torch.ones(5, 4)
-    given = {"model": model, "images": images, "labels": torch.arange(5) % 3, "F": torch.nn.functional}
-    exec(lines, given)
+    namespace = {"model": model, "images": images, "labels": torch.arange(5) % 3, "F": torch.nn.functional}
+    exec(lines, namespace)
     with np.load("torch.npz") as seen:
         assert np.allclose(seen["activation/0"], model(images).detach())
 
@@ -64,8 +64,8 @@ def test_the_guides_lines_for_pytorch_run_as_they_are_pasted(tmp_path: Path, mon
 def test_every_command_takes_a_module_and_its_inputs(tmp_path: Path) -> None:
     pytest.importorskip("flax", reason="flax is not installed: pip install 'gradscope-jax[flax]'")
     (tmp_path / "net.py").write_text(NET)
-    asked = ("net.py:Net(5)", "--input", "float32[6,4]", "--loss", "cross-entropy", "--json")
-    dumped = gradscope("dump", *asked, "--strict", "-v", folder=tmp_path)
+    options = ("net.py:Net(5)", "--input", "float32[6,4]", "--loss", "cross-entropy", "--json")
+    dumped = gradscope("dump", *options, "--strict", "-v", folder=tmp_path)
     assert dumped.status == 0, dumped.errors
     assert dumped.lines[:2] == [
         f"net.py is a path, loaded from {tmp_path / 'net.py'}",
@@ -73,9 +73,9 @@ def test_every_command_takes_a_module_and_its_inputs(tmp_path: Path) -> None:
     ]
     names = {row["name"] for row in dumped.json["rows"] if row["family"] == "activation"}
     assert names == {"Net", "Net/first", "Net/last", "loss"}
-    inspected = gradscope("inspect", *asked, folder=tmp_path)
+    inspected = gradscope("inspect", *options, folder=tmp_path)
     assert inspected.status == 0, inspected.errors
-    checked = gradscope("check", *asked, folder=tmp_path)
+    checked = gradscope("check", *options, folder=tmp_path)
     assert (checked.status, checked.json["verdict"]) == (0, "correct"), checked.errors
 
 
@@ -84,8 +84,8 @@ def test_a_data_file_describes_the_inputs_and_brings_the_labels(tmp_path: Path) 
     (tmp_path / "net.py").write_text(NET)
     image, label = np.linspace(-1, 1, 20).reshape(5, 4), np.array([0, 1, 2, 1, 0])
     np.savez(tmp_path / "digits.npz", image=image, label=label)
-    asked = ("net.py:Net(5)", "--data", "digits.npz", "--loss", "cross-entropy")
-    done = gradscope("dump", *asked, "-o", "out.npz", "--json", folder=tmp_path)
+    options = ("net.py:Net(5)", "--data", "digits.npz", "--loss", "cross-entropy")
+    done = gradscope("dump", *options, "-o", "out.npz", "--json", folder=tmp_path)
     assert done.status == 0, done.errors
     with np.load(tmp_path / "out.npz") as seen:
         assert np.array_equal(seen["input/image"], image.astype("f4"))
@@ -103,8 +103,8 @@ def test_a_pipeline_describes_the_inputs_and_is_read_once(tmp_path: Path, batch:
     (tmp_path / "net.py").write_text(NET)
     lines = ("import numpy as np", "image, label = np.ones((5, 4)), np.arange(5) % 3", f"loader = iter([{batch}])")
     (tmp_path / "data.py").write_text("\n".join(lines))
-    asked = ("net.py:Net(5)", "--data", "data.py:loader", "--loss", "cross-entropy")
-    done = gradscope("dump", *asked, "-o", "out.npz", "--json", folder=tmp_path)
+    options = ("net.py:Net(5)", "--data", "data.py:loader", "--loss", "cross-entropy")
+    done = gradscope("dump", *options, "-o", "out.npz", "--json", folder=tmp_path)
     if "file" in batch:
         assert (done.status, done.lines[0]) == (
             3, "gradscope: error: batch 0 of data.py:loader is not a batch for this model: the model has no file"
@@ -149,5 +149,5 @@ def test_a_linen_module_is_reproduced_with_its_parameters(tmp_path: Path) -> Non
     assert gradscope("isolate", "Net/second", "blocks.npz", "blocks.py:Net", folder=tmp_path).status == 0
     ran = run(tmp_path / "repro" / "isolated.py")
     assert ran.status == 0, ran.output
-    held = [name for kind, name in ran.errors if kind == "vjp"]
-    assert len(held) == 5  # the input, and the two parameters of each of both modules inside
+    rules_with_errors = [name for kind, name in ran.errors if kind == "vjp"]
+    assert len(rules_with_errors) == 5  # the input, and the two parameters of each of both modules inside

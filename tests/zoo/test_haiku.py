@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gradscope.errors import ModelError, UsageError
-from tests.zoo import held
+from tests.zoo import agreement
 
 pytest.importorskip("haiku", reason="dm-haiku is not installed: pip install 'gradscope-jax[haiku]'")
 import haiku as hk
@@ -75,11 +75,11 @@ def intercepted(run: Callable[[], Any], added: Mapping[str, Any] | None = None) 
 
 @pytest.mark.parametrize("name", ["Net(classes=3)", "stateful"])
 def test_gradients_activations_and_state_are_haikus_own(folder: Path, name: str) -> None:
-    target = f"{held.source(folder, NET)}:{name}"
-    seen = held.dump(target, "float32[6,4]", "scale=float32[6]", loss="cross-entropy")
+    target = f"{agreement.source(folder, NET)}:{name}"
+    seen = agreement.dump(target, "float32[6,4]", "scale=float32[6]", loss="cross-entropy")
     from net import Net
 
-    batch = held.family(seen, "input")
+    batch = agreement.family(seen, "input")
     own = {} if name.startswith("Net") else {"name": "net"}
     net = hk.transform_with_state(lambda x, is_training, scale: Net(**own)(x, is_training, scale=scale))
     params, state = jax.eval_shape(lambda: net.init(jax.random.key(0), jnp.zeros((6, 4)), True, jnp.zeros(6)))
@@ -89,15 +89,15 @@ def test_gradients_activations_and_state_are_haikus_own(folder: Path, name: str)
 
     def loss(params: Any) -> Any:
         (logits, _), updated = net.apply(params, state, *arguments)
-        return held.cross_entropy(logits, batch["labels"]), updated
+        return agreement.cross_entropy(logits, batch["labels"]), updated
 
     (value, updated), gradients = jax.value_and_grad(loss, has_aux=True)(params)
     assert seen.loss == pytest.approx(float(value), rel=1e-6)
-    held.assert_gradients(seen, scoped(gradients))
-    aux = held.family(seen, "aux")
-    held.assert_same_tensors(
+    agreement.assert_gradients(seen, scoped(gradients))
+    aux = agreement.family(seen, "aux")
+    agreement.assert_same_tensors(
         {name: aux[name] for name in aux if name.startswith("state/")},
-        {f"state/{name}": each for name, each in held.by_path(scoped(updated)).items()},
+        {f"state/{name}": each for name, each in agreement.by_path(scoped(updated)).items()},
     )
     stacked = next(each for name, each in params.items() if name.endswith("stacked"))
     _, expected = intercepted(lambda: net.apply(params, state, *arguments))
@@ -108,9 +108,9 @@ def test_gradients_activations_and_state_are_haikus_own(folder: Path, name: str)
         expected[f"net[{iteration}]/stacked"] = x @ kernel + stacked["b"][iteration]
         x = jnp.tanh(expected[f"net[{iteration}]/stacked"])
     expected["net"] = expected["net"][0]  # the other output leaves beside the loss
-    held.assert_activations(seen, expected)
+    agreement.assert_activations(seen, expected)
     assert {"net/first/fc", "net/own", "net/head"} <= expected.keys()
-    held.assert_layers_hold_parameters(seen)
+    agreement.assert_layers_hold_parameters(seen)
 
 
 def scoped(tree: Any) -> Any:
@@ -120,7 +120,7 @@ def scoped(tree: Any) -> Any:
     }
 
 
-def filled(tree: Any, seen: held.Dump, prefix: str) -> Any:
+def filled(tree: Any, seen: agreement.Dump, prefix: str) -> Any:
     """A tree of Haiku's, filled from a dump."""
     mapped = {name: next(iter(scoped({name: each}))) for name, each in tree.items()}
     return {name: {key: seen[f"{prefix}/{mapped[name]}/{key}"] for key in each} for name, each in tree.items()}
@@ -128,12 +128,12 @@ def filled(tree: Any, seen: held.Dump, prefix: str) -> Any:
 
 @pytest.mark.parametrize("name", ["forward", "stateless"])
 def test_a_function_is_a_target_transformed_or_not(folder: Path, name: str) -> None:
-    seen = held.dump(f"{held.source(folder, NET)}:{name}", "float32[6,4]", loss="sum", train=False)
+    seen = agreement.dump(f"{agreement.source(folder, NET)}:{name}", "float32[6,4]", loss="sum", train=False)
     from net import stateless
 
     params = filled(jax.eval_shape(stateless.init, jax.random.key(0), jnp.zeros((6, 4))), seen, "param")
     gradients = jax.grad(lambda params: stateless.apply(params, None, seen["input/x"]).sum())(params)
-    held.assert_gradients(seen, scoped(gradients))
+    agreement.assert_gradients(seen, scoped(gradients))
     assert {"mlp/linear_0", "mlp/linear_1"} <= {layer.path for layer in seen.layers}
 
 
@@ -158,28 +158,28 @@ normalised = hk.transform_with_state(normed)
 
 @pytest.mark.parametrize("name", ["keyless", "keyless_with_state"])
 def test_a_function_without_a_key_runs_as_its_own_init_and_apply_do(folder: Path, name: str) -> None:
-    seen = held.dump(f"{held.source(folder, SAVED)}:{name}", "float32[6,4]", loss="mean")
+    seen = agreement.dump(f"{agreement.source(folder, SAVED)}:{name}", "float32[6,4]", loss="mean")
     from net import keyless
 
     params = filled(jax.eval_shape(keyless.init, jax.random.key(0), jnp.zeros((6, 4))), seen, "param")
     gradients = jax.grad(lambda params: keyless.apply(params, seen["input/x"]).mean())(params)
-    held.assert_gradients(seen, scoped(gradients))
+    agreement.assert_gradients(seen, scoped(gradients))
     assert not any(key.startswith("state/") for key in seen)
 
 
 def test_a_module_and_its_parameters_have_one_name(folder: Path) -> None:
-    seen = held.dump(f"{held.source(folder, SAVED)}:keyless", "float32[6,4]", loss="mean")
-    owners = {name.rpartition("/")[0] for name in held.family(seen, "param")}
+    seen = agreement.dump(f"{agreement.source(folder, SAVED)}:keyless", "float32[6,4]", loss="mean")
+    owners = {name.rpartition("/")[0] for name in agreement.family(seen, "param")}
     layers = {re.sub(r"\[\d+\]", "", layer.path) for layer in seen.layers}
     assert owners == {"mlp/linear_0", "head"}
     assert owners <= layers
 
 
 def test_evaluation_runs_what_was_initialised_in_training(folder: Path) -> None:
-    target = f"{held.source(folder, SAVED)}:normalised"
-    seen, trained = (held.dump(target, "float32[6,4]", loss="mean", train=train) for train in (False, True))
-    assert {name: each.tolist() for name, each in held.family(seen, "param").items()} == {
-        name: each.tolist() for name, each in held.family(trained, "param").items()
+    target = f"{agreement.source(folder, SAVED)}:normalised"
+    seen, trained = (agreement.dump(target, "float32[6,4]", loss="mean", train=train) for train in (False, True))
+    assert {name: each.tolist() for name, each in agreement.family(seen, "param").items()} == {
+        name: each.tolist() for name, each in agreement.family(trained, "param").items()
     }
     from net import normalised
 
@@ -190,16 +190,16 @@ def test_evaluation_runs_what_was_initialised_in_training(folder: Path) -> None:
 
 
 def test_arguments_that_a_class_does_not_take_are_refused_before_it_is_made(folder: Path) -> None:
-    target = held.source(folder, NET)
+    target = agreement.source(folder, NET)
     with pytest.raises(UsageError, match=r"Net\(width=3\) does not fit its signature \(classes=3, name=None\)"):
-        held.dump(f"{target}:Net(width=3)", "float32[6,4]")
+        agreement.dump(f"{target}:Net(width=3)", "float32[6,4]")
     with pytest.raises(UsageError, match=r"^Net takes \(x, is_training, \*, scale\), and received float32\[6,4\]"):
-        held.dump(f"{target}:Net", "float32[6,4]")
+        agreement.dump(f"{target}:Net", "float32[6,4]")
 
 
-def test_a_module_that_fails_tells_the_users_line(folder: Path) -> None:
+def test_a_module_that_fails_states_the_users_line(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"^init of net.Net\(classes='three'\): ") as failed:
-        held.dump(f"{held.source(folder, NET)}:Net(classes='three')", "float32[6,4]", "scale=float32[6]")
+        agreement.dump(f"{agreement.source(folder, NET)}:Net(classes='three')", "float32[6,4]", "scale=float32[6]")
     assert 'name="head"' in failed.value.user_frames
 
 
@@ -214,9 +214,9 @@ def test_a_module_that_fails_tells_the_users_line(folder: Path) -> None:
 )
 def test_models_of_haiku(folder: Path, name: str, arguments: dict[str, Any], layers: int) -> None:
     call = ", ".join(f"{name}={value}" for name, value in arguments.items())
-    seen = held.dump(f"haiku.nets:{name}({call})", "float64[2,32,32,3]", loss="cross-entropy")
+    seen = agreement.dump(f"haiku.nets:{name}({call})", "float64[2,32,32,3]", loss="cross-entropy")
     net = hk.transform_with_state(lambda x: getattr(hk.nets, name)(**arguments)(x, is_training=True))
-    batch = held.family(seen, "input")
+    batch = agreement.family(seen, "input")
     shapes = jax.eval_shape(net.init, jax.random.key(0), batch["inputs"])
     params, state = (filled(tree, seen, prefix) for tree, prefix in zip(shapes, ("param", "state/state"), strict=True))
 
@@ -225,31 +225,31 @@ def test_models_of_haiku(folder: Path, name: str, arguments: dict[str, Any], lay
 
     def loss(params: Any, added: Any) -> Any:
         (logits, _), captured = run(params, added)
-        return held.cross_entropy(logits, batch["labels"]), captured
+        return agreement.cross_entropy(logits, batch["labels"]), captured
 
-    added = held.zeros_like_arrays(lambda: run(params, None)[1])
+    added = agreement.zeros_like_arrays(lambda: run(params, None)[1])
     stepped = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(params, added)
     (value, captured), (gradients, of_layers) = stepped
     assert seen.loss == pytest.approx(float(value), rel=1e-9)
-    held.assert_gradients(seen, scoped(gradients))
-    held.assert_layers_hold_parameters(seen)
+    agreement.assert_gradients(seen, scoped(gradients))
+    agreement.assert_layers_hold_parameters(seen)
     assert len(captured) == layers
     idle = {each for each in captured if each.endswith("flatten")}  # it is flat already
-    held.assert_activations(seen, captured, idle)
-    held.assert_activation_gradients(seen, {each: of_layers[each] for each in of_layers.keys() - idle})
+    agreement.assert_activations(seen, captured, idle)
+    agreement.assert_activation_gradients(seen, {each: of_layers[each] for each in of_layers.keys() - idle})
 
 
 def test_a_core_unrolled_by_a_scan_is_measured_in_every_iteration(folder: Path) -> None:
-    seen = held.dump(f"{held.source(folder, NET)}:recurrent", "float32[3,2,4]", loss="mse")
+    seen = agreement.dump(f"{agreement.source(folder, NET)}:recurrent", "float32[3,2,4]", loss="mse")
     from net import recurrent
 
-    net, batch = hk.transform(recurrent), held.family(seen, "input")
+    net, batch = hk.transform(recurrent), agreement.family(seen, "input")
     params = filled(jax.eval_shape(net.init, jax.random.key(0), batch["x"]), seen, "param")
     gradients = jax.grad(lambda params: jnp.square(net.apply(params, None, batch["x"]) - batch["labels"]).mean())(
         params
     )
-    held.assert_gradients(seen, scoped(gradients))
-    held.assert_layers_hold_parameters(seen)
+    agreement.assert_gradients(seen, scoped(gradients))
+    agreement.assert_layers_hold_parameters(seen)
 
     def step(x: Any, state: Any) -> Any:
         core = hk.LSTM(4, name="core")
@@ -260,4 +260,4 @@ def test_a_core_unrolled_by_a_scan_is_measured_in_every_iteration(folder: Path) 
     for iteration, x in enumerate(batch["x"]):
         _, state = hk.transform(step).apply(params, None, x, state)
         expected[f"core[{iteration}]"] = state
-    held.assert_activations(seen, expected)
+    agreement.assert_activations(seen, expected)

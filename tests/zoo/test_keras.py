@@ -1,4 +1,4 @@
-"""Keras models on JAX: functional, sequential and subclassed ones, held to Keras' own layers and `jax.grad`."""
+"""Keras models on JAX: functional, sequential and subclassed ones, compared with Keras' own layers and `jax.grad`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gradscope.errors import UsageError
-from tests.zoo import held
+from tests.zoo import agreement
 
 pytest.importorskip("keras", reason="keras is not installed: pip install 'gradscope-jax[keras]'")
 import jax
@@ -45,21 +45,21 @@ def _names_from_the_beginning() -> None:
     keras.backend.clear_session()
 
 
-def gradients_of(net: Any, seen: held.Dump, inputs: Any, *, training: bool) -> tuple[Any, Any]:
+def gradients_of(net: Any, seen: agreement.Dump, inputs: Any, *, training: bool) -> tuple[Any, Any]:
     """Value and gradients of cross-entropy by path, on the variables of a dump."""
-    params = {name: jnp.asarray(each) for name, each in held.family(seen, "param").items()}
+    params = {name: jnp.asarray(each) for name, each in agreement.family(seen, "param").items()}
     others = [seen[f"state/non_trainable/{each.path}"] for each in net.non_trainable_variables]
 
     @jax.jit
     def loss(params: Any) -> Any:
         ordered = [params[each.path] for each in net.trainable_variables]
         logits, _ = net.stateless_call(ordered, others, inputs, training=training)
-        return held.cross_entropy(logits, seen["input/labels"])
+        return agreement.cross_entropy(logits, seen["input/labels"])
 
     return jax.value_and_grad(loss)(params)
 
 
-def layers_of(net: Any, seen: held.Dump, inputs: Any) -> dict[str, Any]:
+def layers_of(net: Any, seen: agreement.Dump, inputs: Any) -> dict[str, Any]:
     """What every layer of a functional model returns in evaluation, by name, computed by Keras."""
     for variable in [*net.trainable_variables, *net.non_trainable_variables]:
         family = "param" if variable.trainable else "state/non_trainable"
@@ -71,11 +71,11 @@ def layers_of(net: Any, seen: held.Dump, inputs: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["paired", "named"])
 def test_functional_models_say_their_inputs_themselves(folder: Path, name: str) -> None:
-    seen = held.dump(f"{held.source(folder, NET)}:{name}", loss="cross-entropy")
+    seen = agreement.dump(f"{agreement.source(folder, NET)}:{name}", loss="cross-entropy")
     import net as module
 
     net = getattr(module, name)
-    assert {key: value.shape for key, value in held.family(seen, "input").items()} == {
+    assert {key: value.shape for key, value in agreement.family(seen, "input").items()} == {
         "left": (8, 4), "right": (8, 4), "labels": (8,)
     }  # fmt: skip
     inputs = {name: seen[f"input/{name}"] for name in ("left", "right")}
@@ -83,7 +83,7 @@ def test_functional_models_say_their_inputs_themselves(folder: Path, name: str) 
         inputs = list(inputs.values())
     value, gradients = gradients_of(net, seen, inputs, training=True)
     assert seen.loss == pytest.approx(float(value), rel=1e-6)
-    held.assert_gradients(seen, gradients)
+    agreement.assert_gradients(seen, gradients)
     assert [layer.path for layer in seen.layers] == ["joined", "out", "loss"]
 
 
@@ -99,18 +99,18 @@ recurrent = keras.Model(words, keras.layers.Dense(3, name="out")(keras.layers.GR
 
 
 def test_recurrent_and_attending_layers_are_measured_inside_and_out(folder: Path) -> None:
-    seen = held.dump(f"{held.source(folder, RECURRENT)}:recurrent", loss="cross-entropy", train=False)
+    seen = agreement.dump(f"{agreement.source(folder, RECURRENT)}:recurrent", loss="cross-entropy", train=False)
     keras.backend.clear_session()
     from net import recurrent
 
     net, inputs = recurrent, seen["input/inputs"]
     value, gradients = gradients_of(net, seen, inputs, training=False)
     assert seen.loss == pytest.approx(float(value), rel=1e-6)
-    held.assert_gradients(seen, gradients)
-    held.assert_layers_hold_parameters(seen)
+    agreement.assert_gradients(seen, gradients)
+    agreement.assert_layers_hold_parameters(seen)
     expected = layers_of(net, seen, inputs)
     assert expected.keys() == {"read", "attended", "added", "normed", "last", "out"}
-    held.assert_activations(seen, expected)
+    agreement.assert_activations(seen, expected)
     inside = {f"read/{way}_lstm[{iteration}]/lstm_cell" for way in ("forward", "backward") for iteration in range(6)}
     inside |= {f"last[{iteration}]" for iteration in range(6)} | {
         f"attended/{part}" for part in ("query", "key", "value")
@@ -119,50 +119,50 @@ def test_recurrent_and_attending_layers_are_measured_inside_and_out(folder: Path
 
 
 def test_a_sequential_model_is_described_by_its_input_layer(folder: Path) -> None:
-    seen = held.dump(f"{held.source(folder, NET)}:chain", "float32[5,4]", loss="cross-entropy")
+    seen = agreement.dump(f"{agreement.source(folder, NET)}:chain", "float32[5,4]", loss="cross-entropy")
     keras.backend.clear_session()
     from net import chain
 
     _, gradients = gradients_of(chain, seen, seen["input/inputs"], training=True)
-    held.assert_gradients(seen, gradients)
+    agreement.assert_gradients(seen, gradients)
     assert {"sequential/a", "sequential/b"} <= {layer.path for layer in seen.layers}
 
 
 def test_a_subclassed_model_is_built_and_trained_and_its_updates_are_captured(folder: Path) -> None:
-    target = f"{held.source(folder, NET)}:Net(width=5)"
-    seen = held.dump(target, "float32[6,4]", "scale=float32[6,1]", loss="cross-entropy")
+    target = f"{agreement.source(folder, NET)}:Net(width=5)"
+    seen = agreement.dump(target, "float32[6,4]", "scale=float32[6,1]", loss="cross-entropy")
     from net import Net
 
     keras.backend.clear_session()
     net = Net(width=5)
     net(seen["input/x"], seen["input/scale"])
-    held.assert_layers_hold_parameters(seen)
+    agreement.assert_layers_hold_parameters(seen)
     others = [seen[f"state/non_trainable/{each.path}"] for each in net.non_trainable_variables]
-    params = {name: jnp.asarray(each) for name, each in held.family(seen, "param").items()}
+    params = {name: jnp.asarray(each) for name, each in agreement.family(seen, "param").items()}
 
     def loss(params: Any) -> Any:
         ordered = [params[each.path] for each in net.trainable_variables]
         arguments = (seen["input/x"], seen["input/scale"])
         outputs, updated = net.stateless_call(ordered, others, *arguments, training=True)
-        return held.cross_entropy(outputs["logits"], seen["input/labels"]), (outputs, updated)
+        return agreement.cross_entropy(outputs["logits"], seen["input/labels"]), (outputs, updated)
 
     (value, (outputs, updated)), gradients = jax.value_and_grad(loss, has_aux=True)(params)
     assert seen.loss == pytest.approx(float(value), rel=1e-6)
-    held.assert_gradients(seen, gradients)
+    agreement.assert_gradients(seen, gradients)
     moved = dict(zip((each.path for each in net.non_trainable_variables), updated, strict=True))
-    aux = held.family(seen, "aux")
-    held.assert_same_tensors(aux, {
+    aux = agreement.family(seen, "aux")
+    agreement.assert_same_tensors(aux, {
         **{f"non_trainable/{path}": each for path, each in moved.items()},
         **{f"output/{name}": each for name, each in outputs.items()},
     })  # fmt: skip
 
 
 def test_the_seed_makes_the_weights(folder: Path) -> None:
-    target = f"{held.source(folder, NET)}:chain"
+    target = f"{agreement.source(folder, NET)}:chain"
     kernels: list[Any] = []
     for seed in (1, 1, 2):
         keras.backend.clear_session()
-        kernels.append(held.dump(target, "float32[5,4]", seed=seed)["param/sequential/a/kernel"])
+        kernels.append(agreement.dump(target, "float32[5,4]", seed=seed)["param/sequential/a/kernel"])
     assert np.array_equal(kernels[0], kernels[1])
     assert not np.array_equal(kernels[0], kernels[2])
 
@@ -170,7 +170,7 @@ def test_the_seed_makes_the_weights(folder: Path) -> None:
 def test_keras_on_another_backend_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keras.backend, "backend", lambda: "tensorflow")
     with pytest.raises(UsageError) as refused:
-        held.dump(f"{held.source(folder, NET)}:chain", "float32[5,4]")
+        agreement.dump(f"{agreement.source(folder, NET)}:chain", "float32[5,4]")
     assert (refused.value.message, refused.value.hint) == ("Keras runs on tensorflow here", "set KERAS_BACKEND=jax")
 
 
@@ -178,7 +178,7 @@ def test_keras_on_another_backend_is_refused(folder: Path, monkeypatch: pytest.M
 def test_models_of_keras_applications(folder: Path, name: str, layer: str) -> None:
     arguments = "weights=None, input_shape=(32, 32, 3), classes=5, classifier_activation=None"
     target = f"keras.applications:{name}({arguments})"
-    seen = held.dump(target, "float32[2,32,32,3]", loss="cross-entropy", train=False)
+    seen = agreement.dump(target, "float32[2,32,32,3]", loss="cross-entropy", train=False)
     keras.backend.clear_session()
     random.seed(0)
     net = getattr(keras.applications, name)(
@@ -187,11 +187,11 @@ def test_models_of_keras_applications(folder: Path, name: str, layer: str) -> No
     inputs = seen["input/inputs"]
     value, gradients = gradients_of(net, seen, inputs, training=False)
     assert seen.loss == pytest.approx(float(value), rel=1e-5)
-    held.assert_gradients(seen, gradients, 1e-4)
-    held.assert_layers_hold_parameters(seen)
+    agreement.assert_gradients(seen, gradients, 1e-4)
+    agreement.assert_layers_hold_parameters(seen)
     expected = layers_of(net, seen, inputs)
     assert layer in expected
-    held.assert_activations(seen, expected, close=1e-4)
+    agreement.assert_activations(seen, expected, close=1e-4)
 
 
 OWN_LOSS = """
@@ -231,12 +231,14 @@ chained = keras.Sequential([keras.Input((6,)), inner, tail], name="all")
     ],
 )
 def test_the_loss_is_what_fit_would_minimise(folder: Path, name: str, counted: str) -> None:
-    seen = held.dump(f"{held.source(folder, OWN_LOSS)}:{name}")
+    seen = agreement.dump(f"{agreement.source(folder, OWN_LOSS)}:{name}")
     import net as module
 
     net, x = getattr(module, name), seen["input/inputs"]
-    labels = {key.removeprefix("labels/"): each for key, each in held.family(seen, "input").items() if "labels" in key}
-    mean = {"cls": lambda z, y: held.cross_entropy(z, y if y.ndim == 1 else y.argmax(-1)),
+    labels = {
+        key.removeprefix("labels/"): each for key, each in agreement.family(seen, "input").items() if "labels" in key
+    }
+    mean = {"cls": lambda z, y: agreement.cross_entropy(z, y if y.ndim == 1 else y.argmax(-1)),
             "reg": lambda z, y: ((z - y) ** 2).mean()}  # fmt: skip
     if name == "plain":
         mean["cls"] = mean["reg"]
@@ -250,17 +252,17 @@ def test_the_loss_is_what_fit_would_minimise(folder: Path, name: str, counted: s
         own = sum(weights[key] * mean[key](outputs[key], labels[key]) for key in labels)
         return own + 0.01 * (hidden**2).sum() / len(x) + 0.01 * jnp.abs(params["hidden/kernel"]).sum()
 
-    params = {key: jnp.asarray(each) for key, each in held.family(seen, "param").items()}
+    params = {key: jnp.asarray(each) for key, each in agreement.family(seen, "param").items()}
     value, gradients = jax.value_and_grad(loss)(params)
     assert net.compiled == (name != "plain")
     assert seen.loss == pytest.approx(float(value), rel=1e-5)
-    held.assert_gradients(seen, gradients)
+    agreement.assert_gradients(seen, gradients)
     said = f"{counted} and 2 losses that the model adds" + "; not counted: reg" * (name == "partly")
     assert seen.manifest.provenance["counted"] == said
 
 
 def test_a_chosen_loss_says_what_it_leaves_out(folder: Path) -> None:
-    seen = held.dump(f"{held.source(folder, OWN_LOSS)}:by_name", loss="mse")
+    seen = agreement.dump(f"{agreement.source(folder, OWN_LOSS)}:by_name", loss="mse")
     assert seen.manifest.provenance["counted"] == "mse of cls and reg; not counted: 2 losses that the model adds"
     assert seen["input/labels/cls"].shape == (8, 3)
 
@@ -270,6 +272,6 @@ def test_a_chosen_loss_says_what_it_leaves_out(folder: Path) -> None:
     [("nested", {"inner/first", "top"}), ("chained", {"all/inner/first", "all/tail/z"})],
 )
 def test_layers_and_parameters_of_one_module_have_one_name(folder: Path, name: str, parameters: set[str]) -> None:
-    seen = held.dump(f"{held.source(folder, OWN_LOSS)}:{name}")
-    assert {key.rpartition("/")[0] for key in held.family(seen, "param")} == parameters
+    seen = agreement.dump(f"{agreement.source(folder, OWN_LOSS)}:{name}")
+    assert {key.rpartition("/")[0] for key in agreement.family(seen, "param")} == parameters
     assert parameters <= {layer.path for layer in seen.layers}

@@ -11,7 +11,7 @@ import pytest
 
 import gradscope as gs
 from tests.integration.command import gradscope
-from tests.zoo import held
+from tests.zoo import agreement
 
 NNX = """
 import jax, jax.numpy as jnp
@@ -66,7 +66,7 @@ def loss(pair, batch):
 
 def test_an_nnx_module_passes_between_the_users_functions(folder: Path) -> None:
     nnx = pytest.importorskip("flax.nnx", reason="flax is not installed: pip install 'gradscope-jax[flax]'")
-    seen = held.dump(held.source(folder, NNX))
+    seen = agreement.dump(agreement.source(folder, NNX))
     import net as module
 
     net = module.Net(nnx.Rngs(0))
@@ -75,14 +75,14 @@ def test_an_nnx_module_passes_between_the_users_functions(folder: Path) -> None:
         param.set_value(seen[f"param/{name}"])
     gradients = nnx.grad(module.loss, has_aux=True)(net, seen["input/value"])[0]
     expected = {"/".join(map(str, path)): each.get_value() for path, each in nnx.to_flat_state(gradients)}
-    held.assert_same_tensors(held.family(seen, "param_grad"), expected)
+    agreement.assert_same_tensors(agreement.family(seen, "param_grad"), expected)
     assert {"Net", "Net/layers/0", "Net/layers/1"} == {layer.path for layer in seen.layers}
-    assert set(held.family(seen, "aux")) == {"batch_stats/layers/1/mean", "batch_stats/layers/1/var", "biggest"}
+    assert set(agreement.family(seen, "aux")) == {"batch_stats/layers/1/mean", "batch_stats/layers/1/var", "biggest"}
 
 
 def test_an_equinox_module_passes_between_the_users_functions(folder: Path) -> None:
     eqx = pytest.importorskip("equinox", reason="equinox is not installed: pip install 'gradscope-jax[equinox]'")
-    seen = held.dump(held.source(folder, EQUINOX))
+    seen = agreement.dump(agreement.source(folder, EQUINOX))
     import jax
     import net as module
 
@@ -91,13 +91,13 @@ def test_an_equinox_module_passes_between_the_users_functions(folder: Path) -> N
 
     net = jax.tree_util.tree_map_with_path(filled, module.init(jax.random.key(0)))
     gradients = eqx.filter_grad(module.loss)(net, seen["input/value"])
-    held.assert_same_tensors(held.family(seen, "param_grad"), held.by_path(gradients))
+    agreement.assert_same_tensors(agreement.family(seen, "param_grad"), agreement.by_path(gradients))
     assert {"MLP", "MLP/layers/0", "MLP/layers/1"} <= {layer.path for layer in seen.layers}
 
 
 def test_capture_takes_a_module_as_well(folder: Path) -> None:
     pytest.importorskip("equinox", reason="equinox is not installed: pip install 'gradscope-jax[equinox]'")
-    held.source(folder, EQUINOX)
+    agreement.source(folder, EQUINOX)
     sys.path.insert(0, str(folder))
     import jax
     import net as module
@@ -110,9 +110,9 @@ def test_capture_takes_a_module_as_well(folder: Path) -> None:
 
 def test_an_equinox_module_with_its_state_does_too(folder: Path) -> None:
     pytest.importorskip("equinox", reason="equinox is not installed: pip install 'gradscope-jax[equinox]'")
-    seen = held.dump(held.source(folder, STATEFUL))
-    assert set(held.family(seen, "param_grad")) == {"weight", "bias"}
-    assert set(held.family(seen, "state")) == {
+    seen = agreement.dump(agreement.source(folder, STATEFUL))
+    assert set(agreement.family(seen, "param_grad")) == {"weight", "bias"}
+    assert set(agreement.family(seen, "state")) == {
         "state/batch_counter", "state/batch_state_index/0", "state/batch_state_index/1"
     }  # fmt: skip
     assert {layer.path for layer in seen.layers} == {"BatchNorm"}

@@ -1,4 +1,4 @@
-"""Flax models of transformers: held to every call of their modules, with the inputs that they fill themselves."""
+"""Flax models of transformers: compared with every call of their modules, with the inputs that they fill themselves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.zoo import held
+from tests.zoo import agreement
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install 'gradscope-jax[zoo]'")
 import jax
@@ -38,21 +38,21 @@ from transformers import BertConfig, FlaxBertForSequenceClassification
 sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
 bert = FlaxBertForSequenceClassification(BertConfig(vocab_size=50, num_labels=3, **sizes), input_shape=(1, 4))
 """
-    target = f"{held.source(folder, text)}:bert"
-    seen = held.dump(target, "int32[2,6]:0..50", loss="cross-entropy")
+    target = f"{agreement.source(folder, text)}:bert"
+    seen = agreement.dump(target, "int32[2,6]:0..50", loss="cross-entropy")
     from net import bert
 
     key = jax.random.wrap_key_data(seen["state/rngs/dropout_rng"])
-    batch = held.family(seen, "input")
+    batch = agreement.family(seen, "input")
 
     def loss(params: Any) -> Any:
         outputs = bert(batch["input_ids"], params=params, dropout_rng=key, train=True)
-        return held.cross_entropy(outputs.logits, batch["labels"])
+        return agreement.cross_entropy(outputs.logits, batch["labels"])
 
-    value, gradients = jax.value_and_grad(loss)(held.nested(held.family(seen, "param")))
+    value, gradients = jax.value_and_grad(loss)(agreement.nested(agreement.family(seen, "param")))
     assert seen.loss == pytest.approx(float(value), rel=1e-5)
-    held.assert_gradients(seen, gradients)
-    held.assert_layers_hold_parameters(seen)
+    agreement.assert_gradients(seen, gradients)
+    agreement.assert_layers_hold_parameters(seen)
 
 
 def test_bert_of_transformers(folder: Path) -> None:
@@ -63,10 +63,10 @@ bert = FlaxBertModel(config, input_shape=(1, 4)).module
 """
     tokens = "int32[2,6]:0..50", "attention_mask=int32[2,6]:1", "token_type_ids=int32[2,6]"
     rest = "position_ids=int32[2,6]:0..6", "head_mask=float32[2,2]:1"
-    seen = held.dump(f"{held.source(folder, text)}:bert", *tokens, *rest, train=False, loss="mse")
+    seen = agreement.dump(f"{agreement.source(folder, text)}:bert", *tokens, *rest, train=False, loss="mse")
     from net import bert
 
-    params, batch = held.nested(held.family(seen, "param")), held.family(seen, "input")
+    params, batch = agreement.nested(agreement.family(seen, "param")), agreement.family(seen, "input")
     labels = batch.pop("labels")
 
     def loss(params: Any) -> Any:
@@ -74,14 +74,14 @@ bert = FlaxBertModel(config, input_shape=(1, 4)).module
         return jnp.square(outputs.last_hidden_state - labels).mean(), updated["intermediates"]
 
     gradients, intermediates = jax.grad(loss, has_aux=True)(params)
-    held.assert_gradients(seen, gradients)
+    agreement.assert_gradients(seen, gradients)
     expected = captured(intermediates, "FlaxBertModule")
     assert len(expected) == 43
     root = expected["FlaxBertModule"]  # its other output is used by no loss
     expected["FlaxBertModule"] = root.last_hidden_state
-    held.assert_activations(seen, expected, {name for name in expected if name.endswith("dropout")})
-    held.assert_layers_hold_parameters(seen)
-    assert {"output/last_hidden_state", "output/pooler_output"} <= set(held.family(seen, "aux"))
+    agreement.assert_activations(seen, expected, {name for name in expected if name.endswith("dropout")})
+    agreement.assert_layers_hold_parameters(seen)
+    assert {"output/last_hidden_state", "output/pooler_output"} <= set(agreement.family(seen, "aux"))
 
 
 @pytest.mark.parametrize(
@@ -93,11 +93,11 @@ bert = FlaxBertModel(config, input_shape=(1, 4)).module
     ],
 )
 def test_more_models_of_transformers(folder: Path, name: str, inputs: tuple[str, ...], layers: int) -> None:
-    target = f"{held.source(folder, TRANSFORMERS)}:{name}"
-    seen = held.dump(target, *inputs, loss="cross-entropy", train=False)
+    target = f"{agreement.source(folder, TRANSFORMERS)}:{name}"
+    seen = agreement.dump(target, *inputs, loss="cross-entropy", train=False)
     import net as module
 
-    net, batch = getattr(module, name), held.family(seen, "input")
+    net, batch = getattr(module, name), agreement.family(seen, "input")
     labels = batch.pop("labels")
 
     def run(params: Any, added: Any) -> Any:
@@ -105,18 +105,18 @@ def test_more_models_of_transformers(folder: Path, name: str, inputs: tuple[str,
 
     def loss(params: Any, added: Any) -> Any:
         outputs, called = run(params, added)
-        return held.cross_entropy(outputs.logits, labels), called
+        return agreement.cross_entropy(outputs.logits, labels), called
 
-    params = held.nested(held.family(seen, "param"))
-    added = held.zeros_like_arrays(lambda: run(params, None)[1])
+    params = agreement.nested(agreement.family(seen, "param"))
+    added = agreement.zeros_like_arrays(lambda: run(params, None)[1])
     stepped = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(params, added)
     (value, called), (gradients, of_layers) = stepped
     assert seen.loss == pytest.approx(float(value), rel=1e-5)
-    held.assert_gradients(seen, gradients)
-    held.assert_layers_hold_parameters(seen)
+    agreement.assert_gradients(seen, gradients)
+    agreement.assert_layers_hold_parameters(seen)
     # Of several outputs the loss is made of the first.
     called = {each: value if isinstance(value, jax.Array) else value[0] for each, value in called.items()}
     idle = {each for each in called if "dropout" in each.rpartition("/")[2]}
-    held.assert_activation_gradients(seen, {each: of_layers[each] for each in of_layers.keys() - idle})
+    agreement.assert_activation_gradients(seen, {each: of_layers[each] for each in of_layers.keys() - idle})
     assert len(called.keys() - idle) == layers
-    held.assert_activations(seen, called, idle)
+    agreement.assert_activations(seen, called, idle)

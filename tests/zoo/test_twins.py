@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import gradscope as gs
-from tests.zoo import held
+from tests.zoo import agreement
 
 WEIGHTS = """
 import numpy as np
@@ -47,12 +47,12 @@ def test_linen_and_nnx_give_the_same_dump(folder: Path) -> None:
     pytest.importorskip("flax", reason="flax is not installed: pip install 'gradscope-jax[flax]'")
     for name, text in {"weights": WEIGHTS, "linen": LINEN, "nnx": NNX}.items():
         (folder / f"{name}.py").write_text(text)
-    linen, nnx = (held.dump(f"{name}.py:Net", "float32[6,4]", loss="cross-entropy") for name in ("linen", "nnx"))
+    linen, nnx = (agreement.dump(f"{name}.py:Net", "float32[6,4]", loss="cross-entropy") for name in ("linen", "nnx"))
     result = gs.compare(linen, nnx)
     assert result, result.sentence
     names = {"Net", "Net/first", "Net/last", "loss"}
-    assert held.family(linen, "activation").keys() == held.family(nnx, "activation").keys() == names
-    assert held.family(linen, "param_grad").keys() == held.family(nnx, "param_grad").keys()
+    assert agreement.family(linen, "activation").keys() == agreement.family(nnx, "activation").keys() == names
+    assert agreement.family(linen, "param_grad").keys() == agreement.family(nnx, "param_grad").keys()
     assert linen.loss == pytest.approx(nnx.loss, rel=1e-6)
 
 
@@ -85,7 +85,9 @@ def test_a_scanned_network_and_the_same_unrolled_give_dumps_that_line_up(folder:
     pytest.importorskip("flax", reason="flax is not installed: pip install 'gradscope-jax[flax]'")
     for name, text in {"weights": WEIGHTS, "scanned": BLOCKS + SCANNED, "unrolled": BLOCKS + UNROLLED}.items():
         (folder / f"{name}.py").write_text(text)
-    scanned, unrolled = (held.dump(f"{name}.py:Net", "float32[6,4]", loss="mse") for name in ("scanned", "unrolled"))
+    scanned, unrolled = (
+        agreement.dump(f"{name}.py:Net", "float32[6,4]", loss="mse") for name in ("scanned", "unrolled")
+    )
     rows = [row for row in gs.compare(scanned, unrolled).rows if row.family != "state"]  # keys that a scan splits
     assert {row.status for row in rows} == {"same"}
     assert sum(row.family == "activation_grad" and "fc" in str(row.name) for row in rows) == 3

@@ -156,11 +156,11 @@ def _below(values: Array, limit: Any) -> int:
 def _tally(values: Array, narrow: Array) -> None:
     bits = values.view(np.uint32)
     shift = np.uint32(NARROW_SHIFT)
-    whole = bits.size - bits.size % TALLIES
-    for i in range(0, whole, TALLIES):
+    full = bits.size - bits.size % TALLIES
+    for i in range(0, full, TALLIES):
         for turn in range(TALLIES):
             narrow[turn, np.uint32((bits[i + turn] - _ONE) & _MAGNITUDE) >> shift] += 1
-    for i in range(whole, bits.size):
+    for i in range(full, bits.size):
         narrow[0, np.uint32((bits[i] - _ONE) & _MAGNITUDE) >> shift] += 1
 
 

@@ -36,7 +36,7 @@ def require_untraced(values: Iterable[Any]) -> None:
     """Refuses to run where JAX only traces, because there are no values to keep.
 
     Args:
-        values: What the run is given.
+        values: The values of the run.
 
     Raises:
         UsageError: This is inside a transformation.

@@ -18,7 +18,7 @@ from jax.experimental import multihost_utils
 
 from gradscope.errors import UsageError
 from gradscope.instrument.observing_program import Observed
-from gradscope.instrument.taps import whole_tensor
+from gradscope.instrument.taps import full_tensor
 
 
 class LocalShard(NamedTuple):
@@ -43,7 +43,7 @@ class Observation:
     @property
     def size_bytes(self) -> int:
         """The bytes of the full array."""
-        value = whole_tensor(self.value)
+        value = full_tensor(self.value)
         return math.prod(value.shape[len(self.at) :]) * value.dtype.itemsize
 
     def full(self) -> np.ndarray:
@@ -52,7 +52,7 @@ class Observation:
         Raises:
             UsageError: It is spread over the devices of several processes.
         """
-        value = whole_tensor(self.value)
+        value = full_tensor(self.value)
         if not is_readable_here(value):
             raise UsageError(
                 "the tensors of this run are spread over several processes, and a dump in memory holds full ones",
@@ -62,7 +62,7 @@ class Observation:
 
     def local_shards(self) -> Iterator[LocalShard]:
         """Yields the shards that this process writes."""
-        value = whole_tensor(self.value)
+        value = full_tensor(self.value)
         if is_readable_here(value) or value.size == 0:
             if jax.process_index() == 0:
                 array = np.asarray(value)[self.at] if value.size else np.empty(value.shape[len(self.at) :], value.dtype)

@@ -137,8 +137,8 @@ def prepare(
 
     Raises:
         ModelError: The user's code failed, or its loss cannot be differentiated.
-        UsageError: A pattern selects nothing, or the inquiry cannot be answered.
-        DumpError: The batch lacks leaves that the inquiry needs.
+        UsageError: A pattern selects nothing, or the query cannot be resolved.
+        DumpError: The batch lacks leaves that the query needs.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="arguments") as pool:
         making = pool.submit(arguments.make)

@@ -7,7 +7,7 @@ from typing import Final, Self
 
 from gradscope.errors import GradscopeError
 
-#: The most characters of an error that are told.
+#: The most characters of an error that are reported.
 _MOST: Final = 200
 
 

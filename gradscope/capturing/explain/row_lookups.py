@@ -40,7 +40,7 @@ class _LookUp(NamedTuple):
         rows: The rows that were looked up.
         offsets: The axes of the rows that are no axes of the indices.
         beyond: Which indices are beyond.
-        facts: What is told of it.
+        facts: What is reported of it.
     """
 
     rows: FrameVariable
@@ -178,15 +178,15 @@ class _Search:
 
 
 def _clips(equation: Equation) -> bool:
-    """Returns whether an equation is a look-up that clips its indices without having been asked to.
+    """Returns whether an equation is a look-up that clips its indices where the program does not state it.
 
     Indexing promises that indices are in bounds. A single index that is mapped over becomes one that clips all axes;
     `mode="clip"` collapses the axis of the rows.
     """
     if equation.primitive.name != "gather" or equation.params["mode"] not in _CLIP:
         return False
-    asked = equation.params["mode"] is jax.lax.GatherScatterMode.CLIP
-    return not asked or not equation.params["dimension_numbers"].collapsed_slice_dims
+    is_stated = equation.params["mode"] is jax.lax.GatherScatterMode.CLIP
+    return not is_stated or not equation.params["dimension_numbers"].collapsed_slice_dims
 
 
 def _elementwise(function: Callable[..., Any]) -> _Compute:

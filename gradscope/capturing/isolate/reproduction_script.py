@@ -15,9 +15,9 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import dtype_name, encode
 from gradscope.capturing.isolate.reproduction import Expectation, Reproduction
+from gradscope.dump.storage.atomic_file import write_atomically
 from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.dump.storage.target_path import checked_file
-from gradscope.dump.storage.whole_file import write_whole
 from gradscope.errors import GradscopeError
 
 #: Prefixes of the names of the file's arrays.
@@ -138,7 +138,7 @@ def write_reproduction(folder: Path, reproduction: Reproduction, *, file: str, d
         if not target.exists():
             fresh[target] = data
         try:
-            write_whole(target, data, replace=force)
+            write_atomically(target, data, replace=force)
         except GradscopeError:
             _withdraw(fresh)
             raise

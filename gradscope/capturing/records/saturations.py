@@ -13,7 +13,7 @@ from gradscope.capturing.execution.run import Run, site_iterations
 from gradscope.dump.manifest.operation_facts.saturation import Saturation
 from gradscope.instrument.saturation_observer import noise_share, saturated
 
-#: What is not told: most functions are nowhere near a limit, in each of a thousand iterations.
+#: What is not reported: most functions are nowhere near a limit, in each of a thousand iterations.
 _LITTLE: Final = 0.1
 
 

@@ -221,7 +221,7 @@ def _dump_request(
         self_check=run_options.self_check,
         explain=not run_options.no_origin,
         source=source,
-        tell=run_options.say,
+        notify=run_options.say,
         reading=reading,
     )
 

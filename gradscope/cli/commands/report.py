@@ -44,13 +44,13 @@ def report(
     """
     keep_single_threaded()
     from gradscope.cli.printing import print_line
+    from gradscope.dump.storage.atomic_file import write_atomically
     from gradscope.dump.storage.target_path import checked_target, files_of
-    from gradscope.dump.storage.whole_file import write_whole
     from gradscope.presentation import page_html
 
     target = checked_target(output, force=force, inputs=files_of(what))
     page = page_html(_page(what, judge_options, name_options)).encode()
-    write_whole(target, page, replace=force)
+    write_atomically(target, page, replace=force)
     print_line(f"{output}: {len(page):,} bytes")
     if open_page:
         typer.launch(target.as_uri())
@@ -64,9 +64,9 @@ def _page(what: list[Path], judge_options: JudgeOptions, name_options: NameOptio
     compare_options = judge_options.options(name_options.selection())
     runs = are_runs(what)
     if len(what) == 1:
-        given = [*judge_options.given, *name_options.given]
-        if given:
-            raise UsageError(f"{given[0]} is of comparisons, and {what[0]} is alone", hint="leave it out")
+        specified = [*judge_options.specified, *name_options.specified]
+        if specified:
+            raise UsageError(f"{specified[0]} is of comparisons, and {what[0]} is alone", hint="leave it out")
         if runs:
             return _run_page(what, compare_options)
         steps = dumps_in(what[0])

@@ -83,7 +83,7 @@ class JudgeOptions:
         return {"--map": self.map_file, "--as": self.cand_dtype}
 
     @property
-    def given(self) -> list[str]:
+    def specified(self) -> list[str]:
         """The options that were given, as they are spelled."""
         found: dict[str, object] = {
             "--tol": self.tol or None, "--tol-file": self.tol_file, "--rtol": self.rtol, "--atol": self.atol,

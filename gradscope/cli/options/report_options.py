@@ -43,7 +43,7 @@ class NameOptions:
     ] = field(default_factory=list[str])
 
     @property
-    def given(self) -> list[str]:
+    def specified(self) -> list[str]:
         """The options that were given, as they are spelled."""
         return [name for name, value in {"--select": self.select, "--exclude": self.exclude}.items() if value]
 

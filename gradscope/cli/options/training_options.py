@@ -119,12 +119,14 @@ class StepOptions:
 
     def described(self) -> dict[str, str]:
         """Returns the options that are set, as texts by name."""
-        given = {
+        specified = {
             "--optimizer": self.optimizer, "--learning-rate": self.learning_rate, "--clip": self.clip,
             "--multiply": self.multiply, "--only": self.only, "--freeze": self.freeze, "--ema": self.ema,
             "--no-state-updates": None if self.state_updates else "on",
         }  # fmt: skip
-        return {name: value if isinstance(value, str) else " ".join(value) for name, value in given.items() if value}
+        return {
+            name: value if isinstance(value, str) else " ".join(value) for name, value in specified.items() if value
+        }
 
     def _chosen_optimizer(self, model: Model) -> object:
         from gradscope.errors import ModelError, UsageError

@@ -55,11 +55,12 @@ def imported_jax() -> Any:
 
 
 def _no_device(error: Exception) -> NoReturn:
-    wanted = os.environ.get("JAX_PLATFORMS", "")
+    requested = os.environ.get("JAX_PLATFORMS", "")
     reason = str(error).partition(" (set JAX_PLATFORMS")[0]
     installed = ", ".join(["cpu", *(plugin.name for plugin in metadata.entry_points(group="jax_plugins"))])
     raise MachineError(
-        f"JAX has no device for JAX_PLATFORMS={wanted!r}; installed: {installed}" + (f"; {reason}" if reason else ""),
+        f"JAX has no device for JAX_PLATFORMS={requested!r}; installed: {installed}"
+        + (f"; {reason}" if reason else ""),
         hint="unset JAX_PLATFORMS to use what is there, or install a platform, such as: pip install 'jax[cuda13]'",
     ) from error
 

@@ -140,7 +140,7 @@ def _has_children() -> bool:
 
 
 def _children() -> Iterator[int]:
-    """Yields the processes whose parent this one is, where the system tells."""
+    """Yields the processes whose parent this one is, where the system states it."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             # The name, in parentheses, may have anything in it; the state and the parent follow.

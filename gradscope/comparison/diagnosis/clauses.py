@@ -1,4 +1,4 @@
-"""Clauses of the verdict's sentence about what differs besides the first divergence, and the wording of names."""
+"""Clauses of the verdict's sentence state what differs besides the first divergence, and name tensors in words."""
 
 from __future__ import annotations
 

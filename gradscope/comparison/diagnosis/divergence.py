@@ -166,16 +166,16 @@ def with_inputs_paired(rows: Sequence[ComparisonRow], ref: Program, cand: Progra
 
 
 def _reached(
-    sources: Sources, key: str, wanted: Collection[str], stops: Collection[str], *, through: bool
+    sources: Sources, key: str, targets: Collection[str], stops: Collection[str], *, through: bool
 ) -> frozenset[str]:
     """Returns those of some keys that a value is computed from, on a way that passes none at which it stops.
 
     Args:
         sources: What each value is computed from.
         key: The value.
-        wanted: The keys that are looked for.
+        targets: The keys that are looked for.
         stops: The keys that are not passed.
-        through: Whether wanted keys are passed.
+        through: Whether targets are passed.
     """
     found: set[str] = set()
     seen, waiting = {key}, [key]
@@ -184,9 +184,9 @@ def _reached(
             if each in seen or each in stops:
                 continue
             seen.add(each)
-            if each in wanted:
+            if each in targets:
                 found.add(each)
-            waiting += [each] if through or each not in wanted else []
+            waiting += [each] if through or each not in targets else []
     return frozenset(found)
 
 

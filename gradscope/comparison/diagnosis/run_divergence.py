@@ -232,13 +232,13 @@ def _of_one_step(stats: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def _admits(tolerance: Tolerance, least: float) -> bool:
-    held = tolerance.expression.holds({"rel_l2": least})
-    if held is None:
+    is_met = tolerance.expression.holds({"rel_l2": least})
+    if is_met is None:
         raise UsageError(
             f"a history has statistics only, which cannot decide {tolerance.spelling!r}",
             hint="give a limit on rel_l2, as in --tol 1e-3, or --bitwise",
         )
-    return held
+    return is_met
 
 
 def _numbers(steps: Mapping[str, np.ndarray], step: int) -> dict[str, float]:

@@ -39,8 +39,8 @@ from gradscope.comparison.layout.recipes import (
 from gradscope.comparison.pairing.by_rules import MapRule, written_rules
 from gradscope.comparison.pairing.matching import Match
 from gradscope.dump.record import Json
+from gradscope.dump.storage.atomic_file import write_atomically
 from gradscope.dump.storage.target_path import checked_file
-from gradscope.dump.storage.whole_file import write_whole
 from gradscope.errors import DumpError, UsageError
 from gradscope.naming.patterns import Pattern
 
@@ -80,7 +80,7 @@ def write_map(path: Path, matches: Iterable[Match]) -> None:
     text = "# Which tensors of the candidate are which of the reference: gradscope compare REF CAND --map FILE\n"
     for rule in written_rules(matches):
         text += "\n[[rule]]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in rule.items())
-    write_whole(checked_file(path, force=None), text.encode(), replace=False)
+    write_atomically(checked_file(path, force=None), text.encode(), replace=False)
 
 
 def _text(path: Path) -> str:

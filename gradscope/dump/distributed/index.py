@@ -15,8 +15,8 @@ from gradscope.dump.manifest.json_text import dumps, loads
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.record import Json
 from gradscope.dump.sources.archive import MANIFEST_LIMIT
+from gradscope.dump.storage.atomic_file import write_atomically
 from gradscope.dump.storage.input_file import InputFile
-from gradscope.dump.storage.whole_file import write_whole
 from gradscope.errors import DumpError
 
 
@@ -49,7 +49,7 @@ def write_index(path: Path, index: DumpIndex) -> None:
     """
     files: list[Json] = [{"size_bytes": f.size_bytes, "manifest_crc32": f.manifest_crc32} for f in index.files]
     text = dumps({"manifest": manifest_to_json(index.manifest), "files": files}).encode("ascii")
-    write_whole(path, text, replace=True)
+    write_atomically(path, text, replace=True)
 
 
 def read_index(path: Path) -> DumpIndex:

@@ -5,7 +5,7 @@ a number that no float64 can hold). It ignores fields that a dataclass lacks, an
 so entries are counted: where the text names more fields than they have, they are not used. Whoever calls this reads the
 text in Python then, and has the error.
 
-Histograms are most of a manifest in memory, and most readers look at none. Where they are not asked for, their counts
+Histograms are most of a manifest in memory, and most readers look at none. Where they are not requested, their counts
 stay text, and go with it.
 """
 
@@ -188,20 +188,20 @@ def _named(entries: Sequence[Entry]) -> int:
     stored = [entry.stored for entry in entries if entry.stored is not None]
     shards = [entry.shard for entry in entries if entry.shard is not None]
     return (
-        _given(Entry, entries)
-        + _given(SiteFacts, [entry.site for entry in entries])
-        + _given(Stored, stored)
-        + _given(Shard, shards)
+        _stated(Entry, entries)
+        + _stated(SiteFacts, [entry.site for entry in entries])
+        + _stated(Stored, stored)
+        + _stated(Shard, shards)
     )
 
 
-def _given(kind: type[DataclassInstance], values: Sequence[object]) -> int:
-    given = 0
+def _stated(kind: type[DataclassInstance], values: Sequence[object]) -> int:
+    stated = 0
     for field in fields(kind):
-        given += len(values)
+        stated += len(values)
         if field.default is not MISSING:
-            given -= [*map(attrgetter(field.name), values)].count(field.default)
-    return given
+            stated -= [*map(attrgetter(field.name), values)].count(field.default)
+    return stated
 
 
 def _within_limits(entries: Sequence[Entry]) -> bool:

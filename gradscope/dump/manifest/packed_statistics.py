@@ -1,4 +1,4 @@
-"""The statistics of many tensors, column by column: an array of numbers takes a tenth of what an object for each takes.
+"""The statistics of many tensors are packed by column: an array of numbers takes a tenth of what objects take.
 
 Those of one tensor are a view on its row, a mapping as any other; `StatisticsColumns` and `numbers_of` read one
 statistic of many tensors.
@@ -68,8 +68,8 @@ class EqualTexts:
 
     def tolist(self) -> list[Any]:
         """Returns the texts as a list."""
-        whole, length = self._buffer.decode(), self._length
-        return [whole[start : start + length] for start in range(0, len(whole), length)]
+        text, length = self._buffer.decode(), self._length
+        return [text[start : start + length] for start in range(0, len(text), length)]
 
 
 class StatisticsTable:

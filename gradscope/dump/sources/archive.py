@@ -35,7 +35,7 @@ _Start: TypeAlias = tuple[int, bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveContents(Contents):
-    """The contents of one file, each tensor of which is whole."""
+    """`ArchiveContents` are those of one file, each tensor of which is complete."""
 
     tensors: Mapping[str, StoredTensor]
 
@@ -68,7 +68,7 @@ def read_archive(file: InputFile, directory: Directory, *, histograms: bool = Tr
 
 
 class _Tensors(Mapping[str, StoredTensor]):
-    """_Tensors has the readers of a file's tensors by key. Each is made when it is asked for, as most are not.
+    """_Tensors has the readers of a file's tensors by key. Each is made when it is requested, as most are not.
 
     Args:
         file: The file.

@@ -40,7 +40,7 @@ class TensorReader(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """The contents of an opened file or folder.
+    """`Contents` are those of an opened file or folder.
 
     Attributes:
         manifest: The manifest.

@@ -129,7 +129,7 @@ class StoredTensor:
             stream.finish()
             return flat
         # One read of a small tensor takes half as long as one of its header and one of its elements.
-        both = stream.whole(self.header_bytes + size_bytes)
+        both = stream.read_all(self.header_bytes + size_bytes)
         return np.frombuffer(both, self.stored, offset=self.header_bytes) if size_bytes else np.empty(0, self.stored)
 
     def _open(self) -> ByteStream:

@@ -31,7 +31,7 @@ class ByteStream(Protocol):
         """
         ...
 
-    def whole(self, size_bytes: int) -> bytearray:
+    def read_all(self, size_bytes: int) -> bytearray:
         """Returns all bytes of a stream that has so many, none of which has been read; does what `finish` does.
 
         Raises:
@@ -88,7 +88,7 @@ class PlainStream:
                 self._crc32 = checksum(chunk, self._crc32)
 
     @implements(ByteStream)
-    def whole(self, size_bytes: int) -> bytearray:
+    def read_all(self, size_bytes: int) -> bytearray:
         if size_bytes > _FEW_BYTES or size_bytes != self._end - self._offset:
             return _filled(self, size_bytes)
         found = bytearray(self._file.near(self._offset, size_bytes))
@@ -140,7 +140,7 @@ class InflatingStream:
             self._crc32 = checksum(chunk, self._crc32)
 
     @implements(ByteStream)
-    def whole(self, size_bytes: int) -> bytearray:
+    def read_all(self, size_bytes: int) -> bytearray:
         return _filled(self, size_bytes)
 
     @implements(ByteStream)

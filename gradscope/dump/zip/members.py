@@ -48,11 +48,11 @@ def read_local_header(file: InputFile, offset: int) -> LocalHeader:
     if signature != LOCAL_SIGNATURE:
         raise DumpError("it has no header")
     names, end = LOCAL.size + name_bytes, LOCAL.size + name_bytes + extra_bytes
-    whole = start if end <= len(start) else file.near(offset, end)
-    fields = parse_extra(whole[names:end])
+    header = start if end <= len(start) else file.near(offset, end)
+    fields = parse_extra(header[names:end])
     if LIMIT_32 in (size, compressed):
         size, compressed = wide_numbers(fields, (size, compressed))
-    name, facts = whole[LOCAL.size : names], fields.get(EXTRA_FACTS, b"")
+    name, facts = header[LOCAL.size : names], fields.get(EXTRA_FACTS, b"")
     return LocalHeader(name, flags, method, crc32, compressed, size, facts, offset + end)
 
 
@@ -110,8 +110,8 @@ def _usual_starts(
     """Returns what `data_starts` yields; None where one of the headers is unusual, or wrong."""
     # Field by field and not member by member, which takes a third of the time.
     names, flags, methods, crcs, stored, sizes, offsets, facts = map(list, members)
-    whole, longest = file.size_bytes, _USUAL_BYTES + size_bytes
-    starts = [file.near(offset, min(longest, whole - offset)) for offset in offsets]
+    file_size, longest = file.size_bytes, _USUAL_BYTES + size_bytes
+    starts = [file.near(offset, min(longest, file_size - offset)) for offset in offsets]
     fields = zip(*map(LOCAL.unpack_from, starts), strict=True)
     signatures, _, *found, name_bytes, extra_bytes = fields
     name_ends = [LOCAL.size + each for each in name_bytes]

@@ -64,8 +64,8 @@ class CompiledLoss:
     def value(self, variables: Variables, outputs: Any, updated: Variables, labels: Mapping[str, Any]) -> Array:
         net, added = self.net, list(updated.get(ADDED_LOSSES, {}).values())
         trainable, others = self.ordered(variables)
-        given = [labels.get(ONLY if ONLY in labels else name) for name in self._by_name(outputs)]
-        structured = keras.tree.pack_sequence_as(outputs, given)
+        targets = [labels.get(ONLY if ONLY in labels else name) for name in self._by_name(outputs)]
+        structured = keras.tree.pack_sequence_as(outputs, targets)
         metrics = [variable.value for variable in net.metrics_variables]
         # As Keras' own trainer does: the losses that the call added are those that the model has.
         net._losses_override.clear()  # noqa: SLF001

@@ -141,9 +141,9 @@ class ModuleModel:
         if unknown:
             known = ", ".join(self._label(name) for name in needed) or "none"
             raise UsageError(f"the loss has no labels {unknown[0]}, it has {known}")
-        given = dict(zip(self.described, _with_examples(self.described.values(), size), strict=True))
-        self.objective.require(outputs, given)
-        return {self._label(name): spec for name, spec in (needed | given).items()}
+        described = dict(zip(self.described, _with_examples(self.described.values(), size), strict=True))
+        self.objective.require(outputs, described)
+        return {self._label(name): spec for name, spec in (needed | described).items()}
 
     def _label(self, output: str) -> str:
         return self.label_name if output == ONLY else f"{self.label_name}/{output}"

@@ -114,8 +114,8 @@ class LossOfOutputs:
         if self.name in ("sum", "mean"):
             values = [loss_value(self.name, named_outputs(outputs), None)]
         else:
-            given = labels.values() if ONLY in labels else (labels[path] for path in counted)
-            values = [loss_value(self.name, each, one) for each, one in zip(counted.values(), given, strict=True)]
+            targets = labels.values() if ONLY in labels else (labels[path] for path in counted)
+            values = [loss_value(self.name, each, one) for each, one in zip(counted.values(), targets, strict=True)]
         return total([*values, *(updated.get(ADDED_LOSSES, {}).values() if self.adds else ())])
 
     @implements(Objective)

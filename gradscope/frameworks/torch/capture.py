@@ -83,8 +83,8 @@ class _Inputs:
     leaves: list[Tensor]
 
 
-def _run(given: nn.Module, loss_fn: Callable[[Any], Tensor], inputs: Any, sink: RecordSink) -> Manifest:
-    module = as_written(given)
+def _run(model: nn.Module, loss_fn: Callable[[Any], Tensor], inputs: Any, sink: RecordSink) -> Manifest:
+    module = as_written(model)
     values = Values(sink=sink)
     calls = ModuleCalls(module, values)
     facts = provenance(module, [tensor for _, tensor in tensors_in(inputs)])

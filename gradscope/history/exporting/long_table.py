@@ -16,7 +16,7 @@ HEADINGS: Final = ("step", "family", "name", "statistic", "value")
 
 #: The family of the numbers of a step that belong to no tensor.
 _STEP: Final = "step"
-_WHOLE: Final = frozenset({"examples", "skipped"})
+_INTEGERS: Final = frozenset({"examples", "skipped"})
 
 LongRow = tuple[int, str, str, str, float | int]
 
@@ -37,7 +37,7 @@ def long_rows(history: History, selects: Callable[[TensorRow], bool]) -> Iterato
     for at, step in enumerate(steps["step"].tolist()):
         for name, values in columns:
             if not math.isnan(values[at]):
-                yield step, _STEP, "", name, int(values[at]) if name in _WHOLE else values[at]
+                yield step, _STEP, "", name, int(values[at]) if name in _INTEGERS else values[at]
         noise = history.noise_at(step)
         yield from ((step, _STEP, "", name, value) for name, value in noise.pop(None, {}).items())
         for number, stats in (*history.stats_at(step).items(), *noise.items()):

@@ -34,7 +34,7 @@ def alarm_origins(history: History, alarms: Sequence[Alarm]) -> tuple[Origin, ..
         The origins; empty where nothing was not finite, or no dump of it can be read any more.
     """
     for alarm in alarms:
-        # The name comes from the history, which may be a stranger's, and leads nowhere out of the run's folder.
+        # The name comes from the history, which may be untrusted, and leads nowhere out of the run's folder.
         if alarm.rule == NONFINITE and alarm.folder is not None and is_alarm_name(alarm.folder):
             with suppress(GradscopeError), open_dump(history.folder / alarm.folder) as dump:
                 return dump.manifest.origins

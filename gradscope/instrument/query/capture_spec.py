@@ -82,7 +82,7 @@ class CaptureSpec:
             (naming.EXAMPLE_GRAD, self.per_example, "--per-example (capture: per_example=True)"),
         ):
             if family in self.families and not made:
-                raise UsageError(f"the family {family} is only made when it is asked for", hint=f"add {asking}")
+                raise UsageError(f"the family {family} is only made when it is requested", hint=f"add {asking}")
 
     def selects(self, family: str, name: str) -> bool:
         """Returns whether a tensor of this family and name is selected."""

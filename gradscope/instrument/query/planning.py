@@ -9,7 +9,7 @@ from gradscope import naming
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.terms import Terms, name_of
-from gradscope.instrument.taps import Observer, whole_tensor
+from gradscope.instrument.taps import Observer, full_tensor
 from gradscope.naming import Selection
 from gradscope.naming.paths import plain_name
 from gradscope.tracing.dataflow.reachability import Reach
@@ -21,7 +21,7 @@ from gradscope.tracing.lookup.named_values import ambiguous
 from gradscope.tracing.tracer import Trace
 
 
-def make_plan(trace: Trace, spec: CaptureSpec, observe: Observer = whole_tensor) -> Plan:
+def make_plan(trace: Trace, spec: CaptureSpec, observe: Observer = full_tensor) -> Plan:
     """Returns the plan that observes everything selected.
 
     A layer's inputs are observed with it, since its gain is measured against them.

@@ -33,7 +33,7 @@ from gradscope.instrument.query.query_names import (
     values_of,
 )
 from gradscope.instrument.query.trace_query import PrunedProgram, ResolvedQuery, TraceQuery
-from gradscope.instrument.taps import Observer, whole_tensor
+from gradscope.instrument.taps import Observer, full_tensor
 from gradscope.naming import printable
 from gradscope.tracing.dataflow.backward import Marks
 from gradscope.tracing.dataflow.liveness import Need, needed_for
@@ -46,9 +46,7 @@ from gradscope.tracing.lookup.named_values import NamedValue, NamedValues, throu
 from gradscope.tracing.tracer import Leaf, Trace, as_reached
 
 
-def resolve_query(
-    trace: Trace, spec: CaptureSpec, query: TraceQuery, observe: Observer = whole_tensor
-) -> ResolvedQuery:
+def resolve_query(trace: Trace, spec: CaptureSpec, query: TraceQuery, observe: Observer = full_tensor) -> ResolvedQuery:
     """Resolves a query about a trace that was made with operations.
 
     Raises:
@@ -90,7 +88,7 @@ def resolve_query(
 def _require_compatible(spec: CaptureSpec, query: TraceQuery) -> None:
     if spec.per_example:
         raise UsageError(
-            "gradients of each example are those of the loss as it is, and something else is asked",
+            "gradients of each example are those of the loss as it is, and something else is requested",
             hint="leave out what is differentiated, stopped, fed or fetched, or the gradients of each example",
         )
     if query.fetches and (spec.terms or spec.operands):
@@ -146,7 +144,7 @@ def as_queried(trace: Trace, names: QueryNames, seeds: Sequence[Injected], outpu
     fed = throughout(trace.root, [each.named for each in names.fed])
     needs = Marks(seeds=dict.fromkeys(values_of([*fetched, *seeds]), Need.OUTPUT), cuts=fed)
     liveness = needed_for(trace.root, outputs, needs)
-    # What is fetched is asked for by name, also where the program itself does not differentiate it.
+    # What is fetched is requested by name, also where the program itself does not differentiate it.
     constants = () if names.fetches else trace.constants_before_rules
     reachability = reachability_by_iteration(trace.root, values_at(seeds), _cuts(names), constants)
     return replace(

@@ -21,7 +21,7 @@ import numpy as np
 
 from gradscope.arrays.passes.single_pass import reduce_array
 from gradscope.instrument.rewriting.host_calls import made_on_host
-from gradscope.instrument.taps import whole_tensor
+from gradscope.instrument.taps import full_tensor
 from gradscope.stats.core_tier import CoreNumbers
 from gradscope.tracing.jaxpr.sharding import varying, varying_axes
 
@@ -47,7 +47,7 @@ def core_statistics(value: Any, *, stored: bool = False) -> Any:
     on_host = _on_host if stored else _bits_on_host
     # A second differentiation of a step concerns its gradients, and statistics are no gradients; JAX cannot
     # differentiate a host callback at all.
-    constant = jax.lax.stop_gradient(whole_tensor(value))
+    constant = jax.lax.stop_gradient(full_tensor(value))
     return jax.lax.platform_dependent(as_bytes(constant), cpu=on_host, default=_on_device)
 
 

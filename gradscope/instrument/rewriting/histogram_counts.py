@@ -17,7 +17,7 @@ import numpy as np
 from gradscope.history.value_histograms import BINS, BINS_PER_SIGN, SHIFT, ValueHistogram, counted
 from gradscope.instrument.rewriting.core_statistics import WIDTH, as_bytes, bits_of, core_statistics
 from gradscope.instrument.rewriting.host_calls import made_on_host
-from gradscope.instrument.taps import whole_tensor
+from gradscope.instrument.taps import full_tensor
 from gradscope.tracing.jaxpr.sharding import varying, varying_axes
 
 _BASE = 2**16
@@ -30,7 +30,7 @@ def statistics_and_histogram(value: Any, *, stored: bool = False) -> Any:
         value: An array of any shape; of a complex one the magnitudes are counted, of a typed PRNG key its data.
         stored: Whether it has a buffer of its own in any case: an argument or a result of the program, or a cotangent.
     """
-    constant = as_bytes(jax.lax.stop_gradient(whole_tensor(value)))
+    constant = as_bytes(jax.lax.stop_gradient(full_tensor(value)))
     digits = jax.lax.platform_dependent(constant, cpu=_on_host if stored else _bits_on_host, default=_on_device)
     return jnp.concatenate([core_statistics(value, stored=stored), digits])
 

@@ -20,7 +20,7 @@ from gradscope.instrument.plan import EMPTY_PLAN, Plan
 from gradscope.instrument.rewriting.cached_equations import run_cached
 from gradscope.instrument.rewriting.extrema import in_memory, is_extremum, run_extremum
 from gradscope.instrument.rewriting.observed_values import Captured, InjectedValues
-from gradscope.instrument.taps import Observer, tap, tap_aside, whole_tensor
+from gradscope.instrument.taps import Observer, full_tensor, tap, tap_aside
 from gradscope.tracing.jaxpr.frames import OPERAND, FrameKey
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, FrameKind, Jaxpr, is_literal, kind_of
 from gradscope.tracing.jaxpr.sharding import varying
@@ -208,7 +208,7 @@ def _note(context: Context, site: int, value: Any, captured: Captured) -> None:
     # Without `stop_gradient` a scan would carry a tangent for every observation and transpose it from zeros, and what
     # an observer computes would have one. An auxiliary output leaves its tangent behind by itself, and sooner: for a
     # deep network `stop_gradient` took a fifth of tracing (2026-11).
-    plain = value if context.in_place and observe is whole_tensor else jax.lax.stop_gradient(value)
+    plain = value if context.in_place and observe is full_tensor else jax.lax.stop_gradient(value)
     captured.values[site] = _observed_in_shards(observe, context.axes, plain)
 
 

@@ -102,16 +102,16 @@ def dump_summary(report: DumpReport) -> tuple[PageNotes | Table, ...]:
     Args:
         report: The report of the dump.
     """
-    told = report.overview_facts()
+    overview = report.overview_facts()
     keys = [naming.key_of(each.family, each.name) for each in report.findings]
-    facts = [Note(label=label, text=text) for label, text in told.facts.items()]
+    facts = [Note(label=label, text=text) for label, text in overview.facts.items()]
     more = max(len(keys) - _MOST_FINDINGS, 0)
-    others = [*told.findings[:_MOST_FINDINGS], *([Note(label="", text=f"and {more:,} more")] if more else [])]
-    verdict = [verdict_note(told.findings), *told.origins]
+    others = [*overview.findings[:_MOST_FINDINGS], *([Note(label="", text=f"and {more:,} more")] if more else [])]
+    verdict = [verdict_note(overview.findings), *overview.origins]
     return (
         PageNotes(notes=verdict, keys=keys[:1]),
         PageNotes(title=f"Findings ({len(keys):,})", notes=others, keys=keys[:_MOST_FINDINGS]),
-        told.overview.table(_OVERVIEW_LINES),
+        overview.overview.table(_OVERVIEW_LINES),
         PageNotes(title="The run", notes=facts),
     )
 

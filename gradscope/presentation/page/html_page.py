@@ -95,8 +95,8 @@ def _scripts(page: Page, library: str, own: str) -> Iterator[str]:
 def _encoded(page: Page) -> str:
     """Returns the content in base64 of gzip: the size of the JSON in four bytes, the JSON, the packed numbers."""
     text = json.dumps({"kind": page.kind, **page.content}, separators=(",", ":"), allow_nan=False).encode()
-    whole = struct.pack("<I", len(text)) + text + page.packed
-    return base64.b64encode(gzip.compress(whole, mtime=0)).decode()
+    content = struct.pack("<I", len(text)) + text + page.packed
+    return base64.b64encode(gzip.compress(content, mtime=0)).decode()
 
 
 def _own() -> str:

@@ -172,9 +172,9 @@ def _noise(report: RunReport) -> Iterator[Note]:
         return
     noise = report.noise.rows[0].noise
     scale, examples = noise.get("noise_scale"), noise.get("groups", 0) * noise.get("group_size", 0)
-    told = "the noise hides the mean gradient" if scale is None else f"noise scale {number(float(scale))} examples"
+    text = "the noise hides the mean gradient" if scale is None else f"noise scale {number(float(scale))} examples"
     batch = f"; the batch has {count(int(examples))}" if examples else ""
-    yield Note(label="noise", text=f"{told} at step {report.noise.step}{batch}")
+    yield Note(label="noise", text=f"{text} at step {report.noise.step}{batch}")
 
 
 def _alarms(report: RunReport, title: str) -> PageNotes:

@@ -111,7 +111,7 @@ def widest(texts: list[str], *, narrow: bool | None = None) -> int:
 
     Args:
         texts: The texts.
-        narrow: What `is_narrow` says of them; None where it was not asked.
+        narrow: What `is_narrow` says of them; None where it was not requested.
     """
     return max(map(len if (is_narrow(texts) if narrow is None else narrow) else cell_len, texts), default=0)
 

@@ -177,8 +177,8 @@ def _lines(
     columns = [padded(each.texts, each.width, narrow=each.narrow, right=each.column.kind in RIGHT) for each in blocks]
     names = padded(names, name_width, narrow=narrow)
     if len(names) == len(table.lines) and not any(long) and all(block.styles is None for block in blocks):
-        whole = map(_GAP.join, zip(names, *columns, strict=True))
-        return Text("".join([f"{line.rstrip()}\n" for line in whole]))
+        joined = map(_GAP.join, zip(names, *columns, strict=True))
+        return Text("".join([f"{line.rstrip()}\n" for line in joined]))
     cells = iter(zip(*columns, strict=True) if columns else repeat(()))  # items are in the order of lines
     # One text with its spans, because appending each cell took half of the time of `show` (2026-11).
     lines: list[str] = []

@@ -23,7 +23,7 @@ from gradscope.presentation.tables.dump_rows import Row
 _FOR_BLOCKS: Final = 1 / 2
 #: The fewest lines of that table.
 _FEWEST_BLOCKS: Final = 3
-#: The most findings that are told beside the worst, and the most of one rule.
+#: The most findings that are shown beside the worst, and the most of one rule.
 _MOST_FINDINGS: Final = 12
 _FINDINGS_PER_RULE: Final = 2
 #: Facts about the run that are worth a line of one screen.
@@ -35,7 +35,7 @@ _RANGES: Final = "name[a..b] is blocks a to b on one line, low..high the extreme
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverviewFacts:
-    """`OverviewFacts` are what an overview tells.
+    """`OverviewFacts` are what an overview shows.
 
     Attributes:
         findings: The findings as notes, worst first.
@@ -64,34 +64,34 @@ def dump_blocks(rows: Sequence[Row], layers: Sequence[Layer], notes: Mapping[str
     return Overview(block_tree(rows, layers, notes), shown, notes)
 
 
-def overview_document(told: OverviewFacts, screen: Screen) -> Document:
+def overview_document(contents: OverviewFacts, screen: Screen) -> Document:
     """Returns the overview, in as many lines as the screen has, and at most 40.
 
     Args:
-        told: What it tells.
+        contents: What it shows.
         screen: The terminal.
 
     Returns:
         The verdict with the origin, other findings, the table of blocks, and how to see all.
     """
-    foot = Notes(notes=tuple(_how_to_see_more(told)))
+    foot = Notes(notes=tuple(_how_to_see_more(contents)))
     for_head = int(screen.overview_lines * (1 - _FOR_BLOCKS))
-    head = fitted(lambda most: _head(told, most), screen, most=_MOST_FINDINGS, fewest=0, lines=for_head)
+    head = fitted(lambda most: _head(contents, most), screen, most=_MOST_FINDINGS, fewest=0, lines=for_head)
 
     def complete(room: int) -> Document:
-        return (*head, told.overview.table(room), foot)
+        return (*head, contents.overview.table(room), foot)
 
     return fitted(complete, screen, most=screen.overview_lines, fewest=_FEWEST_BLOCKS)
 
 
-def _head(told: OverviewFacts, most: int) -> Document:
+def _head(contents: OverviewFacts, most: int) -> Document:
     """Returns the verdict and at most so many other findings."""
-    others = told.findings[1:]
+    others = contents.findings[1:]
     shown = _some_of_each_rule(others, most)
     notes = [*shown, *_and_more(len(others) - len(shown))]
-    facts = (Note(label=label, text=text) for label, text in told.facts.items() if label in _FACTS)
+    facts = (Note(label=label, text=text) for label, text in contents.facts.items() if label in _FACTS)
     return (
-        Notes(notes=(verdict_note(told.findings), *told.origins, *facts)),
+        Notes(notes=(verdict_note(contents.findings), *contents.origins, *facts)),
         Notes(title=f"Other findings ({len(others):,})" if shown else "", notes=tuple(notes)),
     )
 
@@ -119,7 +119,7 @@ def _and_more(number: int) -> Iterator[Note]:
         yield Note(label="", text=f"and {number:,} more (--full lists all)")
 
 
-def _how_to_see_more(told: OverviewFacts) -> Iterator[Note]:
-    text = f"gradscope show {shlex.quote(told.path)} --full; a part: --families, --select, --tensor"
+def _how_to_see_more(contents: OverviewFacts) -> Iterator[Note]:
+    text = f"gradscope show {shlex.quote(contents.path)} --full; a part: --families, --select, --tensor"
     yield Note(label="more", text=text)
-    yield Note(label="explain", text=f"gradscope explain {told.findings[0].label if told.findings else 'rms'}")
+    yield Note(label="explain", text=f"gradscope explain {contents.findings[0].label if contents.findings else 'rms'}")

@@ -48,7 +48,7 @@ class DumpReport:
         fold: Whether on a terminal the iterations of a loop share a line.
         overview: Whether a terminal shows an overview and not the tables.
         checked: The rules whose findings make the command fail, and are errors where they are annotated.
-        thrown_away: Whether what is not finite reaches neither the loss nor a gradient that is asked for.
+        thrown_away: Whether what is not finite reaches neither the loss nor a gradient that is requested.
     """
 
     command: str
@@ -73,7 +73,7 @@ class DumpReport:
         return (*tables, nothing, _findings(self.findings), origins, Notes(notes=tuple(about_run)))
 
     def overview_facts(self) -> OverviewFacts:
-        """Returns what an overview tells: findings as notes in their order, origins, facts, numbers by block."""
+        """Returns what an overview shows: findings as notes in their order, origins, facts, numbers by block."""
         return OverviewFacts(
             findings=tuple(map(_finding_note, self.findings)),
             origins=self._where_it_began(),
@@ -85,8 +85,8 @@ class DumpReport:
     def _where_it_began(self) -> tuple[Note, ...]:
         """Returns what the verdict does not say: where NaNs and infinities began, and the repair."""
         worst = self.findings[0] if self.findings else None
-        told = [each for each in self.manifest.origins if worst is not None and worst.why.startswith(each.why)]
-        notes = self._origin_notes([replace(each, why="") if each in told else each for each in self.manifest.origins])
+        named = [each for each in self.manifest.origins if worst is not None and worst.why.startswith(each.why)]
+        notes = self._origin_notes([replace(each, why="") if each in named else each for each in self.manifest.origins])
         if worst is None or any(note.label == _REPAIR for note in notes):
             return notes
         remedy = next((rule.remedy for rule in RULES if rule.name == worst.rule), "")
@@ -117,7 +117,7 @@ class DumpReport:
     def annotations(self) -> list[Annotation]:
         """Returns the findings and origins next to their source lines, or that nothing looks wrong."""
         began = list(map(self._origin_annotation, self.manifest.origins))
-        told = tuple(origin.why for origin in self.manifest.origins if origin.why)
+        reasons = tuple(origin.why for origin in self.manifest.origins if origin.why)
         found = [
             Annotation(
                 level="error" if finding.rule in self.checked else "warning",
@@ -126,7 +126,7 @@ class DumpReport:
                 source=finding.source,
             )
             for finding in self.findings
-            if not (told and finding.why.startswith(told))
+            if not (reasons and finding.why.startswith(reasons))
         ]
         fine = Annotation(level="notice", title="gradscope", message=f"nothing looks wrong in {self.path}")
         is_fine = not found and (self.thrown_away or not began)

@@ -141,7 +141,7 @@ _MEANINGS: Final = (
     ("proof", PROOF_VERDICTS),
     ("outcome", OUTCOMES),
 )
-#: The dtypes whose default tolerances are told.
+#: The dtypes whose default tolerances are shown.
 _DTYPES: Final = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn")
 
 
@@ -170,8 +170,8 @@ def explained_names() -> tuple[str, ...]:
 
 
 def _is_called(explanation: Explanation, name: str) -> bool:
-    wanted, known = " ".join(name.casefold().split()), explanation.name.casefold()
-    return wanted == known or base_of(wanted) == base_of(known) != known or wanted == base_of(known)
+    requested, known = " ".join(name.casefold().split()), explanation.name.casefold()
+    return requested == known or base_of(requested) == base_of(known) != known or requested == base_of(known)
 
 
 def _explanations() -> Iterator[Explanation]:

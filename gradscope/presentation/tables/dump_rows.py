@@ -84,7 +84,7 @@ class Row:
 
 
 class _EntryRow(Row):
-    """_EntryRow is the row of an entry, whose facts are looked up when they are asked for: a table shows few of them.
+    """_EntryRow is the row of an entry, whose facts are looked up when they are requested: a table shows few of them.
 
     Args:
         entry: The entry.

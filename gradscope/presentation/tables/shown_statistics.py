@@ -1,4 +1,4 @@
-"""A row shows the statistics of a tensor that the table of columns has, as numbers where JSON has strings."""
+"""A row shows the statistics of a tensor: those of the table of columns, as numbers where JSON has strings."""
 
 from __future__ import annotations
 

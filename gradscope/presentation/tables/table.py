@@ -110,7 +110,7 @@ class Line(NamedTuple):  # which is made in a fifth of a dataclass's time, once 
 
 
 class ColumnLines(Sequence[Line]):
-    """`ColumnLines` are lines that were made column by column; each is made when it is asked for.
+    """`ColumnLines` are lines that were made column by column; each is made when it is requested.
 
     Args:
         columns: The cells of each column.

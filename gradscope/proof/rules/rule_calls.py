@@ -67,7 +67,7 @@ def distinct_variables(
 
     Args:
         equation: The call of a function with a rule.
-        is_constant: Returns whether the rule is told that the operand at a position is constant.
+        is_constant: Returns whether the rule is informed that the operand at a position is constant.
     """
     positions: dict[object, list[int]] = {}
     for at, atom in enumerate(equation.invars):

@@ -142,7 +142,7 @@ def _is_switched_off_by(param: Entry, entry: Entry, reason: str) -> bool:
     if reason.endswith(f": {key(param)} is 0"):
         return True
     if reason.endswith(f": {PRODUCT_OF}{key(param)} is 0"):
-        return f"{GATED} " in reason  # where two signals are multiplied by each other, `init` tells it
+        return f"{GATED} " in reason  # where two signals are multiplied by each other, `init` reports it
     source = param.site.source
     return param.site.index >= entry.site.index and source is not None and source in reason
 

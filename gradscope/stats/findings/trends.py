@@ -6,7 +6,7 @@ norm is the l2 norm: unlike the root mean square, it does not change where weigh
 and a pooling changes it less.
 
 The steps of a recurrence are layers as any others. Its weights learn from the last steps, whatever comes back from the
-first; but what only the first ones tell is not learned. A tanh recurrence of 16 units with orthogonal weights, whose
+first; but what only the first ones show is not learned. A tanh recurrence of 16 units with orthogonal weights, whose
 gradient shrinks 5,000 times over 20 steps, was no better than chance at the label of the first step after 1,500 steps
 of Adam, and learned it over 10 steps.
 

@@ -67,7 +67,7 @@ def _is_dead(evidence: RuleEvidence, entry: Entry, share: float, thresholds: Thr
     if entry.site.operation or len(entry.shape) < 2 or not thresholds.dead < share <= 1 or _is_kept(evidence, entry):
         return False
     if _is_silenced(evidence, entry):
-        return False  # told where the zeros are
+        return False  # reported where the zeros are
     return _is_beyond_chance(entry, share) and (
         _is_rectified(evidence, entry) or _precedes_rectifier(evidence, entry, share)
     )
@@ -130,13 +130,13 @@ def _precedes_rectifier(evidence: RuleEvidence, entry: Entry, share: float) -> b
 def saturated(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
     """Finds bounded functions at their limits: tanh, sigmoid, erf, softmax, and a softmax of a softmax."""
     values = saturated_activations(evidence, thresholds)
-    told = [_Told(entry.site.index, entry, entry.name, entry.site.source, _of_value(entry)) for entry in values]
-    functions = (_told_at(evidence, inner) for inner in saturated_functions(evidence, thresholds))
-    told += [each for each in functions if each is not None]
-    if told:
-        first = min(told, key=lambda each: each.place)
+    shown = [_Saturated(entry.site.index, entry, entry.name, entry.site.source, _of_value(entry)) for entry in values]
+    functions = (_saturated_at(evidence, inner) for inner in saturated_functions(evidence, thresholds))
+    shown += [each for each in functions if each is not None]
+    if shown:
+        first = min(shown, key=lambda each: each.place)
         why = f"{first.why}, and no gradient passes there"
-        concerned = [each.entry for each in told]
+        concerned = [each.entry for each in shown]
         found = suspect("saturated", first.entry, why, [*concerned, *_closed_by(evidence, concerned)])
         finding = replace(found.finding, name=first.name, source=first.source)
         yield replace(found, finding=finding, begin=min(first.place, found.begin))
@@ -151,12 +151,12 @@ def _normalised_again(evidence: RuleEvidence) -> Iterator[Suspect]:
     rest = "softmax whose result goes through another one: differences of at most 1 remain of its logits"
     entries: dict[str, Entry] = {}
     for inner in evidence.manifest.saturations:
-        if inner.again and (told := _told_at(evidence, inner)) is not None:
-            named = any(name == told.name for name in inner.names)
-            entries[told.name] = told.entry
-            how = "is a" if named else "computes a" if told.why.startswith("computes") else "goes into a"
-            found = suspect("saturated", told.entry, f"{how} {rest}")
-            finding = replace(found.finding, name=told.name, source=inner.source)
+        if inner.again and (shown := _saturated_at(evidence, inner)) is not None:
+            named = any(name == shown.name for name in inner.names)
+            entries[shown.name] = shown.entry
+            how = "is a" if named else "computes a" if shown.why.startswith("computes") else "goes into a"
+            found = suspect("saturated", shown.entry, f"{how} {rest}")
+            finding = replace(found.finding, name=shown.name, source=inner.source)
             yield replace(found, finding=finding, begin=min(inner.index, found.begin))
     for entry in evidence.of(naming.ACTIVATION):
         if entry.name not in entries and is_softmax(entry) and is_normalised_again(evidence, entry):
@@ -182,8 +182,8 @@ def _is_at_one_limit(entry: Entry) -> bool:
     return low == high and low in (0.0, 1.0)
 
 
-class _Told(NamedTuple):
-    """A `_Told` is a saturated function: its place in execution, the tensor that shows it, its name, line, and why."""
+class _Saturated(NamedTuple):
+    """A `_Saturated` function has a place in execution, a tensor that shows it, its name, a line, and a reason."""
 
     place: int
     entry: Entry
@@ -220,21 +220,21 @@ def saturated_functions(evidence: RuleEvidence, thresholds: Thresholds) -> Seque
     ]
 
 
-def _told_at(evidence: RuleEvidence, inner: Saturation) -> _Told | None:
-    """Returns a function with the tensor by which it is told: what its layer returns, or else what it receives."""
+def _saturated_at(evidence: RuleEvidence, inner: Saturation) -> _Saturated | None:
+    """Returns a function with the tensor that shows it: what its layer returns, or else what it receives."""
     layers = {layer.path: layer for layer in evidence.manifest.layers}
     path, what = inner.layer, f"a {inner.function} that {_of_function(inner)}"
     for name in inner.names:
         if (entry := evidence.entry(naming.ACTIVATION, name)) is not None:
-            return _Told(inner.index, entry, name, inner.source, _of_function(inner))
+            return _Saturated(inner.index, entry, name, inner.source, _of_function(inner))
     while path is not None and (layer := layers.get(path)) is not None:
         for name in (path, *layer.outputs):  # a part of the layer may return the value, too, and is what names it
             if (entry := evidence.entry(naming.ACTIVATION, name)) is not None:
-                return _Told(inner.index, entry, name, inner.source, f"computes {what}")
+                return _Saturated(inner.index, entry, name, inner.source, f"computes {what}")
         path = layer.parent
     for name in reversed(inner.inputs):
         if (entry := evidence.entry(naming.ACTIVATION, name)) is not None:
-            return _Told(inner.index, entry, name, inner.source, f"goes into {what}")
+            return _Saturated(inner.index, entry, name, inner.source, f"goes into {what}")
     return None
 
 

@@ -126,12 +126,12 @@ def _of_origin(evidence: RuleEvidence, origin: Origin, broken: Sequence[Entry]) 
     keys = [naming.split_key(origin.name), *((family, path) for path in paths for family in families)]
     first = _first([entry for entry in broken if naming.is_gradient(entry.family) == gradient] or list(broken))
     place = next((entry for at in keys if (entry := evidence.entry(*at)) is not None), first)
-    told = origin.name == key(place) or f"{origin.name}/".startswith(f"{place.name}/")
+    named = origin.name == key(place) or f"{origin.name}/".startswith(f"{place.name}/")
     found = Finding(
         rule="overflow" if _NARROW.search(origin.why) else _rule(first),
         name=place.name,
         family=place.family,
-        why=origin.why if told else f"{origin.why}, in {naming.printable(origin.name)}",
+        why=origin.why if named else f"{origin.why}, in {naming.printable(origin.name)}",
         source=origin.source,
         iteration=origin.iteration,
         tensors=len(broken),

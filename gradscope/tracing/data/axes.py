@@ -3,7 +3,7 @@
 PyTorch stores a dense kernel as (outputs, inputs) and a convolution's as (outputs, inputs, height, width), Flax as
 (inputs, outputs) and (height, width, inputs, outputs). A tensor of a file is put into the model's order where shapes
 prove it. Tensors of one rank that have the same last name in the file, and one in the model (`weight` and `kernel`),
-are stored in one order: a square kernel, whose shape tells nothing, follows the others. Where those tell nothing
+are stored in one order: a square kernel, whose shape shows nothing, follows the others. Where those show nothing
 either, a kernel of the same last name is taken as it is, and one of another is refused.
 """
 

@@ -8,5 +8,5 @@
 6. `gradient_barriers` explains why no gradient arrives at a value.
 7. `between_known_values` splits a trace into segments between known values.
 8. `products` finds the values that lead to a product of matrices with weights.
-9. `stopped_data` tells a part that is a target on purpose from one that was cut off.
+9. `stopped_data` distinguishes a part that is a target on purpose from one that was cut off.
 """

@@ -3,7 +3,7 @@
 In the user's own step a value that depends on no differentiated argument is a constant. A tap with a sink would make it
 a differentiated one, and a custom derivative rule would see what it never sees without us:
 
-- A rule with `symbolic_zeros=True` is told which of its operands are differentiated at all. It may refuse some, as
+- A rule with `symbolic_zeros=True` is informed which of its operands are differentiated at all. It may refuse some, as
   Equinox's checkpointed `while_loop` does, in which diffrax solves, or choose another program by them.
 - A rule without is only run where some operand is differentiated, and given zeros for the others. It may refuse to be
   run at all, as Equinox's `nondifferentiable` does.
@@ -34,8 +34,8 @@ def constants_before_rules(root: Frame, differentiated: Iterable[int]) -> frozen
         return frozenset()
     start = (FrameVariable(root, root.jaxpr.invars[number]) for number in differentiated)
     varying = ForwardFlow().closure(start, passes_tangents)
-    told = {value for call in calls for value in _told(*call, varying)}
-    leading = reachability_from(root, told)
+    noticed = {value for call in calls for value in _noticed(*call, varying)}
+    leading = reachability_from(root, noticed)
     return frozenset(
         found
         for frame in root.walk()
@@ -51,7 +51,7 @@ def _refusing(frame: Frame) -> Iterator[Equation]:
     return filter(may_refuse, frame.jaxpr.eqns)
 
 
-def _told(frame: Frame, equation: Equation, varying: Collection[FrameVariable]) -> Iterator[ValueKey]:
+def _noticed(frame: Frame, equation: Equation, varying: Collection[FrameVariable]) -> Iterator[ValueKey]:
     """Yields the operands of a call whose being constant its rule notices."""
     atoms = [atom for atom in equation.invars if not is_literal(atom) and is_inexact(atom)]
     # An operand that is differentiated stays so, whatever else of what it is computed from is.

@@ -47,7 +47,7 @@ class Barriers:
         root: Its root frame.
         liveness: What the loss depends on.
         constants: Variables without a gradient: they are constant, and a derivative rule may notice.
-        data: Tells what counts as data behind a `stop_gradient`; None where that is not asked.
+        data: States what counts as data behind a `stop_gradient`; None where that is not requested.
     """
 
     def __init__(
@@ -85,10 +85,10 @@ class Barriers:
         return self._constant(variable) if variable in self._constants else self.between(variable)
 
     def _constant(self, start: FrameVariable) -> str:
-        """Returns the derivative rule that is told that a value is constant."""
+        """Returns the derivative rule that may notice that a value is constant."""
         steps = (step for variable in self._flow.closure([start]) for step in self._flow.steps(variable))
-        told = (step for step in steps if may_refuse(step.frame.jaxpr.eqns[step.number]))
-        first = min(told, key=lambda step: step.frame.orders[step.number])
+        refusing = (step for step in steps if may_refuse(step.frame.jaxpr.eqns[step.number]))
+        first = min(refusing, key=lambda step: step.frame.orders[step.number])
         where = location_of(first.frame, first.number)
         return f"constant: it is made of nothing that is differentiated, and {where} has a rule that may notice"
 
@@ -99,12 +99,12 @@ class Barriers:
         if is_literal(loss) or FrameVariable(self._root, loss) not in reached:
             return self._disconnected(reached, start)
         barriers, rules = self._barriers(reached, start), partial(self._rules, reached)
-        told = next(filter(None, map(_distinct, (barriers, rules(of_library=False), rules(of_library=True)))), [])
-        more = f" and {len(told) - _MOST_BARRIERS} more" if len(told) > _MOST_BARRIERS else ""
-        return "; ".join(told[:_MOST_BARRIERS]) + more + self._on_purpose(start)
+        reported = next(filter(None, map(_distinct, (barriers, rules(of_library=False), rules(of_library=True)))), [])
+        more = f" and {len(reported) - _MOST_BARRIERS} more" if len(reported) > _MOST_BARRIERS else ""
+        return "; ".join(reported[:_MOST_BARRIERS]) + more + self._on_purpose(start)
 
     def _on_purpose(self, start: FrameVariable) -> str:
-        """Returns what tells that a gradient is kept away on purpose; "" where nothing does."""
+        """Returns what shows that a gradient is kept away on purpose; "" where nothing does."""
         if self._is_frozen(start):
             return STOPPED
         return AS_DATA if self._data is not None and self._data.has(start) else ""
@@ -135,7 +135,7 @@ class Barriers:
         """Yields the barriers on the paths of a value to the loss, in program order.
 
         A library stops gradients and compares values inside its own functions. Where the user's barriers cut every
-        path without these, only the user's are told; otherwise they come first.
+        path without these, only the user's are reported; otherwise they come first.
         """
         before = [variable for variable in reached if not _is_in_solver(variable.frame, start)]
         steps = (step for variable in before for step in self._flow.steps(variable) if is_inexact(variable.atom))
@@ -144,7 +144,7 @@ class Barriers:
             for step in steps
             if step.number in self._liveness.live(step.frame) and (words := _words(step)) is not None
         }
-        mine = {told: None for told in cutting if not told[0]}
+        mine = {each: None for each in cutting if not each[0]}
         enough = mine and len(mine) < len(cutting) and not self._passes(start)
         yield from (words for *_, words in sorted(mine if enough else cutting))
 

@@ -2,7 +2,7 @@
 
 A target network, an exponential moving average and a teacher lie among the parameters, and no gradient reaches them:
 what is made of them enters the loss as a label does. A branch that was cut off by mistake looks the same at the
-`stop_gradient`. These facts tell the two apart; what is made of a value counts as data where all of them hold:
+`stop_gradient`. These facts distinguish the two; what is made of a value counts as data where all of them hold:
 
 - Each path to the loss passes a `stop_gradient`.
 - A trained part has the structure of this one, or more, as that has of which it is an average. Or nothing trained goes
@@ -12,7 +12,8 @@ what is made of them enters the loss as a label does. A branch that was cut off 
   of the loss of its own.
 
 A layer in the middle of a trained network is read by weights behind it. A head that is cut off is a term of its own. A
-teacher of another structure cannot be told from a policy, a router or a branch that was cut off: it does not count.
+teacher of another structure cannot be distinguished from a policy, a router or a branch that was cut off: it
+does not count.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class StoppedData:
         """Returns the weights that read values behind a `stop_gradient`; None where these count as data in no case."""
         made = self._flow.closure(behind)
         readers = self._readers(made)
-        if not any(self._tells(frame, number, made) for frame, number in readers):
+        if not any(self._depends(frame, number, made) for frame, number in readers):
             return None
         read = {key for each in readers if each in self._products for key in self._products[each]}
         elsewhere = {key for each, keys in self._products.items() if each not in readers for key in keys}
@@ -93,7 +94,7 @@ class StoppedData:
         steps = (step for variable in made for step in self._flow.steps(variable) if step.way in ("compute", "choose"))
         return {(step.frame, step.number): None for step in steps if step.number in self._liveness.live(step.frame)}
 
-    def _tells(self, frame: Frame, number: int, made: Collection[FrameVariable]) -> bool:
+    def _depends(self, frame: Frame, number: int, made: Collection[FrameVariable]) -> bool:
         """Returns whether the derivative of an equation with respect to what is trained depends on some values."""
         equation = frame.jaxpr.eqns[number]
         atoms = [atom for atom in equation.invars if not is_literal(atom)]

@@ -150,7 +150,7 @@ def closed_over(equation: Equation) -> int:
 
 
 def sees_symbolic_zeros(equation: Equation) -> bool:
-    """Returns whether an equation has a derivative rule that is told which of its operands are not differentiated."""
+    """Returns whether an equation has a derivative rule that gets to know which operands are not differentiated."""
     return equation.primitive.name in CUSTOM_RULES and bool(equation.params.get("symbolic_zeros"))
 
 

@@ -49,8 +49,8 @@ class Pipeline:
             UsageError: There are fewer batches.
             ModelError: The pipeline failed.
         """
-        given = f", given {number}, the number of a batch" if self._takes_number else ""
-        with user_code(f"the pipeline {self._text}{given}"):
+        argument = f", given {number}, the number of a batch" if self._takes_number else ""
+        with user_code(f"the pipeline {self._text}{argument}"):
             batch = self._source(number) if self._takes_number else self._batch_in_order(number)
             if batch is None:
                 raise UsageError(f"{self._text} ends before batch {number}")

@@ -117,13 +117,13 @@ def _problem(role: str, function: Any) -> str | None:
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
     """Returns a function's signature; None where it cannot be known."""
-    kind, given = (function.func, function.keywords) if isinstance(function, functools.partial) else (function, {})
+    kind, bound = (function.func, function.keywords) if isinstance(function, functools.partial) else (function, {})
     try:
         if not isinstance(kind, type) or type(kind).__call__ is type.__call__:
             return inspect.signature(function)
         # The metaclasses of frameworks hide `__init__` behind a `__call__(*args, **kwargs)`.
         _, *own = inspect.signature(kind.__init__).parameters.values()
-        return inspect.Signature([parameter for parameter in own if parameter.name not in given])
+        return inspect.Signature([parameter for parameter in own if parameter.name not in bound])
     except (ValueError, TypeError):  # written in C without a text signature
         return None
 

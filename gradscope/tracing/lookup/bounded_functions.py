@@ -120,7 +120,7 @@ class _Finding:
         entries = math.prod(summed.invars[0].aval.shape[axis] for axis in summed.params["axes"])
         return ("softmax", entries) if entries > 2 else None
 
-    def _back(self, frame: Frame, atom: Atom, wanted: Collection[str]) -> ValueKey | None:
+    def _back(self, frame: Frame, atom: Atom, primitives: Collection[str]) -> ValueKey | None:
         """Returns the nearest value, behind masks and guards, that one of some primitives makes; None where none is."""
         waiting = [FrameVariable(frame, atom)]
         while waiting:
@@ -129,7 +129,7 @@ class _Finding:
                 continue
             maker = self._frames[value.frame]
             equation = maker.jaxpr.eqns[value.equation]
-            if equation.primitive.name in wanted:
+            if equation.primitive.name in primitives:
                 return value
             if equation.primitive.name in _GUARDS:
                 waiting += [FrameVariable(maker, each) for each in equation.invars if is_inexact(each)]

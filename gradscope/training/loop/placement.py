@@ -30,7 +30,7 @@ class Placement:
     Args:
         devices: Over how many devices of each process the examples are spread; None for all.
         batch: The shapes of a batch.
-        batch_size: Its examples; None where its leaves tell.
+        batch_size: Its examples; None where its leaves state it.
 
     Attributes:
         everywhere: The sharding of an array that is whole on each of the devices.
@@ -59,7 +59,7 @@ class Placement:
         self.everywhere = NamedSharding(mesh, PartitionSpec())
         self._spread = NamedSharding(mesh, PartitionSpec(_AXIS))
 
-    def whole(self, tree: Any) -> Any:
+    def replicated(self, tree: Any) -> Any:
         """Returns a pytree whose arrays are whole on each device.
 
         Raises:

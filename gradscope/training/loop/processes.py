@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gradscope.dump.manifest.provenance import content_hash
 from gradscope.errors import DumpError, GradscopeError, MachineError, ModelError, UsageError
-from gradscope.instrument.taps import whole_tensor
+from gradscope.instrument.taps import full_tensor
 from gradscope.naming import printable
 from gradscope.tracing.user_frames import user_code
 
@@ -94,7 +94,7 @@ class Processes:
         """
         if self.count == 1:
             return
-        digest = content_hash([np.asarray(whole_tensor(leaf)) for leaf in jax.tree_util.tree_leaves(tree)])
+        digest = content_hash([np.asarray(full_tensor(leaf)) for leaf in jax.tree_util.tree_leaves(tree)])
         own = np.frombuffer(bytes.fromhex(digest), np.uint8)
         with user_code("comparing with the other processes"):
             every = multihost_utils.process_allgather(own)

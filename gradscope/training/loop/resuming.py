@@ -56,7 +56,7 @@ def opened(path: Path, options: Mapping[str, str], *, resume: bool, force: bool,
     return RunFolder(path, writes=False) if folder is None else folder
 
 
-def start(folder: Path, first: TrainState, no_gradients: Any, *, steps: int, tell: Callable[[str], None]) -> Start:
+def start(folder: Path, first: TrainState, no_gradients: Any, *, steps: int, notify: Callable[[str], None]) -> Start:
     """Returns where a run continues: at its last checkpoint, or at the beginning where it has none.
 
     Args:
@@ -64,7 +64,7 @@ def start(folder: Path, first: TrainState, no_gradients: Any, *, steps: int, tel
         first: The state before the first step, whose structure a checkpoint must have.
         no_gradients: Gradients of the run.
         steps: The number of steps that the run shall have in the end.
-        tell: Receives a line that names the checkpoint, and how to continue at the one before.
+        notify: Receives a line that names the checkpoint, and how to continue at the one before.
 
     Raises:
         UsageError: The run has more steps already.
@@ -74,7 +74,8 @@ def start(folder: Path, first: TrainState, no_gradients: Any, *, steps: int, tel
     if not states:
         with History(folder) as history:
             if recorded := len(history.steps()["step"]):
-                tell(f"no state is saved: beginning at step 0 again, in place of {counted(recorded, 'recorded step')}")
+                steps_before = counted(recorded, "recorded step")
+                notify(f"no state is saved: beginning at step 0 again, in place of {steps_before}")
         return Start(state=first, previous=None, number=0)
     number, path = list(states.items())[-1]
     if number > steps:
@@ -91,7 +92,7 @@ def start(folder: Path, first: TrainState, no_gradients: Any, *, steps: int, tel
         repair = f"remove {path.name} from the folder of the run to resume {other}"
         raise DumpError(error.message, hint=error.hint if error.hint == OTHER_RUN else repair) from error
     earlier = f"; remove it to go on from {states[before[-1]].name}" if before else ""
-    tell(f"going on from {path.name}{earlier}")
+    notify(f"going on from {path.name}{earlier}")
     return Start(state=saved.state, previous=saved.previous, number=number, watch=saved.watch)
 
 

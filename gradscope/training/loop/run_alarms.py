@@ -45,7 +45,7 @@ class RunAlarms:
         keep: How many folders of alarms are kept.
         writes: Whether this process is the one that writes the run.
         facts: What manifests state about the run.
-        tell: Called with a line about what was done.
+        notify: Called with a line about what was done.
         events: The event file, to which alarms are written, too; None for none.
 
     Attributes:
@@ -57,7 +57,7 @@ class RunAlarms:
         self, model: Model, folder: RunFolder, history: RunHistory, programs: StepPrograms, *,
         is_observed: Callable[[int], bool], has_histograms: Callable[[int], bool],
         on_alarm: OnAlarm, keep: int, writes: bool, facts: Mapping[str, Json],
-        tell: Callable[[str], None], events: EventFile | None,
+        notify: Callable[[str], None], events: EventFile | None,
     ) -> None:  # fmt: skip
         self._model = model
         self._folder = folder
@@ -70,7 +70,7 @@ class RunAlarms:
         self._keep = keep
         self._writes = writes
         self._facts = facts
-        self._tell = tell
+        self._notify = notify
         self._ring = StateRing(_KEEP_EVERY)
         self._sizes: dict[str, int] = {}
         self._watch = AlarmWatch(self._sizes)
@@ -78,10 +78,10 @@ class RunAlarms:
         self.skipped = 0
 
     def describe(self, tensors: Iterable[TensorRow]) -> None:
-        """Learns what is recorded, and tells what is wrong with the loss whatever its numbers are."""
+        """Learns what is recorded, and reports what is wrong with the loss whatever its numbers are."""
         self._sizes.update({each.key: math.prod(each.shape) for each in tensors if each.shape is not None})
         for each in self._programs.broadcasts():
-            self._tell(each.sentence)
+            self._notify(each.sentence)
 
     def keep(self, number: int, state: TrainState, batch: Any) -> None:
         """Keeps what a step is going to be taken with."""
@@ -112,7 +112,7 @@ class RunAlarms:
         self._ring.judged(number)
 
     def raised(self, alarms: Sequence[Alarm], *, before: TrainState | None, batch: Any) -> None:
-        """Writes alarms of one step, and saves the step where that is wanted.
+        """Writes alarms of one step, and saves the step where that is requested.
 
         Args:
             alarms: The alarms.
@@ -130,7 +130,7 @@ class RunAlarms:
             self._history.alarm(alarm)
             if self._events is not None:
                 self._events.alarm(alarm)
-            self._tell(f"step {number:,}: {alarm.rule}: {'' if alarm.key is None else f'{alarm.key} '}{alarm.why}")
+            self._notify(f"step {number:,}: {alarm.rule}: {'' if alarm.key is None else f'{alarm.key} '}{alarm.why}")
 
     def state_before(self, number: int) -> TrainState:
         """Returns the state before a step of late, bit for bit."""
@@ -141,7 +141,7 @@ class RunAlarms:
         self.skipped += 1
         self._watch.skipped()
         self._ring.clear()
-        self._tell(f"step {number:,}: its update is skipped, {self.skipped:,} so far")
+        self._notify(f"step {number:,}: its update is skipped, {self.skipped:,} so far")
         return replace(before, step=before.step + 1)
 
     def to_json(self) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class RunAlarms:
         return self._programs.observed(state, sound, previous, batch, histograms=histograms)
 
     def _with_tensor(self, alarm: Alarm, state: TrainState, batch: Any) -> Alarm:
-        """Returns an alarm about a step that was not recorded with the tensor that deviates, which running it tells."""
+        """Returns an alarm about a step that was not recorded with the tensor that deviates, which running it shows."""
         if alarm.key is not None or alarm.rule == NONFINITE:
             return alarm
         own = StateRing(1)

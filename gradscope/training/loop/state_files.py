@@ -95,11 +95,11 @@ def restored(path: Path, like: TrainState, previous_like: Any) -> Saved:
         watch = json.loads(dump.array(_WATCH).tobytes()) if _WATCH in known else None
         known.discard(_WATCH)
         has_gradients = any(naming.split_key(key)[0] == naming.PARAM_GRAD for key in known)
-        wanted = expected if has_gradients else _leaves(like)
+        required = expected if has_gradients else _leaves(like)
         problems = [
-            *(f"it has no {printable(key)}" for key in wanted if key not in known),
-            *(f"{printable(key)} is not of this run" for key in sorted(known) if key not in wanted),
-            *(problem for key in wanted if key in known and (problem := _problem(dump, key, wanted[key]))),
+            *(f"it has no {printable(key)}" for key in required if key not in known),
+            *(f"{printable(key)} is not of this run" for key in sorted(known) if key not in required),
+            *(problem for key in required if key in known and (problem := _problem(dump, key, required[key]))),
         ]
         if problems:
             more = f" and {len(problems) - _MOST_PROBLEMS:,} more" if len(problems) > _MOST_PROBLEMS else ""
@@ -107,7 +107,7 @@ def restored(path: Path, like: TrainState, previous_like: Any) -> Saved:
                 f"{printable(str(path))} is not a state of this run: {'; '.join(problems[:_MOST_PROBLEMS])}{more}",
                 hint=OTHER_RUN,
             )
-        found = {key: placed(array_like(dump.array(key), leaf), leaf.sharding) for key, leaf in wanted.items()}
+        found = {key: placed(array_like(dump.array(key), leaf), leaf.sharding) for key, leaf in required.items()}
     state = _rebuilt(like, found)
     return Saved(state, _rebuilt_gradients(previous_like, found) if has_gradients else None, watch)
 

@@ -81,8 +81,8 @@ def data_batches(location: str, arguments: Arguments, *, seed: int) -> Callable[
 
 def _require_shapes(what: str, batch: Any, expected: Any) -> None:
     """Raises `DumpError` where a batch has another number of examples than the first: the step would compile anew."""
-    wanted = jax.tree_util.tree_leaves(expected)
-    for (path, leaf), like in zip(jax.tree_util.tree_leaves_with_path(batch), wanted, strict=True):
+    expected_leaves = jax.tree_util.tree_leaves(expected)
+    for (path, leaf), like in zip(jax.tree_util.tree_leaves_with_path(batch), expected_leaves, strict=True):
         if leaf.shape != like.shape:
             name = jax.tree_util.keystr(path, simple=True, separator="/") or "value"
             raise DumpError(

@@ -59,7 +59,7 @@ class TrainRequest:
         keep_alarms: How many folders of alarms are kept.
         stop: Returns the number of the signal for which the run is to stop after the present step, or 0.
         progress: Called after each step with its number and its numbers.
-        tell: Called with a line about each alarm.
+        notify: Called with a line about each alarm.
     """
 
     model: Model
@@ -84,7 +84,7 @@ class TrainRequest:
     keep_alarms: int = 3
     stop: Callable[[], int] = lambda: 0
     progress: Callable[[int, Mapping[str, Any]], None] = lambda _number, _numbers: None
-    tell: Callable[[str], None] = lambda _line: None
+    notify: Callable[[str], None] = lambda _line: None
 
     def is_profiled(self, number: int) -> bool:
         """Returns whether this process profiles a step."""

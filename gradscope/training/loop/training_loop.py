@@ -55,7 +55,7 @@ def train(request: TrainRequest, folder: RunFolder, *, resume: bool) -> Outcome:
         resume: Whether the run in it is continued.
 
     Returns:
-        How it ended: all steps are taken, or it was asked to stop, or a number was not finite.
+        How it ended: all steps are taken, or a signal requested a stop, or a number was not finite.
 
     Raises:
         UsageError: The pipeline has fewer batches, a pattern selects nothing, or the run has more steps already.
@@ -68,11 +68,11 @@ def train(request: TrainRequest, folder: RunFolder, *, resume: bool) -> Outcome:
         request.step, check=request.check_numerics, sharding=None if place is None else place.everywhere
     )
     first = request.step.init(request.arguments.make()[0])
-    first = owned(first if place is None else place.whole(first))  # nothing else keeps the variables in memory
+    first = owned(first if place is None else place.replicated(first))  # nothing else keeps the variables in memory
     processes.require_same(f"init of {request.model.name}", first)
     beginning = Start(state=first, previous=None, number=0)
     if resume:
-        beginning = start(folder.path, first, programs.no_gradients(first), steps=request.steps, tell=request.tell)
+        beginning = start(folder.path, first, programs.no_gradients(first), steps=request.steps, notify=request.notify)
     with programs.finished_on_failure():
         if processes.writes:
             outcome = _written(request, folder, programs, beginning, resume=resume)
@@ -92,14 +92,14 @@ def _written(
     ):
         history.describe(facts)
         for left in folder.left_alarms(history.alarm_folders()):
-            request.tell(f"{left} is of steps that the run no longer has: it stays, and is not counted")
+            request.notify(f"{left} is of steps that the run no longer has: it stays, and is not counted")
         return _Loop(request, folder, history, programs, beginning, events=events).run()
 
 
 def _event_file(
     request: TrainRequest, folder: RunFolder, from_step: int | None, facts: Mapping[str, str]
 ) -> AbstractContextManager[EventFile | None]:
-    """Returns the event file of the run, with what the run states about itself; None where none is asked for."""
+    """Returns the event file of the run, with what the run states about itself; None where none is requested."""
     if not request.tensorboard:
         return nullcontext()
     from gradscope.history.exporting.event_files import EventFile  # noqa: PLC0415 - it needs tensorboardX
@@ -136,11 +136,11 @@ class _Loop:
         self._alarms = RunAlarms(
             request.model, folder, history, programs, is_observed=self._is_on_a_clock,
             has_histograms=self._has_histograms, on_alarm=request.on_alarm, keep=request.keep_alarms,
-            writes=request.processes.writes, facts=request.facts, tell=request.tell, events=events,
+            writes=request.processes.writes, facts=request.facts, notify=request.notify, events=events,
         )  # fmt: skip
         self._noise = NoiseMeasurement(
             request.step, batch_size=request.arguments.batch_size, group_size=request.microbatch,
-            before=history.smoothed_noise(), tell=request.tell,
+            before=history.smoothed_noise(), notify=request.notify,
         )  # fmt: skip
         if begin.watch is not None:
             self._alarms.restore(begin.watch)
@@ -186,10 +186,10 @@ class _Loop:
         batch = self._batch(number)
         self._alarms.keep(number, self._state, batch)
         if request.is_dumped(number):
-            whole = self._programs.everywhere(batch)
+            replicated = self._programs.everywhere(batch)
             if request.processes.writes:
                 path = dump_path(self._folder.path, number)
-                save_dump(request.model, self._state, whole, path=path, facts=request.facts)
+                save_dump(request.model, self._state, replicated, path=path, facts=request.facts)
         trace = trace_path(self._folder.path, number) if request.is_profiled(number) else None
         with profiled(trace, (self._state, batch)) as wait, user_code(f"running {request.model.name}"):
             taken, record = self._observed(number, batch) if self._is_recorded(number) else (None, None)
@@ -222,8 +222,8 @@ class _Loop:
         follows = self._previous is not None
         previous = self._previous if follows else self._programs.no_gradients(self._state)
         histograms = self._has_histograms(number)
-        stays, given = self._is_on_a_clock(number), (self._state, previous)
-        state, previous = given if stays else copied(given)  # they are donated
+        stays, donated = self._is_on_a_clock(number), (self._state, previous)
+        state, previous = donated if stays else copied(donated)  # they are donated
         taken = self._programs.observed(state, self._sound, previous, batch, histograms=histograms)
         self._previous = taken.gradients if stays else self._previous
         if not self._described:

@@ -151,9 +151,9 @@ class ProbeAlarms:
             for alarm in alarms:
                 self._history.alarm(alarm)
             if self._on_alarm == "stop" and not ends:
-                raise ModelError(_told(alarms[0]))
+                raise ModelError(_alarm_line(alarms[0]))
             for alarm in alarms:
-                line = printable(f"{self._folder.path}: {_told(alarm)}")
+                line = printable(f"{self._folder.path}: {_alarm_line(alarm)}")
                 logging.getLogger("gradscope").warning("gradscope: %s", line)
 
     def _saved(self, found: _Found, replay: StepReplay) -> list[Alarm]:
@@ -200,7 +200,7 @@ class ProbeAlarms:
         return take(*args, **kwargs)[0]
 
 
-def _told(alarm: Alarm) -> str:
+def _alarm_line(alarm: Alarm) -> str:
     saved = "" if alarm.folder is None else f"; its state and batch are in {alarm.folder}"
     where = f"{alarm.key} " if alarm.key else ""
     return f"step {alarm.step:,}: {alarm.rule}: {where}{alarm.why}{saved}"

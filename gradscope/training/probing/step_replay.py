@@ -57,7 +57,7 @@ class StepReplay:
             self._outputs = None
         known = self._from_output
         state = {at: leaf for at, leaf in enumerate(leaves) if known is None or at in known}
-        # Until the second call nobody knows what is state, nor before the first what is donated.
+        # Until the second call it is not known what is state, nor before the first what is donated.
         rest = {at: copied(leaf) if at in self._donated else leaf for at, leaf in enumerate(leaves) if at not in state}
         self._ring.keep(number, state, rest)
 

@@ -37,7 +37,7 @@ def write_alarms(folder: Path, alarms: Sequence[Alarm], *, loss: float | None) -
 
 
 def nonfinite_alarm(alarm: Alarm, manifest: Manifest) -> Alarm:
-    """Returns the alarm about a step that is not finite with what a dump of it tells: its loss, or a gradient."""
+    """Returns the alarm about a step that is not finite with what a dump of it has: its loss, or a gradient."""
     loss = manifest.loss
     if loss is not None and not math.isfinite(loss):
         return Alarm(step=alarm.step, rule=NONFINITE, why=f"the loss is {loss}")

@@ -11,13 +11,13 @@ import numpy as np
 from gradscope import naming
 from gradscope.arrays.dtypes import dtype_name
 from gradscope.dump.record import Record, SiteFacts
-from gradscope.instrument.taps import whole_tensor
+from gradscope.instrument.taps import full_tensor
 
 
 def record_of(key: str, leaf: Any, *, index: int = 0) -> Record:
     """Returns the record of an array under a key, with its place among others."""
     family, name = naming.split_key(key)
-    array = np.asarray(whole_tensor(leaf))
+    array = np.asarray(full_tensor(leaf))
     is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     dtype = str(leaf.dtype) if is_key else dtype_name(array.dtype)
     shape = tuple(leaf.shape)

@@ -34,7 +34,7 @@ def noise_cost(batch: Any, batch_size: int | None, *, every: int, group_size: in
 
     Args:
         batch: The shapes of a batch.
-        batch_size: Its examples; None where its leaves tell.
+        batch_size: Its examples; None where its leaves state it.
         every: Steps between two measurements.
         group_size: Examples in a group.
 
@@ -54,21 +54,21 @@ class NoiseMeasurement:
 
     Args:
         step: The step.
-        batch_size: Examples of a batch; None where its leaves tell.
+        batch_size: Examples of a batch; None where its leaves state it.
         group_size: Examples in a group.
         before: The moving averages of the steps before.
-        tell: Called with a line where the loss is no mean over its examples.
+        notify: Called with a line where the loss is no mean over its examples.
     """
 
     def __init__(
         self, step: TrainStep, *, batch_size: int | None, group_size: int, before: Mapping[str | None, Smoothed],
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._program = jax.jit(
             lambda state, batch: step.gradient_noise(state, batch, group_size=group_size, batch_size=batch_size)
         )
         self._averages = dict(before)
-        self._tell: Callable[[str], None] | None = tell
+        self._notify: Callable[[str], None] | None = notify
 
     def start(self, state: TrainState, batch: Any) -> Callable[[], NoiseRows]:
         """Starts to measure the noise of a batch; what it returns waits for the device, and returns the rows."""
@@ -77,12 +77,12 @@ class NoiseMeasurement:
 
     def _rows(self, noise: GradientNoise) -> Iterator[tuple[str | None, Mapping[str, float | int | None]]]:
         coupling = float(noise.coupling)
-        if self._tell is not None and coupling > _COUPLED:
-            self._tell(
+        if self._notify is not None and coupling > _COUPLED:
+            self._notify(
                 f"the gradient of the batch is {100 * coupling:.0f}% from the mean of its parts: the loss couples "
                 "examples, or draws for each batch; the noise is that of the parts (--microbatch makes them larger)"
             )
-            self._tell = None
+            self._notify = None
         varying = {name: int(count) for name, count in noise.varying.items()}
         total = sum(varying.values())
         mean = sum(float(noise.gsnr[name]) * count for name, count in varying.items() if count) / max(total, 1)

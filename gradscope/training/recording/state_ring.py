@@ -90,7 +90,7 @@ class StateRing:
 
         Args:
             number: The last step.
-            advance: As for `state_before`; a state that was yielded is donated when the next one is asked for.
+            advance: As for `state_before`; a state that was yielded is donated when the next one is requested.
             begin: The last copy up to this step is the first state.
         """
         at = max(each for each in self._copies if each <= begin)

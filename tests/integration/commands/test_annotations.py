@@ -47,7 +47,7 @@ def test_findings_are_at_the_users_lines(repository: Path) -> None:
     assert "file=src/net.py,line=10," in below.output
 
 
-def test_what_failed_is_an_error_and_is_told_once(repository: Path) -> None:
+def test_what_failed_is_an_error_and_is_reported_once(repository: Path) -> None:
     done = gradscope("dump", "src/net.py", "--batch-size", 2, "--check", "nonfinite", "--format", "github",
                      folder=repository)  # fmt: skip
     assert done.status == 1

@@ -30,9 +30,9 @@ def test_computed_tensors_have_noise_floors_and_inputs_none(folder: Path) -> Non
         assert 0 < max(as_float(stats["noise"]) for stats in floors) < 1e-5
         assert 1e-4 < max(as_float(stats["noise@bfloat16"]) for stats in floors) < 0.1
     assert all("noise" in entry.stats for entry in entries if entry.family in ("activation_grad", "input_grad"))
-    given = [entry.stats for entry in entries if entry.family in ("param", "input")]
-    assert given
-    assert not any("noise" in stats or "noise@bfloat16" in stats for stats in given)
+    uncomputed = [entry.stats for entry in entries if entry.family in ("param", "input")]
+    assert uncomputed
+    assert not any("noise" in stats or "noise@bfloat16" in stats for stats in uncomputed)
 
 
 def test_it_is_the_dump_that_the_model_gives(dumps: Path, folder: Path) -> None:

@@ -71,8 +71,8 @@ def test_gradients_of_a_loss_that_is_nan_are_not_called_correct(tmp_path: Path) 
     models.write(tmp_path, models.source(loss=loss))
     done = gradscope("check", "model.py", "--json", folder=tmp_path)
     assert (done.status, done.json["verdict"]) == (2, "nothing checked")
-    told = "the loss is nan, so differences show nothing: gradscope dump finds where that began\n"
-    assert done.errors == told
+    expected = "the loss is nan, so differences show nothing: gradscope dump finds where that began\n"
+    assert done.errors == expected
     grads = [row for row in done.json["rows"] if "_grad/" in row["what"]]
     assert {row["status"] for row in grads} == {"not checked"}
     assert not any("error" in row or "expected" in row for row in grads)

@@ -47,8 +47,10 @@ def test_every_status_and_verdict_of_the_program_is_explained(tmp_path: Path) ->
 
 def test_every_number_of_a_history_is_explained_as_its_table_of_units_says(tmp_path: Path) -> None:
     known = gradscope("explain", "--json", folder=tmp_path).json["rows"]
-    told = {row["name"]: row["what"].lower().rstrip(".") for row in known if row["kind"] == "series"}
-    assert told == {name: meaning.lower() for table in (STEPS, STATS, NOISE) for name, (_, meaning) in table.items()}
+    meanings = {row["name"]: row["what"].lower().rstrip(".") for row in known if row["kind"] == "series"}
+    assert meanings == {
+        name: meaning.lower() for table in (STEPS, STATS, NOISE) for name, (_, meaning) in table.items()
+    }
 
 
 def test_words_of_a_name_need_no_quotes(tmp_path: Path) -> None:
@@ -75,7 +77,7 @@ def test_without_a_name_all_are_listed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rule", [rule.name for rule in RULES if rule.thresholds])
-def test_a_finding_tells_its_thresholds(tmp_path: Path, rule: str) -> None:
+def test_a_finding_states_its_thresholds(tmp_path: Path, rule: str) -> None:
     (row,) = [
         row
         for row in gradscope("explain", rule, "--json", folder=tmp_path).json["rows"]

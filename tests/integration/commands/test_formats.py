@@ -183,11 +183,11 @@ def test_a_full_disk_under_the_output_is_reported_in_a_line(dumps: Path, command
 def test_output_that_is_cut_short_is_reported(dumps: Path, unbuffered: str) -> None:
     """A disk that takes a part of what is written at once: without a buffer, Python does not write the rest."""
     line = f"PYTHONUNBUFFERED={unbuffered} $gradscope show a.npz --json"
-    whole = len(gradscope("show", "a.npz", "--json", folder=dumps).output)
-    assert whole > 2048
+    full_size = len(gradscope("show", "a.npz", "--json", folder=dumps).output)
+    assert full_size > 2048
     done = in_shell(f"ulimit -f 1; {line} > cut.txt", dumps)
     assert (done.status, done.lines[0]) == (5, "gradscope: error: cannot write to standard output: File too large")
-    assert (dumps / "cut.txt").stat().st_size < whole
+    assert (dumps / "cut.txt").stat().st_size < full_size
 
 
 def test_a_message_is_written_at_once_without_a_buffer(tmp_path: Path) -> None:

@@ -82,8 +82,8 @@ def test_a_terminal_shows_one_screen_whose_lines_add_up(tmp_path: Path) -> None:
         assert counts == {"block[10..39]": 30 * (2 + 2 * 2), "loss": 0}
         assert re.search(r"^parameters +180 ", shown, re.MULTILINE)
         assert "gradscope inspect deep.py --full" in " ".join(shown.split())
-    for asked in ("--full", "--select block*"):
-        complete = in_terminal("inspect", "deep.py", *asked.split(), folder=tmp_path, columns=160).plain
+    for options in ("--full", "--select block*"):
+        complete = in_terminal("inspect", "deep.py", *options.split(), folder=tmp_path, columns=160).plain
         assert complete.count("inner") + complete.count("block") >= 60
         assert "Block by block" not in complete
 
@@ -109,8 +109,8 @@ def test_csv_and_markdown_have_the_same_rows(tmp_path: Path) -> None:
 
 
 def test_rows_can_be_chosen_and_sorted(tmp_path: Path) -> None:
-    asked = ("--families", "activation", "--depth", 1, "--sort", "-flops", "--json")
-    rows = gradscope("inspect", "transformer", *asked, folder=tmp_path).json["rows"]
+    options = ("--families", "activation", "--depth", 1, "--sort", "-flops", "--json")
+    rows = gradscope("inspect", "transformer", *options, folder=tmp_path).json["rows"]
     assert [row["name"] for row in rows][:2] == ["block", "block[*]"]
     assert not any("/" in row["name"] for row in rows)
     refused = gradscope("inspect", "mlp", "--select", "nothing", folder=tmp_path)
@@ -127,8 +127,8 @@ def test_operations_are_rows_next_to_the_layers(tmp_path: Path) -> None:
 def test_a_fetch_is_explained_without_a_run(tmp_path: Path) -> None:
     found = gradscope("inspect", "mlp", "--fetch", "relu1", "--json", folder=tmp_path).json
     assert found["fetch"] == {"needed": 4, "total": 30, "inputs": ["point"]}
-    told = gradscope("inspect", "mlp", "--fetch", "relu1", folder=tmp_path).output
-    assert told.endswith("fetch        4 of 30 operations needed; inputs needed: point\n")
+    output = gradscope("inspect", "mlp", "--fetch", "relu1", folder=tmp_path).output
+    assert output.endswith("fetch        4 of 30 operations needed; inputs needed: point\n")
     refused = gradscope("inspect", "mlp", "--fetch", "relu9", folder=tmp_path)
     assert (refused.status, refused.output) == (2, "")
     assert "no value is called relu9" in refused.errors
@@ -171,7 +171,7 @@ def test_a_broken_model_is_reported_with_its_line(tmp_path: Path) -> None:
 
 
 def test_a_graph_has_what_is_selected_and_no_more(tmp_path: Path) -> None:
-    asked = ("inspect", "mlp", "--format", "model-explorer", "--select", "dense1/*", "--select", "param/dense1/*")
-    nodes = {node["id"] for node in gradscope(*asked, folder=tmp_path).json["graphs"][0]["nodes"]}
+    options = ("inspect", "mlp", "--format", "model-explorer", "--select", "dense1/*", "--select", "param/dense1/*")
+    nodes = {node["id"] for node in gradscope(*options, folder=tmp_path).json["graphs"][0]["nodes"]}
     operations = {"dense1/dot_general", "dense1/broadcast_in_dim", "dense1/add"}
     assert nodes == {*operations, "param/dense1/kernel", "param/dense1/bias"}

@@ -16,7 +16,7 @@ from gradscope.dump.writer import DumpWriter
 from gradscope.stats import tensor_stats
 from tests.integration.command import Finished, gradscope, in_terminal
 
-#: What a layer may be called in a file of a stranger.
+#: What a layer may be called in an untrusted file.
 STRANGE = ("long" * 30, "markup[bold red]", "層", "a b")
 
 
@@ -71,7 +71,7 @@ def test_the_layer_where_it_went_wrong_is_among_the_lines(large: Path) -> None:
 @pytest.mark.parametrize(
     "options", ["--full", "--sort -rms", "--families activation,activation_grad", "--select re:.*", "--no-fold"]
 )
-def test_what_is_asked_for_is_complete(large: Path, options: str) -> None:
+def test_what_is_requested_is_complete(large: Path, options: str) -> None:
     plain = shown(large, f"show fine.npz {options}", 160).plain
     assert sum(re.search(r"\s1\.00\s.*\s0\.500\s", line) is not None for line in plain.splitlines()) == 100
 
@@ -92,7 +92,7 @@ def test_a_comparison_is_one_screen_too(large: Path, columns: int) -> None:
     assert len(full) > 50
 
 
-def test_provenance_takes_a_line_each_and_hashes_are_asked_for(dumps: Path) -> None:
+def test_provenance_takes_a_line_each_and_hashes_are_requested(dumps: Path) -> None:
     def differences(line: str) -> list[str]:
         text = shown(dumps, line, 80).plain.partition("The runs differ in\n")[2].partition("\n\n")[0]
         return text.splitlines()

@@ -58,9 +58,9 @@ def test_a_target_that_names_no_model_is_a_wrong_request(tmp_path: Path, target:
     (tmp_path / "dump.npz").write_bytes(b"PK")
     done = gradscope("dump", target, folder=tmp_path)
     assert (done.status, done.output) == (2, "")
-    message, told = done.lines
+    message, hint_line = done.lines
     assert says in message
-    assert told.startswith(f"hint: {hint}")
+    assert hint_line.startswith(f"hint: {hint}")
 
 
 def test_a_loss_that_ignores_its_parameters_is_dumped_with_a_finding(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def loss(variables, batch):
 """
 
 
-def test_a_derivative_rule_that_reads_a_value_from_around_it_is_told_what_to_do(tmp_path: Path) -> None:
+def test_a_derivative_rule_that_reads_a_value_from_around_it_is_reported_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(CLOSED_OVER)
     done = gradscope("dump", "model.py", folder=tmp_path)
     assert done.status == 4

@@ -65,7 +65,7 @@ def dumped(source: str, *options: str) -> str:
     return result.output
 
 
-def test_an_overflow_is_told_to_be_one_and_is_in_the_dump() -> None:
+def test_an_overflow_is_reported_as_one_and_is_in_the_dump() -> None:
     printed = " ".join(dumped(FLOAT8).split())
     assert "overflow of float8_e4m3fn (largest 448)" in printed
     assert "repair scale the loss down" in printed
@@ -84,7 +84,7 @@ def test_the_padding_value_of_a_pad_is_explained() -> None:
     assert (cause.name, cause.rounding) == ("c", False)
 
 
-def test_an_explanation_that_fails_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_explanation_that_fails_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     from gradscope.capturing.explain.zeros import zero_uses
 
     def fails(*_arguments: object, **_keywords: object) -> None:

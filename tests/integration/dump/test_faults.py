@@ -77,20 +77,20 @@ def test_a_fault_at_any_call_leaves_the_old_dump_or_the_complete_new_one(tmp_pat
 
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda file, data, offset: whole(file, data[:7], offset))
+    system_call = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, data, offset: system_call(file, data[:7], offset))
     path = write(tmp_path / "dump.npz", NEW)
     monkeypatch.undo()
     assert path.read_bytes() == write(tmp_path / "plain.npz", NEW).read_bytes()
 
 
 def test_a_folder_that_cannot_be_synced_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = os.fsync
+    system_call = os.fsync
 
     def refuse_folders(file: int) -> None:
         if Path(f"/proc/self/fd/{file}").is_dir():
             raise OSError(errno.EINVAL, "?")
-        whole(file)
+        system_call(file)
 
     monkeypatch.setattr(os, "fsync", refuse_folders)
     assert verify(write(tmp_path / "dump.npz", NEW)).tensors == 2

@@ -108,15 +108,15 @@ def test_two_variables_of_one_name_are_in_the_dump_and_come_back_from_it_as_a_ch
 
 
 @pytest.mark.parametrize(
-    "asked", [["--stop-gradient", "w"], ["--feed", "w=fed.npy"], ["--fetch", "w"], ["--of", "w"], ["--wrt", "w"]]
+    "options", [["--stop-gradient", "w"], ["--feed", "w=fed.npy"], ["--fetch", "w"], ["--of", "w"], ["--wrt", "w"]]
 )
-def test_an_ambiguous_name_is_refused_with_the_keys_of_its_values(folder: Path, asked: list[str]) -> None:
-    done = gradscope("dump", "like.py", *asked, "-o", "out.npz", folder=folder)
+def test_an_ambiguous_name_is_refused_with_the_keys_of_its_values(folder: Path, options: list[str]) -> None:
+    done = gradscope("dump", "like.py", *options, "-o", "out.npz", folder=folder)
     assert done.status == 2
     assert "w is ambiguous" in done.errors
     assert "write param/w or activation/w" in done.errors
     for key in ("param/w", "activation/w"):
-        shown(folder, "like.py", asked[0], asked[1].replace("w", key, 1), "-o", "out.npz")
+        shown(folder, "like.py", options[0], options[1].replace("w", key, 1), "-o", "out.npz")
 
 
 def test_wrt_a_key_is_one_family_and_a_pattern_may_be_several(folder: Path) -> None:
@@ -191,10 +191,10 @@ def loss(v, b):
 
 
 def test_a_parameter_that_is_stopped_has_its_gradient_as_in_tensorflow(folder: Path) -> None:
-    whole = shown(folder, "like.py", "-o", "whole.npz")
+    full = shown(folder, "like.py", "-o", "whole.npz")
     stopped = shown(folder, "like.py", "--stop-gradient", "param/w", "-o", "stopped.npz")
     assert "disconnected" not in stopped["ledger"]
-    assert stopped["loss"] == whole["loss"]
+    assert stopped["loss"] == full["loss"]
     np.testing.assert_array_equal(
         gs.load(folder / "stopped.npz")["param_grad/w"], gs.load(folder / "whole.npz")["param_grad/w"]
     )

@@ -177,10 +177,10 @@ def test_a_dump_contains_what_was_requested(folder: Path, options: list[str], ke
 
 
 def test_a_dump_of_statistics_has_the_same_statistics(folder: Path) -> None:
-    whole = dumped(folder, "-o", "whole.npz", "--json").json
+    full = dumped(folder, "-o", "whole.npz", "--json").json
     alone = dumped(folder, "-o", "alone.npz", "--json", "--stats-only").json
     assert arrays(folder / "alone.npz") == {}
-    assert alone["rows"] == whole["rows"]
+    assert alone["rows"] == full["rows"]
     assert gradscope("compare", "whole.npz", "alone.npz", folder=folder).status == 0
 
 
@@ -266,11 +266,11 @@ def test_choices_are_reported_only_on_request(folder: Path) -> None:
 
 
 def test_a_batch_from_a_file_takes_the_place_of_the_models_own(folder: Path) -> None:
-    given = np.arange(15, dtype=np.float32).reshape(5, 3)
-    np.savez(folder / "batch.npz", x=given)
+    x = np.arange(15, dtype=np.float32).reshape(5, 3)
+    np.savez(folder / "batch.npz", x=x)
     report = dumped(folder, "--data", "batch.npz", "--json").json
     assert report["provenance"]["batch_size"] == 5
-    assert np.array_equal(arrays(folder / "model.npz")["input/x"], given)
+    assert np.array_equal(arrays(folder / "model.npz")["input/x"], x)
     dumped(folder, "--data", "model.npz", "-o", "again.npz")
     assert gradscope("compare", "model.npz", "again.npz", "--bitwise", folder=folder).status == 0
 

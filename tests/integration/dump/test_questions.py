@@ -102,9 +102,9 @@ def test_a_batch_may_lack_what_a_fetch_does_not_need(folder: Path) -> None:
         assert refused.status == 3
         assert "the batch lacks label, which the requested values need" in refused.errors
     assert not (folder / "refused.npz").exists()
-    whole = gradscope("dump", "model.py", "--data", "x.npz", "-o", "refused.npz", folder=folder)
-    assert whole.status == 3
-    assert "it lacks label" in whole.errors
+    refused = gradscope("dump", "model.py", "--data", "x.npz", "-o", "refused.npz", folder=folder)
+    assert refused.status == 3
+    assert "it lacks label" in refused.errors
 
 
 def _with_labels(folder: Path) -> Path:

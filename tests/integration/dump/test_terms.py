@@ -94,8 +94,8 @@ def test_the_terms_in_the_file_sum_to_the_gradient(folder: Path, rows: list[dict
     with np.load(folder / "terms.npz") as arrays:
         for of in {row["of"] for row in parts}:
             total = sum(arrays[f"term/{row['name']}"] for row in parts if row["of"] == of)
-            whole = arrays[of.replace("activation/", "activation_grad/")]
-            np.testing.assert_allclose(total, whole, rtol=1e-6, atol=1e-6 * np.abs(whole).max())
+            gradient = arrays[of.replace("activation/", "activation_grad/")]
+            np.testing.assert_allclose(total, gradient, rtol=1e-6, atol=1e-6 * np.abs(gradient).max())
 
 
 def test_a_saved_dump_shows_compares_and_verifies_with_its_terms(folder: Path, rows: list[dict[str, Any]]) -> None:

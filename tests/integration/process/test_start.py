@@ -67,20 +67,20 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_tells_every_option_in_a_sentence(tmp_path: Path, command: str) -> None:
+def test_help_states_every_option_in_a_sentence(tmp_path: Path, command: str) -> None:
     done = gradscope(command, "--help", folder=tmp_path, COLUMNS="200")
     assert (done.status, done.errors) == (0, "")
     rows = re.findall(r"^│ [* ]*(--[a-z0-9-]+) (.*) │$", done.output, re.MULTILINE)
     assert {name for name, _ in rows} == {*OPTIONS[command].split(), "--help"}
-    for name, told in rows:
-        assert re.search(r"[A-Z].*\.( \[|$| +\[|\s*$)", told.strip()), f"{name} has no sentence: {told}"
+    for name, sentence in rows:
+        assert re.search(r"[A-Z].*\.( \[|$| +\[|\s*$)", sentence.strip()), f"{name} has no sentence: {sentence}"
 
 
 def test_the_program_without_a_command_shows_its_commands(tmp_path: Path) -> None:
-    bare, asked = gradscope_process(folder=tmp_path), gradscope_process("--help", folder=tmp_path)
-    assert (bare.status, asked.status) == (2, 0)
-    assert bare.output.strip() == asked.output.strip()
-    assert all(f"│ {command} " in asked.output for command in COMMANDS)
+    bare, requested = gradscope_process(folder=tmp_path), gradscope_process("--help", folder=tmp_path)
+    assert (bare.status, requested.status) == (2, 0)
+    assert bare.output.strip() == requested.output.strip()
+    assert all(f"│ {command} " in requested.output for command in COMMANDS)
 
 
 def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
@@ -89,8 +89,8 @@ def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
 
 
 def test_help_of_a_command_is_what_the_command_says(tmp_path: Path) -> None:
-    by_name, asked = (gradscope(*words, folder=tmp_path) for words in (("help", "verify"), ("verify", "--help")))
-    assert (by_name.status, by_name.output) == (0, asked.output)
+    by_name, requested = (gradscope(*words, folder=tmp_path) for words in (("help", "verify"), ("verify", "--help")))
+    assert (by_name.status, by_name.output) == (0, requested.output)
     program, bare = (gradscope(*words, folder=tmp_path) for words in (("--help",), ("help",)))
     assert (bare.status, bare.output) == (0, program.output)
     unknown = gradscope("help", "nonsense", folder=tmp_path)
@@ -200,8 +200,8 @@ def test_completion_is_shown_and_completes(tmp_path: Path, shell: str) -> None:
 
 def test_completion_knows_commands_and_options(tmp_path: Path) -> None:
     def completed(words: str, at: int) -> list[str]:
-        asked = {"_GRADSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(at)}
-        return gradscope_process(folder=tmp_path, **asked).output.split()
+        environment = {"_GRADSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(at)}
+        return gradscope_process(folder=tmp_path, **environment).output.split()
 
     assert completed("gradscope ", 1) == list(COMMANDS)
     assert completed("gradscope compare --all", 2) == ["--allow-missing", "--all"]
@@ -210,8 +210,8 @@ def test_completion_knows_commands_and_options(tmp_path: Path) -> None:
 
 def test_completion_knows_names(dumps: Path) -> None:
     def completed(words: str) -> list[str]:
-        asked = {"_GRADSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-        return gradscope(folder=dumps, **asked).output.split()
+        environment = {"_GRADSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        return gradscope(folder=dumps, **environment).output.split()
 
     assert completed("gradscope dump res") == ["resnet50"]
     assert completed("gradscope show a.npz --tensor activation/fir") == ["activation/first"]

@@ -121,7 +121,7 @@ def test_stop_ends_before_the_step_and_note_goes_on(folder: Path) -> None:
     assert not list((folder / "noted").glob("alarm-*"))
 
 
-def test_a_step_that_is_not_finite_is_skipped_where_that_is_asked_for(folder: Path) -> None:
+def test_a_step_that_is_not_finite_is_skipped_where_that_is_requested(folder: Path) -> None:
     options = ("--data", "data.py:broken", "--steps", 12, "--every", 1, "--on-alarm", "skip", "-q", "-o", "broken")
     done = gradscope("train", "net.py", *options, folder=folder)
     assert done.status == 0, done.errors

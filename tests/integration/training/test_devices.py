@@ -164,13 +164,13 @@ def test_what_one_process_knows_all_act_upon_at_the_same_step() -> None:
         def largest(self, numbers: Sequence[int]) -> np.ndarray:
             return np.array([max(both) for both in zip(numbers, self.other, strict=True)])
 
-    told = Agreement(Both((0, 0)), stop=lambda: signal.SIGTERM, seconds=0.0, every=None)
-    wishes = told.wishes()
-    assert (told.signal, told.is_save_due(1)) == (0, False), "the others do not know it yet"
-    told.heard(wishes)
-    assert (told.signal, told.is_save_due(1)) == (signal.SIGTERM, True)
-    told.saved()
-    assert (told.signal, told.is_save_due(2)) == (signal.SIGTERM, False)
+    agreement = Agreement(Both((0, 0)), stop=lambda: signal.SIGTERM, seconds=0.0, every=None)
+    wishes = agreement.wishes()
+    assert (agreement.signal, agreement.is_save_due(1)) == (0, False), "the others do not know it yet"
+    agreement.heard(wishes)
+    assert (agreement.signal, agreement.is_save_due(1)) == (signal.SIGTERM, True)
+    agreement.saved()
+    assert (agreement.signal, agreement.is_save_due(2)) == (signal.SIGTERM, False)
     hears = Agreement(Both((signal.SIGINT, 1)), stop=lambda: 0, seconds=600.0, every=None)
     hears.heard(hears.wishes())
     assert (hears.signal, hears.is_save_due(1)) == (signal.SIGINT, True)

@@ -205,7 +205,7 @@ class TestTensorBoard:
             assert one == other
         assert [event.step for event in live.Histograms("param/weight")] == [0, 4, 7]
 
-    def test_files_of_one_second_are_told_apart_and_read_in_their_order(
+    def test_files_of_one_second_are_distinguished_and_read_in_their_order(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from gradscope.history.exporting.event_files import EventFile

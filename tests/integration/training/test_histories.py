@@ -1,4 +1,4 @@
-"""Histories: what a run reads and shows of its own, and what is refused of a stranger's."""
+"""Histories: what a run reads and shows of its own, and what is refused of an untrusted one."""
 
 from __future__ import annotations
 
@@ -309,8 +309,8 @@ def test_a_trigger_runs_nothing_and_a_history_is_never_changed(run: Path) -> Non
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9, 0.99])
 def test_a_history_that_is_cut_short_anywhere_is_refused(run: Path, share: float) -> None:
     path = run / "history.sqlite"
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(len(whole) * share)])
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
     done = gradscope("show", run, folder=run)
     assert (done.status, done.errors.count("error:")) == (3, 1), done.errors + done.output
 
@@ -364,10 +364,10 @@ def test_a_writer_without_a_log_that_is_killed_leaves_whole_steps(tmp_path: Path
 @pytest.mark.parametrize("seed", range(3))
 def test_flipped_bytes_are_refused_or_harmless(run: Path, seed: int) -> None:
     path = run / "history.sqlite"
-    whole, generator = path.read_bytes(), np.random.default_rng(seed)
+    content, generator = path.read_bytes(), np.random.default_rng(seed)
     for _ in range(100):
-        damaged = bytearray(whole)
-        for at in generator.integers(0, len(whole), 3):
+        damaged = bytearray(content)
+        for at in generator.integers(0, len(content), 3):
             damaged[at] = generator.integers(256)
         path.write_bytes(damaged)
         with suppress(gs.DumpError, gs.UsageError), gs.load(run) as found:  # a step may have become unknown

@@ -109,7 +109,7 @@ def loss(variables, batch):
 """
 
 
-def test_a_model_with_batch_norm_is_told_about_microbatches(tmp_path: Path) -> None:
+def test_a_model_with_batch_norm_is_reported_about_microbatches(tmp_path: Path) -> None:
     (tmp_path / "coupled.py").write_text(COUPLED)
     line = ("train", "coupled.py", "--optimizer", "sgd(0.1)", "--per-example-every", 2, "--select", "head*")
     done = gradscope(*line, "--steps", 3, "--microbatch", 4, "-o", "halves", folder=tmp_path)

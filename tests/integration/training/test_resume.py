@@ -36,7 +36,7 @@ KILLS = 2
 
 @pytest.fixture(scope="module")
 def folder(usual_promotion: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the model, and `whole`, a run that nothing stopped."""
+    """A folder with the model, and `uninterrupted`, a run that nothing stopped."""
     path = tmp_path_factory.mktemp("resuming")
     write_files(path)
     done = gradscope(*TRAIN, "-o", "whole", folder=path)
@@ -69,14 +69,14 @@ def recorded(run: Path) -> int:
 def test_a_killed_run_opens_and_resumes_bit_for_bit(folder: Path, trial: int) -> None:
     generator, run = random.Random(trial), folder / f"killed{trial}"
     process = started(folder, *TRAIN, "-o", run.name)
-    wanted = generator.randint(1, 12)
-    until(lambda: recorded(run) >= wanted, process)
+    enough = generator.randint(1, 12)
+    until(lambda: recorded(run) >= enough, process)
     time.sleep(generator.random() / 50)
     process.kill()
     process.communicate()
     with gs.load(run) as found:
-        whole = [step for step, *_ in rows(folder / "whole", "steps")]
-        assert found.steps["step"].tolist() == whole[: len(found.steps["step"])]
+        uninterrupted = [step for step, *_ in rows(folder / "whole", "steps")]
+        assert found.steps["step"].tolist() == uninterrupted[: len(found.steps["step"])]
     done = gradscope(*TRAIN, "-o", run.name, "--resume", folder=folder)
     assert done.status == 0, done.errors
     assert contents(run, STEPS) == contents(folder / "whole", STEPS)
@@ -129,8 +129,8 @@ def test_a_torn_state_is_named_and_the_one_before_it_goes_on(folder: Path) -> No
     hint = f"hint: remove state-{STEPS:06}.npz from the folder of the run to resume from state-{STEPS - 5:06}.npz"
     assert hint in torn.errors
     last.unlink()
-    told = [word for word in TRAIN if word != "-q"]
-    resumed = gradscope(*told, "-o", "torn", "--resume", folder=folder)
+    arguments = [word for word in TRAIN if word != "-q"]
+    resumed = gradscope(*arguments, "-o", "torn", "--resume", folder=folder)
     line = f"going on from state-{STEPS - 5:06}.npz; remove it to go on from state-{STEPS - 10:06}.npz"
     assert (resumed.status, line in resumed.errors) == (0, True), resumed.errors
     assert contents(folder / "torn", STEPS) == contents(folder / "whole", STEPS)

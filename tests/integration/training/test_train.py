@@ -176,8 +176,8 @@ def test_dumps_of_steps_are_those_of_the_dump_command(folder: Path) -> None:
     run = folder / "dumped"
     assert [path.name for path in sorted(run.glob("step-*"))] == [f"step-{step:06}.npz" for step in (0, 1, 2, 3)]
     state = "dumped/state-000002.npz"
-    given = ("--data", "data.py:batches", "--batch-index", 2, "--checkpoint", state, "-q", "-o", "two.npz")
-    assert gradscope("dump", "net.py", *given, folder=folder).status == 0
+    inputs = ("--data", "data.py:batches", "--batch-index", 2, "--checkpoint", state, "-q", "-o", "two.npz")
+    assert gradscope("dump", "net.py", *inputs, folder=folder).status == 0
     with gs.load(run / "step-000002.npz") as ours, gs.load(folder / "two.npz") as other:
         assert list(ours) == list(other)
         assert ours.loss == other.loss
@@ -189,7 +189,7 @@ def test_a_numbered_pipeline_is_the_same_run(numbered: Finished, folder: Path) -
     assert contents(folder / "numbered", 24) == contents(folder / "run", 24)
 
 
-def test_json_and_table_tell_the_same(numbered: Finished, folder: Path) -> None:
+def test_json_and_table_show_the_same(numbered: Finished, folder: Path) -> None:
     found = numbered.json
     assert (found["run"], found["steps"], found["recorded"], found["alarms"]) == ("numbered", 24, 9, [])
     losses = [row[1] for row in rows(folder / "numbered", "steps")]
@@ -216,17 +216,17 @@ def loss(p, batch):
 """
 
 
-def test_a_loss_of_all_pairs_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_of_all_pairs_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "pairs.py").write_text(_PAIRS)
     line = ("train", "pairs.py", "--steps", 3, "--every", 1, "--optimizer", "sgd(0.1)", "--batch-size", 4, "-o", "run")
-    told = "input/y has shape [4] and meets a value of the model of shape [4, 1]"
+    message = "input/y has shape [4] and meets a value of the model of shape [4, 1]"
     pairs = module(tmp_path / "pairs.py")
     with gs.Probe(tmp_path / "probed", every=1) as probe:
-        assert gradscope(*line, folder=tmp_path).errors.count(told) == 1
+        assert gradscope(*line, folder=tmp_path).errors.count(message) == 1
         step = probe.jit(probe.value_and_grad(pairs.loss))
         for _ in range(2):
             step(pairs.init(None), pairs.batch(None, 4))
-    assert caplog.text.count(told) == 1
+    assert caplog.text.count(message) == 1
 
 
 def test_a_nan_ends_the_run_with_its_origin_and_the_state_before_it(tmp_path: Path) -> None:
@@ -242,10 +242,10 @@ def test_a_nan_ends_the_run_with_its_origin_and_the_state_before_it(tmp_path: Pa
     for line in (each for each in done.lines if each.startswith(("origin", "repair", "steps"))):
         assert line in shown.lines
     assert f"{step} taken" in shown.output
-    told = gradscope("show", "run", "--json", folder=tmp_path).json
-    assert (told["taken"], told["origins"][0]["source"]) == (step, "to_nan.py:16")
+    stated = gradscope("show", "run", "--json", folder=tmp_path).json
+    assert (stated["taken"], stated["origins"][0]["source"]) == (step, "to_nan.py:16")
     assert gradscope("report", "run", "-o", "page.html", folder=tmp_path).status == 0
-    assert told["origins"][0]["why"] in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert stated["origins"][0]["why"] in (tmp_path / "page.html").read_text(encoding="utf-8")
     alarm = tmp_path / "run" / folder
     assert json.loads((alarm / "alarm.json").read_text(encoding="utf-8"))["step"] == step
     with gs.load(alarm / "state.npz") as state:
@@ -303,8 +303,8 @@ def test_a_nan_ends_the_run_with_its_origin_and_the_state_before_it(tmp_path: Pa
 def test_bad_input_is_one_message(
     folder: Path, tmp_path: Path, arguments: tuple[str, ...], status: int, message: str
 ) -> None:
-    given = {"--steps": "12", "--every": "1", "-o": str(tmp_path / "bad")} | {"--data": "data.py:batches"}
-    options = [each for name, value in given.items() if name not in arguments for each in (name, value)]
+    defaults = {"--steps": "12", "--every": "1", "-o": str(tmp_path / "bad")} | {"--data": "data.py:batches"}
+    options = [each for name, value in defaults.items() if name not in arguments for each in (name, value)]
     done = gradscope("train", "net.py", "-q", *options, *arguments, folder=folder)
     assert (done.status, done.errors.count("error:")) == (status, 1), done.errors
     assert message in done.errors

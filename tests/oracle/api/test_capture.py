@@ -28,9 +28,9 @@ def keys(dump: gs.Dump, *families: str) -> set[str]:
     return {key for key in dump if key.partition("/")[0] in families}
 
 
-def assert_gradients(dump: gs.Dump, wanted: dict[str, Any]) -> None:
-    assert keys(dump, "param_grad") == wanted.keys()
-    for key, gradient in wanted.items():
+def assert_gradients(dump: gs.Dump, expected: dict[str, Any]) -> None:
+    assert keys(dump, "param_grad") == expected.keys()
+    for key, gradient in expected.items():
         np.testing.assert_allclose(dump[key], gradient, rtol=1e-5)
 
 
@@ -126,7 +126,7 @@ def test_positional_and_keyword_only_parameters_are_named_by_their_path() -> Non
     assert keys(gs.capture(jnp.vdot, jnp.ones(2), jnp.ones(2)), "param", "input") == {"param/value", "input/value"}
 
 
-def test_two_values_of_one_name_are_told_apart() -> None:
+def test_two_values_of_one_name_are_distinguished() -> None:
     params = {"a/b": jnp.full(2, 2.0), "a": {"b": jnp.full(2, 3.0)}}
     dump = gs.capture(lambda params: (params["a/b"] ** 2 + params["a"]["b"] ** 3).sum(), params)
     assert keys(dump, "param") == {"param/a/b", "param/a%2Fb"}

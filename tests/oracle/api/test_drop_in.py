@@ -154,10 +154,10 @@ REFUSED = {
 }
 
 
-def assert_same(found: Any, wanted: Any) -> None:
+def assert_same(found: Any, expected: Any) -> None:
     """The same structure, and leaf by leaf the same bits, dtype and weak type; leaves that are no arrays are equal."""
-    assert jax.tree_util.tree_structure(found) == jax.tree_util.tree_structure(wanted)
-    for leaf, other in zip(*map(jax.tree_util.tree_leaves, (found, wanted)), strict=True):
+    assert jax.tree_util.tree_structure(found) == jax.tree_util.tree_structure(expected)
+    for leaf, other in zip(*map(jax.tree_util.tree_leaves, (found, expected)), strict=True):
         if not isinstance(other, jax.Array | np.ndarray):
             assert leaf == other
             assert type(leaf) is type(other)
@@ -199,9 +199,9 @@ def test_auxiliary_output_goes_through_jit() -> None:
         return cubed(w), {"square": w["w"] ** 2, "count": 2}
 
     ours, plain = (jax.jit(each(loss, has_aux=True)) for each in (gs.value_and_grad, jax.value_and_grad))
-    found, wanted = ours(W)[0], plain(W)
-    assert jax.tree_util.tree_structure(found) == jax.tree_util.tree_structure(wanted)
-    jax.tree_util.tree_map(partial(np.testing.assert_allclose, rtol=1e-6), found, wanted)
+    found, expected = ours(W)[0], plain(W)
+    assert jax.tree_util.tree_structure(found) == jax.tree_util.tree_structure(expected)
+    jax.tree_util.tree_map(partial(np.testing.assert_allclose, rtol=1e-6), found, expected)
 
 
 def deep(w: Any, x: Any) -> Any:
@@ -236,9 +236,9 @@ def assert_differentiated_alike(loss: Any, second: Callable[..., Any], observe: 
     def observing(*args: Any) -> Any:
         return gs.value_and_grad(loss, observe=observe)(*args)[0]
 
-    found, wanted = (run(partial(second, vg))(W, X) for vg in (observing, jax.value_and_grad(loss)))
-    assert jax.tree_util.tree_structure(found) == jax.tree_util.tree_structure(wanted)
-    jax.tree_util.tree_map(partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-7), found, wanted)
+    found, expected = (run(partial(second, vg))(W, X) for vg in (observing, jax.value_and_grad(loss)))
+    assert jax.tree_util.tree_structure(found) == jax.tree_util.tree_structure(expected)
+    jax.tree_util.tree_map(partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-7), found, expected)
 
 
 @pytest.mark.parametrize("observe", MODES)
@@ -262,8 +262,8 @@ def test_what_is_observed_does_not_depend_on_being_differentiated_again(observe:
     _, alone = jax.jit(gs.value_and_grad(deep, observe=observe))(W, X)
     assert list(seen) == list(alone)
     for key in seen:
-        found, wanted = (each[key].l2 if observe == "stats" else each[key] for each in (seen, alone))
-        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+        found, expected = (each[key].l2 if observe == "stats" else each[key] for each in (seen, alone))
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("observe", MODES)
@@ -272,12 +272,15 @@ def test_it_can_be_mapped(observe: Any, compiled: bool) -> None:
     ours = jax.vmap(gs.value_and_grad(trained, observe=observe), in_axes=(None, 0, None))
     plain = jax.vmap(jax.value_and_grad(trained), in_axes=(None, 0, None))
     rows = X[:, None, :]
-    (found, seen), wanted = (jax.jit(ours, static_argnums=2) if compiled else ours)(W, rows, True), plain(W, rows, True)
-    jax.tree_util.tree_map(partial(np.testing.assert_allclose, rtol=1e-5), found, wanted)
+    (found, seen), expected = (
+        (jax.jit(ours, static_argnums=2) if compiled else ours)(W, rows, True),
+        plain(W, rows, True),
+    )
+    jax.tree_util.tree_map(partial(np.testing.assert_allclose, rtol=1e-5), found, expected)
     assert all((seen[key].l2 if observe == "stats" else seen[key]).shape[0] == len(rows) for key in seen)
 
 
-def test_several_differentiated_arguments_are_told_apart_by_their_names() -> None:
+def test_several_differentiated_arguments_are_distinguished_by_their_names() -> None:
     _, seen = gs.value_and_grad(lambda one, other: (one["w"] * other["w"]).sum(), (0, 1))(W, {"w": W["w"] + 1})
     assert {"param/one/w", "param/other/w", "param_grad/one/w", "param_grad/other/w"} <= set(seen)
     assert float(seen["param/one/w"].mean) != float(seen["param/other/w"].mean)

@@ -86,7 +86,7 @@ def test_a_name_of_a_parameter_and_a_layer_is_refused_with_the_keys_of_both(opti
     assert refused.value.hint == candidates
 
 
-def test_every_candidate_that_is_named_can_be_asked_for() -> None:
+def test_every_candidate_that_is_named_can_be_requested() -> None:
     fed = {key: gs.capture(like_its_parameter, W, ONES, feed={key: ONES * 2}) for key in ("param/w", "activation/w")}
     assert fed["param/w"].loss == pytest.approx(float(like_its_parameter({"w": ONES * 2}, ONES)))
     assert fed["activation/w"].loss == pytest.approx(float(jnp.sin(ONES * 2).sum()))
@@ -96,7 +96,7 @@ def test_every_candidate_that_is_named_can_be_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "candidates"),
+    ("options", "candidates"),
     [
         ({"ys": "x", "xs": "argument/x"}, "write argument/x or output/x"),
         ({"ys": "output/x", "xs": "x"}, "write argument/x or output/x"),
@@ -104,14 +104,14 @@ def test_every_candidate_that_is_named_can_be_asked_for() -> None:
         ({"ys": "h", "xs": "argument/x"}, "write activation/h or output/h"),
     ],
 )
-def test_a_name_of_an_output_and_of_something_else_is_refused(asked: Any, candidates: str) -> None:
+def test_a_name_of_an_output_and_of_something_else_is_refused(options: Any, candidates: str) -> None:
     def fun(x: Any) -> Any:
         with jax.named_scope("h"):
             squared = x**2
         return {"x": x**3, "h": squared * 10}
 
     with pytest.raises(gs.UsageError, match="is ambiguous") as refused:
-        gs.gradients(fun, [3.0], **asked)
+        gs.gradients(fun, [3.0], **options)
     assert refused.value.hint == candidates
     assert gs.gradients(fun, [3.0], ys="output/x", xs="argument/x") == [27.0]
     assert gs.gradients(fun, [3.0], ys="output/h", xs="activation/h") == [10.0]

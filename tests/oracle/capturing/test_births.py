@@ -163,7 +163,7 @@ def test_the_search_can_be_left_out() -> None:
     assert not any("search" in phase for phase in dump.manifest.timings)
 
 
-def test_a_search_that_fails_is_told_and_takes_nothing_down(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_fails_is_reported_and_takes_nothing_down(monkeypatch: pytest.MonkeyPatch) -> None:
     from gradscope.capturing.explain.nonfinite import origin_search
 
     def fails(*_args: Any, **_kwargs: Any) -> Any:
@@ -189,7 +189,7 @@ def test_an_infinity_that_nan_to_num_makes_finite_is_the_origin_of_the_next() ->
     assert only.why == f"made the first Inf: 1 divided by 0 (element [0]); {again}"
 
 
-def test_an_infinity_outside_all_layers_is_told_where_it_began_and_not_where_it_is_seen() -> None:
+def test_an_infinity_outside_all_layers_is_reported_where_it_began_and_not_where_it_is_seen() -> None:
     def loss(w: Any, x: Any) -> Any:
         grown = jnp.exp(100 * w * x)  # here
         with jax.named_scope("total"):

@@ -87,13 +87,13 @@ def combined(dump: gs.Dump) -> Examples:
 
 
 @pytest.fixture(scope="module")
-def whole() -> gs.Dump:
+def full() -> gs.Dump:
     return captured(mean_loss)
 
 
 @pytest.mark.parametrize("name", ["w", "half", "none"])
-def test_they_are_those_of_jax_grad_on_each_single_example(whole: gs.Dump, name: str) -> None:
-    found = whole[f"example_grad/{name}"]
+def test_they_are_those_of_jax_grad_on_each_single_example(full: gs.Dump, name: str) -> None:
+    found = full[f"example_grad/{name}"]
     alone = jax.jit(jax.grad(lambda chosen, one: mean_loss({**variables(), name: chosen}, one)[0]))
     expected = [np.asarray(alone(variables()[name], example(number))) for number in range(COUNT)]
     assert found.dtype == expected[0].dtype
@@ -101,18 +101,18 @@ def test_they_are_those_of_jax_grad_on_each_single_example(whole: gs.Dump, name:
     np.testing.assert_allclose(found.astype(np.float64), np.stack(expected).astype(np.float64), rtol=1e-6, atol=1e-7)
 
 
-def test_they_are_those_of_vmapped_gradients(whole: gs.Dump) -> None:
+def test_they_are_those_of_vmapped_gradients(full: gs.Dump) -> None:
     def alone(w: Any, x: Any, key: Any) -> Any:
         one = {"x": x[None], "keys": key[None], "scale": batch()["scale"]}
         return sum_loss({**variables(), "w": w}, one)
 
     expected = jax.vmap(jax.grad(alone), in_axes=(None, 0, 0))(variables()["w"], batch()["x"], batch()["keys"])
-    np.testing.assert_allclose(whole["example_grad/w"], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(full["example_grad/w"], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_of_a_mean_they_have_the_gradient_as_their_mean(whole: gs.Dump) -> None:
-    np.testing.assert_allclose(whole["example_grad/w"].mean(axis=0), whole["param_grad/w"], rtol=1e-5)
-    found = combined(whole)
+def test_of_a_mean_they_have_the_gradient_as_their_mean(full: gs.Dump) -> None:
+    np.testing.assert_allclose(full["example_grad/w"].mean(axis=0), full["param_grad/w"], rtol=1e-5)
+    found = combined(full)
     assert (found.count, found.combined_by, found.coupled) == (COUNT, "mean", False)
     assert found.rel_l2 < 1e-2
     assert found.sentence.startswith("the mean of the gradients of 5 examples is the batch's gradient (rel_l2 ")
@@ -125,23 +125,25 @@ def test_of_a_sum_they_have_it_as_their_sum() -> None:
 
 
 def test_a_loss_that_couples_examples_is_said_to() -> None:
-    told: list[str] = []
-    found = dumped(coupled_loss, told).examples
+    messages: list[str] = []
+    found = dumped(coupled_loss, messages).examples
     assert found is not None
     assert found.coupled
     assert found.rel_l2 > 0.01
-    assert told == [found.sentence]
-    assert told[0].startswith("the examples are coupled in this loss: the ")
-    told.clear()
-    dumped(mean_loss, told)
-    assert told == []
+    assert messages == [found.sentence]
+    assert messages[0].startswith("the examples are coupled in this loss: the ")
+    messages.clear()
+    dumped(mean_loss, messages)
+    assert messages == []
 
 
-def dumped(loss: Any, told: list[str], writer: MemoryWriter | None = None, spec: CaptureSpec | None = None) -> Manifest:
+def dumped(
+    loss: Any, messages: list[str], writer: MemoryWriter | None = None, spec: CaptureSpec | None = None
+) -> Manifest:
     arguments = Arguments(
         shapes=jax.eval_shape(lambda: (variables(), batch())), make=lambda: (variables(), batch()), batch_size=COUNT
     )
-    request = DumpRequest(spec=spec or CaptureSpec(per_example=True), tell=told.append)
+    request = DumpRequest(spec=spec or CaptureSpec(per_example=True), notify=messages.append)
     return dump_model(model_of(loss), arguments, request, writer or MemoryWriter(), Timings())
 
 
@@ -149,8 +151,8 @@ def model_of(loss: Any) -> Model:
     return Model(name="model", init=lambda _: variables(), batch=lambda _key, _size: batch(), loss=loss)
 
 
-def test_the_ledger_accounts_for_every_parameter(whole: gs.Dump) -> None:
-    missing = {line.name: line.reason for line in whole.ledger.missing if line.family == "example_grad"}
+def test_the_ledger_accounts_for_every_parameter(full: gs.Dump) -> None:
+    missing = {line.name: line.reason for line in full.ledger.missing if line.family == "example_grad"}
     assert missing == {"table": "non-differentiable", "idle": "disconnected"}
     some = captured(mean_loss, exclude=["*half", "*idle"])
     missing = {line.name: line.reason for line in some.ledger.missing if line.family == "example_grad"}
@@ -158,25 +160,25 @@ def test_the_ledger_accounts_for_every_parameter(whole: gs.Dump) -> None:
     assert "example_grad/half" not in {entry.name for entry in manifest_of(some).entries}
 
 
-def test_nothing_else_is_changed_by_them(whole: gs.Dump) -> None:
+def test_nothing_else_is_changed_by_them(full: gs.Dump) -> None:
     plain = gs.capture(mean_loss, variables(), batch())
-    own = [entry for entry in manifest_of(whole).entries if entry.family != "example_grad"]
+    own = [entry for entry in manifest_of(full).entries if entry.family != "example_grad"]
     assert own == list(manifest_of(plain).entries)
-    assert whole.layers == plain.layers
-    assert manifest_of(whole).causes == manifest_of(plain).causes
+    assert full.layers == plain.layers
+    assert manifest_of(full).causes == manifest_of(plain).causes
     assert manifest_of(plain).examples is None
 
 
-def test_they_may_be_all_there_is_and_be_statistics_only(whole: gs.Dump) -> None:
+def test_they_may_be_all_there_is_and_be_statistics_only(full: gs.Dump) -> None:
     only = captured(mean_loss, families=["example_grad"], select=["w"], stats_only=True)
     (entry,) = manifest_of(only).entries
     assert (entry.family, entry.name, entry.shape) == ("example_grad", "w", (COUNT, 3, 2))
-    (expected,) = (each for each in manifest_of(whole).entries if (each.family, each.name) == ("example_grad", "w"))
+    (expected,) = (each for each in manifest_of(full).entries if (each.family, each.name) == ("example_grad", "w"))
     assert entry.stats == expected.stats
     assert combined(only).coupled is False
 
 
-def test_where_none_is_wanted_nothing_is_said_of_them() -> None:
+def test_where_none_is_requested_nothing_is_said_of_them() -> None:
     dump = captured(mean_loss, families=["activation"])
     assert manifest_of(dump).examples is None
     assert {line.reason for line in dump.ledger.missing if line.family == "example_grad"} == {"filtered"}
@@ -224,7 +226,7 @@ def test_where_no_gradient_is_finite_nothing_is_said_of_how_they_combine() -> No
     ("family", "asking"), [("example_grad", "--per-example"), ("term", "--terms"), ("term", "--ops=inputs")]
 )
 def test_a_family_that_no_option_computes_is_refused(family: str, asking: str) -> None:
-    with pytest.raises(UsageError, match=f"the family {family} is only made when it is asked for") as refused:
+    with pytest.raises(UsageError, match=f"the family {family} is only made when it is requested") as refused:
         gs.capture(mean_loss, variables(), batch(), families=["param_grad", family])
     assert asking in refused.value.hint
 
@@ -237,10 +239,10 @@ def test_a_loss_that_does_not_take_a_batch_of_one_fails_by_name() -> None:
         captured(loss)
 
 
-@pytest.mark.parametrize("asked", [{"stop_gradients": ["layer"]}, {"fetch": ["layer"]}])
-def test_they_are_those_of_the_loss_as_it_is(asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{"stop_gradients": ["layer"]}, {"fetch": ["layer"]}])
+def test_they_are_those_of_the_loss_as_it_is(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="gradients of each example are those of the loss as it is"):
-        captured(mean_loss, **asked)
+        captured(mean_loss, **options)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_a_y_is_its_own_x() -> None:
     same(gs.gradients(lambda x: x, [2.0], ys="x", xs="x"), [1.0])
 
 
-def test_none_is_told_from_zero() -> None:
+def test_none_is_distinguished_from_zero() -> None:
     def loss(a: Any, b: Any, c: Any, d: Any) -> Any:
         return a * 0.0 + jax.lax.stop_gradient(b) + jnp.floor(d)
 
@@ -166,7 +166,7 @@ def test_it_composes_with_jit() -> None:
 # --- what cannot be asked ------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_asked_is_refused_in_a_sentence() -> None:
+def test_what_cannot_be_requested_is_refused_in_a_sentence() -> None:
     def counted(n: Any, x: Any) -> Any:
         return n + 1, jax.nn.relu(x), jax.lax.while_loop(lambda c: c < 9.0, lambda c: c * 2.0, x)
 
@@ -207,8 +207,8 @@ def unrolled_delayed(x: float) -> tuple[Any, list[Any]]:
 
 
 def test_a_loop_passes_gradients_only_to_the_iterations_that_a_y_depends_on() -> None:
-    whole, values = unrolled_delayed(0.7)
-    direct = jax.grad(whole, argnums=(0, 1, 2, 3))(*values)
+    unrolled, values = unrolled_delayed(0.7)
+    direct = jax.grad(unrolled, argnums=(0, 1, 2, 3))(*values)
     found = gs.gradients(delayed, [0.7], ys="0", xs=["a[2]", "a[3]", "b[3]", "b[2]"])
     same(found, [float(direct[2]), None, 1.0, None])
 
@@ -229,7 +229,7 @@ def test_no_earlier_iteration_depends_on_a_later_one(reverse: bool) -> None:
     same(gs.gradients(fun, [2.0], ys=last, xs=[first, middle], stop_gradients=middle), [None, 2.0])
 
 
-def test_iterations_of_loops_in_loops_are_told_apart() -> None:
+def test_iterations_of_loops_in_loops_are_distinguished() -> None:
     def fun(x: Any) -> Any:
         def inner(carry: Any, _: Any) -> Any:
             with jax.named_scope("in"):

@@ -35,37 +35,37 @@ def _in_float64(x64: None) -> None:
 
 def captured(loss: Callable[..., Any], arguments: tuple[Any, Any], max_memory: int | None) -> tuple[MemoryDump, str]:
     """A loss's operations and terms, and what was told before they were captured."""
-    model, given = Model.of_values("model", loss, *arguments), Arguments.of(*arguments)
-    told: list[str] = []
+    model, inputs = Model.of_values("model", loss, *arguments), Arguments.of(*arguments)
+    messages: list[str] = []
     bounds = None if max_memory is None else Bounds(memory=max_memory)
     request = DumpRequest(
-        spec=CaptureSpec(operations=True, terms=True), self_check=True, bounds=bounds, tell=told.append
+        spec=CaptureSpec(operations=True, terms=True), self_check=True, bounds=bounds, notify=messages.append
     )
     writer = MemoryWriter()
-    return writer.dump(dump_model(model, given, request, writer, Timings())), " ".join(told)
+    return writer.dump(dump_model(model, inputs, request, writer, Timings())), " ".join(messages)
 
 
 def check_against_one_run(loss: Callable[..., Any], arguments: tuple[Any, Any], max_memory: int) -> int:
     """Hold what is captured in segments to one run's; returns the number of runs."""
-    whole, nothing = captured(loss, arguments, None)
-    parts, told = captured(loss, arguments, max_memory)
+    full, nothing = captured(loss, arguments, None)
+    parts, messages = captured(loss, arguments, max_memory)
     assert nothing == ""
-    assert set(parts.keys()) == set(whole.keys())
-    for key in whole.keys():  # noqa: SIM118 - it is no mapping
+    assert set(parts.keys()) == set(full.keys())
+    for key in full.keys():  # noqa: SIM118 - it is no mapping
         assert (parts.entry(key).absent, parts.entry(key).alias_of) == (
-            whole.entry(key).absent,
-            whole.entry(key).alias_of,
+            full.entry(key).absent,
+            full.entry(key).alias_of,
         )
-        if whole.entry(whole.entry(key).alias_of or key).absent is None:
-            one, other = (np.asarray(dump.array(key), np.float64) for dump in (whole, parts))
+        if full.entry(full.entry(key).alias_of or key).absent is None:
+            one, other = (np.asarray(dump.array(key), np.float64) for dump in (full, parts))
             assert np.abs(one - other).max(initial=0) <= 1e-11 * max(np.abs(one).max(initial=0), 1), key
-    assert _paths(parts) == _paths(whole)
-    assert parts.manifest.loss == pytest.approx(whole.manifest.loss, rel=1e-12)
-    assert parts.manifest.ledger.counts() == whole.manifest.ledger.counts()
+    assert _paths(parts) == _paths(full)
+    assert parts.manifest.loss == pytest.approx(full.manifest.loss, rel=1e-12)
+    assert parts.manifest.ledger.counts() == full.manifest.ledger.counts()
     assert parts.manifest.self_check is not None
     assert parts.manifest.self_check["beyond_rounding"] == []
-    found = re.fullmatch(r"[0-9.]+ [KMG]?i?B of tensors are captured in ([0-9]+) runs", told)
-    assert found is not None, told
+    found = re.fullmatch(r"[0-9.]+ [KMG]?i?B of tensors are captured in ([0-9]+) runs", messages)
+    assert found is not None, messages
     return int(found[1])
 
 
@@ -119,9 +119,9 @@ def test_segments_take_less_memory_than_one_run() -> None:
 
 
 def test_a_loss_that_is_a_parameter_has_no_segments() -> None:
-    dump, told = captured(lambda w, _: w, (jnp.float64(2.0), jnp.ones(3)), 100_000)
+    dump, messages = captured(lambda w, _: w, (jnp.float64(2.0), jnp.ones(3)), 100_000)
     assert dump.manifest.loss == 2.0
-    assert "runs" not in told
+    assert "runs" not in messages
 
 
 def test_a_run_that_exceeds_the_bound_in_segments_is_refused_before_it_runs() -> None:

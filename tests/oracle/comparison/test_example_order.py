@@ -51,7 +51,7 @@ def _loss(fault: str, weights: Any, batch: Any) -> Any:
 
 
 def _captured(batch: Any, fault: str = "") -> Dump:
-    return gs.capture(lambda weights, given: _loss(fault, weights, given), WEIGHTS, batch)
+    return gs.capture(lambda weights, inputs: _loss(fault, weights, inputs), WEIGHTS, batch)
 
 
 def _moved(*names: str) -> dict[str, Any]:
@@ -105,5 +105,8 @@ def test_inputs_that_moved_in_two_ways_or_changed_by_a_bit_prove_no_order(refere
 
 
 def test_a_program_that_shuffles_by_itself_differs(reference: Dump) -> None:
-    shuffled = gs.capture(lambda weights, given: _loss("", weights, {**given, "x": given["x"][ORDER]}), WEIGHTS, BATCH)
+    def loss(weights: Any, inputs: Any) -> Any:
+        return _loss("", weights, {**inputs, "x": inputs["x"][ORDER]})
+
+    shuffled = gs.capture(loss, WEIGHTS, BATCH)
     assert not gs.compare(reference, shuffled)

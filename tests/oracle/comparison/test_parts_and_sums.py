@@ -77,8 +77,8 @@ def test_two_biases_are_one_where_they_add_up_to_it() -> None:
     for pair in ((apart, _biased({"b": one + two})), (_biased({"b": one + two}), apart)):
         found = gs.compare(*pair)
         assert found, found.sentence
-        told = {row.name: row.why for row in found.rows if row.family == "param" and not row.counts}
-        assert told == {
+        reasons = {row.name: row.why for row in found.rows if row.family == "param" and not row.counts}
+        assert reasons == {
             "layer/b": "the sum of layer/b_hh and layer/b_ih",
             "layer/b_hh": "layer/b is the sum of layer/b_hh and layer/b_ih",
             "layer/b_ih": "layer/b is the sum of layer/b_hh and layer/b_ih",
@@ -115,8 +115,8 @@ def test_two_joined_biases_are_one_for_each_gate_where_they_add_up_to_them() -> 
     for pair in ((apart, _gated(*gates, **gates)), (_gated(*gates, **gates), apart)):
         found = gs.compare(*pair)
         assert found, found.sentence
-        told = {row.name: row.why for row in found.rows if row.family == "param" and not row.counts}
-        assert told == {
+        reasons = {row.name: row.why for row in found.rows if row.family == "param" and not row.counts}
+        assert reasons == {
             **{f"layer/{gate}": "a part of the sum of layer/b_hh and layer/b_ih" for gate in gates},
             **dict.fromkeys(
                 ("layer/b_hh", "layer/b_ih"),
@@ -172,7 +172,7 @@ def test_an_lstm_of_pytorch_is_the_same_as_one_with_a_single_bias(factor: float)
 def _reset_gated(*, packed: bool, wrong: bool = False) -> Dump:
     """One step of a GRU from two kernels: of PyTorch's two biases, Flax adds those of two gates."""
     draw = np.random.default_rng(4).normal
-    given, carried = (draw(size=(8, 12)).astype(np.float32) for _ in range(2))
+    inputs, carried = (draw(size=(8, 12)).astype(np.float32) for _ in range(2))
     biases = {name: draw(size=12).astype(np.float32) for name in ("b_ih", "b_hh")}
     one, two = (np.split(each, 3) for each in biases.values())
     apart = {"r": one[0] + two[0], "z": one[1] + two[1], "n": one[2], "hn": two[2] + 0.1 * wrong}
@@ -188,7 +188,7 @@ def _reset_gated(*, packed: bool, wrong: bool = False) -> Dump:
             n = jnp.tanh(n + n_bias + jax.nn.sigmoid(r + hr + r_bias) * (hn + hn_bias))
             return jnp.square(n * jax.nn.sigmoid(z + hz + z_bias)).mean()
 
-    return captured((loss, {"gru": {"ih": given, "hh": carried} | (biases if packed else apart)}, X))
+    return captured((loss, {"gru": {"ih": inputs, "hh": carried} | (biases if packed else apart)}, X))
 
 
 def test_biases_of_which_some_gates_add_both_are_one() -> None:

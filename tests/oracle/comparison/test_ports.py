@@ -69,7 +69,7 @@ def _image_network(*, channels_first: bool) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("channels_first", [False, True])
 @pytest.mark.parametrize("width", [6, 8])
-def test_an_image_on_its_side_is_told_where_no_parameter_is(width: int, channels_first: bool) -> None:
+def test_an_image_on_its_side_is_reported_where_no_parameter_is(width: int, channels_first: bool) -> None:
     draw = np.random.default_rng(11).normal
     kernel, head = draw(size=(3, 3, 3, 4)).astype(np.float32), draw(size=(4, 2)).astype(np.float32)
     image = draw(size=(5, 6, width, 3)).astype(np.float32)

@@ -141,7 +141,7 @@ def test_a_gradient_that_is_zero_but_for_rounding_differs_where_it_is_larger() -
     assert row.status == "different"
 
 
-def test_signs_that_flip_are_told_where_an_optimizer_would_act_on_them() -> None:
+def test_signs_that_flip_are_reported_where_an_optimizer_would_act_on_them() -> None:
     source = _reference(CONVNET)
     found = compare(source, _scaled(source, "param_grad/conv1/bias", -1.0))
     (row,) = (row for row in found.rows if (row.family, row.name) == ("param_grad", "conv1/bias"))

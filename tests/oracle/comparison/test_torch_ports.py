@@ -153,12 +153,12 @@ def test_tokens_and_labels_may_be_slices_of_one_array(shifted: bool) -> None:
     )
 
     def loss(weights: Any, batch: Any) -> Any:
-        given, wanted = batch["tokens"][:, :-1], batch["tokens"][:, 1:] if shifted else batch["tokens"][:, :-1]
+        tokens, targets = batch["tokens"][:, :-1], batch["tokens"][:, 1:] if shifted else batch["tokens"][:, :-1]
         with jax.named_scope("embed"):
-            x = weights["embed"][given]
+            x = weights["embed"][tokens]
         with jax.named_scope("head"):
             x = x @ weights["head"]["kernel"] + weights["head"]["bias"][None, None]
-        return -jnp.take_along_axis(jax.nn.log_softmax(x), wanted[..., None], axis=-1).mean()
+        return -jnp.take_along_axis(jax.nn.log_softmax(x), targets[..., None], axis=-1).mean()
 
     state = {name: value.numpy() for name, value in module.state_dict().items()}
     weights = {"embed": state["0.weight"], "head": {"kernel": state["1.weight"].T.copy(), "bias": state["1.bias"]}}

@@ -197,7 +197,7 @@ def test_a_batched_branch_is_a_selection_and_both_sides_run() -> None:
     check(loss, WEIGHTS, INPUTS, twin=twin)
 
 
-def test_a_program_mapped_over_flags_tells_row_by_row_what_ran() -> None:
+def test_a_program_mapped_over_flags_states_row_by_row_what_ran() -> None:
     def loss(weight: Any, batch: Any) -> Any:
         x, flag = batch
         return jax.lax.cond(flag, curved, straight, weight, x).sum()

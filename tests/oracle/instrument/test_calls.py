@@ -399,10 +399,10 @@ def test_a_program_may_be_mapped() -> None:
     mapped = jax.vmap(lambda x: program([*weights, x]))(batches)
     assert len(reached.sites) == 2
     for number, batch in enumerate(batches):
-        wanted = expected(loss, WEIGHTS, batch)
+        plain_values = expected(loss, WEIGHTS, batch)
         for at, name in enumerate(["first", "second"]):
-            assert_close(mapped.captured.values[at][number], wanted[name].activation)
-            assert_close(mapped.cotangents[at][number], wanted[name].gradient)
+            assert_close(mapped.captured.values[at][number], plain_values[name].activation)
+            assert_close(mapped.cotangents[at][number], plain_values[name].gradient)
 
 
 def test_a_program_may_be_differentiated_and_its_arguments_donated() -> None:
@@ -418,8 +418,8 @@ def test_a_program_may_be_differentiated_and_its_arguments_donated() -> None:
 
     twice = jax.grad(lambda leaves: steepness(program(leaves).gradients))(leaves)
     plain = jax.grad(lambda leaves: steepness(jax.grad(loss, argnums=(0, 1))(*tree.unflatten(leaves))))(leaves)
-    for found, wanted in zip(twice, plain, strict=True):
-        assert_close(found, wanted)
+    for found, expected_value in zip(twice, plain, strict=True):
+        assert_close(found, expected_value)
     donated = jax.jit(program, donate_argnums=0)([jnp.copy(leaf) for leaf in leaves])
     assert_close(donated.loss, observation.loss)
 

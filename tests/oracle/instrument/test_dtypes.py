@@ -141,7 +141,7 @@ def test_integer_parameters_are_not_differentiated() -> None:
     np.testing.assert_array_equal(observation.params["table"], [[1, 1, 1], [0, 0, 0], [1, 1, 1]])
 
 
-def test_gradients_of_integers_asked_for_inside_the_loss() -> None:
+def test_gradients_of_integers_requested_inside_the_loss() -> None:
     """`float0`, the dtype of a gradient that cannot exist, may be a value of the trace."""
 
     def loss(weight: Any, x: Any) -> Any:

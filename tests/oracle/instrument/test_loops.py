@@ -241,13 +241,13 @@ def looping(weights: Any, batch: Any) -> Any:
 @pytest.mark.parametrize("iterations", [1, 2, 5])
 def test_a_while_loop_shows_its_last_iteration(iterations: int) -> None:
     observation = check_gradients(looping, WEIGHTS, (INPUTS, jnp.int32(iterations)))
-    wanted = INPUTS
+    expected_value = INPUTS
     for _ in range(iterations):
-        wanted = attend(WEIGHTS[0], wanted)
+        expected_value = attend(WEIGHTS[0], expected_value)
     step = observation.seen[f"loop[{iterations - 1}]/step"]
-    assert_close(step.activation, wanted)
+    assert_close(step.activation, expected_value)
     assert step.gradient is None
-    assert_close(observation.seen["loop"].activation, wanted)
+    assert_close(observation.seen["loop"].activation, expected_value)
     assert_close(observation.seen["loop"].gradient, attend(WEIGHTS[1], INPUTS))
 
 
@@ -268,10 +268,10 @@ def test_iterations_are_counted_for_every_while_loop_around_a_value() -> None:
         return (attend(weights[1], x) * made).sum()
 
     observation = check_gradients(loss, WEIGHTS, (INPUTS, jnp.int32(3)))
-    wanted = INPUTS
+    expected_value = INPUTS
     for _ in range(6):
-        wanted = attend(WEIGHTS[0], wanted)
-    assert_close(observation.seen["outer[2]/loop[2]/step"].activation, wanted)
+        expected_value = attend(WEIGHTS[0], expected_value)
+    assert_close(observation.seen["outer[2]/loop[2]/step"].activation, expected_value)
 
 
 def test_a_while_loop_inside_a_scan_counts_its_iterations_in_each() -> None:

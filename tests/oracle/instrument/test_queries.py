@@ -1,4 +1,4 @@
-"""Inquiries: what is fed, stopped, fetched and differentiated, held against JAX on a model written for the purpose."""
+"""Queries: what is fed, stopped, fetched and differentiated, compared with JAX on a model written for the purpose."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def loss(params: Any, batch: Any) -> Any:
     return head(logits(params, hidden(params, batch["x"])), batch["label"])
 
 
-def capture(**asked: Any) -> gs.Dump:
-    return gs.capture(loss, PARAMS, BATCH, **asked)
+def capture(**options: Any) -> gs.Dump:
+    return gs.capture(loss, PARAMS, BATCH, **options)
 
 
 def same(found: Any, expected: Any) -> None:
@@ -145,11 +145,11 @@ def test_a_fetch_runs_only_what_it_needs() -> None:
 
 
 def test_gradients_may_be_fetched() -> None:
-    whole = capture()
+    full = capture()
     dump = capture(fetch=["gradient/hidden", "param_grad/b", "nll"])
     assert set(dump) == {"activation_grad/hidden", "param_grad/b", "activation/nll"}
     for key in dump:
-        same(dump[key], whole[key])
+        same(dump[key], full[key])
 
 
 def test_an_operation_or_a_iteration_of_a_loop_may_be_fetched() -> None:
@@ -160,7 +160,7 @@ def test_an_operation_or_a_iteration_of_a_loop_may_be_fetched() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "problem"),
+    ("options", "problem"),
     [
         ({"fetch": "hiden"}, "no value is called hiden"),
         ({"stop_gradients": ["nowhere"]}, "no value is called nowhere"),
@@ -168,6 +168,6 @@ def test_an_operation_or_a_iteration_of_a_loop_may_be_fetched() -> None:
         ({"feed": {"gradient/label": np.zeros(5)}}, "label is int32 and cannot be differentiated"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_in_a_sentence(asked: Any, problem: str) -> None:
+def test_what_cannot_be_requested_is_refused_in_a_sentence(options: Any, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
-        capture(**asked)
+        capture(**options)

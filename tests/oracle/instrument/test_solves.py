@@ -153,7 +153,7 @@ def test_a_value_and_gradient_that_is_differentiated_again_is_what_jax_computes(
 
 
 @pytest.mark.parametrize("question", [{"stop_gradients": ["solved/first"]}, {"feed": {"solved/first": np.zeros(3)}}])
-def test_nothing_can_be_asked_about_values_inside_a_solver(question: dict[str, Any]) -> None:
+def test_nothing_can_be_requested_of_values_inside_a_solver(question: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="inside a custom rule, a linear solve or a while loop"):
         gs.capture(loss, WEIGHTS, INPUTS, **question)
 

@@ -1,4 +1,4 @@
-"""Terms: what flows back from each use of a value, held to something added there alone, and to their sum.
+"""Terms: what flows back from each use of a value, compared with something added there alone, and to their sum.
 
 A loss under test takes a probe as third argument and puts it around every use of the values whose terms it tells, by
 the name that the term is to have: `jax.grad` with respect to what is added at one use is that use's term.

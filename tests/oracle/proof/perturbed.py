@@ -42,21 +42,21 @@ class Perturbed:
     def run(self, jaxpr: Any, constants: Any, arguments: Any) -> list[Any]:
         values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *arguments], strict=True))
         for equation in jaxpr.eqns:
-            given = [atom.val if isinstance(atom, core.Literal) else values[atom] for atom in equation.invars]
-            values.update(zip(equation.outvars, self.made(equation, given), strict=True))
+            operands = [atom.val if isinstance(atom, core.Literal) else values[atom] for atom in equation.invars]
+            values.update(zip(equation.outvars, self.made(equation, operands), strict=True))
         return [atom.val if isinstance(atom, core.Literal) else values[atom] for atom in jaxpr.outvars]
 
-    def made(self, equation: Any, given: list[Any]) -> list[Any]:
+    def made(self, equation: Any, operands: list[Any]) -> list[Any]:
         inner = equation.params.get("jaxpr")
         if inner is not None and equation.primitive.name in CALLS:
-            return self.run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), given)
+            return self.run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), operands)
         self.primitives.append(equation.primitive.name)
         if self.at == "operands":
             known = [isinstance(atom, core.Literal) for atom in equation.invars]
-            given = [value if known[at] else self.perturbed(at, value) for at, value in enumerate(given)]
+            operands = [value if known[at] else self.perturbed(at, value) for at, value in enumerate(operands)]
         bound = equation.primitive.get_bind_params(equation.params)
         functions, params = bound if isinstance(bound, tuple) else ((), bound)
-        out = equation.primitive.bind(*functions, *given, **params)
+        out = equation.primitive.bind(*functions, *operands, **params)
         outputs = list(out) if equation.primitive.multiple_results else [out]
         return [self.perturbed(*each) for each in enumerate(outputs)] if self.at == "outputs" else outputs
 

@@ -46,7 +46,7 @@ class Proof:
         return {f"{family}/block"} if "scanned" in self.case.name else set()
 
 
-# The unrolled transformer is held to the scanned one.
+# The unrolled transformer is compared with the scanned one.
 @pytest.fixture(scope="module", params=[name for name in QUICK if name != "transformer, unrolled"])
 def proof(request: pytest.FixtureRequest) -> Iterator[Proof]:
     case = ZOO[request.param]

@@ -38,7 +38,7 @@ def classified(variables: Any, batch: Any) -> jax.Array:
     return cross_entropy(logits, batch[1])
 
 
-def test_a_loss_of_nan_is_told_where_every_tensor_is_finite() -> None:
+def test_a_loss_of_nan_is_reported_where_every_tensor_is_finite() -> None:
     variables = {"head": kernel(1, 8, 4)}
     dump = gs.capture(classified, variables, (X, LABELS.at[5].set(4)))
     assert dump.loss is not None
@@ -95,14 +95,14 @@ def gated(variables: Any, batch: Any, *, mask: jax.Array | None = None) -> jax.A
 
 
 @pytest.mark.parametrize("bias", [60.0, -200.0], ids=["open", "closed"])
-def test_what_a_saturated_gate_closes_is_told_with_it(bias: float) -> None:
+def test_what_a_saturated_gate_closes_is_reported_with_it(bias: float) -> None:
     variables = {name: kernel(number, 8, 8) for number, name in enumerate(("gate", "first", "second"))}
     variables |= {"bias": filled(bias, 8), "head": kernel(9, 8, 4)}
     (finding,) = gs.capture(gated, variables, (X, LABELS)).findings()
     assert (finding.rule, finding.name) == ("saturated", "gate")
 
 
-def test_a_mask_of_zeros_elsewhere_is_told_beside_a_saturated_gate() -> None:
+def test_a_mask_of_zeros_elsewhere_is_reported_beside_a_saturated_gate() -> None:
     variables = {name: kernel(number, 8, 8) for number, name in enumerate(("gate", "first", "second"))}
     variables |= {"bias": filled(8.0, 8), "head": kernel(9, 8, 4)}
     found = gs.capture(lambda v, b: gated(v, b, mask=jnp.zeros(())), variables, (X, LABELS)).findings()
@@ -110,7 +110,7 @@ def test_a_mask_of_zeros_elsewhere_is_told_beside_a_saturated_gate() -> None:
 
 
 @pytest.mark.parametrize("kept", [0.0, 1.0])
-def test_dead_units_of_a_layer_that_receives_zeros_alone_are_told_as_that(kept: float) -> None:
+def test_dead_units_of_a_layer_that_receives_zeros_alone_are_reported_as_that(kept: float) -> None:
     def loss(variables: Any, batch: Any) -> jax.Array:
         with jax.named_scope("first"):
             h = jnp.tanh(batch[0] @ variables["first"])
@@ -127,7 +127,7 @@ def test_dead_units_of_a_layer_that_receives_zeros_alone_are_told_as_that(kept: 
     assert ("as is all that its layer receives" in finding.why) == (kept == 0)
 
 
-def test_a_value_near_the_largest_float16_is_told_with_one_beyond_it() -> None:
+def test_a_value_near_the_largest_float16_is_reported_with_one_beyond_it() -> None:
     def loss(variables: Any, x: Any) -> Any:
         with jax.named_scope("into"):
             h = x @ variables["into"]
@@ -140,7 +140,7 @@ def test_a_value_near_the_largest_float16_is_told_with_one_beyond_it() -> None:
     assert [finding.rule for finding in found] == ["overflow"]
 
 
-def test_an_overflow_of_a_product_with_a_square_matrix_is_told_as_that_and_its_repair_repairs_it() -> None:
+def test_an_overflow_of_a_product_with_a_square_matrix_is_reported_as_that_and_its_repair_repairs_it() -> None:
     def loss(variables: Any, x: Any) -> Any:
         with jax.named_scope("square"):
             y = x.astype(variables.dtype) @ variables  # of the same shape as its first operand

@@ -160,8 +160,8 @@ def test_chunks_give_what_the_whole_gives() -> None:
     array = planted("bfloat16", 3000)
     chunks = (array[start : start + 700] for start in range(0, 3000, 700))
     pieced = stats_of_chunks(chunks, shape=(30, 100), dtype="bfloat16")
-    whole = tensor_stats(array.reshape(30, 100))
-    assert pieced.hash == whole.hash
+    full = tensor_stats(array.reshape(30, 100))
+    assert pieced.hash == full.hash
     assert_matches(pieced, array.astype(np.float64), SMALLEST_NORMAL["bfloat16"])
 
 

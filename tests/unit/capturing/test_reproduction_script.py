@@ -24,9 +24,9 @@ def test_no_name_ends_the_docstring_or_escapes_in_it() -> None:
         constants={}, outputs=(), gradients=(),
     )  # fmt: skip
     tree = ast.parse(script(found, file="isolated", dump='odd".npz'))
-    told = ast.get_docstring(tree)
-    assert told is not None
-    assert "C:\\users" in told
+    docstring = ast.get_docstring(tree)
+    assert docstring is not None
+    assert "C:\\users" in docstring
     assert not any(isinstance(node, ast.Raise) for node in ast.walk(tree))
 
 

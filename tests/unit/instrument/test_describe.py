@@ -17,7 +17,7 @@ def words(lines: list[str]) -> list[list[str]]:
     return [line.split() for line in lines]
 
 
-def test_a_small_model_is_told_value_by_value() -> None:
+def test_a_small_model_is_reported_value_by_value() -> None:
     found = sections(describe_target("mlp", operations=False, batch_size=4))
     assert list(found) == ["Frames (7)", "Layers (6)", "Sites (6)", "Plan (6)"]
     layers = {line[0]: line for line in words(found["Layers (6)"])}

@@ -223,7 +223,7 @@ def test_a_product_of_zeros_is_dead_only_where_a_gradient_is_lost_at_a_rectifier
     assert found(product, gradient, causes=(dead,)) == [("dead", "scaled")]
 
 
-def test_all_that_follows_from_a_dead_layer_is_told_with_it() -> None:
+def test_all_that_follows_from_a_dead_layer_is_reported_with_it() -> None:
     why = "dead units: the output of relu at model.py:1 in relu is constant wherever the loss depends on it"
     entries = (
         entry("activation/relu", np.zeros((16, 32)), 1, primitive="max"),
@@ -254,11 +254,11 @@ def test_a_softmax_on_single_elements_is_saturated_and_an_even_one_is_not() -> N
 
 
 def inner(function: BoundedName, saturated: float, **facts: object) -> Saturation:
-    given: dict[str, object] = {"index": 3, "layer": "attn", "source": "model.py:7", **facts}
-    return Saturation(function=function, saturated=saturated, **given)  # type: ignore[arg-type]
+    fields: dict[str, object] = {"index": 3, "layer": "attn", "source": "model.py:7", **facts}
+    return Saturation(function=function, saturated=saturated, **fields)  # type: ignore[arg-type]
 
 
-def test_a_function_inside_a_layer_is_told_by_what_the_layer_returns() -> None:
+def test_a_function_inside_a_layer_is_reported_by_what_the_layer_returns() -> None:
     output = entry("activation/attn/out", RANDOM.standard_normal((8, 4)), 4, layer="attn/out", primitive="dot_general")
     alias = replace(output, name="attn", alias_of="activation/attn/out")
     layers = (Layer(path="attn", index=1, outputs=("attn/out",)),)
@@ -271,7 +271,7 @@ def test_a_function_inside_a_layer_is_told_by_what_the_layer_returns() -> None:
     assert find(replace(manifest, entries=())) == ()
 
 
-def test_a_function_outside_all_layers_is_told_by_what_it_receives() -> None:
+def test_a_function_outside_all_layers_is_reported_by_what_it_receives() -> None:
     query = entry("activation/query", RANDOM.standard_normal((8, 4)), 1, primitive="dot_general")
     scores = inner("softmax", 0.7, layer=None, inputs=("query",))
     (only,) = find(Manifest(entries=(query,), saturations=(scores,)))
@@ -283,7 +283,7 @@ def test_a_function_outside_all_layers_is_told_by_what_it_receives() -> None:
     assert find(Manifest(entries=(query,), saturations=(scores,), causes=(cause,))) == ()
 
 
-def test_of_saturated_values_and_functions_the_first_is_told_and_the_others_are_counted() -> None:
+def test_of_saturated_values_and_functions_the_first_is_reported_and_the_others_are_counted() -> None:
     squashed = entry("activation/act", np.ones((8, 4)), 5, primitive="tanh")
     outputs = [entry(f"activation/{name}", RANDOM.standard_normal((8, 4)), n) for name, n in (("attn", 3), ("head", 9))]
     kernel = entry("param/head/kernel", RANDOM.standard_normal((4, 4)), 9)
@@ -392,7 +392,7 @@ def test_a_kernel_of_zeros_whose_product_multiplies_a_signal_is_the_cause_and_a_
     assert "alike" not in find(replace(shared, layers=(*shared.layers, again)))[0].why
 
 
-def test_unused_parameters_are_told_once_by_part_and_cut_ones_are_zero_gradients() -> None:
+def test_unused_parameters_are_reported_once_by_part_and_cut_ones_are_zero_gradients() -> None:
     entries = (
         entry("param/used/w", [1.0]),
         entry("param_grad/used/w", [1.0]),
@@ -412,7 +412,7 @@ def test_unused_parameters_are_told_once_by_part_and_cut_ones_are_zero_gradients
     assert [each.tensors for each in find(Manifest(entries=entries, ledger=ledger))] == [1, 2]
 
 
-def test_what_no_block_uses_is_told_once_for_all_blocks() -> None:
+def test_what_no_block_uses_is_reported_once_for_all_blocks() -> None:
     names = [f"blocks/{n}/{part}" for n in range(3) for part in ("ln1/scale", "ln2/scale", "fc/w")]
     entries = [entry(f"param/{name}", [1.0]) for name in (*names, "blocks/3/w")]
     unused = [each.name for each in entries if not each.name.endswith("fc/w")]
@@ -433,7 +433,7 @@ def test_what_no_block_uses_is_told_once_for_all_blocks() -> None:
     assert (last.name, last.why) == ("blocks/3/w", "does not reach the loss, nothing uses it")
 
 
-def test_a_mask_of_each_block_is_told_once_for_all_blocks() -> None:
+def test_a_mask_of_each_block_is_reported_once_for_all_blocks() -> None:
     gradients = [entry(f"param_grad/b{n}/w", [0.0], n) for n in range(3)]
     why = "masked: multiplied by exact zeros in mul at model.py:9: param/b{}/gate is 0"
     causes = tuple(Cause(family="param_grad", name=each.name, why=why.format(n)) for n, each in enumerate(gradients))

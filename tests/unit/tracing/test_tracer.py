@@ -78,7 +78,7 @@ def test_shapes_are_enough() -> None:
     assert trace_loss(loss, *shapes).fingerprint == trace_loss(loss, W, X).fingerprint
 
 
-def test_the_fingerprint_tells_programs_apart() -> None:
+def test_the_fingerprint_distinguishes_programs() -> None:
     def scoped(variables: Any, x: Any) -> Any:
         with jax.named_scope("scope"):
             return loss(variables, x)
@@ -106,11 +106,11 @@ NOT_LOSSES = {
 }
 
 
-@pytest.mark.parametrize(("function", "told"), NOT_LOSSES.values(), ids=NOT_LOSSES.keys())
-def test_what_is_no_loss_is_told_so(function: Any, told: str) -> None:
+@pytest.mark.parametrize(("function", "message"), NOT_LOSSES.values(), ids=NOT_LOSSES.keys())
+def test_what_is_no_loss_is_reported(function: Any, message: str) -> None:
     with pytest.raises(ModelError) as caught:
         trace_loss(function, W, X)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert caught.value.hint
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gradscope.errors import ModelError, UsageError
-from tests.zoo import held
+from tests.zoo import agreement
 
 pytest.importorskip("equinox", reason="equinox is not installed: pip install 'gradscope-jax[equinox]'")
 import equinox as eqx
@@ -75,17 +75,17 @@ class Lifted(eqx.Module):
 
 
 def by_path(tree: Any) -> dict[str, Any]:
-    return held.by_path(eqx.filter(tree, eqx.is_inexact_array))
+    return agreement.by_path(eqx.filter(tree, eqx.is_inexact_array))
 
 
 def test_gradients_activations_and_state_are_equinoxs_own(folder: Path) -> None:
-    target = f"{held.source(folder, NET)}:Net()"
-    seen = held.dump(target, "float32[6,4]", "scale=float32[6]", loss="cross-entropy", seed=3)
+    target = f"{agreement.source(folder, NET)}:Net()"
+    seen = agreement.dump(target, "float32[6,4]", "scale=float32[6]", loss="cross-entropy", seed=3)
     from net import Net
 
     net, state = eqx.nn.make_with_state(Net)(key=jax.random.key(3))
-    batch = held.family(seen, "input")
-    held.assert_same_tensors(held.family(seen, "param"), by_path(net), 0)
+    batch = agreement.family(seen, "input")
+    agreement.assert_same_tensors(agreement.family(seen, "param"), by_path(net), 0)
     keys = jax.random.split(jax.random.wrap_key_data(seen["state/rngs/key"]), 6)
 
     def loss(net: Any) -> Any:
@@ -93,28 +93,28 @@ def test_gradients_activations_and_state_are_equinoxs_own(folder: Path) -> None:
             lambda x, scale, key: net(x, state, scale=scale, key=key), axis_name="examples", out_axes=(0, None)
         )
         outputs, updated = mapped(batch["x"], batch["scale"], keys)
-        return held.cross_entropy(outputs["logits"], batch["labels"]), updated
+        return agreement.cross_entropy(outputs["logits"], batch["labels"]), updated
 
     (value, updated), gradients = eqx.filter_value_and_grad(loss, has_aux=True)(net)
     assert seen.loss == pytest.approx(float(value), rel=1e-6)
-    held.assert_same_tensors(held.family(seen, "param_grad"), by_path(gradients))
+    agreement.assert_same_tensors(agreement.family(seen, "param_grad"), by_path(gradients))
     norms = {f"blocks/{n}/norm": block.norm for n, block in enumerate(net.blocks)}
     states = {
         f"state/{path}/batch_state_index/{part}": updated.get(norm.batch_state_index)[part]
         for path, norm in norms.items()
         for part in (0, 1)
     }
-    aux = held.family(seen, "aux")
-    held.assert_same_tensors({name: aux[name] for name in states}, states)
-    found = held.family(seen, "activation")
+    aux = agreement.family(seen, "aux")
+    agreement.assert_same_tensors({name: aux[name] for name in states}, states)
+    found = agreement.family(seen, "activation")
     _, fresh = eqx.nn.make_with_state(Net)(key=jax.random.key(3))  # a state is used once
     layers = jax.vmap(lambda x, scale, key: layers_of(net, fresh, x, scale, key), axis_name="examples")
     expected = layers(batch["x"], batch["scale"], keys)
     assert len(expected) == 12
-    held.assert_activations(seen, expected)
+    agreement.assert_activations(seen, expected)
     assert not any("eqx" in name for name in found)
-    held.assert_layers_hold_parameters(seen)
-    assert set(held.family(seen, "state")) >= {"buffers/table", "rngs/key"}
+    agreement.assert_layers_hold_parameters(seen)
+    assert set(agreement.family(seen, "state")) >= {"buffers/table", "rngs/key"}
 
 
 def layers_of(net: Any, state: Any, x: Any, scale: Any, key: Any) -> dict[str, Any]:
@@ -134,14 +134,14 @@ def layers_of(net: Any, state: Any, x: Any, scale: Any, key: Any) -> dict[str, A
 
 
 def test_names_and_values_survive_scan_vmap_and_checkpoint(folder: Path) -> None:
-    seen = held.dump(f"{held.source(folder, NET)}:Lifted", "float32[2,5,4]", loss="mse")
+    seen = agreement.dump(f"{agreement.source(folder, NET)}:Lifted", "float32[2,5,4]", loss="mse")
     from net import Lifted
 
-    net, batch = Lifted(key=jax.random.key(0)), held.family(seen, "input")
+    net, batch = Lifted(key=jax.random.key(0)), agreement.family(seen, "input")
     gradients = eqx.filter_grad(lambda net: jnp.square(jax.vmap(net)(batch["x"]) - batch["labels"]).mean())(net)
-    held.assert_same_tensors(held.family(seen, "param_grad"), by_path(gradients))
-    held.assert_activations(seen, jax.vmap(lambda x: lifted_layers_of(net, x))(batch["x"]))
-    held.assert_layers_hold_parameters(seen)
+    agreement.assert_same_tensors(agreement.family(seen, "param_grad"), by_path(gradients))
+    agreement.assert_activations(seen, jax.vmap(lambda x: lifted_layers_of(net, x))(batch["x"]))
+    agreement.assert_layers_hold_parameters(seen)
 
 
 def lifted_layers_of(net: Any, x: Any) -> dict[str, Any]:
@@ -173,31 +173,31 @@ def test_naming_changes_no_bit_and_not_the_users_tree(folder: Path) -> None:
         value, gradients = eqx.filter_value_and_grad(lambda net: net(x).sum())(named)
         expected_value, expected = eqx.filter_value_and_grad(lambda net: net(x).sum())(net)
     assert value == expected_value
-    held.assert_same_tensors(by_path(gradients), by_path(expected), 0)
+    agreement.assert_same_tensors(by_path(gradients), by_path(expected), 0)
 
 
 def test_a_pair_of_module_and_state_is_taken_as_it_is(folder: Path) -> None:
-    seen = held.dump(f"{held.source(folder, NET)}:pair", "float32[6,4]", train=False)
+    seen = agreement.dump(f"{agreement.source(folder, NET)}:pair", "float32[6,4]", train=False)
     from net import pair
 
-    held.assert_same_tensors(held.family(seen, "param"), by_path(pair[0]), 0)
+    agreement.assert_same_tensors(agreement.family(seen, "param"), by_path(pair[0]), 0)
     evaluating = eqx.nn.inference_mode(pair[0])
     keys = jax.random.split(jax.random.key(0), 6)
     mapped = jax.vmap(lambda x, key: evaluating(x, pair[1], key=key)[0], axis_name="examples")
     expected = mapped(seen["input/x"], keys)
     found = {name: seen[f"aux/output/{name}"] for name in expected}
-    held.assert_same_tensors(found, expected)
+    agreement.assert_same_tensors(found, expected)
 
 
 def test_a_module_without_its_state_is_refused_with_what_to_name(folder: Path) -> None:
     with pytest.raises(UsageError) as refused:
-        held.dump(f"{held.source(folder, NET)}:alone", "float32[6,4]")
+        agreement.dump(f"{agreement.source(folder, NET)}:alone", "float32[6,4]")
     assert refused.value.message == "Net takes a state, and the target names only the module"
 
 
-def test_a_trace_that_raises_tells_the_users_line(folder: Path) -> None:
+def test_a_trace_that_raises_states_the_users_line(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"RuntimeError: asked to") as failed:
-        held.dump(f"{held.source(folder, NET)}:Net(fail=True)", "float32[6,4]")
+        agreement.dump(f"{agreement.source(folder, NET)}:Net(fail=True)", "float32[6,4]")
     assert 'raise RuntimeError("asked to")' in failed.value.user_frames
 
 
@@ -221,30 +221,30 @@ def test_models_of_equimo(
 ) -> None:
     pytest.importorskip("equimo", reason="equimo is not installed: pip install 'gradscope-jax[zoo]'")
     call = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-    seen = held.dump(f"equimo.models.{name}({call})", f"float32[2,3,{size},{size}]", loss="cross-entropy")
+    seen = agreement.dump(f"equimo.models.{name}({call})", f"float32[2,3,{size},{size}]", loss="cross-entropy")
     module, _, cls = name.partition(":")
     net = getattr(import_module(f"equimo.models.{module}"), cls)(**arguments, key=jax.random.key(0))
-    batch = held.family(seen, "input")
+    batch = agreement.family(seen, "input")
     assert "state/rngs/key" not in seen  # nothing is dropped by default
     keys = jax.random.split(jax.random.key(0), 2)
 
     @eqx.filter_jit
     def loss(net: Any) -> Any:
         logits = jax.vmap(lambda x, key: net(x, key=key, inference=False))(batch["x"], keys)
-        return held.cross_entropy(logits, batch["labels"])
+        return agreement.cross_entropy(logits, batch["labels"])
 
-    held.assert_same_tensors(held.family(seen, "param_grad"), by_path(eqx.filter_grad(loss)(net)))
-    held.assert_layers_hold_parameters(seen)
+    agreement.assert_same_tensors(agreement.family(seen, "param_grad"), by_path(eqx.filter_grad(loss)(net)))
+    agreement.assert_layers_hold_parameters(seen)
     with monkeypatch.context() as patched:
         idle, returned = recording(net, patched)
         with jax.disable_jit():
             for x, key in zip(batch["x"], keys, strict=True):
                 net(x, key=key, inference=False)
-    found = held.family(seen, "activation")
+    found = agreement.family(seen, "activation")
     one_by_one = {name: np.stack(calls) for name, calls in returned.items()}
     expected = {name: calls.reshape(found.get(name, calls).shape) for name, calls in one_by_one.items()}
     assert len(expected.keys() - idle) >= 29
-    held.assert_activations(seen, expected, idle & expected.keys())
+    agreement.assert_activations(seen, expected, idle & expected.keys())
 
 
 def recording(net: Any, patched: pytest.MonkeyPatch) -> tuple[set[str], dict[str, list[Any]]]:
@@ -305,12 +305,12 @@ class Net(eqx.Module):
 
 
 def test_a_module_that_a_solver_calls_is_named_by_its_path(folder: Path) -> None:
-    seen = held.dump(f"{held.source(folder, SOLVER)}:Net", "float32[6,4]")
+    seen = agreement.dump(f"{agreement.source(folder, SOLVER)}:Net", "float32[6,4]")
     paths = {layer.path for layer in seen.layers}
     assert not any("loop" in path for path in paths)
     assert {"Net[0]/field", "Net[2]/field", "Net/head"} <= paths
 
     y = jnp.asarray(seen["input/y"])
-    params = {name: jnp.asarray(each) for name, each in held.family(seen, "param").items()}
+    params = {name: jnp.asarray(each) for name, each in agreement.family(seen, "param").items()}
     found = y @ params["field/weight"].T + params["field/bias"]
     np.testing.assert_allclose(seen["activation/Net[0]/field"], found, rtol=1e-5, atol=1e-6)

@@ -13,7 +13,7 @@ import pytest
 import gradscope as gs
 from gradscope.tracing.loading.loader import load_model
 from tests.integration.command import gradscope
-from tests.zoo import held
+from tests.zoo import agreement
 
 DIFFRAX = """
 import diffrax, equinox as eqx, jax, jax.numpy as jnp
@@ -37,7 +37,7 @@ class Net(eqx.Module):
 def test_diffrax_with_its_default_adjoint(folder: Path) -> None:
     pytest.importorskip("equinox", reason="equinox is not installed")
     pytest.importorskip("diffrax", reason="diffrax is not installed")
-    held.source(folder, DIFFRAX)
+    agreement.source(folder, DIFFRAX)
     line = ("dump", "net.py:Net", "--input", "float32[4,3]", "--loss", "mse", "-o", "net.npz")
     done = gradscope(*line, folder=folder)
     assert done.status == 0, done.errors
@@ -92,16 +92,16 @@ CLOSED_OVER = """p = jaxopt.GradientDescent(lambda p, penalty: objective(p, pena
 
 def test_jaxopt_with_implicit_differentiation(folder: Path) -> None:
     pytest.importorskip("jaxopt", reason="jaxopt is not installed")
-    model = load_model(held.source(folder, RIDGE.replace("SOLVE", GIVEN)))
+    model = load_model(agreement.source(folder, RIDGE.replace("SOLVE", GIVEN)))
     variables, batch = model.init(jax.random.key(0)), model.batch(jax.random.key(1), 4)
     seen = gs.capture(model.loss, variables, batch)
-    held.assert_gradients(seen, jax.grad(model.loss)(variables, batch))
+    agreement.assert_gradients(seen, jax.grad(model.loss)(variables, batch))
     assert {"activation/head", "activation_grad/head"} <= set(seen)
 
 
 def test_a_jaxopt_solver_that_reads_arrays_from_around_it_is_refused_by_name(folder: Path) -> None:
     pytest.importorskip("jaxopt", reason="jaxopt is not installed")
-    held.source(folder, RIDGE.replace("SOLVE", CLOSED_OVER))
+    agreement.source(folder, RIDGE.replace("SOLVE", CLOSED_OVER))
     done = gradscope("dump", "net.py", "--batch-size", "4", folder=folder)
     assert done.status == 4
     assert "the derivative rule of jaxopt (implicit_diff.py:" in done.lines[0]

@@ -10,14 +10,14 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from tests.zoo import held
+from tests.zoo import agreement
 
 
-def variables_of(seen: held.Dump) -> dict[str, Any]:
-    state = held.family(seen, "state")
+def variables_of(seen: agreement.Dump) -> dict[str, Any]:
+    state = agreement.family(seen, "state")
     keys = {name: jax.random.wrap_key_data(seen[f"state/{name}"]) for name in state if name.startswith("rngs/")}
-    return held.nested({name: value for name, value in state.items() if name not in keys}) | {
-        "params": held.nested(held.family(seen, "param")),
+    return agreement.nested({name: value for name, value in state.items() if name not in keys}) | {
+        "params": agreement.nested(agreement.family(seen, "param")),
         "rngs": {name.removeprefix("rngs/"): key for name, key in keys.items()},
     }
 

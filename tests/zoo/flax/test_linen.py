@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gradscope.errors import ModelError, UsageError
-from tests.zoo import held
+from tests.zoo import agreement
 
 pytest.importorskip("flax", reason="flax is not installed: pip install 'gradscope-jax[flax]'")
 import jax
@@ -81,8 +81,10 @@ broken = Net(classes="five")
 
 
 def test_gradients_activations_and_collections_are_flaxs_own(folder: Path) -> None:
-    seen = held.dump(f"{held.source(folder, NET)}:Net()", "float32[6,7]", "scale=float32[6]:1..2", loss="cross-entropy")
-    variables, batch = variables_of(seen), held.family(seen, "input")
+    seen = agreement.dump(
+        f"{agreement.source(folder, NET)}:Net()", "float32[6,7]", "scale=float32[6]:1..2", loss="cross-entropy"
+    )
+    variables, batch = variables_of(seen), agreement.family(seen, "input")
     rngs, params = variables.pop("rngs"), variables.pop("params")
     from net import Net
 
@@ -91,25 +93,27 @@ def test_gradients_activations_and_collections_are_flaxs_own(folder: Path) -> No
             {"params": params, **variables}, batch["x"], scale=batch["scale"], train=True, rngs=rngs,
             mutable=["batch_stats", "intermediates"], capture_intermediates=True,
         )  # fmt: skip
-        return held.cross_entropy(outputs["logits"], batch["labels"]), (outputs, updated)
+        return agreement.cross_entropy(outputs["logits"], batch["labels"]), (outputs, updated)
 
     (value, (outputs, updated)), gradients = jax.value_and_grad(loss, has_aux=True)(params)
     assert seen.loss == pytest.approx(float(value), rel=1e-6)
-    held.assert_gradients(seen, gradients)
-    aux = held.family(seen, "aux")
-    held.assert_same_tensors(
+    agreement.assert_gradients(seen, gradients)
+    aux = agreement.family(seen, "aux")
+    agreement.assert_same_tensors(
         {name: value for name, value in aux.items() if not name.startswith("intermediates")},
-        held.by_path({"batch_stats": updated["batch_stats"], "output": outputs}),
+        agreement.by_path({"batch_stats": updated["batch_stats"], "output": outputs}),
     )
     expected = captured(updated["intermediates"], "Net")
     del expected["Net"]["features"]  # it leaves beside the loss: an auxiliary output, held above
-    held.assert_activations(seen, expected)
-    held.assert_layers_hold_parameters(seen)
+    agreement.assert_activations(seen, expected)
+    agreement.assert_layers_hold_parameters(seen)
 
 
 def test_gradients_of_activations_are_those_of_perturb(folder: Path) -> None:
-    seen = held.dump(f"{held.source(folder, NET)}:Net()", "float32[6,7]", "scale=float32[6]:1..2", loss="cross-entropy")
-    variables, batch = variables_of(seen), held.family(seen, "input")
+    seen = agreement.dump(
+        f"{agreement.source(folder, NET)}:Net()", "float32[6,7]", "scale=float32[6]:1..2", loss="cross-entropy"
+    )
+    variables, batch = variables_of(seen), agreement.family(seen, "input")
     rngs = variables.pop("rngs")
     from net import Net
 
@@ -118,17 +122,17 @@ def test_gradients_of_activations_are_those_of_perturb(folder: Path) -> None:
             {**variables, "perturbations": {"entry": entry}}, batch["x"], scale=batch["scale"], train=True, rngs=rngs,
             mutable=["batch_stats"],
         )  # fmt: skip
-        return held.cross_entropy(outputs["logits"], batch["labels"])
+        return agreement.cross_entropy(outputs["logits"], batch["labels"])
 
     expected = jax.grad(loss)(jnp.zeros((6, 8)))
-    held.assert_same_tensors({"Net/first": seen["activation_grad/Net/first"]}, {"Net/first": expected})
+    agreement.assert_same_tensors({"Net/first": seen["activation_grad/Net/first"]}, {"Net/first": expected})
 
 
 def test_lifted_modules_are_named_and_measured_inside_and_out(folder: Path) -> None:
-    seen = held.dump(f"{held.source(folder, NET)}:Lifted", "float32[2,3,4]", loss="mse")
+    seen = agreement.dump(f"{agreement.source(folder, NET)}:Lifted", "float32[2,3,4]", loss="mse")
     from net import Lifted
 
-    params, batch = held.nested(held.family(seen, "param")), held.family(seen, "input")
+    params, batch = agreement.nested(agreement.family(seen, "param")), agreement.family(seen, "input")
     hidden = {name: {"hidden": jnp.zeros((2, 3, 4))} for name in ("again", "jitted")}
     hidden["layers"] = {"hidden": jnp.zeros((3, 2, 3, 4))}
 
@@ -140,23 +144,23 @@ def test_lifted_modules_are_named_and_measured_inside_and_out(folder: Path) -> N
         return jnp.square(outputs - batch["labels"]).mean(), updated["intermediates"]
 
     (gradients, of_hidden), intermediates = jax.grad(loss, argnums=(0, 1), has_aux=True)(params, hidden)
-    held.assert_gradients(seen, gradients)
-    held.assert_layers_hold_parameters(seen)
+    agreement.assert_gradients(seen, gradients)
+    agreement.assert_layers_hold_parameters(seen)
     expected = captured(intermediates, "Lifted")
     assert {"Lifted/again/fc", "Lifted/jitted/fc", "Lifted/heads", "Lifted/table"} <= expected.keys()
-    held.assert_activations(seen, unrolled(expected, "Lifted/layers", 3))
+    agreement.assert_activations(seen, unrolled(expected, "Lifted/layers", 3))
     perturbed = {f"Lifted/{name}/fc": each["hidden"] for name, each in of_hidden.items()}
     expected = unrolled(perturbed, "Lifted/layers", 3)
-    found = held.family(seen, "activation_grad")
-    held.assert_same_tensors({name: found[name] for name in expected}, expected)
-    assert "Lifted/table.attend" in held.family(seen, "activation")
+    found = agreement.family(seen, "activation_grad")
+    agreement.assert_same_tensors({name: found[name] for name in expected}, expected)
+    assert "Lifted/table.attend" in agreement.family(seen, "activation")
 
 
 def test_scanned_and_checkpointed_modules_with_state_and_keys_have_flaxs_values(
     folder: Path,
 ) -> None:
-    seen = held.dump(f"{held.source(folder, NET)}:Deep", "float32[2,3,4]", loss="mse")
-    variables, batch = variables_of(seen), held.family(seen, "input")
+    seen = agreement.dump(f"{agreement.source(folder, NET)}:Deep", "float32[2,3,4]", loss="mse")
+    variables, batch = variables_of(seen), agreement.family(seen, "input")
     rngs, params = variables.pop("rngs"), variables.pop("params")
     from net import Deep
 
@@ -168,35 +172,35 @@ def test_scanned_and_checkpointed_modules_with_state_and_keys_have_flaxs_values(
         return jnp.square(outputs - batch["labels"]).mean(), updated
 
     gradients, updated = jax.grad(loss, has_aux=True)(params)
-    held.assert_gradients(seen, gradients)
-    held.assert_layers_hold_parameters(seen)
-    updates = {f"batch_stats/{name}": each for name, each in held.by_path(updated["batch_stats"]).items()}
-    aux = held.family(seen, "aux")
-    held.assert_same_tensors({name: aux[name] for name in updates}, updates)
+    agreement.assert_gradients(seen, gradients)
+    agreement.assert_layers_hold_parameters(seen)
+    updates = {f"batch_stats/{name}": each for name, each in agreement.by_path(updated["batch_stats"]).items()}
+    aux = agreement.family(seen, "aux")
+    agreement.assert_same_tensors({name: aux[name] for name in updates}, updates)
     expected = unrolled(captured(updated["intermediates"], "Deep"), "Deep/layers", 3)
     assert {
         f"Deep/layers[{iteration}]/{part}" for iteration in range(3) for part in ("fc", "norm", "drop")
     } < expected.keys()
     assert {"Deep/tied", "Deep/tied#2", "Deep/rnn", "Deep"} < expected.keys()
     expected = {name: value for name, value in expected.items() if "rnn/" not in name}
-    held.assert_activations(seen, expected)
+    agreement.assert_activations(seen, expected)
     assert {f"Deep/rnn/cell.scan_fn[{iteration}]/cell" for iteration in range(3)} <= {
         layer.path for layer in seen.layers
     }
 
 
 def test_a_module_in_evaluation_keeps_its_running_averages_and_draws_nothing(folder: Path) -> None:
-    target = f"{held.source(folder, NET)}:net"
-    seen = held.dump(target, "float32[6,7]", "scale=float32[6]:1", loss="sum", train=False)
-    variables, batch = variables_of(seen), held.family(seen, "input")
+    target = f"{agreement.source(folder, NET)}:net"
+    seen = agreement.dump(target, "float32[6,7]", "scale=float32[6]:1", loss="sum", train=False)
+    variables, batch = variables_of(seen), agreement.family(seen, "input")
     from net import net
 
     own = {name: collection for name, collection in variables.items() if name != "rngs"}
     outputs = net.apply(own, batch["x"], scale=batch["scale"], train=False)
     assert set(batch) == {"x", "scale"}
     assert seen.loss == pytest.approx(float(outputs["logits"].sum() + outputs["features"].sum()), rel=1e-5)
-    stats = held.family(seen, "state")
-    assert not any(name.startswith("batch_stats") for name in held.family(seen, "aux"))
+    stats = agreement.family(seen, "state")
+    assert not any(name.startswith("batch_stats") for name in agreement.family(seen, "aux"))
     assert {name.partition("/")[0] for name in stats} == {"batch_stats"}
 
 
@@ -213,18 +217,18 @@ def test_inputs_that_do_not_fit_are_answered_with_the_signature(
     folder: Path, inputs: tuple[str, ...], says: str
 ) -> None:
     with pytest.raises(UsageError, match=re.escape(says)):
-        held.dump(f"{held.source(folder, NET)}:Net", *inputs)
+        agreement.dump(f"{agreement.source(folder, NET)}:Net", *inputs)
 
 
-def test_a_module_that_fails_tells_the_users_line(folder: Path) -> None:
+def test_a_module_that_fails_states_the_users_line(folder: Path) -> None:
     with pytest.raises(ModelError, match=r"^init of net.broken: TypeError") as failed:
-        held.dump(f"{held.source(folder, NET)}:broken", "float32[6,7]", "scale=float32[6]")
+        agreement.dump(f"{agreement.source(folder, NET)}:broken", "float32[6,7]", "scale=float32[6]")
     assert "logits" in failed.value.user_frames
 
 
 def test_a_file_of_modules_is_refused_with_how_to_name_one(folder: Path) -> None:
     with pytest.raises(ModelError) as failed:
-        held.dump(held.source(folder, NET), "float32[6,7]")
+        agreement.dump(agreement.source(folder, NET), "float32[6,7]")
     assert failed.value.hint == "to run a framework's module, name it: FILE.py:broken"
 
 
@@ -245,20 +249,20 @@ def test_models_of_jax_resnet(folder: Path, name: str, arguments: dict[str, Any]
         "jax_resnet", reason="jax-resnet is not installed: pip install 'gradscope-jax[zoo]'"
     )
     call = ", ".join(f"{name}={value}" for name, value in arguments.items())
-    seen = held.dump(f"jax_resnet:{name}({call})", "float64[2,32,32,3]", loss="cross-entropy")
-    variables, batch = variables_of(seen), held.family(seen, "input")
+    seen = agreement.dump(f"jax_resnet:{name}({call})", "float64[2,32,32,3]", loss="cross-entropy")
+    variables, batch = variables_of(seen), agreement.family(seen, "input")
 
     def loss(params: Any) -> Any:
         own = {"params": params, "batch_stats": variables["batch_stats"]}
         logits, updated = getattr(jax_resnet, name)(**arguments).apply(
             own, batch["x"], mutable=["batch_stats", "intermediates"], capture_intermediates=True
         )  # fmt: skip
-        return held.cross_entropy(logits, batch["labels"]), updated["intermediates"]
+        return agreement.cross_entropy(logits, batch["labels"]), updated["intermediates"]
 
     (value, intermediates), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(variables["params"])
     assert seen.loss == pytest.approx(float(value), rel=1e-5)
-    held.assert_gradients(seen, gradients)
-    held.assert_layers_hold_parameters(seen)
+    agreement.assert_gradients(seen, gradients)
+    agreement.assert_layers_hold_parameters(seen)
     expected = captured(intermediates, "Sequential")
     assert len(expected.keys() - idle) == layers
-    held.assert_activations(seen, expected, idle)
+    agreement.assert_activations(seen, expected, idle)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gradscope.errors import ModelError
-from tests.zoo import held
+from tests.zoo import agreement
 
 pytest.importorskip("flax", reason="flax is not installed: pip install 'gradscope-jax[flax]'")
 import jax
@@ -105,7 +105,7 @@ broken.fail = True
 
 def loss_of(net: Any, batch: Any) -> Any:
     outputs = net(batch["x"])
-    return held.cross_entropy(outputs["logits"], batch["labels"])
+    return agreement.cross_entropy(outputs["logits"], batch["labels"])
 
 
 def params_of(tree: Any) -> dict[str, Any]:
@@ -124,60 +124,60 @@ def captured(net: Any, x: Any) -> dict[str, Any]:
 
 
 def test_variables_that_a_slash_would_make_one_are_both_there(folder: Path) -> None:
-    seen = held.dump(f"{held.source(folder, NET)}:Slashed", "float32[6,4]", loss="sum")
+    seen = agreement.dump(f"{agreement.source(folder, NET)}:Slashed", "float32[6,4]", loss="sum")
     from net import Slashed
 
-    net, x = Slashed(rngs=nnx.Rngs(0)), held.family(seen, "input")["x"]
+    net, x = Slashed(rngs=nnx.Rngs(0)), agreement.family(seen, "input")["x"]
     gradients = nnx.grad(lambda net: net(x).sum())(net)["kernels"]
     expected = {"kernels/a%2Fb": gradients["a/b"][...], "kernels/a/b": gradients["a"]["b"][...]}
-    held.assert_same_tensors(held.family(seen, "param_grad"), expected)
+    agreement.assert_same_tensors(agreement.family(seen, "param_grad"), expected)
 
 
 def test_gradients_activations_and_collections_are_nnxs_own(folder: Path) -> None:
-    seen = held.dump(f"{held.source(folder, NET)}:Net", "float32[6,4]", loss="cross-entropy", seed=3)
+    seen = agreement.dump(f"{agreement.source(folder, NET)}:Net", "float32[6,4]", loss="cross-entropy", seed=3)
     from net import Net
 
-    net, batch = Net(rngs=nnx.Rngs(3)), held.family(seen, "input")
-    held.assert_same_tensors(held.family(seen, "param"), params_of(nnx.state(net, nnx.Param)), 0)
+    net, batch = Net(rngs=nnx.Rngs(3)), agreement.family(seen, "input")
+    agreement.assert_same_tensors(agreement.family(seen, "param"), params_of(nnx.state(net, nnx.Param)), 0)
     outputs = captured(nnx.clone(net), batch["x"])
     value, gradients = nnx.value_and_grad(loss_of)(net, batch)
     assert seen.loss == pytest.approx(float(value), rel=1e-6)
-    found, expected = held.family(seen, "param_grad"), params_of(gradients)
-    held.assert_same_tensors(found, {name: expected[name] for name in found})
+    found, expected = agreement.family(seen, "param_grad"), params_of(gradients)
+    agreement.assert_same_tensors(found, {name: expected[name] for name in found})
     updated = {f"batch_stats/{name}": each for name, each in params_of(nnx.state(net, nnx.BatchStat)).items()}
-    aux = held.family(seen, "aux")
-    held.assert_same_tensors({name: aux[name] for name in updated}, updated)
+    aux = agreement.family(seen, "aux")
+    agreement.assert_same_tensors({name: aux[name] for name in updated}, updated)
     assert int(aux["variable/calls"]) == 1
     outputs["Net/blocks/1"] = outputs.pop("Net/blocks/1#2")  # the first is what its base class returned
     assert outputs.keys() == {"Net", "Net/head"} | {
         f"Net/blocks/{n}{part}" for n in (0, 1) for part in ("", "/fc", "/norm", "/drop")
     }
     del outputs["Net"]["features"]  # it leaves beside the loss: an auxiliary output
-    held.assert_activations(seen, outputs)
-    held.assert_layers_hold_parameters(seen)
+    agreement.assert_activations(seen, outputs)
+    agreement.assert_layers_hold_parameters(seen)
 
 
 def test_names_survive_scan_remat_and_jit(folder: Path) -> None:
-    seen = held.dump(f"{held.source(folder, NET)}:Lifted()", "float32[2,4]", loss="mse")
+    seen = agreement.dump(f"{agreement.source(folder, NET)}:Lifted()", "float32[2,4]", loss="mse")
     from net import Lifted
 
-    net, batch = Lifted(rngs=nnx.Rngs(0)), held.family(seen, "input")
+    net, batch = Lifted(rngs=nnx.Rngs(0)), agreement.family(seen, "input")
     gradients = nnx.grad(lambda net: jnp.square(net(batch["x"]) - batch["labels"]).mean())(net)
-    held.assert_same_tensors(held.family(seen, "param_grad"), params_of(gradients))
+    agreement.assert_same_tensors(agreement.family(seen, "param_grad"), params_of(gradients))
     paths = {layer.path for layer in seen.layers}
     assert {f"Lifted[{iteration}]/layers" for iteration in range(3)} <= paths
     assert {"Lifted/again", "Lifted/inner/table", "Lifted/inner/table#2"} <= paths
-    held.assert_layers_hold_parameters(seen)
+    agreement.assert_layers_hold_parameters(seen)
 
 
 def test_iterations_of_a_scanned_module_are_the_modules_and_have_its_values(folder: Path) -> None:
-    seen = held.dump(f"{held.source(folder, NET)}:Scanned", "float32[2,3,4]", loss="mse")
+    seen = agreement.dump(f"{agreement.source(folder, NET)}:Scanned", "float32[2,3,4]", loss="mse")
     from net import Scanned
 
-    net, batch = Scanned(rngs=nnx.Rngs(0)), held.family(seen, "input")
+    net, batch = Scanned(rngs=nnx.Rngs(0)), agreement.family(seen, "input")
     gradients = nnx.grad(lambda net: jnp.square(net(batch["x"]) - batch["labels"]).mean())(net)
-    held.assert_same_tensors(held.family(seen, "param_grad"), params_of(gradients))
-    held.assert_layers_hold_parameters(seen)
+    agreement.assert_same_tensors(agreement.family(seen, "param_grad"), params_of(gradients))
+    agreement.assert_layers_hold_parameters(seen)
     net, expected, x = Scanned(rngs=nnx.Rngs(0)), {}, batch["x"]
     for occurrence in ("", "#2"):
         for iteration in range(3):
@@ -194,9 +194,9 @@ def test_iterations_of_a_scanned_module_are_the_modules_and_have_its_values(fold
         expected[f"Scanned/rnn/cell[{iteration}]"] = hidden
     expected["Scanned/rnn"] = jnp.stack(outputs, axis=1)
     expected["Scanned/bridge"] = expected["Scanned"] = net.bridge(expected["Scanned/rnn"])
-    held.assert_activations(seen, expected)
+    agreement.assert_activations(seen, expected)
     assert {"Scanned/rnn/cell[2]/hf", "Scanned/layers[1]/norm#2", "Scanned/bridge/Dense"} <= set(
-        held.family(seen, "activation")
+        agreement.family(seen, "activation")
     )
 
 
@@ -206,15 +206,15 @@ def test_naming_changes_no_bit(folder: Path) -> None:
     from gradscope.tracing.loading.loader import load_model
 
     request = Request(inputs=(parse_input("float32[6,4]"),), loss="cross-entropy")
-    model = load_model(f"{held.source(folder, NET)}:net", request)
+    model = load_model(f"{agreement.source(folder, NET)}:net", request)
     variables, batch = model.init(jax.random.key(0)), model.batch(jax.random.key(1), 6)
     from net import net
 
     def plain(variables: Any) -> Any:
         copy = nnx.clone(net)
         own = nnx.to_flat_state(nnx.state(copy, nnx.Param))
-        given = [(path, each.replace(variables["params"]["/".join(map(str, path))])) for path, each in own]
-        nnx.update(copy, nnx.from_flat_state(given))
+        replaced = [(path, each.replace(variables["params"]["/".join(map(str, path))])) for path, each in own]
+        nnx.update(copy, nnx.from_flat_state(replaced))
         logits = copy(batch["x"])["logits"]
         likelihoods = jnp.take_along_axis(jax.nn.log_softmax(logits), batch["labels"][..., None], axis=-1)
         return -likelihoods.mean()
@@ -223,13 +223,13 @@ def test_naming_changes_no_bit(folder: Path) -> None:
         value, gradients = jax.value_and_grad(lambda v: model.loss(v, batch)[0], allow_int=True)(variables)
         expected_value, expected = jax.value_and_grad(plain, allow_int=True)(variables)
     assert value == expected_value
-    held.assert_same_tensors(gradients["params"], expected["params"], 0)
+    agreement.assert_same_tensors(gradients["params"], expected["params"], 0)
 
 
 @pytest.mark.parametrize("name", ["net", "broken"])
 def test_the_users_module_and_classes_are_untouched_even_when_the_trace_raises(folder: Path, name: str) -> None:
-    target = held.source(folder, NET)
-    held.dump(f"{target}:Net", "float32[6,4]")
+    target = agreement.source(folder, NET)
+    agreement.dump(f"{target}:Net", "float32[6,4]")
     import net as module
 
     def state() -> Any:
@@ -240,22 +240,24 @@ def test_the_users_module_and_classes_are_untouched_even_when_the_trace_raises(f
     before = state()
     if name == "broken":
         with pytest.raises(ModelError, match=r"asked to") as failed:
-            held.dump(f"net:{name}", "float32[6,4]")
+            agreement.dump(f"net:{name}", "float32[6,4]")
         assert 'raise RuntimeError("asked to")' in failed.value.user_frames
     else:
-        held.dump(f"net:{name}", "float32[6,4]")
+        agreement.dump(f"net:{name}", "float32[6,4]")
     assert state() == before
 
 
 def test_evaluation_uses_running_averages_and_drops_nothing(folder: Path) -> None:
-    seen = held.dump(f"{held.source(folder, NET)}:net", "float32[6,4]", "scale=float32[6]", train=False, loss="sum")
+    seen = agreement.dump(
+        f"{agreement.source(folder, NET)}:net", "float32[6,4]", "scale=float32[6]", train=False, loss="sum"
+    )
     from net import net
 
-    batch = held.family(seen, "input")
+    batch = agreement.family(seen, "input")
     copy = nnx.clone(net)
     copy.eval()
     outputs = copy(batch["x"], scale=batch["scale"])
-    held.assert_same_tensors(held.family(seen, "aux"), {
+    agreement.assert_same_tensors(agreement.family(seen, "aux"), {
         **{f"output/{name}": each for name, each in outputs.items()}, "variable/calls": jnp.ones((), jnp.int32)
     })  # fmt: skip
 
@@ -266,14 +268,14 @@ def test_vit_of_vitax(folder: Path) -> None:
     arguments |= {"hidden_size": 8, "fsdp": False}
     call = ", ".join(f"{name}={value}" for name, value in arguments.items())
     target = f"vitax.models.vit:VisionTransformer({call})"
-    seen = held.dump(target, "float32[2,16,16,3]", loss="cross-entropy")
+    seen = agreement.dump(target, "float32[2,16,16,3]", loss="cross-entropy")
     from vitax.models.vit import VisionTransformer
 
-    net, batch = VisionTransformer(**arguments, rngs=nnx.Rngs(0)), held.family(seen, "input")
-    gradients = nnx.grad(lambda net: held.cross_entropy(net(batch["x"]), batch["labels"]))(net)
-    held.assert_same_tensors(held.family(seen, "param_grad"), params_of(gradients))
-    held.assert_layers_hold_parameters(seen)
+    net, batch = VisionTransformer(**arguments, rngs=nnx.Rngs(0)), agreement.family(seen, "input")
+    gradients = nnx.grad(lambda net: agreement.cross_entropy(net(batch["x"]), batch["labels"]))(net)
+    agreement.assert_same_tensors(agreement.family(seen, "param_grad"), params_of(gradients))
+    agreement.assert_layers_hold_parameters(seen)
     fresh = VisionTransformer(**arguments, rngs=nnx.Rngs(0))  # whose dropout has drawn nothing yet
     expected = captured(fresh, batch["x"])
     assert len(expected) == 32
-    held.assert_activations(seen, expected)
+    agreement.assert_activations(seen, expected)

@@ -72,7 +72,7 @@ def backward_diagnosis(operation: Operation, failure: Failure, operations: Opera
 
 
 def _received(failure: Failure) -> float | None:
-    """Returns the gradient that arrives at the element that failed; None where the shapes do not tell which."""
+    """Returns the gradient that arrives at the element that failed; None where the shapes do not show which."""
     if failure.equation.primitive.name == "div" and (at := _zero_divisor(failure)) is not None:
         arrived, shape = _wide(next(iter(failure.arrived.values()))), failure.tensors[1].shape
         if arrived.ndim == len(shape):

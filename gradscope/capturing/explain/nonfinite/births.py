@@ -39,12 +39,12 @@ class Births:
 
     def of(self, start: ValueAt) -> Birth:
         """Returns the earliest value before another, or itself, that is not finite although its operands are."""
-        wanted = NAN if self._flags.value(start) & NAN else INF
+        kind = NAN if self._flags.value(start) & NAN else INF
         found: dict[ValueAt, None] = {}
         seen, waiting = {start}, [start]
         while waiting:
             value_at = waiting.pop()
-            culprits = [each for each in behind(self._operations, value_at) if self._flags.value(each) & wanted]
+            culprits = [each for each in behind(self._operations, value_at) if self._flags.value(each) & kind]
             if not culprits:
                 found[value_at] = None
             waiting += [each for each in culprits if each not in seen]

@@ -23,7 +23,7 @@ _PASSING: Final = COPIES | ADDITIONS | MULTIPLICATIONS | {
 
 
 class GradientPaths:
-    """`GradientPaths` tells which gradients that are not finite go on to an argument.
+    """`GradientPaths` finds which gradients that are not finite go on to an argument.
 
     Args:
         flags: What is not finite.

@@ -41,7 +41,7 @@ def with_lost_epsilon(diagnosis: Diagnosis, operation: Operation, operations: Op
     while isinstance(operand, ValueAt) and operand.value.equation >= 0:
         maker = operations.maker(operand)
         if maker.primitive in _STATED and any(_is_lost(each) for each in maker.operands):
-            return _told(diagnosis, maker)
+            return _stated(diagnosis, maker)
         if maker.primitive not in _KEEP_ZERO:
             break
         operand = maker.operands[0]
@@ -57,7 +57,7 @@ def _is_lost(operand: Any) -> bool:
     return bool(narrow) and not array.astype(np.float32).any()
 
 
-def _told(diagnosis: Diagnosis, stating: Operation) -> Diagnosis:
+def _stated(diagnosis: Diagnosis, stating: Operation) -> Diagnosis:
     dtype = stating.equation.outvars[0].aval.dtype
     at = f" at {stating.layer.source}" if stating.layer.source else ""
     why = f"{diagnosis.why}; what {_STATED[stating.primitive]}{at} is 0 in {dtype}"

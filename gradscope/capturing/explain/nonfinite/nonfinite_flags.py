@@ -52,7 +52,7 @@ class KnownFlags:
 class NonfiniteFlags:
     """`NonfiniteFlags` are those of the values and gradients of one run.
 
-    Gradients are observed on request. Values are too, and all of them as soon as the flag of another is asked for.
+    Gradients are observed on request. Values are too, and all of them as soon as the flag of another is requested.
 
     Args:
         trace: The loss, operations included.
@@ -73,7 +73,7 @@ class NonfiniteFlags:
         self._values: dict[int, Any] = {}
         self._cotangents: dict[int, Any] = {}
         self._gradients: dict[int, Any] = {}
-        self._asked: set[int] = set()
+        self._requested: set[int] = set()
         self._has_all_values = False
 
     def observe(self, gradients: Collection[ValueKey], values: Collection[ValueKey]) -> None:
@@ -102,7 +102,7 @@ class NonfiniteFlags:
         self._values |= {group[at]: flag for at, flag in found.items()}
         self._cotangents |= {group[at]: flag for at, flag in cotangents.items() if at in reached.sites}
         self._gradients |= arguments
-        self._asked |= chosen
+        self._requested |= chosen
 
     def observe_all_gradients(self) -> None:
         """Runs the loss forward and backward, and observes every gradient; what was known before no longer counts."""
@@ -159,7 +159,7 @@ class NonfiniteFlags:
         if is_argument(value_at.value):
             return not self._gradients and self._trace.arguments[value_at.value.position].differentiated
         number = self._numbers.get(value_at.value)
-        return number is None or (number in self._plan.gradients and number not in self._asked)
+        return number is None or (number in self._plan.gradients and number not in self._requested)
 
     def unknown_gradients(self) -> Iterator[ValueAt]:
         """Yields every value, in every iteration, whose gradient can be observed and is not known."""

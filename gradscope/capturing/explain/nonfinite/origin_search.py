@@ -68,7 +68,7 @@ class _First(NamedTuple):
         return (source_of(self.failure.equation) if self.failure and inside else None) or self.operation.layer.source
 
     def origin(self, direction: Literal["forward", "backward"], why: str) -> Origin:
-        """Returns the origin, told so."""
+        """Returns the origin, described by a sentence."""
         operation, failure = self.operation, self.failure
         return Origin(
             direction=direction,
@@ -134,8 +134,8 @@ class _Search:
             return self._of_argument(birth.value)
         operation = self._operations.maker(birth.value)
         first = self._first(operation, self._replayed([operation]))
-        if (given := self._given(first.operation)) is not None:
-            return self._of_argument(given)
+        if (param := self._nonfinite_param(first.operation)) is not None:
+            return self._of_argument(param)
         if birth.stated:
             return first.origin("forward", "is the first Inf: a constant of the program that reaches the loss")
         if first.operation is operation:
@@ -234,7 +234,7 @@ class _Search:
             needed += fresh
         return Replay(self._trace, self._leaves, needed, backward=backward)
 
-    def _given(self, operation: Operation) -> ValueAt | None:
+    def _nonfinite_param(self, operation: Operation) -> ValueAt | None:
         """Returns the parameter that an operation's operand is made of and that was not finite before the run."""
         births = (self._births.of(each).value for each in operation.values if self._flags.value(each))
         families = [leaf.family for leaf in self._trace.arguments]

@@ -1,6 +1,6 @@
 """A replay runs single operations again, on the operands and the gradients that they had in the run.
 
-One program observes those of all operations that are asked for, however many they are.
+One program observes those of all operations that are requested, however many they are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gradscope.capturing.explain.nonfinite.nonfinite_flags import counted_iterat
 from gradscope.capturing.explain.nonfinite.single_run import run_once
 from gradscope.instrument.observing_program import observing_program, observing_values
 from gradscope.instrument.plan import Plan
-from gradscope.instrument.taps import whole_tensor
+from gradscope.instrument.taps import full_tensor
 from gradscope.primitive_groups import MATRIX_PRODUCTS
 from gradscope.tracing.dataflow.reachability import Reach
 from gradscope.tracing.jaxpr.iterations import ValueAt
@@ -98,7 +98,7 @@ class Replay:
             for number, site in enumerate(self._sites)
             if backward and site.value in outputs and site.reach is Reach.GRADIENT
         )
-        plan = Plan(sites=self._sites, gradients=differentiated, observe=whole_tensor)
+        plan = Plan(sites=self._sites, gradients=differentiated, observe=full_tensor)
         program, reached = observing_program(trace, plan)
         forward = observing_values(trace, plan)
 
@@ -235,14 +235,14 @@ def _in_jaxpr(sub: SubJaxpr, operands: Sequence[Any], outputs: Sequence[Any]) ->
     """Returns the failure of the first equation of a jaxpr that makes of finite operands what its outputs have."""
     values: dict[Atom, Any] = dict(zip(sub.jaxpr.constvars, sub.constants, strict=True))
     values.update(zip(sub.jaxpr.invars, map(jax.device_put, operands), strict=True))
-    wanted = _has_nan(outputs)
+    has_nan = _has_nan(outputs)
     for inner in sub.jaxpr.eqns:
         read = [atom.val if is_literal(atom) else values[atom] for atom in inner.invars]
         made = bind(inner, read)
         results = [np.asarray(each) for each in made if not jnp.issubdtype(each.dtype, jax.dtypes.extended)]
         arrays = [np.asarray(each) for each in read if not jnp.issubdtype(jnp.result_type(each), jax.dtypes.extended)]
         bad = next((each for each in results if first_nonfinite(each) is not None), None)
-        if bad is not None and (_has_nan([bad]) and not _has_nan(arrays) if wanted else not _bad(arrays)):
+        if bad is not None and (_has_nan([bad]) and not _has_nan(arrays) if has_nan else not _bad(arrays)):
             return _inside(inner, arrays) or _failure(inner, bad, arrays)
         values.update(zip(inner.outvars, made, strict=True))
     return None

@@ -1,7 +1,7 @@
 """An invariance makes a gradient zero: the loss does not change with the value.
 
 The bias of a key under a softmax, a bias before a batch normalisation, everything before a layer normalisation of two
-features: the terms of such a gradient cancel, and what is left is rounding. No list of names tells them. The value is
+features: the terms of such a gradient cancel, and what is left is rounding. No list of names has them. The value is
 *displaced* at random, the loss runs once more, and the difference to the first run is followed from operation to
 operation. An invariance is an operation that takes the displacement out: several of its operands, or elements, differ,
 and its result does not. A gradient that vanishes is something else: differences shrink gradually, or in an operation

@@ -18,7 +18,7 @@ from gradscope.capturing.execution.run import Run
 from gradscope.instrument.observing_program import observing_program
 from gradscope.instrument.plan import Plan, iterations
 from gradscope.instrument.query.planning import has_gradient
-from gradscope.instrument.taps import whole_tensor
+from gradscope.instrument.taps import full_tensor
 from gradscope.naming import IterationIndex
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.dataflow.reachability import Reach, Reachability, is_inexact
@@ -143,7 +143,7 @@ def observe_gradients(trace: Trace, arguments: Sequence[Any], variables: Iterabl
 def _observed(
     trace: Trace, arguments: Sequence[Any], sites: tuple[Site, ...], gradients: frozenset[int]
 ) -> Neighbourhood:
-    program, _ = observing_program(trace, Plan(sites=sites, gradients=gradients, observe=whole_tensor))
+    program, _ = observing_program(trace, Plan(sites=sites, gradients=gradients, observe=full_tensor))
 
     def seen(arguments: Sequence[Any]) -> tuple[Any, Any, Any]:
         observed = program(arguments)

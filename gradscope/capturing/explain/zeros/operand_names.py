@@ -107,8 +107,8 @@ class OperandNames:
 
     def _of_argument(self, key: ValueKey, variable: FrameVariable) -> _Zeros:
         leaf = None if key.frame else self._arguments[key.position]
-        given = leaf is not None and leaf.family in (naming.PARAM, naming.INPUT)
-        if leaf is None or not given or np.any(array := self._values.value(variable, ())):
+        is_argument = leaf is not None and leaf.family in (naming.PARAM, naming.INPUT)
+        if leaf is None or not is_argument or np.any(array := self._values.value(variable, ())):
             return None
         return np.ndim(array), naming.key_of(leaf.family, leaf.name)
 

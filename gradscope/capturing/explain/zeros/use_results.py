@@ -25,7 +25,7 @@ class VariableAt(NamedTuple):
 
     @property
     def part(self) -> np.ndarray | None:
-        """The elements that are asked about, as booleans; None for all."""
+        """The elements that are examined, as booleans; None for all."""
         shape = self.variable.atom.aval.shape
         return np.frombuffer(self.elements, bool).reshape(shape) if self.elements else None
 

@@ -88,7 +88,7 @@ class EquationUse:
         cotangents: The gradient with respect to each of its outputs; zeros where none arrives.
         layer: The layer it belongs to; None where there is none.
         names: For each operand what it is, a parameter, `axis_index` or a constant; "" where it has no such name.
-        part: The elements of the value that are asked about, as booleans; None for all.
+        part: The elements of the value that are examined, as booleans; None for all.
     """
 
     frame: Frame

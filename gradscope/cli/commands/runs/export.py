@@ -75,8 +75,8 @@ def _export_csv(
     import io
 
     from gradscope.cli.printing import print_plain
+    from gradscope.dump.storage.atomic_file import write_atomically
     from gradscope.dump.storage.target_path import checked_target, files_of
-    from gradscope.dump.storage.whole_file import write_whole
     from gradscope.history.exporting.long_table import write_csv
 
     target = None if output is None else checked_target(output, force=force, inputs=files_of([run]))
@@ -85,7 +85,7 @@ def _export_csv(
     if target is None:
         print_plain(text.getvalue())
         return ""
-    write_whole(target, text.getvalue().encode(), replace=force)
+    write_atomically(target, text.getvalue().encode(), replace=force)
     return f"{output}: {text.getvalue().count(chr(10)) - 1:,} numbers"
 
 

@@ -169,7 +169,7 @@ class RecordOptions:
         return frozenset(known) if ALL in names else names
 
     def dumped(self, steps: int) -> Callable[[int], bool]:
-        """Returns the function that tells whether a step is dumped, of a run of so many.
+        """Returns the function that returns whether a step is dumped, of a run of so many.
 
         Raises:
             UsageError: `--dump-at` is no list of steps, or has one that the run does not take.

@@ -89,14 +89,14 @@ def train(
     from gradscope.capturing.records.distributed import speaks_for_all
 
     quiet = quiet or not speaks_for_all()
-    tell: Callable[[str], None] = (lambda _line: None) if quiet else say
+    notify: Callable[[str], None] = (lambda _line: None) if quiet else say
     for note in notes:
-        tell(note)
+        notify(note)
     signals: list[int] = []
 
     def ask(number: int) -> None:
         signals.append(number)
-        tell("stopping after this step and saving the state; once more ends at once")
+        notify("stopping after this step and saving the state; once more ends at once")
 
     outcome = _trained(
         target, model_request, steps=steps, output=output, step_options=step_options, record_options=record_options,
@@ -104,7 +104,7 @@ def train(
         devices=devices, stop=lambda: signals[0] if signals else 0, ask=ask, interrupts=context.obj, start=start,
     )  # fmt: skip
     if outcome.signal and outcome.steps < steps and not outcome.stopped:
-        tell(f"stopped after {outcome.steps:,} of {steps:,} steps; the same command with --resume goes on")
+        notify(f"stopped after {outcome.steps:,} of {steps:,} steps; the same command with --resume goes on")
         raise typer.Exit(_SIGNALLED + outcome.signal)
     if speaks_for_all():
         with chdir(start):
@@ -145,14 +145,14 @@ def _trained(
         if devices is not None or is_shared():
             place = Placement(devices, arguments.shapes[1], arguments.batch_size)
             chosen["--devices"] = str(place.count)
-        tell: Callable[[str], None] = (lambda _line: None) if quiet else say
+        notify: Callable[[str], None] = (lambda _line: None) if quiet else say
         if record_options.per_example_every is not None:
-            tell(noise_cost(
+            notify(noise_cost(
                 arguments.shapes[1], arguments.batch_size, every=record_options.per_example_every,
                 group_size=record_options.microbatch,
             ))  # fmt: skip
         shown = TrainingProgress(
-            progress, tell, steps=steps, log_every=record_options.log_every
+            progress, notify, steps=steps, log_every=record_options.log_every
         )  # fmt: skip
         request = TrainRequest(
             model=model, arguments=arguments, batch=_batches(model_options, model, arguments), step=step, steps=steps,
@@ -162,7 +162,7 @@ def _trained(
             tensorboard=record_options.tensorboard,
             saving=record_options.saving(), check_numerics=record_options.check_numerics,
             is_dumped=record_options.dumped(steps), on_alarm=record_options.on_alarm.value,
-            keep_alarms=record_options.keep_alarms, tell=tell, options=chosen,
+            keep_alarms=record_options.keep_alarms, notify=notify, options=chosen,
             facts=_facts(model, model_options.facts(arguments)), stop=stop, progress=shown,
         )  # fmt: skip
         with chdir(start):
@@ -177,13 +177,13 @@ def _described(model: Model, options: ModelOptions) -> dict[str, str]:
     """Returns what decides the numbers of a run beside its step: the model, and the options it was made with."""
     from gradscope.training.loop.resuming import MODEL_FILE
 
-    given = {
+    specified = {
         "--seed": options.seed, "--batch-size": options.batch_size, "--data": options.data, "--input": options.inputs,
         "--checkpoint": options.checkpoint and options.checkpoint.name, "--loss": options.loss,
         "--train": options.train, "--dtype": options.dtype, "--x64": options.x64 or None,
         "--matmul-precision": options.matmul_precision, MODEL_FILE: model.file_sha256,
     }  # fmt: skip
-    return {name: str(value) for name, value in given.items() if value not in (None, [])}
+    return {name: str(value) for name, value in specified.items() if value not in (None, [])}
 
 
 def _facts(model: Model, options: dict[str, Json]) -> dict[str, Json]:

@@ -1,4 +1,4 @@
-"""Likely explanations of a difference: simple relations between what one program has and the other.
+"""Likely explanations of a difference are simple relations between what one program has and the other.
 
 - `likely_causes`: relations between two tensors that differ: swapped, transposed, permuted, a multiple.
 - `likely_parts`: tensors of one side only that others of the other side may make up.

@@ -1,4 +1,4 @@
-"""`with_likely_parts` tells what the shapes and names of parameters without a counterpart suggest.
+"""`with_likely_parts` states what the shapes and names of parameters without a counterpart suggest.
 
 A right port packs what its reference has apart, and its values show that (`pairing.values`). Where they do not, because
 they are wrong or of other weights, a name on one side only says little. So the sentence of such a row has the tensors
@@ -22,7 +22,7 @@ from gradscope.naming import PARAM, TENSOR, key_of, printable, split_key
 #: The families of parameters, in a file without a manifest as well.
 _STORED: Final = (PARAM, TENSOR)
 
-#: The largest number of parts that are told by name.
+#: The largest number of parts that are listed by name.
 _MOST_PARTS: Final = 8
 
 
@@ -43,13 +43,13 @@ def with_likely_parts(
     found: dict[tuple[str, str], str] = {}
     sides = (("missing", dumps.ref, "extra", dumps.cand), ("extra", dumps.cand, "missing", dumps.ref))
     for status, holder, other_status, other in sides:
-        for whole in alone[status]:
+        for packed in alone[status]:
             free = [key for key in alone[other_status] if (other_status, key) not in found]
-            parts, how = _made_up(holder, whole, other, free)
+            parts, how = _made_up(holder, packed, other, free)
             if parts:
                 of = " and ".join(map(_quoted, parts))
-                found[status, whole] = f"has the shape of {of} {how}, and other values"
-                found |= {(other_status, part): f"may be a part of {_quoted(whole)}" for part in parts}
+                found[status, packed] = f"has the shape of {of} {how}, and other values"
+                found |= {(other_status, part): f"may be a part of {_quoted(packed)}" for part in parts}
     for row in (each for each in rows if each.status in alone):
         key = key_of(row.family, row.name)
         if key in related:
@@ -58,22 +58,22 @@ def with_likely_parts(
     return tuple(replace(row, likely=found[key]) if key in found else row for key, row in zip(keys, rows, strict=True))
 
 
-def _made_up(holder: DumpSource, whole: str, other: DumpSource, free: Sequence[str]) -> tuple[list[str], str]:
+def _made_up(holder: DumpSource, packed: str, other: DumpSource, free: Sequence[str]) -> tuple[list[str], str]:
     """Returns the tensors that may make up another, and how; none where the shapes and names do not decide."""
-    shape = holder.entry(whole).shape
+    shape = holder.entry(packed).shape
     shapes = {key: other.entry(key).shape for key in free}
-    terms = _nearest(whole, {name: each for name, each in shapes.items() if each == shape})
+    terms = _nearest(packed, {name: each for name, each in shapes.items() if each == shape})
     if len(terms) == 2:
         return terms, "added up"
-    parts = _nearest(whole, {name: each for name, each in shapes.items() if _may_be_part(each, shape)})
+    parts = _nearest(packed, {name: each for name, each in shapes.items() if _may_be_part(each, shape)})
     size = sum(math.prod(shapes[part]) for part in parts)
     joined = 1 < len(parts) <= _MOST_PARTS and size == math.prod(shape)
     return (parts, "joined") if joined else ([], "")
 
 
-def _nearest(whole: str, names: Mapping[str, Sequence[int]]) -> list[str]:
+def _nearest(packed: str, names: Mapping[str, Sequence[int]]) -> list[str]:
     """Returns those of some names that share the most words with another."""
-    own = _words(whole)
+    own = _words(packed)
     shared = {name: (own & _words(name)).total() for name in names}
     return [name for name, count in shared.items() if count == max(shared.values())]
 
@@ -86,9 +86,9 @@ def _quoted(key: str) -> str:
     return f"`{printable(split_key(key)[1])}`"
 
 
-def _may_be_part(part: Sequence[int], whole: Sequence[int]) -> bool:
+def _may_be_part(part: Sequence[int], packed: Sequence[int]) -> bool:
     """Returns whether a tensor may be a part of another, its axes in whichever order."""
-    others = Counter(whole) - Counter(part)
-    if len(part) == len(whole) - 1:  # one of a stack
-        return others.total() == 1 and not Counter(part) - Counter(whole)
-    return len(part) == len(whole) and others.total() == 1 and math.prod(part) < math.prod(whole)
+    others = Counter(packed) - Counter(part)
+    if len(part) == len(packed) - 1:  # one of a stack
+        return others.total() == 1 and not Counter(part) - Counter(packed)
+    return len(part) == len(packed) and others.total() == 1 and math.prod(part) < math.prod(packed)

@@ -1,4 +1,4 @@
-"""`loss_difference` tells by how much the losses of two dumps differ, and whether their reduction explains all else.
+"""`loss_difference` states by how much the losses of two dumps differ, and whether their reduction explains the rest.
 
 A loss that is a sum in one program and a mean in the other is a multiple of it, and so is every gradient, although all
 values that the loss is computed from agree.

@@ -90,11 +90,11 @@ class RunningVariances:
 
     def _before(self, name: str) -> Array | None:
         """Returns the parameter or state that an auxiliary output updates, by its name; None where there is none."""
-        found = [*self._stored.get(name, ()), *(key for each in _ends(name) for key in self._whole.get(each, ()))]
+        found = [*self._stored.get(name, ()), *(key for each in _ends(name) for key in self._by_name.get(each, ()))]
         return next((self._dumps.ref.array(key) for key in found if self._dumps.ref.has_tensor(key)), None)
 
     @cached_property
-    def _whole(self) -> Mapping[str, Sequence[str]]:
+    def _by_name(self) -> Mapping[str, Sequence[str]]:
         """The keys of parameters and state by their names."""
         found: defaultdict[str, list[str]] = defaultdict(list)
         for entry in self._dumps.ref.manifest.entries:
@@ -106,7 +106,7 @@ class RunningVariances:
     def _stored(self) -> Mapping[str, Sequence[str]]:
         """The keys of parameters and state by their names, and by what those end with."""
         found: defaultdict[str, list[str]] = defaultdict(list)
-        for name, keys in self._whole.items():
+        for name, keys in self._by_name.items():
             for each in (name, *_ends(name)):
                 found[each] += keys
         return found

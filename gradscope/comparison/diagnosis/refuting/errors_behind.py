@@ -10,7 +10,7 @@ from gradscope.dump.manifest.layer_graph import Sources, inverted
 class ErrorsBehind:
     """`ErrorsBehind` finds the largest error next behind a value, through what is computed from it and not compared.
 
-    Each value is visited once, however many values are asked for, also where the graph has cycles, as damaged dumps do.
+    Each value is visited once, however many values are requested, also where the graph has cycles, as damaged dumps do.
 
     Args:
         sources: The keys that each key is computed from.

@@ -145,7 +145,7 @@ def function_between(dumps: Dumps, match: Match, tolerance: float) -> FunctionBe
 
 
 def is_applied(dumps: Dumps, match: Match, found: FunctionBetween) -> bool | None:
-    """Returns whether the program that has the argument of a function applies it behind; None where nothing tells.
+    """Returns whether the program that has the argument of a function applies it behind; None where nothing shows it.
 
     A softmax does not change where a number is added to all of a row, and sends back gradients that add up to zero. A
     rectifier sends back zeros where its argument is negative. The kernel of a dense layer that reads the result has the
@@ -187,8 +187,8 @@ def _values(dumps: Dumps, match: Match) -> tuple[Array, Array] | None:
 def _offsets(function: _Elementwise, argument: Array, value: Array, limit: float) -> Iterator[float]:
     """Yields what may be added to a function: nothing, and what some elements show."""
     yield 0.0
-    sample, wanted = _some_elements(argument), _some_elements(value)
-    offset = float(np.mean(wanted - function(sample)))
+    sample, expected = _some_elements(argument), _some_elements(value)
+    offset = float(np.mean(expected - function(sample)))
     if sample.size >= _LEAST_SHIFTED and abs(offset) * math.sqrt(value.size) > limit:
         yield offset
 
@@ -219,9 +219,9 @@ def _is_function(
         limit: The largest norm of the difference.
         some: Selects some of the elements, or of the rows.
     """
-    sample, wanted = some(argument), some(value)
+    sample, expected = some(argument), some(value)
     # The sample is held to the scale of all elements, and not so strictly that its own error would rule a function out.
-    if np.linalg.norm(function(sample) - wanted) > 10 * limit * math.sqrt(sample.size / value.size):
+    if np.linalg.norm(function(sample) - expected) > 10 * limit * math.sqrt(sample.size / value.size):
         return False
     return bool(np.linalg.norm(function(argument) - value) <= limit)
 
@@ -271,10 +271,10 @@ def _dense_readers(source: DumpSource, key: str) -> Iterator[tuple[Array, list[s
                     yield arriving, fitting
 
 
-def _least_error(wanted: Array, kernels: Iterable[Array]) -> float:
-    """Returns by how much the gradients of kernels, stored either way round, are no multiple of the wanted one."""
+def _least_error(expected: Array, kernels: Iterable[Array]) -> float:
+    """Returns by how much the gradients of kernels, stored either way round, are no multiple of the expected one."""
     oriented = (each for kernel in kernels for each in (kernel, kernel.T))
-    return min((_angle(wanted, each) for each in oriented if each.shape == wanted.shape), default=1.0)
+    return min((_angle(expected, each) for each in oriented if each.shape == expected.shape), default=1.0)
 
 
 def _angle(one: Array, other: Array) -> float:

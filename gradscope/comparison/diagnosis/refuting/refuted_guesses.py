@@ -6,7 +6,7 @@ no trace: everything that is computed next from either agrees. So a pair by plac
 begins is kept where something behind it bears that out, in either program.
 
 A difference can also vanish behind the pair, as that of a lost bias does in a batch norm. Then what the pair is
-computed from tells: a parameter that only one of the programs uses.
+computed from shows: a parameter that only one of the programs uses.
 
 A pair of which one value is a function of the other (`functions_between`) is no pair either, whatever else differs,
 unless gradients show that one program leaves the function out, or applies another. Where they show that both apply it,
@@ -40,7 +40,7 @@ _GUESSES: Final = ("order", "path")
 #: The relative error of a loss, and of a gradient, that only rounding makes.
 _EXACT: Final = 5e-6
 
-#: What a gradient is of which nothing that is computed from it tells that it differs.
+#: What a gradient is of which nothing that is computed from it shows that it differs.
 _TRACELESS_GRADIENT: Final = "a gradient where the function has none; nothing that is computed from it differs"
 
 #: How many times as large as all errors behind it an error is that leaves no trace.

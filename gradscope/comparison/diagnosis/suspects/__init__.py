@@ -1,7 +1,7 @@
 """Suspects are the steps that may have made a difference and are in one of the programs only.
 
 Where everything that a step is computed from agrees, the step has no counterpart, and the next value that is compared
-differs, the step may be at fault, or the layer that computes that value. The tensors of both dumps tell most often.
+differs, the step may be at fault, or the layer that computes that value. The tensors of both dumps show it most often.
 
 - `suspects`: chooses between the steps and the layer, and puts the steps in order.
 - `readers`: what the layer of one program reads, where only the other has an entry for that.

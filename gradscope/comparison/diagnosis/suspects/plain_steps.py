@@ -57,8 +57,8 @@ def _is_product_of(read: Array, kernel: Array, biases: Sequence[Array], value: A
     if len(rows) * kernel.shape[1] != value.size or any(bias.size != kernel.shape[1] for bias in biases):
         return False
     product = rows @ kernel + sum((bias.reshape(-1) for bias in biases), start=np.zeros(kernel.shape[1]))
-    wanted = value.reshape(len(rows), -1)
-    return bool(np.linalg.norm(product - wanted) <= _ROUNDING * np.linalg.norm(wanted))
+    expected = value.reshape(len(rows), -1)
+    return bool(np.linalg.norm(product - expected) <= _ROUNDING * np.linalg.norm(expected))
 
 
 def is_arrangement(tensors: FloatTensors, layer: Layer, key: str) -> bool:

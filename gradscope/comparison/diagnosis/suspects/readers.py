@@ -1,4 +1,4 @@
-"""`reader_of` tells of any values whether a layer of one program reads them, though it has no entry for what it reads.
+"""`reader_of` finds of any values whether a layer of one program reads them, though it has no entry for what it reads.
 
 The gradient of the kernel shows it: it is made of what the layer reads and of the gradient that arrives at its output
 (`correlations`). Where some values make the gradient of the kernel, with the gradient that arrives, the layer reads
@@ -49,7 +49,7 @@ _DERIVATIVES: Final[Mapping[str, Callable[[Array], Array]]] = MappingProxyType({
 
 
 class Reader(Protocol):
-    """Reader tells what a layer of one program reads, which has no entry for that."""
+    """Reader finds what a layer of one program reads, which has no entry for that."""
 
     @property
     def of_ref(self) -> bool:
@@ -73,7 +73,7 @@ class Reader(Protocol):
 def reader_of(
     dumps: Dumps, pairing: Pairing, match: Match, layers: tuple[Layer, Layer | None], difference: float
 ) -> Reader | None:
-    """Returns what tells what one of two layers reads; None where their tensors do not show it.
+    """Returns what shows what one of two layers reads; None where their tensors do not show it.
 
     Args:
         dumps: The dumps.
@@ -165,7 +165,7 @@ def _by_kernel(of_ref: bool, read: Array, one: _Use, other: _Use, difference: fl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ByKernel:
-    """_ByKernel tells what a layer reads by the gradient of its kernel.
+    """_ByKernel finds what a layer reads by the gradient of its kernel.
 
     Attributes:
         of_ref: As for `Reader`.
@@ -225,7 +225,7 @@ def _by_product(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ByProduct:
-    """_ByProduct tells what a dense layer reads by its output, which is a function of the product.
+    """_ByProduct finds what a dense layer reads by its output, which is a function of the product.
 
     Attributes:
         of_ref: As for `Reader`.
@@ -254,9 +254,9 @@ class _ByProduct:
         return False
 
 
-def _relative(found: Array, wanted: Array) -> float:
-    size = max(float(np.linalg.norm(wanted)), 1e-300)
-    return float(np.linalg.norm(found.reshape(-1) - wanted.reshape(-1))) / size
+def _relative(found: Array, expected: Array) -> float:
+    size = max(float(np.linalg.norm(expected)), 1e-300)
+    return float(np.linalg.norm(found.reshape(-1) - expected.reshape(-1))) / size
 
 
 def _error(form: KernelForm, read: Array, arriving: Array, gradient: Array, *, reordered: bool = False) -> float:

@@ -160,7 +160,7 @@ class _Forward:
         """Returns the suspects by what the layer of the divergence reads.
 
         Args:
-            reader: What tells that it reads other values than its counterpart; None where nothing tells.
+            reader: What shows that it reads other values than its counterpart; None where nothing does.
             match: The pair of its outputs.
             layer: The layer in the reference.
             steps: The steps that may be wrong.
@@ -204,7 +204,7 @@ class _Forward:
         """Returns the step in whose place another operation makes what the other program reads; None where none does.
 
         Args:
-            reader: What tells what the other program reads.
+            reader: What shows what the other program reads.
             steps: The steps that may be wrong.
         """
         tensors = self._ref if reader.of_ref else self._cand

@@ -44,8 +44,8 @@ def keys_of(row: ComparisonRow) -> list[str]:
 def _differing_parts(dumps: Dumps, reverse: ReversePairing, match: Match, row: ComparisonRow) -> Iterator[str]:
     """Yields those of the candidate's tensors of which a parameter is made that differ from their part of it."""
     for key in match.recipe.keys:
-        wanted = reverse.array(key) if dumps.cand.has_tensor(key) else None
-        if wanted is not None:
+        expected = reverse.array(key) if dumps.cand.has_tensor(key) else None
+        if expected is not None:
             found = dumps.cand.array(key).astype(np.float64)
-            if np.linalg.norm(found - wanted) > (row.tolerance or 0.0) * np.linalg.norm(wanted):
+            if np.linalg.norm(found - expected) > (row.tolerance or 0.0) * np.linalg.norm(expected):
                 yield key

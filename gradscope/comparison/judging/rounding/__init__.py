@@ -1,4 +1,4 @@
-"""Rounding: how far two tensors may be apart because numbers are rounded, beyond the default tolerance.
+"""Rounding states how far two tensors may be apart because numbers are rounded, beyond the default tolerance.
 
 - `rounding_floors`: a *floor* is how far rounding can move a tensor whose terms cancel, in absolute terms.
 - `inherited_precision`: the dtype that a tensor was computed in, by what it was computed from.

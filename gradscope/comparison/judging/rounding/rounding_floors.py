@@ -21,7 +21,7 @@ their terms are rounded, and the factor sqrt(min(n, BLOCK)) is 1.
 
 A floor counts only where the terms of a tensor cancel: where its norm is below a tenth of what is expected, and for
 types of up to 16 bits below two floors. A real error in a tensor of ordinary size is never below the floor. Only layers
-with parameters tell the size of a term, so that tensors between other layers have no floor; parameters and inputs are
+with parameters state the size of a term, so that tensors between other layers have no floor; parameters and inputs are
 not computed, and have none.
 """
 

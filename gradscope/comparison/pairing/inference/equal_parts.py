@@ -32,10 +32,10 @@ def reordered_blocks(ref: Array, cand: Array) -> tuple[AxisLayout, ...]:
     """
     for count in _COUNTS:
         for joined in _divisible(ref, count):
-            wanted = np.split(ref, count, axis=joined)
+            parts = np.split(ref, count, axis=joined)
             for axis in _divisible(cand, count):
                 blocks = dict(enumerate(np.split(cand, count, axis=axis)))
-                found = assigned(wanted, blocks)
+                found = assigned(parts, blocks)
                 if found is not None and (order := tuple(found[0])) != tuple(range(count)):
                     layout = found[1]
                     return (
@@ -49,23 +49,23 @@ def reordered_blocks(ref: Array, cand: Array) -> tuple[AxisLayout, ...]:
     return ()
 
 
-def assigned(wanted: Sequence[Array], given: Mapping[_Key, Array]) -> tuple[list[_Key], AxisLayout] | None:
-    """Returns which of some arrays each wanted array is, and the one layout in which all of them are.
+def assigned(parts: Sequence[Array], candidates: Mapping[_Key, Array]) -> tuple[list[_Key], AxisLayout] | None:
+    """Returns which of some arrays each part is, and the one layout in which all of them are.
 
     Args:
-        wanted: Arrays of the reference.
-        given: Arrays of the candidate.
+        parts: Arrays of the reference.
+        candidates: Arrays of the candidate.
 
     Returns:
-        A key for each wanted array, all different; None where an array is not found.
+        A key for each part, all different; None where an array is not found.
     """
-    norms = {key: norm_of(array) for key, array in given.items()}
+    norms = {key: norm_of(array) for key, array in candidates.items()}
     keys: list[_Key] = []
     common: AxisLayout | None = None
-    for array in wanted:
+    for array in parts:
         norm = norm_of(array)
-        near = [key for key in given if key not in keys and math.isclose(norm, norms[key], rel_tol=SAME)]
-        found = next(_agreeing(array, given, near, common), None)
+        near = [key for key in candidates if key not in keys and math.isclose(norm, norms[key], rel_tol=SAME)]
+        found = next(_agreeing(array, candidates, near, common), None)
         if found is None:
             return None
         keys.append(found[0])
@@ -74,11 +74,11 @@ def assigned(wanted: Sequence[Array], given: Mapping[_Key, Array]) -> tuple[list
 
 
 def _agreeing(
-    array: Array, given: Mapping[_Key, Array], keys: Sequence[_Key], common: AxisLayout | None
+    array: Array, candidates: Mapping[_Key, Array], keys: Sequence[_Key], common: AxisLayout | None
 ) -> Iterator[tuple[_Key, AxisLayout]]:
     for key in keys:
-        possible = agreeing_layouts(array, given[key], None if common is None else (common,))
-        if possible and relative_error(array, given[key], possible[0]) <= SAME:
+        possible = agreeing_layouts(array, candidates[key], None if common is None else (common,))
+        if possible and relative_error(array, candidates[key], possible[0]) <= SAME:
             yield key, possible[0]
 
 

@@ -71,7 +71,7 @@ def _in_order(shape: tuple[int, ...], steps: Sequence[RecipeStep]) -> tuple[Reci
         merged[next(number for number, bound in enumerate(bounds) if end <= bound)].append(axis)
     places = {axis: place for place, axis in enumerate(axes)}
     arranged, order = list(split), list(axes)
-    for group in (group for whole, group in merged.items() if whole < len(shape) - 1):
+    for group in (group for merged_axis, group in merged.items() if merged_axis < len(shape) - 1):
         used = sorted(places[axis] for axis in group)
         for axis, place in zip(group, used, strict=True):
             arranged[axis], order[place] = split[axes[place]], axis

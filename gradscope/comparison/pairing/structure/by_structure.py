@@ -3,7 +3,7 @@
 What other passes matched divides both programs into segments. Within a segment, tensors are aligned in execution order
 so that the most evidence is in favour: layers that use paired parameters, or are read by such layers, the kind of the
 operation, the end of the name, and values that nearly agree in some layout. Parameters are aligned first, because they
-tell which layers belong together.
+show which layers belong together.
 
 Layers with parameters that are paired otherwise speak against a pair, but do not exclude it: a port may use the weight
 of another layer by mistake. That both are computed from values that are paired with each other speaks for it then, and
@@ -213,7 +213,7 @@ class _Places:
         if not comparable(one.dtype, other.dtype):
             return 0
         if math.prod(one.shape) != math.prod(other.shape):
-            # A fault can change a shape. Nothing but the parameters tells that from another step of the same layer.
+            # A fault can change a shape. Only the parameters distinguish that from another step of the same layer.
             return _LAYER if own & others and len(one.shape) == len(other.shape) else 0
         operations = one.site.primitive, other.site.primitive
         evidence = (

@@ -34,21 +34,21 @@ def by_packed_layers(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     in_cand, in_ref = _packed(unmatched.matched)
     outputs, usual = (_outputs(dumps.ref), _outputs(dumps.cand)), _usual(unmatched.matched)
     free = {*unmatched.only_ref}, {*unmatched.only_cand}
-    for whole, parts in _calls(in_cand, outputs[1], outputs[0]):
-        cut = _cut(dumps.cand, whole, dumps.ref, parts, usual, of_ref=False) if whole in free[1] else None
+    for packed, parts in _calls(in_cand, outputs[1], outputs[0]):
+        cut = _cut(dumps.cand, packed, dumps.ref, parts, usual, of_ref=False) if packed in free[1] else None
         if cut is not None:
             steps = (cut.step, *cut.layout.steps(cut.shape))
             for number, part in enumerate(parts):
                 if part in free[0]:
-                    recipe = Recipe(keys=(whole,), steps=steps, part=number)
+                    recipe = Recipe(keys=(packed,), steps=steps, part=number)
                     yield Match(ref=part, recipe=recipe, matched_by=cut.found_by(number))
-    for whole, parts in _calls(in_ref, outputs[0], outputs[1]):
-        alone = whole in free[0] and free[1].issuperset(parts)
-        cut = _cut(dumps.ref, whole, dumps.cand, parts, usual, of_ref=True) if alone else None
+    for packed, parts in _calls(in_ref, outputs[0], outputs[1]):
+        alone = packed in free[0] and free[1].issuperset(parts)
+        cut = _cut(dumps.ref, packed, dumps.cand, parts, usual, of_ref=True) if alone else None
         if cut is not None:
             joined = Stack(cut.axis) if isinstance(cut.step, Unstack) else Concatenate(cut.axis)
             recipe = Recipe(keys=parts, steps=(*cut.layout.steps(dumps.cand.entry(parts[0]).shape), joined))
-            yield Match(ref=whole, recipe=recipe, matched_by=cut.found_by(*range(len(parts))))
+            yield Match(ref=packed, recipe=recipe, matched_by=cut.found_by(*range(len(parts))))
 
 
 def _packed(matches: Iterable[Match]) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
@@ -61,8 +61,8 @@ def _packed(matches: Iterable[Match]) -> tuple[dict[str, tuple[str, ...]], dict[
             in_ref[name] = tuple(split_key(key)[1] for key in recipe.keys)
         elif family == PARAM and recipe.steps and isinstance(recipe.steps[0], Split | Unstack):
             in_cand[split_key(match.cand)[1]][recipe.part] = name
-    whole = {name: parts for name, parts in in_cand.items() if sorted(parts) == list(range(len(parts))) != [0]}
-    return {name: tuple(parts[number] for number in range(len(parts))) for name, parts in whole.items()}, in_ref
+    packed = {name: parts for name, parts in in_cand.items() if sorted(parts) == list(range(len(parts))) != [0]}
+    return {name: tuple(parts[number] for number in range(len(parts))) for name, parts in packed.items()}, in_ref
 
 
 def _usual(matches: Iterable[Match]) -> dict[int, tuple[int, ...]]:
@@ -99,7 +99,7 @@ def _calls(
     for name, parts in packed.items():
         wholes, outputs = holder.get(name, []), [other.get(part, []) for part in parts]
         if all(len(each) == len(wholes) for each in outputs):
-            found.update((whole, tuple(each[call] for each in outputs)) for call, whole in enumerate(wholes))
+            found.update((output, tuple(each[call] for each in outputs)) for call, output in enumerate(wholes))
     yield from found.items()
 
 
@@ -127,7 +127,7 @@ class _Cut:
 
 def _cut(
     holder: DumpSource,
-    whole: str,
+    packed: str,
     other: DumpSource,
     parts: Sequence[str],
     usual: Mapping[int, tuple[int, ...]],
@@ -136,9 +136,9 @@ def _cut(
 ) -> _Cut | None:
     """Returns how a tensor is cut into others; None where their shapes do not fit."""
     entries = [other.entry(part) for part in parts]
-    if not all(comparable(holder.entry(whole).dtype, entry.dtype) for entry in entries):
+    if not all(comparable(holder.entry(packed).dtype, entry.dtype) for entry in entries):
         return None
-    array, arrays = holder.array(whole), [other.array(part) for part in parts]
+    array, arrays = holder.array(packed), [other.array(part) for part in parts]
     cuts = [_read(array, arrays, axis, usual, of_ref=of_ref) for axis in reversed(range(array.ndim))]
     return max(filter(None, cuts), key=lambda cut: len(cut.agreeing), default=None)
 

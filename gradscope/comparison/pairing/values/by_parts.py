@@ -5,8 +5,8 @@ PyTorch packs the projections of attention into one weight `[3 width, width]`, a
 senders and one of receivers. A packed tensor is matched where every part of it is found,
 by values, among tensors that nothing else matched; parts of several sizes, as where queries share keys and values, are
 matched by `uneven_parts`. Where parts are equal, as biases that are all zero, the names of a
-packed tensor whose values decide tell which is which, or else the gradients, or the numbers of the layers in order.
-Those names also tell the parts of a packed tensor whose values are wrong: of one of the same shape, or of another
+packed tensor whose values decide show which is which, or else the gradients, or the numbers of the layers in order.
+Those names also show the parts of a packed tensor whose values are wrong: of one of the same shape, or of another
 parameter of the same layer. A single wrong part is the one that is called as the others are.
 """
 
@@ -41,8 +41,8 @@ from gradscope.comparison.pairing.values.uneven_parts import uneven_parts
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import INPUT, PARAM, STATE, TENSOR, split_key
 
-#: The families of tensors that are given to a program, of which it may pack several.
-_GIVEN: Final = (PARAM, STATE, TENSOR, INPUT)
+#: The families of tensors that are inputs of a program, of which it may pack several.
+_INPUT_FAMILIES: Final = (PARAM, STATE, TENSOR, INPUT)
 
 _NUMBER: Final = re.compile(r"\d+")
 
@@ -63,7 +63,7 @@ class _Packed:
 
 def by_parts(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     """Yields matches of packed tensors with the tensors that are packed in them."""
-    ref, cand = (_given_tensors(dumps.ref, unmatched.only_ref), _given_tensors(dumps.cand, unmatched.only_cand))
+    ref, cand = (_input_tensors(dumps.ref, unmatched.only_ref), _input_tensors(dumps.cand, unmatched.only_cand))
     if not ref or not cand:
         return
     taken: set[str] = set()
@@ -81,14 +81,14 @@ def by_parts(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     yield from uneven_parts(dumps, *([key for key in keys if key not in taken] for keys in (ref, cand)))
 
 
-def _given_tensors(source: DumpSource, keys: Sequence[str]) -> list[str]:
-    """Returns the keys of tensors that are given, those of the most axes first, because their values decide best."""
-    given = [
+def _input_tensors(source: DumpSource, keys: Sequence[str]) -> list[str]:
+    """Returns the keys of a program's inputs, those of the most axes first, because their values decide best."""
+    inputs = [
         key
         for key in keys
-        if split_key(key)[0] in _GIVEN and source.entry(key).alias_of is None and source.has_tensor(key)
+        if split_key(key)[0] in _INPUT_FAMILIES and source.entry(key).alias_of is None and source.has_tensor(key)
     ]
-    return sorted(given, key=lambda key: -len(source.entry(key).shape))
+    return sorted(inputs, key=lambda key: -len(source.entry(key).shape))
 
 
 def _found(
@@ -103,7 +103,7 @@ def _found(
             if not named and is_constant(holder.array(key)):
                 found = _of_constant(holder, key, count, other, free, of_ref=of_ref)
             else:
-                found = _assignment(holder, key, count, partial(_given, other, free, named), of_ref=of_ref)
+                found = _assignment(holder, key, count, partial(_candidates, other, free, named), of_ref=of_ref)
             if found is not None:
                 names.add(found.key, found.parts)
                 solved.append(found)
@@ -126,7 +126,7 @@ def _by_names(
     solved: Sequence[_Packed],
     of_ref: bool,
 ) -> Iterator[_Packed]:
-    """Yields packed tensors with the parts that names tell.
+    """Yields packed tensors with the parts that names show.
 
     They are cut as the parts show whose values agree, or else as a tensor of the same shape whose values do.
     """
@@ -139,8 +139,8 @@ def _by_names(
         of_layer[layer_of(each.key)].append(each.parts)
     for key in keys:
         shape = holder.entry(key).shape
-        told = chain(names.parts_of(key), shifted.parts_of(key))
-        parts = next(filter(None, (free.named(each, math.prod(shape) // max(len(each), 1)) for each in told)), [])
+        proposed = chain(names.parts_of(key), shifted.parts_of(key))
+        parts = next(filter(None, (free.named(each, math.prod(shape) // max(len(each), 1)) for each in proposed)), [])
         found = _partly_agreeing(holder, key, other, parts, of_ref=of_ref) or alike.get((shape, len(parts)))
         if not parts:
             layers = (free.beside(each, math.prod(shape)) for each in of_layer[layer_of(key)])
@@ -196,7 +196,7 @@ def _partly_agreeing(
 def _of_constant(
     holder: DumpSource, key: str, count: int, other: DumpSource, free: PartCandidates, *, of_ref: bool
 ) -> _Packed | None:
-    """Returns the parts of a constant, as biases that are all zero: its values do not tell which they are."""
+    """Returns the parts of a constant, as biases that are all zero: its values do not show which they are."""
     array = holder.array(key)
     equal = free.equal_to(array.flat[0], array.size // count)
     if len(equal) < count:
@@ -204,7 +204,7 @@ def _of_constant(
     gradient, shape = gradient_of(key), holder.entry(key).shape
     if holder.has_tensor(gradient) and not is_constant(holder.array(gradient)):
         own, gradients = free.gradients_of(array.flat[0], array.size // count)
-        found = _assignment(holder, gradient, count, partial(_given, other, gradients, ()), of_ref=of_ref)
+        found = _assignment(holder, gradient, count, partial(_candidates, other, gradients, ()), of_ref=of_ref)
         if found is not None:
             return replace(found, key=key, parts=tuple(own[part] for part in found.parts))
     if shape[0] != count:
@@ -229,18 +229,20 @@ def _numbered(key: str, singles: Iterable[str]) -> list[str]:
     return sorted(groups[best[0]], key=lambda name: tuple(map(int, _NUMBER.findall(name))))
 
 
-def _given(other: DumpSource, free: PartCandidates, named: Sequence[str], blocks: Sequence[Array]) -> dict[str, Array]:
+def _candidates(
+    other: DumpSource, free: PartCandidates, named: Sequence[str], blocks: Sequence[Array]
+) -> dict[str, Array]:
     """Returns the tensors that may be the blocks: those of the right names, or without any, of the right norms."""
     return {key: other.array(key) for key in named or free.near(blocks)}
 
 
 def _assignment(
-    holder: DumpSource, key: str, count: int, given: Callable[[list[Array]], Mapping[str, Array]], *, of_ref: bool
+    holder: DumpSource, key: str, count: int, candidates: Callable[[list[Array]], Mapping[str, Array]], *, of_ref: bool
 ) -> _Packed | None:
     array = holder.array(key)
     for axis in (axis for axis, size in enumerate(array.shape) if size % count == 0):
         blocks = np.split(array, count, axis=axis)
-        singles = given(blocks)
+        singles = candidates(blocks)
         if len(singles) < count:
             continue
         if of_ref:

@@ -126,11 +126,11 @@ def are_of_one_name(name: str, output: str) -> bool:
 def _of_families(dumps: Dumps, unmatched: Pairing, equality: Equality, *, gradients: bool) -> Iterator[Match]:
     """Yields matches of equal values among gradients, or among all other tensors."""
     ref, cand = ([split_key(key)[0] for key in keys] for keys in (unmatched.only_ref, unmatched.only_cand))
-    wanted = {family for family in {*ref, *cand} if is_gradient(family) is gradients}
+    families = {family for family in {*ref, *cand} if is_gradient(family) is gradients}
     some = replace(
         unmatched,
-        only_ref=tuple(compress(unmatched.only_ref, map(wanted.__contains__, ref))),
-        only_cand=tuple(compress(unmatched.only_cand, map({*wanted, TENSOR}.__contains__, cand))),
+        only_ref=tuple(compress(unmatched.only_ref, map(families.__contains__, ref))),
+        only_cand=tuple(compress(unmatched.only_cand, map({*families, TENSOR}.__contains__, cand))),
     )
     classes = list(equal_classes(dumps, some, equality))
     counterparts, uses = Counter[str](), Counter[str]()

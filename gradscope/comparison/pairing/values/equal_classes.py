@@ -63,7 +63,7 @@ def equal_classes(dumps: Dumps, unmatched: Pairing, equality: Equality) -> Itera
     by_size: defaultdict[int, list[_Group]] = defaultdict(list)
     for (size, _, _), classes in groups.items():
         by_size[size].append(_Group([cands[each] for each in classes], equality.cand_stats))
-    asked: defaultdict[int, list[tuple[str, float]]] = defaultdict(list)
+    tested: defaultdict[int, list[tuple[str, float]]] = defaultdict(list)
     limits: dict[tuple[str, str, int], float | None] = {}
     tried: list[tuple[list[str], _Group]] = []
     for (family, dtype, shape, _), keys in refs.items():
@@ -73,9 +73,9 @@ def equal_classes(dumps: Dumps, unmatched: Pairing, equality: Equality) -> Itera
             if kind not in limits:
                 limits[kind] = equality.tolerance(keys[0], group.classes[0][0])
             if (limit := limits[kind]) is not None:
-                asked[id(group)].append((keys[0], limit))
+                tested[id(group)].append((keys[0], limit))
                 tried.append((keys, group))
-    near = {id(group): group.near([(equality.ref_stats(key), limit) for key, limit in asked[id(group)]])
+    near = {id(group): group.near([(equality.ref_stats(key), limit) for key, limit in tested[id(group)]])
             for groups in by_size.values() for group in groups}  # fmt: skip
     for keys, group in tried:
         for others in next(near[id(group)]):

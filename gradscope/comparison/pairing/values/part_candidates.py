@@ -153,7 +153,7 @@ class PartCandidates:
 
 
 class SolvedNames:
-    """`SolvedNames` tell, from the names of packed tensors and of their parts, those of the parts of another one."""
+    """`SolvedNames` derive, from the names of packed tensors and of their parts, those of the parts of another one."""
 
     def __init__(self) -> None:
         self._ends: defaultdict[tuple[str, ...], dict[tuple[tuple[str, ...], ...], int]] = defaultdict(dict)
@@ -180,7 +180,7 @@ class SolvedNames:
 
 
 class ShiftedNames:
-    """`ShiftedNames` tell the names of the parts of a tensor from those of one that has another number in its name.
+    """`ShiftedNames` derive the names of the parts of a tensor from those of one that has another number in its name.
 
     The number that all of the other's parts have in the same place is moved as far as it is in the tensors' names.
     """

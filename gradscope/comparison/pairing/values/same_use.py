@@ -1,6 +1,6 @@
 """`SameUse` rates pairs of parameters by what uses them, because constants are equal to each other wherever they are.
 
-Biases that are all zero and gains of one have the same values at initialisation. The layer that uses one tells which
+Biases that are all zero and gains of one have the same values at initialisation. The layer that uses one shows which
 it is: its other parameters, what it reads and what it returns are paired with those of the counterpart's layer.
 """
 

@@ -53,7 +53,7 @@ def sums(dumps: Dumps, only_ref: Sequence[str], only_cand: Sequence[str]) -> dic
     found: dict[str, str] = {}
     for each in added(dumps, only_ref, only_cand):
         parts, pair, blocks = each.parts, each.pair, each.blocks
-        names, whole = (" and ".join(split_key(key)[1] for key in some) for some in (pair, parts))
+        names, of_parts = (" and ".join(split_key(key)[1] for key in some) for some in (pair, parts))
         joined, apart = len(blocks) > 1, len(parts) > len(blocks)
         found |= dict.fromkeys(parts, f"a part of the sum of {names}" if joined else f"the sum of {names}")
         found |= {
@@ -64,13 +64,13 @@ def sums(dumps: Dumps, only_ref: Sequence[str], only_cand: Sequence[str]) -> dic
         }
         are = "joined are the sum of" if joined else "is the sum of"
         found |= dict.fromkeys(
-            pair, f"{whole} joined are the parts and sums of {names}" if apart else f"{whole} {are} {names}"
+            pair, f"{of_parts} joined are the parts and sums of {names}" if apart else f"{of_parts} {are} {names}"
         )
         if all(_has_gradients(each.holder, blocks, place, each.other, term) for place, term in enumerate(pair)):
             same = (
-                f"the gradients of {names} are those of {whole}"
+                f"the gradients of {names} are those of {of_parts}"
                 if apart
-                else f"the gradient of {names} is that of {whole}"
+                else f"the gradient of {names} is that of {of_parts}"
             )
             found |= {key_of(PARAM_GRAD, split_key(key)[1]): same for key in (*parts, *pair)}
     return found
@@ -157,14 +157,14 @@ def _added_in_parts(
                     break
 
 
-def _blocks(one: Array, two: Array, count: int, given: Mapping[str, Array]) -> _Blocks:
+def _blocks(one: Array, two: Array, count: int, candidates: Mapping[str, Array]) -> _Blocks:
     """Returns for each block of two terms the tensor that is its sum, or else the two that it has apart; () if none."""
     found: list[tuple[str, ...]] = []
-    free = dict(given)
+    free = dict(candidates)
 
-    def taken(*wanted: Array) -> tuple[str, ...]:
+    def taken(*arrays: Array) -> tuple[str, ...]:
         keys: list[str] = []
-        for each in wanted:
+        for each in arrays:
             key = next((key for key in free if key not in keys and _is_close(each, free[key], PARAM)), None)
             if key is None:
                 return ()
@@ -189,18 +189,18 @@ def _added(
     for key in filter(lambda key: _is_stored(other, key), terms):
         by_shape[other.entry(key).shape].append(key)
     projected: dict[Shape, Array] = {}
-    for whole in filter(lambda key: _is_stored(holder, key), keys):
-        shape = holder.entry(whole).shape
+    for packed in filter(lambda key: _is_stored(holder, key), keys):
+        shape = holder.entry(packed).shape
         if len(by_shape[shape]) < 2:
             continue
         if shape not in projected:
             projected[shape] = np.array([_projection(other.array(key)) for key in by_shape[shape]])
-        expected = holder.array(whole)
+        expected = holder.array(packed)
         for places in _pairs(projected[shape], _projection(expected)):
             pair = (by_shape[shape][places[0]], by_shape[shape][places[1]])
             one, two = (_wide(other.array(key)) for key in pair)
             if np.any(one) and np.any(two) and _is_close(expected, one + two, PARAM):
-                yield ((whole,),), pair
+                yield ((packed,),), pair
                 break
 
 

@@ -2,7 +2,7 @@
 
 Where several queries share a key and a value, one kernel `[in, queries + keys + values]` is three of another framework.
 The parts are found one after the other along an axis, by their values, all as they are or all with the same order of
-axes. Where a value is wrong, those of another block of the network tell what the parts are called.
+axes. Where a value is wrong, those of another block of the network show what the parts are called.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _found(holder: DumpSource, keys: Sequence[str], other: DumpSource, singles: 
 def _by_names(
     holder: DumpSource, keys: Iterable[str], other: DumpSource, left: dict[str, str], solved: Sequence[_Joined]
 ) -> Iterator[_Joined]:
-    """Yields tensors with the parts that those of a tensor of the same shapes tell, whose values agree."""
+    """Yields tensors with the parts that those of a tensor of the same shapes show, whose values agree."""
     shifted, done = ShiftedNames(), {each.key for each in solved}
     alike: dict[tuple[tuple[int, ...], ...], _Joined] = {}
     for each in solved:
@@ -121,23 +121,23 @@ def _by_names(
                 break
 
 
-def _may_be_part(part: Sequence[int], whole: Sequence[int]) -> bool:
+def _may_be_part(part: Sequence[int], packed: Sequence[int]) -> bool:
     """Returns whether a shape is that of a part: smaller along one axis, and the same along the others."""
-    others = Counter(whole) - Counter(part)
-    return len(part) == len(whole) and others.total() == 1 and math.prod(part) < math.prod(whole)
+    others = Counter(packed) - Counter(part)
+    return len(part) == len(packed) and others.total() == 1 and math.prod(part) < math.prod(packed)
 
 
 def _joined(holder: DumpSource, key: str, other: DumpSource, singles: Sequence[str]) -> _Joined | None:
-    whole = holder.array(key)
-    tolerance = default_tolerance(PARAM, str(whole.dtype), str(whole.dtype), reduced=False)
-    if bool((whole == whole.flat[0]).all()):
+    packed = holder.array(key)
+    tolerance = default_tolerance(PARAM, str(packed.dtype), str(packed.dtype), reduced=False)
+    if bool((packed == packed.flat[0]).all()):
         return None  # the parts of a constant are no evidence
     arrays = {single: other.array(single) for single in singles}
-    for order in permutations(range(whole.ndim)):
+    for order in permutations(range(packed.ndim)):
         ordered = {single: array.transpose(order) for single, array in arrays.items()}
-        for axis in range(whole.ndim):
+        for axis in range(packed.ndim):
             parts = _cover(
-                np.moveaxis(whole, axis, 0), {n: np.moveaxis(a, axis, 0) for n, a in ordered.items()}, tolerance
+                np.moveaxis(packed, axis, 0), {n: np.moveaxis(a, axis, 0) for n, a in ordered.items()}, tolerance
             )
             if len(parts) > 1:
                 sizes = tuple(ordered[part].shape[axis] for part in parts)
@@ -145,18 +145,18 @@ def _joined(holder: DumpSource, key: str, other: DumpSource, singles: Sequence[s
     return None
 
 
-def _cover(whole: Array, parts: Mapping[str, Array], tolerance: float) -> tuple[str, ...]:
+def _cover(packed: Array, parts: Mapping[str, Array], tolerance: float) -> tuple[str, ...]:
     """Returns the tensors that make up another along its first axis, in order; empty where some of it is none."""
     found: list[str] = []
     start = 0
-    while start < len(whole):
+    while start < len(packed):
         fitting = (
             name
             for name, part in parts.items()
             if name not in found
-            and part.shape[1:] == whole.shape[1:]
-            and 0 < len(part) <= len(whole) - start
-            and relative_error(whole[start : start + len(part)], part) <= tolerance
+            and part.shape[1:] == packed.shape[1:]
+            and 0 < len(part) <= len(packed) - start
+            and relative_error(packed[start : start + len(part)], part) <= tolerance
         )
         if (name := next(fitting, None)) is None:
             return ()

@@ -48,9 +48,11 @@ def provenance_notes(differences: Sequence[Mapping[str, Json]], screen: Screen, 
     shown = [each for each in differences if each["field"] not in hashes]
     labels = widest([*(str(each["field"]) for each in shown), _HASHES, _EXTENT])
     # A dump that states its command line states every option of it, as a run does.
-    given = [side for each in differences if each["field"] == _COMMAND_LINE for side in _SIDES if side in each]
+    stating = [side for each in differences if each["field"] == _COMMAND_LINE for side in _SIDES if side in each]
     room = None if screen.width is None or verbose else screen.width - labels - _GAP
-    notes = [Note(label=str(each["field"]), text=_change(each, given, room, screen, verbose=verbose)) for each in shown]
+    notes = [
+        Note(label=str(each["field"]), text=_change(each, stating, room, screen, verbose=verbose)) for each in shown
+    ]
     return (*notes, *_hashes(hashes))
 
 
@@ -71,9 +73,9 @@ def _is_hash(difference: Mapping[str, Json]) -> bool:
 
 
 def _change(
-    difference: Mapping[str, Json], given: Sequence[str], room: int | None, screen: Screen, *, verbose: bool
+    difference: Mapping[str, Json], stating: Sequence[str], room: int | None, screen: Screen, *, verbose: bool
 ) -> str:
-    ref, cand = (_side(difference, side, verbose=verbose, states_options=side in given) for side in _SIDES)
+    ref, cand = (_side(difference, side, verbose=verbose, states_options=side in stating) for side in _SIDES)
     if room is None or len(ref) + len(_ARROW) + len(cand) <= room:
         return f"{ref}{_ARROW}{cand}"
     # A short side leaves its room to the other one.

@@ -33,11 +33,11 @@ def run_verdict(alarms: Sequence[Alarm]) -> Note:
     """Returns the verdict on a run: what was not finite, else its first alarm, or that there was none."""
     # What is not finite ends a run, and is what a reader comes for; the alarms before it are listed, too.
     first = worst_alarm(alarms)
-    told = "no alarm" if first is None else f"{first.rule}: {alarm_sentence(first)}"
-    return Note(label="verdict", text=told, style=GOOD if first is None else BAD)
+    text = "no alarm" if first is None else f"{first.rule}: {alarm_sentence(first)}"
+    return Note(label="verdict", text=text, style=GOOD if first is None else BAD)
 
 
 def worst_alarm(alarms: Sequence[Alarm]) -> Alarm | None:
-    """Returns the alarm that the verdict on a run tells; None without alarms."""
+    """Returns the alarm that the verdict on a run states; None without alarms."""
     fatal = (each for each in alarms if each.rule == NONFINITE)
     return next(fatal, next(iter(alarms), None))

@@ -179,7 +179,7 @@ class Overview:
         )
 
     def _name(self, item: _Item) -> str:
-        """Returns an item's name, with the parameter that tells its blocks from other calls of the same layer."""
+        """Returns its name, with the parameter that only its blocks use, where other calls of the layer do not."""
         labels = {self._labels.get(block, "") for block in item.blocks}
         label = labels.pop() if len(labels) == len(item.groups) == 1 else ""
         return f"{item.name} ({label})" if label else item.name

@@ -48,9 +48,9 @@ def displayed(kernel: Any, code: str) -> str:
 
 @pytest.mark.parametrize("kind", CELLS)
 def test_an_object_shows_itself_in_less_than_60_kb(kernel: Any, kind: str) -> None:
-    code, told = CELLS[kind]
+    code, shown = CELLS[kind]
     html = displayed(kernel, code)
-    assert told in html
+    assert shown in html
     assert len(html.encode()) < MOST_BYTES
     assert "<script" not in html
 

@@ -1,4 +1,4 @@
-"""Pages in a real browser: read, sorted, filtered, folded, linked, hovered, on a phone, offline, from strangers."""
+"""Pages in a real browser: read, sorted, filtered, folded, linked, hovered, on a phone, offline, of untrusted files."""
 
 from __future__ import annotations
 
@@ -152,8 +152,8 @@ def test_a_saved_chart_of_a_comparison_has_its_first_divergence(
     assert saved.count("<line ") == 1
     assert "first divergence forward of a.npz: block1/conv" in saved
     layers = content_of(pages["comparison"].read_text(encoding="utf-8"))[0]["depth"][0]["names"]
-    told = re.findall(r"<text[^>]*>([^<]*)</text>", saved)
-    assert {"a.npz", "b.npz", layers[0], layers[-1]} <= set(told)
+    labels = re.findall(r"<text[^>]*>([^<]*)</text>", saved)
+    assert {"a.npz", "b.npz", layers[0], layers[-1]} <= set(labels)
 
 
 def test_candidates_are_chosen_and_stand_beside_each_other(opened: Open) -> None:
@@ -265,8 +265,8 @@ def test_a_link_to_what_is_not_there_says_so(opened: Open) -> None:
 
 def test_a_heat_map_a_histogram_and_the_tree_are_saved(opened: Open, tmp_path: Path) -> None:
     page = opened("run", "#tensor=activation_grad/layer0").page
-    wanted = {"#heat": ("CSV", "activation_grad/layer2"), "#tree": ("CSV", "layer1"), "#tensor": ("SVG", "<rect")}
-    for place, (kind, text) in wanted.items():
+    expected = {"#heat": ("CSV", "activation_grad/layer2"), "#tree": ("CSV", "layer1"), "#tensor": ("SVG", "<rect")}
+    for place, (kind, text) in expected.items():
         with page.expect_download() as saving:
             page.locator(place).get_by_role("button", name=kind).first.click()
         saving.value.save_as(tmp_path / "saved")

@@ -449,7 +449,7 @@ def test_an_alarm_between_records_saves_the_state_before_its_step_and_its_batch(
         assert alarm.value == pytest.approx(float(again), rel=1e-6)
 
 
-def test_a_nan_is_found_with_its_origin_and_stops_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_a_nan_is_found_with_its_origin_and_stops_where_that_is_requested(tmp_path: Path) -> None:
     with pytest.raises(gs.ModelError, match=f"step {SPIKE}: nonfinite: [^ ].* is nan; .* alarm-{SPIKE:06}"):
         noisy_loop(tmp_path, float("nan"), steps=100, on_alarm="stop")
     with gs.load(tmp_path) as run:
@@ -531,9 +531,9 @@ def test_scalars_are_a_flat_dictionary_of_floats(tmp_path: Path) -> None:
     assert {type(each) for each in found.values()} == {float}
     assert set(seen.scalars(["nan"])) == {"loss", *(f"{key}/nan" for key in seen)}
     step = gs.train_step(loss, "sgd(0.1)")
-    _, whole = jax.jit(step)(step.init(initial()[0]), batch(0))
-    assert whole.scalars()["update/head/w/l2"] == pytest.approx(0.1 * norm, rel=1e-5)
-    assert whole.scalars()["grad_norm"] == pytest.approx(float(optax.tree.norm(grads)), rel=1e-5)
+    _, plain_seen = jax.jit(step)(step.init(initial()[0]), batch(0))
+    assert plain_seen.scalars()["update/head/w/l2"] == pytest.approx(0.1 * norm, rel=1e-5)
+    assert plain_seen.scalars()["grad_norm"] == pytest.approx(float(optax.tree.norm(grads)), rel=1e-5)
     with pytest.raises(gs.UsageError, match="no statistic 'l3'"):
         seen.scalars(["l3"])
     several = jax.vmap(gs.value_and_grad(loss), in_axes=(None, 0))(

@@ -112,8 +112,8 @@ def test_an_optimizer_gets_what_it_takes_beside_the_gradients(
         ours = step.init(variables())
         for _ in range(2):
             value, gradients = jax.value_and_grad(of_params)(params)
-            given = {"value": value, "grad": gradients, "value_fn": of_params, "obj_fn": of_params}
-            updates, state = made.update(gradients, state, params, **{name: given[name] for name in extra})
+            extras = {"value": value, "grad": gradients, "value_fn": of_params, "obj_fn": of_params}
+            updates, state = made.update(gradients, state, params, **{name: extras[name] for name in extra})
             params = optax.apply_updates(params, updates)
             ours, _ = step(ours, only)
     for one, other in zip(jax.tree.leaves(ours.params), jax.tree.leaves(params), strict=True):

@@ -91,7 +91,7 @@ def of_parts(loss: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 @pytest.mark.parametrize("case", PAIRED.values(), ids=PAIRED)
-def test_labels_that_meet_all_predictions_are_told(case: tuple[Callable[..., Any], Any]) -> None:
+def test_labels_that_meet_all_predictions_are_reported(case: tuple[Callable[..., Any], Any]) -> None:
     loss, labels = case
     np.testing.assert_allclose(loss(P, X, labels), loss(P, X, labels[::-1]), rtol=1e-5)
     assert found(of_parts(loss), {"x": X, "labels": labels}) == [("labels", N)]
@@ -110,7 +110,7 @@ def test_weights_of_examples_are_data_too() -> None:
     assert found(loss, {"x": X, "labels": COLUMN, "weights": Y}) == [("weights", N)]
 
 
-def test_pairs_that_the_loss_does_not_read_are_not_told() -> None:
+def test_pairs_that_the_loss_does_not_read_are_not_reported() -> None:
     def loss(p: Any, batch: Any) -> Any:
         predictions = predicted(p, batch["x"])
         return jnp.mean((predictions[:, 0] - batch["labels"]) ** 2), (predictions - batch["labels"]).mean()

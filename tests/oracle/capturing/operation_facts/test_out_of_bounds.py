@@ -85,17 +85,17 @@ def test_indices_beyond_a_table_are_counted(case: tuple[Callable[..., Any], np.n
 
 
 @pytest.mark.parametrize("look_up", MEANT.values(), ids=MEANT)
-def test_what_is_meant_so_is_not_told(look_up: Callable[..., Any]) -> None:
+def test_what_is_meant_so_is_not_reported(look_up: Callable[..., Any]) -> None:
     assert found(look_up) == []
 
 
 @pytest.mark.parametrize("look_up", MASKED.values(), ids=MASKED)
-def test_rows_that_are_masked_are_not_told(look_up: Callable[..., Any]) -> None:
+def test_rows_that_are_mrequested_are_not_reported(look_up: Callable[..., Any]) -> None:
     assert found(look_up, runs=True) == []
     assert [each.beyond for each in found(look_up)] == [2]  # where the loss may not run again, they might be read
 
 
-def test_rows_that_are_masked_in_part_or_stopped_are_told() -> None:
+def test_rows_that_are_mrequested_in_part_or_stopped_are_reported() -> None:
     def masked(p: Any, ids: Any) -> Any:
         return p["embed"][ids] * (ids < IDS.max()).astype(jnp.float32)[..., None]
 

@@ -135,20 +135,20 @@ def test_each_shard_and_each_iteration_of_a_checkpointed_loop_has_its_number() -
         return jnp.square(jax.lax.scan(jax.checkpoint(step), x, None, length=2)[0] @ p["head"]).mean()
 
     parts, steps = [x[:2], x[2:]], [x, gated(p, x) / 4]
-    for loss, given in ((sharded, parts), (looped, steps)):
+    for loss, inputs in ((sharded, parts), (looped, steps)):
         known = [each.saturated for each in gs.capture(loss, p, x).saturations]
-        assert known == pytest.approx([share(jax.nn.sigmoid(each @ p["gate"])) for each in given], abs=1e-6)
+        assert known == pytest.approx([share(jax.nn.sigmoid(each @ p["gate"])) for each in inputs], abs=1e-6)
         assert len(known) == 2
 
 
 def test_in_segments_the_numbers_are_those_of_one_run() -> None:
     each = [kernels("inner", "gate", scale=3.0) for _ in range(2)]
     p = {"blocks": jax.tree.map(lambda *leaves: jnp.stack(leaves), *each), **kernels("head")}
-    whole, _ = captured(blocks, (p, X), None)
-    parts, told = captured(blocks, (p, X), 20_000)
-    assert "runs" in told
-    assert len(whole.manifest.saturations) == 2
-    assert parts.manifest.saturations == whole.manifest.saturations
+    full, _ = captured(blocks, (p, X), None)
+    parts, messages = captured(blocks, (p, X), 20_000)
+    assert "runs" in messages
+    assert len(full.manifest.saturations) == 2
+    assert parts.manifest.saturations == full.manifest.saturations
 
 
 def test_without_activations_nothing_is_observed() -> None:

@@ -97,7 +97,7 @@ PASSED = {
 
 
 @pytest.mark.parametrize("case", ENDED.values(), ids=ENDED)
-def test_the_tensor_the_step_and_the_reduction_are_told(case: tuple[Callable[..., Any], Any]) -> None:
+def test_the_tensor_the_step_and_the_reduction_are_reported(case: tuple[Callable[..., Any], Any]) -> None:
     loss, right = case
     (fact,) = step_functions(trace_loss(loss, P, X))
     assert (fact.family, fact.name, fact.primitive, fact.beside) == right
@@ -106,7 +106,7 @@ def test_the_tensor_the_step_and_the_reduction_are_told(case: tuple[Callable[...
 
 
 @pytest.mark.parametrize("loss", PASSED.values(), ids=PASSED)
-def test_gradients_that_go_on_are_not_told(loss: Callable[..., Any]) -> None:
+def test_gradients_that_go_on_are_not_reported(loss: Callable[..., Any]) -> None:
     assert step_functions(trace_loss(loss, P, X)) == ()
 
 

@@ -152,7 +152,7 @@ def test_a_constant_has_its_gradient_where_nothing_asks() -> None:
     assert_close(observation.seen["target"].gradient, 2.0 * (target - ruled) / target.size)
 
 
-def test_the_ledger_says_which_rule_is_told() -> None:
+def test_the_ledger_says_which_rule_is_informed() -> None:
     def loss(weights: Any, batch: Any) -> Any:
         return of_a_constant(rated, weights, batch).sum()
 
@@ -162,19 +162,19 @@ def test_the_ledger_says_which_rule_is_told() -> None:
     assert line.detail.startswith("constant: it is made of nothing that is differentiated, and rated at ")
 
 
-def test_a_constant_that_is_asked_for_by_name_is_differentiated() -> None:
+def test_a_constant_that_is_requested_by_name_is_differentiated() -> None:
     @jax.custom_vjp
-    def told(x: Any, rate: Any) -> Any:
+    def with_rule(x: Any, rate: Any) -> Any:
         return rate * x
 
     def backward(kept: Any, cotangent: Any) -> Any:
         x, rate = kept
         return cotangent * rate, (cotangent * x).sum()
 
-    told.defvjp(lambda x, rate: (x.value * rate.value, (x.value, rate.value)), backward, symbolic_zeros=True)
+    with_rule.defvjp(lambda x, rate: (x.value * rate.value, (x.value, rate.value)), backward, symbolic_zeros=True)
 
     def loss(weights: Any, batch: Any) -> Any:
-        return of_a_constant(told, weights, batch).sum()
+        return of_a_constant(with_rule, weights, batch).sum()
 
     (gradient,) = gs.gradients(loss, (WEIGHTS, BATCH), ys="0", xs=["rate"])
     np.testing.assert_allclose(gradient, (BATCH["x"] @ WEIGHTS["w"]).sum(), rtol=1e-6)

@@ -319,7 +319,7 @@ def test_an_unknown_allowed_name_is_refused_with_the_nearest() -> None:
     assert refused.value.hint == "did you mean rounded?"
 
 
-def test_a_wrong_rule_is_told_by_argument_and_factor() -> None:
+def test_a_wrong_rule_is_reported_by_argument_and_factor() -> None:
     found = proof(lambda w, x: mean_product(jnp.tanh(w), jnp.cos(w)).sum() + half_squared(x).sum())
     product, half = rule(found, "mean_product"), rule(found, "half_squared")
     assert product.why is not None

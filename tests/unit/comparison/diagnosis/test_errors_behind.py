@@ -52,7 +52,7 @@ class Key(str):
 
 
 @pytest.mark.parametrize("borne_out", [True, False])
-def test_a_chain_is_visited_once_however_many_values_are_asked_for(borne_out: bool) -> None:
+def test_a_chain_is_visited_once_however_many_values_are_requested(borne_out: bool) -> None:
     looks: dict[int, int] = {}
     for count in (100, 400):
         keys = [Key(f"activation/{n}") for n in range(count + 1)]

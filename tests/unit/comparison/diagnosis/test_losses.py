@@ -36,7 +36,7 @@ REFERENCE = ("first", "second")
 
 
 @pytest.mark.parametrize("scope", ["", "objective"], ids=["outside scopes", "in a scope"])
-def test_another_reduction_is_told_first_with_its_factor(scope: str) -> None:
+def test_another_reduction_is_reported_first_with_its_factor(scope: str) -> None:
     reference = _program(*REFERENCE, scope=scope)
     found = gs.compare(reference, _program("Dense_0", "Dense_1", reduce=jnp.sum, scope=scope))
     assert found.verdict == "different"
@@ -56,7 +56,7 @@ def test_another_reduction_is_told_first_with_its_factor(scope: str) -> None:
     assert "as a mean over 5 examples is of their sum. " in back.sentence
 
 
-def test_a_loss_that_follows_from_another_value_is_told_behind_it() -> None:
+def test_a_loss_that_follows_from_another_value_is_reported_behind_it() -> None:
     found = gs.compare(_program(*REFERENCE), _program(*REFERENCE, slope=1.1))
     assert found.losses is not None
     assert not found.losses.explains
@@ -74,14 +74,14 @@ def test_a_gradient_that_is_no_multiple_is_not_explained_by_the_loss() -> None:
     assert "reduced otherwise" not in found.sentence
 
 
-def test_losses_that_differ_are_told_where_all_tensors_agree() -> None:
+def test_losses_that_differ_are_reported_where_all_tensors_agree() -> None:
     found = gs.compare(_program(*REFERENCE), _program(*REFERENCE, reduce=lambda x: x.mean() + 1))
     assert found.verdict == "same"
     assert found.losses is not None
     assert f"; but the losses are {found.losses.ref:.6g} and {found.losses.cand:.6g}" in found.sentence
 
 
-def test_losses_are_held_to_the_tolerance_that_is_asked_for() -> None:
+def test_losses_are_compared_with_the_tolerance_that_is_requested() -> None:
     reference, other = (_program(*REFERENCE, slope=slope) for slope in (1.0, 1.0 + 1e-6))
     assert gs.compare(reference, other).losses is None
     assert gs.compare(reference, other, tol=1e-9).losses is not None

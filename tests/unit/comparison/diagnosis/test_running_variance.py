@@ -39,7 +39,7 @@ def _program(
 
 
 @pytest.mark.parametrize("before", ["ones", "drawn"])
-def test_another_divisor_of_a_running_variance_is_told_within_the_tolerance(before: str) -> None:
+def test_another_divisor_of_a_running_variance_is_reported_within_the_tolerance(before: str) -> None:
     biased, unbiased = _program("norm", before=before), _program("bn", before=before, unbiased=True, order=-1)
     found = gs.compare(biased, unbiased)
     (row,) = (row for row in found.rows if row.family == "aux" and row.status == "different")

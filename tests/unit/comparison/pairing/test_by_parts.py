@@ -101,7 +101,7 @@ def numbered(*, wrong: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndarra
 
 
 @pytest.mark.parametrize("wrong", [False, True])
-def test_a_packed_tensor_with_a_wrong_part_is_told_by_the_names_of_others(wrong: bool) -> None:
+def test_a_packed_tensor_with_a_wrong_part_is_reported_by_the_names_of_others(wrong: bool) -> None:
     apart, packed = numbered(wrong=wrong)
     found = matched(dump_of(apart), dump_of(packed))
     assert found == {
@@ -113,7 +113,7 @@ def test_a_packed_tensor_with_a_wrong_part_is_told_by_the_names_of_others(wrong:
 
 @pytest.mark.parametrize("biases", [False, True])
 @pytest.mark.parametrize("part", [0, 1, 2])
-def test_a_packed_weight_of_attention_with_a_wrong_part_is_told_by_its_bias_or_by_the_other_parts(
+def test_a_packed_weight_of_attention_with_a_wrong_part_is_reported_by_its_bias_or_by_the_other_parts(
     part: int, biases: bool
 ) -> None:
     random = np.random.default_rng(4)
@@ -134,7 +134,7 @@ def test_a_packed_weight_of_attention_with_a_wrong_part_is_told_by_its_bias_or_b
 
 
 @pytest.mark.parametrize("wrong", [False, True])
-def test_parts_of_several_sizes_with_a_wrong_one_are_told_by_those_of_another_block(wrong: bool) -> None:
+def test_parts_of_several_sizes_with_a_wrong_one_are_reported_by_those_of_another_block(wrong: bool) -> None:
     random = np.random.default_rng(6)
     sizes = {"q": 8, "k": 4, "v": 4}
     apart = {
@@ -154,20 +154,20 @@ def test_parts_of_several_sizes_with_a_wrong_one_are_told_by_those_of_another_bl
     assert back == {f"param/block{n}/qkv": (tuple(f"param/layers.{n}.{name}" for name in sizes), 0) for n in range(2)}
 
 
-def test_names_are_asked_for_in_proportion_to_the_number_of_tensors_where_they_tell_nothing(
+def test_names_are_requested_in_proportion_to_the_number_of_tensors_where_they_show_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Half of the packed tensors are found, which names all of the others; the parts of the others are missing."""
-    asked: dict[int, int] = {}
+    lookups: dict[int, int] = {}
     named = PartCandidates.named
 
     def counted(self: PartCandidates, *arguments: Any) -> list[str]:
-        asked[count] += 1
+        lookups[count] += 1
         return named(self, *arguments)
 
     monkeypatch.setattr(PartCandidates, "named", counted)
     for count in (40, 160):
-        asked[count] = 0
+        lookups[count] = 0
         random = np.random.default_rng(4)
         apart, packed = {}, {}
         for n in range(count):
@@ -175,7 +175,7 @@ def test_names_are_asked_for_in_proportion_to_the_number_of_tensors_where_they_t
             packed[f"h/{n}/attn/in/weight"] = np.concatenate([*parts.values()], axis=1) + n % 2
             apart |= {(f"other/{name}" if n % 2 else name): each for name, each in parts.items()}
         assert len(matched(dump_of(apart), dump_of(packed))) == 3 * count // 2
-    assert asked[160] <= 4.5 * asked[40]
+    assert lookups[160] <= 4.5 * lookups[40]
 
 
 def test_gradients_of_equal_biases_are_read_in_proportion_to_their_number() -> None:

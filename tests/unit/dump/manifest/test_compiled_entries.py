@@ -76,7 +76,7 @@ def test_entries_without_histograms_have_all_else() -> None:
         (b'"counts":[1,2]', '"counts":["é"]'.encode()),
     ],
 )
-def test_statistics_of_another_form_are_left_to_python_where_histograms_are_not_asked_for(
+def test_statistics_of_another_form_are_left_to_python_where_histograms_are_not_requested(
     part: bytes, altered: bytes
 ) -> None:
     text = TEXT.replace(part, altered, 1)

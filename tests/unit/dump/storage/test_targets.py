@@ -16,8 +16,8 @@ import pytest
 
 from gradscope.dump.manifest.manifest import RunFacts
 from gradscope.dump.storage import partial_file
+from gradscope.dump.storage.atomic_file import write_atomically
 from gradscope.dump.storage.target_path import checked_file
-from gradscope.dump.storage.whole_file import write_whole
 from gradscope.dump.writer import DumpWriter
 from gradscope.errors import MachineError, UsageError
 from tests.support import hostile
@@ -109,12 +109,12 @@ def test_a_file_system_without_locks_is_written_to_and_named(
 
 def test_a_small_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "map.toml"
-    write_whole(checked_file(path, force=False), b"old", replace=False)
+    write_atomically(checked_file(path, force=False), b"old", replace=False)
     with pytest.raises(UsageError, match="exists"):
         checked_file(path, force=False)
     monkeypatch.setattr(os, "fsync", failing(errno.ENOSPC))
     with pytest.raises(MachineError, match="No space left"):
-        write_whole(path, b"new", replace=True)
+        write_atomically(path, b"new", replace=True)
     assert (path.read_bytes(), litter(tmp_path)) == (b"old", [])
 
 

@@ -18,7 +18,7 @@ from gradscope.naming.paths import plain_name, unique_names
         ([("a/b",), ("a", "b"), ("a%2Fb",)], ["a%2Fb#2", "a/b", "a%2Fb"]),
     ],
 )
-def test_leaves_of_one_name_are_told_apart(paths: list[tuple[str, ...]], names: list[str]) -> None:
+def test_leaves_of_one_name_are_distinguished(paths: list[tuple[str, ...]], names: list[str]) -> None:
     assert sorted(unique_names(paths)) == sorted(names)
     assert len(set(unique_names(paths))) == len(paths)
 

@@ -1,4 +1,4 @@
-"""What is made of a module's outputs: named leaves, labels that fit them, and four losses held to NumPy."""
+"""What is made of a module's outputs: named leaves, labels that fit them, and four losses compared with NumPy."""
 
 from __future__ import annotations
 

@@ -26,7 +26,6 @@ class Adapter:
     framework: str = "Nothing"
     module: str = "Matrix"
     supplied: tuple[str, ...] = ()
-    held: bool = False
     inputs: tuple[InputSpec, ...] = ()
 
     @property
@@ -58,9 +57,9 @@ class Pairwise(Adapter):
         return inspect.signature(lambda x, y: None)
 
 
-def model(*inputs: str, loss: LossName | None = None, **asked: Any) -> ModuleModel:
-    train = asked.pop("train", True)
-    request = Request(inputs=tuple(map(parse_input, inputs)), loss=loss, **asked)
+def model(*inputs: str, loss: LossName | None = None, **options: Any) -> ModuleModel:
+    train = options.pop("train", True)
+    request = Request(inputs=tuple(map(parse_input, inputs)), loss=loss, **options)
     return ModuleModel.of(Adapter(), request, train=train)
 
 

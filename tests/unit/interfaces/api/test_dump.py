@@ -20,11 +20,11 @@ from gradscope.stats import tensor_stats
 
 def record(name: str, **facts: Any) -> Record:
     array = np.ones(2)
-    whole = Record(
+    plain = Record(
         family="param", name=name, shape=(2,), dtype="float64", array=array, stats=tensor_stats(array).to_json(),
         site=SiteFacts(index=0),
     )  # fmt: skip
-    return replace(whole, **facts)
+    return replace(plain, **facts)
 
 
 def dump_of(*records: Record) -> gs.Dump:

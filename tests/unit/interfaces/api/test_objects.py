@@ -82,16 +82,16 @@ def test_a_dump_shows_its_families_and_a_comparison_its_counts() -> None:
 
 def test_seen_shows_numbers_once_the_step_has_run_and_names_before() -> None:
     assert "7.96" in next(line for line in str(seen()).splitlines() if line.startswith("activation/"))
-    told: list[str] = []
+    texts: list[str] = []
 
     def traced(w: Any) -> Any:
         inside = gs.value_and_grad(lambda w: (w**2).sum())(w)[1]
-        told.extend([repr(inside), str(inside), repr(inside["param/value"])])
+        texts.extend([repr(inside), str(inside), repr(inside["param/value"])])
         return w
 
     jax.jit(traced)(jnp.ones(3))
-    assert "param/value" in told[1]
-    assert all("Traced" not in each for each in told)
+    assert "param/value" in texts[1]
+    assert all("Traced" not in each for each in texts)
 
 
 def test_statistics_of_a_step_are_attributes_that_an_editor_knows() -> None:

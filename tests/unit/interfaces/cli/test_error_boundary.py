@@ -61,7 +61,7 @@ def test_a_usage_error_of_typer_keeps_its_status_and_a_broken_pipe_does_not() ->
     assert guarded(raising(SystemExit(1)), []) == 1
 
 
-def told(error: BaseException, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+def reported(error: BaseException, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     guarded(raising(error), arguments)
     out, err = capsys.readouterr()
     assert out == ""
@@ -69,16 +69,16 @@ def told(error: BaseException, capsys: pytest.CaptureFixture[str], *arguments: s
 
 
 def test_an_expected_failure_is_reported_in_a_line_and_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(UsageError("pattern 'x' selects nothing", hint="did you mean y?"), capsys) == [
+    assert reported(UsageError("pattern 'x' selects nothing", hint="did you mean y?"), capsys) == [
         "gradscope: error: pattern 'x' selects nothing",
         "hint: did you mean y?",
     ]
-    assert told(DumpError("a.npz is truncated"), capsys) == ["gradscope: error: a.npz is truncated"]
+    assert reported(DumpError("a.npz is truncated"), capsys) == ["gradscope: error: a.npz is truncated"]
 
 
 def test_a_models_failure_shows_the_users_frames(capsys: pytest.CaptureFixture[str]) -> None:
     frames = '  File "model.py", line 12, in loss\n    return x @ w'
-    assert told(ModelError("loss of net: TypeError: no", hint="look", user_frames=frames), capsys) == [
+    assert reported(ModelError("loss of net: TypeError: no", hint="look", user_frames=frames), capsys) == [
         "gradscope: error: loss of net: TypeError: no",
         "hint: look",
         '  File "model.py", line 12, in loss',
@@ -87,14 +87,14 @@ def test_a_models_failure_shows_the_users_frames(capsys: pytest.CaptureFixture[s
 
 
 def test_names_in_messages_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(DumpError("no layer \x1b[2Jevil\u202e", hint="a\x07b"), capsys) == [
+    assert reported(DumpError("no layer \x1b[2Jevil\u202e", hint="a\x07b"), capsys) == [
         "gradscope: error: no layer \\x1b[2Jevil\\u202e",
         "hint: a\\x07b",
     ]
 
 
 def test_an_unexpected_error_is_a_bug_that_asks_for_a_report(capsys: pytest.CaptureFixture[str]) -> None:
-    first, second, third, fourth = told(ValueError("odd\nlong"), capsys, "show", "a b.npz")
+    first, second, third, fourth = reported(ValueError("odd\nlong"), capsys, "show", "a b.npz")
     assert first.startswith("gradscope: error: this is a bug in gradscope: ValueError: odd at test_error_boundary.py:")
     assert first.endswith(" in program")
     assert second.startswith("seen in: gradscope ")
@@ -106,7 +106,7 @@ def test_a_traceback_is_shown_on_request_and_before_the_message(capsys: pytest.C
     try:
         raise DumpError("damaged") from KeyError("x")
     except DumpError as error:
-        lines = told(error, capsys, "show", "x.npz", "--traceback")
+        lines = reported(error, capsys, "show", "x.npz", "--traceback")
     assert lines[0] == "KeyError: 'x'"
     assert "Traceback (most recent call last):" in lines
     assert lines[-1] == "gradscope: error: damaged"
@@ -114,7 +114,7 @@ def test_a_traceback_is_shown_on_request_and_before_the_message(capsys: pytest.C
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), SystemExit(130)])
 def test_an_interrupt_is_reported_in_a_line(interrupt: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(interrupt, capsys) == ["gradscope: interrupted"]
+    assert reported(interrupt, capsys) == ["gradscope: interrupted"]
 
 
 PRINTING = """

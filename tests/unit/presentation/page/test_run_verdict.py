@@ -13,8 +13,8 @@ FATAL = Alarm(step=37, rule="nonfinite", why="the loss is inf")
 
 
 @pytest.mark.parametrize(
-    ("alarms", "told"),
+    ("alarms", "expected"),
     [((EARLY, LATE, FATAL), "nonfinite: "), ((EARLY, LATE), "update-ratio: "), ((), "no alarm")],
 )
-def test_the_verdict_is_what_was_not_finite_else_the_first_alarm(alarms: tuple[Alarm, ...], told: str) -> None:
-    assert run_verdict(alarms).text.startswith(told)
+def test_the_verdict_is_what_was_not_finite_else_the_first_alarm(alarms: tuple[Alarm, ...], expected: str) -> None:
+    assert run_verdict(alarms).text.startswith(expected)

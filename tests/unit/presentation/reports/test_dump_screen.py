@@ -29,13 +29,13 @@ def origin(why: str, repair: str) -> Origin:
     return Origin(direction="forward", name="early/log", why=why, source="net.py:7", repair=repair)
 
 
-def test_an_origin_that_is_the_verdict_is_told_once_with_its_repair() -> None:
+def test_an_origin_that_is_the_verdict_is_reported_once_with_its_repair() -> None:
     text = on_screen(finding("nonfinite", f"{WHY}, in early/log"), origin(WHY, "use log1p"))
     assert text.count(WHY) == 1
     assert "repair   use log1p\n" in text
 
 
-def test_another_origin_than_the_verdict_is_told() -> None:
+def test_another_origin_than_the_verdict_is_reported() -> None:
     text = on_screen(finding("nonfinite", WHY), origin(WHY, "use log1p"), origin("sent back 0/0", ""))
     assert text.count("origin ") == 1
     assert "sent back 0/0" in text
@@ -54,11 +54,11 @@ def test_what_is_thrown_away_is_a_note_without_a_repair() -> None:
     report = dump_report("show", "a.npz", manifest, (), overview=True)
     screen = Screen(width=200, height=24)
     text = lay_out_document(report.document(screen), screen)
-    (told,) = (line for line in text.split("\n") if "early/log" in line.plain)
-    assert told.plain.startswith(
+    (origin_line,) = (line for line in text.split("\n") if "early/log" in line.plain)
+    assert origin_line.plain.startswith(
         "note     early/log (net.py:7) sent back the first NaN; it reaches neither the loss nor"
     )
-    assert [span.style for span in told.spans] == [DIM]
+    assert [span.style for span in origin_line.spans] == [DIM]
     assert "use log1p" not in text.plain
     assert report.to_json()["origins"] == [
         {"direction": "forward", "name": "early/log", "source": "net.py:7", "why": "sent back the first NaN",
@@ -67,7 +67,7 @@ def test_what_is_thrown_away_is_a_note_without_a_repair() -> None:
     assert [each.level for each in report.annotations()] == ["notice", "notice"]
 
 
-def test_what_may_reach_a_gradient_that_was_not_asked_for_is_an_origin() -> None:
+def test_what_may_reach_a_gradient_that_was_not_requested_is_an_origin() -> None:
     spoilt = replace(entry("activation_grad", "early"), stats={"nan": 1, "size": 2})
     known, filtered = entry("param_grad", "w"), LedgerLine(name="v", family="param_grad", reason="filtered")
     manifest = Manifest(entries=(spoilt, known), loss=1.0)

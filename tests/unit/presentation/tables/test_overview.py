@@ -56,7 +56,7 @@ def test_blocks_that_repeat_share_a_line(names: list[str], lines: list[str]) -> 
     assert folded(names) == lines
 
 
-def test_only_iterations_of_loops_share_a_line_where_that_is_asked() -> None:
+def test_only_iterations_of_loops_share_a_line_where_that_is_requested() -> None:
     assert folded(["a1", "a2", "h[0]", "h[1]"], loops_only=True) == ["a1", "a2", "h[0..1]"]
 
 
@@ -113,7 +113,7 @@ def test_a_long_chain_has_several_lines_so_that_a_trend_shows() -> None:
     )
 
 
-def test_calls_of_one_layer_are_told_apart_by_the_parameter_that_each_alone_uses() -> None:
+def test_calls_of_one_layer_are_distinguished_by_the_parameter_that_each_alone_uses() -> None:
     used = {"b": {"w1": 2, "b1": 1, "all": 3}, "b#2": {"w2": 2, "all": 3}, "b#3": {"u": 2, "v": 2}, "c": {"w": 2}}
     used |= {"d": {"w": 2}, "d#2": {"w": 2}}
     params = {f"{path[0]}/{name}": axes for path, names in used.items() for name, axes in names.items()}

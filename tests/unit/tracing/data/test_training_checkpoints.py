@@ -105,7 +105,7 @@ def test_the_values_of_nnx_variables_are_the_variables(folder: Path) -> None:
     assert_restored(dump(folder, saved), folder)
 
 
-def test_two_places_that_nothing_tells_apart_are_refused_with_the_lines_that_decide(folder: Path) -> None:
+def test_two_places_that_nothing_distinguishes_are_refused_with_the_lines_that_decide(folder: Path) -> None:
     saved = {f"{prefix}/{name}": array for prefix in ("model", "ema") for name, array in values().items()}
     command = dump(folder, saved)
     assert command.status == 3

@@ -113,7 +113,7 @@ def test_widths_are_converted_and_said_so(tmp_path: Path, given: str, expected: 
 
 
 @pytest.mark.parametrize(
-    ("given", "expected", "told"),
+    ("given", "expected", "problem"),
     [
         ("float32", "int32", "x is floating-point (float32), expected integer (int32)"),
         ("int32", "float32", "x is integer (int32), expected floating-point (float32)"),
@@ -122,22 +122,22 @@ def test_widths_are_converted_and_said_so(tmp_path: Path, given: str, expected: 
         ("uint32", jax.random.key(0).dtype, "x is integer (uint32), expected key<fry> (key<fry>)"),
     ],
 )
-def test_a_change_of_kind_is_refused(tmp_path: Path, given: str, expected: Any, told: str) -> None:
-    assert problems(tmp_path, {"x": leaf(1, dtype=expected)}, x=np.ones(2, given)) == [told]
+def test_a_change_of_kind_is_refused(tmp_path: Path, given: str, expected: Any, problem: str) -> None:
+    assert problems(tmp_path, {"x": leaf(1, dtype=expected)}, x=np.ones(2, given)) == [problem]
 
 
 def test_integers_that_would_change_are_refused(tmp_path: Path) -> None:
     expected = {"x": leaf(1, dtype=jnp.int8)}
-    told = problems(tmp_path, expected, x=np.array([-1, 128], np.int64))
-    assert told == ["x has values from -1 to 128, which int8 cannot represent"]
+    found = problems(tmp_path, expected, x=np.array([-1, 128], np.int64))
+    assert found == ["x has values from -1 to 128, which int8 cannot represent"]
     assert read(tmp_path, expected, x=np.array([-128, 127], np.int64)).batch["x"].tolist() == [-128, 127]
     assert read(tmp_path, expected, x=np.zeros(0, np.int64)).size == 0
 
 
 def test_everything_that_is_wrong_is_reported_at_once(tmp_path: Path) -> None:
     expected = {**EXPECTED, "mask": leaf(2, 4)}
-    told = problems(tmp_path, expected, image=floats(5, 4, 1), label=floats(3), extra=floats(2))
-    assert told == [
+    found = problems(tmp_path, expected, image=floats(5, 4, 1), label=floats(3), extra=floats(2))
+    assert found == [
         "image has shape [5, 4, 1], expected [N, 4, 3]",
         "label is floating-point (float32), expected integer (int32)",
         "it lacks mask",
@@ -158,8 +158,8 @@ def test_a_scalar_takes_no_part_in_the_number_of_examples(tmp_path: Path) -> Non
 
 
 def test_names_from_a_file_cannot_control_the_terminal(tmp_path: Path) -> None:
-    told = problems(tmp_path, {"x": leaf(1)}, x=floats(1), **{"\x1b[2J": floats(1)})
-    assert told == ["the model has no \\x1b[2J"]
+    found = problems(tmp_path, {"x": leaf(1)}, x=floats(1), **{"\x1b[2J": floats(1)})
+    assert found == ["the model has no \\x1b[2J"]
 
 
 def test_a_file_that_is_no_dump_is_refused_as_one(tmp_path: Path) -> None:

@@ -45,8 +45,8 @@ def _gated(*, port: bool, other_side: bool = False) -> Dump:
         return jnp.square(x).mean()
 
     halves = {"wi_0": {"kernel": IN[:, :6]}, "wi_1": {"kernel": IN[:, 6:]}, "wo": {"kernel": OUT}}
-    whole = {"proj_in": {"weight": IN.T}, "proj_out": {"weight": OUT.T}}
-    return gs.capture(loss, {**(halves if port else whole), "head": {"kernel": NEXT}}, {"x": INPUTS}, origins=False)
+    packed = {"proj_in": {"weight": IN.T}, "proj_out": {"weight": OUT.T}}
+    return gs.capture(loss, {**(halves if port else packed), "head": {"kernel": NEXT}}, {"x": INPUTS}, origins=False)
 
 
 def test_a_step_that_the_other_program_has_inside_of_a_layer_is_suspected_before_that() -> None:
@@ -83,7 +83,7 @@ def _pooled(names: tuple[str, str, str], *, mean: bool = False, inside: bool) ->
     return gs.capture(loss, own, {"x": INPUTS}, origins=False)
 
 
-def test_another_operation_is_told_by_the_value_that_the_other_program_has_of_it() -> None:
+def test_another_operation_is_reported_by_the_value_that_the_other_program_has_of_it() -> None:
     reference = _pooled(("stem", "norm", "head"), inside=False)
     assert gs.compare(reference, _pooled(("Stem_0", "RMSNorm_0", "Dense_0"), inside=True)).verdict == "same"
     found = gs.compare(reference, _pooled(("Stem_0", "RMSNorm_0", "Dense_0"), inside=True, mean=True))

@@ -53,7 +53,7 @@ PORT = {"bias": "RelPos_0", "scale": "Scale_0", "score": "Dense_0", "head": "Den
     [({"sign": -1}, "bias", "head"), ({"order": True}, "scale", "score")],
     ids=["bias", "order"],
 )
-def test_a_wrong_order_is_told_at_the_value_that_has_it(fault: dict[str, Any], at: str, next_at: str) -> None:
+def test_a_wrong_order_is_reported_at_the_value_that_has_it(fault: dict[str, Any], at: str, next_at: str) -> None:
     reference = _attention(NAMES)
     assert gs.compare(reference, _attention(PORT)).verdict == "same"
     found = gs.compare(reference, _attention(PORT, **fault))

@@ -103,7 +103,7 @@ def test_a_deep_network_in_bfloat16_is_the_same(reference: Dump) -> None:
 
 
 @pytest.mark.parametrize("fault", ["scale", "stop"])
-def test_a_fault_in_bfloat16_is_told_at_its_layer(reference: Dump, fault: str) -> None:
+def test_a_fault_in_bfloat16_is_reported_at_its_layer(reference: Dump, fault: str) -> None:
     found = gs.compare(reference, _deep(jnp.bfloat16, "Block_{}", fault=fault))
     assert found.verdict == "different"
     first = found.first_divergence.forward or found.first_divergence.backward

@@ -25,7 +25,7 @@ def test_complete_ranges_share_a_name(names: list[str], found: list[str]) -> Non
     assert [name for name, _ in repeated(names, NUMBERS)] == found
 
 
-def test_only_iterations_where_these_are_asked_for() -> None:
+def test_only_iterations_where_these_are_requested() -> None:
     names = ["a1[0]", "a1[1]", "a2[0]", "a2[1]"]
     assert list(repeated(names, ITERATIONS)) == [("a1[0..1]", [0, 1]), ("a2[0..1]", [2, 3])]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from gradscope.dump.storage.partial_file import PartialFile, sweep
 
 
-def write_whole(target: Path, data: bytes, *, replace: bool) -> None:
+def write_atomically(target: Path, data: bytes, *, replace: bool) -> None:
     """Writes a file crash-safely; on return, it is synced to disk.
 
     Args:

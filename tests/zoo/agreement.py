@@ -1,4 +1,4 @@
-"""How a foreign model is held to its own framework: one dump of it, and what it has to agree with.
+"""A foreign model agrees with its own framework: one dump of it, and what it is compared with.
 
 The dump gives variables, inputs and labels; everything it is compared with is computed from those by the framework
 alone, with a loss written out in the test.

@@ -55,7 +55,7 @@ def opened(path: Path) -> tuple[sqlite3.Connection, int]:
     log = path.with_name(f"{path.name}-wal")
     if _is_cut_short(path, header):
         raise DumpError("it is cut short: its last page is not whole")
-    # Without a log nobody writes to it, and SQLite would make one, which a folder that is read-only refuses.
+    # Without a log no process writes to it, and SQLite would make one, which a folder that is read-only refuses.
     mode = "&immutable=1" if header[_READ_VERSION] == _WITH_LOG and not log.exists() else ""
     with suppress(OSError):
         size_bytes += log.stat().st_size
@@ -73,7 +73,7 @@ def opened(path: Path) -> tuple[sqlite3.Connection, int]:
 
 
 def _is_cut_short(path: Path, header: bytes) -> bool:
-    """Returns whether the file ends within a page, while nobody writes to it."""
+    """Returns whether the file ends within a page, while no process writes to it."""
     page = int.from_bytes(header[_PAGE_SIZE], "big")
     page = 1 << 16 if page == 1 else page
     written = any(path.with_name(f"{path.name}{suffix}").exists() for suffix in ("-wal", "-journal"))

@@ -1,4 +1,4 @@
-"""The floors of the house: who may import whom, who may catch what, and how large a room may grow."""
+"""The layers of the package: which module imports which, which catches what, and how large a folder may grow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_KIND_COMPARISONS = 20
 
 #: A command and what does its work; a result and its report.
 MIRRORS = frozenset({"isolate", "isolation", "recover", "verify"})
-READ_WING = ("gradscope", "gradscope.dump", "gradscope.stats", "gradscope.comparison", "gradscope.presentation")
+READ_SIDE = ("gradscope", "gradscope.dump", "gradscope.stats", "gradscope.comparison", "gradscope.presentation")
 
 
 def test_import_linters_contracts_hold() -> None:
@@ -121,8 +121,8 @@ def test_a_comparison_with_a_kind_is_found_behind_a_name(code: str, comparisons:
     assert comparisons_with(frozenset({"scan", "while", "opaque"}), list(ast.walk(ast.parse(code)))) == comparisons
 
 
-@pytest.mark.parametrize("module", READ_WING)
-def test_the_read_wing_starts_without_jax(module: str) -> None:
+@pytest.mark.parametrize("module", READ_SIDE)
+def test_the_read_side_starts_without_jax(module: str) -> None:
     run = python(f"import sys, {module}; print(sorted({{'jax', 'jaxlib'}} & sys.modules.keys()))")
     assert run.stdout == "[]\n", run.stderr
 
