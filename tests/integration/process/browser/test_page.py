@@ -119,12 +119,12 @@ def test_a_chart_names_what_is_under_the_pointer_and_under_the_arrow_keys(opened
     page = opened("dump").page
     plot = page.locator(".plot").first
     plot.hover()
-    assert "activation rms" in page.locator(".chart .told").first.inner_text()
+    assert "activation rms" in page.locator(".chart .readout").first.inner_text()
     plot.focus()
     for _ in range(8):
         page.keyboard.press("ArrowLeft")
-    assert page.locator(".chart .told").first.inner_text().startswith("stem/conv")
-    assert "1.02" in page.locator(".chart .told").first.inner_text()
+    assert page.locator(".chart .readout").first.inner_text().startswith("stem/conv")
+    assert "1.02" in page.locator(".chart .readout").first.inner_text()
 
 
 def test_tables_and_charts_are_saved(opened: Open, tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_run_is_followed_step_by_step(opened: Open) -> None:
     broken = "canvas => canvas.getContext('2d').getImageData(7, 1, 1, 1).data.slice(0, 3).join()"
     assert heat.evaluate(broken) == "197,34,31"  # two elements of the last step are NaN, whatever the others are
     page.keyboard.press("ArrowDown")
-    assert "activation_grad/layer1" in page.locator("#heat .told").inner_text()
+    assert "activation_grad/layer1" in page.locator("#heat .readout").inner_text()
     page.keyboard.press("Enter")
     assert "tensor=activation_grad/layer1" in page.evaluate("location.hash")
 

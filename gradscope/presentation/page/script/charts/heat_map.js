@@ -22,10 +22,10 @@ export class HeatMap {
     this.parts = { title: "", names: [], steps: [], values: () => NaN, broken: () => 0 };
     this.at = { row: 0, step: 0 };
     this.canvas = element("canvas", { class: "heat", tabindex: 0, role: "img", "aria-label": "heat map of layers against steps" });
-    this.told = element("output", { class: "told" });
+    this.readout = element("output", { class: "readout" });
     this.scale = element("p", { class: "note" });
     const buttons = [element("button", { type: "button", click: () => this.saveCsv() }, "CSV"), element("button", { type: "button", click: () => this.saveSvg() }, "SVG")];
-    this.box = element("div", {}, element("div", { class: "heat-box" }, this.canvas), this.told, this.scale, element("div", { class: "controls" }, ...buttons));
+    this.box = element("div", {}, element("div", { class: "heat-box" }, this.canvas), this.readout, this.scale, element("div", { class: "controls" }, ...buttons));
     this.canvas.addEventListener("mousemove", (event) => this.point(event));
     this.canvas.addEventListener("click", (event) => {
       this.point(event);
@@ -78,18 +78,18 @@ export class HeatMap {
     const { names, steps } = this.parts;
     const row = Math.floor(((event.clientY - box.top) / box.height) * names.length);
     const step = Math.floor(((event.clientX - box.left) / box.width) * steps.length);
-    this.tell(row, step);
+    this.showAt(row, step);
   }
 
   /** @param {number} row @param {number} step */
-  tell(row, step) {
+  showAt(row, step) {
     const { names, steps, values, broken } = this.parts;
     if (names.length === 0 || steps.length === 0) return;
     this.at = { row: Math.min(Math.max(row, 0), names.length - 1), step: Math.min(Math.max(step, 0), steps.length - 1) };
     const value = values(this.at.row, this.at.step);
     const found = broken(this.at.row, this.at.step);
     const texts = [...(Number.isNaN(value) ? [] : [numberText(value)]), ...(found > 0 ? [`${found.toLocaleString("en-US")} elements not finite`] : [])];
-    this.told.textContent = [printable(names[this.at.row] ?? ""), `step ${steps[this.at.step]}`, ...(texts.length > 0 ? texts : ["no number"])].join("  ·  ");
+    this.readout.textContent = [printable(names[this.at.row] ?? ""), `step ${steps[this.at.step]}`, ...(texts.length > 0 ? texts : ["no number"])].join("  ·  ");
   }
 
   choose() {
@@ -123,7 +123,7 @@ export class HeatMap {
     const [down, right] = { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] }[event.key] ?? [];
     if (down === undefined || right === undefined) return;
     event.preventDefault();
-    this.tell(this.at.row + down, this.at.step + right);
+    this.showAt(this.at.row + down, this.at.step + right);
   }
 }
 
@@ -133,7 +133,7 @@ function channels(hex) {
   return [(value >> 16) & 255, (value >> 8) & 255, value & 255];
 }
 
-/** Colours of growing brightness, which are also told apart in grey (those of viridis at five points). */
+/** Colours of growing brightness, which are also distinct in grey (those of viridis at five points). */
 const RAMP = ["#440154", "#3b528b", "#21918c", "#5ec962", "#fde725"].map(channels);
 
 /** @param {number} shade 0..1 @returns {number[]} */

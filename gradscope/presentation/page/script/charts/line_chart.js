@@ -41,7 +41,7 @@ export class LineChart {
   /** @param {ChartParts} parts */
   constructor(parts) {
     this.parts = parts;
-    this.told = element("output", { class: "told" });
+    this.readout = element("output", { class: "readout" });
     this.area = element("div", { class: "plot", tabindex: 0, role: "img", "aria-label": `${parts.title}, ${parts.lines.length} lines over ${parts.names.length} points` });
     const buttons = element(
       "div",
@@ -50,7 +50,7 @@ export class LineChart {
       element("button", { type: "button", click: () => this.saveCsv() }, "CSV"),
       element("button", { type: "button", click: () => this.saveSvg() }, "SVG"),
     );
-    this.box = element("figure", { class: "chart" }, buttons, this.area, this.told, this.legend());
+    this.box = element("figure", { class: "chart" }, buttons, this.area, this.readout, this.legend());
     /** @type {uPlot | null} */
     this.plot = null;
     this.area.addEventListener("keydown", (event) => this.moved(event));
@@ -133,7 +133,7 @@ export class LineChart {
         { ...axis, size: 72, values: (_plot, splits) => splits.map((value) => tick(value, logarithmic)), ...(logarithmic ? { splits: (_plot, _axis, low, high) => places(low, high), incrs: (_plot, _axis, low, high) => [Math.max(high - low, LEAST_DISTANCE)], filter: (_plot, splits) => splits } : {}) },
       ],
       hooks: {
-        setCursor: [(plot) => this.tell(plot.cursor.idx ?? null)],
+        setCursor: [(plot) => this.showAt(plot.cursor.idx ?? null)],
         draw: [(plot) => this.drawMarks(plot)],
       },
       padding: [8, 12, 0, 0],
@@ -167,9 +167,9 @@ export class LineChart {
   }
 
   /** @param {number | null} at */
-  tell(at) {
+  showAt(at) {
     if (at === null || at === undefined) {
-      this.told.textContent = "";
+      this.readout.textContent = "";
       return;
     }
     const values = this.parts.lines.map((line) => {
@@ -177,7 +177,7 @@ export class LineChart {
       return value === null || value === undefined ? "" : `${printable(line.label)} ${numberText(value)}`;
     });
     const marks = this.parts.marks.filter((mark) => mark.at === this.parts.positions[at]).slice(0, MOST_MARKS).map((mark) => printable(mark.text));
-    this.told.textContent = [printable(this.parts.names[at] ?? ""), ...values, ...marks].filter(Boolean).join("  ·  ");
+    this.readout.textContent = [printable(this.parts.names[at] ?? ""), ...values, ...marks].filter(Boolean).join("  ·  ");
   }
 
   /** @param {KeyboardEvent} event */
@@ -189,7 +189,7 @@ export class LineChart {
     const last = this.parts.positions.length - 1;
     const at = Math.min(Math.max((this.plot.cursor.idx ?? -by) + by, 0), last);
     this.plot.setCursor({ left: this.plot.valToPos(this.parts.positions[at] ?? 0, "x"), top: 10 });
-    this.tell(at);
+    this.showAt(at);
   }
 
   choose() {
@@ -230,13 +230,13 @@ export class LineChart {
       const x = (at + x0).toFixed(1);
       return `<line x1="${x}" x2="${x}" y1="${y0}" y2="${y0 + h}" stroke="${colour("bad")}" stroke-dasharray="4 4"/>`;
     });
-    const told = [...this.parts.lines.map((line, at) => ({ text: line.label, hue: lineColour(line.hue ?? at) })), ...marks.slice(0, MOST_MARKS).map((mark) => ({ text: mark.text, hue: colour("bad") }))];
-    const keys = told.map((key, at) => `<text x="${x0}" y="${y0 + h + ROW * (at + 2)}" fill="${key.hue}">${svgText(key.text)}</text>`);
+    const entries = [...this.parts.lines.map((line, at) => ({ text: line.label, hue: lineColour(line.hue ?? at) })), ...marks.slice(0, MOST_MARKS).map((mark) => ({ text: mark.text, hue: colour("bad") }))];
+    const keys = entries.map((key, at) => `<text x="${x0}" y="${y0 + h + ROW * (at + 2)}" fill="${key.hue}">${svgText(key.text)}</text>`);
     const reach = [{ name: names[0], x: x0, anchor: "start" }, { name: names.at(-1), x: x0 + w, anchor: "end" }].map((end) => `<text x="${end.x}" y="${y0 + h + ROW - 4}" text-anchor="${end.anchor}">${svgText(end.name ?? "")}</text>`);
     const [low, high] = [plot.scales["y"]?.min ?? 0, plot.scales["y"]?.max ?? 0];
     const ends = [high, low].map((value, at) => `<text x="${x0 - 6}" y="${at === 0 ? y0 + 10 : y0 + h}" text-anchor="end">${numberText(value)}</text>`);
     return [
-      `<svg xmlns="http://www.w3.org/2000/svg" width="${plot.width}" height="${y0 + h + ROW * (told.length + 2)}" font-family="sans-serif" font-size="12">`,
+      `<svg xmlns="http://www.w3.org/2000/svg" width="${plot.width}" height="${y0 + h + ROW * (entries.length + 2)}" font-family="sans-serif" font-size="12">`,
       `<title>${svgText(this.parts.title)}</title><rect width="100%" height="100%" fill="#fff"/>`,
       `<rect x="${x0}" y="${y0}" width="${w}" height="${h}" fill="none" stroke="#999"/>`,
       ...paths, ...uprights, ...keys, ...ends, ...reach, "</svg>",

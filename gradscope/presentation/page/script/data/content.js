@@ -10,10 +10,10 @@ export async function readContent(encoded) {
   const bytes = new Uint8Array(characters.length);
   for (let at = 0; at < bytes.length; at++) bytes[at] = characters.charCodeAt(at);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const whole = new Uint8Array(await new Response(stream).arrayBuffer());
-  const size = new DataView(whole.buffer).getUint32(0, true);
-  const text = new TextDecoder().decode(whole.subarray(4, 4 + size));
-  return { content: JSON.parse(text), packed: whole.subarray(4 + size) };
+  const unzipped = new Uint8Array(await new Response(stream).arrayBuffer());
+  const size = new DataView(unzipped.buffer).getUint32(0, true);
+  const text = new TextDecoder().decode(unzipped.subarray(4, 4 + size));
+  return { content: JSON.parse(text), packed: unzipped.subarray(4 + size) };
 }
 
 const MISSING = 400_001;

@@ -78,8 +78,8 @@ export class VirtualTable {
 
   /** @param {number} column @param {boolean} shown */
   choose(column, shown) {
-    const wanted = this.shown.map((each, at) => (at === column ? shown : each));
-    const others = wanted.flatMap((each, at) => (each === this.usual[at] ? [] : [this.heading(at)]));
+    const requested = this.shown.map((each, at) => (at === column ? shown : each));
+    const others = requested.flatMap((each, at) => (each === this.usual[at] ? [] : [this.heading(at)]));
     select({ [this.partName("columns")]: others.join(",") }, { quiet: true });
   }
 
@@ -133,9 +133,9 @@ export class VirtualTable {
 
   /** The order in the address. @returns {{column: number, down: boolean} | null} */
   wantedOrder() {
-    const wanted = selected(this.partName("sort"));
-    const column = this.table.columns.findIndex((_, at) => this.heading(at) === wanted.slice(1));
-    return wanted === "" || column < 0 ? null : { column, down: wanted.startsWith("-") };
+    const requested = selected(this.partName("sort"));
+    const column = this.table.columns.findIndex((_, at) => this.heading(at) === requested.slice(1));
+    return requested === "" || column < 0 ? null : { column, down: requested.startsWith("-") };
   }
 
   /** Follows the address. */

@@ -37,8 +37,8 @@ export class BlockTree {
 
   /** Follows the address: the column by which blocks are coloured. */
   followColour() {
-    const wanted = this.blocks.columns.findIndex((column) => column.name === selected("colour"));
-    this.column = wanted < 0 ? this.usual : wanted;
+    const requested = this.blocks.columns.findIndex((column) => column.name === selected("colour"));
+    this.column = requested < 0 ? this.usual : requested;
     this.choice.selectedIndex = this.column;
     this.draw();
   }

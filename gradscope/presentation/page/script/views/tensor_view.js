@@ -140,9 +140,9 @@ export function magnitudeBars(title, found) {
       const x = (each.first + octave - first + order / found.length) * width;
       const bar = shape("rect", { x, y: BAR_HEIGHT - height, width: Math.max(width / found.length - 0.5, 0.5), height, fill: lineColour(each.at) });
       const low = each.first + octave;
-      const told = shape("title", {});
-      told.textContent = `2^${low} .. 2^${low + 1}: ${count.toLocaleString("en-US")}`;
-      bar.append(told);
+      const tip = shape("title", {});
+      tip.textContent = `2^${low} .. 2^${low + 1}: ${count.toLocaleString("en-US")}`;
+      bar.append(tip);
       return bar;
     }),
   );
