@@ -57,9 +57,12 @@ def child(mark):
 
 KILLS = """
 write(path, records(0))
-start = time.perf_counter()
-os.waitpid(child(0), 0)
-duration = time.perf_counter() - start
+durations = []
+for _ in range(3):  # a machine that is busy for a while would let all of them be killed after they have written
+    start = time.perf_counter()
+    os.waitpid(child(0), 0)
+    durations.append(time.perf_counter() - start)
+duration = min(durations)
 chance, results = random.Random(0), []
 for number in range(36):
     how = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)[number % 3]

@@ -36,7 +36,7 @@ PLACES = {"process": gradscope_process, "here": gradscope}
 
 #: What a clock says, and where the folder is.
 VARYING = re.compile(
-    r"\b(trace|compile|initialise|run|write) <?[\d.]+|[\d,]+ bytes|"
+    r"\b(trace|compile|initialise|run|explain|write) <?[\d.]+|[\d,]+ bytes|"
     r"\"timings\": \{[^}]*\}|\"time\": [\d.]+|/\S*/(process|here)\b"
 )
 
