@@ -52,7 +52,7 @@ def unmatched(
         stages: Why tensors of one program that the other computes, too, have no counterpart, by their keys.
     """
     ref, cand = _paired_dumps(dumps, pairing, rows)
-    summed = {**sums(dumps, pairing.only_ref, pairing.only_cand), **stages}
+    summed = {**sums(dumps, pairing), **stages}
     missing = [
         Unmatched(ref.source.entry(key), "missing", summed.get(key) or _why_redundant(key, ref, cand))
         for key in pairing.only_ref

@@ -169,11 +169,15 @@ def test_an_lstm_of_pytorch_is_the_same_as_one_with_a_single_bias(factor: float)
     assert not gs.compare(reference, captured((loss(1.01), weights, {"x": x.numpy()})))
 
 
-def _reset_gated(*, packed: bool, wrong: bool = False) -> Dump:
-    """One step of a GRU from two kernels: of PyTorch's two biases, Flax adds those of two gates."""
+def _reset_gated(*, packed: bool, wrong: bool = False, zeros: bool = False) -> Dump:
+    """One step of a GRU from two kernels: of PyTorch's two biases, Flax adds those of two gates.
+
+    A port from Flax to PyTorch has zeros in one of the terms.
+    """
     draw = np.random.default_rng(4).normal
     inputs, carried = (draw(size=(8, 12)).astype(np.float32) for _ in range(2))
     biases = {name: draw(size=12).astype(np.float32) for name in ("b_ih", "b_hh")}
+    biases["b_hh"] *= np.repeat([not zeros, not zeros, True], 4)
     one, two = (np.split(each, 3) for each in biases.values())
     apart = {"r": one[0] + two[0], "z": one[1] + two[1], "n": one[2], "hn": two[2] + 0.1 * wrong}
 
@@ -200,3 +204,14 @@ def test_biases_of_which_some_gates_add_both_are_one() -> None:
         assert reasons["gru/r"] == "a part of the sum of gru/b_hh and gru/b_ih"
         assert (reasons["gru/n"], reasons["gru/hn"]) == ("a part of gru/b_ih", "a part of gru/b_hh")
     assert not gs.compare(packed, _reset_gated(packed=False, wrong=True))
+
+
+def test_a_bias_that_is_zero_but_for_one_gate_is_the_bias_of_that_gate() -> None:
+    packed, apart = _reset_gated(packed=True, zeros=True), _reset_gated(packed=False, zeros=True)
+    for one, other in ((packed, apart), (apart, packed)):
+        found = gs.compare(one, other)
+        assert found, found.sentence
+        reasons = {row.name: row.why for row in found.rows if row.family == "param" and row.status != "same"}
+        assert reasons["gru/hn"] == "a part of gru/b_hh"
+    for wrong in (_reset_gated(packed=False, zeros=True, wrong=True), _reset_gated(packed=False)):
+        assert not gs.compare(packed, wrong)

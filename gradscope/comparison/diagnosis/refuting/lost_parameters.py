@@ -1,8 +1,10 @@
-"""`lost_parameters` returns the parameters of either program that the other does not use."""
+"""`lost_parameters` returns the parameters that one program alone uses, `unused_terms` those that it adds to others."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+
+import numpy as np
 
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.comparison.pairing.values.equality import absent_keys
@@ -18,13 +20,29 @@ def summed_parameters(dumps: Dumps, pairing: Pairing) -> frozenset[str]:
     if not alone:
         return frozenset()
     used = {id(source): _used(source) for source in (dumps.ref, dumps.cand)}
-    found = added(dumps, pairing.only_ref, pairing.only_cand)
+    found = added(dumps, pairing)
     all_used = (
         each
         for each in found
         if used[id(each.holder)].issuperset(each.parts) and used[id(each.other)].issuperset(each.pair)
     )
     return frozenset(key for each in all_used for key in (*each.parts, *each.pair))
+
+
+def unused_terms(dumps: Dumps, pairing: Pairing) -> frozenset[str]:
+    """Returns the terms of sums that one of the programs leaves out, and what they are in the other program."""
+    used_ref, used_cand = _used(dumps.ref), _used(dumps.cand)
+    found: set[str] = set()
+    for each in added(dumps, pairing):
+        here, there = (used_ref, used_cand) if each.holder is dumps.ref else (used_cand, used_ref)
+        for place, term in enumerate(each.pair):
+            parts = np.split(each.other.array(term), len(each.blocks))
+            own = [block[min(place, len(block) - 1)] for block in each.blocks]
+            # A block of zeros adds nothing, whether it is used or not.
+            apart = {key for key, part in zip(own, parts, strict=True) if np.any(part)}
+            if term not in there or not here.issuperset(apart):
+                found |= {term, *apart}
+    return frozenset(found)
 
 
 def lost_parameters(dumps: Dumps, pairing: Pairing, summed: Collection[str]) -> frozenset[str]:

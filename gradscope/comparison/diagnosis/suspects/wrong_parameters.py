@@ -6,7 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from gradscope.comparison.diagnosis.refuting.lost_parameters import lost_parameters, summed_parameters
+from gradscope.comparison.diagnosis.refuting.lost_parameters import (
+    lost_parameters,
+    summed_parameters,
+    unused_terms,
+)
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.reverse import ReversePairing
@@ -32,7 +36,8 @@ def wrong_parameters(dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRo
         key = key_of(row.family, row.name)
         parts = list(_differing_parts(dumps, reverse, matches[key], row)) if key in matches else []
         differing.update([key, *parts] if parts else keys_of(row))
-    return frozenset(split_key(key)[1] for key in (lost | differing) - accounted)
+    wrong = ((lost | differing) - accounted) | unused_terms(dumps, pairing)
+    return frozenset(split_key(key)[1] for key in wrong)
 
 
 def keys_of(row: ComparisonRow) -> list[str]:

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.layout.layouts import AxisLayout, BlockOrder, agreeing_layouts, relative_error
+from gradscope.comparison.layout.layouts import (
+    AxisLayout,
+    BlockOrder,
+    Shape,
+    agreeing_layouts,
+    layouts,
+    relative_error,
+)
 
 _Key = TypeVar("_Key")
+
+#: Returns the layouts that make a shape of the reference of one of the candidate.
+Layouts: TypeAlias = Callable[[Shape, Shape], Sequence[AxisLayout]]
 
 #: The numbers of blocks of which other orders are tried: two parts, query, key and value, and the gates of an LSTM.
 _COUNTS: Final = (2, 3, 4)
@@ -49,12 +59,15 @@ def reordered_blocks(ref: Array, cand: Array) -> tuple[AxisLayout, ...]:
     return ()
 
 
-def assigned(parts: Sequence[Array], candidates: Mapping[_Key, Array]) -> tuple[list[_Key], AxisLayout] | None:
+def assigned(
+    parts: Sequence[Array], candidates: Mapping[_Key, Array], possible: Layouts = layouts
+) -> tuple[list[_Key], AxisLayout] | None:
     """Returns which of some arrays each part is, and the one layout in which all of them are.
 
     Args:
         parts: Arrays of the reference.
         candidates: Arrays of the candidate.
+        possible: Returns the layouts to choose from.
 
     Returns:
         A key for each part, all different; None where an array is not found.
@@ -65,7 +78,7 @@ def assigned(parts: Sequence[Array], candidates: Mapping[_Key, Array]) -> tuple[
     for array in parts:
         norm = norm_of(array)
         near = [key for key in candidates if key not in keys and math.isclose(norm, norms[key], rel_tol=SAME)]
-        found = next(_agreeing(array, candidates, near, common), None)
+        found = next(_agreeing(array, candidates, near, common, possible), None)
         if found is None:
             return None
         keys.append(found[0])
@@ -74,12 +87,17 @@ def assigned(parts: Sequence[Array], candidates: Mapping[_Key, Array]) -> tuple[
 
 
 def _agreeing(
-    array: Array, candidates: Mapping[_Key, Array], keys: Sequence[_Key], common: AxisLayout | None
+    array: Array,
+    candidates: Mapping[_Key, Array],
+    keys: Sequence[_Key],
+    common: AxisLayout | None,
+    possible: Layouts,
 ) -> Iterator[tuple[_Key, AxisLayout]]:
     for key in keys:
-        possible = agreeing_layouts(array, candidates[key], None if common is None else (common,))
-        if possible and relative_error(array, candidates[key], possible[0]) <= SAME:
-            yield key, possible[0]
+        among = possible(array.shape, candidates[key].shape) if common is None else (common,)
+        agreeing = agreeing_layouts(array, candidates[key], among)
+        if agreeing and relative_error(array, candidates[key], agreeing[0]) <= SAME:
+            yield key, agreeing[0]
 
 
 def norm_of(array: Array) -> float:

@@ -63,7 +63,11 @@ class LayoutSearch:
         one, other = self._dumps.ref.entry(ref), self._dumps.cand.entry(cand)
         shape = arranged(other)
         flattened = (subject_family(one.family) or one.family) in _FLATTENED
-        return layouts(arranged(one), shape, self._merged(shape) if flattened else ())
+        return self.of_shapes(arranged(one), shape) if flattened else layouts(arranged(one), shape)
+
+    def of_shapes(self, ref: Shape, cand: Shape) -> tuple[AxisLayout, ...]:
+        """Returns the layouts without flips that two shapes allow, where an axis may be a flattened image."""
+        return layouts(ref, cand, self._merged(cand))
 
     def arrays(self, ref: str, cand: str) -> tuple[Array, Array]:
         """Returns the elements of two tensors that layouts are about."""

@@ -16,9 +16,10 @@ from typing import Final
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.layout.layouts import AxisLayout, agreeing_layouts, relative_error
+from gradscope.comparison.layout.layouts import AxisLayout, agreeing_layouts, layouts, relative_error
 from gradscope.comparison.layout.recipes import Concatenate, Recipe, Split, Stack, Transpose, Unstack
 from gradscope.comparison.pairing.matching import Dumps, Match, MatchedBy, Pairing
+from gradscope.comparison.pairing.values.packed_parameters import packed_parameters
 from gradscope.comparison.precision import comparable
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import ACTIVATION, PARAM, key_of, split_key
@@ -31,7 +32,7 @@ def by_packed_layers(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     """Yields matches of activations of which one program has several as one."""
     if not dumps.ref.manifest.layers or not dumps.cand.manifest.layers:
         return
-    in_cand, in_ref = _packed(unmatched.matched)
+    in_cand, in_ref = packed_parameters(unmatched.matched)
     outputs, usual = (_outputs(dumps.ref), _outputs(dumps.cand)), _usual(unmatched.matched)
     free = {*unmatched.only_ref}, {*unmatched.only_cand}
     for packed, parts in _calls(in_cand, outputs[1], outputs[0]):
@@ -51,20 +52,6 @@ def by_packed_layers(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
             yield Match(ref=packed, recipe=recipe, matched_by=cut.found_by(*range(len(parts))))
 
 
-def _packed(matches: Iterable[Match]) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
-    """Returns the parameters that are packed in those of the candidate, and in those of the reference, in order."""
-    in_cand: defaultdict[str, dict[int, str]] = defaultdict(dict)
-    in_ref: dict[str, tuple[str, ...]] = {}
-    for match in matches:
-        recipe, (family, name) = match.recipe, split_key(match.ref)
-        if family == PARAM and len(recipe.keys) > 1:
-            in_ref[name] = tuple(split_key(key)[1] for key in recipe.keys)
-        elif family == PARAM and recipe.steps and isinstance(recipe.steps[0], Split | Unstack):
-            in_cand[split_key(match.cand)[1]][recipe.part] = name
-    packed = {name: parts for name, parts in in_cand.items() if sorted(parts) == list(range(len(parts))) != [0]}
-    return {name: tuple(parts[number] for number in range(len(parts))) for name, parts in packed.items()}, in_ref
-
-
 def _usual(matches: Iterable[Match]) -> dict[int, tuple[int, ...]]:
     """Returns the order of the candidate's axes in which most activations are found by values, by their number."""
     found: defaultdict[int, Counter[tuple[int, ...]]] = defaultdict(Counter)
@@ -76,7 +63,7 @@ def _usual(matches: Iterable[Match]) -> dict[int, tuple[int, ...]]:
 
 
 def _outputs(source: DumpSource) -> dict[str, list[str]]:
-    """Returns the outputs of the innermost layers that use each parameter, in execution order."""
+    """Returns the outputs of the innermost layers that use each parameter, in execution order, by its key."""
     composites = {layer.parent for layer in source.manifest.layers}
     stored = {key for key in source.keys() if source.has_tensor(key)}  # noqa: SIM118 - no mapping
     found: dict[str, list[str]] = {}
@@ -84,7 +71,7 @@ def _outputs(source: DumpSource) -> dict[str, list[str]]:
         outputs = [key_of(ACTIVATION, name) for name in layer.outputs]
         if layer.path not in composites and len(outputs) == 1 and outputs[0] in stored:
             for name in layer.params:
-                found.setdefault(name, []).append(source.resolve(outputs[0]))
+                found.setdefault(key_of(PARAM, name), []).append(source.resolve(outputs[0]))
     return found
 
 
@@ -147,17 +134,17 @@ def _read(
     array: Array, parts: Sequence[Array], axis: int, usual: Mapping[int, tuple[int, ...]], *, of_ref: bool
 ) -> _Cut | None:
     """Returns the cut along an axis, in the layout in which most parts agree; None where the shapes do not fit."""
-    step = _step(array, parts, axis)
+    step = _step(array, parts, axis, of_ref=of_ref)
     if step is None:
         return None
     blocks = step.apply([array])
     pairs = [(block, part) if of_ref else (part, block) for block, part in zip(blocks, parts, strict=True)]
     ref, cand = pairs[0]
     possible = [layout for pair in pairs for layout in agreeing_layouts(*pair)]
-    possible.append(AxisLayout(cand.shape, usual.get(cand.ndim, tuple(range(cand.ndim))), ref.shape))
     # An order of axes is a layout of parts of several sizes, and no other layout is.
     even = len({(one.shape, other.shape) for one, other in pairs}) == 1
-    fitted = [layout if even and layout in possible[:-1] else _ordered(layout, ref, cand) for layout in possible]
+    fitted = [layout if even else _ordered(layout, ref, cand) for layout in possible]
+    fitted.append(_default(ref, cand, usual))
     found = {
         layout: frozenset(number for number, pair in enumerate(pairs) if _agrees(layout, *pair, even=even))
         for layout in fitted
@@ -167,6 +154,14 @@ def _read(
         return None
     layout = max(found, key=lambda each: len(found[each]))
     return _Cut(axis=axis, step=step, shape=blocks[0].shape, layout=layout, agreeing=found[layout])
+
+
+def _default(ref: Array, cand: Array, usual: Mapping[int, tuple[int, ...]]) -> AxisLayout | None:
+    """Returns the layout of parts of which none agrees: the usual order of axes, or the order that elements are in."""
+    if ref.ndim != cand.ndim:
+        return next((each for each in layouts(ref.shape, cand.shape) if each.in_order), None)
+    axes = usual.get(cand.ndim, tuple(range(cand.ndim)))
+    return _ordered(AxisLayout(cand.shape, axes, ref.shape), ref, cand)
 
 
 def _ordered(layout: AxisLayout, ref: Array, cand: Array) -> AxisLayout | None:
@@ -182,8 +177,11 @@ def _agrees(layout: AxisLayout, ref: Array, cand: Array, *, even: bool) -> bool:
     return own is not None and relative_error(ref, cand, own) <= _SAME
 
 
-def _step(array: Array, parts: Sequence[Array], axis: int) -> Split | Unstack | None:
-    """Returns the step that cuts an array along an axis into tensors of the sizes of parts; None where none does."""
+def _step(array: Array, parts: Sequence[Array], axis: int, *, of_ref: bool) -> Split | Unstack | None:
+    """Returns the step that cuts an array along an axis into tensors of the sizes of parts; None where none does.
+
+    Parts of one size may have an axis for the heads that the array has in one with their features.
+    """
     size, total = array.shape[axis], sum(part.size for part in parts)
     rest = sorted(np.delete(array.shape, axis).tolist())
     if array.size != total:
@@ -193,6 +191,10 @@ def _step(array: Array, parts: Sequence[Array], axis: int) -> Split | Unstack | 
     if any(part.size * size % total for part in parts):
         return None
     sizes = tuple(part.size * size // total for part in parts)
-    if any(sorted(part.shape) != sorted([*rest, own]) for part, own in zip(parts, sizes, strict=True)):
-        return None
-    return Split(axis, len(parts) if len(set(sizes)) == 1 else sizes)
+    even = len(set(sizes)) == 1
+    for part, own in zip(parts, sizes, strict=True):
+        block = (*array.shape[:axis], own, *array.shape[axis + 1 :])
+        shapes = (block, part.shape) if of_ref else (part.shape, block)
+        if sorted(part.shape) != sorted(block) and not (even and layouts(*shapes)):
+            return None
+    return Split(axis, len(parts) if even else sizes)

@@ -8,5 +8,6 @@
 - `part_candidates`: which tensors may be parts of a packed one, without comparing it with all.
 - `uneven_parts`: parts of several sizes, such as the keys and values that several queries share.
 - `cut_gradients`: gradients of equal values that arrive in one of the programs alone.
+- `packed_parameters`: which parameters are packed in which, by a pairing.
 - `sums`: tensors that add up to one of the other dump, such as the two biases of an LSTM.
 """

@@ -24,9 +24,10 @@ from typing import Final
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.layout.layouts import AxisLayout
+from gradscope.comparison.layout.layouts import AxisLayout, layouts
 from gradscope.comparison.layout.recipes import Concatenate, Recipe, Split
-from gradscope.comparison.pairing.inference.equal_parts import assigned
+from gradscope.comparison.pairing.inference.equal_parts import Layouts, assigned
+from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
 from gradscope.comparison.pairing.matching import Dumps, Match, MatchedBy, Pairing
 from gradscope.comparison.pairing.normal_forms import tokens_of
 from gradscope.comparison.pairing.values.part_candidates import (
@@ -67,13 +68,14 @@ def by_parts(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     if not ref or not cand:
         return
     taken: set[str] = set()
-    for packed in _found(dumps.cand, cand, dumps.ref, ref, of_ref=False):
+    possible = LayoutSearch(dumps).of_shapes
+    for packed in _found(dumps.cand, cand, dumps.ref, ref, possible, of_ref=False):
         taken |= {packed.key, *packed.parts}
         steps = (Split(packed.axis, len(packed.parts)), *packed.layout.steps(_part_shape(dumps.cand, packed)))
         for part, key in enumerate(packed.parts):
             recipe = Recipe(keys=(packed.key,), steps=steps, part=part)
             yield Match(ref=key, recipe=recipe, matched_by=packed.matched_by)
-    for packed in _found(dumps.ref, ref, dumps.cand, cand, of_ref=True):
+    for packed in _found(dumps.ref, ref, dumps.cand, cand, possible, of_ref=True):
         taken |= {packed.key, *packed.parts}
         shape = dumps.cand.entry(packed.parts[0]).shape
         steps = (*packed.layout.steps(shape), Concatenate(packed.axis))
@@ -92,7 +94,13 @@ def _input_tensors(source: DumpSource, keys: Sequence[str]) -> list[str]:
 
 
 def _found(
-    holder: DumpSource, packed: Sequence[str], other: DumpSource, singles: Sequence[str], *, of_ref: bool
+    holder: DumpSource,
+    packed: Sequence[str],
+    other: DumpSource,
+    singles: Sequence[str],
+    possible: Layouts,
+    *,
+    of_ref: bool,
 ) -> Iterator[_Packed]:
     free, names = PartCandidates(other, singles), SolvedNames()
     solved: list[_Packed] = []
@@ -103,7 +111,9 @@ def _found(
             if not named and is_constant(holder.array(key)):
                 found = _of_constant(holder, key, count, other, free, of_ref=of_ref)
             else:
-                found = _assignment(holder, key, count, partial(_candidates, other, free, named), of_ref=of_ref)
+                found = _assignment(
+                    holder, key, count, partial(_candidates, other, free, named), possible, of_ref=of_ref
+                )
             if found is not None:
                 names.add(found.key, found.parts)
                 solved.append(found)
@@ -237,7 +247,13 @@ def _candidates(
 
 
 def _assignment(
-    holder: DumpSource, key: str, count: int, candidates: Callable[[list[Array]], Mapping[str, Array]], *, of_ref: bool
+    holder: DumpSource,
+    key: str,
+    count: int,
+    candidates: Callable[[list[Array]], Mapping[str, Array]],
+    possible: Layouts = layouts,
+    *,
+    of_ref: bool,
 ) -> _Packed | None:
     array = holder.array(key)
     for axis in (axis for axis, size in enumerate(array.shape) if size % count == 0):
@@ -246,25 +262,25 @@ def _assignment(
         if len(singles) < count:
             continue
         if of_ref:
-            found = assigned(blocks, singles)
+            found = assigned(blocks, singles, possible)
             if found is not None:
                 return _Packed(key, tuple(found[0]), axis, found[1])
             continue
         # The layout makes the reference's tensors of blocks: it is found from the reference's side.
-        reverse = _reverse_assignment(blocks, singles)
+        reverse = _reverse_assignment(blocks, singles, possible)
         if reverse is not None:
             return _Packed(key, reverse[0], axis, reverse[1])
     return None
 
 
 def _reverse_assignment(
-    blocks: Sequence[Array], singles: Mapping[str, Array]
+    blocks: Sequence[Array], singles: Mapping[str, Array], possible: Layouts
 ) -> tuple[tuple[str, ...], AxisLayout] | None:
     names: list[str] = []
     common: AxisLayout | None = None
     for block in blocks:
         for name in (name for name in singles if name not in names):
-            found = assigned([singles[name]], {0: block})
+            found = assigned([singles[name]], {0: block}, possible)
             if found is not None and common in (None, found[1]):
                 names.append(name)
                 common = found[1]

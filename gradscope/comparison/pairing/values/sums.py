@@ -21,7 +21,8 @@ from gradscope.arrays.widening import real_values
 from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.layout.layouts import Shape
 from gradscope.comparison.pairing.inference.equal_parts import assigned
-from gradscope.comparison.pairing.matching import Dumps
+from gradscope.comparison.pairing.matching import Dumps, Pairing
+from gradscope.comparison.pairing.values.packed_parameters import packed_parameters
 from gradscope.comparison.precision import dtype_class
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import PARAM, PARAM_GRAD, key_of, split_key
@@ -36,13 +37,12 @@ _ROUNDING: Final = 1e-4
 _MOST_TERMS: Final = 8
 
 
-def sums(dumps: Dumps, only_ref: Sequence[str], only_cand: Sequence[str]) -> dict[str, str]:
+def sums(dumps: Dumps, pairing: Pairing) -> dict[str, str]:
     """Returns why parameters need no counterpart that add up to one of the other dump, and that one.
 
     Args:
         dumps: The dumps.
-        only_ref: Keys of the reference without a counterpart.
-        only_cand: Keys of the candidate without one.
+        pairing: Their pairing.
 
     Returns:
         Sentences by key, also of the gradients with respect to them.
@@ -51,7 +51,7 @@ def sums(dumps: Dumps, only_ref: Sequence[str], only_cand: Sequence[str]) -> dic
         DumpError: One of the dumps is damaged.
     """
     found: dict[str, str] = {}
-    for each in added(dumps, only_ref, only_cand):
+    for each in added(dumps, pairing):
         parts, pair, blocks = each.parts, each.pair, each.blocks
         names, of_parts = (" and ".join(split_key(key)[1] for key in some) for some in (pair, parts))
         joined, apart = len(blocks) > 1, len(parts) > len(blocks)
@@ -98,22 +98,25 @@ class Added:
         return tuple(chain.from_iterable(self.blocks))
 
 
-def added(dumps: Dumps, only_ref: Sequence[str], only_cand: Sequence[str]) -> Iterator[Added]:
+def added(dumps: Dumps, pairing: Pairing) -> Iterator[Added]:
     """Yields parameters that add up to others of the other dump, each parameter once.
 
     Args:
         dumps: The dumps.
-        only_ref: Keys of the reference without a counterpart.
-        only_cand: Keys of the candidate without one.
+        pairing: Their pairing.
 
     Raises:
         DumpError: One of the dumps is damaged.
     """
     taken: set[str] = set()
-    for holder, keys, other, terms in (
-        (dumps.cand, only_cand, dumps.ref, only_ref), (dumps.ref, only_ref, dumps.cand, only_cand),
+    in_cand, in_ref = packed_parameters(pairing.matched)
+    ref, cand = pairing.only_ref, pairing.only_cand
+    for holder, keys, other, terms, packed in (
+        (dumps.cand, cand, dumps.ref, ref, in_ref), (dumps.ref, ref, dumps.cand, cand, in_cand),
     ):  # fmt: skip
-        for blocks, pair in chain(_added(holder, keys, other, terms), _added_in_parts(holder, keys, other, terms)):
+        for blocks, pair in chain(
+            _added(holder, keys, other, terms), _added_in_parts(holder, keys, other, terms, packed)
+        ):
             found = Added(holder=holder, blocks=blocks, other=other, pair=pair)
             if taken.isdisjoint((*found.parts, *pair)):
                 taken |= {*found.parts, *pair}
@@ -131,19 +134,36 @@ def _has_gradients(holder: DumpSource, blocks: _Blocks, place: int, other: DumpS
 
 
 def _added_in_parts(
-    holder: DumpSource, keys: Sequence[str], other: DumpSource, terms: Sequence[str]
+    holder: DumpSource,
+    keys: Sequence[str],
+    other: DumpSource,
+    terms: Sequence[str],
+    packed: Mapping[str, Sequence[str]],
 ) -> Iterator[tuple[_Blocks, tuple[str, str]]]:
-    """Yields parameters of one dump that joined are the sum of two of the other, which one layer has, and those two."""
+    """Yields parameters of one dump that joined are the sum of two of the other, which one layer has, and those two.
+
+    Where the second term is zero in some blocks, the first may be paired already, as what the parts are packed in.
+
+    Args:
+        holder: The dump that has the sum.
+        keys: Its parameters without a counterpart.
+        other: The dump that has the terms.
+        terms: Its parameters without a counterpart.
+        packed: Its parameters that are paired as packed ones, with their parts.
+    """
     by_layer: defaultdict[tuple[str, Shape], list[str]] = defaultdict(list)
-    for key in filter(lambda key: _is_stored(other, key), terms):
+    for key in filter(lambda key: _is_stored(other, key), (*terms, *packed)):
         by_layer[re.split(r"[/.](?=[^/.]*$)", key)[0], other.entry(key).shape].append(key)
     by_shape: defaultdict[Shape, list[str]] = defaultdict(list)
     for key in filter(lambda key: _is_stored(holder, key), keys):
         by_shape[holder.entry(key).shape].append(key)
     for (_, shape), own in by_layer.items():
-        for pair in combinations(own, 2) if shape and len(own) <= _MOST_TERMS else ():
+        pairs = combinations(own, 2) if shape and len(own) <= _MOST_TERMS else ()
+        for pair in (each for each in pairs if not packed.keys() >= {*each}):
             one, two = (_wide(other.array(key)) for key in pair)
-            for part, singles in by_shape.items():
+            parts = [part for key in pair for part in packed.get(key, ())]
+            for part, free in by_shape.items():
+                singles = [*free, *(key for key in parts if holder.entry(key).shape == part)]
                 count = shape[0] // part[0] if part and part[0] else 0
                 if not 1 < count <= len(singles) or (part[0] * count, *part[1:]) != shape:
                     continue
