@@ -16,7 +16,7 @@ from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.layer_graph import Sources, consequences, inverted, nearest, readers_of, sources_of
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, TENSOR, key_of
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, TENSOR, is_gradient, key_of, split_key
 
 #: The families with a direction. Tensors of a foreign file have none and count as computed in the file's order.
 FORWARD: Final = (ACTIVATION, TENSOR)
@@ -257,7 +257,9 @@ def _borne_out(
             trace = as_float(row.metrics.get("rel_l2", 0.0)) if row.status == "same" else math.inf
             errors[owner] = max(errors.get(owner, 0.0), trace if row.needed or not trace else math.inf)
     unclear = _unclear(program.layers, errors)
-    readers = inverted(sources)
+    # Gradients are computed from every value that is read beside theirs, and may depend on none of those.
+    backward = first.family in BACKWARD
+    readers = inverted({key: made_of for key, made_of in sources.items() if is_gradient(split_key(key)[0]) is backward})
     return frozenset(
         key
         for key in alone

@@ -5,6 +5,9 @@ after positions are added. Such a pair differs, although everything that either 
 no trace: everything that is computed next from either agrees. So a pair by place that claims to be where a difference
 begins is kept where something behind it bears that out, in either program.
 
+The products of one kernel with what both programs read are a pair, however small the trace that they leave: attention
+may hide most of what is wrong with its queries.
+
 A difference can also vanish behind the pair, as that of a lost bias does in a batch norm. Then what the pair is
 computed from shows: a parameter that only one of the programs uses.
 
@@ -17,19 +20,23 @@ adds elsewhere (`steps_apart`).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gradscope.comparison.diagnosis.refuting.errors_behind import ErrorsBehind
+from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources, lost_parameters, summed_parameters
+from gradscope.comparison.diagnosis.refuting.products import is_product
 from gradscope.comparison.diagnosis.refuting.steps_apart import steps_apart
 from gradscope.comparison.diagnosis.refuting.traceless_gradients import traceless_gradients
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.comparison.pairing.structure.paired_inputs import PairedInputs
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, is_gradient, key_of, split_key
+from gradscope.dump.manifest.layer_graph import nearest
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM, is_gradient, key_of, split_key
 
 #: The passes that pair by names, which may be of another step.
 _BY_NAME: Final = ("name", "path")
@@ -85,15 +92,16 @@ def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compariso
     loss = _loss_error(dumps, known, rows)
     summed = summed_parameters(dumps, pairing)
     lost = lost_parameters(dumps, pairing, summed)
-    ref = _Program(dumps.ref, {dumps.ref.resolve(each.ref): rows[each.ref] for each in known}, lost, loss)
+    ref = _Program(dumps.ref, {dumps.ref.resolve(each.ref): each for each in known}, rows, lost, loss)
     cand = _Program(
-        dumps.cand, {dumps.cand.resolve(key): rows[each.ref] for each in known for key in each.recipe.keys}, lost, loss
+        dumps.cand, {dumps.cand.resolve(key): each for each in known for key in each.recipe.keys}, rows, lost, loss
     )
     ordered = sorted(values, key=lambda each: dumps.ref.entry(each.ref).site.index)
     own = {
         each.ref: [(ref, dumps.ref.resolve(each.ref)), *((cand, dumps.cand.resolve(key)) for key in each.recipe.keys)]
         for each in ordered
     }
+    products = _Products(dumps, replace(pairing, matched=tuple(known)))
     borne_out: set[str] = set()
     traces: dict[str, float] = {}
     for match in reversed(ordered):  # a pair that is borne out bears out what it is computed from
@@ -107,14 +115,16 @@ def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compariso
     related: dict[str, str] = {}
     for match in ordered:
         inherited = any(program.inherits(key) for program, key in own[match.ref])
-        found = None if inherited else steps_apart(dumps, match, rows[match.ref].tolerance, summed)
+        terms = (each for program, key in own[match.ref] for each in program.agreeing_before(key))
+        found = None if inherited else steps_apart(dumps, match, rows[match.ref].tolerance, summed, terms)
         if found is not None and found.applied is not False:
             (agreeing if found.applied else related).update(found.stages)
         # Another form of a function differs by much less than the value from its argument, but leaves a trace.
         other_form = (
             found is not None and found.applied is False and traces[match.ref] > (rows[match.ref].tolerance or 0)
         )
-        if inherited or other_form or (match.ref in borne_out and (found is None or found.applied is False)):
+        borne = match.ref in borne_out or (not inherited and products.are_of_one_kernel(match))
+        if inherited or other_form or (borne and (found is None or found.applied is False)):
             for program, key in own[match.ref]:
                 program.differing.add(key)
         else:
@@ -179,6 +189,42 @@ def _loss_error(dumps: Dumps, known: Iterable[Match], rows: Mapping[str, Compari
     return loss if derivative else max(loss, *map(_error, gradients), 0.0)
 
 
+class _Products:
+    """_Products finds whether the values of a pair are the products of one kernel, with values that are paired.
+
+    Args:
+        dumps: The dumps.
+        pairing: The pairs that are not only suggested by their places.
+    """
+
+    def __init__(self, dumps: Dumps, pairing: Pairing) -> None:
+        self._tensors = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
+        # A part comes after its composite, and is more exact.
+        self._makers = [
+            {
+                source.resolve(key_of(ACTIVATION, name)): layer
+                for layer in source.manifest.layers
+                for name in layer.outputs
+            }
+            for source in (dumps.ref, dumps.cand)
+        ]
+        self._inputs = PairedInputs(dumps, pairing)
+        kernels = (each for each in pairing.matched if split_key(each.ref)[0] == PARAM)
+        self._kernels = {each.ref: each.recipe.keys for each in kernels if len(dumps.ref.entry(each.ref).shape) > 1}
+
+    def are_of_one_kernel(self, match: Match) -> bool:
+        """Returns whether both values are products of what is paired, with kernels that are paired."""
+        layers = [makers.get(key) for makers, key in zip(self._makers, (match.ref, match.cand), strict=True)]
+        one, other = layers
+        if one is None or other is None or len(match.recipe.keys) > 1:
+            return False
+        own, others = ({key_of(PARAM, name) for name in layer.params} for layer in (one, other))
+        paired = any(others.issuperset(self._kernels.get(key, ("",))) for key in own)
+        if not paired or not self._inputs.share(match.ref, match.cand):
+            return False
+        return is_product(self._tensors[0], one, match.ref) and is_product(self._tensors[1], other, match.cand)
+
+
 class _Program:
     """_Program finds what differs before and behind a value of one dump.
 
@@ -187,14 +233,20 @@ class _Program:
     """
 
     def __init__(
-        self, source: DumpSource, rows: Mapping[str, ComparisonRow], lost: Collection[str], loss: float
+        self,
+        source: DumpSource,
+        pairs: Mapping[str, Match],
+        rows: Mapping[str, ComparisonRow],
+        lost: Collection[str],
+        loss: float,
     ) -> None:
         self._sources = forward_sources(source)
-        self._rows = rows
+        self._pairs = pairs
+        self._rows = {key: rows[pair.ref] for key, pair in pairs.items()}
         self._lost = lost
         self._exact: set[str] = set()
         self.differing: set[str] = set()
-        errors = {key: _error(row) for key, row in rows.items() if key in self._sources}
+        errors = {key: _error(row) for key, row in self._rows.items() if key in self._sources}
         self._certain = ErrorsBehind(self._sources, errors, loss)
         self._likely = ErrorsBehind(self._sources, errors, loss)
 
@@ -205,6 +257,12 @@ class _Program:
     def bear_out(self, key: str, error: float) -> None:
         """Adds the relative error of a value of a pair by place that leaves a trace."""
         self._likely.add(key, error)
+
+    def agreeing_before(self, key: str) -> Iterator[Match]:
+        """Yields the pairs of the nearest values that are compared and agree from which a value is computed."""
+        found = nearest(self._sources, key, self._rows)
+        agreeing = (each for each in found if self._rows[each].status == "same")
+        yield from (self._pairs[each] for each in agreeing if split_key(each)[0] == ACTIVATION)
 
     def inherits(self, key: str) -> bool:
         """Returns whether anything that a value is computed from differs, through what is not compared."""

@@ -1,22 +1,25 @@
 """`steps_apart` finds whether the values of a pair are two steps of one computation, which both programs take.
 
 Such a pair differs, whatever else is right. One value is a function of the other where one program has an activation
-function inside of a layer, and the other behind it (`functions_between`). Or one has a bias that the other program adds
-elsewhere: of the two biases of a gate, one program adds the sum in one layer, and the other each in a layer of its own.
+function inside of a layer, and the other behind it (`functions_between`). Or one has a term that the other program adds
+elsewhere: of the two biases of a gate, one program adds the sum in one layer, and the other each in a layer of its own;
+the terms of a loss, one for each layer, are added up on the way or at the end. A lost term is no such term: what
+reads it sends a gradient back to it in one of the programs alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.refuting.functions_between import function_between, is_applied
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.interfaces import DumpSource
-from gradscope.naming import PARAM, key_of, split_key
+from gradscope.naming import ACTIVATION_GRAD, PARAM, key_of, printable, split_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +30,7 @@ class StepsApart:
         applied: Whether both programs are known to take both steps; None where that is not known.
         stages: What each value and its gradient are, in words, by their keys; without the gradients where those are a
             pair all the same.
-        shifted: Whether a constant is added to one of the values, so that their gradients are a pair.
+        shifted: Whether something is added to one of the values, so that their gradients are a pair.
     """
 
     applied: bool | None
@@ -35,7 +38,9 @@ class StepsApart:
     shifted: bool = False
 
 
-def steps_apart(dumps: Dumps, match: Match, tolerance: float | None, summed: Collection[str] = ()) -> StepsApart | None:
+def steps_apart(
+    dumps: Dumps, match: Match, tolerance: float | None, summed: Collection[str] = (), terms: Iterable[Match] = ()
+) -> StepsApart | None:
     """Returns what the values of a pair are of each other; None where nothing shows that they are two steps.
 
     Args:
@@ -43,6 +48,7 @@ def steps_apart(dumps: Dumps, match: Match, tolerance: float | None, summed: Col
         match: The pair.
         tolerance: The largest relative error; None where nothing is compared by one.
         summed: The keys of parameters that add up to one of the other dump, and of those.
+        terms: The pairs that agree, of values that the pair is computed from.
     """
     if tolerance is None:
         return None
@@ -52,7 +58,59 @@ def steps_apart(dumps: Dumps, match: Match, tolerance: float | None, summed: Col
         keys = (match.ref, *match.recipe.keys)
         stages = dict.fromkeys(keys, "one of two biases is added elsewhere")
         return StepsApart(applied=True, stages=stages, shifted=True)
+    term = next((each for each in terms if _differ_by(dumps, match, each, tolerance)), None)
+    if term is not None:
+        words = f"`{printable(split_key(term.ref)[1])}` is added elsewhere"
+        return StepsApart(applied=True, stages=dict.fromkeys((match.ref, *match.recipe.keys), words), shifted=True)
     return None
+
+
+def _differ_by(dumps: Dumps, match: Match, term: Match, tolerance: float) -> bool:
+    """Returns whether the values of a pair differ by a term to which both programs send the gradient of its sum.
+
+    Args:
+        dumps: The dumps of the pairs.
+        match: A pair of activations.
+        term: A pair of activations that agree.
+        tolerance: The largest relative error.
+    """
+    if dumps.ref.entry(match.ref).shape != dumps.ref.entry(term.ref).shape:
+        return False
+    ref, cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
+    one, other, shift = ref.tensor(match.ref), _made(cand, match), ref.tensor(term.ref)
+    if one is None or other is None or shift is None or one.shape != other.shape:
+        return False
+    limit = tolerance * float(np.linalg.norm(one))
+    if not limit < np.linalg.norm(shift) or min(np.linalg.norm(one - other - s * shift) for s in (1, -1)) > limit:
+        return False
+    gradients = [
+        (ref.tensor(_gradient_of(match.ref)), ref.tensor(_gradient_of(term.ref))),
+        (_made(cand, _of_gradients(match)), _made(cand, _of_gradients(term))),
+    ]
+    return all(
+        whole is not None
+        and part is not None
+        and np.any(whole)
+        and np.linalg.norm(whole - part) <= tolerance * np.linalg.norm(whole)
+        for whole, part in gradients
+    )
+
+
+def _of_gradients(match: Match) -> Match:
+    """Returns the pair of the gradients of a pair."""
+    recipe = replace(match.recipe, keys=tuple(map(_gradient_of, match.recipe.keys)))
+    return replace(match, ref=_gradient_of(match.ref), recipe=recipe)
+
+
+def _gradient_of(key: str) -> str:
+    return key_of(ACTIVATION_GRAD, split_key(key)[1])
+
+
+def _made(cand: FloatTensors, match: Match) -> Array | None:
+    """Returns the candidate's tensor of a pair in the layout of the reference; None where there is none."""
+    arrays = [cand.tensor(key) for key in match.recipe.keys]
+    known = [each for each in arrays if each is not None]
+    return match.recipe.made_of(known) if len(known) == len(arrays) else None
 
 
 def _differ_by_biases(dumps: Dumps, match: Match, summed: Collection[str], tolerance: float) -> bool:

@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.refuting.products import matrices
 
 #: The largest number of products that are computed for one form, and of elements of the gradients that they make.
 _MOST_PRODUCTS: Final = 1 << 29
@@ -127,15 +128,6 @@ def forms(kernel: tuple[int, ...], read: tuple[int, ...], output: tuple[int, ...
                     )
                     cheap = [form for form in possible if _is_cheap(read, output, form)]
                     yield from (form for form in cheap if form.reach == cheap[0].reach)
-
-
-def matrices(kernel: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Yields the shapes of matrices that a kernel of at least two axes may be: the first axes by the last ones.
-
-    Args:
-        kernel: The shape of the kernel.
-    """
-    yield from dict.fromkeys((math.prod(kernel[:axis]), math.prod(kernel[axis:])) for axis in range(1, len(kernel)))
 
 
 def _ends_with(shape: tuple[int, ...], size: int) -> bool:

@@ -7,58 +7,23 @@ normalises differs by a factor for each group of values where its own scale is a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.diagnosis.suspects.correlations import matrices
-from gradscope.comparison.diagnosis.suspects.float_tensors import FloatTensors
+from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
+from gradscope.comparison.diagnosis.refuting.products import params_of
+from gradscope.comparison.diagnosis.suspects.step_kinds import recognised
 from gradscope.comparison.pairing.matching import Match
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.naming import PARAM, key_of, split_key
-
-#: The relative error of a product that is computed again.
-_ROUNDING: Final = 1e-4
 
 #: The share of a difference that factors leave where it is one of scale.
 _UNEXPLAINED: Final = 0.05
 
 #: The least number of elements of which a factor says anything.
 _LEAST_GROUP: Final = 6
-
-
-def is_product(tensors: FloatTensors, layer: Layer, key: str) -> bool:
-    """Returns whether an output is the product of what its layer reads with a kernel, plus a bias or not.
-
-    Args:
-        tensors: The tensors of the dump.
-        layer: The layer; where it has several outputs, they may be parts of one product.
-        key: The key of its output.
-    """
-    outputs = [tensors.tensor(key_of(split_key(key)[0], name)) for name in layer.outputs]
-    parts, params = [each for each in outputs if each is not None], list(_params(tensors, layer))
-    alike = len({each.shape[:-1] for each in parts}) == 1 and all(each.ndim for each in parts)
-    if len(parts) < len(outputs) or not params or not alike:
-        return False
-    value, (kernel, *biases) = np.concatenate(parts, -1), sorted(params, key=lambda each: each.size, reverse=True)
-    return kernel.ndim > 1 and any(
-        _is_product_of(read, turned, biases, value)
-        for read in tensors.read_by(layer)
-        for matrix in matrices(kernel.shape)
-        for turned in (kernel.reshape(matrix), kernel.reshape(matrix).T)
-        if read.size % len(turned) == 0
-    )
-
-
-def _is_product_of(read: Array, kernel: Array, biases: Sequence[Array], value: Array) -> bool:
-    rows = read.reshape(-1, len(kernel))
-    if len(rows) * kernel.shape[1] != value.size or any(bias.size != kernel.shape[1] for bias in biases):
-        return False
-    product = rows @ kernel + sum((bias.reshape(-1) for bias in biases), start=np.zeros(kernel.shape[1]))
-    expected = value.reshape(len(rows), -1)
-    return bool(np.linalg.norm(product - expected) <= _ROUNDING * np.linalg.norm(expected))
 
 
 def is_arrangement(tensors: FloatTensors, layer: Layer, key: str) -> bool:
@@ -75,6 +40,18 @@ def is_arrangement(tensors: FloatTensors, layer: Layer, key: str) -> bool:
     return np.array_equal(np.sort(value, None), np.sort(np.concatenate([each.reshape(-1) for each in read])))
 
 
+def is_recognised(tensors: FloatTensors, layer: Layer, key: str) -> bool:
+    """Returns whether an output is a well-known function of one value.
+
+    Args:
+        tensors: The tensors of the dump.
+        layer: The layer.
+        key: The key of its output.
+    """
+    value, read = tensors.tensor(key), list(tensors.read_by(layer))
+    return value is not None and len(read) == 1 and any(recognised(read[0], value))
+
+
 def is_normalisation(tensors: FloatTensors, layer: Layer) -> bool:
     """Returns whether a layer has a scale or a bias and no kernel.
 
@@ -82,7 +59,7 @@ def is_normalisation(tensors: FloatTensors, layer: Layer) -> bool:
         tensors: The tensors of the dump.
         layer: The layer.
     """
-    params = list(_params(tensors, layer))
+    params = list(params_of(tensors, layer))
     return bool(params) and all(each.ndim == 1 for each in params)
 
 
@@ -102,7 +79,7 @@ def is_rescaled(ref: FloatTensors, cand: FloatTensors, match: Match, layer: Laye
     other = match.recipe.made_of(stored)
     if one.shape != other.shape:
         return False
-    biases = [np.zeros(1), *_params(ref, layer)]
+    biases = [np.zeros(1), *params_of(ref, layer)]
     return any(
         _is_scaled(one - shift, other - shift, axes)
         for bias in biases
@@ -111,13 +88,6 @@ def is_rescaled(ref: FloatTensors, cand: FloatTensors, match: Match, layer: Laye
         for shift in (bias.reshape(-1, *(1,) * (one.ndim - 1 - channels)),)
         for axes in _groups(one.ndim, channels)
     )
-
-
-def _params(tensors: FloatTensors, layer: Layer) -> Iterator[Array]:
-    """Yields the parameters of a layer; none where one of them is not known."""
-    params = [tensors.tensor(key_of(PARAM, name)) for name in layer.params]
-    known = [each for each in params if each is not None]
-    yield from known if len(known) == len(params) else ()
 
 
 def _groups(rank: int, channels: int) -> Iterator[tuple[int, ...]]:

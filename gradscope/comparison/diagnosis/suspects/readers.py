@@ -20,9 +20,11 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.refuting.functions_between import ELEMENTWISE
-from gradscope.comparison.diagnosis.suspects.correlations import KernelForm, forms, matrices
-from gradscope.comparison.diagnosis.suspects.float_tensors import FloatTensors
+from gradscope.comparison.diagnosis.refuting.products import matrices
+from gradscope.comparison.diagnosis.suspects.correlations import KernelForm, forms
+from gradscope.comparison.diagnosis.suspects.step_kinds import orders
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.reverse import ReversePairing
 from gradscope.dump.manifest.manifest import Layer
@@ -66,7 +68,7 @@ class Reader(Protocol):
         ...
 
     def reorders(self) -> bool:
-        """Returns whether that layer reads the same features in another order."""
+        """Returns whether that layer reads the same features, or the same values by other axes, in another order."""
         ...
 
 
@@ -197,12 +199,10 @@ class _ByKernel:
 
     @implements(Reader)
     def reorders(self) -> bool:
-        errors = (
-            _error(self.form, self.read, each, self.use.kernel, reordered=True)
-            for each in self.use.gradients()
-            if self.form.matrix is not None
-        )
-        return min(errors, default=math.inf) <= self.limit
+        if self.form.matrix is None:
+            return False
+        errors = (_error(self.form, self.read, each, self.use.kernel, reordered=True) for each in self.use.gradients())
+        return min(errors) <= self.limit or any(map(self.reads, orders(self.read)))
 
 
 def _by_product(
@@ -251,7 +251,7 @@ class _ByProduct:
 
     @implements(Reader)
     def reorders(self) -> bool:
-        return False
+        return any(map(self.reads, orders(self.read)))
 
 
 def _relative(found: Array, expected: Array) -> float:

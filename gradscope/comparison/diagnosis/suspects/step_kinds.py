@@ -130,6 +130,16 @@ def _one_of(x: Array, axes: tuple[int, ...], place: int) -> Array:
     return x[tuple(place if axis in axes else slice(None) for axis in range(x.ndim))]
 
 
+def orders(read: Array) -> Iterator[Array]:
+    """Yields what is read with its axes joined in other orders than its own, in its shape.
+
+    Args:
+        read: What a step reads.
+    """
+    own = (each.apply(read) for each in _orders(read, read))
+    yield from (each for each in own if not np.array_equal(each, read))
+
+
 def _orders(read: Array, value: Array) -> list[Operation]:
     """Returns the orders in which the axes of what is read may be before they are joined."""
     if read.size != value.size or not 2 < read.ndim <= _MOST_AXES or read.shape[0] != value.shape[0]:

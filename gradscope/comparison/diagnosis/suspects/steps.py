@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gradscope.comparison.diagnosis.suspects.step_kinds import Operation
 from gradscope.comparison.judging.rows import ComparisonRow
@@ -24,6 +25,20 @@ class Step:
     def key(self) -> str:
         """The key of its value."""
         return key_of(self.row.family, self.row.name)
+
+
+class Found(NamedTuple):
+    """Found has the suspects, the likeliest first, and the steps that may be wrong all the same.
+
+    Attributes:
+        suspects: The suspects; none where the layer of the divergence is at fault.
+        unknown: The steps of which it is not known that they are right.
+        made_before: As for `Blame`.
+    """
+
+    suspects: Sequence[Step]
+    unknown: Sequence[Step]
+    made_before: bool = False
 
 
 def steps_of(dumps: Dumps, rows: Sequence[ComparisonRow]) -> list[Step]:

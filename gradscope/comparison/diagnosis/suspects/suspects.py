@@ -8,8 +8,6 @@ between the steps and the layer of that value:
 - A layer that reads what its counterpart reads is at fault itself. Where it reads other values, a step is; where it
   reads the same in another order, a step that arranges values may be.
 - A layer that normalises is at fault where its output differs by a factor for each group.
-
-Backward, a step is first at fault where the gradients of the parameters that it uses differ.
 """
 
 from __future__ import annotations
@@ -17,29 +15,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import NamedTuple
 
 import numpy as np
 
 from gradscope.comparison.diagnosis.divergence import Blame, first_divergence
-from gradscope.comparison.diagnosis.suspects.float_tensors import FloatTensors
+from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
+from gradscope.comparison.diagnosis.refuting.products import is_product
+from gradscope.comparison.diagnosis.suspects.gradient_suspects import backward_suspects
 from gradscope.comparison.diagnosis.suspects.plain_steps import (
     is_arrangement,
     is_normalisation,
-    is_product,
+    is_recognised,
     is_rescaled,
 )
 from gradscope.comparison.diagnosis.suspects.readers import Reader, reader_of
 from gradscope.comparison.diagnosis.suspects.step_kinds import Operation, in_its_place, recognised
-from gradscope.comparison.diagnosis.suspects.steps import Step, is_inside, makers_of, steps_of, with_words
+from gradscope.comparison.diagnosis.suspects.steps import Found, Step, is_inside, makers_of, steps_of, with_words
 from gradscope.comparison.diagnosis.suspects.turned_values import turned_value
-from gradscope.comparison.diagnosis.suspects.wrong_parameters import keys_of, wrong_parameters
+from gradscope.comparison.diagnosis.suspects.wrong_parameters import wrong_parameters
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.dump.manifest.layer_graph import readers_of
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.naming import ACTIVATION, PARAM_GRAD, key_of, split_key
+from gradscope.naming import ACTIVATION, key_of
 
 
 def with_suspects(dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow], blame: Blame) -> Blame:
@@ -57,34 +55,21 @@ def with_suspects(dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow],
     turned = None if divergence.forward is None else turned_value(dumps, pairing, rows, divergence.forward)
     if turned is not None and blame.origin is None:
         return replace(blame, suspects=(turned,))
-    unpaired = blame.unpaired if divergence.forward is not None else blame.unpaired_gradients
-    if blame.origin is not None or not unpaired:
+    if blame.origin is not None:
         return blame
-    if divergence.forward is not None:
-        with np.errstate(all="ignore"):  # alternatives are tried on values that they are not made for
-            found = _Forward(dumps, pairing, rows).found(divergence.forward, steps_of(dumps, unpaired))
-        return replace(
-            blame,
-            suspects=tuple(step.row for step in found.suspects),
-            unpaired=tuple(step.row for step in found.unknown),
-            made_before=found.made_before,
-        )
-    found = _backward(dumps, rows, divergence.backward, unpaired)
-    return replace(blame, suspects=tuple(step.row for step in found.suspects), made_before=found.made_before)
-
-
-class _Found(NamedTuple):
-    """_Found has the suspects, the likeliest first, and the steps that may be wrong all the same.
-
-    Attributes:
-        suspects: The suspects; none where the layer of the divergence is at fault.
-        unknown: The steps of which it is not known that they are right.
-        made_before: As for `Blame`.
-    """
-
-    suspects: Sequence[Step]
-    unknown: Sequence[Step]
-    made_before: bool = False
+    if divergence.forward is None:
+        found = backward_suspects(dumps, rows, divergence.backward, blame)
+        return replace(blame, suspects=tuple(step.row for step in found.suspects), made_before=found.made_before)
+    if not blame.unpaired:
+        return blame
+    with np.errstate(all="ignore"):  # alternatives are tried on values that they are not made for
+        found = _Forward(dumps, pairing, rows).found(divergence.forward, steps_of(dumps, blame.unpaired))
+    return replace(
+        blame,
+        suspects=tuple(step.row for step in found.suspects),
+        unpaired=tuple(step.row for step in found.unknown),
+        made_before=found.made_before,
+    )
 
 
 class _Forward:
@@ -104,7 +89,7 @@ class _Forward:
         self._wrong = wrong_parameters(dumps, pairing, rows)
         self._ref, self._cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
 
-    def found(self, first: ComparisonRow, steps: list[Step]) -> _Found:
+    def found(self, first: ComparisonRow, steps: list[Step]) -> Found:
         """Returns the suspects.
 
         Args:
@@ -115,21 +100,21 @@ class _Forward:
         match = self._matches.get(key_of(first.family, first.name))
         layer = makers_of(self._dumps.ref.manifest.layers).get(first.name)
         if guilty or layer is None:
-            return _Found(guilty, steps, made_before=True)
+            return Found(guilty, steps, made_before=True)
         products = [step for step in steps if is_product(self._tensors(step), step.layer, step.key)]
         steps = [step for step in steps if step not in products]
         if match is None:  # a loss, which is compared as a number
-            return _Found(steps, steps)
+            return Found(steps, steps)
         if self._is_replaced(match, layer):
-            return _Found([], [])
+            return Found([], [])
         replaced = self._replaced(steps)
         return (
             self._by_layers(match, layer, steps, products)
             if replaced is None
-            else _Found([replaced], steps, made_before=True)
+            else Found([replaced], steps, made_before=True)
         )
 
-    def _by_layers(self, match: Match, layer: Layer, steps: list[Step], products: Sequence[Step]) -> _Found:
+    def _by_layers(self, match: Match, layer: Layer, steps: list[Step], products: Sequence[Step]) -> Found:
         """Returns the suspects by what the layers of the divergence are around, and what they read.
 
         Args:
@@ -142,7 +127,7 @@ class _Forward:
         around = {True: {layer.path}, False: {other.path for other in others}}
         inside = [step for step in steps if is_inside(self._layers(step), step.layer, around[step.of_ref])]
         if any(step.of_ref for step in inside) or len(inside) == len(steps) > 0:
-            return _Found([], steps)
+            return Found([], steps)
         # A layer around several steps is no more exact than those of the other program that it stands for.
         steps = [step for step in steps if step not in inside]
         # A function of a product that only the reference has an entry for is a dense layer with that function.
@@ -151,12 +136,12 @@ class _Forward:
             self._dumps, self._pairing, match, (reads, others[-1] if others else None), self._errors[match.ref]
         )
         if reader is not None and reader.reads(reader.read):
-            return _Found([], [])
+            return Found([], [])
         if self._wrong.intersection(name for each in (layer, *others) for name in each.params):
-            return _Found([], steps)
+            return Found([], steps)
         return self._by_reading(reader, match, layer, steps)
 
-    def _by_reading(self, reader: Reader | None, match: Match, layer: Layer, steps: Sequence[Step]) -> _Found:
+    def _by_reading(self, reader: Reader | None, match: Match, layer: Layer, steps: Sequence[Step]) -> Found:
         """Returns the suspects by what the layer of the divergence reads.
 
         Args:
@@ -167,18 +152,19 @@ class _Forward:
         """
         normalises = reader is None and is_normalisation(self._ref, layer)
         if normalises and is_rescaled(self._ref, self._cand, match, layer):
-            return _Found([], [])
+            return Found([], [])
         explained = None if reader is None else self._explained(reader, steps)
         if explained is not None:
-            return _Found([explained], steps, made_before=True)
+            return Found([explained], steps, made_before=True)
         arranging = [step for step in steps if is_arrangement(self._tensors(step), step.layer, step.key)]
         if reader is not None and reader.reorders():
-            return _Found(arranging[::-1], arranging)
+            return Found(arranging[::-1], arranging)
         making = [step for step in steps if step not in arranging]
         before = reader is not None or normalises  # then it reads other values
-        if not before and layer.params and all(_is_recognised(self._tensors(step), step) for step in making):
-            return _Found([], steps)
-        return _Found(making or (arranging if before else []), steps, made_before=before)
+        if not before and layer.params and all(self._is_recognised(step) for step in making):
+            return Found([], steps)
+        making.sort(key=self._is_recognised)  # a port has those from its library
+        return Found(making or (arranging if before else []), steps, made_before=before)
 
     def _is_replaced(self, match: Match, layer: Layer) -> bool:
         """Returns whether another operation of its kind makes the candidate's value of what a layer reads."""
@@ -234,50 +220,11 @@ class _Forward:
         found = [each for each in layers if owner in map(source.resolve, outputs[each.path])]
         return found if layer.path in parents else found[-1:]
 
+    def _is_recognised(self, step: Step) -> bool:
+        return is_recognised(self._tensors(step), step.layer, step.key)
+
     def _tensors(self, step: Step) -> FloatTensors:
         return self._ref if step.of_ref else self._cand
 
     def _layers(self, step: Step) -> Sequence[Layer]:
         return (self._dumps.ref if step.of_ref else self._dumps.cand).manifest.layers
-
-
-def _backward(
-    dumps: Dumps, rows: Sequence[ComparisonRow], first: ComparisonRow | None, unpaired: Sequence[ComparisonRow]
-) -> _Found:
-    """Returns the suspects among gradients, those whose parameters have other gradients first, from the loss on.
-
-    Where a value is read by several layers, its gradient may lack what arrives from one of them, and well-known
-    functions among those are not suspected.
-
-    Args:
-        dumps: The dumps.
-        rows: All rows.
-        first: The first gradient over tolerance.
-        unpaired: The rows of steps of one program only that it is computed from.
-    """
-    differing = {
-        split_key(key)[1]
-        for row in rows
-        if row.family == PARAM_GRAD and row.counts and row.status != "same"
-        for key in keys_of(row)
-    }
-    steps = steps_of(dumps, unpaired)
-    guilty = [step for step in steps if differing.intersection(_own_params(dumps, step))]
-    ref, cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
-    read_by_several = first is not None and len(readers_of(dumps.ref.manifest.layers, first.name)) > 1
-    if read_by_several and all(_is_recognised(ref if step.of_ref else cand, step) for step in steps):
-        return _Found([], steps)
-    steps.sort(key=lambda step: (step not in guilty, not step.of_ref, -step.row.index))
-    return _Found(steps, steps, made_before=bool(guilty))
-
-
-def _is_recognised(tensors: FloatTensors, step: Step) -> bool:
-    """Returns whether a step computes a well-known function of one value."""
-    own, read = tensors.tensor(key_of(ACTIVATION, step.row.name)), list(tensors.read_by(step.layer))
-    return own is not None and len(read) == 1 and any(recognised(read[0], own))
-
-
-def _own_params(dumps: Dumps, step: Step) -> frozenset[str]:
-    """Returns the parameters that a layer uses itself, and not only its parts."""
-    layers = (dumps.ref if step.of_ref else dumps.cand).manifest.layers
-    return frozenset(step.layer.params).difference(*(each.params for each in layers if each.parent == step.layer.path))

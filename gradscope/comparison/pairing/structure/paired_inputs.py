@@ -44,6 +44,15 @@ class PairedInputs:
         found = self._ref(ref)
         return bool(found) and found == self._cand(cand)
 
+    def share(self, ref: str, cand: str) -> bool:
+        """Returns whether a pair is among the nearest values that both are computed from.
+
+        Args:
+            ref: The key of a value of the reference.
+            cand: The key of a value of the candidate.
+        """
+        return not self._ref(ref).isdisjoint(self._cand(cand))
+
 
 class _Nearest:
     """_Nearest finds the nearest paired values that a value is computed from, by the reference's keys."""

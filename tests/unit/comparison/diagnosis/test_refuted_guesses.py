@@ -173,3 +173,28 @@ def test_a_recurrence_that_is_scanned_by_halves_is_the_same() -> None:
     )
     found = gs.compare(reference, port)
     assert found.verdict == "same", found.sentence
+
+
+def _queried(*, port: bool, transposed: bool = False) -> Dump:
+    """Attention over many values that are alike, which hides most of what is wrong with its query."""
+    draw = np.random.default_rng(5).normal
+    kernel, values = draw(size=(6, 6)).astype(np.float32), (5 + draw(size=(40, 6)) / 50).astype(np.float32)
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("Dense_0" if port else "stem"):
+            x = jnp.tanh(batch["x"] @ weights["stem"])
+        with jax.named_scope("Dense_1" if port else "query"):
+            q = x @ (weights["query"].T if port is not transposed else weights["query"])
+        with jax.named_scope("Dense_2" if port else "out"):
+            return jnp.square(jax.nn.softmax(jnp.tanh(q) @ values.T) @ values @ weights["out"]).mean()
+
+    own = {"stem": kernel[:, ::-1] / 2, "query": kernel.T if port else kernel, "out": kernel[:, :2]}
+    own = {name: np.ascontiguousarray(each) for name, each in own.items()}
+    return gs.capture(loss, own, {"x": draw(size=(7, 6)).astype(np.float32)}, origins=False)
+
+
+def test_products_of_one_kernel_are_a_pair_whatever_trace_they_leave() -> None:
+    reference = _queried(port=False)
+    assert gs.compare(reference, _queried(port=True)).verdict == "same"
+    found = gs.compare(reference, _queried(port=True, transposed=True))
+    assert found.sentence.startswith("Forward first differs at `query`"), found.sentence

@@ -1,4 +1,4 @@
-"""A bias that one program adds in one layer, and the other in two: what a later layer does is not blamed on it."""
+"""A term that one program adds in one layer, and the other elsewhere: what a later layer does is not blamed on it."""
 
 from __future__ import annotations
 
@@ -67,3 +67,34 @@ def test_the_gradients_at_both_steps_are_a_pair() -> None:
     found = gs.compare(_reference(), _candidate())
     (row,) = (row for row in found.rows if (row.family, row.name) == ("activation_grad", "cell/from_x"))
     assert (row.counterpart, row.status) == ("rnn/ih", "same")
+
+
+def _flow(*, port: bool, fault: str = "") -> Dump:
+    """Two layers that each give the loss a term; one program adds them up on the way, and the other at the end."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        x, total, terms = batch["x"], 0.0, []
+        for number in range(2):
+            with jax.named_scope(f"flows.{number}" if port else f"coupling_{number}"):
+                scale = jnp.tanh(x @ weights[f"w{number}"])
+                x = jnp.sin(x) * jnp.exp(scale)
+                terms.append(scale.sum(-1) * (2.0 if fault == "term" and number else 1.0))
+                total = total + terms[-1]
+        if port:
+            total = terms[1] if fault == "lost" else terms[0] + terms[1]
+        with jax.named_scope("out" if port else "head"):
+            y = x @ weights["head"] * (1.5 if fault == "head" else 1.0)
+        return (jnp.square(y).sum(-1) - total).mean()
+
+    weights = {"w0": FROM_X[:, :4], "w1": FROM_H[:, :4], "head": FROM_X}
+    return gs.capture(loss, weights, {"x": BATCH["x"]}, origins=False)
+
+
+@pytest.mark.parametrize(("fault", "first"), [("head", "head"), ("term", "coupling_1.1")])
+def test_terms_that_are_added_up_at_the_end_are_no_fault_and_another_one_is(fault: str, first: str) -> None:
+    reference = _flow(port=False)
+    assert gs.compare(reference, _flow(port=True)).verdict == "same"
+    found = gs.compare(reference, _flow(port=True, fault=fault))
+    assert found.first_divergence.forward is not None
+    assert found.first_divergence.forward.name == first, found.sentence
+    assert gs.compare(reference, _flow(port=True, fault="lost")).verdict == "different"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -100,6 +101,93 @@ def test_the_parts_of_a_packed_layer_may_have_several_sizes() -> None:
         assert compared >= ({"qkv"} if reference is packed else {"query", "key", "value"})
     _says(gs.compare(packed, _grouped(packed=False, scale=1.5)), "qkv")
     _says(gs.compare(apart, _grouped(packed=True, scale=1.5)), "value")
+
+
+def _headed(*, packed: bool, fault: str = "") -> Dump:
+    """Attention of two heads, whose projections have an axis for the heads, or are packed without one."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        if packed:
+            with jax.named_scope("qkv"):
+                parts = (x @ weights["qkv"]).reshape(*x.shape[:2], 3, 2, 3)
+            q, k, v = (parts[:, :, n] for n in range(3))
+        else:
+            made: list[Any] = []
+            for name in ("query", "key", "value"):
+                with jax.named_scope(name):
+                    made.append(jnp.einsum("btf,fhd->bthd", x, weights[name]))
+            q, k, v = made
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * (2.0 if fault == "scores" else 1.0)
+        with jax.named_scope("shares") if not packed else nullcontext():
+            shares = jax.nn.softmax(scores)
+        if fault == "stopped":
+            shares = jax.lax.stop_gradient(shares)
+        with jax.named_scope("mix") if not packed else nullcontext():
+            x = jnp.einsum("bhqk,bkhd->bhqd" if fault == "merged" else "bhqk,bkhd->bqhd", shares, v)
+        with jax.named_scope("out" if packed else "o_proj"):
+            out = weights["out" if packed else "o_proj"]
+            x = x.reshape(2, 5, 6) @ out if packed else jnp.einsum("bqhd,hdw->bqw", x, out)
+        return jnp.square(x).mean()
+
+    apart = {name: kernel.reshape(6, 2, 3) for name, kernel in zip(("query", "key", "value"), QKV, strict=True)}
+    weights = {"qkv": np.concatenate(QKV, axis=1), "out": HEAD}
+    return gs.capture(loss, weights if packed else {**apart, "o_proj": HEAD.reshape(2, 3, 2)}, X, origins=False)
+
+
+def test_the_parts_of_a_packed_layer_may_have_an_axis_for_heads() -> None:
+    packed, apart = _headed(packed=True), _headed(packed=False)
+    for reference, candidate in ((packed, apart), (apart, packed)):
+        found = gs.compare(reference, candidate)
+        assert found.verdict == "same"
+        compared = {row.name for row in found.rows if row.family == "activation" and row.compared}
+        assert compared >= ({"qkv"} if reference is packed else {"query", "key", "value"})
+    _says(gs.compare(apart, _headed(packed=True, fault="scores")), "shares")
+    # Both layers read their values, and the same gradients arrive but for those of the weights.
+    stopped = gs.compare(apart, _headed(packed=True, fault="stopped"))
+    assert stopped.blame.suspects[0].name == "shares", stopped.sentence
+    # The axis for the heads is merged in another order, where the layer behind reads it.
+    _says(gs.compare(apart, _headed(packed=True, fault="merged")), "o_proj")
+
+
+def _coded(*, packed: bool, slope: float = 1.0) -> Dump:
+    """Two layers that read a flattened image, channels first where they are packed into one."""
+    image, (mean, deviation) = _draw_image(), (_draw_code(seed) for seed in (1, 2))
+    rows = np.arange(12).reshape(2, 2, 3).transpose(2, 0, 1).reshape(-1)
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("stem"):
+            x = jnp.sin(batch["x"]) * slope
+        x = x.reshape(4, -1)
+        if packed:
+            with jax.named_scope("code"):
+                one, other = jnp.split(x @ weights["code"].T, 2, axis=-1)
+        else:
+            with jax.named_scope("mean"):
+                one = x @ weights["mean"]
+            with jax.named_scope("deviation"):
+                other = x @ weights["deviation"]
+        return (one * jnp.exp(other / 9)).mean()
+
+    own = {"code": np.concatenate([mean[rows].T, deviation[rows].T])} if packed else {"mean": mean}
+    own |= {} if packed else {"deviation": deviation}
+    x = image.transpose(0, 3, 1, 2) if packed else image
+    return gs.capture(loss, own, {"x": np.ascontiguousarray(x)}, origins=False)
+
+
+def _draw_image() -> Any:
+    return np.random.default_rng(3).normal(size=(4, 2, 2, 3)).astype(np.float32)
+
+
+def _draw_code(seed: int) -> Any:
+    return np.random.default_rng(seed).normal(size=(12, 5)).astype(np.float32)
+
+
+def test_packed_layers_may_read_a_flattened_image_in_another_order() -> None:
+    packed, apart = _coded(packed=True), _coded(packed=False)
+    for reference, candidate in ((packed, apart), (apart, packed)):
+        found = gs.compare(reference, candidate)
+        assert found.verdict == "same", found.sentence
+    _says(gs.compare(apart, _coded(packed=True, slope=1.5)), "stem")
 
 
 BLOCKS = ("up", "pool", "down", "head")

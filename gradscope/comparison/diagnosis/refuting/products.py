@@ -1,0 +1,70 @@
+"""Products of what a layer reads with its kernel are what they are, whatever the layer is called."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
+from gradscope.dump.manifest.manifest import Layer
+from gradscope.naming import PARAM, key_of, split_key
+
+#: The relative error of a product that is computed again.
+_ROUNDING: Final = 1e-4
+
+
+def is_product(tensors: FloatTensors, layer: Layer, key: str) -> bool:
+    """Returns whether an output is the product of what its layer reads with a kernel, plus a bias or not.
+
+    Args:
+        tensors: The tensors of the dump.
+        layer: The layer; where it has several outputs, they may be parts of one product.
+        key: The key of its output.
+    """
+    outputs = [tensors.tensor(key_of(split_key(key)[0], name)) for name in layer.outputs]
+    parts, params = [each for each in outputs if each is not None], list(params_of(tensors, layer))
+    alike = len({each.shape[:-1] for each in parts}) == 1 and all(each.ndim for each in parts)
+    if len(parts) < len(outputs) or not params or not alike:
+        return False
+    value, (kernel, *biases) = np.concatenate(parts, -1), sorted(params, key=lambda each: each.size, reverse=True)
+    return kernel.ndim > 1 and any(
+        _is_product_of(read, turned, biases, value)
+        for read in tensors.read_by(layer)
+        for matrix in matrices(kernel.shape)
+        for turned in (kernel.reshape(matrix), kernel.reshape(matrix).T)
+        if read.size % len(turned) == 0
+    )
+
+
+def _is_product_of(read: Array, kernel: Array, biases: Sequence[Array], value: Array) -> bool:
+    rows = read.reshape(-1, len(kernel))
+    if len(rows) * kernel.shape[1] != value.size or any(bias.size != kernel.shape[1] for bias in biases):
+        return False
+    product = rows @ kernel + sum((bias.reshape(-1) for bias in biases), start=np.zeros(kernel.shape[1]))
+    expected = value.reshape(len(rows), -1)
+    return bool(np.linalg.norm(product - expected) <= _ROUNDING * np.linalg.norm(expected))
+
+
+def matrices(kernel: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Yields the shapes of matrices that a kernel of at least two axes may be: the first axes by the last ones.
+
+    Args:
+        kernel: The shape of the kernel.
+    """
+    yield from dict.fromkeys((math.prod(kernel[:axis]), math.prod(kernel[axis:])) for axis in range(1, len(kernel)))
+
+
+def params_of(tensors: FloatTensors, layer: Layer) -> Iterator[Array]:
+    """Yields the parameters of a layer; none where one of them is not known.
+
+    Args:
+        tensors: The tensors of the dump.
+        layer: The layer.
+    """
+    params = [tensors.tensor(key_of(PARAM, name)) for name in layer.params]
+    known = [each for each in params if each is not None]
+    yield from known if len(known) == len(params) else ()

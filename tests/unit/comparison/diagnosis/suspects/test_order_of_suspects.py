@@ -1,0 +1,190 @@
+"""Of several steps that may be at fault, the likeliest is named first."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+
+_draw = np.random.default_rng(13).normal
+WEIGHTS = {name: (_draw(size=(6, 6)) / 2).astype(np.float32) for name in ("in", "gate", "out", "last")}
+BATCH = {"x": _draw(size=(8, 6)).astype(np.float32), "noise": _draw(size=(8, 6)).astype(np.float32)}
+
+
+def _pooled(*, port: bool, wrong: bool = False) -> Dump:
+    """A well-known function and a sum over groups of different sizes, for which a port has no scopes."""
+    groups = np.array([0, 0, 0, 1, 1, 2, 2, 2])
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("Dense_0" if port else "dense"):
+            x = batch["x"] @ weights["in"]
+        with nullcontext() if port else jax.named_scope("act"):
+            x = jax.nn.elu(x)
+        with nullcontext() if port else jax.named_scope("readout"):
+            x = jax.ops.segment_sum(x, groups, 3) / (1.0 if wrong else np.array([[3.0], [2.0], [3.0]]))
+        with jax.named_scope("Dense_1" if port else "head"):
+            return jnp.square(jnp.tanh(x @ weights["out"])).mean()
+
+    return gs.capture(loss, WEIGHTS, BATCH, origins=False)
+
+
+def test_well_known_functions_come_after_what_a_program_computes_by_itself() -> None:
+    reference = _pooled(port=False)
+    assert gs.compare(reference, _pooled(port=True)).verdict == "same"
+    found = gs.compare(reference, _pooled(port=True, wrong=True))
+    assert [row.name for row in found.blame.suspects] == ["readout", "act"], found.sentence
+
+
+def _sampled(*, port: bool, wrong: bool = False) -> Dump:
+    """A sample that the loss reads beside a layer; the gradient of another term of the loss is a constant."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("Dense_0" if port else "dense"):
+            x = batch["x"] @ weights["in"]
+        with nullcontext() if port else jax.named_scope("sample"):
+            z = x + jnp.exp(x / (4 if wrong else 2)) * batch["noise"]
+        with jax.named_scope("Dense_1" if port else "hidden"):
+            y = jnp.sin(z[:, :3] @ weights["gate"][:3])
+        with jax.named_scope("Term_0" if port else "term"):
+            total = y.sum(-1)
+        with nullcontext() if port else jax.named_scope("divergence"):
+            return (jnp.square(z).sum(-1) - total).mean()
+
+    return gs.capture(loss, WEIGHTS, BATCH, origins=False)
+
+
+def test_a_gradient_that_agrees_bears_out_no_value_beside_it() -> None:
+    reference = _sampled(port=False)
+    assert gs.compare(reference, _sampled(port=True)).verdict == "same"
+    found = gs.compare(reference, _sampled(port=True, wrong=True))
+    assert [row.name for row in found.blame.suspects] == ["sample"], found.sentence
+
+
+def _cell(*, port: bool, stopped: str = "") -> Dump:
+    """A gated cell, whose gates a port has in one scope."""
+
+    def gate(name: str, *values: Any) -> Any:
+        value = jax.nn.sigmoid(sum(x @ WEIGHTS_OF[name] for x, WEIGHTS_OF in values))
+        return jax.lax.stop_gradient(value) if stopped == name else value
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("Dense_0" if port else "dense"):
+            h = jnp.tanh(batch["x"] @ weights["in"])
+        for number in range(2):
+            with jax.named_scope(f"GRU_{number}" if port else f"gru{number}"):
+                with nullcontext() if port else jax.named_scope("r"):
+                    r = gate("gate", (h, weights))
+                with nullcontext() if port else jax.named_scope("z"):
+                    z = gate("out", (h, weights))
+                with nullcontext() if port else jax.named_scope("n"):
+                    n = jnp.tanh(r * (h @ weights["last"]))
+                h = (1 - z) * n + z * h
+        with jax.named_scope("Dense_1" if port else "head"):
+            return jnp.square(h @ weights["head"]).mean()
+
+    return gs.capture(loss, {**WEIGHTS, "head": WEIGHTS["in"][:, :2]}, BATCH, origins=False)
+
+
+@pytest.mark.parametrize(("stopped", "step"), [("gate", "gru1/r"), ("out", "gru1/z")])
+def test_the_step_whose_parameters_get_no_gradient_comes_first(stopped: str, step: str) -> None:
+    reference = _cell(port=False)
+    assert gs.compare(reference, _cell(port=True)).verdict == "same"
+    found = gs.compare(reference, _cell(port=True, stopped=stopped))
+    assert found.first_divergence.backward_only
+    assert found.blame.suspects[0].name == step, found.sentence
+
+
+def _terms(*, port: bool, wrong: bool = False) -> Dump:
+    """A loss of two terms, of which a port has neither in a scope."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("Dense_0" if port else "dense"):
+            x = batch["x"] @ weights["in"]
+        with jax.named_scope("Dense_1" if port else "head"):
+            y = jnp.tanh(x @ weights["out"])
+        with nullcontext() if port else jax.named_scope("likelihood"):
+            one = jnp.square(y - batch["noise"]).sum(-1)
+        with jax.named_scope("Dense_2" if port else "side"):
+            z = batch["noise"] @ weights["gate"]
+        with nullcontext() if port else jax.named_scope("prior"):  # what it sends to `side` is right
+            other = (jnp.cosh(x) if wrong else jnp.square(x)).sum(-1) + z.sum(-1)
+        return (one + other).mean()
+
+    return gs.capture(loss, WEIGHTS, BATCH, origins=False)
+
+
+def test_a_term_of_the_loss_is_named_where_the_values_that_it_reads_agree() -> None:
+    reference = _terms(port=False)
+    assert gs.compare(reference, _terms(port=True)).verdict == "same"
+    found = gs.compare(reference, _terms(port=True, wrong=True))
+    assert [row.name for row in found.blame.suspects] == ["prior"], found.sentence
+    assert found.sentence.startswith("Backward only: forward agrees, backward first differs at `prior`, only in the")
+
+
+def _weighted(*, port: bool, stopped: bool = False) -> Dump:
+    """A mean by weights, whose scores have a parameter of their own; a port has no scopes for either."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("Dense_0" if port else "dense"):
+            x = batch["x"] @ weights["in"]
+        with nullcontext() if port else jax.named_scope("scores"):
+            scores = jnp.tanh(x) @ weights["vector"]
+        with nullcontext() if port else jax.named_scope("shares"):
+            shares = jnp.exp(scores) / jnp.exp(scores).sum()
+        with jax.named_scope("Dense_1" if port else "head"):
+            x = (jax.lax.stop_gradient(shares) if stopped else shares) @ batch["noise"] @ weights["out"]
+        return jnp.square(x).mean()
+
+    return gs.capture(loss, {**WEIGHTS, "vector": WEIGHTS["gate"][0]}, BATCH, origins=False)
+
+
+def test_a_step_without_parameters_comes_before_the_one_that_gets_no_gradient_through_it() -> None:
+    reference = _weighted(port=False)
+    assert gs.compare(reference, _weighted(port=True)).verdict == "same"
+    found = gs.compare(reference, _weighted(port=True, stopped=True))
+    assert [row.name for row in found.blame.suspects] == ["shares", "scores"], found.sentence
+
+
+def _biased(*, packed: bool, lost: bool = False) -> Dump:
+    """A gate and a value, each with a bias; a port has one bias for both, and one that is zero but for the value."""
+    gate, value, inner = WEIGHTS["last"][:3]
+
+    def loss(weights: Any, batch: Any) -> Any:
+        x, z = batch["x"], batch["noise"]
+        one, other = x @ weights["in"], z @ weights["out"]
+        if packed:
+            with jax.named_scope("GRU_0"):
+                shift = jnp.zeros(12) if lost else weights["GRU_0"]["b_hh"]
+                bias = jnp.split(weights["GRU_0"]["b_ih"], 2)
+                g = jax.nn.sigmoid(one + bias[0] + shift[:6])
+                h = jnp.tanh(one + bias[1] + g * (other + shift[6:]))
+        else:
+            with jax.named_scope("gru"):
+                with jax.named_scope("gate"):
+                    g = jax.nn.sigmoid(one + weights["gru"]["gate"])
+                with jax.named_scope("value"):
+                    h = jnp.tanh(one + weights["gru"]["value"] + g * (other + weights["gru"]["inner"]))
+                h = h * 1.0
+        with jax.named_scope("head"):
+            return jnp.square(h @ weights["head"]).mean()
+
+    own = {"gate": gate, "value": value, "inner": inner}
+    joined = {"b_ih": np.concatenate([gate, value]), "b_hh": np.concatenate([np.zeros_like(gate), inner])}
+    weights = {**WEIGHTS, "head": WEIGHTS["in"][:, :2], **({"GRU_0": joined} if packed else {"gru": own})}
+    with jax.numpy_rank_promotion("allow"):
+        return gs.capture(loss, weights, BATCH, origins=False)
+
+
+def test_the_step_is_at_fault_whose_bias_the_other_program_leaves_out() -> None:
+    reference = _biased(packed=False)
+    right = gs.compare(reference, _biased(packed=True))
+    assert right.verdict == "same", right.sentence
+    found = gs.compare(reference, _biased(packed=True, lost=True))
+    assert [row.name for row in found.blame.suspects] == ["gru/value"], found.sentence
