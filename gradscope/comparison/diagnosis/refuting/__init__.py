@@ -4,7 +4,7 @@
 - `errors_behind`: the largest error among the values that are compared next behind a value.
 - `steps_apart`: pairs of two steps of one computation, which both programs take, and of which one is refuted.
 - `traceless_gradients`: pairs of gradients that differ although nothing that is computed from them does.
-- `products`: whether a value is the product of a kernel, and of what.
+- `kernel_products`: whether a value is the product of a kernel, and of what.
 - `float_tensors`: the floating-point tensors of one dump.
 - `functions_between`: the activation function that one value of a pair is of the other, and whether it is applied.
 """

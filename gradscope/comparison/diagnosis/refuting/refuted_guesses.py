@@ -26,8 +26,8 @@ from typing import Final
 
 from gradscope.comparison.diagnosis.refuting.errors_behind import ErrorsBehind
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
+from gradscope.comparison.diagnosis.refuting.kernel_products import is_product
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources, lost_parameters, summed_parameters
-from gradscope.comparison.diagnosis.refuting.products import is_product
 from gradscope.comparison.diagnosis.refuting.steps_apart import steps_apart
 from gradscope.comparison.diagnosis.refuting.traceless_gradients import traceless_gradients
 from gradscope.comparison.judging.rows import ComparisonRow

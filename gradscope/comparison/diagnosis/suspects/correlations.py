@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.diagnosis.refuting.products import matrices
+from gradscope.comparison.diagnosis.refuting.kernel_products import matrices
 
 #: The largest number of products that are computed for one form, and of elements of the gradients that they make.
 _MOST_PRODUCTS: Final = 1 << 29

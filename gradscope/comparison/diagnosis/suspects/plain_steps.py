@@ -14,7 +14,7 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
-from gradscope.comparison.diagnosis.refuting.products import params_of
+from gradscope.comparison.diagnosis.refuting.kernel_products import params_of
 from gradscope.comparison.diagnosis.suspects.step_kinds import recognised
 from gradscope.comparison.pairing.matching import Match
 from gradscope.dump.manifest.manifest import Layer

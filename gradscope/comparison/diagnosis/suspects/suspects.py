@@ -20,7 +20,7 @@ import numpy as np
 
 from gradscope.comparison.diagnosis.divergence import Blame, first_divergence
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
-from gradscope.comparison.diagnosis.refuting.products import is_product
+from gradscope.comparison.diagnosis.refuting.kernel_products import is_product
 from gradscope.comparison.diagnosis.suspects.gradient_suspects import backward_suspects
 from gradscope.comparison.diagnosis.suspects.plain_steps import (
     is_arrangement,
