@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import sqlite3
 import sys
 from pathlib import Path
@@ -180,6 +181,15 @@ class TestTensorBoard:
         started = found.PluginTagToContent("hparams")["_hparams_/session_start_info"]
         options = HParamsPluginData.FromString(started).session_start_info.hparams
         assert {name: value.string_value for name, value in options.items()} == {"--clip": "norm(1)"}
+
+    def test_a_norm_whose_square_float64_does_not_hold_is_exported(self, tmp_path: Path) -> None:
+        from gradscope.history.exporting.event_files import EventFile
+
+        histograms = {"param/w": ValueHistogram.of(counted(VALUES))}
+        with EventFile(tmp_path) as file:
+            file.step(StepRecord(numbers={"step": 0}, stats={"param/w": {"l2": 1e200}}, histograms=histograms))
+        (event,) = self.read(tmp_path).Histograms("param/w")
+        assert event.histogram_value.sum_squares == math.inf
 
     def test_earlier_event_files_stay_unless_forced(self, run: Path) -> None:
         line = ("export", run, "--to", "tensorboard", "-o", "tb")
