@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from gradscope import naming
-from gradscope.dump.manifest.manifest import Cause, Entry, Manifest
+from gradscope.dump.manifest.manifest import Cause, Entry, Layer, Manifest
 from gradscope.dump.manifest.packed_statistics import numbers_of
 from gradscope.naming import IterationIndex
 from gradscope.naming.summary import Summary
@@ -144,6 +144,15 @@ class RuleEvidence:
     def detail(self, entry: Entry) -> str:
         """Returns the ledger's detail on why a tensor is missing; "" where it has none."""
         return self._details.get((entry.family, entry.name), "")
+
+    @cached_property
+    def layers(self) -> Mapping[str, Layer]:
+        """The layers by path."""
+        return {layer.path: layer for layer in self.manifest.layers}
+
+    def layer_of(self, entry: Entry) -> Layer | None:
+        """Returns the layer that outputs a value; None where there is none."""
+        return None if entry.site.layer is None else self.layers.get(entry.site.layer)
 
     @cached_property
     def nonfinite(self) -> tuple[Entry, ...]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from gradscope import naming
-from gradscope.dump.manifest.manifest import Entry
+from gradscope.dump.manifest.manifest import Entry, Layer
 from gradscope.dump.manifest.operation_facts.saturation import Saturation
 from gradscope.stats.columns import number
 from gradscope.stats.findings.gradient_rules import DEAD_UNITS, GATED, SATISFIED, silencing_input
@@ -38,6 +38,8 @@ _CONCENTRATED: Final = (0.6, 0.9)
 _TANH_AT_START: Final = 0.6
 #: The mean of a tanh beyond which one limit is reached much more often than the other.
 _ONE_SIDED: Final = 0.3
+#: The most layers around a layer; those of a file from anywhere may be around themselves.
+_DEEPEST: Final = 64
 #: Share of noise in the variance of what a function receives above which it chooses by noise, and not by its weights.
 _CHOOSES: Final = 0.1
 
@@ -46,19 +48,17 @@ def dead(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
     """Finds rectifiers most of whose units are zero for every example."""
     outputs = evidence.of(naming.ACTIVATION)
     shares = zip(outputs, columns(outputs, "dead"), strict=True)
-    found = [entry for entry, share in shares if _is_dead(evidence, entry, share, thresholds)]
+    found = _not_silenced(evidence, [entry for entry, share in shares if _is_dead(evidence, entry, share, thresholds)])
     if not found:
         return
     most = max(column(entry, "dead") for entry in found)
     first = next(entry for entry in found if column(entry, "dead") > most - 0.1)
-    layers = {layer.path: layer for layer in evidence.manifest.layers}
-    after = (entry for entry in found if first.name in getattr(layers.get(entry.site.layer or ""), "inputs", ()))
+    after = (entry for entry in found if first.name in getattr(evidence.layer_of(entry), "inputs", ()))
     worst = next(after, first) if not _is_rectified(evidence, first) else first
     share, units = column(worst, "dead"), worst.shape[-1]
     examples = column(worst, "size") / units
     why = f"has {share:.1%} dead units: {share * units:.0f} of {units} are zero for all of {examples:.0f} examples"
-    layer = layers.get(worst.site.layer or "")
-    if layer is not None and layer.rms.get("in") == 0:
+    if _receives_zeros(evidence, worst):
         why += ", as is all that its layer receives: look at what is before it, such as a mask"
     yield suspect("dead", worst, why, found, total=share == 1)
 
@@ -66,8 +66,6 @@ def dead(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
 def _is_dead(evidence: RuleEvidence, entry: Entry, share: float, thresholds: Thresholds) -> bool:
     if entry.site.operation or len(entry.shape) < 2 or not thresholds.dead < share <= 1 or _is_kept(evidence, entry):
         return False
-    if _is_silenced(evidence, entry):
-        return False  # reported where the zeros are
     return _is_beyond_chance(entry, share) and (
         _is_rectified(evidence, entry) or _precedes_rectifier(evidence, entry, share)
     )
@@ -79,11 +77,18 @@ def _is_kept(evidence: RuleEvidence, entry: Entry) -> bool:
     return entry.site.source is not None and any(f" at {entry.site.source} " in why for why in kept)
 
 
-def _is_silenced(evidence: RuleEvidence, entry: Entry) -> bool:
-    """Returns whether a layer receives zeros alone, and an input of zeros is why."""
-    layer = next((layer for layer in evidence.manifest.layers if layer.path == entry.site.layer), None)
-    received = None if layer is None else layer.rms.get("in")
-    return received == 0 and any(silencing_input(evidence, cause.why) for cause in evidence.manifest.causes)
+def _not_silenced(evidence: RuleEvidence, entries: Sequence[Entry]) -> Sequence[Entry]:
+    """Returns values without those of layers that receive zeros alone, where an input of zeros is why."""
+    others = [entry for entry in entries if not _receives_zeros(evidence, entry)]
+    if len(others) == len(entries):
+        return entries
+    silenced = any(silencing_input(evidence, cause.why) for cause in evidence.manifest.causes)
+    return others if silenced else entries  # what is silenced is reported where the zeros are
+
+
+def _receives_zeros(evidence: RuleEvidence, entry: Entry) -> bool:
+    layer = evidence.layer_of(entry)
+    return layer is not None and layer.rms.get("in") == 0
 
 
 def _is_beyond_chance(entry: Entry, share: float) -> bool:
@@ -222,20 +227,27 @@ def saturated_functions(evidence: RuleEvidence, thresholds: Thresholds) -> Seque
 
 def _saturated_at(evidence: RuleEvidence, inner: Saturation) -> _Saturated | None:
     """Returns a function with the tensor that shows it: what its layer returns, or else what it receives."""
-    layers = {layer.path: layer for layer in evidence.manifest.layers}
-    path, what = inner.layer, f"a {inner.function} that {_of_function(inner)}"
+    what = f"a {inner.function} that {_of_function(inner)}"
     for name in inner.names:
         if (entry := evidence.entry(naming.ACTIVATION, name)) is not None:
             return _Saturated(inner.index, entry, name, inner.source, _of_function(inner))
-    while path is not None and (layer := layers.get(path)) is not None:
-        for name in (path, *layer.outputs):  # a part of the layer may return the value, too, and is what names it
+    for layer in _and_around(evidence, inner.layer):
+        for name in (layer.path, *layer.outputs):  # a part of the layer may return the value, too, and is what names it
             if (entry := evidence.entry(naming.ACTIVATION, name)) is not None:
                 return _Saturated(inner.index, entry, name, inner.source, f"computes {what}")
-        path = layer.parent
     for name in reversed(inner.inputs):
         if (entry := evidence.entry(naming.ACTIVATION, name)) is not None:
             return _Saturated(inner.index, entry, name, inner.source, f"goes into {what}")
     return None
+
+
+def _and_around(evidence: RuleEvidence, path: str | None) -> Iterator[Layer]:
+    """Yields the layer at a path and those around it, the innermost first."""
+    for _ in range(_DEEPEST):
+        if path is None or (layer := evidence.layers.get(path)) is None:
+            return
+        yield layer
+        path = layer.parent
 
 
 def saturated_activations(evidence: RuleEvidence, thresholds: Thresholds) -> Sequence[Entry]:
@@ -247,25 +259,28 @@ def saturated_activations(evidence: RuleEvidence, thresholds: Thresholds) -> Seq
         entry
         for entry in inner
         if entry.name not in choosing
-        and (column(entry, "saturated") > _most_of_value(evidence, thresholds, entry)
+        and (_is_at_limits(evidence, thresholds, entry)
              or (is_softmax(entry) and concentration(entry) > _CONCENTRATED[evidence.is_trained]
                  and not _is_left_by_mask(evidence, entry.site.source)))
     ]  # fmt: skip
 
 
-def _most_of_value(evidence: RuleEvidence, thresholds: Thresholds, entry: Entry) -> float:
-    """Returns the share of a value's elements that may be at a limit.
+def _is_at_limits(evidence: RuleEvidence, thresholds: Thresholds, entry: Entry) -> bool:
+    """Returns whether more of a value's elements are at a limit than may be.
 
-    Of a tanh it is less at the initialisation, where kernels of a usual scale leave hardly any there. That says nothing
+    Of a tanh fewer may at the initialisation, where kernels of a usual scale leave hardly any there. That says nothing
     of a tanh that a bias or a mask keeps at one limit, nor of one that is made of the batch alone.
     """
-    if entry.site.primitive != "tanh" or evidence.is_trained or abs(column(entry, "mean")) > _ONE_SIDED:
-        return thresholds.saturated
-    layer = next((layer for layer in evidence.manifest.layers if layer.path == entry.site.layer), None)
+    share = column(entry, "saturated")
+    if share > thresholds.saturated:
+        return True
+    if share <= _TANH_AT_START or entry.site.primitive != "tanh" or evidence.is_trained:
+        return False
+    layer = evidence.layer_of(entry)
     learnt = layer is not None and (
         layer.params or any(evidence.entry(naming.ACTIVATION, name) is not None for name in layer.inputs)
     )
-    return min(thresholds.saturated, _TANH_AT_START) if learnt else thresholds.saturated
+    return bool(learnt) and abs(column(entry, "mean")) <= _ONE_SIDED
 
 
 def _is_left_by_mask(evidence: RuleEvidence, source: str | None) -> bool:

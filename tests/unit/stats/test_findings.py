@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -242,6 +242,34 @@ def test_saturation_is_inside_the_model_and_a_final_one_is_an_answer() -> None:
     final = entry("activation/tanh", gate, 9, primitive="tanh")
     assert rules(replace(network, entries=(*network.entries, inner))) == [("saturated", "tanh")]
     assert rules(replace(network, entries=(*network.entries, final))) == []
+
+
+class Walked(tuple[Layer, ...]):
+    """Layers that count how often they are walked through."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[Layer]:
+        Walked.times += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize(
+    ("primitive", "values"), [("tanh", np.sign(RANDOM.standard_normal((8, 4)))), ("max", np.zeros((8, 4)))]
+)
+def test_layers_are_walked_through_as_often_for_many_values_as_for_few(primitive: str, values: np.ndarray) -> None:
+    times: list[int] = []
+    for number in (3, 30):
+        network = chain([1.0] * 3)
+        names = [f"value{at}" for at in range(number)]
+        inner = [entry(f"activation/{name}", values, 1, layer=name, primitive=primitive) for name in names]
+        layers = (Layer(path=name, index=1, inputs=("dense0",), outputs=(name,), rms={"in": 0.0}) for name in names)
+        saturations = tuple(Saturation(function="tanh", index=1, saturated=1.0, layer=name) for name in names)
+        entries, walked = (*network.entries, *inner), Walked((*network.layers, *layers))
+        Walked.times = 0
+        assert find(replace(network, entries=entries, layers=walked, saturations=saturations))
+        times.append(Walked.times)
+    assert times[0] == times[1]
 
 
 def test_a_softmax_on_single_elements_is_saturated_and_an_even_one_is_not() -> None:
