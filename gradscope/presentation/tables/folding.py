@@ -17,10 +17,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
+from gradscope.naming.numbering import NUMBER
 from gradscope.presentation.tables.numbers import Range
 from gradscope.presentation.tables.table import Cell, Column, Line, Table
 
-_ITERATION: Final = re.compile(r"\[(\d+)\]")
+_ITERATION: Final = re.compile(rf"\[({NUMBER})\]")
 #: The text of a cell whose texts differ, such as the tensors of which the iterations of an alias are aliases.
 _SEVERAL: Final = "(several)"
 

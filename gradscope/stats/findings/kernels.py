@@ -14,12 +14,13 @@ from typing import Final
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry, Layer
+from gradscope.naming.numbering import NUMBER
 from gradscope.primitive_groups import ADDITIONS, COPIES, MATRIX_PRODUCTS
 from gradscope.stats.findings.rule_evidence import RuleEvidence, column
 
 #: The primitives whose result is linear in the layer's input where they end a layer with one kernel.
 _LINEAR: Final = MATRIX_PRODUCTS | ADDITIONS | COPIES
-_INDEX: Final = re.compile(r"\[(\d+)\]")
+_INDEX: Final = re.compile(rf"\[({NUMBER})\]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +107,10 @@ def _gain(layer: Layer, output: Entry, biases: Sequence[Entry]) -> float | None:
     """Returns the ratio of root mean squares of output and input, without what the biases add."""
     before, after = layer.rms.get("in"), layer.rms.get("out")
     rectified = output.stats.get("min") == 0
-    if not before or after is None or not (output.site.primitive in _LINEAR or rectified):
+    if before is None or after is None or not (output.site.primitive in _LINEAR or rectified):
         return None
-    added = 0.0 if rectified else max((column(bias, "rms") for bias in biases), default=0.0)
-    return math.sqrt(max(after**2 - added**2, 0.0)) / before
+    if not (before > 0 and 0 <= after < math.inf):
+        return None
+    added = 0.0 if rectified else max((0.0, *(column(bias, "rms") for bias in biases)))
+    # Not the difference of the squares, which float64 does not hold where a signal explodes.
+    return after / before * math.sqrt(1 - (added / after) ** 2) if added < after else 0.0

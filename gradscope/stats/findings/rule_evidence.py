@@ -178,12 +178,12 @@ class RuleEvidence:
 
     def _has_moved(self, bias: Entry) -> bool:
         spread, size = column(bias, "std"), column(bias, "size")
-        if spread <= 1e-6 * column(bias, "rms") or size < 2:
+        if not spread > 1e-6 * column(bias, "rms") or size < 2:
             return False
         beside = self._kernels_by_scope.get(_scope(bias), ())
         # The spread of a sample of n differs from the one drawn from by about 1 / sqrt(2 n).
         near = 3 / (2 * size) ** 0.5
-        return not any(_is_uniform(entry) and abs(column(entry, "std") / spread - 1) < near for entry in beside)
+        return not any(_is_uniform(entry) and abs(column(entry, "std") - spread) < near * spread for entry in beside)
 
 
 def _scope(entry: Entry) -> str:

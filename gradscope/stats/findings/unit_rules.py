@@ -98,7 +98,7 @@ def _is_beyond_chance(entry: Entry, share: float) -> bool:
     probability.
     """
     units = entry.shape[-1]
-    examples = column(entry, "size") / units
+    examples = column(entry, "size") / units if units else 0.0
     if examples < _EXAMPLES:
         return False
     if share == 1:

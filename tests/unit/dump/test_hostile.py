@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,11 @@ from gradscope.dump.reader import open_dump
 from gradscope.dump.recover import recover
 from gradscope.dump.verify import verify
 from gradscope.errors import DumpError, GradscopeError
-from tests.support.hostile import FOREIGN, OURS, SAFETENSORS, Alteration, relaid
+from gradscope.naming import key_of
+from gradscope.presentation import Screen, tensor_report, to_json, to_text
+from gradscope.stats import find
+from tests.support.hostile import FOREIGN, MANIFESTS, OURS, SAFETENSORS, Alteration, relaid
+from tests.support.report_samples import report_of
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +59,17 @@ def test_a_hostile_safetensors_file_is_refused(tmp_path: Path, case: str) -> Non
 def test_a_dump_that_contradicts_itself_is_refused(tmp_path: Path, case: str) -> None:
     alter, problem = OURS[case]
     assert_refused(relaid(tmp_path, alter), problem)
+
+
+@pytest.mark.parametrize("case", MANIFESTS)
+def test_statistics_of_no_tensor_are_read_and_shown(case: str) -> None:
+    manifest = MANIFESTS[case]
+    for screen in (Screen(), Screen(width=80)):
+        assert to_text(report_of(manifest), screen)
+    assert to_json(report_of(manifest))
+    for entry in manifest.entries:
+        with suppress(DumpError):  # statistics that contradict each other
+            assert tensor_report("run.npz", manifest, key_of(entry.family, entry.name), find(manifest))
 
 
 def test_an_unaltered_dump_is_not_refused(tmp_path: Path) -> None:

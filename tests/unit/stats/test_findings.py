@@ -56,9 +56,19 @@ def chain(
         entries += [
             entry(f"param/{name}/kernel", RANDOM.standard_normal((4, 4)), 2 * n),
             entry(f"param_grad/{name}/kernel", RANDOM.standard_normal((4, 4)), 2 * n),
-            entry(f"activation/{name}", output * values / np.sqrt(np.mean(values**2)), 2 * n, primitive="dot_general"),
             entry(
-                f"activation_grad/{name}", gradient * values / np.linalg.norm(values), 2 * n, primitive="dot_general"
+                f"activation/{name}",
+                output * values / np.sqrt(np.mean(values**2)),
+                2 * n,
+                dtype="float64",
+                primitive="dot_general",
+            ),
+            entry(
+                f"activation_grad/{name}",
+                gradient * values / np.linalg.norm(values),
+                2 * n,
+                dtype="float64",
+                primitive="dot_general",
             ),
         ]
         gain = output / outputs[n - 1] if n else output
@@ -85,6 +95,22 @@ def test_a_gradient_that_shrinks_by_the_layer_vanishes_whatever_its_scale(scale:
     assert rules(chain([scale * 0.2 ** (9 - n) for n in range(10)])) == [("vanishing", "dense0")]
     assert rules(chain([scale * 5.0 ** (9 - n) for n in range(10)])) == [("exploding", "dense0")]
     assert rules(chain([scale] * 10)) == []
+
+
+def test_a_trend_beyond_the_range_of_float64_is_told() -> None:
+    (only,) = find(chain([10.0 ** (300 - 60 * n) for n in range(11)]))
+    assert (only.rule, only.name) == ("exploding", "dense0")
+    assert "1e+60 from layer to layer: 1e+600 times" in only.why
+
+
+def test_weights_whose_signal_has_no_square_in_float64_are_named() -> None:
+    network = chain([1.0] * 6)
+    rms = {"in": 1.0, "out": 1e200}
+    layers = tuple(replace(each, rms=rms) if each.path == "dense2" else each for each in network.layers)
+    behind = tuple(replace(each, rms={"in": 1e200, "out": 1e200}) if each.index > 4 else each for each in layers)
+    (only,) = find(replace(network, layers=behind))
+    assert (only.rule, only.name) == ("init", "dense2")
+    assert "multiply the signal by 1e+200" in only.why
 
 
 def test_a_jump_at_one_layer_is_no_trend_and_neither_are_few_layers() -> None:
@@ -459,6 +485,14 @@ def test_what_no_block_uses_is_reported_once_for_all_blocks() -> None:
     assert (blocks.name, blocks.tensors) == ("blocks/0/ln1/scale", 6)
     assert blocks.why == "does not reach the loss, nor does the rest of blocks/0..2/ln1, ln2, nothing uses it"
     assert (last.name, last.why) == ("blocks/3/w", "does not reach the loss, nothing uses it")
+
+
+def test_unused_parts_of_blocks_whose_names_have_a_sign_are_listed() -> None:
+    names = ("1/#/w", "1/2/w")
+    gradients = [absent(f"param_grad/{name}", "disconnected") for name in names]
+    used = [entry(f"param/{name[:-1]}used", [1.0]) for name in names]
+    unused = [entry(f"param/{name}", [1.0]) for name in names]
+    assert found(*used, *unused, *gradients) == [("unused-param", name) for name in names]
 
 
 def test_a_mask_of_each_block_is_reported_once_for_all_blocks() -> None:

@@ -7,9 +7,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from gradscope.naming.numbering import NUMBER
+
 #: The iterations of a loop, and any number in a name.
-ITERATIONS: Final = re.compile(r"(?<=\[)\d+(?=\])")
-NUMBERS: Final = re.compile(r"\d+")
+ITERATIONS: Final = re.compile(rf"(?<=\[){NUMBER}(?=\])")
+NUMBERS: Final = re.compile(NUMBER)
 
 
 def repeated(names: Sequence[str], numbers: re.Pattern[str]) -> Iterator[tuple[str, list[int]]]:
