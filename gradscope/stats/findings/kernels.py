@@ -1,4 +1,4 @@
-"""Finds the layers with a kernel, in execution order: those whose weights mix the features of a signal.
+"""Finds the layers with a kernel, in execution order, whose weights mix the features of a signal; and what is behind.
 
 A *kernel* is a parameter of at least two axes, without the axis of a loop's iterations, that is not multiplied element
 by element. Layers without one (normalisations, activation functions, losses, attention weights) are no steps of depth.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +17,7 @@ from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry, Layer
 from gradscope.naming.numbering import NUMBER
 from gradscope.primitive_groups import ADDITIONS, COPIES, MATRIX_PRODUCTS
-from gradscope.stats.findings.rule_evidence import RuleEvidence, column
+from gradscope.stats.findings.rule_evidence import RuleEvidence, column, key
 
 #: The primitives whose result is linear in the layer's input where they end a layer with one kernel.
 _LINEAR: Final = MATRIX_PRODUCTS | ADDITIONS | COPIES
@@ -57,6 +58,32 @@ def kernel_layers(evidence: RuleEvidence) -> tuple[KernelLayer, ...]:
     found = (_kernel_layer(evidence, layer, lengths) for layer in sorted(layers, key=lambda layer: layer.index)
              if layer.path not in around)  # fmt: skip
     return tuple(each for each in found if each is not None)
+
+
+def behind_kernels(evidence: RuleEvidence, layers: Iterable[KernelLayer]) -> AbstractSet[str]:
+    """Returns the names of the values that are computed from the kernels of layers, as far as it is known of what."""
+    readers: dict[str, list[Layer]] = {}
+    made_at = {name: layer.index for layer in reversed(evidence.manifest.layers) for name in layer.outputs}
+    for layer in evidence.manifest.layers:
+        for read in layer.sources or _read(layer, made_at):
+            readers.setdefault(read, []).append(layer)
+    found: set[str] = set()
+    pending = [key(kernel) for layer in layers for kernel in layer.kernels]
+    while pending:
+        for layer in readers.pop(pending.pop(), ()):
+            fresh = [name for name in layer.outputs if name not in found]
+            found.update(fresh)
+            pending += [naming.key_of(naming.ACTIVATION, name) for name in fresh]
+    return found
+
+
+def _read(layer: Layer, made_at: Mapping[str, int]) -> Iterator[str]:
+    """Yields the keys of the parameters and values that a layer reads."""
+    yield from (naming.key_of(naming.PARAM, name) for name in layer.params)
+    for name in layer.inputs:
+        # An input of the model can have the name of a layer that runs later.
+        if made_at.get(name, math.inf) <= layer.index:
+            yield naming.key_of(naming.ACTIVATION, name)
 
 
 def _iterations(layers: Sequence[Layer]) -> Mapping[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -12,7 +13,7 @@ from gradscope.dump.manifest.manifest import Entry, Layer
 from gradscope.dump.manifest.operation_facts.saturation import Saturation
 from gradscope.stats.columns import number
 from gradscope.stats.findings.gradient_rules import DEAD_UNITS, GATED, SATISFIED, silencing_input
-from gradscope.stats.findings.kernels import kernel_layers
+from gradscope.stats.findings.kernels import KernelLayer, behind_kernels, kernel_layers
 from gradscope.stats.findings.rule_evidence import (
     RuleEvidence,
     Suspect,
@@ -34,7 +35,7 @@ _RECTIFIERS: Final = frozenset({None, "custom_jvp_call", "max", "select_n", "cla
 _ONE_LEFT: Final = "masked: in each row the mask leaves one entry"
 #: Concentration of a softmax above which it is saturated, at the initialisation and later.
 _CONCENTRATED: Final = (0.6, 0.9)
-#: Likewise of a tanh of a layer with a kernel, at the initialisation, where both limits are reached about as often.
+#: Likewise of a tanh behind a layer with a kernel, at the initialisation, where both limits are reached about as often.
 _TANH_AT_START: Final = 0.6
 #: The mean of a tanh beyond which one limit is reached much more often than the other.
 _ONE_SIDED: Final = 0.3
@@ -252,35 +253,40 @@ def _and_around(evidence: RuleEvidence, path: str | None) -> Iterator[Layer]:
 
 def saturated_activations(evidence: RuleEvidence, thresholds: Thresholds) -> Sequence[Entry]:
     """Returns the activations inside the model that are saturated, in execution order."""
-    last = max((layer.layer.index for layer in kernel_layers(evidence)), default=-1)
+    layers = kernel_layers(evidence)
+    last = max((layer.layer.index for layer in layers), default=-1)
     inner = [entry for entry in evidence.of(naming.ACTIVATION) if entry.site.index < last and not entry.site.operation]
     choosing = {name for each in evidence.manifest.saturations if each.noise > _CHOOSES for name in each.names}
+    early = _at_limits_early(evidence, layers, inner)
     return [
         entry
         for entry in inner
         if entry.name not in choosing
-        and (_is_at_limits(evidence, thresholds, entry)
+        and (column(entry, "saturated") > thresholds.saturated
+             or entry.name in early
              or (is_softmax(entry) and concentration(entry) > _CONCENTRATED[evidence.is_trained]
                  and not _is_left_by_mask(evidence, entry.site.source)))
     ]  # fmt: skip
 
 
-def _is_at_limits(evidence: RuleEvidence, thresholds: Thresholds, entry: Entry) -> bool:
-    """Returns whether more of a value's elements are at a limit than may be.
+def _at_limits_early(
+    evidence: RuleEvidence, layers: Sequence[KernelLayer], values: Sequence[Entry]
+) -> AbstractSet[str]:
+    """Returns the names of the values of tanh at the initialisation of which more is at a limit than usual.
 
-    Of a tanh fewer may at the initialisation, where kernels of a usual scale leave hardly any there. That says nothing
-    of a tanh that a bias or a mask keeps at one limit, nor of one that is made of the batch alone.
+    Kernels of a usual scale leave hardly any elements there. That says nothing of a tanh that a bias or a mask keeps at
+    one limit, nor of one that is made of the batch alone.
     """
-    share = column(entry, "saturated")
-    if share > thresholds.saturated:
-        return True
-    if share <= _TANH_AT_START or entry.site.primitive != "tanh" or evidence.is_trained:
-        return False
-    layer = evidence.layer_of(entry)
-    learnt = layer is not None and (
-        layer.params or any(evidence.entry(naming.ACTIVATION, name) is not None for name in layer.inputs)
-    )
-    return bool(learnt) and abs(column(entry, "mean")) <= _ONE_SIDED
+    if evidence.is_trained:
+        return frozenset()
+    found = {
+        entry.name
+        for entry in values
+        if entry.site.primitive == "tanh"
+        and column(entry, "saturated") > _TANH_AT_START
+        and abs(column(entry, "mean")) <= _ONE_SIDED
+    }
+    return found & behind_kernels(evidence, layers) if found else found
 
 
 def _is_left_by_mask(evidence: RuleEvidence, source: str | None) -> bool:

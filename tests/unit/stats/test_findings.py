@@ -270,6 +270,35 @@ def test_saturation_is_inside_the_model_and_a_final_one_is_an_answer() -> None:
     assert rules(replace(network, entries=(*network.entries, final))) == []
 
 
+@pytest.mark.parametrize(
+    ("read", "sources", "expected"),
+    [
+        ("dense0", (), "tanh"),
+        ("scaled", (), ""),  # which is made of the batch alone
+        ("dense2", (), ""),  # which runs later: it is an input of that name
+        ("scaled", ("activation/dense0",), "tanh"),
+        ("dense0", ("input/x",), ""),
+    ],
+)
+def test_at_the_initialisation_less_is_usual_of_a_tanh_behind_a_kernel_alone(
+    read: str, sources: tuple[str, ...], expected: str
+) -> None:
+    network = chain([1.0] * 3)
+    at_limits = np.arange(32.0).reshape(8, 4) % 4 != 0
+    values = np.where(at_limits, np.sign(np.arange(32.0).reshape(8, 4) % 2 - 0.5), 0.0)
+    inner = (
+        entry("input/x", RANDOM.standard_normal((8, 4)), 1),
+        entry("activation/scaled", RANDOM.standard_normal((8, 4)), 1, layer="scaled", primitive="mul"),
+        entry("activation/tanh", values, 1, layer="tanh", primitive="tanh"),
+    )
+    layers = (
+        Layer(path="scaled", index=1, inputs=("x",), outputs=("scaled",)),
+        Layer(path="tanh", index=1, inputs=(read,), outputs=("tanh",), sources=sources),
+    )
+    manifest = replace(network, entries=(*network.entries, *inner), layers=(*network.layers, *layers))
+    assert rules(manifest) == ([("saturated", expected)] if expected else [])
+
+
 class Walked(tuple[Layer, ...]):
     """Layers that count how often they are walked through."""
 
