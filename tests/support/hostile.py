@@ -13,7 +13,7 @@ import pickle
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import numpy as np
 
 from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
 from gradscope.dump.manifest.operation_facts.saturation import Saturation
-from gradscope.dump.record import Json, SiteFacts
+from gradscope.dump.record import Json, Record, SiteFacts
 from gradscope.dump.storage.partial_file import PartialFile
 from gradscope.dump.zip.zip_writer import Payload, ZipWriter
 from tests.support.dumps import npy, some_of_everything, write
@@ -262,9 +262,14 @@ OURS: dict[str, tuple[Alteration, str]] = {
 }
 
 
-def relaid(folder: Path, alter: Alteration) -> Path:
+def of_one_hash(number: int) -> list[int]:
+    """Returns a shape that has the hash of all others, as Python takes integers modulo 2**61 - 1."""
+    return [1] * 22 + [1 + (2**61 - 1) * (number // 4**axis % 4) for axis in range(8)]
+
+
+def relaid(folder: Path, alter: Alteration, records: Sequence[Record] = ()) -> Path:
     """Writes a dump whose manifest or members are altered, with everything else as the writer would write it."""
-    path = write(folder / "altered.npz", [*some_of_everything(), _last()])
+    path = write(folder / "altered.npz", records or [*some_of_everything(), _last()])
     with zipfile.ZipFile(path) as archive:
         members = {each.filename: archive.read(each) for each in archive.infolist()}
         facts = {each.filename: _facts(each.extra) for each in archive.infolist()}

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from gradscope.dump.reader import open_dump
@@ -17,7 +20,8 @@ from gradscope.errors import DumpError, GradscopeError
 from gradscope.naming import key_of
 from gradscope.presentation import Screen, tensor_report, to_json, to_text
 from gradscope.stats import find
-from tests.support.hostile import FOREIGN, MANIFESTS, OURS, SAFETENSORS, Alteration, relaid
+from tests.support.dumps import record
+from tests.support.hostile import FOREIGN, MANIFESTS, OURS, SAFETENSORS, Alteration, of_one_hash, relaid
 from tests.support.report_samples import report_of
 
 
@@ -59,6 +63,17 @@ def test_a_hostile_safetensors_file_is_refused(tmp_path: Path, case: str) -> Non
 def test_a_dump_that_contradicts_itself_is_refused(tmp_path: Path, case: str) -> None:
     alter, problem = OURS[case]
     assert_refused(relaid(tmp_path, alter), problem)
+
+
+def test_shapes_of_one_hash_are_refused_as_soon_as_others(tmp_path: Path) -> None:
+    def alter(_members: dict[str, bytes], document: Any) -> None:
+        for number, entry in enumerate(document["entries"]):
+            entry["shape"] = of_one_hash(number)
+
+    path = relaid(tmp_path, alter, [record(f"layer{number}", np.zeros(1)) for number in range(4000)])
+    begin = time.process_time()
+    assert_refused(path, "states shape")
+    assert time.process_time() - begin < 0.5  # 1 where each is compared with each
 
 
 @pytest.mark.parametrize("case", MANIFESTS)

@@ -36,7 +36,8 @@ def _complete(group: list[int], names: Sequence[str], numbers: re.Pattern[str]) 
     """Yields the parts of a group whose numbers make up all combinations of their ranges."""
     values = {at: tuple(map(int, numbers.findall(names[at]))) for at in group}
     columns = list(zip(*values.values(), strict=True))
-    if math.prod(max(each) - min(each) + 1 for each in columns) == len(set(values.values())) == len(group):
+    # The ranges come first: any numbers of a file from anywhere may have one hash, but not those of complete ranges.
+    if math.prod(max(each) - min(each) + 1 for each in columns) == len(group) == len(set(values.values())):
         yield group
         return
     varying = next((place for place, each in enumerate(columns) if len(set(each)) > 1), None)
