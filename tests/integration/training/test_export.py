@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import os
 import sqlite3
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from gradscope.cli.options.completion import tensor_keys
 from gradscope.history.history_rows import StepRecord, TensorRow
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.value_histograms import ValueHistogram, counted
-from tests.integration.command import gradscope
+from tests.integration.command import gradscope, in_shell
 from tests.integration.training.histories import STEPS, write
 
 VALUES = np.array([0.0, 0.0, 1e-45, 0.5, -2.5, 3.0, 3.5], np.float32)
@@ -77,6 +78,22 @@ def test_csv_goes_to_a_file_and_has_what_is_selected(run: Path) -> None:
     assert "wrote out.csv" in done.errors
     quiet = gradscope(*line, "--force", "-q", folder=run)
     assert (quiet.status, quiet.output, quiet.errors) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-o /dev/stdout", "-o /dev/stdout | cat", "-o /dev/stdout > x; cat x", "-o /dev/fd/3 3> >(cat)",
+        "-o >(cat) | cat", "-o fifo & cat fifo; wait",
+    ],
+)  # fmt: skip
+def test_csv_goes_to_what_is_no_regular_file(run: Path, line: str) -> None:
+    os.mkfifo(run / "fifo")
+    export = "$gradscope export . --to csv --quiet"
+    expected, found = in_shell(export, run), in_shell(f"{export} {line}", run)
+    assert (found.status, found.errors) == (0, "")
+    assert found.output == expected.output
+    assert in_shell(f"{export} -o /dev/full", run).status == 5
 
 
 def test_the_shell_completes_the_keys_of_a_run(run: Path) -> None:
