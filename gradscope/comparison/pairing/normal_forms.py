@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from itertools import chain, pairwise, takewhile
 from typing import Final, TypeAlias
 
+from gradscope.naming.numbering import number_of
+
 #: The words and numbers of a name, in order.
 Tokens: TypeAlias = tuple[str, ...]
 
@@ -90,10 +92,10 @@ def iterations_of_occurrences(names: Iterable[str], others: Iterable[str]) -> di
         return renamed
     for name in names:
         parts: list[str] = []
-        for number, part in enumerate(name.split("/")):
+        for position, part in enumerate(name.split("/")):
             base, _, occurrence = part.partition("#")
-            path = "/".join((*name.split("/")[:number], base))
-            index = int(occurrence) - 1 if occurrence.isdecimal() else 0
+            path = "/".join((*name.split("/")[:position], base))
+            index = 0 if (number := number_of(occurrence)) is None else number - 1
             parts.append(f"{base}[{index}]" if path in repeated else part)
         if "/".join(parts) != name:
             renamed[name] = "/".join(parts)
