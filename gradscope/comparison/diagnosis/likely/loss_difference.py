@@ -15,8 +15,9 @@ from typing import Final
 
 from gradscope.comparison.diagnosis.divergence import first_divergence
 from gradscope.comparison.judging.compare_options import CompareOptions
+from gradscope.comparison.judging.loss_comparison import is_loss, losses_agree
 from gradscope.comparison.judging.rows import ComparisonRow
-from gradscope.comparison.judging.unmatched import is_loss, loss_tolerance
+from gradscope.comparison.judging.unmatched import loss_tolerance
 from gradscope.comparison.pairing.matching import Dumps
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.record import Json
@@ -76,12 +77,12 @@ def loss_difference(dumps: Dumps, rows: Sequence[ComparisonRow], options: Compar
         options: How strictly tensors are compared.
     """
     ref, cand = dumps.ref.manifest.loss, dumps.cand.manifest.loss
-    if ref is None or cand is None or ref == cand or (math.isnan(ref) and math.isnan(cand)):
+    if ref is None or cand is None or (math.isnan(ref) and math.isnan(cand)):
         return None
     limit = loss_tolerance(dumps)
     requested = options.tolerance("loss", "loss", limit)
     limit = 0.0 if requested is None else requested.rel_l2 or limit
-    if abs(cand - ref) <= limit * abs(ref):
+    if losses_agree(ref, cand, limit):
         return None
     forward = first_divergence(rows).forward
     of_loss = forward is not None and _is_loss(dumps, forward)

@@ -87,3 +87,15 @@ def test_losses_are_compared_with_the_tolerance_that_is_requested() -> None:
     assert gs.compare(reference, other, tol=1e-9).losses is not None
     assert gs.compare(reference, other, bitwise=True).losses is not None
     assert "losses" not in gs.compare(reference, other).to_json()
+
+
+def test_an_infinite_loss_differs_from_every_other() -> None:
+    def infinite(x: Any) -> Any:
+        return x.mean() + jnp.inf
+
+    reference, candidate = _program(*REFERENCE, reduce=infinite), _program("Dense_0", "Dense_1")
+    for found in (gs.compare(reference, candidate), gs.compare(candidate, reference)):
+        assert found.losses is not None
+        assert not found.losses.explains
+        assert "the losses are" in found.sentence
+    assert gs.compare(reference, _program(*REFERENCE, reduce=infinite)).losses is None

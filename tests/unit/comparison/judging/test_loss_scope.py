@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from gradscope.comparison.judging.loss_comparison import losses_agree
 
 _draw = np.random.default_rng(13).normal
 MEAN, DEVIATION = (_draw(size=(4, 3)).astype(np.float32) for _ in range(2))
@@ -52,3 +55,17 @@ def test_a_wrong_loss_is_blamed_and_not_what_it_reads() -> None:
     assert found.first_divergence.backward is not None
     assert found.first_divergence.backward.name == "mean"
     assert "before it `likelihood`" not in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "agree"),
+    [
+        (1.0, 1.00005, True), (1.0, 1.0002, False), (-1.0, 1.0, False), (0.0, 0.0, True), (0.0, 1e-9, False),
+        (math.inf, math.inf, True), (math.inf, 1.0, False), (math.inf, -math.inf, False), (1.0, math.inf, False),
+        (math.nan, 1.0, False), (1.0, math.nan, False),
+    ],
+)  # fmt: skip
+def test_losses_agree_within_a_relative_error_and_an_infinite_one_with_itself(
+    one: float, other: float, agree: bool
+) -> None:
+    assert losses_agree(one, other, 1e-4) is agree
