@@ -8,6 +8,7 @@ from dataclasses import replace
 from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps
+from gradscope.comparison.precision import dtype_class
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import sources_of
 from gradscope.naming import ACTIVATION, is_gradient, key_of, split_key
@@ -34,11 +35,13 @@ def is_loss(source: DumpSource, key: str) -> bool:
     if not source.has_tensor(key):
         return False
     entry, loss = source.entry(source.resolve(key)), source.manifest.loss
-    if loss is None or entry.shape or entry.family != ACTIVATION:
+    if loss is None or entry.shape or entry.family != ACTIVATION or dtype_class(entry.dtype) != "float":
+        return False
+    if float(source.array(key)) != loss:  # the graph is made for none of the other numbers of a program
         return False
     made_of = sources_of(source.manifest.layers)
     read = (each for made, each in made_of.items() if not is_gradient(split_key(made)[0]))
-    return float(source.array(key)) == loss and not any(source.resolve(key) in each for each in read)
+    return not any(source.resolve(key) in each for each in read)
 
 
 def with_loss_compared(dumps: Dumps, row: ComparisonRow) -> ComparisonRow:

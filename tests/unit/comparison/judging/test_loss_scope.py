@@ -12,7 +12,11 @@ import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
-from gradscope.comparison.judging.loss_comparison import losses_agree
+from gradscope.comparison.judging import loss_comparison
+from gradscope.comparison.judging.loss_comparison import is_loss, losses_agree
+from gradscope.dump.manifest.manifest import Entry, Manifest
+from gradscope.dump.sources.memory_dump import MemoryDump
+from tests.support.dumps import record
 
 _draw = np.random.default_rng(13).normal
 MEAN, DEVIATION = (_draw(size=(4, 3)).astype(np.float32) for _ in range(2))
@@ -69,3 +73,18 @@ def test_losses_agree_within_a_relative_error_and_an_infinite_one_with_itself(
     one: float, other: float, agree: bool
 ) -> None:
     assert losses_agree(one, other, 1e-4) is agree
+
+
+def test_no_key_and_no_other_number_is_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = [
+        record("key", np.array([1, 2], np.uint32), dtype="key<fry>", shape=()),
+        record("steps", np.array(2, np.int32)), record("complex", np.array(2 + 0j)), record("other", np.array(3.0)),
+    ]  # fmt: skip
+    loss = record("objective", np.array(2.0))
+    dump = MemoryDump(
+        Manifest(entries=tuple(map(Entry.of, [*numbers, loss])), loss=2.0),
+        {f"activation/{each.name}": each.array for each in [*numbers, loss]},
+    )
+    assert is_loss(dump, "activation/objective")
+    monkeypatch.setattr(loss_comparison, "sources_of", None)  # the graph of a program is not made for each number
+    assert not any(is_loss(dump, f"activation/{each.name}") for each in numbers)
