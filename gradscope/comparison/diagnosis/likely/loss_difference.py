@@ -86,7 +86,8 @@ def loss_difference(dumps: Dumps, rows: Sequence[ComparisonRow], options: Compar
         return None
     forward = first_divergence(rows).forward
     of_loss = forward is not None and _is_loss(dumps, forward)
-    factor = cand / ref if ref and math.isfinite(cand / ref) else 1.0
+    ratio = cand / ref if ref else 0.0
+    factor = ratio if ratio and math.isfinite(ratio) else 1.0  # no loss is a multiple of another that is zero
     if (forward is not None and not of_loss) or not _all_multiples(dumps, rows, factor, limit):
         return LossDifference(ref=ref, cand=cand, in_rows=of_loss)
     words = next(_reductions(dumps, factor, limit), "")

@@ -99,3 +99,13 @@ def test_an_infinite_loss_differs_from_every_other() -> None:
         assert not found.losses.explains
         assert "the losses are" in found.sentence
     assert gs.compare(reference, _program(*REFERENCE, reduce=infinite)).losses is None
+
+
+def test_no_loss_is_a_multiple_of_another_that_is_zero() -> None:
+    def surrogate(x: Any) -> Any:
+        return 2 * (x.mean() - jax.lax.stop_gradient(x.mean()))
+
+    reference, candidate = _program(*REFERENCE), _program("Dense_0", "Dense_1", reduce=surrogate)
+    for found in (gs.compare(reference, candidate), gs.compare(candidate, reference)):
+        assert found.losses is not None
+        assert not found.losses.explains, found.sentence
