@@ -81,7 +81,10 @@ def loss_difference(dumps: Dumps, rows: Sequence[ComparisonRow], options: Compar
         return None
     limit = loss_tolerance(dumps)
     requested = options.tolerance("loss", "loss", limit)
-    limit = 0.0 if requested is None else requested.rel_l2 or limit
+    if requested is None:
+        limit = 0.0
+    elif requested.rel_l2 is not None:
+        limit = requested.rel_l2
     if losses_agree(ref, cand, limit):
         return None
     forward = first_divergence(rows).forward

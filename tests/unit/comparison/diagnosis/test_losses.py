@@ -85,6 +85,7 @@ def test_losses_are_compared_with_the_tolerance_that_is_requested() -> None:
     reference, other = (_program(*REFERENCE, slope=slope) for slope in (1.0, 1.0 + 1e-6))
     assert gs.compare(reference, other).losses is None
     assert gs.compare(reference, other, tol=1e-9).losses is not None
+    assert gs.compare(reference, other, tol=0).losses is not None
     assert gs.compare(reference, other, bitwise=True).losses is not None
     assert "losses" not in gs.compare(reference, other).to_json()
 
