@@ -109,14 +109,15 @@ def _all_multiples(dumps: Dumps, rows: Sequence[ComparisonRow], factor: float, l
 
 
 def _is_nothing(dumps: Dumps, row: ComparisonRow) -> bool:
-    """Returns whether a gradient that agrees is zero, or is that of the loss itself, which is one."""
+    """Returns whether a gradient that agrees is zero, but for rounding, or is that of the loss itself, which is one."""
     if row.status != "same":
         return False
     try:
         entry = dumps.ref.entry(dumps.ref.resolve(key_of(row.family, row.name)))
     except MissingKeyError:  # the reference has it by its iterations
         return False
-    if entry.absent is not None or entry.stats.get("rms") == 0 or (row.needed == 0 and "rel_l2" in row.metrics):
+    rounding = row.needed == 0 and "rel_l2" in row.metrics and not row.metrics.get("bit_equal")
+    if entry.absent is not None or entry.stats.get("rms") == 0 or rounding:
         return True
     return is_loss(dumps.ref, key_of(ACTIVATION, row.name))
 

@@ -110,3 +110,22 @@ def test_no_loss_is_a_multiple_of_another_that_is_zero() -> None:
     for found in (gs.compare(reference, candidate), gs.compare(candidate, reference)):
         assert found.losses is not None
         assert not found.losses.explains, found.sentence
+
+
+def test_a_gradient_that_is_the_same_is_no_multiple() -> None:
+    def program(one: str, other: str, factor: float) -> Dump:
+        def loss(weights: Any, batch: Any) -> Any:
+            with jax.named_scope(one):
+                x = jnp.tanh(batch["x"] @ weights[one]["w"])
+            with jax.named_scope(other):
+                y = jnp.tanh(batch["y"] @ weights[other]["w"])
+            first, second = jnp.square(x).mean(), jnp.square(y).mean()
+            return factor * first + second + (factor - 1) * jax.lax.stop_gradient(second)
+
+        own = {one: {"w": KERNELS[0]}, other: {"w": 2 * KERNELS[0]}}
+        return gs.capture(loss, own, {"x": INPUTS, "y": INPUTS[:4]}, origins=False)
+
+    found = gs.compare(program("first", "second", 1.0), program("Dense_0", "Dense_1", 5.0))
+    assert found.losses is not None
+    assert found.losses.cand == pytest.approx(5 * found.losses.ref)
+    assert not found.losses.explains, found.sentence
