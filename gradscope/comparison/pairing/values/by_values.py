@@ -28,7 +28,7 @@ from typing import Final
 from gradscope.comparison.layout.layouts import arranged, layouts
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
-from gradscope.comparison.pairing.normal_forms import tokens_of
+from gradscope.comparison.pairing.normal_forms import are_of_one_name, tokens_of
 from gradscope.comparison.pairing.values.equal_classes import EqualClasses, equal_classes
 from gradscope.comparison.pairing.values.equality import Equality, absent_keys
 from gradscope.comparison.pairing.values.same_use import SameUse
@@ -111,16 +111,6 @@ def by_updated_state(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:  # no
             updated = [output for output in outputs if are_of_one_name(names[name], output)]
             if len(updated) == 1:
                 yield Match.of(key, key_of(AUX, updated[0]), "path")
-
-
-def are_of_one_name(name: str, output: str) -> bool:
-    """Returns whether one of two names is the other within a collection, `batch_stats/norm/mean` for `norm/mean`.
-
-    Args:
-        name: The name of a parameter or of state.
-        output: The name of an auxiliary output.
-    """
-    return f"/{name}".endswith(f"/{output}") or f"/{output}".endswith(f"/{name}")
 
 
 def _of_families(dumps: Dumps, unmatched: Pairing, equality: Equality, *, gradients: bool) -> Iterator[Match]:
