@@ -190,12 +190,12 @@ class _Forward:
 
     def _replaced(self, steps: Sequence[Step]) -> Step | None:
         """Returns the step of the reference in whose place the candidate has another, by the value of that; or None."""
-        own = (step for step in steps if step.of_ref)
-        others = [self._cand.tensor(step.key) for step in steps if not step.of_ref]
-        values = [each for each in others if each is not None]
-        for step in own if values else ():
+        others = [step.key for step in steps if not step.of_ref]
+        for step in (step for step in steps if step.of_ref and others):
             read, value = list(self._ref.read_by(step.layer)), self._ref.tensor(step.key)
-            found = None if value is None or len(read) != 1 else in_its_place(read[0], value, values)
+            if value is None or len(read) != 1:
+                continue
+            found = in_its_place(read[0], value, self._cand.of_size(others, value.size))
             if found is not None:
                 return with_words(step, *found, "candidate")
         return None
