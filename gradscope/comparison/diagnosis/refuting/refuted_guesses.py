@@ -41,7 +41,7 @@ _BY_NAME: Final = ("name", "path")
 _GUESSES: Final = ("order", "path")
 
 #: What a gradient is of which nothing that is computed from it shows that it differs.
-_TRACELESS_GRADIENT: Final = "a gradient where the function has none; nothing that is computed from it differs"
+_TRACELESS_GRADIENT: Final = "differs where its value agrees; no compared gradient computed from it differs"
 
 #: How many times as large as all errors behind it an error is that leaves no trace.
 _TRACELESS: Final = 10

@@ -222,3 +222,31 @@ def test_a_recurrence_that_is_scanned_by_halves_is_the_same() -> None:
     )
     found = gs.compare(reference, port)
     assert found.verdict == "same", found.sentence
+
+
+def _attenuated(*, ported: bool, stopped: bool = False) -> Dump:
+    """A branch of two functions and of little weight, through whose middle half of the gradient may not come back."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        with jax.named_scope("Dense_0" if ported else "fc"):
+            x = x @ weights["w"]
+        with jax.named_scope("Sine_0" if ported else "inner"):
+            y = jnp.sin(x)
+        y = 0.5 * (y + jax.lax.stop_gradient(y)) if stopped else y
+        with jax.named_scope("Tanh_0" if ported else "outer"):
+            y = jnp.tanh(y)
+        x = x + 1e-4 * y
+        with jax.named_scope("Dense_1" if ported else "head"):
+            x = x @ weights["v"]
+        return jnp.square(x).mean()
+
+    return gs.capture(loss, {"w": WEIGHTS["mix"]["w"], "v": WEIGHTS["head"]["w"]}, INPUT, origins=False)
+
+
+def test_a_gradient_that_is_added_to_a_much_larger_one_has_consequences() -> None:
+    reference = _attenuated(ported=False)
+    assert gs.compare(reference, _attenuated(ported=True)).verdict == "same"
+    found = gs.compare(reference, _attenuated(ported=True, stopped=True))
+    assert found.first_divergence.backward is not None, found.sentence
+    assert found.first_divergence.backward.name == "inner"
+    assert [row.name for row in found.rows if row.status == "different"] == ["inner"], "all others are within tolerance"
