@@ -72,6 +72,16 @@ def common_start(names: Iterable[Tokens]) -> Tokens:
     return tuple(column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns))
 
 
+def are_of_one_name(name: str, output: str) -> bool:
+    """Returns whether one of two names is the other within a collection, `batch_stats/norm/mean` for `norm/mean`.
+
+    Args:
+        name: The name of a parameter or of state.
+        output: The name of an auxiliary output.
+    """
+    return f"/{name}".endswith(f"/{output}") or f"/{output}".endswith(f"/{name}")
+
+
 def iterations_of_occurrences(names: Iterable[str], others: Iterable[str]) -> dict[str, str]:
     """Returns names with the occurrences of a scope, `block` and `block#2`, as iterations, `block[0]` and `block[1]`.
 

@@ -5,6 +5,9 @@ after positions are added. Such a pair differs, although everything that either 
 no trace: everything that is computed next from either agrees. So a pair by place that claims to be where a difference
 begins is kept where something behind it bears that out, in either program.
 
+Names that resemble each other say more than a place. What such a pair leaves no trace in may be multiplied by zero, and
+then only gradients show that it differs (`gradient_traces`). Without gradients, such a pair is kept.
+
 A difference can also vanish behind the pair, as that of a lost bias does in a batch norm. Then what the pair is
 computed from shows: a parameter that only one of the programs uses.
 
@@ -21,15 +24,15 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from gradscope.comparison.diagnosis.refuting.errors_behind import ErrorsBehind
+from gradscope.comparison.diagnosis.refuting.errors_behind import EXACT, ErrorsBehind, relative_error
+from gradscope.comparison.diagnosis.refuting.gradient_traces import GradientTraces
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources, lost_parameters, summed_parameters
 from gradscope.comparison.diagnosis.refuting.steps_apart import steps_apart
 from gradscope.comparison.diagnosis.refuting.traceless_gradients import traceless_gradients
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.manifest.json_text import as_float
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, is_gradient, key_of, split_key
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, is_gradient, key_of, split_key, subject_family
 
 #: The passes that pair by names, which may be of another step.
 _BY_NAME: Final = ("name", "path")
@@ -37,11 +40,8 @@ _BY_NAME: Final = ("name", "path")
 #: The passes that pair by places, or by names that only resemble each other.
 _GUESSES: Final = ("order", "path")
 
-#: The relative error of a loss, and of a gradient, that only rounding makes.
-_EXACT: Final = 5e-6
-
 #: What a gradient is of which nothing that is computed from it shows that it differs.
-_TRACELESS_GRADIENT: Final = "a gradient where the function has none; nothing that is computed from it differs"
+_TRACELESS_GRADIENT: Final = "differs where its value agrees; no compared gradient computed from it differs"
 
 #: How many times as large as all errors behind it an error is that leaves no trace.
 _TRACELESS: Final = 10
@@ -82,12 +82,15 @@ def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compariso
         return Unrefuted(pairing=pairing, agreeing=agreeing)
     guessed = frozenset(each.ref for each in guesses)
     known = [each for each in pairing.matched if each.ref not in guessed]
+    told = [*known, *(each for each in guesses if _is_of_agreeing(each, rows))]
     loss = _loss_error(dumps, known, rows)
     summed = summed_parameters(dumps, pairing)
     lost = lost_parameters(dumps, pairing, summed)
-    ref = _Program(dumps.ref, {dumps.ref.resolve(each.ref): rows[each.ref] for each in known}, lost, loss)
-    cand = _Program(
-        dumps.cand, {dumps.cand.resolve(key): rows[each.ref] for each in known for key in each.recipe.keys}, lost, loss
+    ref, cand = (
+        _Program(source, compared, GradientTraces(source, shown), lost, loss)
+        for source, compared, shown in zip(
+            (dumps.ref, dumps.cand), _by_owner(dumps, known, rows), _by_owner(dumps, told, rows), strict=True
+        )
     )
     ordered = sorted(values, key=lambda each: dumps.ref.entry(each.ref).site.index)
     own = {
@@ -95,10 +98,16 @@ def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compariso
         for each in ordered
     }
     borne_out: set[str] = set()
+    unclear: set[str] = set()
     traces: dict[str, float] = {}
     for match in reversed(ordered):  # a pair that is borne out bears out what it is computed from
-        error = _error(rows[match.ref])
+        error = relative_error(rows[match.ref])
         traces[match.ref] = max(program.trace(key) for program, key in own[match.ref])
+        if match.matched_by == "path":
+            by_gradients = [program.gradients.largest(key) for program, key in own[match.ref]]
+            traces[match.ref] = max(traces[match.ref], *(each or 0.0 for each in by_gradients))
+            if all(each is None for each in by_gradients):
+                unclear.add(match.ref)
         if _TRACELESS * traces[match.ref] >= error:
             borne_out.add(match.ref)
             for program, key in own[match.ref]:
@@ -114,7 +123,8 @@ def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compariso
         other_form = (
             found is not None and found.applied is False and traces[match.ref] > (rows[match.ref].tolerance or 0)
         )
-        if inherited or other_form or (match.ref in borne_out and (found is None or found.applied is False)):
+        kept = match.ref in borne_out or match.ref in unclear
+        if inherited or other_form or (kept and (found is None or found.applied is False)):
             for program, key in own[match.ref]:
                 program.differing.add(key)
         else:
@@ -123,6 +133,26 @@ def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compariso
     # A gradient that only its value pairs goes with it.
     by_place = {each.ref for each in pairing.matched if each.matched_by in _GUESSES}
     return Unrefuted(pairing=_without(dumps, pairing, by_place & refuted), agreeing=agreeing, related=related)
+
+
+def _is_of_agreeing(match: Match, rows: Mapping[str, ComparisonRow]) -> bool:
+    """Returns whether a pair is of gradients of tensors that agree, so that it is no guess."""
+    family, name = split_key(match.ref)
+    subject = subject_family(family)
+    row = None if subject is None else rows.get(key_of(subject, name))
+    return row is not None and row.status == "same"
+
+
+def _by_owner(
+    dumps: Dumps, matches: Iterable[Match], rows: Mapping[str, ComparisonRow]
+) -> tuple[dict[str, ComparisonRow], dict[str, ComparisonRow]]:
+    """Returns the rows of pairs by the keys of owners in the reference, and in the candidate."""
+    in_ref: dict[str, ComparisonRow] = {}
+    in_cand: dict[str, ComparisonRow] = {}
+    for match in matches:
+        in_ref[dumps.ref.resolve(match.ref)] = rows[match.ref]
+        in_cand |= {dumps.cand.resolve(key): rows[match.ref] for key in match.recipe.keys}
+    return in_ref, in_cand
 
 
 def _without_applied(
@@ -157,14 +187,6 @@ def _in_order(source: DumpSource, keys: Collection[str]) -> tuple[str, ...]:
     return tuple(filter(keys.__contains__, source.keys()))
 
 
-def _error(row: ComparisonRow) -> float:
-    """Returns the relative error of a pair; zero where that is rounding."""
-    if row.needed == 0.0:
-        return 0.0
-    error = as_float(row.metrics.get("rel_l2", math.inf if row.status == "different" else 0.0))
-    return math.inf if math.isnan(error) else error
-
-
 def _loss_error(dumps: Dumps, known: Iterable[Match], rows: Mapping[str, ComparisonRow]) -> float:
     """Returns the largest error of the loss and of the gradients, by which what only the loss reads is compared.
 
@@ -175,26 +197,33 @@ def _loss_error(dumps: Dumps, known: Iterable[Match], rows: Mapping[str, Compari
         return math.inf
     loss = abs(one - other) / max(abs(one), 1e-30)
     gradients = [rows[each.ref] for each in known if is_gradient(split_key(each.ref)[0])]
-    derivative = loss <= _EXACT and any(0 < (row.needed or 0.0) <= _EXACT for row in gradients)
-    return loss if derivative else max(loss, *map(_error, gradients), 0.0)
+    derivative = loss <= EXACT and any(0 < (row.needed or 0.0) <= EXACT for row in gradients)
+    return loss if derivative else max(loss, *map(relative_error, gradients), 0.0)
 
 
 class _Program:
     """_Program finds what differs before and behind a value of one dump.
 
     Attributes:
+        gradients: What the gradients that are computed from values show of them.
         differing: The values of pairs by place that are kept.
     """
 
     def __init__(
-        self, source: DumpSource, rows: Mapping[str, ComparisonRow], lost: Collection[str], loss: float
+        self,
+        source: DumpSource,
+        rows: Mapping[str, ComparisonRow],
+        gradients: GradientTraces,
+        lost: Collection[str],
+        loss: float,
     ) -> None:
+        self.gradients = gradients
         self._sources = forward_sources(source)
         self._rows = rows
         self._lost = lost
         self._exact: set[str] = set()
         self.differing: set[str] = set()
-        errors = {key: _error(row) for key, row in rows.items() if key in self._sources}
+        errors = {key: relative_error(row) for key, row in rows.items() if key in self._sources}
         self._certain = ErrorsBehind(self._sources, errors, loss)
         self._likely = ErrorsBehind(self._sources, errors, loss)
 
