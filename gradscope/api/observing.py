@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, ParamSpec, SupportsIndex, overload
+from typing import Any, Final, Literal, ParamSpec, SupportsIndex, overload
 
 import jax
 
@@ -16,7 +16,7 @@ from gradscope.capturing.records.distributed import Writer, dump_writer, reading
 from gradscope.capturing.records.measure import TensorReading
 from gradscope.capturing.run_environment import machine_provenance
 from gradscope.capturing.seen import Seen, require_observable
-from gradscope.capturing.value_and_grad import Keep, Signature, observing_value_and_grad
+from gradscope.capturing.value_and_grad import Signature, observing_value_and_grad
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.sources.memory_dump import MemoryDump
@@ -26,6 +26,9 @@ from gradscope.instrument.rewriting.core_columns import CoreStatistics
 from gradscope.naming import as_tuple
 
 Parameters = ParamSpec("Parameters")
+
+#: What a caller's own step can keep of each value.
+_OBSERVED: Final = ("stats", "tensors")
 
 
 @overload
@@ -74,15 +77,16 @@ def value_and_grad(  # noqa: PLR0917 - positional as in jax.value_and_grad
     exclude: str | Sequence[str] = (),
     families: str | Collection[str] | None = None,
     depth: int | None = None,
-    observe: Keep = "stats",
+    observe: Literal["stats", "tensors"] = "stats",
 ) -> Callable[Parameters, tuple[tuple[Any, Any], Seen[Any]]]:
     """Returns a drop-in for the function that `jax.value_and_grad` returns, which also observes.
 
     The result is pure: it composes with `jit`, `vmap`, `shard_map`, `lax.scan` and donation, and can be differentiated
     again. Value and gradients are those of `jax.value_and_grad`: bit for bit operation by operation
     (`jax.disable_jit`), else up to the rounding of fusions. `fun` is traced, as under `jit`: what is differentiated are
-    tracers in it, and so is what `jax.numpy` computes; its control flow cannot depend on the elements of these. Other
-    arguments are passed as they are.
+    tracers in it, and so is what `jax.numpy` computes; its control flow cannot depend on the elements of these. Arrays
+    of JAX that are not differentiated are traced, too, unless `fun` needs their elements: it is then called again, with
+    them as they are. Other arguments are passed as they are.
 
     Args:
         fun: Returns a real scalar, or a pair of it and a pytree if `has_aux`. Its arguments are any pytrees.
@@ -97,8 +101,7 @@ def value_and_grad(  # noqa: PLR0917 - positional as in jax.value_and_grad
         exclude: Patterns of names to leave out.
         families: Families to observe, of `activation`, `activation_grad`, `param` and `param_grad`; None for all four.
         depth: Only layers of at most so many scopes.
-        observe: "stats" for core statistics, 13 numbers in place of each tensor; "histograms" for these with a
-            histogram of magnitudes; "tensors" for the tensors.
+        observe: "stats" for core statistics, 13 numbers in place of each tensor; "tensors" for the tensors.
 
     Returns:
         A function of the arguments of `fun`. It returns `((value, gradients), seen)`, with has_aux
@@ -130,6 +133,8 @@ def value_and_grad(  # noqa: PLR0917 - positional as in jax.value_and_grad
         raise TypeError(f"expected a function, got {fun!r}")
     if reduce_axes:
         raise NotImplementedError("JAX has withdrawn reduce_axes")
+    if observe not in _OBSERVED:
+        raise UsageError(f"observe is {observe!r}", hint=f"it is one of {', '.join(_OBSERVED)}")
     signature = Signature(argnums=indices(argnums), has_aux=has_aux, holomorphic=holomorphic, allow_int=allow_int)
     spec = CaptureSpec.of(select, exclude, families, depth)
     if families is not None:

@@ -47,7 +47,8 @@ class DumpRequest:
         query: Which gradients and values other than the loss's own are computed.
         reading: How tensors are measured, and whether they are stored.
         self_check: Whether the plain program runs too.
-        explain: Whether the loss runs again where there is something to explain: a NaN, or a gradient that is zero.
+        explain: Whether the loss runs again where there is something to explain: a NaN, a gradient that is zero, or
+            rows that a table does not have.
         source: Whether the dump has the source lines of the program, with those around them.
         facts: Provenance that only the caller knows, such as the seed.
         bounds: The memory that a run may use. Where it is not enough, the loss runs in segments. None for no bound.
@@ -115,8 +116,8 @@ def dump_model(
         # The searches follow the loss's own gradients, so they would explain the wrong run for any other query. They
         # also need all values in one process.
         explained = Explanations()
-        if request.explain and not request.query and not is_part(writer):
-            explained = explanations(model.loss, prepared, session, request.bounds, timings)
+        if not request.query and not is_part(writer):
+            explained = explanations(model.loss, prepared, session, request.bounds, timings, runs=request.explain)
             for sentence in explained.failed:
                 request.notify(sentence)
         checked = None

@@ -14,9 +14,8 @@ import numpy as np
 from jax.core import Tracer
 
 from gradscope import naming
-from gradscope.capturing.execution.function_call import Call, is_traced, positions
+from gradscope.capturing.execution.function_call import Call, is_jax_array, is_traced, positions
 from gradscope.capturing.seen import Seen, Watching
-from gradscope.errors import UsageError
 from gradscope.instrument.observing_program import Observed, observing_program
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.planning import make_plan
@@ -89,17 +88,21 @@ def observing_value_and_grad(
         signature: How it is differentiated.
         spec: The selection that is observed.
         keep: What is kept of each value.
-
-    Raises:
-        UsageError: There is no such `keep`.
     """
-    if keep not in OBSERVERS:
-        raise UsageError(f"observe is {keep!r}", hint=f"it is one of {', '.join(OBSERVERS)}")
 
     @functools.wraps(function, updated=())
     def observing(*args: Any, **kwargs: Any) -> tuple[tuple[Any, Any], Seen]:
         differentiated = positions(signature.argnums, len(args))
-        call = Call(function, args, kwargs, differentiated, is_traced)
+        call = Call(function, args, kwargs, differentiated, is_jax_array)
+        try:
+            return observed(call, differentiated)
+        except _NEEDS_ELEMENTS:
+            if all(map(is_traced, jax.tree_util.tree_leaves(call.batch))):
+                raise
+        # JAX differentiates such a function, too: outside of `jit` it sees the elements of these arrays.
+        return observed(Call(function, args, kwargs, differentiated, is_traced), differentiated)
+
+    def observed(call: Call, differentiated: Sequence[int]) -> tuple[tuple[Any, Any], Seen]:
         leaves = _leaves(call, signature)
         returned = _Returned(function, call, signature)
         arrays = (call.variables, call.batch)
@@ -107,14 +110,24 @@ def observing_value_and_grad(
         plan = make_plan(trace, spec, OBSERVERS[keep])
         program, reached = observing_program(trace, plan)
         values = jax.tree_util.tree_leaves(arrays)
-        observed = program(values)
-        gradients = dict(zip(dict.fromkeys(differentiated), _gradients(call, leaves, observed), strict=True))
+        outputs = program(values)
+        gradients = dict(zip(dict.fromkeys(differentiated), _gradients(call, leaves, outputs), strict=True))
         own = tuple(gradients[position] for position in differentiated)
-        seen = _seen(Watching(trace, plan, spec, reached), observed, values)
-        return (returned.restored(observed), own[0] if isinstance(signature.argnums, int) else own), seen
+        # What is returned of a step must not keep the arrays in memory that the function closes over.
+        watching = Watching(replace(trace, constants=()), plan, spec, reached)
+        seen = _seen(watching, outputs, values)
+        return (returned.restored(outputs), own[0] if isinstance(signature.argnums, int) else own), seen
 
     return observing
 
+
+#: What JAX raises where a function needs the elements of what is traced.
+_NEEDS_ELEMENTS: Final = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 
 #: Marks a leaf, among those that a traced function returned, whose value the program computes.
 _COMPUTED: Final = object()
@@ -196,6 +209,8 @@ def _seen(watching: Watching, observed: Observed, values: Sequence[Any]) -> Seen
               for holder in ("arguments", "gradients")}  # fmt: skip
     gradients = {number: observe(observed.gradients[number], stored=True) for number in sorted(chosen["gradients"])}
     arguments = {number: observe(jnp.asarray(values[number]), stored=True) for number in sorted(chosen["arguments"])}
-    # A second differentiation of a step takes values that it observed as constants.
-    captured = observed.captured._replace(values=jax.lax.stop_gradient(observed.captured.values))
+    captured = observed.captured
+    if not watching.statistics:  # which are constants already
+        # A second differentiation of a step takes values that it observed as constants.
+        captured = captured._replace(values=jax.lax.stop_gradient(captured.values))
     return Seen(watching, observed._replace(auxiliary=[], captured=captured, gradients=gradients), arguments)

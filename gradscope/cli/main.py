@@ -19,14 +19,24 @@ from gradscope.cli.running.version import VERSION_OPTIONS, print_version
 from gradscope.cli.standard_streams import keep_stdout_for_results, open_streams
 
 
-def main() -> NoReturn:
-    """Runs the command line and exit."""
+def command() -> NoReturn:
+    """Runs the command line in a process of its own: the script `gradscope`."""
+    main(own_process=True)
+
+
+def main(*, own_process: bool = False) -> NoReturn:
+    """Runs the command line and exits.
+
+    Args:
+        own_process: Whether the process ends with the command line, and may leave without giving back what it has. A
+            program that catches `SystemExit` goes on.
+    """
     open_streams()
     ends_with = None
     if runs_model(sys.argv[1:]):
         ends_with = supervise()
         keep_stdout_for_results()
-    elif sys.argv[1:2] != ["watch"]:  # which goes on for days
+    elif own_process and sys.argv[1:2] != ["watch"]:  # which goes on for days
         leave_at_once()
     with Interrupts(ends_with) as interrupts:
         from gradscope.cli.error_boundary import guarded

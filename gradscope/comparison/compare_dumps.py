@@ -27,11 +27,12 @@ from gradscope.comparison.diagnosis.suspects.suspects import with_suspects
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.judge import Unmatched, judge, one_sided
 from gradscope.comparison.judging.loop_output_rows import loop_output_rows
+from gradscope.comparison.judging.loss_comparison import with_loss_compared
 from gradscope.comparison.judging.noise import WITHIN, DefaultLimits, in_noise_floors
 from gradscope.comparison.judging.rounding.accumulated_rounding import accumulated_tolerances
 from gradscope.comparison.judging.rounding.rounding_floors import NARROW, Floor, RoundingFloors, is_within
 from gradscope.comparison.judging.rows import ComparisonRow
-from gradscope.comparison.judging.unmatched import unmatched, with_loss_compared
+from gradscope.comparison.judging.unmatched import unmatched
 from gradscope.comparison.layout.operands import StoredOperand, counterpart
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.metrics.evidence import PairEvidence, evidence_of

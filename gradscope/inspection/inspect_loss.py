@@ -92,7 +92,7 @@ class _Inspector:
     Args:
         trace: The traced loss.
         residual_bytes: Bytes that the forward pass keeps for the backward pass; None where there is no backward pass.
-        answered: The resolved query; None without a query.
+        resolved: The resolved query; None without a query.
         operations: Whether operations have facts in addition to layers.
     """
 

@@ -1,5 +1,4 @@
 """`describe` prints what the engine makes of a model: frames, layers, sites and plan, for the engine's developers.
-For developers of the engine.
 
     python -m gradscope.instrument.describe TARGET [--ops] [--batch-size N]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -12,6 +11,7 @@ from gradscope.dump.manifest.manifest import Entry, Layer, Ledger, Manifest
 from gradscope.dump.record import Json
 from gradscope.errors import DumpError
 from gradscope.naming import key_of
+from gradscope.stats.power import Power, combined_power
 from gradscope.stats.tensor_stats import TensorStats
 
 
@@ -64,6 +64,7 @@ def _merged_layer(calls: Sequence[Layer]) -> Layer:
 
 
 def _merged_rms(name: str, calls: Iterable[Layer]) -> float:
-    """Returns the root mean square over the elements of all calls."""
-    found = [(call.rms[name], call.elements[name]) for call in calls if name in call.rms]
-    return math.sqrt(sum(rms**2 * elements for rms, elements in found) / sum(elements for _, elements in found))
+    """Returns the root mean square over the elements of all calls; 0 where there are none."""
+    powers = (Power(call.rms[name], call.elements.get(name, 0)) for call in calls if name in call.rms)
+    found = combined_power(powers)
+    return 0.0 if found is None else found.rms

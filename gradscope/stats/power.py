@@ -1,4 +1,7 @@
-"""Adds up the squares of several tensors, for the root mean square over all inputs or outputs of a layer."""
+"""Computes the root mean square over several tensors: all inputs, or all outputs, of a layer.
+
+The squares themselves are never added up: that of a float64 above 1e154 is more than float64 holds.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,15 @@ from gradscope.stats.tensor_stats import TensorStats
 
 
 class Power(NamedTuple):
-    """A `Power` has the sum of squares and the number of a tensor's finite elements."""
+    """A `Power` has the root mean square and the number of a tensor's finite elements."""
 
-    sum_of_squares: float
+    rms: float
     elements: int
-
-    @property
-    def rms(self) -> float:
-        """Root mean square of the elements; there is at least one."""
-        return math.sqrt(self.sum_of_squares / self.elements)
 
 
 def power_of(stats: TensorStats) -> Power | None:
     """Returns the power of a tensor from its statistics; None for integers, which have no moments."""
-    return None if stats.l2 is None else Power(stats.l2**2, stats.finite)
+    return None if stats.rms is None else Power(stats.rms, stats.finite)
 
 
 def combined_power(powers: Iterable[Power | None]) -> Power | None:
@@ -31,4 +29,7 @@ def combined_power(powers: Iterable[Power | None]) -> Power | None:
     found = [power for power in powers if power is not None]
     if not found:
         return None
-    return Power(sum(power.sum_of_squares for power in found), sum(power.elements for power in found))
+    elements = sum(power.elements for power in found)
+    # Of a single tensor this is its own root mean square, bit for bit.
+    rms = math.hypot(*(power.rms * math.sqrt(power.elements / elements) for power in found)) if elements else 0.0
+    return Power(rms, elements)

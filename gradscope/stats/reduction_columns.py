@@ -9,6 +9,7 @@ from gradscope.arrays.histograms import BINS, MagnitudeHistogram
 from gradscope.arrays.magnitudes import Magnitudes
 from gradscope.arrays.moments import Moments
 from gradscope.arrays.reductions import Extremes, NonFinite, Reduction
+from gradscope.dump.manifest.json_fields import MOST_AXES
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.record import Json
 from gradscope.errors import DumpError
@@ -30,9 +31,12 @@ def shape_of(columns: Mapping[str, Json]) -> tuple[int, ...]:
     """Returns the shape of the tensor that the columns describe.
 
     Raises:
-        DumpError: The shape is missing, or not a list of sizes.
+        DumpError: The shape is missing, or not a list of sizes, or of more than any array has.
     """
-    return _counts(columns, "shape")
+    shape = _counts(columns, "shape")
+    if len(shape) > MOST_AXES:
+        raise DumpError(f"the statistics of a tensor state {len(shape)} axes, more than {MOST_AXES}")
+    return shape
 
 
 def reduction_of(columns: Mapping[str, Json], size: int) -> Reduction:

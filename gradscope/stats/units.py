@@ -10,6 +10,7 @@ The derivative of the primitive is at most 0.02 there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -28,6 +29,9 @@ MARGIN: Final = 0.01
 
 #: Share of zeros among the elements of a softmax above which a mask is why.
 _MASKED: Final = 0.25
+
+#: The number of terms from which on their sum is that of a series, which is right to eleven digits there.
+_MANY: Final = 10_000
 
 #: Lower and upper limit of each JAX primitive that saturates.
 LIMITS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
@@ -104,8 +108,15 @@ def concentration(entries: int, together: float, zeros: float) -> float:
     """
     masked = zeros > _MASKED
     # Of a causal mask, position t leaves t shares, whose sum of squares is at least 1 / t.
-    equal = sum(1 / n for n in range(1, entries + 1)) / entries if masked else 1 / entries
+    equal = _harmonic(entries) / entries if masked else 1 / entries
     return (together - equal) / (1 - equal)
+
+
+def _harmonic(terms: int) -> float:
+    """Returns the sum of 1, 1 / 2, 1 / 3, and so on."""
+    if terms < _MANY:
+        return sum(1 / term for term in range(1, terms + 1))
+    return math.log(terms) + np.euler_gamma + 1 / (2 * terms)
 
 
 def _rows(array: np.ndarray[Any, Any]) -> Iterator[Array]:

@@ -122,6 +122,12 @@ def in_shell(line: str, folder: Path) -> Finished:
     return Finished(status=done.returncode, output=done.stdout, errors=done.stderr)
 
 
+def largest_file(kib: int) -> str:
+    """A line of shell after which no file may have more KiB."""
+    # Python keeps as much of a module's bytecode as such a limit lets it write, which no later process can read.
+    return f"export PYTHONDONTWRITEBYTECODE=1; ulimit -f {kib}"
+
+
 def in_terminal(*arguments: object, folder: Path, columns: int, **environment: str) -> Finished:
     """Run `gradscope ARGUMENTS` in a folder, in this process, in a terminal of some width.
 

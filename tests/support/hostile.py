@@ -1,7 +1,8 @@
 """The hostile corpus: files that break lenient readers, made byte by byte, each with the error that it must cause.
 
 `FOREIGN` contains zip files without a manifest, and files that are not zip files. `OURS` contains dumps in which one
-fact is altered and everything else, offsets and checksums included, is consistent.
+fact is altered and everything else, offsets and checksums included, is consistent. `MANIFESTS` are consistent, too, and
+are read: their numbers are those of no tensor.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import pickle
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
+from gradscope.dump.manifest.operation_facts.saturation import Saturation
+from gradscope.dump.record import Json, Record, SiteFacts
 from gradscope.dump.storage.partial_file import PartialFile
 from gradscope.dump.zip.zip_writer import Payload, ZipWriter
 from tests.support.dumps import npy, some_of_everything, write
@@ -258,9 +262,14 @@ OURS: dict[str, tuple[Alteration, str]] = {
 }
 
 
-def relaid(folder: Path, alter: Alteration) -> Path:
+def of_one_hash(number: int) -> list[int]:
+    """Returns a shape that has the hash of all others, as Python takes integers modulo 2**61 - 1."""
+    return [1] * 22 + [1 + (2**61 - 1) * (number // 4**axis % 4) for axis in range(8)]
+
+
+def relaid(folder: Path, alter: Alteration, records: Sequence[Record] = ()) -> Path:
     """Writes a dump whose manifest or members are altered, with everything else as the writer would write it."""
-    path = write(folder / "altered.npz", [*some_of_everything(), _last()])
+    path = write(folder / "altered.npz", records or [*some_of_everything(), _last()])
     with zipfile.ZipFile(path) as archive:
         members = {each.filename: archive.read(each) for each in archive.infolist()}
         facts = {each.filename: _facts(each.extra) for each in archive.infolist()}
@@ -287,3 +296,70 @@ def _last() -> Any:
 
 def _facts(extra: bytes) -> bytes:
     return extra[4:] if extra[:2] == b"GS" else b""
+
+
+def _value(*shape: int, primitive: str = "div", **stats: Json) -> Entry:
+    site = SiteFacts(index=1, primitive=primitive)
+    return Entry(family="activation", name="value", shape=shape, dtype="float32", stats=stats, site=site)
+
+
+def _before_kernels(*values: Entry, rms: dict[str, float] | None = None) -> Manifest:
+    """Returns values before two layers with a kernel: what is inside of a model, and no answer."""
+    made = {
+        "k": ("activation", (4, 8)),
+        "w": ("param", (16, 8)),
+        "k2": ("activation", (4, 8)),
+        "w2": ("param", (16, 8)),
+    }
+    kernels = (
+        Entry(
+            family=family,
+            name=name,
+            shape=shape,
+            dtype="float32",
+            stats={},
+            site=SiteFacts(index=1000, primitive="dot_general"),
+        )
+        for name, (family, shape) in made.items()
+    )
+    layers = (
+        Layer(path="k", index=1000, params=("w",), outputs=("k",), rms=rms or {}),
+        Layer(path="k2", index=2000, params=("w2",), outputs=("k2",), rms={"in": 1.0, "out": 1.0}),
+    )
+    return Manifest(entries=(*values, *kernels), layers=layers)  # fmt: skip
+
+
+_DIGITS = f"k[{'9' * 5000}]"
+
+MANIFESTS: dict[str, Manifest] = {
+    "softmax of a row without end": _before_kernels(
+        _value(2, 2**62, mean=2.0**-62, min=0, max=0.5, size=1, zeros=1, rms=0.1)
+    ),
+    "units without elements": Manifest(entries=(_value(2, 0, dead=0.9),)),
+    "softmax without a size": _before_kernels(_value(2, 4, mean=0.25, min=0.1, max=0.5)),
+    "softmax with a square beyond float64": _before_kernels(
+        _value(2, 4, mean=0.25, min=0.1, max=0.5, size=8, rms=1e200)
+    ),
+    "gain with a square beyond float64": _before_kernels(rms={"in": 1.0, "out": 1e200}),
+    "gain below zero": _before_kernels(rms={"in": -1.0, "out": 100.0}),
+    "bias with a spread of nothing": Manifest(
+        entries=tuple(
+            Entry(family="param", name=name, shape=shape, dtype="float32", site=SiteFacts(index=0),
+                  stats={"size": 8, "std": 0.0, "rms": -1.0, "amax": -1.0})
+            for name, shape in (("b", (8,)), ("w", (8, 8)))
+        )
+    ),
+    "index of five thousand digits": Manifest(
+        entries=(
+            Entry(family="activation", name=_DIGITS, shape=(4, 8), dtype="float32", stats={},
+                  site=SiteFacts(index=1, layer=_DIGITS, iteration=(9,))),
+            Entry(family="param", name="w", shape=(16, 8), dtype="float32", stats={}, site=SiteFacts(index=1)),
+        ),
+        layers=(Layer(path=_DIGITS, index=1, params=("w",), outputs=(_DIGITS,)),),
+    ),
+    "layer around itself": Manifest(
+        entries=(),
+        layers=(Layer(path="a", index=0, parent="b"), Layer(path="b", index=0, parent="a")),
+        saturations=(Saturation(function="softmax", index=1, saturated=1.0, layer="a"),),
+    ),
+}  # fmt: skip

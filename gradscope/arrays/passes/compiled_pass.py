@@ -76,8 +76,8 @@ class _Loading:
                 self._reduced += worth
                 self._begin_if_worth(self._reduced)
                 if self._begun is not None:
-                    self._kernel = self._begun.result()
                     self._tried = True
+                    self._kernel = self._begun.result()
         return self._kernel
 
     def _begin_if_worth(self, worth: float) -> None:
@@ -95,7 +95,7 @@ def expect_reductions(size_bytes: int) -> None:
     """Loads the compiled loops in the background, if a process that will reduce so many bytes is faster with them.
 
     Args:
-        size_bytes: The bytes of arrays that will be reduced with magnitudes.
+        size_bytes: The bytes of the arrays that will be reduced with magnitudes, of any dtype.
     """
     _loading.expect(size_bytes)
 
@@ -113,22 +113,22 @@ def _loaded() -> ModuleType | None:
     try:
         from numba.core import config  # noqa: PLC0415 - see the module's docstring
         from numba.core.errors import NumbaError  # noqa: PLC0415
-    except ImportError:  # also an installed one that does not know this NumPy
+    except (ImportError, AttributeError, OSError, SystemError):  # also an installed one that does not know this NumPy
         return None
     settings: Any = config
     if settings.DISABLE_JIT:
         return None
-    kept = settings.CACHE_DIR
     try:
-        # For the time of the import: the model's own functions are kept where the user wants them.
-        settings.CACHE_DIR = str(cache_folder(_KEPT_IN))
-        from gradscope.arrays.passes import block_kernel  # noqa: PLC0415 - see the module's docstring
-
+        kept, settings.CACHE_DIR = settings.CACHE_DIR, str(cache_folder(_KEPT_IN))
+        try:
+            # For the time of the import, in which numba asks where functions are kept: it keeps the model's own where
+            # the user wants them, and the model may be running.
+            from gradscope.arrays.passes import block_kernel  # noqa: PLC0415 - see the module's docstring
+        finally:
+            settings.CACHE_DIR = kept
         _reduced(block_kernel, np.int32(0), np.empty(1, np.float32), magnitudes=False)
     except (OSError, RuntimeError, EOFError, UnpicklingError, NumbaError):  # a cache that cannot be used, say
         return None
-    finally:
-        settings.CACHE_DIR = kept
     return block_kernel
 
 

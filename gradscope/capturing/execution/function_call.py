@@ -1,8 +1,8 @@
 """Calls of any function are brought into the form in which losses are traced: `loss(variables, batch)`.
 
-The *variables* are the arguments that are differentiated; the *batch* is the arrays among all other arguments. What is
-not an array (a bool, an int, a string, a function) is not traced: the function receives it as the caller passed it, so
-that `if train:` works.
+The *variables* are the arguments that are differentiated; the *batch* is the arrays among all other arguments, all of
+them or those of JAX alone. What is not part of it (a bool, an int, a string, a function) is not traced: the function
+receives it as the caller passed it, so that `if train:` works.
 
 A single differentiated argument is the variables itself, whose leaves keep their names. Of several, each leaf's name
 begins with the name of its argument, `encoder/kernel`, so that no two have the same. The batch is made likewise of the
@@ -171,6 +171,11 @@ def is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray) and is_traceable(leaf)
 
 
+def is_jax_array(leaf: Any) -> bool:
+    """Returns whether a leaf is an array of JAX, traced or not."""
+    return isinstance(leaf, jax.Array)
+
+
 def is_traced(leaf: Any) -> bool:
     """Returns whether a leaf is traced already, by a transformation around the call."""
     return isinstance(leaf, Tracer)
@@ -180,7 +185,7 @@ def is_traceable(leaf: Any) -> bool:
     """Returns whether a leaf is of a type that JAX has: an array that is not of strings or objects, or a number."""
     try:
         jax.typeof(leaf)
-    except TypeError:
+    except (TypeError, ValueError, OverflowError):  # ValueError: a masked array; OverflowError: an int of more bits
         return False
     return True
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscope import naming
+from gradscope.capturing.explain.attempt import Attempt
 from gradscope.capturing.explain.zeros.neighbourhood import observe_gradients
 from gradscope.dump.manifest.operation_facts.out_of_bounds import OutOfBounds
 from gradscope.primitive_groups import COPIES
@@ -49,18 +50,22 @@ class _LookUp(NamedTuple):
     facts: OutOfBounds
 
 
-def out_of_bounds(trace: Trace, leaves: Sequence[Any], *, runs: bool) -> tuple[OutOfBounds, ...]:
+def out_of_bounds(trace: Trace, leaves: Sequence[Any], *, most_bytes: int) -> tuple[OutOfBounds, ...]:
     """Returns the look-ups in tables of parameters by indices beyond them, one for each table and array of the batch.
+
+    Those that are masked are left out where the loss can run again to find them.
 
     Args:
         trace: The loss.
         leaves: Its flat arguments; None for those that are not known.
-        runs: Whether the loss may run again where there are any, to leave out those that are masked.
+        most_bytes: The most bytes that may be observed when it runs again; 0 where it may not.
     """
     found = list(_Search(trace, leaves).found())
-    if found and runs and all(leaf is not None for leaf in leaves):
-        observed = observe_gradients(trace, leaves, [each.rows for each in found])
-        found = [each for each in found if _matters(each, observed.cotangent(each.rows, ()))]
+    if found and most_bytes and all(leaf is not None for leaf in leaves):
+        with Attempt():  # the look-ups are known without it
+            observed = observe_gradients(trace, leaves, [each.rows for each in found], most_bytes)
+            if observed is not None:
+                found = [each for each in found if _matters(each, observed.cotangent(each.rows, ()))]
     by_names: dict[tuple[str, str | None], OutOfBounds] = {}
     for each in found:
         by_names.setdefault((each.facts.input, each.facts.table), each.facts)

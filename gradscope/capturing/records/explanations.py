@@ -37,7 +37,13 @@ class Explanations:
 
 
 def explanations(
-    loss: Callable[[Any, Any], Any], prepared: Prepared, session: Session, bounds: Bounds | None, timings: Timings
+    loss: Callable[[Any, Any], Any],
+    prepared: Prepared,
+    session: Session,
+    bounds: Bounds | None,
+    timings: Timings,
+    *,
+    runs: bool,
 ) -> Explanations:
     """Returns what there is to explain in a run, as far as it can be found out; never raises.
 
@@ -48,25 +54,27 @@ def explanations(
         bounds: The memory that a run may use; None for no bound. Where there is one, the complete model does not run
             again to find gradients that are zero but for rounding, and look-ups that are masked.
         timings: Receives the seconds of each search.
+        runs: Whether the loss may run again at all.
     """
     origins: tuple[Origin, ...] = ()
     causes: tuple[Cause, ...] = ()
     beyond: tuple[OutOfBounds, ...] = ()
     failed: list[str] = []
-    if session.nonfinite:
+    if runs and session.nonfinite:
         with timings.phase("search for the origin"), Attempt() as attempt:
             origins = find_origins(loss, prepared, session.flags, finite=math.isfinite(session.loss() or 0.0))
         failed += [f"where the first NaN or Inf began {attempt.failure}"] if attempt.failure else []
-    if session.zeros:
+    if runs and session.zeros:
         with timings.phase("explain"), Attempt() as attempt:
             causes = session.causes(MOST_BYTES if bounds is None else min(bounds.run_bytes, MOST_BYTES))
         failed += [f"why gradients are zero {attempt.failure}"] if attempt.failure else []
-    if not session.nonfinite and bounds is None:
+    if runs and not session.nonfinite and bounds is None:
         with timings.phase("explain"), Attempt() as attempt:
             found = rounding_causes(session.run, session.gradients, [each for each in causes if cancels(each)])
             causes = tuple({(each.family, each.name): each for each in (*causes, *found)}.values())
         failed += [f"why gradients are small {attempt.failure}"] if attempt.failure else []
     with timings.phase("explain"), Attempt() as attempt:
-        beyond = out_of_bounds(prepared.resolved.trace, prepared.leaves, runs=bounds is None)
+        most_bytes = MOST_BYTES if runs and bounds is None else 0
+        beyond = out_of_bounds(prepared.resolved.trace, prepared.leaves, most_bytes=most_bytes)
     failed += [f"whether indices are out of bounds {attempt.failure}"] if attempt.failure else []
     return Explanations(origins=origins, causes=causes, out_of_bounds=beyond, failed=tuple(failed))

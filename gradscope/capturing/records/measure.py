@@ -148,7 +148,7 @@ class CoreReading:
             return Measured(pending, pending.records, None)
         numbers = core_numbers(pending.observation.full())
         # The numbers are those of complete tensors in every process, and count once.
-        power = Power(numbers.rms**2 * numbers.finite, numbers.finite) if jax.process_index() == 0 else None
+        power = Power(numbers.rms, numbers.finite) if jax.process_index() == 0 else None
         records = pending.records
         if records:
             stats = stats_from_core(records[0].shape, records[0].dtype, numbers)

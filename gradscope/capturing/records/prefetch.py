@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Generic, NamedTuple, TypeVar
 
 Item = TypeVar("Item")
@@ -39,19 +41,46 @@ def in_order(
     Args:
         function: Run in a thread; this is useful where NumPy or a file releases the interpreter lock. Its exception is
             raised when the results before it have been consumed.
-        items: Iterated in the caller's thread.
+        items: Iterated in the caller's thread. Their exception, too, is raised when the results before it have been
+            consumed: they may be the results of another thread.
         ahead: How far the thread runs ahead of the caller.
         size_of: Returns the bytes of an item.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="gradscope") as pool:
         under_way: deque[_Batch[Result]] = deque()
-        for batch in _batches(items, ahead, size_of):
+        failure = _Failure()
+        for batch in _batches(_until(failure, items), ahead, size_of):
             results: list[Result] = []
             under_way.append(_Batch(results, pool.submit(results.extend, map(function, batch))))
             if len(under_way) >= ahead.batches:
                 yield from under_way.popleft().wait()
         while under_way:
             yield from under_way.popleft().wait()
+        failure.reraise()
+
+
+class _Failure(AbstractContextManager[None]):
+    """A `_Failure` is a context that ends with an exception, which is raised later."""
+
+    def __init__(self) -> None:
+        self._error: Exception | None = None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        self._error = error if isinstance(error, Exception) else None
+        return self._error is not None
+
+    def reraise(self) -> None:
+        """Raises the exception, if there was one."""
+        if self._error is not None:
+            raise self._error
+
+
+def _until(failure: _Failure, items: Iterable[Item]) -> Iterator[Item]:
+    """Yields items until drawing one fails."""
+    with failure:
+        yield from items
 
 
 class _Batch(NamedTuple, Generic[Result]):

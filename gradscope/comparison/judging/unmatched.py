@@ -11,14 +11,14 @@ one that `numpy.savez` wrote, needs the first two no more than that: it has no l
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, reduce
 
 from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.judging.judge import Unmatched
+from gradscope.comparison.judging.loss_comparison import is_loss, losses_agree
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, is_of_jax
 from gradscope.comparison.pairing.values.sums import sums
@@ -101,7 +101,7 @@ def _coarsest(source: DumpSource) -> str:
 
 def _losses_agree(dumps: Dumps) -> bool:
     one, other = dumps.ref.manifest.loss, dumps.cand.manifest.loss
-    return one is not None and other is not None and abs(one - other) <= loss_tolerance(dumps) * abs(one)
+    return one is not None and other is not None and losses_agree(one, other, loss_tolerance(dumps))
 
 
 def loss_tolerance(dumps: Dumps) -> float:
@@ -240,50 +240,6 @@ def _why_between(key: str, owner: str, own: _PairedDump, other: _PairedDump) -> 
         return "the gradient of the loss is one on either side"
     # A gradient is a step in between where its value is, and what is computed from the gradient agrees.
     return "a step between tensors that agree" if own.lies_between(start) and own.lies_between(owner) else ""
-
-
-def is_loss(source: DumpSource, key: str) -> bool:
-    """Returns whether a value is the loss of a dump: the one number that has it, and from which nothing is computed.
-
-    Args:
-        source: The dump.
-        key: The key of a value.
-    """
-    if not source.has_tensor(key):
-        return False
-    entry, loss = source.entry(source.resolve(key)), source.manifest.loss
-    if loss is None or entry.shape or entry.family != ACTIVATION:
-        return False
-    made_of = sources_of(source.manifest.layers)
-    read = (each for made, each in made_of.items() if not is_gradient(split_key(made)[0]))
-    return float(source.array(key)) == loss and not any(source.resolve(key) in each for each in read)
-
-
-def with_loss_compared(dumps: Dumps, row: ComparisonRow) -> ComparisonRow:
-    """Returns the row of a value that only the reference has; where that is a loss that differs, with the difference.
-
-    A program can have a scope around its loss where the other has none. Every candidate has a loss.
-
-    Args:
-        dumps: The dumps.
-        row: The row of a value that the reference has without a counterpart.
-    """
-    key, other = key_of(row.family, row.name), dumps.cand.manifest.loss
-    if not row.counts or row.family != ACTIVATION or other is None or not is_loss(dumps.ref, key):
-        return row
-    dtype, loss = dumps.ref.entry(dumps.ref.resolve(key)).dtype, float(dumps.ref.array(key))
-    error = abs(other - loss) / abs(loss) if loss and math.isfinite(other - loss) else math.inf
-    tolerance = default_tolerance(ACTIVATION, dtype, dtype, reduced=False)
-    if other == loss or error <= tolerance:
-        return row
-    return replace(
-        row,
-        status="different",
-        metrics={"rel_l2": error, "nonfinite_mismatch": 0},
-        tolerance=tolerance,
-        needed=error,
-        why=f"the losses are {loss:.6g} and {other:.6g}",
-    )
 
 
 def _total_gradients(key: str, own: _PairedDump) -> list[str]:

@@ -23,6 +23,7 @@ from gradscope.comparison.pairing.values.equal_classes import equal_classes
 from gradscope.comparison.pairing.values.equality import Equality
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import ACTIVATION, AUX, INPUT, PARAM, STATE, TENSOR, gradient_family, split_key
+from gradscope.naming.numbering import number_of
 
 #: The families that a tensor of a foreign file may belong to, the likeliest first.
 _VALUES: Final = (PARAM, STATE, INPUT, ACTIVATION, AUX)
@@ -65,8 +66,8 @@ class _FamilyNames:
         rows: defaultdict[tuple[str, int], dict[int, str]] = defaultdict(dict)
         for key, tokens in self.tokens.items():
             for position, token in enumerate(tokens):
-                if token.isdecimal():
-                    rows[spelt((*tokens[:position], *tokens[position + 1 :])), position][int(token)] = key
+                if (number := number_of(token)) is not None:
+                    rows[spelt((*tokens[:position], *tokens[position + 1 :])), position][number] = key
         found: defaultdict[str, list[list[str]]] = defaultdict(list)
         for (form, _), row in rows.items():
             if sorted(row) == list(range(len(row))):

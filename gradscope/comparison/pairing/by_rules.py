@@ -15,6 +15,7 @@ from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
 from gradscope.naming import PARAM, key_of, split_key
+from gradscope.naming.numbering import NUMBER, number_of
 from gradscope.naming.patterns import Pattern
 
 _BRACES: Final = re.compile(r"\{\{|\}\}|\{(\w+)\}")
@@ -160,5 +161,5 @@ def _literal(name: str) -> str:
 
 def _by_numbers(key: str) -> list[tuple[bool, int, str]]:
     """Returns a sort key that orders names by their numbers: `h.9` before `h.10`."""
-    parts = re.split(r"(\d+)", key)
-    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
+    parts = [(number_of(part), part) for part in re.split(rf"({NUMBER})", key)]
+    return [(number is not None, number or 0, part) for number, part in parts]

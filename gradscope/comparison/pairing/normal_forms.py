@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from itertools import chain, pairwise, takewhile
 from typing import Final, TypeAlias
 
+from gradscope.naming.numbering import number_of
+
 #: The words and numbers of a name, in order.
 Tokens: TypeAlias = tuple[str, ...]
 
@@ -70,6 +72,16 @@ def common_start(names: Iterable[Tokens]) -> Tokens:
     return tuple(column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns))
 
 
+def are_of_one_name(name: str, output: str) -> bool:
+    """Returns whether one of two names is the other within a collection, `batch_stats/norm/mean` for `norm/mean`.
+
+    Args:
+        name: The name of a parameter or of state.
+        output: The name of an auxiliary output.
+    """
+    return f"/{name}".endswith(f"/{output}") or f"/{output}".endswith(f"/{name}")
+
+
 def iterations_of_occurrences(names: Iterable[str], others: Iterable[str]) -> dict[str, str]:
     """Returns names with the occurrences of a scope, `block` and `block#2`, as iterations, `block[0]` and `block[1]`.
 
@@ -90,10 +102,10 @@ def iterations_of_occurrences(names: Iterable[str], others: Iterable[str]) -> di
         return renamed
     for name in names:
         parts: list[str] = []
-        for number, part in enumerate(name.split("/")):
+        for position, part in enumerate(name.split("/")):
             base, _, occurrence = part.partition("#")
-            path = "/".join((*name.split("/")[:number], base))
-            index = int(occurrence) - 1 if occurrence.isdecimal() else 0
+            path = "/".join((*name.split("/")[:position], base))
+            index = 0 if (number := number_of(occurrence)) is None else number - 1
             parts.append(f"{base}[{index}]" if path in repeated else part)
         if "/".join(parts) != name:
             renamed[name] = "/".join(parts)

@@ -159,11 +159,11 @@ _STORED: Final[Readers] = {
     "offset": Fields.count,
     "size_bytes": Fields.count,
 }
-_SHARD: Final[Readers] = {"of": Fields.text, "whole": Fields.counts, "start": Fields.counts}
+_SHARD: Final[Readers] = {"of": Fields.text, "whole": Fields.sizes, "start": Fields.sizes}
 _ENTRY: Final[Readers] = {
     "family": Fields.text,
     "name": Fields.text,
-    "shape": Fields.counts,
+    "shape": Fields.sizes,
     "dtype": Fields.text,
     "stats": Fields.statistics,
     "site": _site,

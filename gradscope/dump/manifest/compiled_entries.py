@@ -20,7 +20,7 @@ from itertools import chain, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from gradscope.dump.manifest.json_fields import LARGEST
+from gradscope.dump.manifest.json_fields import LARGEST, MOST_AXES
 from gradscope.dump.manifest.json_text import most_names, require_small
 from gradscope.dump.manifest.manifest import Entry, Manifest, Stored
 from gradscope.dump.manifest.packed_statistics import EqualTexts, Packer, Values
@@ -76,11 +76,13 @@ def compiled_entries(text: bytes | bytearray, *, histograms: bool = True) -> Com
     try:
         parts = decoders.parts.decode(text)
         entries: tuple[Entry, ...] = getattr(parts, _ENTRIES)
+        if not _within_limits(entries):
+            return None
         named = _with_statistics(entries, decoders)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     others = {name: bytes(raw) for name in _others() if (raw := getattr(parts, name)) is not msgspec.UNSET}
-    if named is None or not _within_limits(entries):
+    if named is None:
         return None
     if 1 + len(others) + sum(map(_most, others.values())) + _named(entries) + named != most_names(text):
         return None
@@ -205,19 +207,21 @@ def _stated(kind: type[DataclassInstance], values: Sequence[object]) -> int:
 
 
 def _within_limits(entries: Sequence[Entry]) -> bool:
-    """Returns whether no count is larger than a size can be, and none is negative."""
+    """Returns whether no count is larger than a size can be, none is negative, and no array has too many axes."""
     # Column by column, which takes a tenth of the time.
     sites = [entry.site for entry in entries]
     stored = [entry.stored for entry in entries if entry.stored is not None]
     shards = [entry.shard for entry in entries if entry.shard is not None]
+    shapes = [*map(attrgetter("shape"), entries)]
+    shapes += [shape for each in shards for shape in (each.whole, each.start)]
     counts = [
         *map(attrgetter("index"), sites),
         *chain.from_iterable(map(attrgetter("iteration"), sites)),
-        *chain.from_iterable(map(attrgetter("shape"), entries)),
+        *chain.from_iterable(shapes),
         *chain.from_iterable(map(attrgetter(name), stored) for name in ("crc32", "offset", "size_bytes")),
-        *(count for each in shards for count in (*each.whole, *each.start)),
     ]
-    return min(counts, default=0) >= 0 and max(counts, default=0) <= LARGEST
+    axes = max(map(len, shapes), default=0)
+    return axes <= MOST_AXES and min(counts, default=0) >= 0 and max(counts, default=0) <= LARGEST
 
 
 def _are_small(column: Values | ValuesView[Json]) -> bool:

@@ -20,6 +20,9 @@ Made = TypeVar("Made", bound="DataclassInstance")
 #: Largest integer that is accepted: no file offset, count or size can be larger.
 LARGEST: Final = 2**63 - 1
 
+#: The most axes of a shape that is accepted: no array of NumPy has more.
+MOST_AXES: Final = 64
+
 
 @cache
 def _field_names(kind: type[DataclassInstance]) -> tuple[frozenset[str], frozenset[str]]:
@@ -111,6 +114,11 @@ class Fields:
         if isinstance(value, list) and all(map(_is_count, value)):
             return tuple(cast("list[int]", value))
         return self._refuse(name, "a list of counts")
+
+    def sizes(self, name: str) -> tuple[int, ...]:
+        """Returns a list of integers that are not negative, one for each axis of an array."""
+        found = self.counts(name)
+        return found if len(found) <= MOST_AXES else self._refuse(name, f"a list of at most {MOST_AXES} counts")
 
     def texts(self, name: str) -> tuple[str, ...]:
         """Returns a list of strings."""

@@ -203,18 +203,21 @@ def _usual_agreements(
         if names != [*map(member_name, entries)]:
             return None
         kinds = [
-            (prefix, (entry.dtype, entry.shape, each.dtype), size_bytes, fact)
+            (prefix, entry.dtype, each.dtype, size_bytes, fact)
             for (_, prefix), entry, each, size_bytes, fact in zip(
                 found, entries.values(), stored, sizes, facts, strict=True
             )
         ]
-        known = {kind: _agreed(*kind) for kind in {*kinds}}  # tensors of one shape and dtype need one check
+        # Tensors of one shape and dtype need one check. A kind has no shape of the manifest's: any number of these may
+        # have one hash. Bytes and texts are hashed with a secret.
+        known = {kind: _agreed(*kind) for kind in {*kinds}}
     except (DumpError, UsageError):
         return None
     agreed = [known[kind] for kind in kinds]
     behind = [offset + each.header.header_bytes for (offset, _), each in zip(found, agreed, strict=True)]
     same = (
-        [each.crc32 for each in stored] == crcs
+        [entry.shape for entry in entries.values()] == [each.shape for each in agreed]
+        and [each.crc32 for each in stored] == crcs
         and [each.offset for each in stored] == behind
         and [each.size_bytes for each in stored] == [each.data_bytes for each in agreed]
     )
@@ -244,7 +247,9 @@ def _each_agreement(
         for (key, entry), each in zip(entries.items(), stored, strict=True):
             member, (offset, prefix) = directory.members[each.member], starts[each.member]
             _require_same_member(key, each, member)
-            agreed = _agreed(prefix, (entry.dtype, entry.shape, each.dtype), member.size_bytes, member.facts)
+            agreed = _agreed(prefix, entry.dtype, each.dtype, member.size_bytes, member.facts)
+            if entry.shape != agreed.shape:
+                raise DumpError(f"its manifest states shape {entry.shape}, its header {agreed.header.shape}")
             if (each.offset, each.size_bytes) != (offset + agreed.header.header_bytes, agreed.data_bytes):
                 raise DumpError("its manifest and the zip directory disagree on its offset or size")
             found.append(agreed)
@@ -255,32 +260,33 @@ def _each_agreement(
 
 
 class _Agreed(NamedTuple):
-    """_Agreed has the header of a stored array, the bytes of its elements, and their dtype in the file."""
+    """_Agreed has the header of a stored array, the bytes of its elements, their dtype in the file, and the shape."""
 
     header: NpyHeader
     data_bytes: int
     stored: np.dtype[Any]
+    shape: tuple[int, ...]
 
 
-def _agreed(prefix: bytes, stated: tuple[str, tuple[int, ...], str], size_bytes: int, facts: bytes) -> _Agreed:
+def _agreed(prefix: bytes, logical: str, descriptor: str, size_bytes: int, facts: bytes) -> _Agreed:
     """Returns what the start of a member says, after checking that its entry and the zip directory say it, too.
 
     Args:
         prefix: The first bytes of the member.
-        stated: The dtype and the shape in its entry, and the descriptor of the stored dtype.
+        logical: The dtype in its entry.
+        descriptor: That of the stored dtype there.
         size_bytes: The member's size.
         facts: The member's facts.
 
     Raises:
         DumpError: They disagree.
     """
-    (logical, shape, descriptor), header = stated, parse_npy_header(prefix)
+    header = parse_npy_header(prefix)
     if header.header_bytes + header.data_bytes != size_bytes:
         raise DumpError(f"its shape {header.shape} and its {size_bytes} bytes do not agree")
-    if (header.shape[:-1] if is_key(logical) else header.shape) != shape:
-        raise DumpError(f"its manifest states shape {shape}, its header {header.shape}")
     if not storable(logical) or not stored_dtype(logical).str == descriptor == header.descriptor:
         raise DumpError(f"its manifest states dtype {logical!r:.40}, its header {header.descriptor!r}")
     if facts != member_facts(logical):
         raise DumpError(f"its manifest states dtype {logical}, the zip directory {facts!r:.60}")
-    return _Agreed(header, header.data_bytes, stored_dtype(logical))
+    shape = header.shape[:-1] if is_key(logical) else header.shape
+    return _Agreed(header, header.data_bytes, stored_dtype(logical), shape)

@@ -6,7 +6,7 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -58,12 +58,30 @@ def checked_target(path: Path, *, force: bool | None, inputs: Iterable[Path] = (
     return target
 
 
-def files_of(paths: Iterable[Path]) -> list[Path]:
-    """Returns the files that are read of some paths: of a folder, as that of a run, all but pages and tables."""
-    found: list[Path] = []
+def is_stream(path: Path) -> bool:
+    """Returns whether what is written to a path goes on at once, and replaces nothing: a FIFO, or a terminal."""
+    try:
+        mode = _mode(path)
+    except (OSError, ValueError):
+        return False  # `checked_target` says why it cannot be written to
+    return mode is not None and (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode))
+
+
+def is_standard_output(path: Path) -> bool:
+    """Returns whether standard output goes to a path, as to /dev/stdout, which may be a regular file."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(1))
+    except (OSError, ValueError):
+        return False
+
+
+def files_of(paths: Iterable[Path]) -> Iterator[Path]:
+    """Yields the files that are read of some paths: of a folder, as that of a run, all but pages and tables."""
     for path in paths:
-        found += [each for each in path.rglob("*") if each.suffix not in _MADE] if path.is_dir() else [path]
-    return found
+        if path.is_dir():
+            yield from (each for each in path.rglob("*") if each.suffix not in _MADE)
+        else:
+            yield path
 
 
 def checked_file(path: Path, *, force: bool | None) -> Path:

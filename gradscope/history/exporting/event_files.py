@@ -201,12 +201,12 @@ def _histogram(key: str, histogram: ValueHistogram, stats: Mapping[str, float | 
             counts.append(0.0)
         limits.append(high if high != low else _LEAST)
         counts.append(float(count))
-    total = histogram.total
+    total, l2 = histogram.total, stats.get("l2") or 0.0
     return _SUMMARIES.Summary.Value(
         tag=key,
         histo=_SUMMARIES.HistogramProto(
             min=float(histogram.lower[0]), max=float(histogram.upper[-1]), num=total,
-            sum=(stats.get("mean") or 0.0) * total, sum_squares=(stats.get("l2") or 0.0) ** 2,
+            sum=(stats.get("mean") or 0.0) * total, sum_squares=l2 * l2,
             bucket_limit=limits, bucket=counts,
         ),
     )  # fmt: skip

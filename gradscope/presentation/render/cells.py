@@ -31,15 +31,12 @@ def column_texts(column: Column, cells: Sequence[Cell], screen: Screen) -> list[
     """
     if column.kind in _NUMERIC:
         return _NUMERIC[column.kind](cells)
-    # Each text once, because tensors share shapes, dtypes and lines; a number equals others that are written otherwise.
-    known: dict[Cell, str] = {}
-    unlike = {*cells}
-    for cell in unlike:
-        if not isinstance(cell, int | float):
-            known[cell] = screen.show(_text(column.kind, cell))
-    if len(known) == len(unlike):
-        return [*map(known.__getitem__, cells)]
-    return [known[cell] if cell in known else screen.show(_text(column.kind, cell)) for cell in cells]
+    # Each object and each text once, because tensors share shapes, dtypes and lines. Not each cell: any number of
+    # shapes may have one hash, and a number equals others that are written otherwise.
+    own = [*map(id, cells)]
+    texts = {at: _text(column.kind, cell) for at, cell in dict(zip(own, cells, strict=True)).items()}
+    shown = {text: screen.show(text) for text in {*texts.values()}}
+    return [*map(shown.__getitem__, map(texts.__getitem__, own))]
 
 
 def _text(kind: Kind, cell: Cell) -> str:

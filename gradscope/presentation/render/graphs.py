@@ -143,13 +143,14 @@ class Graph:
 
 def gradient_norms(dump: Manifest) -> dict[str, float]:
     """Returns the l2 norm of each gradient of a dump over all iterations of the loops around it, by the value's key."""
-    squares: dict[str, float] = {}
+    norms: dict[str, float] = {}
     for entry in dump.entries:
         family, norm = naming.value_family(entry.family), entry.stats.get("l2")
         if family is not None and isinstance(norm, int | float) and math.isfinite(norm):
             key = naming.key_of(family, _ITERATION.sub("[*]", entry.name))
-            squares[key] = math.hypot(squares.get(key, 0.0), norm)
-    return squares
+            norms[key] = math.hypot(norms.get(key, 0.0), norm)
+    # That of several may be more than float64 holds where each is not.
+    return {key: norm for key, norm in norms.items() if math.isfinite(norm)}
 
 
 def _colour(place: float) -> str:

@@ -34,13 +34,15 @@ def family_rank(family: str) -> int:
     return _RANKS.get(family, len(_RANKS))
 
 
-#: The facts of parameters with gradients.
+#: The facts that are computed from several entries: those of layers, and of parameters with gradients.
+_OF_LAYERS: Final = frozenset(spec.name for spec in columns_of("layer"))
 _OF_PARAMETERS: Final = frozenset(spec.name for spec in columns_of("parameter"))
 
 #: The names of a row's facts.
-FACTS: Final = frozenset(
-    {*OF_ENTRY, "source", "of", "layer", "primitive", "iteration", "alias_of", "absent"}
-    | {spec.name for subject in ("layer", "parameter") for spec in columns_of(subject)}
+FACTS: Final = (
+    frozenset({*OF_ENTRY, "source", "of", "layer", "primitive", "iteration", "alias_of", "absent"})
+    | _OF_LAYERS
+    | _OF_PARAMETERS
 )
 
 
@@ -120,7 +122,7 @@ def facts_of(rows: Sequence[Row], name: str) -> Sequence[Json | tuple[int, ...]]
     if rows and {*map(type, rows)} == {_EntryRow}:
         if name in _OF_ROW:
             return [*map(_OF_ROW[name], rows)]
-        if not cast("_EntryRow", rows[0]).known.computes(name):  # rows of one dump are known to one
+        if cast("_EntryRow", rows[0]).known.lacks(name):  # rows of one dump are known to one
             return [None] * len(rows)
     return [row.facts.get(name) for row in rows]
 
@@ -173,9 +175,9 @@ class _Facts:
         self._ratios = gradient_ratios(manifest)
         self.has_aliases = bool(self._aliased)
 
-    def computes(self, name: str) -> bool:
-        """Returns whether entries may have a fact that is computed from several of them."""
-        return bool(self._ratios if name in _OF_PARAMETERS else self._layers)
+    def lacks(self, name: str) -> bool:
+        """Returns whether a fact is computed from several entries, and from none of these."""
+        return (name in _OF_PARAMETERS and not self._ratios) or (name in _OF_LAYERS and not self._layers)
 
     def in_order(self) -> list[Entry]:
         """Returns the entries in execution order; entries of one rank in the order written."""

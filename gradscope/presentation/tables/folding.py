@@ -17,10 +17,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
+from gradscope.naming.numbering import NUMBER
 from gradscope.presentation.tables.numbers import Range
 from gradscope.presentation.tables.table import Cell, Column, Line, Table
 
-_ITERATION: Final = re.compile(r"\[(\d+)\]")
+_ITERATION: Final = re.compile(rf"\[({NUMBER})\]")
 #: The text of a cell whose texts differ, such as the tensors of which the iterations of an alias are aliases.
 _SEVERAL: Final = "(several)"
 
@@ -57,7 +58,7 @@ def _template(line: Line, iterated: Collection[str]) -> tuple[str, bool]:
 def _fold(columns: Sequence[Column], lines: list[Line]) -> list[Line]:
     name = _common_name([str(line.cells[0]) for line in lines])
     shapes = [n for n, column in enumerate(columns) if column.kind == "shape"]
-    if name is None or any(len({line.cells[n] for line in lines}) > 1 for n in shapes):
+    if name is None or any(line.cells[n] != lines[0].cells[n] for n in shapes for line in lines):
         return lines
     cells = (_fold_cells(column, [line.cells[n] for line in lines]) for n, column in enumerate(columns) if n)
     return [Line(cells=(name, *cells), keys=tuple(key for line in lines for key in line.keys))]
@@ -65,9 +66,11 @@ def _fold(columns: Sequence[Column], lines: list[Line]) -> list[Line]:
 
 def _common_name(names: Sequence[str]) -> str | None:
     """Returns the name of all iterations of several names; None where there is one only, or iterations are missing."""
-    iterations = {tuple(map(int, _ITERATION.findall(name))) for name in names}
+    iterations = [tuple(map(int, _ITERATION.findall(name))) for name in names]
     ranges = [(min(each), max(each)) for each in zip(*iterations, strict=True)]
-    if len(iterations) < 2 or math.prod(high - low + 1 for low, high in ranges) != len(iterations):
+    complete = math.prod(high - low + 1 for low, high in ranges)
+    # Any iterations of a file from anywhere may have one hash, but not those of complete ranges.
+    if not 1 < complete <= len(names) or len({*iterations}) != complete:
         return None
     spelt = iter(f"[{low}]" if low == high else f"[{low}..{high}]" for low, high in ranges)
     return _ITERATION.sub(lambda _: next(spelt), names[0])

@@ -18,6 +18,7 @@ from gradscope.dump.manifest.manifest import Entry
 from gradscope.dump.manifest.operation_facts import StepFunction
 from gradscope.dump.manifest.zero_reasons import PRODUCT_OF
 from gradscope.dump.record import AS_DATA, STOPPED
+from gradscope.naming.numbering import NUMBER
 from gradscope.naming.wording import counted
 from gradscope.stats.findings.rule_evidence import (
     Finding,
@@ -40,7 +41,7 @@ DEAD_UNITS: Final = "dead units"
 _SILENCED: Final = re.compile(rf"{DEAD_UNITS}.*: (?:{PRODUCT_OF})?{naming.INPUT}/(.*) is 0")
 #: How it begins where an operation behind a value takes out what it adds.
 _INVARIANT: Final = "zero by construction: the loss does not change with it"
-_NUMBER: Final = re.compile(r"\d+")
+_NUMBER: Final = re.compile(NUMBER)
 #: The most names of unused parts of a block that a finding lists.
 _MOST_NAMES: Final = 4
 
@@ -172,7 +173,7 @@ def unused_parameter(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]
     for name in unused:
         part = next((part for part in _around(name) if part not in used), name)
         parts.setdefault(part, []).append(params[name])
-    alike: dict[tuple[str, str], list[str]] = {}
+    alike: dict[tuple[tuple[str, ...], str], list[str]] = {}
     for part, entries in parts.items():
         alike.setdefault((_without_numbers(part), unused[entries[0].name]), []).append(part)
     for together in alike.values():
@@ -181,10 +182,11 @@ def unused_parameter(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]
         yield suspect("unused-param", entries[0], f"does not reach the loss{of}{unused[entries[0].name]}", entries)
 
 
-def _without_numbers(part: str) -> str:
+def _without_numbers(part: str) -> tuple[str, ...]:
     """Returns what the paths of parts of alike blocks have in common: that of the block, or else the part itself."""
     block, _, _ = part.rpartition("/")
-    return _NUMBER.sub("#", f"{block}/" if _NUMBER.search(block) else part)
+    around = tuple(_NUMBER.split(block))
+    return around if len(around) > 1 else (part,)
 
 
 def _paths(parts: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Finds the layers with a kernel, in execution order: those whose weights mix the features of a signal.
+"""Finds the layers with a kernel, in execution order, whose weights mix the features of a signal; and what is behind.
 
 A *kernel* is a parameter of at least two axes, without the axis of a loop's iterations, that is not multiplied element
 by element. Layers without one (normalisations, activation functions, losses, attention weights) are no steps of depth.
@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry, Layer
+from gradscope.naming.numbering import NUMBER
 from gradscope.primitive_groups import ADDITIONS, COPIES, MATRIX_PRODUCTS
-from gradscope.stats.findings.rule_evidence import RuleEvidence, column
+from gradscope.stats.findings.rule_evidence import RuleEvidence, column, key
 
 #: The primitives whose result is linear in the layer's input where they end a layer with one kernel.
 _LINEAR: Final = MATRIX_PRODUCTS | ADDITIONS | COPIES
-_INDEX: Final = re.compile(r"\[(\d+)\]")
+_INDEX: Final = re.compile(rf"\[({NUMBER})\]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,32 @@ def kernel_layers(evidence: RuleEvidence) -> tuple[KernelLayer, ...]:
     found = (_kernel_layer(evidence, layer, lengths) for layer in sorted(layers, key=lambda layer: layer.index)
              if layer.path not in around)  # fmt: skip
     return tuple(each for each in found if each is not None)
+
+
+def behind_kernels(evidence: RuleEvidence, layers: Iterable[KernelLayer]) -> AbstractSet[str]:
+    """Returns the names of the values that are computed from the kernels of layers, as far as it is known of what."""
+    readers: dict[str, list[Layer]] = {}
+    made_at = {name: layer.index for layer in reversed(evidence.manifest.layers) for name in layer.outputs}
+    for layer in evidence.manifest.layers:
+        for read in layer.sources or _read(layer, made_at):
+            readers.setdefault(read, []).append(layer)
+    found: set[str] = set()
+    pending = [key(kernel) for layer in layers for kernel in layer.kernels]
+    while pending:
+        for layer in readers.pop(pending.pop(), ()):
+            fresh = [name for name in layer.outputs if name not in found]
+            found.update(fresh)
+            pending += [naming.key_of(naming.ACTIVATION, name) for name in fresh]
+    return found
+
+
+def _read(layer: Layer, made_at: Mapping[str, int]) -> Iterator[str]:
+    """Yields the keys of the parameters and values that a layer reads."""
+    yield from (naming.key_of(naming.PARAM, name) for name in layer.params)
+    for name in layer.inputs:
+        # An input of the model can have the name of a layer that runs later.
+        if made_at.get(name, math.inf) <= layer.index:
+            yield naming.key_of(naming.ACTIVATION, name)
 
 
 def _iterations(layers: Sequence[Layer]) -> Mapping[str, int]:
@@ -106,7 +134,10 @@ def _gain(layer: Layer, output: Entry, biases: Sequence[Entry]) -> float | None:
     """Returns the ratio of root mean squares of output and input, without what the biases add."""
     before, after = layer.rms.get("in"), layer.rms.get("out")
     rectified = output.stats.get("min") == 0
-    if not before or after is None or not (output.site.primitive in _LINEAR or rectified):
+    if before is None or after is None or not (output.site.primitive in _LINEAR or rectified):
         return None
-    added = 0.0 if rectified else max((column(bias, "rms") for bias in biases), default=0.0)
-    return math.sqrt(max(after**2 - added**2, 0.0)) / before
+    if not (before > 0 and 0 <= after < math.inf):
+        return None
+    added = 0.0 if rectified else max((0.0, *(column(bias, "rms") for bias in biases)))
+    # Not the difference of the squares, which float64 does not hold where a signal explodes.
+    return after / before * math.sqrt(1 - (added / after) ** 2) if added < after else 0.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from gradscope import naming
-from gradscope.dump.manifest.manifest import Cause, Entry, Manifest
+from gradscope.dump.manifest.manifest import Cause, Entry, Layer, Manifest
 from gradscope.dump.manifest.packed_statistics import numbers_of
 from gradscope.naming import IterationIndex
 from gradscope.naming.summary import Summary
@@ -146,6 +146,15 @@ class RuleEvidence:
         return self._details.get((entry.family, entry.name), "")
 
     @cached_property
+    def layers(self) -> Mapping[str, Layer]:
+        """The layers by path."""
+        return {layer.path: layer for layer in self.manifest.layers}
+
+    def layer_of(self, entry: Entry) -> Layer | None:
+        """Returns the layer that outputs a value; None where there is none."""
+        return None if entry.site.layer is None else self.layers.get(entry.site.layer)
+
+    @cached_property
     def nonfinite(self) -> tuple[Entry, ...]:
         """The entries with a NaN or an infinity, in execution order."""
         counts = zip(self.entries, columns(self.entries, "nan"), columns(self.entries, "inf"), strict=True)
@@ -169,12 +178,12 @@ class RuleEvidence:
 
     def _has_moved(self, bias: Entry) -> bool:
         spread, size = column(bias, "std"), column(bias, "size")
-        if spread <= 1e-6 * column(bias, "rms") or size < 2:
+        if not spread > 1e-6 * column(bias, "rms") or size < 2:
             return False
         beside = self._kernels_by_scope.get(_scope(bias), ())
         # The spread of a sample of n differs from the one drawn from by about 1 / sqrt(2 n).
         near = 3 / (2 * size) ** 0.5
-        return not any(_is_uniform(entry) and abs(column(entry, "std") / spread - 1) < near for entry in beside)
+        return not any(_is_uniform(entry) and abs(column(entry, "std") - spread) < near * spread for entry in beside)
 
 
 def _scope(entry: Entry) -> str:

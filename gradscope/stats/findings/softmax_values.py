@@ -16,14 +16,14 @@ _SOFTMAX: Final = frozenset({"div", "exp", "custom_jvp_call", "convert_element_t
 
 def concentration(entry: Entry) -> float:
     """Returns how far a softmax is from equal weights, 0, to a single weight, 1."""
-    count = entry.shape[-1]
-    return units.concentration(count, count * column(entry, "rms") ** 2, column(entry, "zeros") / column(entry, "size"))
+    count, rms = entry.shape[-1], column(entry, "rms")
+    return units.concentration(count, count * rms * rms, column(entry, "zeros") / column(entry, "size"))
 
 
 def is_softmax(entry: Entry) -> bool:
     """Returns whether the elements are shares that sum to 1 along the last axis, by their mean."""
     count = entry.shape[-1] if len(entry.shape) > 1 else 0
-    if count < 3 or entry.site.primitive not in _SOFTMAX:
+    if count < 3 or entry.site.primitive not in _SOFTMAX or not column(entry, "size") > 0:
         return False
     low, high = column(entry, "min"), column(entry, "max")
     chosen = low == 0 and high == 1 and column(entry, "zeros") * count == column(entry, "size") * (count - 1)

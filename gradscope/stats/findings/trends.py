@@ -18,6 +18,7 @@ References:
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -112,8 +113,13 @@ def _norm(entry: Entry) -> float:
 def _sentence(what: str, found: Trend, layers: int) -> str:
     return (
         f"is where a gradient has come to that {what} by a factor of {10**found.slope:.3g} from layer to layer: "
-        f"{10**found.total:.2g} times over {layers} layers"
+        f"{_power_of_ten(found.total)} times over {layers} layers"
     )
+
+
+def _power_of_ten(exponent: float) -> str:
+    """Returns a power of ten with two digits, or with none where float64 does not hold it."""
+    return f"{10**exponent:.2g}" if exponent < sys.float_info.max_10_exp else f"1e+{exponent:.0f}"
 
 
 def signal_trend(layers: Sequence[KernelLayer]) -> Trend | None:

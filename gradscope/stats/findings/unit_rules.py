@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 from gradscope import naming
-from gradscope.dump.manifest.manifest import Entry
+from gradscope.dump.manifest.manifest import Entry, Layer
 from gradscope.dump.manifest.operation_facts.saturation import Saturation
 from gradscope.stats.columns import number
 from gradscope.stats.findings.gradient_rules import DEAD_UNITS, GATED, SATISFIED, silencing_input
-from gradscope.stats.findings.kernels import kernel_layers
+from gradscope.stats.findings.kernels import KernelLayer, behind_kernels, kernel_layers
 from gradscope.stats.findings.rule_evidence import (
     RuleEvidence,
     Suspect,
@@ -34,10 +35,12 @@ _RECTIFIERS: Final = frozenset({None, "custom_jvp_call", "max", "select_n", "cla
 _ONE_LEFT: Final = "masked: in each row the mask leaves one entry"
 #: Concentration of a softmax above which it is saturated, at the initialisation and later.
 _CONCENTRATED: Final = (0.6, 0.9)
-#: Likewise of a tanh of a layer with a kernel, at the initialisation, where both limits are reached about as often.
+#: Likewise of a tanh behind a layer with a kernel, at the initialisation, where both limits are reached about as often.
 _TANH_AT_START: Final = 0.6
 #: The mean of a tanh beyond which one limit is reached much more often than the other.
 _ONE_SIDED: Final = 0.3
+#: The most layers around a layer; those of a file from anywhere may be around themselves.
+_DEEPEST: Final = 64
 #: Share of noise in the variance of what a function receives above which it chooses by noise, and not by its weights.
 _CHOOSES: Final = 0.1
 
@@ -46,19 +49,17 @@ def dead(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
     """Finds rectifiers most of whose units are zero for every example."""
     outputs = evidence.of(naming.ACTIVATION)
     shares = zip(outputs, columns(outputs, "dead"), strict=True)
-    found = [entry for entry, share in shares if _is_dead(evidence, entry, share, thresholds)]
+    found = _not_silenced(evidence, [entry for entry, share in shares if _is_dead(evidence, entry, share, thresholds)])
     if not found:
         return
     most = max(column(entry, "dead") for entry in found)
     first = next(entry for entry in found if column(entry, "dead") > most - 0.1)
-    layers = {layer.path: layer for layer in evidence.manifest.layers}
-    after = (entry for entry in found if first.name in getattr(layers.get(entry.site.layer or ""), "inputs", ()))
+    after = (entry for entry in found if first.name in getattr(evidence.layer_of(entry), "inputs", ()))
     worst = next(after, first) if not _is_rectified(evidence, first) else first
     share, units = column(worst, "dead"), worst.shape[-1]
     examples = column(worst, "size") / units
     why = f"has {share:.1%} dead units: {share * units:.0f} of {units} are zero for all of {examples:.0f} examples"
-    layer = layers.get(worst.site.layer or "")
-    if layer is not None and layer.rms.get("in") == 0:
+    if _receives_zeros(evidence, worst):
         why += ", as is all that its layer receives: look at what is before it, such as a mask"
     yield suspect("dead", worst, why, found, total=share == 1)
 
@@ -66,8 +67,6 @@ def dead(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
 def _is_dead(evidence: RuleEvidence, entry: Entry, share: float, thresholds: Thresholds) -> bool:
     if entry.site.operation or len(entry.shape) < 2 or not thresholds.dead < share <= 1 or _is_kept(evidence, entry):
         return False
-    if _is_silenced(evidence, entry):
-        return False  # reported where the zeros are
     return _is_beyond_chance(entry, share) and (
         _is_rectified(evidence, entry) or _precedes_rectifier(evidence, entry, share)
     )
@@ -79,11 +78,18 @@ def _is_kept(evidence: RuleEvidence, entry: Entry) -> bool:
     return entry.site.source is not None and any(f" at {entry.site.source} " in why for why in kept)
 
 
-def _is_silenced(evidence: RuleEvidence, entry: Entry) -> bool:
-    """Returns whether a layer receives zeros alone, and an input of zeros is why."""
-    layer = next((layer for layer in evidence.manifest.layers if layer.path == entry.site.layer), None)
-    received = None if layer is None else layer.rms.get("in")
-    return received == 0 and any(silencing_input(evidence, cause.why) for cause in evidence.manifest.causes)
+def _not_silenced(evidence: RuleEvidence, entries: Sequence[Entry]) -> Sequence[Entry]:
+    """Returns values without those of layers that receive zeros alone, where an input of zeros is why."""
+    others = [entry for entry in entries if not _receives_zeros(evidence, entry)]
+    if len(others) == len(entries):
+        return entries
+    silenced = any(silencing_input(evidence, cause.why) for cause in evidence.manifest.causes)
+    return others if silenced else entries  # what is silenced is reported where the zeros are
+
+
+def _receives_zeros(evidence: RuleEvidence, entry: Entry) -> bool:
+    layer = evidence.layer_of(entry)
+    return layer is not None and layer.rms.get("in") == 0
 
 
 def _is_beyond_chance(entry: Entry, share: float) -> bool:
@@ -93,7 +99,7 @@ def _is_beyond_chance(entry: Entry, share: float) -> bool:
     probability.
     """
     units = entry.shape[-1]
-    examples = column(entry, "size") / units
+    examples = column(entry, "size") / units if units else 0.0
     if examples < _EXAMPLES:
         return False
     if share == 1:
@@ -222,50 +228,65 @@ def saturated_functions(evidence: RuleEvidence, thresholds: Thresholds) -> Seque
 
 def _saturated_at(evidence: RuleEvidence, inner: Saturation) -> _Saturated | None:
     """Returns a function with the tensor that shows it: what its layer returns, or else what it receives."""
-    layers = {layer.path: layer for layer in evidence.manifest.layers}
-    path, what = inner.layer, f"a {inner.function} that {_of_function(inner)}"
+    what = f"a {inner.function} that {_of_function(inner)}"
     for name in inner.names:
         if (entry := evidence.entry(naming.ACTIVATION, name)) is not None:
             return _Saturated(inner.index, entry, name, inner.source, _of_function(inner))
-    while path is not None and (layer := layers.get(path)) is not None:
-        for name in (path, *layer.outputs):  # a part of the layer may return the value, too, and is what names it
+    for layer in _and_around(evidence, inner.layer):
+        for name in (layer.path, *layer.outputs):  # a part of the layer may return the value, too, and is what names it
             if (entry := evidence.entry(naming.ACTIVATION, name)) is not None:
                 return _Saturated(inner.index, entry, name, inner.source, f"computes {what}")
-        path = layer.parent
     for name in reversed(inner.inputs):
         if (entry := evidence.entry(naming.ACTIVATION, name)) is not None:
             return _Saturated(inner.index, entry, name, inner.source, f"goes into {what}")
     return None
 
 
+def _and_around(evidence: RuleEvidence, path: str | None) -> Iterator[Layer]:
+    """Yields the layer at a path and those around it, the innermost first."""
+    for _ in range(_DEEPEST):
+        if path is None or (layer := evidence.layers.get(path)) is None:
+            return
+        yield layer
+        path = layer.parent
+
+
 def saturated_activations(evidence: RuleEvidence, thresholds: Thresholds) -> Sequence[Entry]:
     """Returns the activations inside the model that are saturated, in execution order."""
-    last = max((layer.layer.index for layer in kernel_layers(evidence)), default=-1)
+    layers = kernel_layers(evidence)
+    last = max((layer.layer.index for layer in layers), default=-1)
     inner = [entry for entry in evidence.of(naming.ACTIVATION) if entry.site.index < last and not entry.site.operation]
     choosing = {name for each in evidence.manifest.saturations if each.noise > _CHOOSES for name in each.names}
+    early = _at_limits_early(evidence, layers, inner)
     return [
         entry
         for entry in inner
         if entry.name not in choosing
-        and (column(entry, "saturated") > _most_of_value(evidence, thresholds, entry)
+        and (column(entry, "saturated") > thresholds.saturated
+             or entry.name in early
              or (is_softmax(entry) and concentration(entry) > _CONCENTRATED[evidence.is_trained]
                  and not _is_left_by_mask(evidence, entry.site.source)))
     ]  # fmt: skip
 
 
-def _most_of_value(evidence: RuleEvidence, thresholds: Thresholds, entry: Entry) -> float:
-    """Returns the share of a value's elements that may be at a limit.
+def _at_limits_early(
+    evidence: RuleEvidence, layers: Sequence[KernelLayer], values: Sequence[Entry]
+) -> AbstractSet[str]:
+    """Returns the names of the values of tanh at the initialisation of which more is at a limit than usual.
 
-    Of a tanh it is less at the initialisation, where kernels of a usual scale leave hardly any there. That says nothing
-    of a tanh that a bias or a mask keeps at one limit, nor of one that is made of the batch alone.
+    Kernels of a usual scale leave hardly any elements there. That says nothing of a tanh that a bias or a mask keeps at
+    one limit, nor of one that is made of the batch alone.
     """
-    if entry.site.primitive != "tanh" or evidence.is_trained or abs(column(entry, "mean")) > _ONE_SIDED:
-        return thresholds.saturated
-    layer = next((layer for layer in evidence.manifest.layers if layer.path == entry.site.layer), None)
-    learnt = layer is not None and (
-        layer.params or any(evidence.entry(naming.ACTIVATION, name) is not None for name in layer.inputs)
-    )
-    return min(thresholds.saturated, _TANH_AT_START) if learnt else thresholds.saturated
+    if evidence.is_trained:
+        return frozenset()
+    found = {
+        entry.name
+        for entry in values
+        if entry.site.primitive == "tanh"
+        and column(entry, "saturated") > _TANH_AT_START
+        and abs(column(entry, "mean")) <= _ONE_SIDED
+    }
+    return found & behind_kernels(evidence, layers) if found else found
 
 
 def _is_left_by_mask(evidence: RuleEvidence, source: str | None) -> bool:

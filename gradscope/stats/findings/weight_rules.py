@@ -189,8 +189,7 @@ def _is_used_backwards(
 
 def _read_by_saturated(evidence: RuleEvidence, thresholds: Thresholds) -> AbstractSet[str]:
     """Returns the names of the values that saturated functions read."""
-    layers = {layer.path: layer for layer in evidence.manifest.layers}
-    saturated = (layers.get(each.site.layer or "") for each in saturated_activations(evidence, thresholds))
+    saturated = (evidence.layer_of(each) for each in saturated_activations(evidence, thresholds))
     received = {name for layer in saturated if layer is not None for name in layer.inputs}
     return received.union(name for inner in saturated_functions(evidence, thresholds) for name in inner.inputs)
 

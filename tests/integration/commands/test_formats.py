@@ -14,7 +14,15 @@ import pytest
 from rich.cells import cell_len
 
 from gradscope.stats import tensor_stats
-from tests.integration.command import Finished, gradscope, gradscope_process, in_shell, in_terminal, terminal_process
+from tests.integration.command import (
+    Finished,
+    gradscope,
+    gradscope_process,
+    in_shell,
+    in_terminal,
+    largest_file,
+    terminal_process,
+)
 from tests.support.dumps import record, write
 
 FORMATS = ("table", "json", "csv", "markdown")
@@ -185,7 +193,7 @@ def test_output_that_is_cut_short_is_reported(dumps: Path, unbuffered: str) -> N
     line = f"PYTHONUNBUFFERED={unbuffered} $gradscope show a.npz --json"
     full_size = len(gradscope("show", "a.npz", "--json", folder=dumps).output)
     assert full_size > 2048
-    done = in_shell(f"ulimit -f 1; {line} > cut.txt", dumps)
+    done = in_shell(f"{largest_file(1)}; {line} > cut.txt", dumps)
     assert (done.status, done.lines[0]) == (5, "gradscope: error: cannot write to standard output: File too large")
     assert (dumps / "cut.txt").stat().st_size < full_size
 

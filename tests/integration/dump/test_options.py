@@ -14,7 +14,7 @@ import pytest
 
 from gradscope.dump.reader import open_dump
 from tests.integration import models
-from tests.integration.command import Finished, gradscope, gradscope_process, in_shell
+from tests.integration.command import Finished, gradscope, gradscope_process, in_shell, largest_file
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_a_folder_that_cannot_be_written_to_and_a_disk_that_is_too_small_are_the
 def test_a_disk_that_fills_on_the_way_leaves_the_old_dump_and_no_litter(folder: Path) -> None:
     dumped(folder)
     before = (folder / "model.npz").read_bytes()
-    done = in_shell("ulimit -f 9; $gradscope dump model.py --batch-size 512 --force --no-cache", folder)
+    done = in_shell(f"{largest_file(9)}; $gradscope dump model.py --batch-size 512 --force --no-cache", folder)
     refused(done, 5, "File too large")
     assert (folder / "model.npz").read_bytes() == before
     assert names(folder) == ["model.npz", "model.py"]

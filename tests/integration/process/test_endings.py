@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pstats
 import signal
 import subprocess
 import sys
@@ -131,3 +132,45 @@ def test_nothing_that_a_model_writes_gets_between_the_results(tmp_path: Path) ->
     done = gradscope_process("inspect", "model.py", "--json", folder=tmp_path)
     assert (done.status, done.json["command"]) == (0, "inspect")
     assert all(each in done.errors for each in ("at exit", "from C", "raw", "child", "thread"))
+
+
+#: Runs the command line in a process that has something to do at its end, and goes on behind it where it may.
+AT_THE_END = """
+import atexit, gc, sys
+from gradscope.cli.main import command, main
+
+atexit.register(print, "at the end")
+sys.argv[1:] = ["--version"]
+try:
+    {line}
+except SystemExit as end:
+    print("goes on", end.code, gc.get_threshold()[0] < 10_000)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "goes_on"),
+    [
+        ("command()", False),
+        ("main()", True),
+        ("sys.setprofile(lambda *_: None); command()", True),
+        ("sys.settrace(lambda *_: None); command()", True),
+        ("sys.modules['coverage'] = sys; command()", True),
+        ("import runpy; runpy.run_module('gradscope', run_name='__main__')", True),
+    ],
+)
+def test_only_a_process_of_its_own_that_nothing_watches_ends_at_once(tmp_path: Path, line: str, goes_on: bool) -> None:
+    program = [sys.executable, "-P", "-c", AT_THE_END.format(line=line)]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert done.returncode == 0, done.stderr
+    first, *rest = done.stdout.splitlines()
+    assert first.startswith("gradscope ")
+    assert rest == (["goes on 0 True", "at the end"] if goes_on else [])
+
+
+def test_a_profiler_has_what_it_saw_of_a_command(dumps: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "cProfile", "-o", tmp_path / "seen", *GRADSCOPE[2:], "show", dumps / "a.npz"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert done.returncode == 0, done.stderr
+    functions = {name for _, _, name in pstats.Stats(str(tmp_path / "seen")).stats}  # type: ignore[attr-defined]
+    assert "print_report" in functions

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import math
+import os
 import sqlite3
 import sys
 from pathlib import Path
@@ -19,7 +21,7 @@ from gradscope.cli.options.completion import tensor_keys
 from gradscope.history.history_rows import StepRecord, TensorRow
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.value_histograms import ValueHistogram, counted
-from tests.integration.command import gradscope
+from tests.integration.command import gradscope, in_shell
 from tests.integration.training.histories import STEPS, write
 
 VALUES = np.array([0.0, 0.0, 1e-45, 0.5, -2.5, 3.0, 3.5], np.float32)
@@ -76,6 +78,22 @@ def test_csv_goes_to_a_file_and_has_what_is_selected(run: Path) -> None:
     assert "wrote out.csv" in done.errors
     quiet = gradscope(*line, "--force", "-q", folder=run)
     assert (quiet.status, quiet.output, quiet.errors) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-o /dev/stdout", "-o /dev/stdout | cat", "-o /dev/stdout > x; cat x", "-o /dev/fd/3 3> >(cat)",
+        "-o >(cat) | cat", "-o fifo & cat fifo; wait",
+    ],
+)  # fmt: skip
+def test_csv_goes_to_what_is_no_regular_file(run: Path, line: str) -> None:
+    os.mkfifo(run / "fifo")
+    export = "$gradscope export . --to csv --quiet"
+    expected, found = in_shell(export, run), in_shell(f"{export} {line}", run)
+    assert (found.status, found.errors) == (0, "")
+    assert found.output == expected.output
+    assert in_shell(f"{export} -o /dev/full", run).status == 5
 
 
 def test_the_shell_completes_the_keys_of_a_run(run: Path) -> None:
@@ -180,6 +198,15 @@ class TestTensorBoard:
         started = found.PluginTagToContent("hparams")["_hparams_/session_start_info"]
         options = HParamsPluginData.FromString(started).session_start_info.hparams
         assert {name: value.string_value for name, value in options.items()} == {"--clip": "norm(1)"}
+
+    def test_a_norm_whose_square_float64_does_not_hold_is_exported(self, tmp_path: Path) -> None:
+        from gradscope.history.exporting.event_files import EventFile
+
+        histograms = {"param/w": ValueHistogram.of(counted(VALUES))}
+        with EventFile(tmp_path) as file:
+            file.step(StepRecord(numbers={"step": 0}, stats={"param/w": {"l2": 1e200}}, histograms=histograms))
+        (event,) = self.read(tmp_path).Histograms("param/w")
+        assert event.histogram_value.sum_squares == math.inf
 
     def test_earlier_event_files_stay_unless_forced(self, run: Path) -> None:
         line = ("export", run, "--to", "tensorboard", "-o", "tb")

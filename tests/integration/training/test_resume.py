@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import gradscope as gs
-from tests.integration.command import GRADSCOPE, TIMEOUT, gradscope
+from tests.integration.command import GRADSCOPE, TIMEOUT, gradscope, largest_file
 from tests.integration.training.trained import contents, rows, write_files
 
 pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
@@ -110,7 +110,7 @@ def test_a_second_process_is_refused(folder: Path) -> None:
 def test_a_full_disk_ends_the_run_and_leaves_the_state_before_it(folder: Path) -> None:
     # No file can grow beyond 100 KiB, which a write reports as a full disk is.
     line = (*TRAIN, "--every", 1, "--steps", 4000, "-o", "full")
-    with started(folder, *line, limit="ulimit -f 100") as process:
+    with started(folder, *line, limit=largest_file(100)) as process:
         _, errors = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 5, errors
     assert "cannot write to" in errors

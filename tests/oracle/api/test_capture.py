@@ -52,6 +52,12 @@ def test_a_batch_may_have_leaves_that_are_no_arrays() -> None:
     assert float(dump["input_grad/scale"]) == pytest.approx(float(loss(W, X)))
 
 
+def test_auxiliary_outputs_that_jax_has_no_type_for_are_left_out() -> None:
+    masked = np.ma.masked_array([1.0, 2.0], [True, False])
+    dump = gs.capture(lambda p, x: (loss(p, x), {"tokens": 5_000_000_000, "masked": masked, "rows": 4.0}), W, X)
+    assert keys(dump, "aux") == {"aux/rows"}
+
+
 def test_arrays_of_numpy_are_saved_as_the_program_receives_them(tmp_path: Path) -> None:
     wide = jax.tree.map(np.float64, (W, X))
     gs.save(tmp_path / "wide.npz", gs.capture(loss, *wide))

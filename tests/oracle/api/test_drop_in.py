@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -321,6 +323,41 @@ def test_positions_may_be_an_array() -> None:
 
 
 def test_what_cannot_be_kept_is_refused_at_once() -> None:
-    wrong: Any = "tensor"
-    with pytest.raises(gs.UsageError, match="observe is 'tensor'"):
-        gs.value_and_grad(jnp.sum, observe=wrong)
+    for wrong in ("tensor", "histograms"):
+        with pytest.raises(gs.UsageError, match=f"observe is '{wrong}'"):
+            gs.value_and_grad(jnp.sum, observe=wrong)  # type: ignore[call-overload]
+
+
+def test_observations_of_steps_on_other_arrays_add_up() -> None:
+    """Arrays that are not differentiated are part of no program, so the pytrees of steps have one structure."""
+    step = gs.value_and_grad(lambda w, x, scale: (dense(w, x) * scale).sum())
+    (_, one), (_, other) = (step(W, X, filled(scale)) for scale in (0.5, 2.0))
+    added = jax.tree.map(jnp.add, one, other)
+    assert float(added.observed.loss) == pytest.approx(float(one.observed.loss) + float(other.observed.loss))
+
+
+@pytest.mark.parametrize(
+    ("needs", "array"),
+    [(bool, jnp.int32(1)), (range, jnp.int32(2)), (np.asarray, jnp.ones(2)), (lambda rows: X[rows], X[:, 0] > 0)],
+)
+def test_a_function_that_needs_the_elements_of_an_array_has_it_as_it_is(
+    needs: Callable[[Any], Any], array: Any
+) -> None:
+    def loss(w: Any, x: Any, array: Any) -> Any:
+        needs(array)
+        return dense(w, x).sum()
+
+    found, _ = gs.value_and_grad(loss)(W, X, array)
+    assert_same(found, jax.value_and_grad(loss)(W, X, array))
+    with pytest.raises((TypeError, IndexError)):
+        jax.jit(gs.value_and_grad(loss))(W, X, array)
+
+
+def test_what_was_observed_keeps_no_array_of_the_batch_in_memory() -> None:
+    batch = np.array(X)
+    alive = weakref.ref(batch)
+    _, seen = gs.value_and_grad(lambda w, x: dense(w, x).sum())(W, batch)
+    del batch
+    gc.collect()
+    assert seen["activation/dense"] is not None
+    assert alive() is None

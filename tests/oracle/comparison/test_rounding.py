@@ -88,6 +88,40 @@ def test_an_auxiliary_output_is_as_precise_as_what_it_may_be_computed_from() -> 
     assert not gs.compare(reference, _normalised(jnp.bfloat16, momentum=0.8))
 
 
+def _with_state(dtype: Any, *, early: bool = False, frozen: bool, momentum: float = 0.9) -> Dump:
+    """A layer that has the mean of what it computes as state, and a head, in a dtype the head alone or both."""
+
+    def loss(variables: Any, x: Any) -> Any:
+        weights, old = (variables["params"], variables["batch_stats"]) if frozen else (variables, variables)
+        own = dtype if early else jnp.float32
+        with jax.named_scope("norm"):
+            y = x.astype(own) @ weights["norm"]["kernel"].astype(own)
+            mean = y.mean(0)
+            y = y - mean[None]
+        with jax.named_scope("head"):
+            y = jnp.tanh(y.astype(dtype) @ weights["head"].astype(dtype))
+        new = momentum * jax.lax.stop_gradient(old["norm"]["mean"]) + (1 - momentum) * mean.astype(jnp.float32)
+        return jnp.square(y.astype(jnp.float32)).mean(), {"norm": {"mean": new}}
+
+    draw = np.random.default_rng(12).normal
+    kernel, head = (draw(size=size).astype(np.float32) for size in ((5, 4), (4, 3)))
+    mean = {"mean": np.ones(4, np.float32)}
+    weights = {"norm": {"kernel": kernel, **({} if frozen else mean)}, "head": head}
+    variables: Any = {"params": weights, "batch_stats": {"norm": mean}} if frozen else weights
+    return gs.capture(loss, variables, draw(size=(16, 5)).astype(np.float32), has_aux=True, origins=False)
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["parameter", "state"])
+def test_new_state_is_as_precise_as_the_layer_that_has_it(frozen: bool) -> None:
+    reference = _with_state(jnp.float32, frozen=frozen)
+    for early, tolerance in ((False, 1e-4), (True, 2e-2)):
+        found = gs.compare(reference, _with_state(jnp.bfloat16, frozen=frozen, early=early))
+        assert found, found.sentence
+        (row,) = (row for row in found.rows if row.family == "aux")
+        assert row.tolerance == tolerance
+    assert not gs.compare(reference, _with_state(jnp.bfloat16, frozen=frozen, momentum=0.898))
+
+
 def test_a_precision_that_the_dump_does_not_show_is_said_by_hand() -> None:
     reference, hidden = _network(jnp.float32), _network(jnp.bfloat16, hidden=True)
     assert not gs.compare(reference, hidden)

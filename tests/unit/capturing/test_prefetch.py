@@ -60,10 +60,31 @@ def test_results_before_a_failure_come_first(fails_at: int) -> None:
         next(found)
 
 
-def test_a_failure_of_the_items_is_raised_when_it_happens() -> None:
-    def drawing() -> Iterator[int]:
-        yield from range(4)
-        raise KeyError
+@pytest.mark.parametrize("fails_at", [0, 2, 3, 4, 9, 30])
+def test_results_before_a_failure_of_the_items_come_first(fails_at: int) -> None:
+    """What is drawn may be what another thread makes."""
 
-    with pytest.raises(KeyError):
-        list(in_order(lambda each: each, drawing(), ahead=AHEAD, size_of=lambda _: 1))
+    def reciprocal(each: int) -> float:
+        return 1 / (fails_at - each)
+
+    made = in_order(reciprocal, range(40), ahead=AHEAD, size_of=lambda _: 1)
+    found = in_order(lambda each: -each, made, ahead=AHEAD, size_of=lambda _: 1)
+    assert [next(found) for _ in range(fails_at)] == [-1 / (fails_at - each) for each in range(fails_at)]
+    with pytest.raises(ZeroDivisionError):
+        next(found)
+
+
+def test_a_consumer_that_stops_ends_the_drawing() -> None:
+    ended: list[bool] = []
+
+    def drawing() -> Iterator[int]:
+        try:
+            yield from range(100)
+        finally:
+            ended.append(True)
+
+    found = in_order(lambda each: each, drawing(), ahead=AHEAD, size_of=lambda _: 1)
+    assert next(found) == 0
+    found.close()
+    del found
+    assert ended == [True]

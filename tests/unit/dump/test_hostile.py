@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from gradscope.dump.reader import open_dump
 from gradscope.dump.recover import recover
 from gradscope.dump.verify import verify
 from gradscope.errors import DumpError, GradscopeError
-from tests.support.hostile import FOREIGN, OURS, SAFETENSORS, Alteration, relaid
+from gradscope.naming import key_of
+from gradscope.presentation import Screen, tensor_report, to_json, to_text
+from gradscope.stats import find
+from tests.support.dumps import record
+from tests.support.hostile import FOREIGN, MANIFESTS, OURS, SAFETENSORS, Alteration, of_one_hash, relaid
+from tests.support.report_samples import report_of
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +63,28 @@ def test_a_hostile_safetensors_file_is_refused(tmp_path: Path, case: str) -> Non
 def test_a_dump_that_contradicts_itself_is_refused(tmp_path: Path, case: str) -> None:
     alter, problem = OURS[case]
     assert_refused(relaid(tmp_path, alter), problem)
+
+
+def test_shapes_of_one_hash_are_refused_as_soon_as_others(tmp_path: Path) -> None:
+    def alter(_members: dict[str, bytes], document: Any) -> None:
+        for number, entry in enumerate(document["entries"]):
+            entry["shape"] = of_one_hash(number)
+
+    path = relaid(tmp_path, alter, [record(f"layer{number}", np.zeros(1)) for number in range(4000)])
+    begin = time.process_time()
+    assert_refused(path, "states shape")
+    assert time.process_time() - begin < 0.5  # 1 where each is compared with each
+
+
+@pytest.mark.parametrize("case", MANIFESTS)
+def test_statistics_of_no_tensor_are_read_and_shown(case: str) -> None:
+    manifest = MANIFESTS[case]
+    for screen in (Screen(), Screen(width=80)):
+        assert to_text(report_of(manifest), screen)
+    assert to_json(report_of(manifest))
+    for entry in manifest.entries:
+        with suppress(DumpError):  # statistics that contradict each other
+            assert tensor_report("run.npz", manifest, key_of(entry.family, entry.name), find(manifest))
 
 
 def test_an_unaltered_dump_is_not_refused(tmp_path: Path) -> None:

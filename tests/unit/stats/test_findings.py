@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -56,9 +56,19 @@ def chain(
         entries += [
             entry(f"param/{name}/kernel", RANDOM.standard_normal((4, 4)), 2 * n),
             entry(f"param_grad/{name}/kernel", RANDOM.standard_normal((4, 4)), 2 * n),
-            entry(f"activation/{name}", output * values / np.sqrt(np.mean(values**2)), 2 * n, primitive="dot_general"),
             entry(
-                f"activation_grad/{name}", gradient * values / np.linalg.norm(values), 2 * n, primitive="dot_general"
+                f"activation/{name}",
+                output * values / np.sqrt(np.mean(values**2)),
+                2 * n,
+                dtype="float64",
+                primitive="dot_general",
+            ),
+            entry(
+                f"activation_grad/{name}",
+                gradient * values / np.linalg.norm(values),
+                2 * n,
+                dtype="float64",
+                primitive="dot_general",
             ),
         ]
         gain = output / outputs[n - 1] if n else output
@@ -85,6 +95,22 @@ def test_a_gradient_that_shrinks_by_the_layer_vanishes_whatever_its_scale(scale:
     assert rules(chain([scale * 0.2 ** (9 - n) for n in range(10)])) == [("vanishing", "dense0")]
     assert rules(chain([scale * 5.0 ** (9 - n) for n in range(10)])) == [("exploding", "dense0")]
     assert rules(chain([scale] * 10)) == []
+
+
+def test_a_trend_beyond_the_range_of_float64_is_told() -> None:
+    (only,) = find(chain([10.0 ** (300 - 60 * n) for n in range(11)]))
+    assert (only.rule, only.name) == ("exploding", "dense0")
+    assert "1e+60 from layer to layer: 1e+600 times" in only.why
+
+
+def test_weights_whose_signal_has_no_square_in_float64_are_named() -> None:
+    network = chain([1.0] * 6)
+    rms = {"in": 1.0, "out": 1e200}
+    layers = tuple(replace(each, rms=rms) if each.path == "dense2" else each for each in network.layers)
+    behind = tuple(replace(each, rms={"in": 1e200, "out": 1e200}) if each.index > 4 else each for each in layers)
+    (only,) = find(replace(network, layers=behind))
+    assert (only.rule, only.name) == ("init", "dense2")
+    assert "multiply the signal by 1e+200" in only.why
 
 
 def test_a_jump_at_one_layer_is_no_trend_and_neither_are_few_layers() -> None:
@@ -242,6 +268,63 @@ def test_saturation_is_inside_the_model_and_a_final_one_is_an_answer() -> None:
     final = entry("activation/tanh", gate, 9, primitive="tanh")
     assert rules(replace(network, entries=(*network.entries, inner))) == [("saturated", "tanh")]
     assert rules(replace(network, entries=(*network.entries, final))) == []
+
+
+@pytest.mark.parametrize(
+    ("read", "sources", "expected"),
+    [
+        ("dense0", (), "tanh"),
+        ("scaled", (), ""),  # which is made of the batch alone
+        ("dense2", (), ""),  # which runs later: it is an input of that name
+        ("scaled", ("activation/dense0",), "tanh"),
+        ("dense0", ("input/x",), ""),
+    ],
+)
+def test_at_the_initialisation_less_is_usual_of_a_tanh_behind_a_kernel_alone(
+    read: str, sources: tuple[str, ...], expected: str
+) -> None:
+    network = chain([1.0] * 3)
+    at_limits = np.arange(32.0).reshape(8, 4) % 4 != 0
+    values = np.where(at_limits, np.sign(np.arange(32.0).reshape(8, 4) % 2 - 0.5), 0.0)
+    inner = (
+        entry("input/x", RANDOM.standard_normal((8, 4)), 1),
+        entry("activation/scaled", RANDOM.standard_normal((8, 4)), 1, layer="scaled", primitive="mul"),
+        entry("activation/tanh", values, 1, layer="tanh", primitive="tanh"),
+    )
+    layers = (
+        Layer(path="scaled", index=1, inputs=("x",), outputs=("scaled",)),
+        Layer(path="tanh", index=1, inputs=(read,), outputs=("tanh",), sources=sources),
+    )
+    manifest = replace(network, entries=(*network.entries, *inner), layers=(*network.layers, *layers))
+    assert rules(manifest) == ([("saturated", expected)] if expected else [])
+
+
+class Walked(tuple[Layer, ...]):
+    """Layers that count how often they are walked through."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[Layer]:
+        Walked.times += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize(
+    ("primitive", "values"), [("tanh", np.sign(RANDOM.standard_normal((8, 4)))), ("max", np.zeros((8, 4)))]
+)
+def test_layers_are_walked_through_as_often_for_many_values_as_for_few(primitive: str, values: np.ndarray) -> None:
+    times: list[int] = []
+    for number in (3, 30):
+        network = chain([1.0] * 3)
+        names = [f"value{at}" for at in range(number)]
+        inner = [entry(f"activation/{name}", values, 1, layer=name, primitive=primitive) for name in names]
+        layers = (Layer(path=name, index=1, inputs=("dense0",), outputs=(name,), rms={"in": 0.0}) for name in names)
+        saturations = tuple(Saturation(function="tanh", index=1, saturated=1.0, layer=name) for name in names)
+        entries, walked = (*network.entries, *inner), Walked((*network.layers, *layers))
+        Walked.times = 0
+        assert find(replace(network, entries=entries, layers=walked, saturations=saturations))
+        times.append(Walked.times)
+    assert times[0] == times[1]
 
 
 def test_a_softmax_on_single_elements_is_saturated_and_an_even_one_is_not() -> None:
@@ -431,6 +514,14 @@ def test_what_no_block_uses_is_reported_once_for_all_blocks() -> None:
     assert (blocks.name, blocks.tensors) == ("blocks/0/ln1/scale", 6)
     assert blocks.why == "does not reach the loss, nor does the rest of blocks/0..2/ln1, ln2, nothing uses it"
     assert (last.name, last.why) == ("blocks/3/w", "does not reach the loss, nothing uses it")
+
+
+def test_unused_parts_of_blocks_whose_names_have_a_sign_are_listed() -> None:
+    names = ("1/#/w", "1/2/w")
+    gradients = [absent(f"param_grad/{name}", "disconnected") for name in names]
+    used = [entry(f"param/{name[:-1]}used", [1.0]) for name in names]
+    unused = [entry(f"param/{name}", [1.0]) for name in names]
+    assert found(*used, *unused, *gradients) == [("unused-param", name) for name in names]
 
 
 def test_a_mask_of_each_block_is_reported_once_for_all_blocks() -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 
-from gradscope.dump.manifest.manifest import Layer
-from gradscope.stats import LayerGains, layer_gains
+import numpy as np
+import pytest
+
+from gradscope.dump.manifest.manifest import Layer, Manifest
+from gradscope.stats import LayerGains, layer_gains, merged_manifest, tensor_stats
+from gradscope.stats.power import combined_power, power_of
 
 
 def chain() -> tuple[Layer, ...]:
@@ -45,3 +49,24 @@ def test_nothing_is_divided_by_zero_and_a_zero_gradient_has_a_zero_gain() -> Non
 
 def test_a_model_without_layers_has_no_gains() -> None:
     assert layer_gains(()) == {}
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e200, 1e-200])
+def test_the_root_mean_square_of_several_tensors_is_that_of_all_their_elements(scale: float) -> None:
+    parts = [scale * np.arange(1.0, 4.0), scale * np.ones(5)]
+    powers = [power_of(tensor_stats(part)) for part in parts]
+    together, expected = combined_power(powers), tensor_stats(np.concatenate(parts)).rms
+    assert together is not None
+    assert (together.rms, together.elements) == (pytest.approx(expected, rel=1e-12, abs=0), 8)
+    assert combined_power(powers[:1]) == powers[0]
+    calls = (
+        Layer(path="a", index=0, rms={"out": each.rms}, elements={"out": each.elements}) for each in powers if each
+    )
+    merged = merged_manifest((), [Manifest(entries=(), layers=(call,)) for call in calls])
+    assert merged.layers[0].rms == {"out": pytest.approx(expected, rel=1e-12, abs=0)}
+
+
+def test_layers_that_do_not_say_of_how_many_elements_are_merged() -> None:
+    calls = (Layer(path="a", index=0, rms={"out": 2.0}), Layer(path="a", index=0, elements={"out": 4}))
+    merged = merged_manifest((), [Manifest(entries=(), layers=(call,)) for call in calls])
+    assert merged.layers[0].elements == {"out": 4}

@@ -103,11 +103,7 @@ def observe_neighbourhood(
     Returns:
         The neighbourhood; None where it has more bytes than that.
     """
-    sites = _sites(run.trace, _around(run.trace, starts, known))
-    gradients = frozenset(number for number, site in enumerate(sites) if has_gradient(site))
-    if sum(_bytes(site) * (1 + (number in gradients)) for number, site in enumerate(sites)) > most_bytes:
-        return None
-    return _observed(run.trace, run.arguments, sites, gradients)
+    return _observed_within(run.trace, run.arguments, _sites(run.trace, _around(run.trace, starts, known)), most_bytes)
 
 
 def observe_values(trace: Trace, arguments: Sequence[Any], variables: Iterable[FrameVariable]) -> Neighbourhood:
@@ -124,19 +120,29 @@ def observe_values(trace: Trace, arguments: Sequence[Any], variables: Iterable[F
     return _observed(trace, arguments, _sites(trace, variables), frozenset())
 
 
-def observe_gradients(trace: Trace, arguments: Sequence[Any], variables: Iterable[FrameVariable]) -> Neighbourhood:
+def observe_gradients(
+    trace: Trace, arguments: Sequence[Any], variables: Iterable[FrameVariable], most_bytes: int
+) -> Neighbourhood | None:
     """Observes some values and, where one comes back to them, their gradients.
 
     Args:
         trace: A traced loss.
         arguments: Its flat arguments.
         variables: The values.
+        most_bytes: The most bytes that may be observed.
 
     Returns:
-        What was observed.
+        What was observed; None where it has more bytes than that.
     """
-    sites = _sites(trace, variables)
+    return _observed_within(trace, arguments, _sites(trace, variables), most_bytes)
+
+
+def _observed_within(
+    trace: Trace, arguments: Sequence[Any], sites: tuple[Site, ...], most_bytes: int
+) -> Neighbourhood | None:
     gradients = frozenset(number for number, site in enumerate(sites) if has_gradient(site))
+    if sum(_bytes(site) * (1 + (number in gradients)) for number, site in enumerate(sites)) > most_bytes:
+        return None
     return _observed(trace, arguments, sites, gradients)
 
 

@@ -76,16 +76,25 @@ def _export_csv(
 
     from gradscope.cli.printing import print_plain
     from gradscope.dump.storage.atomic_file import write_atomically
-    from gradscope.dump.storage.target_path import checked_target, files_of
+    from gradscope.dump.storage.storage_errors import machine_errors
+    from gradscope.dump.storage.target_path import checked_target, files_of, is_standard_output, is_stream
     from gradscope.history.exporting.long_table import write_csv
 
-    target = None if output is None else checked_target(output, force=force, inputs=files_of([run]))
+    if output is not None and is_standard_output(output):
+        output = None
+    target = None
+    if output is not None and not is_stream(output):
+        target = checked_target(output, force=force, inputs=files_of([run]))
     text = io.StringIO()
     write_csv(history, selects, text)
-    if target is None:
+    if output is None:
         print_plain(text.getvalue())
         return ""
-    write_atomically(target, text.getvalue().encode(), replace=force)
+    if target is None:
+        with machine_errors("write to", output):
+            output.write_bytes(text.getvalue().encode())
+    else:
+        write_atomically(target, text.getvalue().encode(), replace=force)
     return f"{output}: {text.getvalue().count(chr(10)) - 1:,} numbers"
 
 

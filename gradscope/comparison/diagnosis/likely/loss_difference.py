@@ -15,8 +15,9 @@ from typing import Final
 
 from gradscope.comparison.diagnosis.divergence import first_divergence
 from gradscope.comparison.judging.compare_options import CompareOptions
+from gradscope.comparison.judging.loss_comparison import is_loss, losses_agree
 from gradscope.comparison.judging.rows import ComparisonRow
-from gradscope.comparison.judging.unmatched import is_loss, loss_tolerance
+from gradscope.comparison.judging.unmatched import loss_tolerance
 from gradscope.comparison.pairing.matching import Dumps
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.record import Json
@@ -76,16 +77,20 @@ def loss_difference(dumps: Dumps, rows: Sequence[ComparisonRow], options: Compar
         options: How strictly tensors are compared.
     """
     ref, cand = dumps.ref.manifest.loss, dumps.cand.manifest.loss
-    if ref is None or cand is None or ref == cand or (math.isnan(ref) and math.isnan(cand)):
+    if ref is None or cand is None or (math.isnan(ref) and math.isnan(cand)):
         return None
     limit = loss_tolerance(dumps)
     requested = options.tolerance("loss", "loss", limit)
-    limit = 0.0 if requested is None else requested.rel_l2 or limit
-    if abs(cand - ref) <= limit * abs(ref):
+    if requested is None:
+        limit = 0.0
+    elif requested.rel_l2 is not None:
+        limit = requested.rel_l2
+    if losses_agree(ref, cand, limit):
         return None
     forward = first_divergence(rows).forward
     of_loss = forward is not None and _is_loss(dumps, forward)
-    factor = cand / ref if ref and math.isfinite(cand / ref) else 1.0
+    ratio = cand / ref if ref else 0.0
+    factor = ratio if ratio and math.isfinite(ratio) else 1.0  # no loss is a multiple of another that is zero
     if (forward is not None and not of_loss) or not _all_multiples(dumps, rows, factor, limit):
         return LossDifference(ref=ref, cand=cand, in_rows=of_loss)
     words = next(_reductions(dumps, factor, limit), "")
@@ -104,14 +109,15 @@ def _all_multiples(dumps: Dumps, rows: Sequence[ComparisonRow], factor: float, l
 
 
 def _is_nothing(dumps: Dumps, row: ComparisonRow) -> bool:
-    """Returns whether a gradient that agrees is zero, or is that of the loss itself, which is one."""
+    """Returns whether a gradient that agrees is zero, but for rounding, or is that of the loss itself, which is one."""
     if row.status != "same":
         return False
     try:
         entry = dumps.ref.entry(dumps.ref.resolve(key_of(row.family, row.name)))
     except MissingKeyError:  # the reference has it by its iterations
         return False
-    if entry.absent is not None or entry.stats.get("rms") == 0 or (row.needed == 0 and "rel_l2" in row.metrics):
+    rounding = row.needed == 0 and "rel_l2" in row.metrics and not row.metrics.get("bit_equal")
+    if entry.absent is not None or entry.stats.get("rms") == 0 or rounding:
         return True
     return is_loss(dumps.ref, key_of(ACTIVATION, row.name))
 

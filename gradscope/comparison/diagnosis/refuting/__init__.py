@@ -2,6 +2,7 @@
 
 - `refuted_guesses`: goes over all guesses, from the loss to the inputs.
 - `errors_behind`: the largest error among the values that are compared next behind a value.
+- `gradient_traces`: what gradients show of a value that leaves no trace among those, as before a factor of zero.
 - `steps_apart`: pairs of two steps of one computation, which both programs take, and of which one is refuted.
 - `traceless_gradients`: pairs of gradients that differ although nothing that is computed from them does.
 - `kernel_products`: whether a value is the product of a kernel, and of what.

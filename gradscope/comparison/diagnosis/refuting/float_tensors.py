@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import numpy as np
@@ -38,6 +38,17 @@ class FloatTensors:
             return None
         tensor = self._source.array(key).astype(np.float64)
         return tensor if np.isfinite(tensor).all() else None
+
+    def of_size(self, keys: Iterable[str], size: int) -> Iterator[Array]:
+        """Yields those of some tensors that have a number of elements, each read when it is requested.
+
+        Args:
+            keys: The keys.
+            size: The number of elements.
+        """
+        known = (self._source.resolve(each) for each in keys if each in self._known)
+        fitting = (each for each in dict.fromkeys(known) if math.prod(self._source.entry(each).shape) == size)
+        yield from (value for key in fitting if (value := self.tensor(key)) is not None)
 
     def read_by(self, layer: Layer) -> Iterator[Array]:
         """Yields the values that a layer reads, each once.

@@ -25,7 +25,7 @@ from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM_GRAD, key_of, pr
 from gradscope.naming.wording import brief
 
 #: The largest number of elements that are compared, and the numbers that rule out a function of elements, and of rows.
-_MOST_ELEMENTS: Final = 1 << 22
+MOST_ELEMENTS: Final = 1 << 22
 _SAMPLE: Final = 256
 _SAMPLE_OF_ROWS: Final = 1024
 
@@ -173,7 +173,7 @@ def is_applied(dumps: Dumps, match: Match, found: FunctionBetween) -> bool | Non
 def _values(dumps: Dumps, match: Match) -> tuple[Array, Array] | None:
     """Returns both values in the reference's layout; None where there are none that can be compared, or too many."""
     entry = dumps.ref.entry(match.ref)
-    if not 2 <= math.prod(entry.shape) <= _MOST_ELEMENTS:
+    if not 2 <= math.prod(entry.shape) <= MOST_ELEMENTS:
         return None
     if not (dumps.ref.has_tensor(match.ref) and all(map(dumps.cand.has_tensor, match.recipe.keys))):
         return None

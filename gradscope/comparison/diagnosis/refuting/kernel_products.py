@@ -1,4 +1,7 @@
-"""Products of what a layer reads with its kernel are what they are, whatever the layer is called."""
+"""Products of what a layer reads with its kernel are what they are, whatever the layer is called.
+
+`ProductPairs` finds whether the values of a pair are the products of one kernel.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,10 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.comparison.pairing.structure.paired_inputs import PairedInputs
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.naming import PARAM, key_of, split_key
+from gradscope.naming import ACTIVATION, PARAM, key_of, split_key
 
 #: The relative error of a product that is computed again.
 _ROUNDING: Final = 1e-4
@@ -68,3 +73,43 @@ def params_of(tensors: FloatTensors, layer: Layer) -> Iterator[Array]:
     params = [tensors.tensor(key_of(PARAM, name)) for name in layer.params]
     known = [each for each in params if each is not None]
     yield from known if len(known) == len(params) else ()
+
+
+class ProductPairs:
+    """ProductPairs finds whether the values of a pair are the products of one kernel, with values that are paired.
+
+    Args:
+        dumps: The dumps.
+        pairing: The pairs that are not only suggested by their places.
+    """
+
+    def __init__(self, dumps: Dumps, pairing: Pairing) -> None:
+        self._tensors = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
+        # A part comes after its composite, and is more exact.
+        self._makers = [
+            {
+                source.resolve(key_of(ACTIVATION, name)): layer
+                for layer in source.manifest.layers
+                for name in layer.outputs
+            }
+            for source in (dumps.ref, dumps.cand)
+        ]
+        self._inputs = PairedInputs(dumps, pairing)
+        kernels = (each for each in pairing.matched if split_key(each.ref)[0] == PARAM)
+        self._kernels = {each.ref: each.recipe.keys for each in kernels if len(dumps.ref.entry(each.ref).shape) > 1}
+
+    def are_of_one_kernel(self, match: Match) -> bool:
+        """Returns whether both values are products of what is paired, with kernels that are paired.
+
+        Args:
+            match: The pair.
+        """
+        layers = [makers.get(key) for makers, key in zip(self._makers, (match.ref, match.cand), strict=True)]
+        one, other = layers
+        if one is None or other is None or len(match.recipe.keys) > 1:
+            return False
+        own, others = ({key_of(PARAM, name) for name in layer.params} for layer in (one, other))
+        paired = any(others.issuperset(self._kernels.get(key, ("",))) for key in own)
+        if not paired or not self._inputs.share(match.ref, match.cand):
+            return False
+        return is_product(self._tensors[0], one, match.ref) and is_product(self._tensors[1], other, match.cand)

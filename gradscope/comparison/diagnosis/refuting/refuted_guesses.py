@@ -8,6 +8,9 @@ begins is kept where something behind it bears that out, in either program.
 The products of one kernel with what both programs read are a pair, however small the trace that they leave: attention
 may hide most of what is wrong with its queries.
 
+Names that resemble each other say more than a place. What such a pair leaves no trace in may be multiplied by zero, and
+then only gradients show that it differs (`gradient_traces`). Without gradients, such a pair is kept.
+
 A difference can also vanish behind the pair, as that of a lost bias does in a batch norm. Then what the pair is
 computed from shows: a parameter that only one of the programs uses.
 
@@ -24,19 +27,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from gradscope.comparison.diagnosis.refuting.errors_behind import ErrorsBehind
-from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
-from gradscope.comparison.diagnosis.refuting.kernel_products import is_product
+from gradscope.comparison.diagnosis.refuting.errors_behind import EXACT, ErrorsBehind, relative_error
+from gradscope.comparison.diagnosis.refuting.gradient_traces import GradientTraces
+from gradscope.comparison.diagnosis.refuting.kernel_products import ProductPairs
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources, lost_parameters, summed_parameters
 from gradscope.comparison.diagnosis.refuting.steps_apart import steps_apart
 from gradscope.comparison.diagnosis.refuting.traceless_gradients import traceless_gradients
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
-from gradscope.comparison.pairing.structure.paired_inputs import PairedInputs
 from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.layer_graph import nearest
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM, is_gradient, key_of, split_key
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, is_gradient, key_of, split_key, subject_family
 
 #: The passes that pair by names, which may be of another step.
 _BY_NAME: Final = ("name", "path")
@@ -44,11 +45,8 @@ _BY_NAME: Final = ("name", "path")
 #: The passes that pair by places, or by names that only resemble each other.
 _GUESSES: Final = ("order", "path")
 
-#: The relative error of a loss, and of a gradient, that only rounding makes.
-_EXACT: Final = 5e-6
-
 #: What a gradient is of which nothing that is computed from it shows that it differs.
-_TRACELESS_GRADIENT: Final = "a gradient where the function has none; nothing that is computed from it differs"
+_TRACELESS_GRADIENT: Final = "differs where its value agrees; no compared gradient computed from it differs"
 
 #: How many times as large as all errors behind it an error is that leaves no trace.
 _TRACELESS: Final = 10
@@ -89,24 +87,33 @@ def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compariso
         return Unrefuted(pairing=pairing, agreeing=agreeing)
     guessed = frozenset(each.ref for each in guesses)
     known = [each for each in pairing.matched if each.ref not in guessed]
+    told = [*known, *(each for each in guesses if _is_of_agreeing(each, rows))]
     loss = _loss_error(dumps, known, rows)
     summed = summed_parameters(dumps, pairing)
     lost = lost_parameters(dumps, pairing, summed)
-    ref = _Program(dumps.ref, {dumps.ref.resolve(each.ref): each for each in known}, rows, lost, loss)
-    cand = _Program(
-        dumps.cand, {dumps.cand.resolve(key): each for each in known for key in each.recipe.keys}, rows, lost, loss
+    ref, cand = (
+        _Program(source, compared, GradientTraces(source, shown), lost, loss)
+        for source, compared, shown in zip(
+            (dumps.ref, dumps.cand), _by_owner(dumps, known, rows), _by_owner(dumps, told, rows), strict=True
+        )
     )
     ordered = sorted(values, key=lambda each: dumps.ref.entry(each.ref).site.index)
     own = {
         each.ref: [(ref, dumps.ref.resolve(each.ref)), *((cand, dumps.cand.resolve(key)) for key in each.recipe.keys)]
         for each in ordered
     }
-    products = _Products(dumps, replace(pairing, matched=tuple(known)))
+    products, pairs = ProductPairs(dumps, replace(pairing, matched=tuple(known))), {each.ref: each for each in known}
     borne_out: set[str] = set()
+    unclear: set[str] = set()
     traces: dict[str, float] = {}
     for match in reversed(ordered):  # a pair that is borne out bears out what it is computed from
-        error = _error(rows[match.ref])
+        error = relative_error(rows[match.ref])
         traces[match.ref] = max(program.trace(key) for program, key in own[match.ref])
+        if match.matched_by == "path":
+            by_gradients = [program.gradients.largest(key) for program, key in own[match.ref]]
+            traces[match.ref] = max(traces[match.ref], *(each or 0.0 for each in by_gradients))
+            if all(each is None for each in by_gradients):
+                unclear.add(match.ref)
         if _TRACELESS * traces[match.ref] >= error:
             borne_out.add(match.ref)
             for program, key in own[match.ref]:
@@ -115,7 +122,7 @@ def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compariso
     related: dict[str, str] = {}
     for match in ordered:
         inherited = any(program.inherits(key) for program, key in own[match.ref])
-        terms = (each for program, key in own[match.ref] for each in program.agreeing_before(key))
+        terms = (pairs[term] for program, key in own[match.ref] for term in program.agreeing_before(key))
         found = None if inherited else steps_apart(dumps, match, rows[match.ref].tolerance, summed, terms)
         if found is not None and found.applied is not False:
             (agreeing if found.applied else related).update(found.stages)
@@ -123,8 +130,8 @@ def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compariso
         other_form = (
             found is not None and found.applied is False and traces[match.ref] > (rows[match.ref].tolerance or 0)
         )
-        borne = match.ref in borne_out or (not inherited and products.are_of_one_kernel(match))
-        if inherited or other_form or (borne and (found is None or found.applied is False)):
+        kept = match.ref in borne_out or match.ref in unclear or (not inherited and products.are_of_one_kernel(match))
+        if inherited or other_form or (kept and (found is None or found.applied is False)):
             for program, key in own[match.ref]:
                 program.differing.add(key)
         else:
@@ -133,6 +140,26 @@ def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compariso
     # A gradient that only its value pairs goes with it.
     by_place = {each.ref for each in pairing.matched if each.matched_by in _GUESSES}
     return Unrefuted(pairing=_without(dumps, pairing, by_place & refuted), agreeing=agreeing, related=related)
+
+
+def _is_of_agreeing(match: Match, rows: Mapping[str, ComparisonRow]) -> bool:
+    """Returns whether a pair is of gradients of tensors that agree, so that it is no guess."""
+    family, name = split_key(match.ref)
+    subject = subject_family(family)
+    row = None if subject is None else rows.get(key_of(subject, name))
+    return row is not None and row.status == "same"
+
+
+def _by_owner(
+    dumps: Dumps, matches: Iterable[Match], rows: Mapping[str, ComparisonRow]
+) -> tuple[dict[str, ComparisonRow], dict[str, ComparisonRow]]:
+    """Returns the rows of pairs by the keys of owners in the reference, and in the candidate."""
+    in_ref: dict[str, ComparisonRow] = {}
+    in_cand: dict[str, ComparisonRow] = {}
+    for match in matches:
+        in_ref[dumps.ref.resolve(match.ref)] = rows[match.ref]
+        in_cand |= {dumps.cand.resolve(key): rows[match.ref] for key in match.recipe.keys}
+    return in_ref, in_cand
 
 
 def _without_applied(
@@ -167,14 +194,6 @@ def _in_order(source: DumpSource, keys: Collection[str]) -> tuple[str, ...]:
     return tuple(filter(keys.__contains__, source.keys()))
 
 
-def _error(row: ComparisonRow) -> float:
-    """Returns the relative error of a pair; zero where that is rounding."""
-    if row.needed == 0.0:
-        return 0.0
-    error = as_float(row.metrics.get("rel_l2", math.inf if row.status == "different" else 0.0))
-    return math.inf if math.isnan(error) else error
-
-
 def _loss_error(dumps: Dumps, known: Iterable[Match], rows: Mapping[str, ComparisonRow]) -> float:
     """Returns the largest error of the loss and of the gradients, by which what only the loss reads is compared.
 
@@ -185,68 +204,33 @@ def _loss_error(dumps: Dumps, known: Iterable[Match], rows: Mapping[str, Compari
         return math.inf
     loss = abs(one - other) / max(abs(one), 1e-30)
     gradients = [rows[each.ref] for each in known if is_gradient(split_key(each.ref)[0])]
-    derivative = loss <= _EXACT and any(0 < (row.needed or 0.0) <= _EXACT for row in gradients)
-    return loss if derivative else max(loss, *map(_error, gradients), 0.0)
-
-
-class _Products:
-    """_Products finds whether the values of a pair are the products of one kernel, with values that are paired.
-
-    Args:
-        dumps: The dumps.
-        pairing: The pairs that are not only suggested by their places.
-    """
-
-    def __init__(self, dumps: Dumps, pairing: Pairing) -> None:
-        self._tensors = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
-        # A part comes after its composite, and is more exact.
-        self._makers = [
-            {
-                source.resolve(key_of(ACTIVATION, name)): layer
-                for layer in source.manifest.layers
-                for name in layer.outputs
-            }
-            for source in (dumps.ref, dumps.cand)
-        ]
-        self._inputs = PairedInputs(dumps, pairing)
-        kernels = (each for each in pairing.matched if split_key(each.ref)[0] == PARAM)
-        self._kernels = {each.ref: each.recipe.keys for each in kernels if len(dumps.ref.entry(each.ref).shape) > 1}
-
-    def are_of_one_kernel(self, match: Match) -> bool:
-        """Returns whether both values are products of what is paired, with kernels that are paired."""
-        layers = [makers.get(key) for makers, key in zip(self._makers, (match.ref, match.cand), strict=True)]
-        one, other = layers
-        if one is None or other is None or len(match.recipe.keys) > 1:
-            return False
-        own, others = ({key_of(PARAM, name) for name in layer.params} for layer in (one, other))
-        paired = any(others.issuperset(self._kernels.get(key, ("",))) for key in own)
-        if not paired or not self._inputs.share(match.ref, match.cand):
-            return False
-        return is_product(self._tensors[0], one, match.ref) and is_product(self._tensors[1], other, match.cand)
+    derivative = loss <= EXACT and any(0 < (row.needed or 0.0) <= EXACT for row in gradients)
+    return loss if derivative else max(loss, *map(relative_error, gradients), 0.0)
 
 
 class _Program:
     """_Program finds what differs before and behind a value of one dump.
 
     Attributes:
+        gradients: What the gradients that are computed from values show of them.
         differing: The values of pairs by place that are kept.
     """
 
     def __init__(
         self,
         source: DumpSource,
-        pairs: Mapping[str, Match],
         rows: Mapping[str, ComparisonRow],
+        gradients: GradientTraces,
         lost: Collection[str],
         loss: float,
     ) -> None:
+        self.gradients = gradients
         self._sources = forward_sources(source)
-        self._pairs = pairs
-        self._rows = {key: rows[pair.ref] for key, pair in pairs.items()}
+        self._rows = rows
         self._lost = lost
         self._exact: set[str] = set()
         self.differing: set[str] = set()
-        errors = {key: _error(row) for key, row in self._rows.items() if key in self._sources}
+        errors = {key: relative_error(row) for key, row in rows.items() if key in self._sources}
         self._certain = ErrorsBehind(self._sources, errors, loss)
         self._likely = ErrorsBehind(self._sources, errors, loss)
 
@@ -258,11 +242,10 @@ class _Program:
         """Adds the relative error of a value of a pair by place that leaves a trace."""
         self._likely.add(key, error)
 
-    def agreeing_before(self, key: str) -> Iterator[Match]:
-        """Yields the pairs of the nearest values that are compared and agree from which a value is computed."""
-        found = nearest(self._sources, key, self._rows)
-        agreeing = (each for each in found if self._rows[each].status == "same")
-        yield from (self._pairs[each] for each in agreeing if split_key(each)[0] == ACTIVATION)
+    def agreeing_before(self, key: str) -> Iterator[str]:
+        """Yields the nearest compared values that agree and that a value is computed from, by the reference's keys."""
+        rows = (self._rows[each] for each in nearest(self._sources, key, self._rows))
+        yield from (key_of(row.family, row.name) for row in rows if (row.family, row.status) == (ACTIVATION, "same"))
 
     def inherits(self, key: str) -> bool:
         """Returns whether anything that a value is computed from differs, through what is not compared."""

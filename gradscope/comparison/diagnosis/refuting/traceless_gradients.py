@@ -3,12 +3,17 @@
 Where a function has no derivative, programs may take different ones: of two equal largest values in a window, a maximum
 may hand its gradient to the first, or half of it to each. Behind a rectifier both are zero, and their gradients vanish
 before anything reads them. The gradients of such a pair are different, and both programs are right.
+
+A gradient that differs may also be added to one that is much larger, as that of a branch of small weight is. What it is
+added to agrees within its tolerance then, but not to rounding: its error is larger than those that it inherits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
+from gradscope.comparison.diagnosis.refuting.errors_behind import EXACT, relative_error
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.interfaces import DumpSource
@@ -16,7 +21,10 @@ from gradscope.dump.manifest.layer_graph import inverted, nearest, sources_of
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, is_gradient, key_of, split_key
 
 #: The passes that pair what the user says is one tensor.
-_STATED = ("map", "name")
+_STATED: Final = ("map", "name")
+
+#: How many times the errors that it inherits the error of a gradient is that only rounding makes.
+_GROWTH: Final = 10
 
 
 def traceless_gradients(dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRow]) -> list[Match]:
@@ -67,12 +75,21 @@ class _Program:
     def __init__(self, source: DumpSource, rows: Mapping[str, ComparisonRow]) -> None:
         self._source = source
         self._rows = dict(rows)
-        self._readers = inverted(sources_of(source.manifest.layers))
+        self._sources = sources_of(source.manifest.layers)
+        self._readers = inverted(self._sources)
 
     def agrees_behind(self, key: str) -> bool:
-        """Returns whether gradients are computed from a gradient that are compared, and all of them agree."""
-        behind = list(nearest(self._readers, self._source.resolve(key), self._rows))
-        return bool(behind) and all(self._rows[each].status == "same" for each in behind)
+        """Returns whether gradients are computed from a gradient that are compared, and all agree but for rounding.
+
+        One that is zero but for rounding agrees whatever it is computed from.
+        """
+        owner = self._source.resolve(key)
+        behind = [self._rows[each] for each in nearest(self._readers, owner, self._rows)]
+        before = [self._rows[each] for each in nearest(self._sources, owner, self._rows)]
+        inherited = max((relative_error(row) for row in before if row.status == "same"), default=0.0)
+        limit = max(EXACT, _GROWTH * inherited)
+        agree = all(row.status == "same" and relative_error(row) <= limit for row in behind)
+        return agree and any(row.needed or row.metrics.get("rel_l2") == 0 for row in behind)
 
     def drop(self, key: str) -> None:
         """Compares a gradient no more, so that what is computed from it is seen behind it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.diagnosis.refuting.functions_between import ELEMENTWISE
+from gradscope.comparison.diagnosis.refuting.functions_between import ELEMENTWISE, MOST_ELEMENTS
 
 #: The relative error up to which a value is that of an operation.
 _ROUNDING: Final = 1e-5
@@ -60,32 +60,49 @@ def recognised(read: Array, value: Array) -> Iterator[tuple[Operation, list[Oper
             yield found[0], [each for each in kind if each not in found]
 
 
-def in_its_place(read: Array, value: Array, others: Sequence[Array]) -> tuple[Operation, Operation] | None:
+def in_its_place(read: Array, value: Array, others: Iterable[Array]) -> tuple[Operation, Operation] | None:
     """Returns the operation that makes a value, and another of its kind that makes one of others, in any order.
 
     Args:
         read: What a step reads.
         value: What it computes.
-        others: The values of the other program, in its layout.
+        others: The values of the other program, in its layout. They are requested one at a time, and only where there
+            is an operation that could make them.
     """
-    for operation, alternatives in recognised(read, value):
-        for other in alternatives:
-            made = other.apply(read)
-            if not _has_elements(made, value) and any(_has_elements(made, each) for each in others):
+    possible = [
+        (operation, other, float(np.linalg.norm(made)))
+        for operation, alternatives in recognised(read, value)
+        for other in alternatives
+        if not have_same_elements(made := other.apply(read), value)
+    ]
+    for each in others if possible else ():
+        expected = float(np.linalg.norm(each))
+        for operation, other, norm in possible:
+            if _is_near(norm, expected) and have_same_elements(other.apply(read), each):
                 return operation, other
     return None
 
 
-def _has_elements(one: Array, other: Array) -> bool:
-    """Returns whether two values have the same elements in any order, and enough that this says something."""
+def have_same_elements(one: Array, other: Array) -> bool:
+    """Returns whether two values have the same elements in any order, and enough that this says something.
+
+    Args:
+        one: A value.
+        other: The value that it is compared with, to whose norm errors are relative.
+    """
     norm = float(np.linalg.norm(other))
-    if one.size != other.size or one.size < _FEWEST or not abs(float(np.linalg.norm(one)) - norm) <= _ALIKE * norm:
+    if one.size != other.size or one.size < _FEWEST or not _is_near(float(np.linalg.norm(one)), norm):
         return False
     return bool(np.linalg.norm(np.sort(one, axis=None) - np.sort(other, axis=None)) <= _ALIKE * norm)
 
 
+def _is_near(one: float, norm: float) -> bool:
+    return abs(one - norm) <= _ALIKE * norm
+
+
 def _functions(read: Array, value: Array) -> list[Operation]:
-    if read.shape != value.shape:
+    """Returns the functions of single elements; none of very many, on all of which each would be tried."""
+    if read.shape != value.shape or read.size > MOST_ELEMENTS:
         return []
     return [Operation("identity", np.copy), *(Operation(name, each) for name, each in ELEMENTWISE.items())]
 
@@ -141,8 +158,10 @@ def orders(read: Array) -> Iterator[Array]:
 
 
 def _orders(read: Array, value: Array) -> list[Operation]:
-    """Returns the orders in which the axes of what is read may be before they are joined."""
-    if read.size != value.size or not 2 < read.ndim <= _MOST_AXES or read.shape[0] != value.shape[0]:
+    """Returns the orders in which the axes of what is read, and is not too large, may be before they are joined."""
+    if not read.size == value.size <= MOST_ELEMENTS:
+        return []
+    if not 2 < read.ndim <= _MOST_AXES or read.shape[0] != value.shape[0]:
         return []
     orders = itertools.permutations(range(1, read.ndim))
     return [Operation(f"order of axes {[0, *order]}", partial(_ordered, (0, *order), value.shape)) for order in orders]

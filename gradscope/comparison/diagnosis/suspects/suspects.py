@@ -29,7 +29,12 @@ from gradscope.comparison.diagnosis.suspects.plain_steps import (
     is_rescaled,
 )
 from gradscope.comparison.diagnosis.suspects.readers import Reader, reader_of
-from gradscope.comparison.diagnosis.suspects.step_kinds import Operation, in_its_place, recognised
+from gradscope.comparison.diagnosis.suspects.step_kinds import (
+    Operation,
+    have_same_elements,
+    in_its_place,
+    recognised,
+)
 from gradscope.comparison.diagnosis.suspects.steps import Found, Step, is_inside, makers_of, steps_of, with_words
 from gradscope.comparison.diagnosis.suspects.turned_values import turned_value
 from gradscope.comparison.diagnosis.suspects.wrong_parameters import wrong_parameters
@@ -105,14 +110,7 @@ class _Forward:
         steps = [step for step in steps if step not in products]
         if match is None:  # a loss, which is compared as a number
             return Found(steps, steps)
-        if self._is_replaced(match, layer):
-            return Found([], [])
-        replaced = self._replaced(steps)
-        return (
-            self._by_layers(match, layer, steps, products)
-            if replaced is None
-            else Found([replaced], steps, made_before=True)
-        )
+        return Found([], []) if self._is_replaced(match, layer) else self._by_layers(match, layer, steps, products)
 
     def _by_layers(self, match: Match, layer: Layer, steps: list[Step], products: Sequence[Step]) -> Found:
         """Returns the suspects by what the layers of the divergence are around, and what they read.
@@ -124,19 +122,22 @@ class _Forward:
             products: The steps that are products of kernels, which are right.
         """
         others = self._counterparts(match, layer)
-        around = {True: {layer.path}, False: {other.path for other in others}}
-        inside = [step for step in steps if is_inside(self._layers(step), step.layer, around[step.of_ref])]
-        if any(step.of_ref for step in inside) or len(inside) == len(steps) > 0:
-            return Found([], steps)
-        # A layer around several steps is no more exact than those of the other program that it stands for.
-        steps = [step for step in steps if step not in inside]
         # A function of a product that only the reference has an entry for is a dense layer with that function.
         reads = next((step.layer for step in products if not layer.params and step.row.name in layer.inputs), layer)
         reader = reader_of(
             self._dumps, self._pairing, match, (reads, others[-1] if others else None), self._errors[match.ref]
         )
-        if reader is not None and reader.reads(reader.read):
+        exact = reader is not None and reader.reads(reader.read)
+        if not exact and (replaced := self._replaced(steps)) is not None:
+            return Found([replaced], steps, made_before=True)
+        around = {True: {layer.path}, False: {other.path for other in others}}
+        inside = [step for step in steps if is_inside(self._layers(step), step.layer, around[step.of_ref])]
+        if any(step.of_ref for step in inside) or len(inside) == len(steps) > 0:
+            return Found([], steps)
+        if exact:
             return Found([], [])
+        # A layer around several steps is no more exact than those of the other program that it stands for.
+        steps = [step for step in steps if step not in inside]
         if self._wrong.intersection(name for each in (layer, *others) for name in each.params):
             return Found([], steps)
         return self._by_reading(reader, match, layer, steps)
@@ -175,13 +176,17 @@ class _Forward:
         return in_its_place(read[0], value, [found[0]]) is not None
 
     def _replaced(self, steps: Sequence[Step]) -> Step | None:
-        """Returns the step of the reference in whose place the candidate has another, by the value of that; or None."""
-        own = (step for step in steps if step.of_ref)
-        others = [self._cand.tensor(step.key) for step in steps if not step.of_ref]
-        values = [each for each in others if each is not None]
-        for step in own if values else ():
+        """Returns the step of the reference in whose place the candidate has another, by the value of that; or None.
+
+        What a step reads is in the candidate, too, and a step that only arranges it says nothing of what follows.
+        """
+        others = [step.key for step in steps if not step.of_ref]
+        for step in (step for step in steps if step.of_ref and others):
             read, value = list(self._ref.read_by(step.layer)), self._ref.tensor(step.key)
-            found = None if value is None or len(read) != 1 else in_its_place(read[0], value, values)
+            if value is None or len(read) != 1:
+                continue
+            made = (each for each in self._cand.of_size(others, value.size) if not have_same_elements(each, read[0]))
+            found = in_its_place(read[0], value, made)
             if found is not None:
                 return with_words(step, *found, "candidate")
         return None

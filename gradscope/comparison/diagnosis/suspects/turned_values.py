@@ -4,7 +4,7 @@ Of two values with the same elements in another order, the order may be the layo
 one program reads column by column, or a bias between positions whose sign is wrong. A layout of a port is borne out by
 what is computed from the value, by the kernels that read it, or by other values in the same layout. Where the programs
 have one shape for the value, so that no layout is called for, nothing bears its order out, and what reads it differs,
-it is suspected.
+it is suspected. An input is such a value, too, before all that is computed from it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.manifest.layer_graph import Sources, inverted, nearest, sources_of
-from gradscope.naming import ACTIVATION, PARAM, key_of, split_key
+from gradscope.naming import ACTIVATION, INPUT, PARAM, key_of, split_key
 
 
 def turned_value(
@@ -36,7 +36,7 @@ def turned_value(
     by_owner = {
         dumps.ref.resolve(key): row
         for row in rows
-        if row.family == ACTIVATION and row.compared and (key := key_of(row.family, row.name)) in matches
+        if row.family in (ACTIVATION, INPUT) and row.compared and (key := key_of(row.family, row.name)) in matches
     }
     agreeing = {owner for owner, row in by_owner.items() if row.status == "same"}
     turned = {owner for owner in agreeing if _is_turned(dumps, _match(matches, by_owner, owner))}
@@ -52,7 +52,7 @@ def turned_value(
             each in agreeing and each not in chain for value in chain for each in nearest(readers, value, by_owner)
         )
         if chain == alike and alike <= turned and not borne_out and not _has_kernels(dumps, matches, {*chain, start}):
-            return min((by_owner[each] for each in chain), key=lambda row: row.index)
+            return min((by_owner[each] for each in chain), key=lambda row: (row.family == ACTIVATION, row.index))
     return None
 
 

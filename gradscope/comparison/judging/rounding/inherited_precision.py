@@ -2,24 +2,34 @@
 
 A program in mixed precision computes layers in bfloat16 and stores parameters, their gradients and the loss in
 float32. A float32 tensor that was computed from bfloat16 has the digits of bfloat16. So the dtype that counts for a
-tensor is the coarsest of its own and of all that it was computed from, along the graph of layers. An auxiliary output,
-such as the new state of a batch norm, is no part of that graph, and may be computed from any layer. What a layer does
-inside, between the values that the dump knows, is not seen; the candidate can be said to be of a dtype by hand.
+tensor is the coarsest of its own and of all that it was computed from, along the graph of layers. An auxiliary output
+is no part of that graph. One that updates state, as a batch norm does, is computed in the layer that has the state; any
+other may be computed from any layer. What a layer does inside, between the values that the dump knows, is not seen; the
+candidate can be said to be of a dtype by hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, reduce
+from typing import Final, TypeVar
 
+from gradscope.comparison.pairing.normal_forms import are_of_one_name
 from gradscope.comparison.precision import coarser, dtype_class
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import sources_of
-from gradscope.dump.manifest.manifest import Entry
+from gradscope.dump.manifest.manifest import Entry, Layer
 from gradscope.naming import ACTIVATION, AUX, EXAMPLE_GRAD, INPUT, PARAM, PARAM_GRAD, STATE, is_gradient, key_of
 
+_Item = TypeVar("_Item")
+
 #: The families that are read, not computed.
-_INPUT_FAMILIES = (PARAM, STATE, INPUT)
+_INPUT_FAMILIES: Final = (PARAM, STATE, INPUT)
+
+#: The occurrences and iterations in the path of a layer.
+_NUMBERS: Final = re.compile(r"#\d+|\[\d+\]")
 
 
 class InheritedPrecision:
@@ -48,12 +58,47 @@ class InheritedPrecision:
         family = PARAM_GRAD if entry.family == EXAMPLE_GRAD else entry.family
         found = entry.dtype
         if self._sources:
-            found = _coarser(found, self._any if family == AUX else self._inherited(key_of(family, entry.name)))
+            own = self._of_output(entry.name) if family == AUX else self._inherited(key_of(family, entry.name))
+            found = _coarser(found, own)
         return found if self._at_most is None else _coarser(found, self._at_most)
+
+    def _of_output(self, name: str) -> str:
+        """Returns the coarsest dtype that goes into an auxiliary output: in the layers that have what it updates."""
+        layers = [layer for each in self._updated(name) for layer in self._users.get(each, ())]
+        layers = layers or [layer for each in self._updated(name) for layer in self._scope_of(each)]
+        keys = (key_of(ACTIVATION, each) for layer in layers for each in (*layer.inputs, *layer.outputs))
+        dtypes = [self._inherited(key) for key in keys if key in self._known]
+        return reduce(_coarser, dtypes) if dtypes else self._any
+
+    def _updated(self, output: str) -> list[str]:
+        """Returns the parameters and the state that an auxiliary output has the name of; a word alone may be any."""
+        named = self._given.get(output.rpartition("/")[2], ())
+        return [each for each in named if each == output or ("/" in output and are_of_one_name(each, output))]
+
+    def _scope_of(self, name: str) -> Sequence[Layer]:
+        """Returns the layer that has the name of a variable's scope, or of that within a collection, in each call."""
+        scope = name.rpartition("/")[0]
+        return self._by_path.get(scope) or self._by_path.get(scope.partition("/")[2], ())
+
+    @cached_property
+    def _given(self) -> Mapping[str, Sequence[str]]:
+        """The parameters and the state by the last words of their names."""
+        given = (entry.name for entry in self._source.manifest.entries if entry.family in (PARAM, STATE))
+        return _grouped((name.rpartition("/")[2], name) for name in given)
+
+    @cached_property
+    def _users(self) -> Mapping[str, Sequence[Layer]]:
+        """The layers that use each parameter."""
+        return _grouped((name, layer) for layer in self._source.manifest.layers for name in layer.params)
+
+    @cached_property
+    def _by_path(self) -> Mapping[str, Sequence[Layer]]:
+        """The layers by their paths, without the numbers of calls."""
+        return _grouped((_NUMBERS.sub("", layer.path), layer) for layer in self._source.manifest.layers)
 
     @cached_property
     def _any(self) -> str:
-        """The coarsest dtype among all activations: an auxiliary output may be computed from any of them."""
+        """The coarsest dtype among all activations, any of which an auxiliary output may be computed from."""
         dtypes = (entry.dtype for entry in self._source.manifest.entries if entry.family == ACTIVATION)
         return reduce(_coarser, (dtype for dtype in dtypes if dtype_class(dtype) == "float"), "float64")
 
@@ -78,6 +123,14 @@ class InheritedPrecision:
         backward = is_gradient(entry.family)
         activations = (each for each in self._source.manifest.entries if each.family == ACTIVATION)
         return [each for each in activations if backward or each.site.index < entry.site.index]
+
+
+def _grouped(pairs: Iterable[tuple[str, _Item]]) -> Mapping[str, Sequence[_Item]]:
+    """Returns items by their names."""
+    found: defaultdict[str, list[_Item]] = defaultdict(list)
+    for name, item in pairs:
+        found[name].append(item)
+    return found
 
 
 def _coarser(first: str, second: str) -> str:

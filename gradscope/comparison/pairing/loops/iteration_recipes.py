@@ -17,6 +17,7 @@ from gradscope.comparison.layout.recipes import Recipe, RecipeStep, Reshape, Sta
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, INPUT_GRAD, PARAM, PARAM_GRAD, key_of, split_key
+from gradscope.naming.numbering import NUMBER, number_of
 
 #: The layers of one loop's iterations in the order of their numbers.
 _Iterations: TypeAlias = Sequence[Layer]
@@ -27,7 +28,7 @@ _SLICED_FAMILIES: Final = {
     ACTIVATION_GRAD: (PARAM_GRAD, ACTIVATION_GRAD, INPUT_GRAD),
 }
 
-_NUMBER: Final = re.compile(r"\[(\d+)\]")
+_NUMBER: Final = re.compile(rf"\[({NUMBER})\]")
 
 
 class UnrolledLoops:
@@ -118,7 +119,7 @@ def _iteration_number(path: str, parent: str) -> int | None:
     """Returns the number of an iteration of the layer around it, 3 for `block[3]` in `block`; None for other layers."""
     start, _, rest = path.rpartition("[")
     number = rest.partition("]")[0]
-    return int(number) if start == parent.partition("#")[0] and number.isdecimal() else None
+    return number_of(number) if start == parent.partition("#")[0] else None
 
 
 def _is_within(index: Sequence[int], shape: Sequence[int]) -> bool:

@@ -41,11 +41,12 @@ from gradscope.comparison.pairing.values.part_candidates import (
 from gradscope.comparison.pairing.values.uneven_parts import uneven_parts
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import INPUT, PARAM, STATE, TENSOR, split_key
+from gradscope.naming.numbering import NUMBER
 
 #: The families of tensors that are inputs of a program, of which it may pack several.
 _INPUT_FAMILIES: Final = (PARAM, STATE, TENSOR, INPUT)
 
-_NUMBER: Final = re.compile(r"\d+")
+_NUMBER: Final = re.compile(NUMBER)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,16 +19,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import compress, islice, product, takewhile
+from itertools import compress, islice, product, starmap, takewhile
 from math import prod
 from typing import Final
 
-from gradscope.comparison.layout.layouts import arranged, layouts
-from gradscope.comparison.layout.recipes import Recipe
+from gradscope.comparison.layout.layouts import arranged
+from gradscope.comparison.layout.recipes import Recipe, Reshape
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
-from gradscope.comparison.pairing.normal_forms import tokens_of
+from gradscope.comparison.pairing.normal_forms import are_of_one_name, tokens_of
 from gradscope.comparison.pairing.values.equal_classes import EqualClasses, equal_classes
 from gradscope.comparison.pairing.values.equality import Equality, absent_keys
 from gradscope.comparison.pairing.values.same_use import SameUse
@@ -73,16 +73,14 @@ def by_sibling(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
 def by_number(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     """Yields matches of parameters, and of state, of a single element that both programs have the same number of.
 
-    Those of one value are matched in the order of the dumps.
+    Those of one value are matched by what uses them, and by the order of their use where that does not decide.
     """
     ref, cand = _numbers(dumps.ref, unmatched.only_ref), _numbers(dumps.cand, unmatched.only_cand)
+    use = SameUse(dumps, unmatched.matched)
     for kind, keys in ref.items():
         others = cand.get(kind, ())
         if len(keys) == len(others):
-            for key, other in zip(keys, others, strict=True):
-                layout = layouts(dumps.ref.entry(key).shape, dumps.cand.entry(other).shape)[0]
-                steps = layout.steps(dumps.cand.entry(other).shape)
-                yield Match(ref=key, recipe=Recipe(keys=(other,), steps=steps), matched_by="fingerprint")
+            yield from _numbers_of_one_value(dumps, unmatched, use, dict(zip(keys, others, strict=True)))
 
 
 def by_disconnected(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:  # noqa: ARG001 - only names are compared
@@ -111,16 +109,6 @@ def by_updated_state(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:  # no
             updated = [output for output in outputs if are_of_one_name(names[name], output)]
             if len(updated) == 1:
                 yield Match.of(key, key_of(AUX, updated[0]), "path")
-
-
-def are_of_one_name(name: str, output: str) -> bool:
-    """Returns whether one of two names is the other within a collection, `batch_stats/norm/mean` for `norm/mean`.
-
-    Args:
-        name: The name of a parameter or of state.
-        output: The name of an auxiliary output.
-    """
-    return f"/{name}".endswith(f"/{output}") or f"/{output}".endswith(f"/{name}")
 
 
 def _of_families(dumps: Dumps, unmatched: Pairing, equality: Equality, *, gradients: bool) -> Iterator[Match]:
@@ -177,14 +165,43 @@ def _decided(
 
 
 def _numbers(source: DumpSource, keys: Iterable[str]) -> dict[tuple[str, float], list[str]]:
-    """Returns the keys of parameters and state of a single element, by family and value."""
+    """Returns the keys of parameters and state of a single element, by family and value, in the order of their use."""
     found: defaultdict[tuple[str, float], list[str]] = defaultdict(list)
-    for key in keys:
+    params = (key_of(PARAM, name) for layer in source.manifest.layers for name in layer.params)
+    order = {key: position for position, key in enumerate(dict.fromkeys(params))}
+    for key in sorted(keys, key=lambda key: order.get(key, len(order))):
         entry = source.entry(key)
         single = entry.family in (PARAM, STATE) and prod(entry.shape) == 1 and dtype_class(entry.dtype) == "float"
         if single and source.has_tensor(key):
             found[entry.family, source.array(key).item()].append(key)
     return found
+
+
+def _numbers_of_one_value(
+    dumps: Dumps, unmatched: Pairing, use: SameUse, in_turn: Mapping[str, str]
+) -> Iterator[Match]:
+    """Yields matches of numbers of one value, those with the most in common first.
+
+    Args:
+        dumps: The dumps.
+        unmatched: What is matched.
+        use: What the layers that use two parameters have in common.
+        in_turn: The numbers of the candidate by those of the reference, both in the order of their use.
+    """
+
+    def match(key: str, other: str) -> Match:
+        shape = dumps.ref.entry(key).shape
+        steps = () if dumps.cand.entry(other).shape == shape else (Reshape(shape),)
+        return Match(ref=key, recipe=Recipe(keys=(other,), steps=steps), matched_by="fingerprint")
+
+    among = frozenset(in_turn.values())
+    tried = [match(key, each) for key in in_turn for each in islice(sorted(use.likely(key) & among), _MOST_LIKELY)]
+    tried.sort(key=lambda each: (use.shared(each), in_turn[each.ref] == each.cand), reverse=True)
+    yield from tried
+    left = unmatched.with_matches(tried)
+    free, free_cand = frozenset(left.only_ref), frozenset(left.only_cand)
+    rest = filter(free.__contains__, in_turn), filter(free_cand.__contains__, in_turn.values())
+    yield from starmap(match, zip(*rest, strict=True))
 
 
 def _matches(classes: EqualClasses) -> Iterator[Match]:

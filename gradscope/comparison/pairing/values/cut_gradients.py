@@ -1,8 +1,8 @@
 """`cut_gradients` pairs the gradients of equal values of which one is cut off: no gradient arrives there.
 
 A value may be in a program twice, and the loss may read one of them alone, so that a gradient which arrives in one
-program only says little. Where something that is computed from it differs, or only one program has that, too, the
-gradient was lost on its way, as behind a `stop_gradient`.
+program only says little. Where nothing that is compared of what is computed from it is over its tolerance, it needs no
+counterpart. Where something is, the gradient was lost on its way, as behind a `stop_gradient`.
 """
 
 from __future__ import annotations

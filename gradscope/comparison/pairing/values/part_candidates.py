@@ -19,6 +19,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.comparison.pairing.inference.equal_parts import SAME, norm_of
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import gradient_family, key_of, split_key
+from gradscope.naming.numbering import NUMBER
 
 #: The largest number of parts of one tensor.
 _MOST_PARTS: Final = 128
@@ -29,7 +30,7 @@ _KINDS: Final = frozenset({"weight", "kernel", "w", "bias", "b"})
 #: The largest number of numbers in a name that move together, as in `block3/norm3`.
 _MOST_MOVED: Final = 3
 
-_NUMBER: Final = re.compile(r"\d+")
+_NUMBER: Final = re.compile(NUMBER)
 
 #: The words around a name's numbers, the places of the numbers that move, and the others with how far these differ.
 _Fixed: TypeAlias = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]

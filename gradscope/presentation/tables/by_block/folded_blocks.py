@@ -19,8 +19,10 @@ from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
 from typing import Final
 
-_NUMBER: Final = re.compile(r"(\d+)")
-_ITERATION: Final = re.compile(r"\[(\d+)\]")
+from gradscope.naming.numbering import NUMBER
+
+_NUMBER: Final = re.compile(rf"({NUMBER})")
+_ITERATION: Final = re.compile(rf"\[({NUMBER})\]")
 #: The most components of a path; a name from a file may have any number, and the tree below a block is walked
 #: recursively.
 _MOST_COMPONENTS: Final = 64

@@ -7,9 +7,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from gradscope.naming.numbering import NUMBER
+
 #: The iterations of a loop, and any number in a name.
-ITERATIONS: Final = re.compile(r"(?<=\[)\d+(?=\])")
-NUMBERS: Final = re.compile(r"\d+")
+ITERATIONS: Final = re.compile(rf"(?<=\[){NUMBER}(?=\])")
+NUMBERS: Final = re.compile(NUMBER)
 
 
 def repeated(names: Sequence[str], numbers: re.Pattern[str]) -> Iterator[tuple[str, list[int]]]:
@@ -34,7 +36,8 @@ def _complete(group: list[int], names: Sequence[str], numbers: re.Pattern[str]) 
     """Yields the parts of a group whose numbers make up all combinations of their ranges."""
     values = {at: tuple(map(int, numbers.findall(names[at]))) for at in group}
     columns = list(zip(*values.values(), strict=True))
-    if math.prod(max(each) - min(each) + 1 for each in columns) == len(set(values.values())) == len(group):
+    # The ranges come first: any numbers of a file from anywhere may have one hash, but not those of complete ranges.
+    if math.prod(max(each) - min(each) + 1 for each in columns) == len(group) == len(set(values.values())):
         yield group
         return
     varying = next((place for place, each in enumerate(columns) if len(set(each)) > 1), None)

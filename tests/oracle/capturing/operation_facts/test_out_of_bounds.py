@@ -12,6 +12,7 @@ import pytest
 
 import gradscope as gs
 from gradscope.capturing.explain.row_lookups import out_of_bounds
+from gradscope.capturing.explain.zeros.neighbourhood import MOST_BYTES
 from gradscope.tracing.tracer import trace_loss
 from tests.support.data import drawn
 
@@ -69,10 +70,10 @@ MASKED: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def found(look_up: Callable[[Any, Any], Any], ids: Any = IDS, *, runs: bool = False) -> list[Any]:
+def found(look_up: Callable[[Any, Any], Any], ids: Any = IDS, *, most_bytes: int = 0) -> list[Any]:
     batch = {"ids": jnp.asarray(ids), "x": X}
     leaves = jax.tree_util.tree_leaves((P, batch))
-    return list(out_of_bounds(trace_loss(loss_of(look_up), P, batch), leaves, runs=runs))
+    return list(out_of_bounds(trace_loss(loss_of(look_up), P, batch), leaves, most_bytes=most_bytes))
 
 
 @pytest.mark.parametrize("case", BEYOND.values(), ids=BEYOND)
@@ -90,17 +91,39 @@ def test_what_is_meant_so_is_not_reported(look_up: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("look_up", MASKED.values(), ids=MASKED)
-def test_rows_that_are_mrequested_are_not_reported(look_up: Callable[..., Any]) -> None:
-    assert found(look_up, runs=True) == []
+def test_rows_that_are_masked_are_not_reported(look_up: Callable[..., Any]) -> None:
+    assert found(look_up, most_bytes=MOST_BYTES) == []
     assert [each.beyond for each in found(look_up)] == [2]  # where the loss may not run again, they might be read
 
 
-def test_rows_that_are_mrequested_in_part_or_stopped_are_reported() -> None:
+def test_rows_that_are_masked_in_part_or_stopped_are_reported() -> None:
     def masked(p: Any, ids: Any) -> Any:
         return p["embed"][ids] * (ids < IDS.max()).astype(jnp.float32)[..., None]
 
-    assert [each.beyond for each in found(masked, runs=True)] == [2]
-    assert [each.beyond for each in found(lambda p, ids: jax.lax.stop_gradient(p["embed"])[ids], runs=True)] == [2]
+    assert [each.beyond for each in found(masked, most_bytes=MOST_BYTES)] == [2]
+    assert [
+        each.beyond for each in found(lambda p, ids: jax.lax.stop_gradient(p["embed"])[ids], most_bytes=MOST_BYTES)
+    ] == [2]
+
+
+def test_look_ups_are_reported_where_the_run_that_asks_whether_they_are_masked_is_too_large_or_fails() -> None:
+    look_up = MASKED["by a product"]
+    assert [each.beyond for each in found(look_up, most_bytes=8)] == [2]
+
+    def failing(p: Any, ids: Any) -> Any:
+        return jax.pure_callback(_fail, jax.typeof(X), X) + look_up(p, ids).mean()
+
+    assert [each.beyond for each in found(failing, most_bytes=MOST_BYTES)] == [2]
+
+
+def _fail(_: Any) -> Any:
+    raise OSError
+
+
+def test_the_finding_takes_no_further_run() -> None:
+    batch = {"ids": jnp.asarray(IDS), "x": X}
+    findings = gs.capture(loss_of(BEYOND["an index"][0]), P, batch, origins=False).findings()
+    assert "out-of-bounds" in {each.rule for each in findings}
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16])

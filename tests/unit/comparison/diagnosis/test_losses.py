@@ -85,5 +85,47 @@ def test_losses_are_compared_with_the_tolerance_that_is_requested() -> None:
     reference, other = (_program(*REFERENCE, slope=slope) for slope in (1.0, 1.0 + 1e-6))
     assert gs.compare(reference, other).losses is None
     assert gs.compare(reference, other, tol=1e-9).losses is not None
+    assert gs.compare(reference, other, tol=0).losses is not None
     assert gs.compare(reference, other, bitwise=True).losses is not None
     assert "losses" not in gs.compare(reference, other).to_json()
+
+
+def test_an_infinite_loss_differs_from_every_other() -> None:
+    def infinite(x: Any) -> Any:
+        return x.mean() + jnp.inf
+
+    reference, candidate = _program(*REFERENCE, reduce=infinite), _program("Dense_0", "Dense_1")
+    for found in (gs.compare(reference, candidate), gs.compare(candidate, reference)):
+        assert found.losses is not None
+        assert not found.losses.explains
+        assert "the losses are" in found.sentence
+    assert gs.compare(reference, _program(*REFERENCE, reduce=infinite)).losses is None
+
+
+def test_no_loss_is_a_multiple_of_another_that_is_zero() -> None:
+    def surrogate(x: Any) -> Any:
+        return 2 * (x.mean() - jax.lax.stop_gradient(x.mean()))
+
+    reference, candidate = _program(*REFERENCE), _program("Dense_0", "Dense_1", reduce=surrogate)
+    for found in (gs.compare(reference, candidate), gs.compare(candidate, reference)):
+        assert found.losses is not None
+        assert not found.losses.explains, found.sentence
+
+
+def test_a_gradient_that_is_the_same_is_no_multiple() -> None:
+    def program(one: str, other: str, factor: float) -> Dump:
+        def loss(weights: Any, batch: Any) -> Any:
+            with jax.named_scope(one):
+                x = jnp.tanh(batch["x"] @ weights[one]["w"])
+            with jax.named_scope(other):
+                y = jnp.tanh(batch["y"] @ weights[other]["w"])
+            first, second = jnp.square(x).mean(), jnp.square(y).mean()
+            return factor * first + second + (factor - 1) * jax.lax.stop_gradient(second)
+
+        own = {one: {"w": KERNELS[0]}, other: {"w": 2 * KERNELS[0]}}
+        return gs.capture(loss, own, {"x": INPUTS, "y": INPUTS[:4]}, origins=False)
+
+    found = gs.compare(program("first", "second", 1.0), program("Dense_0", "Dense_1", 5.0))
+    assert found.losses is not None
+    assert found.losses.cand == pytest.approx(5 * found.losses.ref)
+    assert not found.losses.explains, found.sentence

@@ -121,6 +121,55 @@ def test_names_that_resemble_each_other_are_no_pair_where_nothing_bears_it_out()
     assert _first(gs.compare(_named_alike(ported=False), _named_alike(ported=True, factor=1.5))) in ("mix", "last")
 
 
+def test_names_that_resemble_each_other_are_no_pair_before_the_loss_either() -> None:
+    def program(name: str, *, inside: bool) -> Dump:
+        def loss(weights: Any, x: Any) -> Any:
+            with jax.named_scope(name):
+                x = jnp.sin(x @ weights[name]) if inside else x @ weights[name]
+            return jnp.square(x if inside else jnp.sin(x)).mean()
+
+        return gs.capture(loss, {name: WEIGHTS["head"]["w"]}, INPUT, origins=False)
+
+    found = gs.compare(program("Head", inside=False), program("head", inside=True))
+    assert found.verdict == "same", found.sentence
+
+
+def _hidden(*, ported: bool, act: Any = jax.nn.gelu, factor: str = "number", values_only: bool = False) -> Dump:
+    """A residual block whose branch ends with a factor of zero, which hides all that is wrong inside."""
+    name = "block0" if ported else "Block_0"
+
+    def loss(weights: Any, x: Any) -> Any:
+        own = weights[name]
+        with jax.named_scope(name):
+            with jax.named_scope("up"):
+                y = x @ own["up"]
+            with jax.named_scope("act"):
+                y = act(y)
+            with jax.named_scope("down"):
+                y = y @ own["down"]
+                y = y / jnp.sqrt(jnp.square(y).mean(-1, keepdims=True)) * own["last"] if factor == "scale" else y
+            x = x + (own["last"] * y if factor == "number" else y @ own["last"] if factor == "kernel" else y)
+        with jax.named_scope("Dense_0" if ported else "head"):
+            x = x @ weights["head"]["w"]
+        return jnp.square(x).mean()
+
+    shape = {"number": (1, 1), "scale": (1, 4), "kernel": (4, 4)}[factor]
+    block = {"up": WEIGHTS["mix"]["w"], "down": WEIGHTS["gate"]["w"], "last": np.zeros(shape, np.float32)}
+    families = ("input", "param", "activation") if values_only else None
+    return gs.capture(loss, {name: block, "head": WEIGHTS["head"]}, INPUT, families=families, origins=False)
+
+
+@pytest.mark.parametrize("values_only", [False, True], ids=["with gradients", "without gradients"])
+@pytest.mark.parametrize("factor", ["number", "scale", "kernel"])
+def test_names_that_resemble_each_other_are_a_pair_where_a_factor_of_zero_hides_the_difference(
+    factor: str, values_only: bool
+) -> None:
+    reference = _hidden(ported=False, factor=factor, values_only=values_only)
+    assert gs.compare(reference, _hidden(ported=True, factor=factor, values_only=values_only)).verdict == "same"
+    wrong = _hidden(ported=True, act=jax.nn.relu, factor=factor, values_only=values_only)
+    assert _first(gs.compare(reference, wrong)) == "Block_0/act"
+
+
 def _pooled(*, ported: bool, stopped: bool = False) -> Dump:
     """A rectifier before a maximum of windows, some of them all zero: one of two maxima divides its gradient there."""
 
@@ -198,3 +247,31 @@ def test_products_of_one_kernel_are_a_pair_whatever_trace_they_leave() -> None:
     assert gs.compare(reference, _queried(port=True)).verdict == "same"
     found = gs.compare(reference, _queried(port=True, transposed=True))
     assert found.sentence.startswith("Forward first differs at `query`"), found.sentence
+
+
+def _attenuated(*, ported: bool, stopped: bool = False) -> Dump:
+    """A branch of two functions and of little weight, through whose middle half of the gradient may not come back."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        with jax.named_scope("Dense_0" if ported else "fc"):
+            x = x @ weights["w"]
+        with jax.named_scope("Sine_0" if ported else "inner"):
+            y = jnp.sin(x)
+        y = 0.5 * (y + jax.lax.stop_gradient(y)) if stopped else y
+        with jax.named_scope("Tanh_0" if ported else "outer"):
+            y = jnp.tanh(y)
+        x = x + 1e-4 * y
+        with jax.named_scope("Dense_1" if ported else "head"):
+            x = x @ weights["v"]
+        return jnp.square(x).mean()
+
+    return gs.capture(loss, {"w": WEIGHTS["mix"]["w"], "v": WEIGHTS["head"]["w"]}, INPUT, origins=False)
+
+
+def test_a_gradient_that_is_added_to_a_much_larger_one_has_consequences() -> None:
+    reference = _attenuated(ported=False)
+    assert gs.compare(reference, _attenuated(ported=True)).verdict == "same"
+    found = gs.compare(reference, _attenuated(ported=True, stopped=True))
+    assert found.first_divergence.backward is not None, found.sentence
+    assert found.first_divergence.backward.name == "inner"
+    assert [row.name for row in found.rows if row.status == "different"] == ["inner"], "all others are within tolerance"

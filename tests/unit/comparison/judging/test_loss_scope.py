@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from gradscope.comparison.judging import loss_comparison
+from gradscope.comparison.judging.loss_comparison import is_loss, losses_agree
+from gradscope.dump.manifest.manifest import Entry, Manifest
+from gradscope.dump.sources.memory_dump import MemoryDump
+from tests.support.dumps import record
 
 _draw = np.random.default_rng(13).normal
 MEAN, DEVIATION = (_draw(size=(4, 3)).astype(np.float32) for _ in range(2))
@@ -52,3 +59,32 @@ def test_a_wrong_loss_is_blamed_and_not_what_it_reads() -> None:
     assert found.first_divergence.backward is not None
     assert found.first_divergence.backward.name == "mean"
     assert "before it `likelihood`" not in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "agree"),
+    [
+        (1.0, 1.00005, True), (1.0, 1.0002, False), (-1.0, 1.0, False), (0.0, 0.0, True), (0.0, 1e-9, False),
+        (math.inf, math.inf, True), (math.inf, 1.0, False), (math.inf, -math.inf, False), (1.0, math.inf, False),
+        (math.nan, 1.0, False), (1.0, math.nan, False),
+    ],
+)  # fmt: skip
+def test_losses_agree_within_a_relative_error_and_an_infinite_one_with_itself(
+    one: float, other: float, agree: bool
+) -> None:
+    assert losses_agree(one, other, 1e-4) is agree
+
+
+def test_no_key_and_no_other_number_is_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = [
+        record("key", np.array([1, 2], np.uint32), dtype="key<fry>", shape=()),
+        record("steps", np.array(2, np.int32)), record("complex", np.array(2 + 0j)), record("other", np.array(3.0)),
+    ]  # fmt: skip
+    loss = record("objective", np.array(2.0))
+    dump = MemoryDump(
+        Manifest(entries=tuple(map(Entry.of, [*numbers, loss])), loss=2.0),
+        {f"activation/{each.name}": each.array for each in [*numbers, loss]},
+    )
+    assert is_loss(dump, "activation/objective")
+    monkeypatch.setattr(loss_comparison, "sources_of", None)  # the graph of a program is not made for each number
+    assert not any(is_loss(dump, f"activation/{each.name}") for each in numbers)

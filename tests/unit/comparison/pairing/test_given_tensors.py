@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,6 +12,11 @@ import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from gradscope.comparison.pairing.matching import Dumps, pair
+from gradscope.comparison.pairing.values.by_values import by_number
+from gradscope.dump.manifest.manifest import Layer
+from gradscope.dump.sources.memory_dump import MemoryDump
+from tests.support.dumps import dump_of
 
 _draw = np.random.default_rng(17).normal
 KERNELS = [_draw(size=(4, 4)).astype(np.float32) for _ in range(2)]
@@ -65,6 +71,46 @@ def test_another_number_is_a_difference() -> None:
     found = gs.compare(_graph_network(ported=False), _graph_network(ported=True, epsilon=(0.3, 1.9)))
     assert found.first_divergence.forward is not None, found.sentence
     assert found.first_divergence.forward.name == "Graph_1"
+
+
+def test_a_number_may_have_any_number_of_axes() -> None:
+    one, other = (dump_of({f"param/{name}": np.full(shape, 0.3)}) for name, shape in (("a", (1,) * 6), ("b", (1,))))
+    for ref, cand in ((one, other), (other, one)):
+        (match,) = pair(Dumps(ref=ref, cand=cand), [by_number]).matched
+        assert match.recipe.array(cand).shape == ref.entry(match.ref).shape
+
+
+def _slopes(*names: str, used: tuple[str, ...]) -> MemoryDump:
+    """A dump of slopes of one value, which layers of the same names use in an order."""
+    dump = dump_of({f"param/{name}": np.full(1, 0.25) for name in names})
+    layers = tuple(Layer(path=name, index=index, params=(name,)) for index, name in enumerate(used))
+    return MemoryDump(replace(dump.manifest, layers=layers), {key: dump.array(key) for key in dump.keys()})  # noqa: SIM118 - no mapping
+
+
+def test_equal_numbers_are_paired_in_the_order_of_their_use() -> None:
+    ref, cand = _slopes("a", "b", "c", used=("c", "a", "b")), _slopes("x", "y", "z", used=("x", "y", "z"))
+    found = pair(Dumps(ref=ref, cand=cand), [by_number]).matched
+    assert {each.ref: each.cand for each in found} == {"param/c": "param/x", "param/a": "param/y", "param/b": "param/z"}
+
+
+def _gates(*order: int, names: tuple[str, str]) -> Dump:
+    """Two gated layers beside each other, computed in an order."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        found: dict[int, Any] = {}
+        for n in order:
+            own = weights[names[n]]
+            with jax.named_scope(names[n]):
+                found[n] = jnp.tanh(x @ own["kernel"]) * own["gate"].reshape(1, 1)
+        return jnp.square(found[0] - 2 * found[1]).mean()
+
+    weights = {name: {"kernel": kernel, "gate": np.float32(0.5)} for name, kernel in zip(names, KERNELS, strict=True)}
+    return gs.capture(loss, weights, NODES, origins=False)
+
+
+def test_equal_numbers_are_paired_by_what_uses_them() -> None:
+    found = gs.compare(_gates(0, 1, names=("left", "right")), _gates(1, 0, names=("Gate_1", "Gate_0")))
+    assert found.verdict == "same", found.sentence
 
 
 def test_a_gradient_that_does_not_arrive_in_one_program_is_named() -> None:

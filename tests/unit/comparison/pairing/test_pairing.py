@@ -188,6 +188,15 @@ def test_a_stack_is_matched_with_the_tensors_in_it(stacked_first: bool) -> None:
     assert compare(swapped, unrolled).verdict == "different"
 
 
+@pytest.mark.parametrize("name", ["block/{}/w", "block[{}]/w", "block#{}/w", "block{}/w"])
+def test_a_run_of_digits_without_end_is_a_word(name: str) -> None:
+    digits = "9" * 5000
+    ref = dump({f"param/{name.format(digits)}": values(3, 4), "param/block[0]/w": values(5)}, operation="add")
+    cand = dump({f"param/Block.{digits}.weight": values(3, 4), "param/block/w": values(5)}, operation="add")
+    found = rows(compare(ref, cand))
+    assert found[f"param/{name.format(digits)}"].status == "same"
+
+
 def test_a_stack_of_another_length_is_not_matched() -> None:
     unrolled = dump({f"param/block/{number}/w": values(3, seed=number) for number in range(3)})
     found = compare(dump({"param/block/w": values(4, 3)}), unrolled)

@@ -135,6 +135,7 @@ def altered(field: str, value: Any) -> bytes:
         ("entries.1", 3, "entry 1 .* not an object"),
         ("entries.0.name", 3, "name should be text, found 3"),
         ("entries.0.shape", [2, -3], "shape should be a list of counts"),
+        ("entries.0.shape", [1] * 65, "shape should be a list of at most 64 counts"),
         ("entries.0.shape", [2.0], "shape"),
         ("entries.0.shape", [True], "shape"),
         ("entries.0.shape", ..., "lacks shape"),

@@ -103,6 +103,8 @@ def test_statistics_of_another_form_are_left_to_python_where_histograms_are_not_
         (b'"offset":0', b'"offset":-1', "offset should be a count"),
         (b'"offset":0', b'"offset":0.0', "offset should be a count"),
         (b'"shape":[2,3]', b'"shape":[2,-3]', "shape should be a list of counts"),
+        (b'"shape":[2,3]', b'"shape":[' + b"1," * 64 + b"1]", "shape should be a list of at most 64 counts"),
+        (b'"whole":[4,3]', b'"whole":[' + b"1," * 64 + b"1]", "whole should be a list of at most 64 counts"),
         (b'"iteration":[1]', b'"iteration":[-1]', "iteration should be a list of counts"),
         (b'"whole":[4,3]', b'"whole":[4,9223372036854775808]', "whole should be a list of counts"),
         (b'"crc32":1', b'"crc32":9223372036854775808', "crc32 should be a count"),

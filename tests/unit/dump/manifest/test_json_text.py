@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import math
+import tracemalloc
 
 import pytest
 
@@ -68,6 +71,20 @@ def test_text_is_ascii_and_comes_back(name: str) -> None:
 def test_what_is_not_strict_json_is_refused(text: str | bytes, problem: str) -> None:
     with pytest.raises(DumpError, match=problem):
         loads(text)
+
+
+@pytest.mark.parametrize("end", ["}", ', "a": 1}', ""])
+def test_nothing_that_was_parsed_stays_until_a_search_for_cycles(end: str) -> None:
+    text = '{"a": [{"b": [' + "1.5, " * 100_000 + "1.5]}]" + end
+    gc.disable()
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(DumpError):
+            loads(text)
+        assert tracemalloc.get_traced_memory()[0] < 100_000
+    finally:
+        tracemalloc.stop()
+        gc.enable()
 
 
 def test_the_depth_limit_itself_is_allowed() -> None:

@@ -7,7 +7,7 @@ import fcntl
 import logging
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 from gradscope.dump.manifest.manifest import RunFacts
 from gradscope.dump.storage import partial_file
 from gradscope.dump.storage.atomic_file import write_atomically
-from gradscope.dump.storage.target_path import checked_file
+from gradscope.dump.storage.target_path import checked_file, checked_target, files_of
 from gradscope.dump.writer import DumpWriter
 from gradscope.errors import MachineError, UsageError
 from tests.support import hostile
@@ -85,6 +85,17 @@ def test_inputs_and_sources_are_kept_even_with_force(tmp_path: Path) -> None:
             DumpWriter(path, force=True, inputs=[data])
     with pytest.raises(UsageError, match="source of a module"):
         DumpWriter(hostile.__file__, force=True)
+
+
+def test_a_folder_that_is_read_is_not_walked_through_for_a_new_file(tmp_path: Path) -> None:
+    def read() -> Iterator[Path]:
+        pytest.fail("nothing is at the path that could be one of them")
+        yield tmp_path
+
+    assert checked_target(tmp_path / "new", force=True, inputs=files_of(read())) == tmp_path / "new"
+    (tmp_path / "old").touch()
+    with pytest.raises(UsageError, match="one of the files that are read"):
+        checked_target(tmp_path / "old", force=True, inputs=files_of([tmp_path]))
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from gradscope.api.capture_function import capture
+from gradscope.dump.manifest.manifest import Manifest
 from gradscope.inspection.inspect_loss import inspect_loss
 from gradscope.presentation.render.graphs import Graph
 from gradscope.presentation.tables.dump_rows import Row
 from tests.support.data import evenly, filled
+from tests.support.report_samples import entry
 
 W = {"a": evenly(-1.0, 1.0, 3, 3), "idle": filled(1.0, 2)}
 X = evenly(0.0, 1.0, 2, 3)
@@ -86,3 +88,11 @@ def test_graphviz_gets_layers_as_nested_clusters_and_quoted_names(graph: Graph) 
     )
     assert 'subgraph "cluster_say \\"hi\\"" {' in text
     assert text.count(" -> ") == sum(len(node.inputs) for node in graph.nodes)
+
+
+def test_a_norm_over_iterations_that_float64_does_not_hold_has_no_colour(graph: Graph) -> None:
+    name = "loop[{}]/cell/tanh".format
+    entries = [entry("activation_grad", name(at), stats={"l2": 1.7e308}) for at in range(2)]
+    entries.append(entry("activation_grad", 'say "hi"/mul', stats={"l2": 1e300}))
+    found = json.loads(graph.overlay(Manifest(entries=tuple(entries))))["net"]["results"]
+    assert found.keys() == {'say "hi"/mul'}

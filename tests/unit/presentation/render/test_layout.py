@@ -14,6 +14,7 @@ from rich.text import Text
 from gradscope.dump.manifest.manifest import Layer, Manifest
 from gradscope.naming import printable
 from gradscope.presentation import Screen, to_text
+from gradscope.presentation.render.cells import column_texts
 from gradscope.presentation.render.outline import Item, outline
 from gradscope.presentation.render.text_layout import lay_out
 from gradscope.presentation.tables.table import Column, Line, Table
@@ -145,6 +146,25 @@ def test_rendering_grows_with_the_layers_and_no_faster() -> None:
 
     assert text_of(many(1000)).count("\n") > 1000
     assert calls(lambda: text_of(many(1000))) < 11 * calls(lambda: text_of(many(100)))
+
+
+class Unlike(tuple[int, ...]):
+    """A shape that has one hash with all others, and counts how often it is compared."""
+
+    times = 0
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __eq__(self, other: object) -> bool:
+        Unlike.times += 1
+        return super().__eq__(other)
+
+
+def test_shapes_of_one_hash_are_not_compared_with_each_other() -> None:
+    shapes = [Unlike((1, number)) for number in range(9)]
+    assert column_texts(Column(heading="shape", kind="shape"), shapes, PIPE) == [f"[1,{number}]" for number in range(9)]
+    assert Unlike.times == 0
 
 
 def test_what_neighbours_share_is_written_once() -> None:

@@ -15,6 +15,7 @@ from gradscope.dump.manifest.manifest import Layer, Manifest
 from gradscope.errors import DumpError
 from gradscope.naming import is_gradient, printable
 from gradscope.presentation import Row, rows_of, to_csv, to_json, to_markdown
+from gradscope.presentation.tables.dump_rows import FACTS, facts_of
 from tests.support.report_samples import (
     HOSTILE_NAMES,
     PIPE,
@@ -140,6 +141,16 @@ def test_what_does_not_apply_has_no_value_and_not_null() -> None:
     rows = by_key(small_network())
     assert rows["param_grad/spare/kernel"].values == {"shape": [4, 4], "dtype": "float32", "absent": "disconnected"}
     assert all(value is not None for row in rows.values() for value in row.to_json().values())
+
+
+@pytest.mark.parametrize("layers", [(), (Layer(path="a", index=0, rms={"in": 1.0, "out": 2.0}),)])
+def test_a_fact_of_all_rows_is_that_of_each(layers: tuple[Layer, ...]) -> None:
+    numbered = entry("activation", "a", iteration=(3,), source="m.py:1")
+    pair = (entry("param", "w"), entry("param_grad", "w"), entry("input", "x", alias_of="param/w"))
+    for entries in ((numbered,), (numbered, *pair)):
+        rows = rows_of(Manifest(entries=entries, layers=layers))
+        for name in FACTS - {"shape"}:  # which is a tuple or a list
+            assert facts_of(rows, name) == [row.facts.get(name) for row in rows], name
 
 
 def test_the_strings_of_json_become_numbers() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
@@ -16,6 +17,7 @@ _draw = np.random.default_rng(12).normal
 IN, OUT, NEXT = (_draw(size=size).astype(np.float32) for size in ((4, 12), (6, 4), (4, 4)))
 SCALE = (1 + _draw(size=(4,)) / 4).astype(np.float32)
 INPUTS = _draw(size=(3, 8, 4)).astype(np.float32)
+LAST = _draw(size=(12, 3)).astype(np.float32)
 
 
 def _gated(*, port: bool, other_side: bool = False) -> Dump:
@@ -90,6 +92,42 @@ def test_another_operation_is_reported_by_the_value_that_the_other_program_has_o
     first = found.first_divergence.forward
     assert first is not None
     assert (first.name, found.blame.suspects) == ("stem/pool", ()), found.sentence
+
+
+def _beside(*, port: bool, beside: Any = None, last: Any = jnp.tanh) -> Dump:
+    """A rectifier between two layers, in whose place a port has a scope around a step beside it, without effect."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("Dense_0" if port else "fc1"):
+            x = batch["x"] @ weights["Dense_0" if port else "fc1"]
+        if port:
+            with jax.named_scope("Rearrange_0"):
+                turned = beside(x).swapaxes(1, 2).reshape(16, 18)  # no layout of what the other program has
+            x = jax.nn.relu(x) + 0 * turned.reshape(x.shape)
+        else:
+            with jax.named_scope("act"):
+                x = jax.nn.relu(x)
+        with jax.named_scope("Dense_1" if port else "fc2"):
+            x = last(x @ weights["Dense_1" if port else "fc2"])
+        return jnp.square(x).mean()
+
+    own = {"Dense_0": IN, "Dense_1": LAST} if port else {"fc1": IN, "fc2": LAST}
+    return gs.capture(loss, own, {"x": INPUTS}, origins=False)
+
+
+@pytest.mark.parametrize(
+    ("beside", "last"),
+    [(jnp.positive, jax.nn.sigmoid), (jax.nn.silu, jax.nn.sigmoid), (jnp.positive, jnp.sin)],
+    ids=["another order", "another function", "nothing known of the layer"],
+)
+def test_a_step_beside_another_is_not_in_its_place(beside: Any, last: Any) -> None:
+    reference = _beside(port=False)
+    assert gs.compare(reference, _beside(port=True, beside=beside)).verdict == "same"
+    found = gs.compare(reference, _beside(port=True, beside=beside, last=last))
+    assert "in the candidate the" not in found.sentence, found.sentence
+    if last is jax.nn.sigmoid:  # the output shows that the layer reads the right values
+        assert found.blame.suspects == ()
+        assert found.sentence.startswith("Forward first differs at `fc2`"), found.sentence
 
 
 def _nested(*, inner: bool, slope: float = 1.0) -> Dump:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -9,7 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradscope.comparison.diagnosis.suspects.step_kinds import recognised
+from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
+from gradscope.comparison.diagnosis.suspects import step_kinds
+from gradscope.comparison.diagnosis.suspects.step_kinds import in_its_place, recognised
+from gradscope.dump.sources.memory_dump import MemoryDump
+from tests.support.dumps import dump_of
 
 IMAGE = np.random.default_rng(2).normal(size=(3, 4, 6, 5))
 
@@ -42,3 +47,37 @@ def test_an_operation_and_what_could_be_in_its_place(value: Any, words: str, oth
 def test_nothing_is_recognised_in_a_product() -> None:
     assert not list(recognised(IMAGE, IMAGE @ np.random.default_rng(3).normal(size=(5, 5))))
     assert not list(recognised(IMAGE, np.asarray(jnp.cumsum(IMAGE, 1))))
+
+
+def test_no_function_is_tried_on_very_many_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_kinds, "MOST_ELEMENTS", IMAGE.size - 1)
+    assert not list(recognised(IMAGE, np.maximum(IMAGE, 0)))
+    assert not list(recognised(IMAGE, IMAGE.reshape(3, -1)))
+    assert list(recognised(IMAGE, IMAGE.max((1, 2))))
+
+
+class _Reading(MemoryDump):
+    """A dump that lists what is read of it."""
+
+    def __init__(self, tensors: dict[str, Any]) -> None:
+        super().__init__(dump_of(tensors).manifest, tensors)
+        self.read: list[str] = []
+
+    def array(self, key: str) -> Any:
+        self.read.append(key)
+        return super().array(key)
+
+
+def test_values_of_other_steps_are_read_one_at_a_time_and_only_where_they_may_be_of_another_operation() -> None:
+    mean = IMAGE.mean(1)
+    dump = _Reading({"activation/image": IMAGE, "activation/mean": mean, "activation/last": IMAGE[:, -1]})
+
+    def others(value: Any) -> Iterator[Any]:
+        return FloatTensors(dump).of_size(("activation/image", "activation/mean", "activation/last"), value.size)
+
+    assert in_its_place(IMAGE, IMAGE.max(1) * IMAGE.min(1), others(mean)) is None
+    assert dump.read == []
+    found = in_its_place(IMAGE, IMAGE.max(1), others(mean))
+    assert found is not None
+    assert found[1].words == "mean"
+    assert dump.read == ["activation/mean"]

@@ -21,7 +21,7 @@ CONVS = [(_draw(size=(3, 3, WIDTH, WIDTH)) / 7).astype(np.float32) for _ in rang
 IMAGE = _draw(size=(2, WIDTH, WIDTH, WIDTH)).astype(np.float32)
 
 
-def _attention(names: dict[str, str], *, sign: int = 1, order: bool = False) -> Dump:
+def _attention(names: dict[str, str], *, sign: int = 1, order: bool = False, data: bool = False) -> Dump:
     """Scores of positions with a relative bias, whose sign may be wrong, on tokens that may be in another order."""
 
     def loss(weights: Any, batch: Any) -> Any:
@@ -39,9 +39,9 @@ def _attention(names: dict[str, str], *, sign: int = 1, order: bool = False) -> 
             x = x @ weights[names["head"]]["kernel"]
         return jnp.square(x).mean()
 
-    kernels = {names[name]: {"kernel": KERNELS[name]} for name in ("score", "head")}
+    kernels = {names["score"]: {"kernel": KERNELS["score"][:, 1:]}, names["head"]: {"kernel": KERNELS["head"]}}
     own = {names["bias"]: {"table": TABLE}, names["scale"]: {"scale": np.float32(1.5)}, **kernels}
-    return gs.capture(loss, own, {"x": TOKENS}, origins=False)
+    return gs.capture(loss, own, {"x": TOKENS.swapaxes(1, 2) if data else TOKENS}, origins=False)
 
 
 NAMES = {name: name for name in ("bias", "scale", "score", "head")}
@@ -50,8 +50,8 @@ PORT = {"bias": "RelPos_0", "scale": "Scale_0", "score": "Dense_0", "head": "Den
 
 @pytest.mark.parametrize(
     ("fault", "at", "next_at"),
-    [({"sign": -1}, "bias", "head"), ({"order": True}, "scale", "score")],
-    ids=["bias", "order"],
+    [({"sign": -1}, "bias", "head"), ({"order": True}, "scale", "score"), ({"data": True}, "x", "score")],
+    ids=["bias", "order", "input"],
 )
 def test_a_wrong_order_is_reported_at_the_value_that_has_it(fault: dict[str, Any], at: str, next_at: str) -> None:
     reference = _attention(NAMES)

@@ -68,6 +68,21 @@ def test_gradients_may_grow_more_up_to_twice_their_tolerance() -> None:
     assert _chain([*[9e-2] * 9, 1.5e-1, 1.9e-1, 2.9e-1], family="activation_grad")["layer11"] >= 2.9e-1  # creeps
 
 
+def test_no_tensor_of_zeros_passes_however_deep() -> None:
+    creeping = [min(8e-2 * math.sqrt(number + 1), 0.75) for number in range(110)]
+    raised = _chain([*creeping, 1.0], family="activation_grad")
+    assert raised["layer109"] == raised["layer110"] == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(("error", "same"), [(0.29, True), (0.36, False)])
+def test_the_gradient_of_a_parameter_is_held_to_three_times_its_tolerance(error: float, same: bool) -> None:
+    first = Layer(path="first", index=0, params=("w",), outputs=("x0",))
+    others = [Layer(path=f"{n}", index=n + 1, inputs=(f"x{n}",), outputs=(f"x{n + 1}",)) for n in range(12)]
+    errors = {**{f"activation_grad/x{n}": 9e-2 for n in range(13)}, "param_grad/w": error}
+    raised = accumulated_tolerances([first, *others], errors, dict.fromkeys(errors, 1e-1), set(errors))
+    assert (error <= raised["param_grad/w"]) is same
+
+
 def test_a_graph_with_a_cycle_has_the_default() -> None:
     layers = [Layer(path=a, index=0, inputs=(b,), outputs=(a,)) for a, b in (("one", "two"), ("two", "one"))]
     keys = {"activation/one": 3e-2, "activation/two": 3e-2}
