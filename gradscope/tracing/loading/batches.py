@@ -216,6 +216,8 @@ def _problems(model_leaves: Mapping[str, Any], arrays: Mapping[str, _Leaf], lack
             yield f"it lacks {printable(name)}"
     yield from (f"the model has no {printable(name)}" for name in arrays if name not in model_leaves)
     sizes = {name: size for name, size in _sizes(arrays).items() if name in model_leaves}
+    if 0 in sizes.values():
+        yield "it has no examples"
     if len(set(sizes.values())) > 1:
         counts = ", ".join(f"{printable(name)} {size}" for name, size in sizes.items())
         yield f"its leaves differ in their number of examples ({counts})"

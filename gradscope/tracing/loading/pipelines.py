@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import jax
@@ -35,7 +35,14 @@ class Pipeline:
         seed_generators(seed)
         with user_code(f"the pipeline {text}"):
             self._source = named_object(text)
-        self._takes_number = callable(self._source) and _required_parameters(self._source) == 1
+        required = _required_parameters(self._source) if callable(self._source) else []
+        if len(required) > 1 or any(each.kind is each.KEYWORD_ONLY for each in required):
+            raise UsageError(
+                f"{text} needs the arguments {', '.join(each.name for each in required)}, and a pipeline takes none, "
+                "or the number of a batch",
+                hint="give a function of no arguments that returns batches, or of a number that returns that batch",
+            )
+        self._takes_number = len(required) == 1
         self._batches: Iterator[Any] = iter(())
         self._next: int | None = None
 
@@ -67,15 +74,19 @@ class Pipeline:
 
     def _iterable(self) -> Iterable[Any]:
         batches = self._source() if callable(self._source) else self._source
-        if not isinstance(batches, Iterable):
-            raise UsageError(f"{self._text} is of type {type(batches).__name__}, expected an iterable of batches")
+        if not isinstance(batches, Iterable) or isinstance(batches, Mapping):
+            raise UsageError(
+                f"{self._text} is of type {type(batches).__name__}, expected an iterable of batches",
+                hint="return a list of batches, or one batch from a function of its number",
+            )
         return cast("Iterable[Any]", batches)
 
 
-def _required_parameters(function: Any) -> int:
+def _required_parameters(function: Any) -> list[inspect.Parameter]:
+    """Returns the parameters of a function that have no default."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (ValueError, TypeError):  # written in C without a text signature
-        return 0
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(each.default is each.empty and each.kind in kinds for each in parameters)
+        return []
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [each for each in parameters if each.default is each.empty and each.kind not in variable]

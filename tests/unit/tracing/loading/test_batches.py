@@ -131,7 +131,10 @@ def test_integers_that_would_change_are_refused(tmp_path: Path) -> None:
     found = problems(tmp_path, expected, x=np.array([-1, 128], np.int64))
     assert found == ["x has values from -1 to 128, which int8 cannot represent"]
     assert read(tmp_path, expected, x=np.array([-128, 127], np.int64)).batch["x"].tolist() == [-128, 127]
-    assert read(tmp_path, expected, x=np.zeros(0, np.int64)).size == 0
+
+
+def test_a_batch_has_an_example(tmp_path: Path) -> None:
+    assert problems(tmp_path, EXPECTED, image=floats(0, 4, 3), label=np.zeros(0, np.int32)) == ["it has no examples"]
 
 
 def test_everything_that_is_wrong_is_reported_at_once(tmp_path: Path) -> None:
@@ -191,6 +194,18 @@ number = 3
 
 def broken():
     raise OSError("no such bucket")
+
+
+def one():
+    return {"x": np.ones((4, 2), np.float32)}
+
+
+def loss(variables, batch):
+    return 0.0
+
+
+def sized(*, size):
+    return one()
 """
 
 
@@ -227,6 +242,9 @@ def test_a_pipeline_is_an_iterable_or_a_function_that_returns_one(place: str, in
         ("data.py:nothing", None, UsageError, "has no 'nothing'"),
         ("data.py:wrong", None, DumpError, "it lacks x; the model has no y"),
         ("data.py:broken", None, ModelError, "no such bucket"),
+        ("data.py:one", None, UsageError, "is of type dict, expected an iterable of batches"),
+        ("data.py:loss", None, UsageError, "needs the arguments variables, batch, and a pipeline takes none, or the"),
+        ("data.py:sized", None, UsageError, "needs the arguments size, and a pipeline takes none"),
         ("data.npz", 1, UsageError, "has one batch"),
     ],
 )
