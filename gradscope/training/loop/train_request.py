@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from gradscope.capturing.execution.arguments import Arguments
 from gradscope.dump.record import Json
@@ -16,6 +16,9 @@ from gradscope.training.loop.processes import Processes
 from gradscope.training.loop.run_alarms import OnAlarm
 from gradscope.training.step import TrainStep
 
+#: How many checkpoints are kept by default.
+_KEPT: Final = 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
@@ -24,12 +27,16 @@ class Saving:
     Attributes:
         steps: After every so many steps; None for never.
         seconds: After every so many seconds; None for never.
-        keep: How many of the last ones are kept.
+        keep: How many of the last ones are kept; None for three, or as many as a run has that is resumed.
     """
 
     steps: int | None = None
     seconds: float | None = None
-    keep: int = 3
+    keep: int | None = None
+
+    def kept(self, found: int) -> int:
+        """Returns how many of the last ones are kept, of a run that begins with so many."""
+        return max(_KEPT, found) if self.keep is None else self.keep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

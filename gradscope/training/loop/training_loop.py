@@ -13,7 +13,7 @@ from gradscope.errors import GradscopeError
 from gradscope.history.alarms.alarm_rules import NONFINITE
 from gradscope.history.history_rows import Alarm, StepRecord, fact_texts
 from gradscope.history.history_writer import HistoryWriter
-from gradscope.history.run_folder import RunFolder, dump_path, state_path, trace_path
+from gradscope.history.run_folder import RunFolder, dump_path, state_path, states_in, trace_path
 from gradscope.tracing.user_frames import user_code
 from gradscope.training.loop.alarm_files import save_dump
 from gradscope.training.loop.processes import Agreement
@@ -124,6 +124,7 @@ class _Loop:
         self._begin = begin.number
         self._number = begin.number
         self._saved = begin.number or None
+        self._keep = request.saving.kept(len(states_in(folder.path)))
         self._state = begin.state
         self._previous = begin.previous
         self._sound: Any = self._programs.sound_so_far()
@@ -294,6 +295,6 @@ class _Loop:
             facts = {**self._request.facts, "steps": self._number}
             path = state_path(self._folder.path, self._number)
             save_state(path, self._state, self._previous, facts, watch=self._alarms.to_json())
-            self._folder.keep_states(self._request.saving.keep)
+            self._folder.keep_states(self._keep)
         self._agreement.saved()
         self._saved = self._number

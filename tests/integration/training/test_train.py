@@ -361,6 +361,15 @@ def test_histograms_are_those_of_the_state_before_the_step(folder: Path) -> None
     assert [sum(each["counts"]) for each in rows] == [96] * 4
 
 
+def test_a_run_that_is_resumed_keeps_as_many_states_as_it_has(folder: Path) -> None:
+    line = (*TRAIN, "--every", 4, "--save-every", 2, "-o", "kept")
+    assert gradscope(*line, "--steps", 10, "--keep", 5, folder=folder).status == 0
+    for steps, options, first in ((14, (), 6), (16, ("--keep", 2), 14)):
+        assert gradscope(*line, "--steps", steps, *options, "--resume", folder=folder).status == 0
+        states = sorted(path.stem for path in (folder / "kept").glob("state-*.npz"))
+        assert states == [f"state-{number:06}" for number in range(first, steps + 1, 2)]
+
+
 def test_profiles_are_of_the_steps_that_their_folders_name(folder: Path, numbered: Finished) -> None:
     assert numbered.status == 0
     found = sorted((folder / "numbered").glob("trace-*/plugins/profile/*/*.trace.json.gz"))

@@ -115,8 +115,14 @@ class RecordOptions:
         ),
     ] = "600s"
     keep: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Keep so many of the last states.", rich_help_panel=_RECORD)
-    ] = 3
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Keep so many of the last states: by default 3, or with --resume as many as there are.",
+            rich_help_panel=_RECORD,
+        ),
+    ] = None
     resume: Annotated[
         bool,
         typer.Option(
