@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import jax
+import jax.numpy as jnp
 
 from gradscope import naming
 from gradscope.capturing.dump_model import DumpRequest, dump_model
@@ -117,15 +118,20 @@ def saved_arguments(folder: Path, like: Arguments) -> Arguments:
     """
     leaves, tree = jax.tree_util.tree_flatten(like)
     arrays, found = _arrays(leaves), dict[int, Any]()
+    # Such as the count of steps of a state that has taken none: a step makes an array of it.
+    numbers = {at for at, leaf in enumerate(leaves) if isinstance(leaf, bool | int | float | complex)}
     for name in _FILES:
         with open_dump(folder / name) as dump:
             for entry in dump.manifest.entries:
                 leaf, key = arrays.get(entry.site.index), naming.key_of(entry.family, entry.name)
+                if entry.site.index in numbers and not entry.shape:
+                    found[entry.site.index] = jnp.asarray(dump.array(key))
+                    continue
                 if leaf is None or (entry.shape, entry.dtype) != (tuple(leaf.shape), str(leaf.dtype)):
                     raise _other_step(folder, f"{printable(key)} is {entry.dtype}{list(entry.shape)}")
                 array = array_like(dump.array(key), leaf)
                 found[entry.site.index] = jax.device_put(array, leaf.sharding) if isinstance(leaf, jax.Array) else array
-    if found.keys() != arrays.keys():
+    if not arrays.keys() <= found.keys():
         raise _other_step(folder, f"it has {len(found):,} arrays, and these arguments {len(arrays):,}")
     return tree.unflatten([found.get(at, leaf) for at, leaf in enumerate(leaves)])
 

@@ -496,6 +496,8 @@ def test_a_nan_of_a_step_that_is_not_recorded_is_blamed_on_it(
     np.testing.assert_array_equal(params["head"]["w"], before["head"]["w"])
     assert data["trap"] == 0
     np.testing.assert_array_equal(data["x"], batch(trap)["x"])
+    (params, *_), _ = gs.Probe.arguments_before(folder, initial(), {**again, "trap": 1.0})  # a number, as before a step
+    np.testing.assert_array_equal(params["head"]["w"], before["head"]["w"])
     with pytest.raises(gs.DumpError, match=r"has not the arguments of this step: .* is float32\["):
         gs.Probe.arguments_before(folder, initial())
     with pytest.raises(gs.DumpError, match="has not the arguments of this step: it has"):
