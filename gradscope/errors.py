@@ -43,6 +43,8 @@ class GradscopeError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint is not None and not isinstance(self, KeyError):  # whose text has it
+            self.add_note(f"hint: {hint}")  # for who reads a traceback
 
 
 class UsageError(GradscopeError):

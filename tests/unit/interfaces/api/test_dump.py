@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -99,3 +100,10 @@ def test_closing_closes_what_it_was_read_from(tmp_path: Path) -> None:
 def test_an_empty_dump_is_an_empty_mapping() -> None:
     empty = gs.Dump(MemoryDump(Manifest(entries=()), {}))
     assert (dict(empty), len(empty), empty.loss, empty.origins) == ({}, 0, None, ())
+
+
+def test_a_traceback_has_what_to_do() -> None:
+    with pytest.raises(gs.UsageError) as refused:
+        raise gs.UsageError("it holds a run", hint="replace it with force=True")
+    shown = "".join(traceback.format_exception(refused.value))
+    assert "UsageError: it holds a run\nhint: replace it with force=True" in shown
