@@ -192,7 +192,7 @@ def _is_dump(path: Path) -> bool:
         return _is_process_folder(path)
     if path.suffix != ".npz" or not path.is_file():
         return False
-    with InputFile(path) as file:
+    with located(str(path)), InputFile(path) as file:
         start = file.read(0, min(file.size_bytes, len(LOCAL_SIGNATURE)))
         return start == LOCAL_SIGNATURE and MEMBER in read_directory(file).members
 

@@ -45,7 +45,7 @@ class Explanation:
     Attributes:
         name: The name.
         kind: What it is the name of: `column`, `metric`, `finding`, `alarm`, `series`, `trend`, `reason`, `zero`,
-            `family`, `status`, `pass`, `verdict`, `proof` or `outcome`.
+            `family`, `status`, `pass`, `verdict`, `proof`, `outcome` or `word`.
         facts: Texts by label: `what`, `formula`, `unit`, `threshold`, `do` and others.
     """
 
@@ -116,6 +116,7 @@ _TITLES: Final = {
     "verdict": "a verdict of compare",
     "proof": "a verdict of check",
     "outcome": "an outcome of one claim of check",
+    "word": "a word in reports",
 }
 _LISTS: Final = {
     "column": "Columns of statistics",
@@ -132,8 +133,22 @@ _LISTS: Final = {
     "verdict": "Verdicts of compare",
     "proof": "Verdicts of check",
     "outcome": "Outcomes of claims of check",
+    "word": "Words in reports",
+}
+#: Words that label parts of reports.
+_WORDS: Final = {
+    "verdict": "The first line of a report: the finding that comes first, or whether two dumps are the same",
+    "repair": "What is likely to mend the operation at which a NaN or an infinity began",
+    "origin": "The operation that made the first NaN or infinity, with its line and its operands",
+    "ledger": "The list of all values that were not captured, with the reason of each",
+    "notes": "The findings at a tensor, and the reasons why something of it is missing",
+    "source": "The line of the program that made a value",
+    "alias_of": "The key of another tensor of the dump that is the same value",
+    "tier": "Which statistics a tensor has: full, or core, those that a training step computes",
+    "seconds": "The time of each phase: trace, compile, initialise, run, write and explain",
 }
 _MEANINGS: Final = (
+    ("word", _WORDS),
     ("family", MEANINGS),
     ("status", STATUSES),
     ("pass", PASSES),

@@ -202,3 +202,10 @@ def test_the_folder_of_an_alarm_stands_for_its_dump_and_is_no_series(tmp_path: P
     assert dumps_in(tmp_path) == {}
     with open_dump(tmp_path) as opened:
         assert [entry.name for entry in opened.manifest.entries] == ["dump"]
+
+
+def test_a_damaged_dump_in_a_folder_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "step_1.npz", some_of_everything())
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(DumpError, match=r"step_1\.npz: "):
+        dumps_in(tmp_path)
