@@ -12,9 +12,7 @@ tensors fill the memory allowed.
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,23 +49,23 @@ class _Backward:
 
     Attributes:
         plan: What it observes.
-        stage: The program, once it is compiled.
+        stage: The program.
         connected: The values in it to which the loss is connected.
         onward: Whether it returns cotangents for the segment before.
     """
 
     plan: Plan
-    stage: Future[Any]
+    stage: Any
     connected: Connected
     onward: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CompiledSegment:
-    """A `_CompiledSegment` holds the programs of one segment, which are compiled in threads."""
+    """A `_CompiledSegment` holds the compiled programs of one segment."""
 
     segment: Segment
-    forward: Future[Any]
+    forward: Any
     backward: tuple[_Backward, ...]
 
 
@@ -76,7 +74,7 @@ class SegmentedProgram:
 
     Args:
         name: The model's name in messages.
-        resolved: The traced loss and its observations.
+        answered: The traced loss and its observations.
         segments: The segments of the loss.
         shapes: The flat arguments' shapes.
         timings: Receives the seconds of each phase.
@@ -107,22 +105,19 @@ class SegmentedProgram:
         self.runs = sum(1 + len(segment.parts) for segment in segments.all)
 
     def compile(self) -> None:
-        """Compiles all programs, as many at a time as there are cores: most of it is work of one core."""
-        with (
-            self._timings.phase("compile"),
-            user_code(f"compiling {self._name}"),
-            ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="compile") as pool,
-        ):
-            self._programs = [self._compiled(segment, pool) for segment in reversed(self._segments.all)][::-1]
-            for stage in self._stages():
-                stage.result()
+        """Compiles all programs."""
+        with self._timings.phase("compile"), user_code(f"compiling {self._name}"):
+            self._programs = [self._compiled(segment) for segment in reversed(self._segments.all)][::-1]
 
     @property
     def size_bytes(self) -> int:
         """The memory that is needed at a time: arguments, their gradients, and the largest run's own."""
         arguments = sum(bytes_of(shape) for shape in self._shapes if shape is not None)
         gradients = sum(bytes_of(leaf) for leaf in self._resolved.trace.arguments if leaf.differentiated)
-        return arguments + gradients + max(map(_own_bytes, self._stages()))
+        stages = [
+            stage for programs in self._programs for stage in (programs.forward, *(b.stage for b in programs.backward))
+        ]
+        return arguments + gradients + max(map(_own_bytes, stages))
 
     @property
     def bounded_by(self) -> str:
@@ -156,7 +151,7 @@ class SegmentedProgram:
             for programs in self._programs:
                 trim_malloc()
                 reads = [self._kept.get(atom) for atom in programs.segment.reads]
-                written = jax.block_until_ready(programs.forward.result()(leaves, reads))
+                written = jax.block_until_ready(programs.forward(leaves, reads))
                 for atom, value in zip(programs.segment.writes, written, strict=True):
                     self._kept.put(atom, value)
         outputs = [self._output(atom, leaves) for atom in self._resolved.trace.root.jaxpr.outvars]
@@ -190,22 +185,16 @@ class SegmentedProgram:
         complete = {n: jnp.zeros_like(leaves[n]) if each is None else each for n, each in gradients.items()}
         yield self._run(leaves, first.plan, first.observed._replace(gradients=complete), reached, sites_only=False)
 
-    def _stages(self) -> Iterator[Future[Any]]:
-        """Yields the programs of all segments."""
-        for programs in self._programs:
-            yield programs.forward
-            yield from (backward.stage for backward in programs.backward)
-
-    def _compiled(self, segment: Segment, pool: Executor) -> _CompiledSegment:
-        """Traces the programs of a segment and has them compiled."""
+    def _compiled(self, segment: Segment) -> _CompiledSegment:
+        """Compiles the programs of a segment."""
         reads = [_shape(atom) for atom in segment.reads]
         # The segments behind this one are compiled already, so it is known which cotangents come from them.
         arriving = {at: _shape(atom) for at, atom in enumerate(segment.writes) if atom in self._flowing}
-        forward = pool.submit(jax.jit(self._segments.forward(segment)).lower(self._shapes, reads).compile)
+        forward = jax.jit(self._segments.forward(segment)).lower(self._shapes, reads).compile()
         backward: list[_Backward] = []
         for at, observed in enumerate(segment.parts):
             program, connected = self._segments.backward(segment, observed, onward=at == 0)
-            stage = pool.submit(jax.jit(program).lower(self._shapes, reads, arriving).compile)
+            stage = jax.jit(program).lower(self._shapes, reads, arriving).compile()
             backward.append(_Backward(plan=observed, stage=stage, connected=connected, onward=at == 0))
         self._flowing.update(segment.reads[at] for at in backward[0].connected.reads)
         return _CompiledSegment(segment=segment, forward=forward, backward=tuple(backward))
@@ -217,7 +206,7 @@ class SegmentedProgram:
         reads = [self._kept.get(atom) for atom in segment.reads]
         arriving = {at: cotangents[atom] for at, atom in enumerate(segment.writes) if atom in cotangents}
         with self._timings.phase("run"), user_code(f"running {self._name}"):
-            returned = jax.block_until_ready(backward.stage.result()(leaves, reads, arriving))
+            returned = jax.block_until_ready(backward.stage(leaves, reads, arriving))
         return with_global_facts(Observed(None, [], returned.captured, returned.arrived, {})), returned
 
     def _output(self, atom: Atom, leaves: Sequence[Any]) -> Any:
@@ -251,7 +240,7 @@ def _shape(atom: Atom) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
 
 
-def _own_bytes(stage: Future[Any]) -> int:
+def _own_bytes(stage: Any) -> int:
     """Returns a compiled program's memory in addition to its arguments; 0 where the backend does not report it."""
-    found = stage.result().memory_analysis()
+    found = stage.memory_analysis()
     return 0 if found is None else found.temp_size_in_bytes + found.output_size_in_bytes
