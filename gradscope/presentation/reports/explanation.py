@@ -1,8 +1,9 @@
 """`explain` reports what a column, a metric, a finding, a reason of the ledger or another word of a table is.
 
-All texts are those of the tables that the program itself works by: `COLUMNS`, `METRICS`, `RULES`, `REASONS`, families
-(`MEANINGS`), `ZERO_REASONS`, `STATUSES`, `PASSES`, the verdicts and outcomes of `compare` and `check`, and of training
-runs the rules of alarms and the columns of `STEPS`, `STATS`, `NOISE` and `TRENDS`.
+Words that label parts of reports have their texts here. All others are those of the tables that the program works by:
+`COLUMNS`, `METRICS`, `RULES`, `REASONS`, families (`MEANINGS`), `ZERO_REASONS`, `STATUSES`, `PASSES`, the verdicts and
+outcomes of `compare` and `check`, and of training runs the rules of alarms and the columns of `STEPS`, `STATS`, `NOISE`
+and `TRENDS`.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ _WORDS: Final = {
     "source": "The line of the program that made a value",
     "alias_of": "The key of another tensor of the dump that is the same value",
     "tier": "Which statistics a tensor has: full, or core, those that a training step computes",
-    "seconds": "The time of each phase: trace, compile, initialise, run, write and explain",
+    "seconds": "The time of each phase of a run, from tracing to what was searched for after it",
 }
 _MEANINGS: Final = (
     ("word", _WORDS),
