@@ -1,9 +1,10 @@
 """`block_kernel` has the loops of the compiled pass, in the subset of Python that numba compiles.
 Importing this module compiles nothing.
 
-The kernel reads float32 in blocks of `BLOCK` elements that stay in the first-level cache, and reads each block
-several times: as integers, whose order is that of the floats, and as float64. So each loop has few results and no
-branches, and vectorises, except the one that counts by magnitude.
+The kernel reads float32 in blocks of `BLOCK` elements. One loop fetches a block from memory and computes all that has
+no need of magnitudes, as integers, whose order is that of the floats, and as float64: loops over a block that is in the
+cache take longer than memory, and the memory waits for them. What is computed of magnitudes reads the block again. No
+loop has branches, and all vectorise, except the one that counts by magnitude.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 
-#: Elements that stay in the first-level cache, with a copy of the finite ones.
-BLOCK: Final = 4096
+#: Elements that stay in the second-level cache, with a copy of the finite ones; 8 Ki to 64 Ki are equally fast.
+BLOCK: Final = 1 << 14
 
 #: Bins of float32 ordinals: of the 31 bits of a magnitude, eight of the exponent and four of the mantissa.
 NARROW_BINS: Final = 1 << 12
@@ -35,9 +36,9 @@ class Reduced(NamedTuple):
     """`Reduced` holds what the kernel adds to.
 
     Attributes:
-        sums: Float64, by the positions `COUNT` to `HIGH`; the count is zero before the first block.
+        sums: Float64, by the positions `COUNT` to `MAGNITUDES`; the count is zero before the first block.
         counts: Int64, by the positions `ZEROS` to `SMALLEST`; the last is the ordinal of the smallest magnitude that
-            is not zero.
+            is not zero. `LOW` and `HIGH` are the places of the extremes, which `float_at` reads.
         narrow: Int32, `TALLIES` by `NARROW_BINS`; of no bins where magnitudes are not counted.
         wide: Int64, `WIDE_BINS`.
     """
@@ -48,8 +49,8 @@ class Reduced(NamedTuple):
     wide: Array
 
 
-COUNT, MEAN, SQUARED_DEVIATIONS, SQUARES, MAGNITUDES, LOW, HIGH = range(7)
-ZEROS, NANS, INFINITIES, NEGATIVE_INFINITIES, SUBNORMAL, SMALLEST = range(6)
+COUNT, MEAN, SQUARED_DEVIATIONS, SQUARES, MAGNITUDES = range(5)
+ZEROS, NANS, INFINITIES, NEGATIVE_INFINITIES, LOW, HIGH, SUBNORMAL, SMALLEST = range(8)
 
 _MAGNITUDE: Final = np.int32(0x7FFFFFFF)
 _INFINITY: Final = np.int32(0x7F800000)
@@ -66,52 +67,53 @@ def _inner(loop: Any) -> Any:
     return nb.njit(nogil=True, fastmath=_REORDERED, error_model="numpy")(loop)
 
 
+def float_at(place: int) -> float:
+    """Returns the float32 at a place of their order."""
+    bits = np.int32(place ^ ((place >> int(_SIGN_SHIFT)) & int(_MAGNITUDE)))
+    return float(bits.view(np.float32))
+
+
 @_inner
-def _places(values: Array) -> Any:
-    """Returns the least and the greatest place of the elements in the order of floats, and the number of zeros.
+def _outline(values: Array) -> Any:
+    """Returns the least and the greatest place, the number of zeros, and sums of the deviations from the first element.
 
     A place is a signed integer: the bits of a float, with those of the magnitude inverted where it is negative.
+
+    Returns:
+        Least place, greatest place, zeros, sum of deviations, sum of their squares.
     """
     bits = values.view(np.int32)
+    first = np.float64(values[0])
     # Numba widens the results of arithmetic to 64 bits, which halves the lanes: hence the conversions.
     low, high, zeros = _MAGNITUDE, np.int32(~_MAGNITUDE), np.int32(0)
+    total, squares = 0.0, 0.0
     for i in range(bits.size):
         place = np.int32(bits[i] ^ ((bits[i] >> _SIGN_SHIFT) & _MAGNITUDE))
         low = min(low, place)
         high = max(high, place)
         zeros = np.int32(zeros + np.int32((bits[i] & _MAGNITUDE) == 0))
-    return low, high, zeros
+        deviation = np.float64(values[i]) - first
+        total += deviation
+        squares += deviation * deviation
+    return low, high, zeros, total, squares
 
 
 @_inner
-def _float_at(place: Any) -> Any:
-    bits = np.empty(1, np.int32)
-    bits[0] = place ^ ((place >> _SIGN_SHIFT) & _MAGNITUDE)
-    return np.float64(bits.view(np.float32)[0])
+def _add_moments(values: Array, total: Any, squares: Any, sums: Array) -> None:
+    """Adds the moments of a block.
 
-
-@_inner
-def _total(values: Array) -> Any:
-    total = 0.0
-    for i in range(values.size):
-        total += np.float64(values[i])
-    return total
-
-
-@_inner
-def _squared_deviations(values: Array, mean: Any) -> Any:
-    deviations = 0.0
-    for i in range(values.size):
-        deviation = np.float64(values[i]) - mean
-        deviations += deviation * deviation
-    return deviations
-
-
-@_inner
-def _add_moments(values: Array, low: Any, high: Any, sums: Array) -> None:
+    Args:
+        values: The block, of finite elements.
+        total: The sum of deviations from its first element.
+        squares: The sum of their squares.
+        sums: What is added to.
+    """
     size = np.float64(values.size)
-    mean = _total(values) / size
-    deviations = _squared_deviations(values, mean)
+    shift = total / size
+    mean = np.float64(values[0]) + shift
+    # The squares about the first element are at most `size + 1` times those about the mean, to which that element adds
+    # its own: of sixteen digits four are lost at worst.
+    deviations = squares - total * shift
     before = sums[COUNT]
     count = before + size
     apart = mean - sums[MEAN]
@@ -120,8 +122,6 @@ def _add_moments(values: Array, low: Any, high: Any, sums: Array) -> None:
     sums[SQUARED_DEVIATIONS] += deviations + apart * apart * (before * (size / count))
     sums[COUNT] = count
     sums[SQUARES] += deviations + size * mean * mean
-    sums[LOW] = min(sums[LOW], _float_at(low)) if before else _float_at(low)
-    sums[HIGH] = max(sums[HIGH], _float_at(high)) if before else _float_at(high)
 
 
 @_inner
@@ -187,7 +187,7 @@ def _add_magnitudes(values: Array, limit: Any, reduced: Reduced) -> None:
 @_inner
 def _reduce_block(values: Array, finite: Array, limit: Any, reduced: Reduced) -> None:
     counts = reduced.counts
-    low, high, zeros = _places(values)
+    low, high, zeros, total, squares = _outline(values)
     if low <= ~_INFINITY or high >= _INFINITY:
         size = 0
         for value in values:
@@ -202,9 +202,11 @@ def _reduce_block(values: Array, finite: Array, limit: Any, reduced: Reduced) ->
         if not size:
             return
         values = finite[:size]
-        low, high, zeros = _places(values)
+        low, high, zeros, total, squares = _outline(values)
     counts[ZEROS] += zeros
-    _add_moments(values, low, high, reduced.sums)
+    counts[LOW] = min(counts[LOW], np.int64(low))
+    counts[HIGH] = max(counts[HIGH], np.int64(high))
+    _add_moments(values, total, squares, reduced.sums)
     if reduced.narrow.size:
         _add_magnitudes(values, limit, reduced)
 

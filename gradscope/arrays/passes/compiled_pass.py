@@ -46,6 +46,10 @@ _KEPT_IN: Final = "kernels"
 _STRETCH: Final = 1 << 22
 
 
+#: The highest place of a float in the order of the kernel; the complement is the lowest.
+_HIGHEST_PLACE: Final = 0x7FFFFFFF
+
+
 class _Loading:
     """A `_Loading` decides when the kernel is loaded, and holds it from then on; a process has one."""
 
@@ -164,8 +168,8 @@ def _reduced(kernel: ModuleType, limit: np.int32, stretch: Array, *, magnitudes:
         stretch: One-dimensional, contiguous, a float of at most 32 bits.
         magnitudes: As for `reduce_array`.
     """
-    sums, counts = np.zeros(kernel.HIGH + 1, np.float64), np.zeros(kernel.SMALLEST + 1, np.int64)
-    counts[kernel.SMALLEST] = FLOAT32.zero_ordinal
+    sums, counts = np.zeros(kernel.MAGNITUDES + 1, np.float64), np.zeros(kernel.SMALLEST + 1, np.int64)
+    counts[[kernel.LOW, kernel.HIGH, kernel.SMALLEST]] = _HIGHEST_PLACE, ~_HIGHEST_PLACE, FLOAT32.zero_ordinal
     narrow = np.zeros((kernel.TALLIES, kernel.NARROW_BINS if magnitudes else 0), np.int32)
     wide = np.zeros(kernel.WIDE_BINS if magnitudes else 0, np.int64)
     reduced = kernel.Reduced(sums, counts, narrow, wide)
@@ -174,8 +178,8 @@ def _reduced(kernel: ModuleType, limit: np.int32, stretch: Array, *, magnitudes:
         values = real_values(block).view()
         values.flags.writeable = False
         kernel.reduce_floats(values, limit, reduced)
-    zeros, nan, inf, neginf, subnormal, smallest = counts.tolist()
-    count, mean, deviations, squares, total, low, high = sums.tolist()
+    zeros, nan, inf, neginf, *places, subnormal, smallest = counts.tolist()
+    count, mean, deviations, squares, total = sums.tolist()
     counted = None
     if magnitudes:
         histogram = FLOAT32.histogram(narrow.sum(0, dtype=np.int64)) + FLOAT64.histogram(wide)
@@ -184,6 +188,7 @@ def _reduced(kernel: ModuleType, limit: np.int32, stretch: Array, *, magnitudes:
     outline = Reduction(zeros=zeros, nonfinite=NonFinite(nan=nan, inf=inf, neginf=neginf), magnitudes=counted)
     if not count:
         return outline
+    low, high = map(kernel.float_at, places)
     if low == high:  # a mean of equal elements is exact
         moments = Moments(count=int(count), mean=low + 0.0, std=0.0, rms=abs(low))
     else:

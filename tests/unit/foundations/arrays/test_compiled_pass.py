@@ -75,12 +75,20 @@ def test_the_numbers_are_those_of_numpy(numba: Any, loading: Any, dtype: Any, sc
     "array",
     [
         np.full(10_000, 0.1, np.float32),
+        np.where(np.arange(100_000) % 4096, np.sin(np.arange(100_000)) + 100, -1e6).astype(np.float32),
         np.full(10_000, np.nan, np.float32),
         np.array([-0.0, 0.0] * 5_000, np.float32),
         np.arange(-50_000, 50_000, dtype=np.float32).reshape(100, 1000).T[3:, ::2],
         np.arange(20_000).astype(">f4"),
     ],
-    ids=["constant", "no finite one", "zeros of both signs", "strided", "other byte order"],
+    ids=[
+        "constant",
+        "first ones far from the mean",
+        "no finite one",
+        "zeros of both signs",
+        "strided",
+        "other byte order",
+    ],
 )
 def test_the_numbers_of_odd_arrays_are_those_of_numpy(numba: Any, loading: Any, array: np.ndarray) -> None:
     by_numpy, by_kernel = by_both(loading, array, "full")
