@@ -125,6 +125,20 @@ def paired(dumps: Dumps, options: CompareOptions) -> Pairing:
     return counterparts(dumps, options.map_rules, options.selection, mapper(dumps.ref, options.threads))
 
 
+def unrefuted(dumps: Dumps, options: CompareOptions) -> Pairing:
+    """Returns the pairs of two dumps that a comparison judges: those that nothing which is computed from them refutes.
+
+    Args:
+        dumps: The dumps.
+        options: The map rules, which names take part, and how strictly they are judged.
+
+    Raises:
+        DumpError: One of the dumps is damaged.
+    """
+    pairing = paired(dumps, options)
+    return without_refuted(dumps, pairing, judged(dumps, pairing.matched, options)).pairing
+
+
 def judged(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -> dict[str, ComparisonRow]:
     """Returns the rows of pairs by the reference's keys.
 

@@ -20,7 +20,7 @@ from gradscope.capturing.isolate.boundaries import Boundaries
 from gradscope.capturing.isolate.pinned_arguments import PinnedArguments, pinned_arguments
 from gradscope.capturing.isolate.pinned_values import PinnedValues, gradient_key, pinned_values
 from gradscope.capturing.timings import Timings
-from gradscope.comparison.compare_dumps import judged, paired
+from gradscope.comparison.compare_dumps import judged, unrefuted
 from gradscope.comparison.isolation import Isolation, LeftOut, LocalFinding, local_rows
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.rows import ComparisonRow
@@ -57,7 +57,7 @@ def isolate(model: Model, dumps: Dumps, options: CompareOptions, timings: Timing
         DumpError: One of the dumps is damaged.
     """
     # All values of the reference are pinned, whatever is selected: a value that is not pinned lets errors through.
-    pairing = paired(dumps, replace(options, selection=Selection()))
+    pairing = unrefuted(dumps, replace(options, selection=Selection()))
     placing = ReversePairing(dumps, pairing.matched, pairing.inverse)
     with timings.phase("trace"):
         arguments = pinned_arguments(model, dumps, placing)
