@@ -23,7 +23,7 @@ adds elsewhere (`steps_apart`).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -65,13 +65,20 @@ class Unrefuted:
     related: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRow]) -> Unrefuted:
+def without_refuted(
+    dumps: Dumps,
+    pairing: Pairing,
+    rows: Mapping[str, ComparisonRow],
+    whole: Callable[[], Unrefuted] | None = None,
+) -> Unrefuted:
     """Returns a pairing without the pairs by place that are refuted.
 
     Args:
         dumps: The dumps.
         pairing: Their pairing.
         rows: The rows of the pairs, by the reference's keys.
+        whole: Returns the same of all tensors, where the pairing has only some, which show nothing of what is computed
+            from them; None where it has all.
     """
     if not (dumps.ref.manifest.layers and dumps.cand.manifest.layers):
         return Unrefuted(pairing=pairing)
@@ -80,9 +87,24 @@ def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compariso
     agreeing |= {key: _TRACELESS_GRADIENT for match in traceless for key in (match.ref, *match.recipe.keys)}
     pairing = without(dumps, pairing, {match.ref for match in traceless})
     guesses = [each for each in pairing.matched if each.matched_by in _GUESSES and rows[each.ref].status == "different"]
-    values = [each for each in guesses if split_key(each.ref)[0] == ACTIVATION]
-    if not values:
+    if not any(split_key(each.ref)[0] == ACTIVATION for each in guesses):
         return Unrefuted(pairing=pairing, agreeing=agreeing)
+    if whole is None:
+        return _without_refuted_values(dumps, pairing, rows, agreeing, guesses)
+    found = whole()
+    kept = {each.ref for each in found.pairing.matched}
+    refuted = {each.ref for each in pairing.matched if each.ref not in kept}
+    return replace(found, pairing=without(dumps, pairing, refuted))
+
+
+def _without_refuted_values(
+    dumps: Dumps,
+    pairing: Pairing,
+    rows: Mapping[str, ComparisonRow],
+    agreeing: dict[str, str],
+    guesses: Sequence[Match],
+) -> Unrefuted:
+    values = [each for each in guesses if split_key(each.ref)[0] == ACTIVATION]
     guessed = frozenset(each.ref for each in guesses)
     known = [each for each in pairing.matched if each.ref not in guessed]
     told = [*known, *(each for each in guesses if _is_of_agreeing(each, rows))]
