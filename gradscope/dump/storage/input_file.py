@@ -20,6 +20,8 @@ _PATH_ERRORS: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno
 
 #: The number of files of a folder among which one is looked for whose name resembles one that does not exist.
 _MOST_NEIGHBOURS: Final = 10_000
+#: The least share of letters that such names have in common. Any two files share more than any two words.
+_SIMILAR: Final = 0.6
 
 #: Bytes that `near` reads at once: fifty small tensors, and no more than an operating system reads ahead anyway.
 _WINDOW_BYTES: Final = 16 << 10
@@ -128,5 +130,5 @@ def _hint(path: Path) -> str | None:
         return None
     # What all have in common is no similarity.
     stems = {name.removesuffix(path.suffix): name for name in sorted(names) if name.endswith(path.suffix)}
-    near = [stems[stem] for stem in nearest(path.stem, list(stems))]
+    near = [stems[stem] for stem in nearest(path.stem, list(stems), similar=_SIMILAR)]
     return did_you_mean(str(path.with_name(name)) for name in near) if near else None

@@ -38,7 +38,7 @@ def test_of_a_large_folder_only_some_files_are_read(tmp_path: Path, monkeypatch:
         (tmp_path / f"f{number}.npz").touch()
     seen: list[str] = []
 
-    def nearest(_: str, names: list[str]) -> list[str]:
+    def nearest(_: str, names: list[str], **__: float) -> list[str]:
         seen.extend(names)
         return names[:1]
 
