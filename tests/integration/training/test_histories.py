@@ -131,6 +131,14 @@ def test_what_a_run_does_not_have_is_one_message(run: Path, options: tuple[Any, 
     assert (done.status, message in done.errors) == (2, True), done.errors
 
 
+def test_the_trends_say_of_which_statistic_they_are_at_eighty_columns(tmp_path: Path) -> None:
+    write(tmp_path / "run", keys=tuple(f"activation_grad/{'block' * 8}{number}/projection" for number in "ab"))
+    shown = in_terminal("show", "run", folder=tmp_path, columns=80).plain
+    heading, line = (each.split() for each in shown.partition("Trends (")[2].splitlines()[1:3])
+    assert heading[:2] == ["tensor", "statistic"]
+    assert line[1] == "l2"
+
+
 def test_the_history_of_a_run_is_answered_by_the_folder_to_name(run: Path) -> None:
     hint = "hint: name the folder of the run, ., and not its history"
     for command in (("watch",), ("compare", "."), ("export", "--to", "csv")):
