@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
@@ -43,6 +44,9 @@ _COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "explain": "explain",
     }
 )
+
+#: How Typer ends the message of an option that takes a number and got something else.
+_NO_NUMBER: Final = re.compile(r"is not (a valid (int|integer|float)( range)?|in the range \S+)$")
 
 #: The error that Typer raises for a wrong command line. Typer has a copy of click and exports only this error of it.
 _WrongCommandLine = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
@@ -161,12 +165,22 @@ def run(interrupts: Interrupts) -> int:
 
 def _translated(error: typer.BadParameter) -> UsageError:
     message = " ".join(error.format_message().split()).rstrip(".")
+    message = _NO_NUMBER.sub(lambda _: f"is not {_accepted(error)}", message)
     command = "gradscope" if error.ctx is None else error.ctx.command_path
     meant = _abbreviated(error)
     hint = f"'{command} --help' lists all options"
     return UsageError(
         message[:1].lower() + message[1:], hint=f"did you mean {' or '.join(meant)}? {hint}" if meant else hint
     )
+
+
+def _accepted(error: typer.BadParameter) -> str:
+    """Returns which numbers an option takes, in words."""
+    kind: Any = None if error.param is None else error.param.type
+    low, high = getattr(kind, "min", None), getattr(kind, "max", None)
+    limits = [f"at least {low:g}" if low is not None else "", f"at most {high:g}" if high is not None else ""]
+    number = "a whole number" if "int" in getattr(kind, "name", "") else "a number"
+    return " of ".join(filter(None, (number, " and ".join(filter(None, limits)))))
 
 
 def _abbreviated(error: typer.BadParameter) -> list[str]:

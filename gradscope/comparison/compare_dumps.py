@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import Final, NamedTuple, TypeAlias
 
@@ -21,7 +21,7 @@ from gradscope.comparison.diagnosis.likely.likely_causes import with_likely_caus
 from gradscope.comparison.diagnosis.likely.likely_parts import with_likely_parts
 from gradscope.comparison.diagnosis.likely.loss_difference import loss_difference
 from gradscope.comparison.diagnosis.likely.running_variances import RunningVariances
-from gradscope.comparison.diagnosis.refuting.refuted_guesses import without_refuted
+from gradscope.comparison.diagnosis.refuting.refuted_guesses import Unrefuted, without_refuted
 from gradscope.comparison.diagnosis.run_differences import extent_differences, provenance_differences
 from gradscope.comparison.diagnosis.suspects.suspects import with_suspects
 from gradscope.comparison.judging.compare_options import CompareOptions
@@ -46,7 +46,7 @@ from gradscope.comparison.precision import machine_epsilon
 from gradscope.comparison.result import Comparison
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.naming import key_of
+from gradscope.naming import Selection, key_of
 from gradscope.naming.patterns import Pattern
 
 _DEFAULTS: Final = CompareOptions()
@@ -78,17 +78,18 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
     pairing = paired(dumps, options)
     pairs = _measured(dumps, pairing.matched, options)
     rows = _matched_rows(dumps, pairs, options)
-    unrefuted = without_refuted(dumps, pairing, rows)
-    pairing = unrefuted.pairing
+    whole = None if options.selection == Selection() else partial(unrefuted, dumps, options)
+    kept_pairs = without_refuted(dumps, pairing, rows, whole)
+    pairing = kept_pairs.pairing
     if len(pairing.matched) < len(rows):  # what is no pair makes no error, which another row would inherit
         kept = {each.ref for each in pairing.matched}
         pairs = [pair for pair in pairs if pair.match.ref in kept]
         rows = _matched_rows(dumps, pairs, options)
-    missing, extra = unmatched(dumps, pairing, rows, unrefuted.agreeing)
+    missing, extra = unmatched(dumps, pairing, rows, kept_pairs.agreeing)
     if cut := list(cut_gradients(dumps, pairing, _accounted(missing, extra))):
         pairing = pairing.with_matches(cut)
         rows = _matched_rows(dumps, [*pairs, *_measured(dumps, cut, options)], options)
-        missing, extra = unmatched(dumps, pairing, rows, unrefuted.agreeing)
+        missing, extra = unmatched(dumps, pairing, rows, kept_pairs.agreeing)
     rows |= {
         key: with_loss_compared(dumps, one_sided(each, allowed, cand.manifest.ledger))
         for key, each in zip(pairing.only_ref, missing, strict=True)
@@ -103,7 +104,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         *(one_sided(each, allowed, ref.manifest.ledger) for each in extra),
     )
     programs = _programs(dumps, pairing)
-    every = with_inputs_paired(with_likely_parts(dumps, every, unrefuted.related), *programs)
+    every = with_inputs_paired(with_likely_parts(dumps, every, kept_pairs.related), *programs)
     return Comparison(
         rows=every,
         blame=with_suspects(dumps, pairing, every, blame_of(every, *programs)),
@@ -123,6 +124,20 @@ def paired(dumps: Dumps, options: CompareOptions) -> Pairing:
         options: The map rules, and which names take part.
     """
     return counterparts(dumps, options.map_rules, options.selection, mapper(dumps.ref, options.threads))
+
+
+def unrefuted(dumps: Dumps, options: CompareOptions) -> Unrefuted:
+    """Returns the pairs of all tensors, whatever is selected, that nothing which is computed from them refutes.
+
+    Args:
+        dumps: The dumps.
+        options: The map rules, and how strictly pairs are judged.
+
+    Raises:
+        DumpError: One of the dumps is damaged.
+    """
+    pairing = paired(dumps, replace(options, selection=Selection()))
+    return without_refuted(dumps, pairing, judged(dumps, pairing.matched, options))
 
 
 def judged(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -> dict[str, ComparisonRow]:

@@ -31,6 +31,8 @@ from gradscope.dump.zip.structures import LOCAL_SIGNATURE
 from gradscope.errors import DumpError
 from gradscope.naming import printable
 
+#: How an SQLite database starts, as the history of a training run does.
+_SQLITE_START: Final = b"SQLite"
 _PICKLE_STARTS: Final = tuple(bytes((0x80, protocol)) for protocol in range(2, 6))
 _SUFFIXES: Final = frozenset({".npy", ".npz", ".safetensors"})
 #: The folder of a run's alarm has this file, and a dump beside state and batch, which are in the format of a dump, too.
@@ -149,6 +151,9 @@ def _bare_tensors(file: InputFile, name: str) -> Iterator[ForeignTensor]:
         yield array_tensor(file, name)
     elif file.path.suffix == ".safetensors":
         yield from safetensors_tensors(file)
+    elif start == _SQLITE_START:
+        hint = f"name the folder of a training run, {printable(str(file.path.parent))}, and not its history"
+        raise DumpError("it is an SQLite database", hint=hint)
     else:
         raise DumpError(
             f"it is {_guessed_kind(start)}", hint="expected a dump, or an .npz, .npy, .safetensors or .eqx file"

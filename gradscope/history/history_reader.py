@@ -20,7 +20,7 @@ import numpy as np
 from gradscope.dump.storage.storage_errors import located
 from gradscope.errors import DumpError, MissingKeyError, UsageError
 from gradscope.history.history_rows import Alarm, TensorRow
-from gradscope.history.run_folder import HISTORY, is_run
+from gradscope.history.run_folder import HISTORY, folder_hint, is_run
 from gradscope.history.schema import ALL_PARAMETERS, NOISE, STATS, STEPS
 from gradscope.history.untrusted_database import WORK_UNIT, is_strange, opened, require_schema, stored_shape
 from gradscope.history.value_histograms import ValueHistogram
@@ -50,7 +50,8 @@ class History:
     def __init__(self, folder: Path) -> None:
         if not is_run(folder):
             shown = printable(str(folder))
-            raise DumpError(f"{shown} is no run: it has no history", hint="'gradscope train' makes one")
+            hint = folder_hint(folder) or "'gradscope train' makes one"
+            raise DumpError(f"{shown} is no run: it has no history", hint=hint)
         self.folder = folder
         self._path = folder / HISTORY
         self._work = 0

@@ -37,6 +37,13 @@ def is_run(path: str | os.PathLike[str]) -> bool:
     return False
 
 
+def folder_hint(path: Path) -> str | None:
+    """Returns which folder to name in place of the history in it; None for any other path."""
+    if path.name != HISTORY or not is_run(path.parent):
+        return None
+    return f"name the folder of the run, {printable(str(path.parent))}, and not its history"
+
+
 def state_path(folder: Path, steps: int) -> Path:
     """Returns the path of the checkpoint after a number of steps."""
     return folder / f"state-{steps:06}.npz"

@@ -103,9 +103,9 @@ class Selection:
 def nearest_hint(requested: str, known: Iterable[str]) -> str:
     """Returns a hint with the names of `known` that are most similar to `requested`, or have it within them."""
     names = list(dict.fromkeys(known))
-    near = _nearest(requested, names)
+    near = nearest(requested, names)
     if near:
-        return "did you mean " + ", ".join(map(printable, near)) + "?"
+        return did_you_mean(near)
     if len(names) == 1:
         return f"there is only {printable(names[0])}"
     if len(names) <= _FEW:
@@ -113,7 +113,19 @@ def nearest_hint(requested: str, known: Iterable[str]) -> str:
     return f"there are {len(names):,} names, such as {', '.join(map(printable, names[:3]))}"
 
 
-def _nearest(requested: str, names: Sequence[str]) -> list[str]:
+def did_you_mean(names: Iterable[str]) -> str:
+    """Returns a hint that asks whether one of some names was meant."""
+    return "did you mean " + ", ".join(map(printable, names)) + "?"
+
+
+def nearest(requested: str, names: Sequence[str], *, similar: float = 0.4) -> list[str]:
+    """Returns the few of some names that are most similar to `requested`, or have it within them; often none.
+
+    Args:
+        requested: The name that was requested.
+        names: The names that there are.
+        similar: The least share of letters that two similar names have in common, in order.
+    """
     # Comparing takes the product of both lengths: 0.3 s for two names of 1,000 characters.
     folded = requested[:_COMPARED].casefold()
     by_folded: dict[str, str] = {}
@@ -124,7 +136,7 @@ def _nearest(requested: str, names: Sequence[str]) -> list[str]:
         # Of too many names, those with the most common letters, which takes no product.
         letters = Counter(folded)
         candidates = heapq.nlargest(_FEW, candidates[:_MOST_NAMES], key=lambda each: _common(letters, each))
-    near = difflib.get_close_matches(folded, candidates, n=_NEAR, cutoff=0.4)
+    near = difflib.get_close_matches(folded, candidates, n=_NEAR, cutoff=similar)
     if not near and len(folded) >= _PART:
         near = list(itertools.islice((each for each in by_folded if folded in each), _NEAR))
     return [by_folded[each] for each in near]

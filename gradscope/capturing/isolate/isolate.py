@@ -20,7 +20,7 @@ from gradscope.capturing.isolate.boundaries import Boundaries
 from gradscope.capturing.isolate.pinned_arguments import PinnedArguments, pinned_arguments
 from gradscope.capturing.isolate.pinned_values import PinnedValues, gradient_key, pinned_values
 from gradscope.capturing.timings import Timings
-from gradscope.comparison.compare_dumps import judged, paired
+from gradscope.comparison.compare_dumps import judged, unrefuted
 from gradscope.comparison.isolation import Isolation, LeftOut, LocalFinding, local_rows
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.rows import ComparisonRow
@@ -31,7 +31,6 @@ from gradscope.dump.manifest.manifest import Entry, Manifest
 from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.errors import ModelError
 from gradscope.instrument.isolating import IsolatedRun, run_isolated
-from gradscope.naming import Selection
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.loading.model import Model
@@ -57,7 +56,7 @@ def isolate(model: Model, dumps: Dumps, options: CompareOptions, timings: Timing
         DumpError: One of the dumps is damaged.
     """
     # All values of the reference are pinned, whatever is selected: a value that is not pinned lets errors through.
-    pairing = paired(dumps, replace(options, selection=Selection()))
+    pairing = unrefuted(dumps, options).pairing
     placing = ReversePairing(dumps, pairing.matched, pairing.inverse)
     with timings.phase("trace"):
         arguments = pinned_arguments(model, dumps, placing)

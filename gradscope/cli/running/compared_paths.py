@@ -81,7 +81,7 @@ def are_runs(paths: Sequence[Path]) -> bool:
         UsageError: Some are, and others are not.
     """
     from gradscope.errors import UsageError
-    from gradscope.history.run_folder import is_run
+    from gradscope.history.run_folder import folder_hint, is_run
     from gradscope.naming import printable
 
     runs = [path for path in paths if is_run(path)]
@@ -90,7 +90,7 @@ def are_runs(paths: Sequence[Path]) -> bool:
         one, another = printable(str(runs[0])), printable(str(other))
         raise UsageError(
             f"{one} is a training run, and {another} is none",
-            hint="compare two runs, or two dumps; a run has dumps and states in its folder",
+            hint=folder_hint(other) or "compare two runs, or two dumps; a run has dumps and states in its folder",
         )
     return bool(runs)
 

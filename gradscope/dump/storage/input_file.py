@@ -5,15 +5,23 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from gradscope.dump.storage.storage_errors import machine_error
 from gradscope.errors import DumpError
+from gradscope.naming import printable
+from gradscope.naming.patterns import did_you_mean, nearest
 
 #: Errors that concern the path. All others concern the machine.
 _PATH_ERRORS: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO})
+
+#: The number of files of a folder among which one is looked for whose name resembles one that does not exist.
+_MOST_NEIGHBOURS: Final = 10_000
+#: The least share of letters that such names have in common. Any two files share more than any two words.
+_SIMILAR: Final = 0.6
 
 #: Bytes that `near` reads at once: fifty small tensors, and no more than an operating system reads ahead anyway.
 _WINDOW_BYTES: Final = 16 << 10
@@ -103,7 +111,24 @@ def _opened(path: Path) -> int:
         return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in _PATH_ERRORS:
-            raise DumpError(f"it cannot be opened: {os.strerror(error.errno or 0)}") from error
+            message = f"it cannot be opened: {os.strerror(error.errno or 0)}"
+            raise DumpError(message, hint=_hint(path) if error.errno == errno.ENOENT else None) from error
         raise machine_error("open", path, error) from error
     except ValueError as error:
         raise DumpError(f"it cannot be opened: {error}") from error
+
+
+def _hint(path: Path) -> str | None:
+    """Returns which files beside one that does not exist have a similar name; None where none has."""
+    names: list[str] = []
+    try:
+        with os.scandir(path.parent) as entries:
+            names = [each.name for each in islice(entries, _MOST_NEIGHBOURS)]
+    except FileNotFoundError:
+        return f"there is no folder {printable(str(path.parent))}"
+    except OSError:
+        return None
+    # What all have in common is no similarity.
+    stems = {name.removesuffix(path.suffix): name for name in sorted(names) if name.endswith(path.suffix)}
+    near = [stems[stem] for stem in nearest(path.stem, list(stems), similar=_SIMILAR)]
+    return did_you_mean(str(path.with_name(name)) for name in near) if near else None

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from gradscope.errors import UsageError
 from gradscope.frameworks.modules.input_spec import InputSpec
+from gradscope.naming.signature_text import signature_text
 
 _WHEN_TRAINING: Final = frozenset({"train", "training", "is_training"})
 _WHEN_NOT: Final = frozenset({"deterministic", "inference", "use_running_average"})
@@ -81,7 +82,7 @@ def call_shape(
     if len(positional) < len(unnamed) or twice or not _binds(signature, shape, {*positional, *named}, supplied):
         received = ", ".join(map(str, specs)) or "no --input"
         raise UsageError(
-            f"{module} takes {_shown(signature, supplied)}, and received {received}",
+            f"{module} takes {signature_text(without(signature, supplied))}, and received {received}",
             hint="describe each input, by position or name: --input float32[8,32,32,3] --input mask=bool[8]",
         )
     return shape, {**positional, **named}
@@ -125,13 +126,6 @@ def _binds(signature: inspect.Signature, shape: CallShape, names: set[str], supp
     except TypeError:
         return False
     return True
-
-
-def _shown(signature: inspect.Signature, supplied: Collection[str]) -> str:
-    """Returns a signature without annotations, which may fill a screen."""
-    visible = without(signature, supplied).parameters.values()
-    plain = [each.replace(annotation=_Kind.empty) for each in visible]
-    return str(inspect.Signature(plain))
 
 
 def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:

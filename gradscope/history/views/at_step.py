@@ -9,7 +9,9 @@ from gradscope.dump.record import Json, SiteFacts
 from gradscope.errors import UsageError
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import TensorRow
+from gradscope.history.run_folder import is_alarm_name
 from gradscope.history.schema import STATS
+from gradscope.naming import printable
 
 #: The statistics of a history that a dump has under the same names.
 _COUNTS = frozenset({"zeros", "nan", "inf"})
@@ -30,9 +32,7 @@ def manifest_at(history: History, step: int) -> Manifest:
     recorded = steps["step"]
     at = recorded.searchsorted(step)
     if at >= len(recorded) or recorded[at] != step:
-        near = [int(each) for each in recorded[max(at - 1, 0) : at + 1]]
-        hint = f"recorded are {' and '.join(map(str, near))} around it" if near else "no step was recorded yet"
-        raise UsageError(f"step {step} was not recorded", hint=hint)
+        raise not_recorded(history, step)
     found = history.stats_at(step)
     entries = [
         _entry(history.tensors[number], number, stats) for number, stats in found.items() if number in history.tensors
@@ -42,6 +42,29 @@ def manifest_at(history: History, step: int) -> Manifest:
         name: float(values[at]) for name, values in steps.items() if name != "time" and not math.isnan(values[at])
     }
     return Manifest(entries=tuple(entries), loss=None if math.isnan(loss) else loss, tier="core", provenance=facts)
+
+
+def not_recorded(history: History, step: int) -> UsageError:
+    """Returns the error of a step that was not recorded, with the nearest that were, and what an alarm at it saved.
+
+    Args:
+        history: The history.
+        step: The step.
+
+    Raises:
+        DumpError: The history is damaged.
+    """
+    recorded = history.steps()["step"].astype(int).tolist()
+    near = sorted(sorted(recorded, key=lambda each: (abs(each - step), each))[:2])
+    hint = f"recorded {'is' if len(near) == 1 else 'are'} {' and '.join(map(str, near))}" if near else ""
+    alarms = [alarm for alarm in history.alarms() if alarm.step == step]
+    saved = next((alarm.folder for alarm in alarms if alarm.folder is not None and is_alarm_name(alarm.folder)), None)
+    if saved is not None:
+        folder = printable(str(history.folder / saved))
+        hint = f"'gradscope show {folder}' shows what its alarm saved" + (f"; {hint}" if hint else "")
+    elif alarms:
+        hint = f"all that is known of it is its alarm, {alarms[0].rule}" + (f"; {hint}" if hint else "")
+    return UsageError(f"step {step} was not recorded", hint=hint or "no step was recorded yet")
 
 
 def _entry(tensor: TensorRow, number: int, stats: dict[str, float | int]) -> Entry:

@@ -216,7 +216,7 @@ def _findings(findings: Sequence[Finding]) -> Notes:
 
 
 def _finding_note(finding: Finding) -> Note:
-    return Note(label=finding.rule, text=_sentence(finding), style=style_of_words(finding.rule))
+    return Note(label=finding.rule, text=finding.statement, style=style_of_words(finding.rule))
 
 
 def origin_notes(origins: Sequence[Origin]) -> tuple[Note, ...]:
@@ -249,12 +249,6 @@ def origin_json(origin: Origin) -> dict[str, Json]:
         "repair": origin.repair or None,
     }
     return {name: fact for name, fact in found.items() if fact is not None}
-
-
-def _sentence(finding: Finding) -> str:
-    location = f" ({finding.source})" if finding.source else ""
-    several = f"; {finding.tensors:,} tensors" if finding.tensors > 1 else ""
-    return f"{_key(finding)} {finding.why}{location}{several}"
 
 
 def _finding_json(finding: Finding) -> dict[str, Json]:

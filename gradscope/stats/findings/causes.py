@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
 from gradscope import naming
-from gradscope.naming.wording import counted
 from gradscope.stats.findings.rule_evidence import Finding, Suspect
 
 _Where: TypeAlias = Literal["behind", "before", "anywhere"]
@@ -91,9 +90,4 @@ def _explains_zero(cause: Suspect, other: Suspect) -> bool:
 
 
 def _finding(suspect: Suspect, keys: set[str]) -> Finding:
-    own, concerned = len(suspect.keys), max(len(keys), suspect.finding.tensors)
-    if concerned <= max(own, 1):
-        return suspect.finding
-    others = concerned - own
-    more = f"; {counted(others, 'tensor')} more {'is' if others == 1 else 'are'} affected"
-    return replace(suspect.finding, tensors=concerned, why=suspect.finding.why + more)
+    return replace(suspect.finding, tensors=max(len(keys), suspect.finding.tensors))

@@ -19,7 +19,6 @@ from gradscope.dump.manifest.operation_facts import StepFunction
 from gradscope.dump.manifest.zero_reasons import PRODUCT_OF
 from gradscope.dump.record import AS_DATA, STOPPED
 from gradscope.naming.numbering import NUMBER
-from gradscope.naming.wording import counted
 from gradscope.stats.findings.rule_evidence import (
     Finding,
     RuleEvidence,
@@ -37,6 +36,8 @@ GATED: Final = "masked: multiplied by exact zeros in mul"
 SATISFIED: Final = "satisfied"
 #: How the reason of a zero gradient begins where a rectifier is why.
 DEAD_UNITS: Final = "dead units"
+#: How it names the rectifier.
+_ENDED: Final = re.compile(rf"{DEAD_UNITS}: the output of (.*) is constant wherever")
 #: How it goes on where an input of zeros, such as a mask, is all that the rectifier's layer receives a multiple of.
 _SILENCED: Final = re.compile(rf"{DEAD_UNITS}.*: (?:{PRODUCT_OF})?{naming.INPUT}/(.*) is 0")
 #: How it begins where an operation behind a value takes out what it adds.
@@ -77,8 +78,6 @@ def step_function(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
             f"is not that of its elements: {primitive}{place} is constant wherever it has a derivative, and what "
             f"arrives comes through {' and '.join(step.beside)} of the tensor alone"
         )
-        if len(ended) > 1:
-            why += f"; {counted(len(ended) - 1, 'tensor')} more {'is' if len(ended) == 2 else 'are'} alike"
         lost = suspect("zero-grad", first, why, [entry for _, entry in ended])
         yield replace(lost, finding=replace(lost.finding, source=source))
 
@@ -87,6 +86,28 @@ def _of_all_blocks(reason: str) -> str:
     """Returns a reason without the numbers in the name of a parameter, which differ from block to block."""
     place, separator, name = reason.partition(f" {naming.PARAM}/")
     return place + separator + _NUMBER.sub("#", name)
+
+
+def end_of_gradient(evidence: RuleEvidence, value: Entry, *, is_rectified: bool) -> str:
+    """Returns at which rectifier behind a value of dead units its gradient ends; "" where that is the value's own.
+
+    Args:
+        evidence: The manifest.
+        value: The value.
+        is_rectified: Whether a rectifier made it.
+    """
+    gradient = evidence.entry(naming.ACTIVATION_GRAD, value.name)
+    cause = None if gradient is None else evidence.cause(gradient)
+    ended = None if cause is None else _ENDED.match(cause.why)
+    place = "" if ended is None else ended[1]
+    if not is_rectified:
+        return f", and {place or 'a rectifier'} lets nothing of them pass"
+    own = f" at {value.site.source}"
+    return (
+        ""
+        if place.endswith((own, f"{own} in {value.site.layer}")) or not place
+        else (f", and its gradient ends behind it, at {place}")
+    )
 
 
 def silencing_input(evidence: RuleEvidence, reason: str) -> Entry | None:

@@ -11,6 +11,7 @@ from gradscope.dump.manifest.manifest import Cause, Entry, Layer, Manifest
 from gradscope.dump.manifest.packed_statistics import numbers_of
 from gradscope.naming import IterationIndex
 from gradscope.naming.summary import Summary
+from gradscope.naming.wording import counted
 from gradscope.stats.columns import is_all_zero, number
 
 
@@ -53,10 +54,17 @@ class Finding:
     def _repr_html_(self) -> str:
         return self.summary().html()
 
-    def summary(self) -> Summary:
-        """Returns the finding as a sentence."""
+    @property
+    def statement(self) -> str:
+        """The finding as a sentence: the tensor, the reason, the place, and how many tensors more are affected."""
         place = "" if self.source is None else f" ({self.source})"
-        return Summary(line=f"{self.rule}: {naming.key_of(self.family, self.name)} {self.why}{place}")
+        others = self.tensors - 1
+        more = f"; {counted(others, 'tensor')} more {'is' if others == 1 else 'are'} affected" if others > 0 else ""
+        return f"{naming.key_of(self.family, self.name)} {self.why}{place}{more}"
+
+    def summary(self) -> Summary:
+        """Returns the finding as a sentence, after its rule."""
+        return Summary(line=f"{self.rule}: {self.statement}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

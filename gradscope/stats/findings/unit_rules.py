@@ -12,7 +12,7 @@ from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry, Layer
 from gradscope.dump.manifest.operation_facts.saturation import Saturation
 from gradscope.stats.columns import number
-from gradscope.stats.findings.gradient_rules import DEAD_UNITS, GATED, SATISFIED, silencing_input
+from gradscope.stats.findings.gradient_rules import DEAD_UNITS, GATED, SATISFIED, end_of_gradient, silencing_input
 from gradscope.stats.findings.kernels import KernelLayer, behind_kernels, kernel_layers
 from gradscope.stats.findings.rule_evidence import (
     RuleEvidence,
@@ -57,8 +57,11 @@ def dead(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
     after = (entry for entry in found if first.name in getattr(evidence.layer_of(entry), "inputs", ()))
     worst = next(after, first) if not _is_rectified(evidence, first) else first
     share, units = column(worst, "dead"), worst.shape[-1]
-    examples = column(worst, "size") / units
-    why = f"has {share:.1%} dead units: {share * units:.0f} of {units} are zero for all of {examples:.0f} examples"
+    count, what = column(worst, "size") / units, "examples" if len(worst.shape) == 2 else "positions"
+    is_rectified = _is_rectified(evidence, worst)
+    state = "zero" if is_rectified else "not positive"
+    why = f"has {share:.1%} dead units: {share * units:.0f} of {units} are {state} at all of {count:,.0f} {what}"
+    why += end_of_gradient(evidence, worst, is_rectified=is_rectified)
     if _receives_zeros(evidence, worst):
         why += ", as is all that its layer receives: look at what is before it, such as a mask"
     yield suspect("dead", worst, why, found, total=share == 1)

@@ -32,7 +32,7 @@ from gradscope.tracing.data.checkpoint_files import SavedTensor, open_checkpoint
 from gradscope.tracing.data.key_map import KeyMap
 from gradscope.tracing.data.mismatches import in_groups, mismatches, shortened
 from gradscope.tracing.data.renaming_hints import axes_hint, key_map_hint, rivals_hint
-from gradscope.tracing.data.variable_names import Matches, find_variables
+from gradscope.tracing.data.variable_names import Matches, components, find_variables
 from gradscope.tracing.tracer import Leaf, variable_leaves
 
 
@@ -142,6 +142,8 @@ class _File:
         Raises:
             DumpError: A variable is missing, in several places, has another shape, or axes that nothing tells apart.
         """
+        if self.found.rivals and not self._holds_any():
+            self._require_fitting({})
         for collection, rivals in self.found.rivals.items():
             prefixes = ["/".join(each) for each in (self.found.homes[collection].prefix, *rivals)]
             raise self._refused(f"{collection or 'its variables'} may be {' or '.join(map(printable, prefixes))}",
@@ -186,10 +188,23 @@ class _File:
         extra = {name: each for name, each in self.tensors.items() if name not in self._names.values()}
         if any(mismatches(needed, fitting)):
             lacking = {path: leaf for path, leaf in needed.items() if path not in fitting}
-            raise self._refused(
-                "; ".join(mismatches(needed, {**extra, **fitting})),
-                key_map_hint(lacking, extra) if lacking and extra else None,
-            )
+            hint = key_map_hint(lacking, extra) if lacking and extra else None
+            problems = list(mismatches(needed, {**extra, **fitting}))
+            fits = any(not any(mismatches({path: needed[path]}, {path: each})) for path, each in fitting.items())
+            raise self._refused("; ".join(problems), hint) if fits else self._foreign(len(needed), problems, hint)
+
+    def _holds_any(self) -> bool:
+        """Returns whether any tensor of the file has the last name and the sizes of a variable, in whatever order."""
+        held = {(components(name)[-1:], tuple(sorted(each.shape))) for name, each in self.tensors.items()}
+        return any((components(path)[-1:], tuple(sorted(each.shape))) in held for path, each in self.variables.items())
+
+    def _foreign(self, count: int, problems: Sequence[str], hint: str | None) -> DumpError:
+        """Returns the error of a file without any variable of the model."""
+        found = f"of the {count:,} variables of this model it has none"
+        text = f"{printable(str(self.path))} is of another model, or has other names: {found}"
+        own = "name the model that it is of"
+        hint = own if hint is None else f"{own}; where only the names differ, {hint}"
+        return DumpError("\n  ".join([text, *problems]), hint=hint)
 
     def _refused(self, problem: str, hint: str | None) -> DumpError:
         return DumpError(f"{printable(str(self.path))} is not a checkpoint of this model: {problem}", hint=hint)

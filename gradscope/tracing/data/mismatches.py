@@ -41,7 +41,7 @@ def dtype_in_words(dtype: Any) -> str:
 def mismatches(
     expected: Mapping[str, Described], found: Mapping[str, Described], *, exact: bool = False
 ) -> Iterator[str]:
-    """Yields sentences about the tensors that are not as expected.
+    """Yields sentences about the tensors that are not as expected: each that differs, those that lack, and others.
 
     Args:
         expected: The model's tensors, by path.
@@ -54,8 +54,9 @@ def mismatches(
     yield from shortened(
         [each for path in both for each in _differences(path, expected[path], found[path], exact=exact)]
     )
-    yield from (f"it lacks {each}" for each in shortened(in_groups(lacking, both)))
-    yield from (f"the model has no {each}" for each in shortened(in_groups(extra, both)))
+    for what, tensors in (("it lacks", lacking), ("the model has no", extra)):
+        if tensors:
+            yield f"{what} {', '.join(shortened(in_groups(tensors, both)))}"
 
 
 def in_groups(tensors: Mapping[str, Described], others: Iterable[str]) -> list[str]:

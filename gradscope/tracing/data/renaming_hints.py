@@ -37,7 +37,10 @@ def key_map_hint(lacking: Mapping[str, Described], extra: Mapping[str, Described
     proposal = "\n".join([". For this file, the lines may be", *map(printable, lines[:_MOST]), *more]) if lines else ""
     if len(pairs) == len(lacking):
         return f"{_KEY_MAP}{proposal}"
-    theirs, ours = _listed(name for name in extra if name not in pairs.values()), _listed(lacking.keys() - pairs.keys())
+    theirs, ours = (
+        _listed(name for name in extra if name not in pairs.values()),
+        _listed(path for path in lacking if path not in pairs),
+    )
     others = "other names" if lines else "names"
     return f"{_KEY_MAP}{proposal}\nThe file's {others} are {theirs or 'none'}; the model's are {ours}"
 

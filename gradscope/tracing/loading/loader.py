@@ -16,6 +16,7 @@ from gradscope.errors import UsageError
 from gradscope.frameworks.detect import builder_of
 from gradscope.frameworks.modules.request import Request
 from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.signature_text import signature_text
 from gradscope.tracing.loading.importing import import_location
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.loading.module_models import module_model
@@ -125,6 +126,8 @@ def _called(function: Any, text: str, call: LiteralCall) -> Any:
         raise UsageError(f"{text} calls an object of type {type(function).__name__}", hint="name it without the call")
     signature = signature_of(function)
     if signature is not None and not accepts(signature, *call.positional, **call.keyword):
-        raise UsageError(f"{text} does not fit its signature {signature}", hint="change the arguments in the target")
+        raise UsageError(
+            f"{text} does not fit its signature {signature_text(signature)}", hint="change the arguments in the target"
+        )
     with user_code(f"calling {text}"):
         return call.of(function)

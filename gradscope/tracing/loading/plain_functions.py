@@ -11,6 +11,7 @@ from typing import Any, Final
 from gradscope.errors import ModelError, UsageError
 from gradscope.frameworks.detect import adapter_of, builder_of, hint_without_adapter
 from gradscope.frameworks.modules.request import Request
+from gradscope.naming.signature_text import signature_text
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.user_frames import user_code
 
@@ -112,7 +113,7 @@ def _problem(role: str, function: Any) -> str | None:
     signature = signature_of(function)
     if signature is None or accepts(signature, *_EXPECTED[role]):
         return None
-    return f"{role} takes {signature}, expected {role}({', '.join(_EXPECTED[role])})"
+    return f"{role} takes {signature_text(signature)}, expected {role}({', '.join(_EXPECTED[role])})"
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from gradscope.errors import UsageError
 from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.signature_text import parameter_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +138,7 @@ def _resolved(argument: Any, value_of: Callable[[Expression], Any]) -> Any:
 
 def _listed(signature: inspect.Signature) -> str:
     """Returns the parameters of a function as in its definition, without their types."""
-    return ", ".join(str(each.replace(annotation=inspect.Parameter.empty)) for each in signature.parameters.values())
+    return ", ".join(map(parameter_text, signature.parameters.values()))
 
 
 def _malformed(text: str) -> UsageError:

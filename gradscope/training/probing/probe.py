@@ -41,9 +41,9 @@ class Probe:
     Args:
         folder: The folder of the run; it is made where it does not exist.
         every: Steps that this divides are recorded.
-        start: The number of the first step: of a run that is continued, how many it has taken. Later rows in the
-            folder are removed.
-        force: Whether a run in the folder may be replaced.
+        start: The number of the first step: of a run that is continued, how many it has taken. What the folder has
+            recorded from that step on is removed as soon as the probe is made, before any step is taken.
+        force: Whether a run in the folder may be replaced, which is done as soon as the probe is made, too.
         on_alarm: What an alarm does: "save" saves the state before its step and the batch, "stop" also ends the loop by
             a `ModelError` from one of the next steps, "note" only writes that it was. For the first two the probe holds
             two copies of the state on its device, and the batches of up to twice `keep_every` steps.

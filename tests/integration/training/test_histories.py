@@ -131,6 +131,43 @@ def test_what_a_run_does_not_have_is_one_message(run: Path, options: tuple[Any, 
     assert (done.status, message in done.errors) == (2, True), done.errors
 
 
+def test_the_trends_say_of_which_statistic_they_are_at_eighty_columns(tmp_path: Path) -> None:
+    write(tmp_path / "run", keys=tuple(f"activation_grad/{'block' * 8}{number}/projection" for number in "ab"))
+    shown = in_terminal("show", "run", folder=tmp_path, columns=80).plain
+    heading, line = (each.split() for each in shown.partition("Trends (")[2].splitlines()[1:3])
+    assert heading[:2] == ["tensor", "statistic"]
+    assert line[1] == "l2"
+
+
+def test_the_history_of_a_run_is_answered_by_the_folder_to_name(run: Path) -> None:
+    hint = "hint: name the folder of the run, ., and not its history"
+    for command in (("watch",), ("compare", "."), ("export", "--to", "csv")):
+        done = gradscope(*command, "history.sqlite", folder=run)
+        assert done.errors.splitlines()[-1] == hint, done.errors
+    shown = gradscope("show", run / "history.sqlite", folder=run)
+    assert shown.status == 3
+    assert f"it is an SQLite database\nhint: name the folder of a training run, {run}, and" in shown.errors
+
+
+@pytest.mark.parametrize(
+    ("saved", "hint"),
+    [
+        ("alarm-000015", "'gradscope show alarm-000015' shows what its alarm saved"),
+        (None, "all that is known of it is its alarm, nonfinite"),
+        ("../elsewhere", "all that is known of it is its alarm, nonfinite"),
+    ],
+)
+def test_a_step_that_only_an_alarm_has_is_answered_by_what_that_saved(run: Path, saved: str | None, hint: str) -> None:
+    connection = sqlite3.connect(run / "history.sqlite")
+    insert = "INSERT INTO alarms (step, rule, why, folder) VALUES (15, 'nonfinite', 'x', ?)"
+    connection.execute(insert, (saved,))
+    connection.commit()
+    connection.close()
+    done = gradscope("show", ".", "--step", 15, folder=run)
+    assert done.status == 2
+    assert done.errors.endswith(f"step 15 was not recorded\nhint: {hint}; recorded are 10 and 20\n"), done.errors
+
+
 def test_a_dump_has_no_steps(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", w=np.ones(2))
     done = gradscope("show", "a.npz", "--step", 3, folder=tmp_path)

@@ -303,3 +303,32 @@ def test_a_layer_whose_rule_refuses_an_input_is_isolated(factor: float) -> None:
     found = of_losses(rated(1.0), rated(factor), VARIABLES, {**BATCH, "rate": jnp.float32(1.5)})
     assert wrong(found) == ([] if factor == 1.0 else ["ruled"])
     assert {row.name for row in found.rows} == {"dense", "ruled", "end"}
+
+
+def rectified(*, inside: bool, gain: float = 1.0) -> Callable[[Any, Any], Array]:
+    """Two layers with a rectifier each, inside of its scope or behind it, and a head."""
+
+    def loss(params: Any, batch: Any) -> Array:
+        x = batch["x"]
+        for name in ("first", "second"):
+            with jax.named_scope(name):
+                x = x @ params[name]
+                x = jax.nn.relu(x) if inside else x
+            x = x if inside else jax.nn.relu(x)
+        with jax.named_scope("head"):
+            x = gain * (x @ params["head"])
+        return jnp.square(x).mean()
+
+    return loss
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_an_activation_function_that_another_layer_applies_is_no_error(inside: bool) -> None:
+    draw = np.random.default_rng(3).normal
+    weights = {name: draw(size=(5, 5)).astype(np.float32) for name in ("first", "second", "head")}
+    batch = {"x": draw(size=(7, 5)).astype(np.float32)}
+    right = of_losses(rectified(inside=inside), rectified(inside=not inside), weights, batch)
+    assert wrong(right) == []
+    assert right.rows
+    faulty_head = rectified(inside=not inside, gain=1.5)
+    assert wrong(of_losses(rectified(inside=inside), faulty_head, weights, batch)) == ["head"]

@@ -113,6 +113,13 @@ def test_the_report_shows_where_the_error_is() -> None:
     assert "every element is equal" in to_text(report(HEADS.copy()), Screen()).plain
 
 
+def test_the_report_names_the_tensor_that_is_paired() -> None:
+    ref, cand = dump({"param/layer_1/kernel": HEADS}), dump({"param/layer.1.weight": HEADS + 1})
+    found = element_difference(ref, cand, "param/layer_1/kernel")
+    shown = to_text(DifferenceReport(ref="a.npz", cand="b.npz", difference=found), Screen()).plain
+    assert shown.endswith("candidate  b.npz: layer.1.weight (paired by path)\n"), shown
+
+
 def test_json_and_csv_have_the_worst_elements() -> None:
     found = json.loads(to_json(report(wrong_head())))
     assert list(found) == ["schema", "command", "ref", "cand", "rows", "worst", "axes", "octaves"]

@@ -249,6 +249,28 @@ def test_a_product_of_zeros_is_dead_only_where_a_gradient_is_lost_at_a_rectifier
     assert found(product, gradient, causes=(dead,)) == [("dead", "scaled")]
 
 
+@pytest.mark.parametrize(
+    ("rectified", "place", "words"),
+    [
+        (False, "relu at f.py:9", "not positive at all of 24 positions, and relu at f.py:9 lets nothing of them pass"),
+        (True, "relu at model.py:1 in conv", "zero at all of 24 positions"),
+        (True, "relu at f.py:9", "zero at all of 24 positions, and its gradient ends behind it, at relu at f.py:9"),
+    ],
+)
+def test_dead_units_and_the_reason_of_their_zero_gradient_name_one_rectifier_or_say_why_not(
+    rectified: bool, place: str, words: str
+) -> None:
+    values = np.zeros((8, 3, 4)) if rectified else -1 - np.arange(96.0).reshape(8, 3, 4)
+    site = {"primitive": "max" if rectified else "add", "layer": "conv"}
+    value = entry("activation/conv", values, 1, **site)
+    gradient = entry("activation_grad/conv", np.zeros((8, 3, 4)), 1, **site)
+    why = f"dead units: the output of {place} is constant wherever the loss depends on it"
+    causes = (Cause(family="activation_grad", name="conv", why=why),)
+    (only,) = find(Manifest(entries=(value, gradient), causes=causes))
+    assert only.statement == f"activation/conv has 100.0% dead units: 4 of 4 are {words} (model.py:1)"
+    assert replace(only, tensors=3).statement == f"{only.statement}; 2 tensors more are affected"
+
+
 def test_all_that_follows_from_a_dead_layer_is_reported_with_it() -> None:
     why = "dead units: the output of relu at model.py:1 in relu is constant wherever the loss depends on it"
     entries = (

@@ -127,21 +127,27 @@ def function_between(dumps: Dumps, match: Match, tolerance: float) -> FunctionBe
         tolerance: The largest relative error.
     """
     values = _values(dumps, match)
-    if values is None:
-        return None
-    for of_ref, argument, value in ((False, values[1], values[0]), (True, values[0], values[1])):
+    found = [] if values is None else list(_functions(*values, tolerance))
+    # A large error may hide which of several functions it is.
+    return min(found, key=lambda each: (each[0].offset != 0, each[1]))[0] if found else None
+
+
+def _functions(ref: Array, cand: Array, tolerance: float) -> Iterator[tuple[FunctionBetween, float]]:
+    """Yields the functions that one value may be of the other, each with the norm of the difference."""
+    for of_ref, argument, value in ((False, cand, ref), (True, ref, cand)):
         limit = tolerance * float(np.linalg.norm(value))
         for name, function in ELEMENTWISE.items():
             for offset in _offsets(function, argument, value, limit):
                 shifted = partial(_shifted, function, offset)
-                if _is_function(shifted, argument, value, limit=limit, some=_some_elements):
-                    return FunctionBetween(name=name, axis=None, of_ref=of_ref, offset=offset)
+                error = _error(shifted, argument, value, limit=limit, some=_some_elements)
+                if error <= limit:
+                    yield FunctionBetween(name=name, axis=None, of_ref=of_ref, offset=offset), error
         for axis in (axis for axis in reversed(range(value.ndim)) if value.shape[axis] > 1):
             rows = np.moveaxis(argument, axis, -1), np.moveaxis(value, axis, -1)
             for name, function in _OF_ROWS.items():
-                if _is_function(function, *rows, limit=limit, some=_some_rows):
-                    return FunctionBetween(name=name, axis=axis, of_ref=of_ref)
-    return None
+                error = _error(function, *rows, limit=limit, some=_some_rows)
+                if error <= limit:
+                    yield FunctionBetween(name=name, axis=axis, of_ref=of_ref), error
 
 
 def is_applied(dumps: Dumps, match: Match, found: FunctionBetween) -> bool | None:
@@ -207,10 +213,10 @@ def _some_rows(array: Array) -> Array:
     return array[np.unravel_index(positions, array.shape[:-1])] if array.ndim > 1 else array
 
 
-def _is_function(
+def _error(
     function: _Elementwise, argument: Array, value: Array, *, limit: float, some: Callable[[Array], Array]
-) -> bool:
-    """Returns whether a value is a function of an argument; some of the elements rule most functions out.
+) -> float:
+    """Returns by how much a value is no function of an argument; infinity where some of the elements rule it out.
 
     Args:
         function: The function.
@@ -222,8 +228,8 @@ def _is_function(
     sample, expected = some(argument), some(value)
     # The sample is held to the scale of all elements, and not so strictly that its own error would rule a function out.
     if np.linalg.norm(function(sample) - expected) > 10 * limit * math.sqrt(sample.size / value.size):
-        return False
-    return bool(np.linalg.norm(function(argument) - value) <= limit)
+        return math.inf
+    return float(np.linalg.norm(function(argument) - value))
 
 
 def _gradient(source: DumpSource, key: str, recipe: Recipe | None) -> Array | None:

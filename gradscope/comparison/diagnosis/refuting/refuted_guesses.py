@@ -16,17 +16,18 @@ computed from shows: a parameter that only one of the programs uses.
 
 A pair of which one value is a function of the other (`functions_between`) is no pair either, whatever else differs,
 unless gradients show that one program leaves the function out, or applies another. Where they show that both apply it,
-the values agree, and a pair by name is none, too. Nor is a pair of which one value has a bias that the other program
+a pair by name is none, too (`applied_functions`). Nor is a pair of which one value has a bias that the other program
 adds elsewhere (`steps_apart`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from gradscope.comparison.diagnosis.refuting.applied_functions import without, without_applied
 from gradscope.comparison.diagnosis.refuting.errors_behind import EXACT, ErrorsBehind, relative_error
 from gradscope.comparison.diagnosis.refuting.gradient_traces import GradientTraces
 from gradscope.comparison.diagnosis.refuting.kernel_products import ProductPairs
@@ -38,9 +39,6 @@ from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import nearest
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, is_gradient, key_of, split_key, subject_family
-
-#: The passes that pair by names, which may be of another step.
-_BY_NAME: Final = ("name", "path")
 
 #: The passes that pair by places, or by names that only resemble each other.
 _GUESSES: Final = ("order", "path")
@@ -67,24 +65,46 @@ class Unrefuted:
     related: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRow]) -> Unrefuted:
+def without_refuted(
+    dumps: Dumps,
+    pairing: Pairing,
+    rows: Mapping[str, ComparisonRow],
+    whole: Callable[[], Unrefuted] | None = None,
+) -> Unrefuted:
     """Returns a pairing without the pairs by place that are refuted.
 
     Args:
         dumps: The dumps.
         pairing: Their pairing.
         rows: The rows of the pairs, by the reference's keys.
+        whole: Returns the same of all tensors, where the pairing has only some, which show nothing of what is computed
+            from them; None where it has all.
     """
     if not (dumps.ref.manifest.layers and dumps.cand.manifest.layers):
         return Unrefuted(pairing=pairing)
-    pairing, agreeing = _without_applied(dumps, pairing, rows)
+    pairing, agreeing = without_applied(dumps, pairing, rows)
     traceless = traceless_gradients(dumps, pairing, rows)
     agreeing |= {key: _TRACELESS_GRADIENT for match in traceless for key in (match.ref, *match.recipe.keys)}
-    pairing = _without(dumps, pairing, {match.ref for match in traceless})
+    pairing = without(dumps, pairing, {match.ref for match in traceless})
     guesses = [each for each in pairing.matched if each.matched_by in _GUESSES and rows[each.ref].status == "different"]
-    values = [each for each in guesses if split_key(each.ref)[0] == ACTIVATION]
-    if not values:
+    if not any(split_key(each.ref)[0] == ACTIVATION for each in guesses):
         return Unrefuted(pairing=pairing, agreeing=agreeing)
+    if whole is None:
+        return _without_refuted_values(dumps, pairing, rows, agreeing, guesses)
+    found = whole()
+    kept = {each.ref for each in found.pairing.matched}
+    refuted = {each.ref for each in pairing.matched if each.ref not in kept}
+    return replace(found, pairing=without(dumps, pairing, refuted))
+
+
+def _without_refuted_values(
+    dumps: Dumps,
+    pairing: Pairing,
+    rows: Mapping[str, ComparisonRow],
+    agreeing: dict[str, str],
+    guesses: Sequence[Match],
+) -> Unrefuted:
+    values = [each for each in guesses if split_key(each.ref)[0] == ACTIVATION]
     guessed = frozenset(each.ref for each in guesses)
     known = [each for each in pairing.matched if each.ref not in guessed]
     told = [*known, *(each for each in guesses if _is_of_agreeing(each, rows))]
@@ -139,7 +159,7 @@ def without_refuted(dumps: Dumps, pairing: Pairing, rows: Mapping[str, Compariso
             refuted |= {match.ref} | (set() if shifted else {key_of(ACTIVATION_GRAD, split_key(match.ref)[1])})
     # A gradient that only its value pairs goes with it.
     by_place = {each.ref for each in pairing.matched if each.matched_by in _GUESSES}
-    return Unrefuted(pairing=_without(dumps, pairing, by_place & refuted), agreeing=agreeing, related=related)
+    return Unrefuted(pairing=without(dumps, pairing, by_place & refuted), agreeing=agreeing, related=related)
 
 
 def _is_of_agreeing(match: Match, rows: Mapping[str, ComparisonRow]) -> bool:
@@ -160,38 +180,6 @@ def _by_owner(
         in_ref[dumps.ref.resolve(match.ref)] = rows[match.ref]
         in_cand |= {dumps.cand.resolve(key): rows[match.ref] for key in match.recipe.keys}
     return in_ref, in_cand
-
-
-def _without_applied(
-    dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRow]
-) -> tuple[Pairing, dict[str, str]]:
-    """Returns a pairing without pairs by name of which one is a function of the other that both programs apply."""
-    agreeing: dict[str, str] = {}
-    dropped: set[str] = set()
-    for match in (each for each in pairing.matched if each.matched_by in _BY_NAME and rows[each.ref].made_here):
-        found = steps_apart(dumps, match, rows[match.ref].tolerance) if split_key(match.ref)[0] == ACTIVATION else None
-        if found is not None and found.applied:
-            agreeing.update(found.stages)
-            dropped |= {match.ref, key_of(ACTIVATION_GRAD, split_key(match.ref)[1])}
-    return _without(dumps, pairing, dropped), agreeing
-
-
-def _without(dumps: Dumps, pairing: Pairing, dropped: Collection[str]) -> Pairing:
-    if not dropped:
-        return pairing
-    matched = tuple(match for match in pairing.matched if match.ref not in dropped)
-    used = {key for match in matched for key in match.recipe.keys}
-    freed = {key for match in pairing.matched if match.ref in dropped for key in match.recipe.keys} - used
-    return replace(
-        pairing,
-        matched=matched,
-        only_ref=_in_order(dumps.ref, {*pairing.only_ref, *dropped}),
-        only_cand=_in_order(dumps.cand, {*pairing.only_cand, *freed}),
-    )
-
-
-def _in_order(source: DumpSource, keys: Collection[str]) -> tuple[str, ...]:
-    return tuple(filter(keys.__contains__, source.keys()))
 
 
 def _loss_error(dumps: Dumps, known: Iterable[Match], rows: Mapping[str, ComparisonRow]) -> float:

@@ -35,7 +35,7 @@ def overview_tables(comparison: Comparison, most: int) -> Iterator[Table]:
     named = [*(("suspect", row) for row in comparison.blame.suspects[:1]), *directions.items()]
     firsts = {_key(row): name for name, row in named if row is not None}
     order = {key: at for at, key in enumerate(firsts)}
-    worst = sorted(rows, key=lambda row: (order.get(_key(row), len(order)), -badness(row)))
+    worst = sorted(sorted(rows, key=badness, reverse=True), key=lambda row: order.get(_key(row), len(order)))
     yield Table(
         title=f"The first and the worst ({min(most, len(rows)):,} of {len(rows):,})",
         columns=(NAME, *COLUMNS, _FIRST),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
@@ -86,8 +85,10 @@ def line_of(row: ComparisonRow) -> Line:
     return Line(cells=(row.name, *(each.cell(values) for each in COLUMNS)), keys=(naming.key_of(row.family, row.name),))
 
 
-def badness(row: ComparisonRow) -> float:
-    """Returns how far a row is from passing; infinite for a name on one side only."""
-    if row.needed is None:
-        return math.inf if row.counts else 0.0
-    return row.needed
+def badness(row: ComparisonRow) -> tuple[bool, bool, float]:
+    """Returns how far a row is from passing.
+
+    A name on one side only has no number, and is less bad than any row that differs: many such names would hide those.
+    """
+    one_sided = row.status in ("missing", "extra") and row.counts
+    return row.status == "different", one_sided, 0.0 if row.needed is None else row.needed

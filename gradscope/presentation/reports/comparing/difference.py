@@ -61,7 +61,7 @@ class DifferenceReport:
         return (
             Notes(title=naming.key_of(row.family, row.name), notes=(status, *metrics)),
             *self._tables(screen),
-            Notes(notes=(Note(label="reference", text=self.ref), Note(label="candidate", text=self.cand))),
+            Notes(notes=(Note(label="reference", text=self.ref), Note(label="candidate", text=self._counterpart()))),
         )
 
     def rows(self) -> list[dict[str, Json]]:
@@ -86,6 +86,12 @@ class DifferenceReport:
 
     def _stats(self) -> TensorStats:
         return tensor_stats(self.difference.magnitudes)
+
+    def _counterpart(self) -> str:
+        """Returns the candidate's file, with the tensor of it that is paired where that has another name or layout."""
+        row = self.difference.row
+        made = ", ".join(filter(None, (row.counterpart, row.made_by)))
+        return f"{self.cand}: {made} (paired by {row.matched_by})" if made else self.cand
 
     def _where(self) -> str:
         places = [

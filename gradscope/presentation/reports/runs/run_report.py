@@ -18,6 +18,7 @@ from gradscope.errors import UsageError
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import Alarm
 from gradscope.history.tensor_trends import Trend
+from gradscope.history.views.at_step import not_recorded
 from gradscope.history.views.run_ending import alarm_origins, steps_taken
 from gradscope.presentation.render.document import Document, Note, Notes, fitted
 from gradscope.presentation.render.screen import BAD, Screen
@@ -176,8 +177,10 @@ def step_report(
     steps = history.steps()
     if step is None and len(steps["step"]):
         step = int(steps["step"][-1])
-    if step is None or step not in steps["step"]:
-        raise UsageError(f"step {step} was not recorded", hint=_nearest(steps["step"], step))
+    if step is None:
+        raise UsageError("no step was recorded yet")
+    if step not in steps["step"]:
+        raise not_recorded(history, step)
     found, chosen = history.stats_at(step), chosen_tensors(history, which)
     sort = None if which is None else which.sort
     rows = tuple(StepRow(tensor=tensor, stats=found[at]) for at, tensor in chosen.items() if at in found)
@@ -230,13 +233,6 @@ def trends_report(
 def _trend_column(family: str, stats: Mapping[str, np.ndarray]) -> str:
     column = _TREND_COLUMN.get(family, "l2")
     return "l2" if np.isnan(stats[column]).all() else column
-
-
-def _nearest(recorded: np.ndarray, step: int | None) -> str:
-    if step is None or not len(recorded):
-        return "no step was recorded yet"
-    near = sorted(recorded.tolist(), key=lambda each: (abs(each - step), each))[:2]
-    return f"recorded are {' and '.join(map(str, sorted(near)))}" if len(near) > 1 else f"recorded is {near[0]}"
 
 
 def _shown(value: float) -> str:

@@ -121,11 +121,11 @@ def trend_columns() -> tuple[Column, ...]:
     """Returns the columns of a table of trends."""
     return (
         Column(heading="tensor", kind="name"),
-        Column(heading="statistic", kind="text", priority=3),
+        Column(heading="statistic", kind="text"),  # without it, the numbers say nothing
         Column(heading="first", kind="number", priority=1),
         Column(heading="last", kind="number", priority=1),
-        Column(heading="slope", kind="number", priority=1),
-        Column(heading="over time", kind="text", priority=2),
+        Column(heading="slope", kind="number", priority=2),
+        Column(heading="over time", kind="text", priority=3),
     )
 
 

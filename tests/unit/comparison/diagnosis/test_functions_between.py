@@ -143,3 +143,41 @@ def test_functions_are_computed_of_all_elements_only_where_some_show_them(monkey
     assert "the tanh of `Dense_0`" in {row.likely for row in found.rows if row.name == "up"}
     assert {name for name, size in sizes.items() if size > 3000} == {"tanh"}
     assert {"softmax", "log_softmax", "gelu by erf"} < sizes.keys()
+
+
+def _deep(*, inside: bool, stem: float = 1.0, second: float = 1.0, function: Function = jax.nn.relu) -> Dump:
+    """A stem and two dense layers of the same names, each with a function inside of it or behind it, and a mean."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("stem"):
+            x = batch["x"] * weights["stem"] * stem
+        for name, scale in (("first", 1.0), ("second", second)):
+            with jax.named_scope(name):
+                x = scale * (x @ weights[name])
+                x = function(x) if inside else x
+            x = x if inside else function(x)
+        with jax.named_scope("head"):
+            x = x @ weights["head"]
+        return jnp.square(x).mean()
+
+    own = {"stem": np.full((1, 5), 1.5, np.float32), "first": WEIGHTS["up"], "second": WEIGHTS["down"]}
+    return gs.capture(loss, own | {"head": WEIGHTS["head"]}, BATCH, origins=False)
+
+
+@pytest.mark.parametrize("function", [jax.nn.relu, jnp.tanh], ids=["relu", "tanh"])
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
+def test_functions_behind_several_layers_of_the_same_names_are_no_fault(function: Function, inside: bool) -> None:
+    reference = _deep(inside=inside, function=function)
+    found = gs.compare(reference, _deep(inside=not inside, function=function))
+    assert found.verdict == "same", found.sentence
+    later = gs.compare(reference, _deep(inside=not inside, function=function, second=1.5))
+    assert _first(later) == "second", later.sentence
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
+def test_a_function_behind_a_layer_makes_no_error_anew_where_the_layer_inherits_one(inside: bool) -> None:
+    found = gs.compare(_deep(inside=inside), _deep(inside=not inside, stem=1.01))
+    assert _first(found) == "stem"
+    assert "anew" not in found.sentence
+    both = gs.compare(_deep(inside=inside), _deep(inside=not inside, stem=1.001, second=1.5))
+    assert "error is made anew at `second`" in both.sentence

@@ -14,6 +14,7 @@ import pytest
 import gradscope as gs
 from gradscope.api.reading import Dump
 from gradscope.comparison import Comparison
+from gradscope.comparison.tensor_diff import element_difference
 
 _draw = np.random.default_rng(5).normal
 WEIGHTS = {
@@ -275,3 +276,25 @@ def test_a_gradient_that_is_added_to_a_much_larger_one_has_consequences() -> Non
     assert found.first_divergence.backward is not None, found.sentence
     assert found.first_divergence.backward.name == "inner"
     assert [row.name for row in found.rows if row.status == "different"] == ["inner"], "all others are within tolerance"
+
+
+def test_a_pair_by_place_is_kept_in_a_selection_where_it_is_kept_in_the_whole() -> None:
+    """Behind a large constant the loss shows little of the fault, and what shows more of it is not selected."""
+
+    def program(names: Mapping[str, str], factor: float) -> Dump:
+        def loss(weights: Any, x: Any) -> Any:
+            for name in ("mix", "gate", "head"):
+                with jax.named_scope(names[name]):
+                    x = jnp.tanh(x @ weights[names[name]]["w"]) * (factor if name == "gate" else 1.0)
+            return 100 + jnp.square(x).mean()
+
+        return gs.capture(loss, {names[name]: WEIGHTS[name] for name in names}, INPUT, origins=False)
+
+    names = {name: name for name in ("mix", "gate", "head")}
+    reference, candidate = program(names, 1.0), program({name: PORTED[name] for name in names}, 1.5)
+    rows = {row.name: row for row in gs.compare(reference, candidate).rows if row.family == "activation"}
+    assert (rows["gate"].matched_by, rows["gate"].counterpart) == ("order", PORTED["gate"])
+    (selected,) = gs.compare(reference, candidate, select="activation/gate").rows
+    assert (selected.status, selected.metrics["rel_l2"]) == ("different", rows["gate"].metrics["rel_l2"])
+    found = element_difference(reference.source, candidate.source, "activation/gate")
+    assert found.row.counterpart == PORTED["gate"]

@@ -13,6 +13,7 @@ import pytest
 from gradscope.comparison import Comparison, ComparisonRow
 from gradscope.presentation import ComparisonReport, to_csv, to_json, to_text
 from gradscope.presentation.reports.comparing.comparison import rounded_up
+from gradscope.presentation.reports.comparing.comparison_overview import overview_tables
 from tests.support.report_samples import PIPE, compared, different_runs, same_runs
 
 MISSING = ComparisonRow(name="head/bias", family="param", status="missing", index=9, why="not in the candidate")
@@ -49,6 +50,14 @@ def test_worst_first_begins_with_what_no_tolerance_would_pass() -> None:
     rows = (compared("param", "small", 1e-3), hopeless, compared("param", "large", 1e-2))
     lines = text_of(*rows, worst_first=True).partition("rel_l2  tol")[2].splitlines()[1:4]
     assert [line.split()[0] for line in lines] == ["nan", "large", "small"]
+
+
+def test_the_worst_rows_are_not_hidden_by_names_on_one_side_only() -> None:
+    rows = (*(replace(MISSING, name=f"lost{number}") for number in range(9)), compared("param", "w", 1e-2))
+    *_, table = overview_tables(Comparison(rows=rows), 4)
+    assert [line.cells[0] for line in table.lines] == ["param/w", "param/lost0", "param/lost1", "param/lost2"]
+    lines = text_of(*rows, worst_first=True).partition("rel_l2  tol")[2].splitlines()[1:3]
+    assert [line.split()[0] for line in lines] == ["w", "lost0"]
 
 
 def test_values_stand_before_gradients() -> None:

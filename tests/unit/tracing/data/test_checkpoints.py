@@ -118,6 +118,28 @@ def test_everything_that_does_not_fit_is_reported_at_once(tmp_path: Path) -> Non
     assert "--map-keys" in refused.value.hint
 
 
+def test_a_checkpoint_of_another_model_is_said_to_be_that(tmp_path: Path) -> None:
+    others = {f"dense{layer}/{name}": np.ones((9, 9), np.float32) for layer in range(3) for name in ("w", "b")}
+    np.savez(tmp_path / "saved.npz", **others)
+    with pytest.raises(DumpError) as refused:
+        load(tmp_path / "saved.npz")
+    first, *lines = refused.value.message.splitlines()
+    count = len(jax.tree.leaves(VARIABLES))
+    assert first.endswith(
+        f"is of another model, or has other names: of the {count} variables of this model it has none"
+    )
+    assert [line.split()[:3] for line in lines] == [["it", "lacks", lines[0].split()[2]], ["the", "model", "has"]]
+    assert refused.value.hint is not None
+    assert refused.value.hint.startswith("name the model that it is of; where only the names differ, --map-keys")
+
+
+def test_several_places_without_any_variable_are_no_choice(tmp_path: Path) -> None:
+    names = [each.rpartition("/")[2] for each in flat()]
+    np.savez(tmp_path / "saved.npz", **{f"{at}/{name}": np.ones((7, 7)) for at in ("one", "two") for name in names})
+    with pytest.raises(DumpError, match="is of another model"):
+        load(tmp_path / "saved.npz")
+
+
 def test_names_are_mapped_by_rules_one_after_the_other(tmp_path: Path) -> None:
     theirs = {name.replace("params/", "module.").replace("/", "."): array for name, array in flat().items()}
     np.savez(tmp_path / "saved.npz", **theirs, **{"optimizer.step": np.zeros(3)})

@@ -245,6 +245,16 @@ def test_a_class_or_factory_that_was_not_called_is_refused_with_how_to_call_it(n
     assert refusal(f"net.py:{name}").hint == f"to call it, write {name}() in the target"
 
 
+def test_a_module_that_is_called_with_an_unknown_keyword_shows_no_address() -> None:
+    write(
+        "linen.py",
+        "import flax.linen as nn\nclass Net(nn.Module):\n    act: object = nn.relu\n    def __call__(self, x):\n"
+        "        return nn.Dense(3)(x)\n",
+    )
+    message = "Net(hidden=3) does not fit its signature (act=relu, parent=..., name=None)"
+    assert refusal("linen.py:Net(hidden=3)").message == message
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "message"),
     [

@@ -1,0 +1,96 @@
+"""`without_applied` drops pairs by name of which one value is a function of the other that both programs apply.
+
+One program may have an activation function inside of a layer, and the other behind it, under one name. Such a pair
+differs in every layer, whatever else is right. Where the layer reads values that differ, what is made of them differs
+as much, and is a function of the other value but for that. The pairs are gone over in execution order, so that the
+error of one that is dropped is inherited by none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Final
+
+from gradscope.comparison.diagnosis.growth import FLAGGED
+from gradscope.comparison.diagnosis.refuting.errors_behind import relative_error
+from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources
+from gradscope.comparison.diagnosis.refuting.steps_apart import steps_apart
+from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.pairing.matching import Dumps, Pairing
+from gradscope.dump.interfaces import DumpSource
+from gradscope.dump.manifest.layer_graph import nearest
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, key_of, split_key
+
+#: The passes that pair by names, which may be of another step.
+_BY_NAME: Final = ("name", "path")
+
+#: How many times the error that it inherits a value may have that the layer makes no error in.
+_INHERITED: Final = 3
+
+
+def without_applied(
+    dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRow]
+) -> tuple[Pairing, dict[str, str]]:
+    """Returns a pairing without pairs by name of a function's argument and value, and what their tensors are.
+
+    Args:
+        dumps: The dumps.
+        pairing: Their pairing.
+        rows: The rows of the pairs, by the reference's keys.
+    """
+    differing = [
+        match
+        for match in pairing.matched
+        if match.matched_by in _BY_NAME
+        and rows[match.ref].status == "different"
+        and split_key(match.ref)[0] == ACTIVATION
+    ]
+    if not differing:
+        return pairing, {}
+    sources = forward_sources(dumps.ref)
+    errors = {dumps.ref.resolve(each.ref): relative_error(rows[each.ref]) for each in pairing.matched}
+    agreeing: dict[str, str] = {}
+    dropped: set[str] = set()
+    for match in sorted(differing, key=lambda each: dumps.ref.entry(each.ref).site.index):
+        owner = dumps.ref.resolve(match.ref)
+        inherited = max((errors[each] for each in nearest(sources, owner, errors)), default=0.0)
+        tolerance = _tolerance(rows[match.ref], inherited)
+        found = None if tolerance is None else steps_apart(dumps, match, tolerance)
+        if found is not None and found.applied:
+            agreeing.update(found.stages)
+            dropped |= {match.ref, key_of(ACTIVATION_GRAD, split_key(match.ref)[1])}
+            errors.pop(owner, None)
+    return without(dumps, pairing, dropped), agreeing
+
+
+def _tolerance(row: ComparisonRow, inherited: float) -> float | None:
+    """Returns the error that a value has which only inherits one; None where the row has no error of its own."""
+    if row.tolerance is None or relative_error(row) <= FLAGGED * inherited:
+        return None
+    return row.tolerance if inherited <= row.tolerance else max(row.tolerance, _INHERITED * inherited)
+
+
+def without(dumps: Dumps, pairing: Pairing, dropped: Collection[str]) -> Pairing:
+    """Returns a pairing without some of its pairs.
+
+    Args:
+        dumps: The dumps.
+        pairing: Their pairing.
+        dropped: The reference's keys of the pairs.
+    """
+    if not dropped:
+        return pairing
+    matched = tuple(match for match in pairing.matched if match.ref not in dropped)
+    used = {key for match in matched for key in match.recipe.keys}
+    freed = {key for match in pairing.matched if match.ref in dropped for key in match.recipe.keys} - used
+    return replace(
+        pairing,
+        matched=matched,
+        only_ref=_in_order(dumps.ref, {*pairing.only_ref, *dropped}),
+        only_cand=_in_order(dumps.cand, {*pairing.only_cand, *freed}),
+    )
+
+
+def _in_order(source: DumpSource, keys: Collection[str]) -> tuple[str, ...]:
+    return tuple(filter(keys.__contains__, source.keys()))
