@@ -293,6 +293,30 @@ def test_the_first_state_can_be_donated() -> None:
     assert average.unsafe_buffer_pointer() != kernel.unsafe_buffer_pointer()
 
 
+@pytest.mark.parametrize("optimizer", ["tf1_rmsprop(0.1, momentum=0.9)", "lbfgs()"])
+def test_the_first_state_has_no_array_of_the_optimizer_twice(optimizer: str) -> None:
+    state = gs.train_step(loss, optimizer, families=()).init(variables())
+    pointers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state.optimizer)]
+    assert len(pointers) == len(set(pointers))
+
+
+@pytest.mark.parametrize("optimizer", ["ftrl", "tf1_rmsprop", "tf1_adam"])
+def test_slots_keep_their_dtype_under_a_schedule(optimizer: str) -> None:
+    step = gs.train_step(
+        lambda params, batch: (params["w"] * batch).sum(), f"{optimizer}(exponential_decay(0.1, 2, 0.5))"
+    )
+    before = step.init({"w": filled(1.0, 3).astype(jnp.bfloat16)})
+    with jax.numpy_dtype_promotion("standard"):
+        after, _ = step(before, filled(1.0, 3).astype(jnp.bfloat16))
+    assert jax.tree.map(lambda leaf: leaf.dtype, after) == jax.tree.map(lambda leaf: leaf.dtype, before)
+
+
+def test_an_optimizer_that_takes_no_such_parameters_is_one_message() -> None:
+    step = gs.train_step(loss, "rprop(cosine_decay_schedule(0.1, 10))")
+    with pytest.raises(UsageError, match=r"rprop\(cosine_decay_schedule\(0.1, 10\)\) cannot update these parameters"):
+        step.init(variables())
+
+
 def test_nothing_to_train_is_refused() -> None:
     with pytest.raises(UsageError, match="no parameter is trained"):
         gs.train_step(loss, "sgd(0.1)", freeze="*").init(variables())
