@@ -253,6 +253,7 @@ def test_slots_have_the_names_of_the_optimizers_fields(optimizer: str, slots: li
         (3, {}, "3 is not a gradient transformation of optax"),
         ("sgd(0.1)", {"clip": "norm(0)"}, "clipping by norm needs a limit above 0, not 0"),
         ("sgd(0.1)", {"clip": "value(2, 1)"}, "clipping to values from 2 to 1 leaves no gradient"),
+        ("sgd(0.1)", {"clip": "norm(constant_schedule(1))"}, "'constant_schedule(1)' is no limit of a clip"),
         ("sgd(0.1)", {"clip": "nrom(1)"}, "there is no way to clip called 'nrom'"),
         ("sgd(0.1)", {"ema": 1.0}, "the decay of a moving average is between 0 and 1, not 1"),
         ("sgd(0.1)", {"ema": "0.9,warm"}, "'warm' is not known of a moving average"),
