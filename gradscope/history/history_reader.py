@@ -166,10 +166,10 @@ class History:
             which = "WHERE tensor = ? ORDER BY step"
             blobs = self._rows("histograms", ("counts",), bytes, which, number)
             steps = self._rows("histograms", ("step",), float, which, number)
-        return {
-            int(step or 0): ValueHistogram.from_bytes(blob or b"")
-            for (step,), (blob,) in zip(steps, blobs, strict=True)
-        }
+            return {
+                int(step or 0): ValueHistogram.from_bytes(blob or b"")
+                for (step,), (blob,) in zip(steps, blobs, strict=True)
+            }
 
     def histogram_steps(self) -> np.ndarray:
         """Returns the steps of which histograms were recorded.
@@ -189,10 +189,10 @@ class History:
             which = "WHERE step = ? ORDER BY tensor"
             blobs = self._rows("histograms", ("counts",), bytes, which, step)
             numbers = self._rows("histograms", ("tensor",), float, which, step)
-        return {
-            int(number or 0): ValueHistogram.from_bytes(blob or b"")
-            for (number,), (blob,) in zip(numbers, blobs, strict=True)
-        }
+            return {
+                int(number or 0): ValueHistogram.from_bytes(blob or b"")
+                for (number,), (blob,) in zip(numbers, blobs, strict=True)
+            }
 
     def noise(self, number: int | None) -> dict[str, np.ndarray]:
         """Returns the noise of gradients over time: by column an array, and `step`; NaN where a value is missing.

@@ -23,7 +23,7 @@ from gradscope.training.carrying import carried_on, with_keys_folded
 from gradscope.training.gradient_noise import GradientNoise, gradient_noise, split_into_groups
 from gradscope.training.optimizers.optimizers_by_name import Optimizer, parse_clip, parse_optimizer
 from gradscope.training.optimizers.stated_learning_rate import stated_learning_rate
-from gradscope.training.optimizers.updating import updated
+from gradscope.training.optimizers.updating import initial, updated
 from gradscope.training.processing import Processing, merged
 from gradscope.training.state import TrainState, named_leaves, with_collections, with_params
 from gradscope.training.step_seen import StepSeen
@@ -85,14 +85,14 @@ class TrainStep:
             variables: What the model's `init` returns.
 
         Raises:
-            UsageError: A pattern matches no parameter, or no parameter is trained.
+            UsageError: A pattern matches no parameter, no parameter is trained, or the optimizer refuses them.
         """
         state = TrainState(jnp.zeros((), jnp.int32), variables, None, None)
         self._processing.require_matches(state.params)
         trained = self._processing.trained_of(state.params)
         # Copies: a state whose parameters and averages were the same arrays could not be donated.
         average = None if self._average is None else jax.tree_util.tree_map(jnp.array, trained)
-        return TrainState(state.step, variables, self._optimizer.init(trained), average)
+        return TrainState(state.step, variables, initial(self._optimizer, trained), average)
 
     def compute_gradients(self, state: TrainState, batch: Any) -> Gradients:
         """Returns the loss of a batch and its gradients; nothing in the state changes."""

@@ -79,8 +79,9 @@ def are_runs(paths: Sequence[Path]) -> bool:
 
     Raises:
         UsageError: Some are, and others are not.
+        DumpError: Some are, and another does not exist.
     """
-    from gradscope.errors import UsageError
+    from gradscope.errors import DumpError, UsageError
     from gradscope.history.run_folder import folder_hint, is_run
     from gradscope.naming import printable
 
@@ -88,6 +89,8 @@ def are_runs(paths: Sequence[Path]) -> bool:
     other = next((path for path in paths if path not in runs), None)
     if runs and other is not None:
         one, another = printable(str(runs[0])), printable(str(other))
+        if not other.exists():
+            raise DumpError(f"{another}: it cannot be opened: No such file or directory")
         raise UsageError(
             f"{one} is a training run, and {another} is none",
             hint=folder_hint(other) or "compare two runs, or two dumps; a run has dumps and states in its folder",

@@ -55,7 +55,7 @@ RULES: Final = (
     ),
     AlarmRule(
         name="loss-spike", sentence="The loss jumps up.", formula=_SPIKE, watches="loss",
-        families=(naming.PARAM, naming.ACTIVATION),
+        families=(naming.INPUT, naming.PARAM, naming.ACTIVATION),
     ),
     AlarmRule(
         name="grad-spike", sentence="The norm of the gradients jumps up.", formula=_NORM_SPIKE, watches="grad_norm",

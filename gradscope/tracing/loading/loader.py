@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -75,6 +76,14 @@ def named_object(text: str) -> Any:
     if target.attribute is None:
         raise UsageError(f"{text} names no object", hint=f"name one: {text}:NAME")
     return _holder(import_location(target), target.location, target.attribute, seed=0)
+
+
+def source_of(text: str) -> Path | None:
+    """Returns the file that the location of a target names, which was imported; None where it has none."""
+    target = parse_target(text)
+    if target.rule == "path":
+        return Path(target.location).resolve()
+    return None if target.location not in sys.modules else _source(sys.modules[target.location])
 
 
 def seed_generators(seed: int) -> None:

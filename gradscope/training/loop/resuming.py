@@ -96,8 +96,12 @@ def start(folder: Path, first: TrainState, no_gradients: Any, *, steps: int, not
     return Start(state=saved.state, previous=saved.previous, number=number, watch=saved.watch)
 
 
-#: What is called so among the options decides the numbers of a run, too.
+#: What is called so among the options decides the numbers of a run, too: the target's file, and that of `--data`.
 MODEL_FILE: Final = "a model file of SHA-256"
+DATA_FILE: Final = "a data file of SHA-256"
+
+#: Files that are known by what they hold, and how messages call them.
+_FILES: Final = {MODEL_FILE: "model file", DATA_FILE: "data file"}
 
 
 def option_facts(options: Mapping[str, str]) -> dict[str, str]:
@@ -145,9 +149,11 @@ def _require_same_options(path: Path, options: Mapping[str, str]) -> None:
         }
     for name in dict.fromkeys([*options, *before]):
         old, new = before.get(name, ""), options.get(name, "")
-        if old != new and name == MODEL_FILE:
+        if name == DATA_FILE and not old:
+            continue  # a run that an older gradscope began
+        if old != new and name in _FILES:
             raise UsageError(
-                f"the model file has changed since the run in {printable(str(path))} began",
+                f"the {_FILES[name]} has changed since the run in {printable(str(path))} began",
                 hint="put it back as it was, or continue with the new one by --force",
             )
         if old != new:

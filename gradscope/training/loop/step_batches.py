@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from gradscope.capturing.execution.arguments import NEEDS_VALUES, Arguments, converted
 from gradscope.errors import DumpError, UsageError
 from gradscope.tracing.loading.batches import batch_from_file, checked
+from gradscope.tracing.loading.loader import source_of
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.loading.pipelines import Pipeline
 from gradscope.tracing.user_frames import user_code
@@ -60,7 +62,7 @@ def data_batches(location: str, arguments: Arguments, *, seed: int) -> Callable[
         DumpError: The file cannot be read.
     """
     expected = arguments.shapes[1]
-    if ":" not in location or Path(location).exists():
+    if _is_file(location):
         only = jax.tree_util.tree_map(jnp.asarray, batch_from_file(Path(location), expected).batch)
         return lambda _number: only
     pipeline = Pipeline(location, seed)
@@ -77,6 +79,23 @@ def data_batches(location: str, arguments: Arguments, *, seed: int) -> Callable[
         return jax.tree_util.tree_map(jnp.asarray, found)
 
     return batch
+
+
+def data_sha256(location: str) -> str | None:
+    """Returns the SHA-256 of the file that has the batches, or the pipeline that makes them; None where it has none.
+
+    Args:
+        location: A pipeline that was loaded, as a target names it, or a file.
+    """
+    file = Path(location) if _is_file(location) else source_of(location)
+    if file is None or not file.is_file():
+        return None
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _is_file(location: str) -> bool:
+    return ":" not in location or Path(location).exists()
 
 
 def _require_shapes(what: str, batch: Any, expected: Any) -> None:

@@ -92,7 +92,7 @@ def parse_clip(text: str) -> optax.GradientTransformation:
     expression = parse_expression(text)
     if not isinstance(expression, Expression):
         raise UsageError(f"{text!r} is no way to clip", hint=f"one of {', '.join(_CLIPS)}, as in 'global_norm(1)'")
-    return expression.of(_named(expression, _CLIPS, "way to clip"), _schedule_of)
+    return expression.of(_named(expression, _CLIPS, "way to clip"), _no_limit)
 
 
 _CLIPS: Mapping[str, Callable[..., Any]] = MappingProxyType(
@@ -120,6 +120,11 @@ def _with_learning_rate(expression: Expression, make: Callable[..., Any], rate: 
 def _schedule_of(expression: Expression) -> Any:
     """Returns the schedule that an expression names."""
     return expression.of(_named(expression, _schedules(), "schedule"), _schedule_of)
+
+
+def _no_limit(expression: Expression) -> Any:
+    """Refuses an argument of a way to clip that is no number."""
+    raise UsageError(f"{expression.text!r} is no limit of a clip", hint="a number, as in 'global_norm(1)'")
 
 
 def _schedule_or_optimizer(expression: Expression) -> Any:

@@ -61,9 +61,8 @@ def ftrl(
         return FtrlState(_zero(), _full_like(params, initial_accumulator_value), _full_like(params, 0.0))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, FtrlState]:
-        rate = _rate(learning_rate, state.count)
-
         def weight(gradient: Any, accum: Any, linear: Any, param: Any) -> tuple[Any, Any, Any]:
+            rate = _rate_of(learning_rate, state.count, gradient)
             squares = accum + gradient * gradient
             sigma = (squares**-learning_rate_power - accum**-learning_rate_power) / rate
             linear += gradient - sigma * param
@@ -162,14 +161,13 @@ def tf1_rmsprop(
     """
 
     def init(params: Any) -> Tf1RmspropState:
-        zeros = _full_like(params, 0.0)
-        return Tf1RmspropState(_zero(), zeros, _full_like(params, 1.0), zeros)
+        return Tf1RmspropState(_zero(), _full_like(params, 0.0), _full_like(params, 1.0), _full_like(params, 0.0))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Tf1RmspropState]:
         del params
-        rate = _rate(learning_rate, state.count)
 
         def weight(gradient: Any, mu: Any, nu: Any, mom: Any) -> tuple[Any, Any, Any, Any]:
+            rate = _rate_of(learning_rate, state.count, gradient)
             nu += (gradient * gradient - nu) * (1 - decay)
             if centered:
                 mu += (gradient - mu) * (1 - decay)
@@ -192,6 +190,12 @@ def _full_like(params: Any, value: float) -> Any:
 
 def _rate(learning_rate: LearningRate, count: Any) -> Any:
     return learning_rate(count) if callable(learning_rate) else learning_rate
+
+
+def _rate_of(learning_rate: LearningRate, count: Any, gradient: Any) -> Any:
+    """Returns the learning rate of one weight: in its dtype, as in TensorFlow, so that slots keep theirs."""
+    rate = _rate(learning_rate, count)
+    return rate.astype(gradient.dtype) if isinstance(rate, jax.Array) else rate
 
 
 def _required(params: Any) -> Any:

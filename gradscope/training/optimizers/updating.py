@@ -1,14 +1,41 @@
-"""An optimizer's `update` gets the arguments beside the gradients that some optimizers of optax take."""
+"""An optimizer's `init` and `update` are called: with what some optimizers of optax take, and their refusals told."""
 
 from __future__ import annotations
 
 import inspect
 from typing import Any
 
+import jax
 import optax
 
 from gradscope.errors import UsageError
 from gradscope.training.optimizers.optimizers_by_name import Optimizer
+
+
+def initial(optimizer: Any, params: Any) -> Any:
+    """Returns an optimizer's state before the first update, every part of it an array of its own.
+
+    Args:
+        optimizer: An `Optimizer`, or a gradient transformation of optax.
+        params: The parameters, a pytree.
+
+    Raises:
+        UsageError: It refuses them.
+    """
+    try:
+        state = optimizer.init(params)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise _refusal(optimizer, error) from error
+    # An array that is there twice cannot be donated: `lbfgs` begins with one array of zeros for several parts.
+    known = {id(leaf) for leaf in jax.tree_util.tree_leaves(params)}
+
+    def own(leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array) and id(leaf) in known:
+            return leaf.copy()
+        known.add(id(leaf))
+        return leaf
+
+    return jax.tree_util.tree_map(own, state)
 
 
 def updated(optimizer: Any, gradients: Any, state: Any, params: Any, **extra: Any) -> tuple[Any, Any]:
@@ -32,5 +59,11 @@ def updated(optimizer: Any, gradients: Any, state: Any, params: Any, **extra: An
     try:
         return update(gradients, state, params, **extra)
     except (AttributeError, TypeError, ValueError) as error:
-        name = optimizer.text if isinstance(optimizer, Optimizer) else "the optimizer"
-        raise UsageError(f"{name} cannot update these parameters: {str(error).splitlines()[0]}") from error
+        raise _refusal(optimizer, error) from error
+
+
+def _refusal(optimizer: Any, error: Exception) -> UsageError:
+    name = optimizer.text if isinstance(optimizer, Optimizer) else "the optimizer"
+    return UsageError(
+        f"{name} cannot update these parameters: {next(iter(str(error).splitlines()), 'no reason given')}"
+    )

@@ -112,6 +112,17 @@ def test_a_spike_is_found_at_its_step_with_the_tensor_that_deviates(
     assert alarm.value > alarm.limit
 
 
+def test_a_wrong_batch_is_named_and_no_parameter_that_drifts() -> None:
+    watch = AlarmWatch({})
+    for step in range(80):
+        grown = 1 + 0.01 * step
+        stats = {"input/y": {"l2": 3.0 if step < 79 else 900.0}, "param/head": {"l2": grown}}
+        alarms = watch.step(step, {"loss": 1 + 0.1 * (step % 7) if step < 79 else 9e4})
+        found = [watch.named(alarm, stats) for alarm in alarms]
+        watch.recorded(step, stats, {})
+    assert [(alarm.rule, alarm.key) for alarm in found] == [("loss-spike", "input/y")]
+
+
 def test_spikes_are_silent_before_there_is_something_to_compare_with() -> None:
     def fault(step: int, numbers: dict[str, float], stats: Stats, _: Any) -> None:
         if step == 63:

@@ -214,3 +214,10 @@ def test_python_compares_runs_as_the_command_does(tmp_path: Path) -> None:
             gs.compare(one, changed, rtol=1e-3)  # pyright: ignore[reportCallIssue]
         with pytest.raises(gs.UsageError, match="compared with a dump"):
             gs.compare(one, changed.at(1))  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_path_that_does_not_exist_is_no_run_of_another_kind(tmp_path: Path, turned: bool) -> None:
+    paths = (recorded(tmp_path / "a", {0: steps_of()[0]}), "nowhere")
+    done = gradscope("compare", *(reversed(paths) if turned else paths), folder=tmp_path)
+    assert (done.status, "nowhere: it cannot be opened" in done.errors) == (3, True)

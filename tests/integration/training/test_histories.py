@@ -294,6 +294,7 @@ def test_a_strange_history_is_refused(run: Path, kind: str) -> None:
     done = gradscope("show", run, *(("--tensor", KEYS[0]) if "histogram" in kind else ()), folder=run)
     assert (done.status, done.errors.count("error:")) == (3, 1), done.errors + done.output
     assert message in done.errors
+    assert str(run) in done.errors
 
 
 def in_log(run: Path, log: bytes) -> None:

@@ -159,3 +159,16 @@ def test_a_run_that_ended_earlier_goes_on_as_if_it_had_not(folder: Path) -> None
     expected, without = contents(folder / "whole", STEPS)
     assert states == expected
     assert [row for row in tables["stats"] if row[0] != between - 1] == without["stats"]
+
+
+def test_data_that_changed_are_other_data(folder: Path) -> None:
+    own = folder / "own.py"
+    own.write_text((folder / "data.py").read_text(encoding="utf-8"), encoding="utf-8")
+    command = ("train", "net.py", "--data", "own.py:batches", "--every", 3, "-q", "-o", "own")
+    assert gradscope(*command, "--steps", 3, folder=folder).status == 0
+    own.write_text(own.read_text(encoding="utf-8").replace("rng.normal(", "3 * rng.normal("), encoding="utf-8")
+    done = gradscope(*command, "--steps", 6, "--resume", folder=folder)
+    assert (done.status, done.errors.splitlines()[0]) == (
+        2, "gradscope: error: the data file has changed since the run in own began",
+    )  # fmt: skip
+    assert gradscope(*command, "--steps", 6, "--resume", "--force", folder=folder).status == 0

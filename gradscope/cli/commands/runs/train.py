@@ -175,13 +175,16 @@ def _trained(
 
 def _described(model: Model, options: ModelOptions) -> dict[str, str]:
     """Returns what decides the numbers of a run beside its step: the model, and the options it was made with."""
-    from gradscope.training.loop.resuming import MODEL_FILE
+    from gradscope.training.loop.resuming import DATA_FILE, MODEL_FILE
+    from gradscope.training.loop.step_batches import data_sha256
 
+    location = options.data_location
     specified = {
         "--seed": options.seed, "--batch-size": options.batch_size, "--data": options.data, "--input": options.inputs,
         "--checkpoint": options.checkpoint and options.checkpoint.name, "--loss": options.loss,
         "--train": options.train, "--dtype": options.dtype, "--x64": options.x64 or None,
         "--matmul-precision": options.matmul_precision, MODEL_FILE: model.file_sha256,
+        DATA_FILE: None if location is None else data_sha256(location),
     }  # fmt: skip
     return {name: str(value) for name, value in specified.items() if value not in (None, [])}
 

@@ -253,6 +253,7 @@ def test_slots_have_the_names_of_the_optimizers_fields(optimizer: str, slots: li
         (3, {}, "3 is not a gradient transformation of optax"),
         ("sgd(0.1)", {"clip": "norm(0)"}, "clipping by norm needs a limit above 0, not 0"),
         ("sgd(0.1)", {"clip": "value(2, 1)"}, "clipping to values from 2 to 1 leaves no gradient"),
+        ("sgd(0.1)", {"clip": "norm(constant_schedule(1))"}, "'constant_schedule(1)' is no limit of a clip"),
         ("sgd(0.1)", {"clip": "nrom(1)"}, "there is no way to clip called 'nrom'"),
         ("sgd(0.1)", {"ema": 1.0}, "the decay of a moving average is between 0 and 1, not 1"),
         ("sgd(0.1)", {"ema": "0.9,warm"}, "'warm' is not known of a moving average"),
@@ -291,6 +292,30 @@ def test_the_first_state_can_be_donated() -> None:
     state = step.init(variables())
     average, kernel = state.average["head"]["kernel"], state.params["head"]["kernel"]
     assert average.unsafe_buffer_pointer() != kernel.unsafe_buffer_pointer()
+
+
+@pytest.mark.parametrize("optimizer", ["tf1_rmsprop(0.1, momentum=0.9)", "lbfgs()"])
+def test_the_first_state_has_no_array_of_the_optimizer_twice(optimizer: str) -> None:
+    state = gs.train_step(loss, optimizer, families=()).init(variables())
+    pointers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state.optimizer)]
+    assert len(pointers) == len(set(pointers))
+
+
+@pytest.mark.parametrize("optimizer", ["ftrl", "tf1_rmsprop", "tf1_adam"])
+def test_slots_keep_their_dtype_under_a_schedule(optimizer: str) -> None:
+    step = gs.train_step(
+        lambda params, batch: (params["w"] * batch).sum(), f"{optimizer}(exponential_decay(0.1, 2, 0.5))"
+    )
+    before = step.init({"w": filled(1.0, 3).astype(jnp.bfloat16)})
+    with jax.numpy_dtype_promotion("standard"):
+        after, _ = step(before, filled(1.0, 3).astype(jnp.bfloat16))
+    assert jax.tree.map(lambda leaf: leaf.dtype, after) == jax.tree.map(lambda leaf: leaf.dtype, before)
+
+
+def test_an_optimizer_that_takes_no_such_parameters_is_one_message() -> None:
+    step = gs.train_step(loss, "rprop(cosine_decay_schedule(0.1, 10))")
+    with pytest.raises(UsageError, match=r"rprop\(cosine_decay_schedule\(0.1, 10\)\) cannot update these parameters"):
+        step.init(variables())
 
 
 def test_nothing_to_train_is_refused() -> None:
