@@ -1,0 +1,97 @@
+"""`ReadSteps` tells which steps of the reference are right or wrong by what the layer of a divergence reads.
+
+A step is right where the layer reads its value in the candidate, too, or where that value is a part of what is
+recovered of both programs (`recovered_values`) and agrees; then so is all that it is computed from. The first whose
+part differs is wrong, or what that is computed from and is not known to be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
+from gradscope.comparison.diagnosis.suspects.plain_steps import is_arrangement
+from gradscope.comparison.diagnosis.suspects.readers import Reader
+from gradscope.comparison.diagnosis.suspects.recovered_values import RecoveredValues
+from gradscope.comparison.diagnosis.suspects.steps import Step
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.dump.manifest.layer_graph import before, sources_of
+from gradscope.dump.manifest.manifest import Layer
+
+
+class ReadSteps:
+    """ReadSteps tells steps apart by what a layer reads.
+
+    Args:
+        dumps: The dumps.
+        pairing: Their pairing.
+    """
+
+    def __init__(self, dumps: Dumps, pairing: Pairing) -> None:
+        self._ref, self._sources = FloatTensors(dumps.ref), sources_of(dumps.ref.manifest.layers)
+        self._recovered = RecoveredValues(dumps, pairing)
+
+    def another_is(self, reader: Reader, match: Match) -> bool:
+        """Returns whether the candidate's layer reads another value of those that its output is computed from.
+
+        A value from which the reference computes what its layer reads says that a step is left out instead.
+
+        Args:
+            reader: What shows what the layer reads.
+            match: The pair of the outputs of the layer.
+        """
+        if not reader.of_ref:
+            return False
+        behind = before(self._sources, [match.ref])
+        skipped = before(self._sources, self._equal(behind, reader.read))
+        return any(map(reader.reads, self._ref.of_size(sorted(behind - skipped), reader.read.size)))
+
+    def beside(self, reader: Reader, steps: Iterable[Step]) -> list[Step]:
+        """Returns the steps from which a layer computes something beside what it is known to read.
+
+        Args:
+            reader: What shows what the layer reads.
+            steps: The steps that may be wrong.
+        """
+        steps = [step for step in steps if step.of_ref]
+        if not reader.of_ref or not steps:
+            return []
+        keys = (key for step in steps for key in (step.key, *self._sources.get(step.key, ())))
+        right = before(self._sources, self._equal(dict.fromkeys(keys), reader.read))
+        return [step for step in steps if step.key not in right] if right else []
+
+    def wrong(self, reader: Reader | None, match: Match, layer: Layer, steps: Sequence[Step]) -> list[Step] | None:
+        """Returns the steps that may be wrong; none where the layer is, and None where nothing shows it.
+
+        Args:
+            reader: What shows what the layer reads; None where nothing does.
+            match: The pair of the outputs of the layer.
+            layer: The layer in the reference.
+            steps: The steps of one program only that the output is computed from.
+        """
+        if not all(step.of_ref for step in steps):
+            return None
+        steps = [step for step in steps if not is_arrangement(self._ref, step.layer, step.key)]
+        values = {step.key: value for step in steps if (value := self._ref.tensor(step.key)) is not None}
+        found: dict[str, bool] = {}
+        for each in self._recovered.of(match, layer) if values else ():
+            if each.is_rearranged():
+                return []
+            parts = ((key, each.part(value)) for key, value in values.items())
+            found |= {key: agrees for key, agrees in parts if agrees is not None}
+        if reader is not None and reader.reads(reader.read):
+            found |= dict.fromkeys(self._equal(values, reader.read), True)
+        right = before(self._sources, [key for key, agrees in found.items() if agrees])
+        wrong = next((step for step in steps if found.get(step.key) is False and step.key not in right), None)
+        if wrong is None:
+            return None
+        behind = before(self._sources, [wrong.key])
+        return [step for step in steps if step.key in behind and step.key not in right]
+
+    def _equal(self, keys: Iterable[str], value: Array) -> list[str]:
+        """Returns the keys of the tensors that are a value, in any shape."""
+        tensors = ((key, self._ref.tensor(key)) for key in keys)
+        return [key for key, each in tensors if each is not None and np.array_equal(each.ravel(), value.ravel())]

@@ -1,0 +1,195 @@
+"""`RecoveredValues` recovers what a layer reads in both programs, and compares the steps of which that has the values.
+
+Steps without a counterpart cannot be compared, but the layer that reads them says what it reads: a dense layer whose
+kernel has no more inputs than outputs has one input for each output, and one that adds its product to another value
+has that value beside the product. The gradient of the kernel has to be made of what is recovered, in both programs.
+Values that are joined or stacked before the layer reads them, or in its output, are found in that by their elements.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
+from gradscope.comparison.diagnosis.refuting.kernel_products import matrices
+from gradscope.comparison.diagnosis.suspects.step_kinds import have_same_elements
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.dump.manifest.manifest import Layer
+from gradscope.naming import ACTIVATION_GRAD, PARAM, PARAM_GRAD, key_of, split_key
+
+#: The relative error up to which products and gradients are made of what is recovered, and recovered values agree.
+_FITS: Final = 1e-4
+_AGREE: Final = 1e-3
+
+#: How near a recovered element is to that of a step, relative to the largest, and how much farther all others are.
+_NEAR: Final = 1e-5
+_MARGIN: Final = 4
+
+#: The fewest elements of a step that say anything, and the most in which they are searched.
+_FEWEST: Final = 4
+_MOST: Final = 1 << 16
+
+#: The inverses of the functions that a layer may apply to its product, each with its derivative by its output.
+_INVERSES: Final[Mapping[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]]] = MappingProxyType({
+    "": (np.copy, np.ones_like),
+    "tanh": (np.arctanh, lambda y: 1 - y * y),
+    "sigmoid": (lambda y: np.log(y) - np.log1p(-y), lambda y: y * (1 - y)),
+})  # fmt: skip
+
+
+class Recovered(NamedTuple):
+    """Recovered has a value of both programs in one layout, of which the values of steps may be parts."""
+
+    ref: Array
+    cand: Array
+
+    def is_rearranged(self) -> bool:
+        """Returns whether one is the other in another order, or with some elements left out, as a dropout does."""
+        if have_same_elements(self.cand, self.ref):
+            return True
+        kept = np.abs(self.cand) > _NEAR * np.abs(self.ref).max()
+        ratios = self.cand[kept] / np.where(self.ref[kept] == 0, 1, self.ref[kept])
+        return 1 < kept.sum() < kept.size and float(np.ptp(ratios)) <= _AGREE * abs(float(ratios.mean()))
+
+    def part(self, value: Array) -> bool | None:
+        """Returns whether the part that is a step's value is the same in the candidate; None where it has none.
+
+        Args:
+            value: The value of a step of the reference.
+        """
+        if not _FEWEST <= value.size <= self.ref.size <= _MOST:
+            return None
+        flat = self.ref.ravel()
+        order = np.argsort(flat)
+        ranked, wanted = np.concatenate([[-np.inf], flat[order], [np.inf]]), value.ravel()
+        place = np.searchsorted(ranked, wanted)
+        place -= wanted - ranked[place - 1] < ranked[place] - wanted
+        near = _NEAR * float(np.abs(flat).max())
+        if np.any(np.abs(ranked[place] - wanted) > near):
+            return None
+        alone = np.minimum(ranked[place + 1] - ranked[place], ranked[place] - ranked[place - 1]) > _MARGIN * near
+        if 2 * alone.sum() < alone.size or alone.sum() < _FEWEST:
+            return None
+        return _is_close(self.cand.ravel()[order[place[alone] - 1]], wanted[alone], _AGREE)
+
+
+class RecoveredValues:
+    """RecoveredValues recovers what layers read.
+
+    Args:
+        dumps: The dumps.
+        pairing: Their pairing.
+    """
+
+    def __init__(self, dumps: Dumps, pairing: Pairing) -> None:
+        self._dumps, self._matches = dumps, {match.ref: match for match in pairing.matched}
+        self._ref, self._cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
+
+    def of(self, match: Match, layer: Layer) -> Iterator[Recovered]:
+        """Yields the output of a layer, and what is recovered of the values that it reads.
+
+        Args:
+            match: The pair of the outputs.
+            layer: The layer in the reference.
+        """
+        value = self._pair(match.ref)
+        if value is None:
+            return
+        yield value
+        arriving = self._pair(key_of(ACTIVATION_GRAD, split_key(match.ref)[1]))
+        params = [(name, self._pair(key_of(PARAM, name))) for name in layer.params]
+        known = [(name, pair) for name, pair in params if pair is not None]
+        if arriving is None or len(known) < len(params) or not known:
+            return
+        (name, kernel), *biases = sorted(known, key=lambda each: each[1].ref.size, reverse=True)
+        gradient = self._pair(key_of(PARAM_GRAD, name))
+        if gradient is None or kernel.ref.ndim < 2:
+            return
+        for shape, turned in itertools.product(matrices(kernel.ref.shape), (False, True)):
+            matrix, slope = (_each(pair, _reshaped(shape, turned=turned)) for pair in (kernel, gradient))
+            outputs = matrix.ref.shape[1]
+            if value.ref.size % outputs or any(pair.ref.size != outputs for _, pair in biases):
+                continue
+            rows, sent = (_each(pair, _rows_of(outputs)) for pair in (value, arriving))
+            for _, bias in biases:
+                rows = Recovered(rows.ref - bias.ref.ravel(), rows.cand - bias.cand.ravel())
+            use = _Use(rows, sent, matrix, slope)
+            yield from use.beside(list(self._ref.read_by(layer)))
+            yield from use.inverted(value)
+
+    def _pair(self, key: str) -> Recovered | None:
+        """Returns a tensor of both programs in the layout of the reference; None where one has none."""
+        own, match = self._ref.tensor(key), self._matches.get(key)
+        if own is None or match is None or any(self._cand.tensor(each) is None for each in match.recipe.keys):
+            return None
+        other = match.recipe.array(self._dumps.cand).astype(np.float64)
+        return Recovered(own, other) if own.shape == other.shape else None
+
+
+class _Use(NamedTuple):
+    """_Use has the output of a dense layer without its bias, and what its kernel and gradients are, as matrices."""
+
+    value: Recovered
+    arriving: Recovered
+    kernel: Recovered
+    gradient: Recovered
+
+    def beside(self, reads: Sequence[Array]) -> Iterator[Recovered]:
+        """Yields what is added to the product of one of the values that are read: another of them."""
+        for read in (each for each in reads if each.size == len(self.value.ref) * len(self.kernel.ref)):
+            rows = read.reshape(-1, len(self.kernel.ref))
+            rest = Recovered(*(value - rows @ kernel for value, kernel in zip(self.value, self.kernel, strict=True)))
+            is_read = any(
+                each is not read and each.size == rest.ref.size and _is_close(rest.ref.ravel(), each.ravel(), _FITS)
+                for each in reads
+            )
+            if is_read and self._makes_gradients(Recovered(rows, rows), self.arriving):
+                yield rest
+
+    def inverted(self, output: Recovered) -> Iterator[Recovered]:
+        """Yields what the layer reads, where its kernel has an inverse.
+
+        Args:
+            output: The output with its bias.
+        """
+        if len(self.kernel.ref) > self.kernel.ref.shape[1]:
+            return
+        shift = _each(output, lambda each: each.reshape(self.value.ref.shape))
+        for inverse, derivative in _INVERSES.values():
+            argument = Recovered(*(inverse(y) - y + value for y, value in zip(shift, self.value, strict=True)))
+            if not all(np.isfinite(each).all() for each in argument):
+                continue
+            pairs = zip(self.kernel, argument, strict=True)
+            read = Recovered(*(np.linalg.lstsq(kernel.T, each.T)[0].T for kernel, each in pairs))
+            products = (rows @ kernel for rows, kernel in zip(read, self.kernel, strict=True))
+            made = all(map(_is_close, products, argument, (_FITS, _FITS)))
+            arriving = Recovered(*(sent * derivative(y) for sent, y in zip(self.arriving, shift, strict=True)))
+            if made and self._makes_gradients(read, arriving):
+                yield read
+
+    def _makes_gradients(self, read: Recovered, arriving: Recovered) -> bool:
+        """Returns whether the gradients of the kernel are those of a product with what is read, in both programs."""
+        made = (rows.T @ sent for rows, sent in zip(read, arriving, strict=True))
+        return all(map(_is_close, made, self.gradient, (_FITS, _FITS)))
+
+
+def _rows_of(outputs: int) -> Callable[[Array], Array]:
+    return lambda each: each.reshape(-1, outputs)
+
+
+def _reshaped(shape: tuple[int, int], *, turned: bool) -> Callable[[Array], Array]:
+    return lambda each: each.reshape(shape).T if turned else each.reshape(shape)
+
+
+def _each(pair: Recovered, function: Callable[[Array], Array]) -> Recovered:
+    return Recovered(function(pair.ref), function(pair.cand))
+
+
+def _is_close(found: Array, expected: Array, limit: float) -> bool:
+    return bool(np.linalg.norm(found - expected) <= limit * np.linalg.norm(expected))
