@@ -63,8 +63,8 @@ class ReadSteps:
         right = before(self._sources, self._equal(dict.fromkeys(keys), reader.read))
         return [step for step in steps if step.key not in right] if right else []
 
-    def wrong(self, reader: Reader | None, match: Match, layer: Layer, steps: Sequence[Step]) -> list[Step] | None:
-        """Returns the steps that may be wrong; none where the layer is, and None where nothing shows it.
+    def left(self, reader: Reader | None, match: Match, layer: Layer, steps: Sequence[Step]) -> tuple[list[Step], bool]:
+        """Returns the steps that may be wrong, and whether it is known that one of them is, or the layer.
 
         Args:
             reader: What shows what the layer reads; None where nothing does.
@@ -72,24 +72,24 @@ class ReadSteps:
             layer: The layer in the reference.
             steps: The steps of one program only that the output is computed from.
         """
-        if not all(step.of_ref for step in steps):
-            return None
-        steps = [step for step in steps if not is_arrangement(self._ref, step.layer, step.key)]
-        values = {step.key: value for step in steps if (value := self._ref.tensor(step.key)) is not None}
+        own = [step for step in steps if step.of_ref]
+        making = [step for step in own if not is_arrangement(self._ref, step.layer, step.key)]
+        values = {step.key: value for step in making if (value := self._ref.tensor(step.key)) is not None}
         found: dict[str, bool] = {}
         for each in self._recovered.of(match, layer) if values else ():
-            if each.is_rearranged():
-                return []
+            if len(own) == len(steps) and each.is_rearranged():
+                return [], True
             parts = ((key, each.part(value)) for key, value in values.items())
             found |= {key: agrees for key, agrees in parts if agrees is not None}
         if reader is not None and reader.reads(reader.read):
             found |= dict.fromkeys(self._equal(values, reader.read), True)
-        right = before(self._sources, [key for key, agrees in found.items() if agrees])
-        wrong = next((step for step in steps if found.get(step.key) is False and step.key not in right), None)
-        if wrong is None:
-            return None
+        agreeing = [key for key, agrees in found.items() if agrees]
+        right = before(self._sources, [*agreeing, *self._recovered.parts_beside(making)])
+        wrong = next((step for step in making if found.get(step.key) is False and step.key not in right), None)
+        if wrong is None or len(own) < len(steps):
+            return [step for step in steps if step.key not in right or not step.of_ref], False
         behind = before(self._sources, [wrong.key])
-        return [step for step in steps if step.key in behind and step.key not in right]
+        return [step for step in making if step.key in behind and step.key not in right], True
 
     def _equal(self, keys: Iterable[str], value: Array) -> list[str]:
         """Returns the keys of the tensors that are a value, in any shape."""

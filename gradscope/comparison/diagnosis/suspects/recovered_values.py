@@ -19,9 +19,10 @@ from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.refuting.kernel_products import matrices
 from gradscope.comparison.diagnosis.suspects.step_kinds import have_same_elements
+from gradscope.comparison.diagnosis.suspects.steps import Step, is_inside
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.naming import ACTIVATION_GRAD, PARAM, PARAM_GRAD, key_of, split_key
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM, PARAM_GRAD, key_of, split_key
 
 #: The relative error up to which products and gradients are made of what is recovered, and recovered values agree.
 _FITS: Final = 1e-4
@@ -122,6 +123,22 @@ class RecoveredValues:
             use = _Use(rows, sent, matrix, slope)
             yield from use.beside(list(self._ref.read_by(layer)))
             yield from use.inverted(value)
+
+    def parts_beside(self, steps: Sequence[Step]) -> Iterator[str]:
+        """Yields the keys of values that are parts of an output of a layer around some steps, and agree.
+
+        Of a layer that returns several values the graph does not tell what each is computed from.
+
+        Args:
+            steps: The steps.
+        """
+        layers = self._dumps.ref.manifest.layers
+        several = [layer for layer in layers if len(layer.outputs) > 1]
+        for layer in (each for each in several if any(is_inside(layers, step.layer, {each.path}) for step in steps)):
+            made = {key_of(ACTIVATION, name) for each in layers if each.parent == layer.path for name in each.outputs}
+            values = {key: value for key in made - self._matches.keys() if (value := self._ref.tensor(key)) is not None}
+            for output in filter(None, map(self._pair, (key_of(ACTIVATION, name) for name in layer.outputs))):
+                yield from (key for key, value in values.items() if output.part(value))
 
     def _pair(self, key: str) -> Recovered | None:
         """Returns a tensor of both programs in the layout of the reference; None where one has none."""

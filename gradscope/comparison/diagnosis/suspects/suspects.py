@@ -132,11 +132,13 @@ class _Forward:
         exact = reader is not None and reader.reads(reader.read)
         own = [name for each in (layer, *others) for name in each.params]
         differs = bool(self._wrong.intersection(own))
-        shown = (None if exact else self._by_what_differs(reader, match, steps)) or (
-            None if differs else self._by_what_agrees(reader, match, layer, steps)
-        )
+        shown = None if exact else self._by_what_differs(reader, match, steps)
         if shown is not None:
             return shown
+        left, certain = (steps, False) if differs else self._read.left(reader, match, layer, steps)
+        if certain or not left:
+            return Found(self._likeliest(left), left, made_before=certain)
+        steps = left
         around = {True: {layer.path}, False: {other.path for other in others}}
         inside = [step for step in steps if is_inside(self._layers(step), step.layer, around[step.of_ref])]
         if any(step.of_ref for step in inside) or len(inside) == len(steps) > 0:
@@ -165,11 +167,6 @@ class _Forward:
         if step is not None:
             return Found([step], steps, made_before=True)
         return Found([], []) if reader is not None and self._read.another_is(reader, match) else None
-
-    def _by_what_agrees(self, reader: Reader | None, match: Match, layer: Layer, steps: Sequence[Step]) -> Found | None:
-        """Returns the steps that are left where some are known to be right; None where nothing shows that."""
-        wrong = self._read.wrong(reader, match, layer, steps)
-        return None if wrong is None else Found(self._likeliest(wrong), wrong, made_before=True)
 
     def _by_reading(self, reader: Reader | None, match: Match, layer: Layer, steps: Sequence[Step]) -> Found:
         """Returns the suspects by what the layer of the divergence reads.
