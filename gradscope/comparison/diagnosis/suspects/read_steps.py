@@ -7,7 +7,9 @@ part differs is wrong, or what that is computed from and is not known to be righ
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -20,6 +22,9 @@ from gradscope.comparison.diagnosis.suspects.steps import Step
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.manifest.layer_graph import before, sources_of
 from gradscope.dump.manifest.manifest import Layer
+
+#: The most values of which it is found whether a layer reads them in place of another.
+_MOST_READ: Final = 16
 
 
 class ReadSteps:
@@ -47,7 +52,9 @@ class ReadSteps:
             return False
         behind = before(self._sources, [match.ref])
         skipped = before(self._sources, self._equal(behind, reader.read))
-        return any(map(reader.reads, self._ref.of_size(sorted(behind - skipped), reader.read.size)))
+        nearest = [key for key in [*self._sources][::-1] if key in behind - skipped]
+        possible = self._ref.of_size(nearest, reader.read.size)
+        return any(map(reader.reads, itertools.islice(possible, _MOST_READ)))
 
     def beside(self, reader: Reader, steps: Iterable[Step]) -> list[Step]:
         """Returns the steps from which a layer computes something beside what it is known to read.

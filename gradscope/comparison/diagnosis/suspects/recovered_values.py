@@ -36,6 +36,9 @@ _MARGIN: Final = 4
 _FEWEST: Final = 4
 _MOST: Final = 1 << 16
 
+#: The largest number of products that are computed for the inverse of a kernel.
+_MOST_PRODUCTS: Final = 1 << 30
+
 #: The inverses of the functions that a layer may apply to its product, each with its derivative by its output.
 _INVERSES: Final[Mapping[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]]] = MappingProxyType({
     "": (np.copy, np.ones_like),
@@ -175,15 +178,16 @@ class _Use(NamedTuple):
         Args:
             output: The output with its bias.
         """
-        if len(self.kernel.ref) > self.kernel.ref.shape[1]:
+        inputs, outputs = self.kernel.ref.shape
+        if inputs > outputs or max(len(self.value.ref), inputs) * inputs * outputs > _MOST_PRODUCTS:
             return
+        back = _each(self.kernel, lambda each: each.T @ np.linalg.pinv(each @ each.T, hermitian=True))
         shift = _each(output, lambda each: each.reshape(self.value.ref.shape))
         for inverse, derivative in _INVERSES.values():
             argument = Recovered(*(inverse(y) - y + value for y, value in zip(shift, self.value, strict=True)))
             if not all(np.isfinite(each).all() for each in argument):
                 continue
-            pairs = zip(self.kernel, argument, strict=True)
-            read = Recovered(*(np.linalg.lstsq(kernel.T, each.T)[0].T for kernel, each in pairs))
+            read = Recovered(*(rows @ each for rows, each in zip(argument, back, strict=True)))
             products = (rows @ kernel for rows, kernel in zip(read, self.kernel, strict=True))
             made = all(map(_is_close, products, argument, (_FITS, _FITS)))
             arriving = Recovered(*(sent * derivative(y) for sent, y in zip(self.arriving, shift, strict=True)))
