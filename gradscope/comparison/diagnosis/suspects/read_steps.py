@@ -1,6 +1,6 @@
-"""`ReadSteps` tells which steps of the reference are right or wrong by what the layer of a divergence reads.
+"""`ReadSteps` tells which steps of one program are right or wrong by what the layer of a divergence reads.
 
-A step is right where the layer reads its value in the candidate, too, or where that value is a part of what is
+A step is right where the layer reads its value in the other program, too, or where that value is a part of what is
 recovered of both programs (`recovered_values`) and agrees; then so is all that it is computed from. The first whose
 part differs is wrong, or what that is computed from and is not known to be right.
 """
@@ -19,7 +19,7 @@ from gradscope.comparison.diagnosis.suspects.plain_steps import is_arrangement
 from gradscope.comparison.diagnosis.suspects.readers import Reader
 from gradscope.comparison.diagnosis.suspects.recovered_values import RecoveredValues
 from gradscope.comparison.diagnosis.suspects.steps import Step
-from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.dump.manifest.layer_graph import before, sources_of
 from gradscope.dump.manifest.manifest import Layer
 
@@ -33,27 +33,29 @@ class ReadSteps:
     Args:
         dumps: The dumps.
         pairing: Their pairing.
+        of_ref: Whether the steps are those of the reference.
     """
 
-    def __init__(self, dumps: Dumps, pairing: Pairing) -> None:
-        self._ref, self._sources = FloatTensors(dumps.ref), sources_of(dumps.ref.manifest.layers)
-        self._recovered = RecoveredValues(dumps, pairing)
+    def __init__(self, dumps: Dumps, pairing: Pairing, *, of_ref: bool) -> None:
+        source, self._of_ref = dumps.ref if of_ref else dumps.cand, of_ref
+        self._own, self._sources = FloatTensors(source), sources_of(source.manifest.layers)
+        self._recovered = RecoveredValues(dumps, pairing, of_ref=of_ref)
 
-    def another_is(self, reader: Reader, match: Match) -> bool:
-        """Returns whether the candidate's layer reads another value of those that its output is computed from.
+    def another_is(self, reader: Reader, output: str) -> bool:
+        """Returns whether the other program's layer reads another value of those that its output is computed from.
 
-        A value from which the reference computes what its layer reads says that a step is left out instead.
+        A value from which the program computes what its layer reads says that a step is left out instead.
 
         Args:
             reader: What shows what the layer reads.
-            match: The pair of the outputs of the layer.
+            output: The key of the output of the layer.
         """
-        if not reader.of_ref:
+        if reader.of_ref is not self._of_ref:
             return False
-        behind = before(self._sources, [match.ref])
+        behind = before(self._sources, [output])
         skipped = before(self._sources, self._equal(behind, reader.read))
         nearest = [key for key in [*self._sources][::-1] if key in behind - skipped]
-        possible = self._ref.of_size(nearest, reader.read.size)
+        possible = self._own.of_size(nearest, reader.read.size)
         return any(map(reader.reads, itertools.islice(possible, _MOST_READ)))
 
     def beside(self, reader: Reader, steps: Iterable[Step]) -> list[Step]:
@@ -63,42 +65,42 @@ class ReadSteps:
             reader: What shows what the layer reads.
             steps: The steps that may be wrong.
         """
-        steps = [step for step in steps if step.of_ref]
-        if not reader.of_ref or not steps:
+        steps = [step for step in steps if step.of_ref is self._of_ref]
+        if reader.of_ref is not self._of_ref or not steps:
             return []
         keys = (key for step in steps for key in (step.key, *self._sources.get(step.key, ())))
         right = before(self._sources, self._equal(dict.fromkeys(keys), reader.read))
         return [step for step in steps if step.key not in right] if right else []
 
-    def left(self, reader: Reader | None, match: Match, layer: Layer, steps: Sequence[Step]) -> tuple[list[Step], bool]:
+    def left(self, reader: Reader | None, output: str, layer: Layer, steps: Sequence[Step]) -> tuple[list[Step], bool]:
         """Returns the steps that may be wrong, and whether it is known that one of them is, or the layer.
 
         Args:
             reader: What shows what the layer reads; None where nothing does.
-            match: The pair of the outputs of the layer.
-            layer: The layer in the reference.
+            output: The key of the output of the layer.
+            layer: The layer.
             steps: The steps of one program only that the output is computed from.
         """
-        own = [step for step in steps if step.of_ref]
-        making = [step for step in own if not is_arrangement(self._ref, step.layer, step.key)]
-        values = {step.key: value for step in making if (value := self._ref.tensor(step.key)) is not None}
+        own = [step for step in steps if step.of_ref is self._of_ref]
+        making = [step for step in own if not is_arrangement(self._own, step.layer, step.key)]
+        values = {step.key: value for step in making if (value := self._own.tensor(step.key)) is not None}
         found: dict[str, bool] = {}
-        for each in self._recovered.of(match, layer) if values else ():
+        for each in self._recovered.of(output, layer) if values else ():
             if len(own) == len(steps) and each.is_rearranged():
                 return [], True
             parts = ((key, each.part(value)) for key, value in values.items())
             found |= {key: agrees for key, agrees in parts if agrees is not None}
-        if reader is not None and reader.reads(reader.read):
+        if reader is not None and reader.of_ref is self._of_ref and reader.reads(reader.read):
             found |= dict.fromkeys(self._equal(values, reader.read), True)
         agreeing = [key for key, agrees in found.items() if agrees]
         right = before(self._sources, [*agreeing, *self._recovered.parts_beside(making)])
         wrong = next((step for step in making if found.get(step.key) is False and step.key not in right), None)
         if wrong is None or len(own) < len(steps):
-            return [step for step in steps if step.key not in right or not step.of_ref], False
+            return [step for step in steps if step not in own or step.key not in right], False
         behind = before(self._sources, [wrong.key])
         return [step for step in making if step.key in behind and step.key not in right], True
 
     def _equal(self, keys: Iterable[str], value: Array) -> list[str]:
         """Returns the keys of the tensors that are a value, in any shape."""
-        tensors = ((key, self._ref.tensor(key)) for key in keys)
+        tensors = ((key, self._own.tensor(key)) for key in keys)
         return [key for key, each in tensors if each is not None and np.array_equal(each.ravel(), value.ravel())]

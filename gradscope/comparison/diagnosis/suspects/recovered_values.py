@@ -20,7 +20,8 @@ from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.refuting.kernel_products import matrices
 from gradscope.comparison.diagnosis.suspects.step_kinds import have_same_elements
 from gradscope.comparison.diagnosis.suspects.steps import Step, is_inside
-from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.comparison.pairing.matching import Dumps, Pairing
+from gradscope.comparison.pairing.reverse import ReversePairing
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM, PARAM_GRAD, key_of, split_key
 
@@ -48,28 +49,28 @@ _INVERSES: Final[Mapping[str, tuple[Callable[[Array], Array], Callable[[Array], 
 
 
 class Recovered(NamedTuple):
-    """Recovered has a value of both programs in one layout, of which the values of steps may be parts."""
+    """Recovered has a value of both programs in the layout of one, whose steps' values may be parts of it."""
 
-    ref: Array
-    cand: Array
+    own: Array
+    other: Array
 
     def is_rearranged(self) -> bool:
         """Returns whether one is the other in another order, or with some elements left out, as a dropout does."""
-        if have_same_elements(self.cand, self.ref):
+        if have_same_elements(self.other, self.own):
             return True
-        kept = np.abs(self.cand) > _NEAR * np.abs(self.ref).max()
-        ratios = self.cand[kept] / np.where(self.ref[kept] == 0, 1, self.ref[kept])
+        kept = np.abs(self.other) > _NEAR * np.abs(self.own).max()
+        ratios = self.other[kept] / np.where(self.own[kept] == 0, 1, self.own[kept])
         return 1 < kept.sum() < kept.size and float(np.ptp(ratios)) <= _AGREE * abs(float(ratios.mean()))
 
     def part(self, value: Array) -> bool | None:
-        """Returns whether the part that is a step's value is the same in the candidate; None where it has none.
+        """Returns whether the part that is a step's value is the same in the other program; None where it has none.
 
         Args:
-            value: The value of a step of the reference.
+            value: The value of a step.
         """
-        if not _FEWEST <= value.size <= self.ref.size <= _MOST:
+        if not _FEWEST <= value.size <= self.own.size <= _MOST:
             return None
-        flat = self.ref.ravel()
+        flat = self.own.ravel()
         order = np.argsort(flat)
         ranked, wanted = np.concatenate([[-np.inf], flat[order], [np.inf]]), value.ravel()
         place = np.searchsorted(ranked, wanted)
@@ -80,7 +81,7 @@ class Recovered(NamedTuple):
         alone = np.minimum(ranked[place + 1] - ranked[place], ranked[place] - ranked[place - 1]) > _MARGIN * near
         if 2 * alone.sum() < alone.size or alone.sum() < _FEWEST:
             return None
-        return _is_close(self.cand.ravel()[order[place[alone] - 1]], wanted[alone], _AGREE)
+        return _is_close(self.other.ravel()[order[place[alone] - 1]], wanted[alone], _AGREE)
 
 
 class RecoveredValues:
@@ -89,42 +90,47 @@ class RecoveredValues:
     Args:
         dumps: The dumps.
         pairing: Their pairing.
+        of_ref: Whether the layers are those of the reference.
     """
 
-    def __init__(self, dumps: Dumps, pairing: Pairing) -> None:
+    def __init__(self, dumps: Dumps, pairing: Pairing, *, of_ref: bool) -> None:
+        source = dumps.ref if of_ref else dumps.cand
+        self._layers, self._own, self._cand = source.manifest.layers, FloatTensors(source), FloatTensors(dumps.cand)
         self._dumps, self._matches = dumps, {match.ref: match for match in pairing.matched}
-        self._ref, self._cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
+        self._reverse = None if of_ref else ReversePairing(dumps, pairing.matched)
+        candidates = {key for match in pairing.matched for key in match.recipe.keys}
+        self._paired = self._matches.keys() if of_ref else candidates
 
-    def of(self, match: Match, layer: Layer) -> Iterator[Recovered]:
+    def of(self, key: str, layer: Layer) -> Iterator[Recovered]:
         """Yields the output of a layer, and what is recovered of the values that it reads.
 
         Args:
-            match: The pair of the outputs.
-            layer: The layer in the reference.
+            key: The key of the output.
+            layer: The layer.
         """
-        value = self._pair(match.ref)
+        value = self._pair(key)
         if value is None:
             return
         yield value
-        arriving = self._pair(key_of(ACTIVATION_GRAD, split_key(match.ref)[1]))
+        arriving = self._pair(key_of(ACTIVATION_GRAD, split_key(key)[1]))
         params = [(name, self._pair(key_of(PARAM, name))) for name in layer.params]
         known = [(name, pair) for name, pair in params if pair is not None]
         if arriving is None or len(known) < len(params) or not known:
             return
-        (name, kernel), *biases = sorted(known, key=lambda each: each[1].ref.size, reverse=True)
+        (name, kernel), *biases = sorted(known, key=lambda each: each[1].own.size, reverse=True)
         gradient = self._pair(key_of(PARAM_GRAD, name))
-        if gradient is None or kernel.ref.ndim < 2:
+        if gradient is None or kernel.own.ndim < 2:
             return
-        for shape, turned in itertools.product(matrices(kernel.ref.shape), (False, True)):
+        for shape, turned in itertools.product(matrices(kernel.own.shape), (False, True)):
             matrix, slope = (_each(pair, _reshaped(shape, turned=turned)) for pair in (kernel, gradient))
-            outputs = matrix.ref.shape[1]
-            if value.ref.size % outputs or any(pair.ref.size != outputs for _, pair in biases):
+            outputs = matrix.own.shape[1]
+            if value.own.size % outputs or any(pair.own.size != outputs for _, pair in biases):
                 continue
             rows, sent = (_each(pair, _rows_of(outputs)) for pair in (value, arriving))
             for _, bias in biases:
-                rows = Recovered(rows.ref - bias.ref.ravel(), rows.cand - bias.cand.ravel())
+                rows = Recovered(rows.own - bias.own.ravel(), rows.other - bias.other.ravel())
             use = _Use(rows, sent, matrix, slope)
-            yield from use.beside(list(self._ref.read_by(layer)))
+            yield from use.beside(list(self._own.read_by(layer)))
             yield from use.inverted(value)
 
     def parts_beside(self, steps: Sequence[Step]) -> Iterator[str]:
@@ -135,21 +141,27 @@ class RecoveredValues:
         Args:
             steps: The steps.
         """
-        layers = self._dumps.ref.manifest.layers
+        layers = self._layers
         several = [layer for layer in layers if len(layer.outputs) > 1]
         for layer in (each for each in several if any(is_inside(layers, step.layer, {each.path}) for step in steps)):
             made = {key_of(ACTIVATION, name) for each in layers if each.parent == layer.path for name in each.outputs}
-            values = {key: value for key in made - self._matches.keys() if (value := self._ref.tensor(key)) is not None}
+            values = {key: value for key in made - self._paired if (value := self._own.tensor(key)) is not None}
             for output in filter(None, map(self._pair, (key_of(ACTIVATION, name) for name in layer.outputs))):
                 yield from (key for key, value in values.items() if output.part(value))
 
     def _pair(self, key: str) -> Recovered | None:
-        """Returns a tensor of both programs in the layout of the reference; None where one has none."""
-        own, match = self._ref.tensor(key), self._matches.get(key)
-        if own is None or match is None or any(self._cand.tensor(each) is None for each in match.recipe.keys):
-            return None
-        other = match.recipe.array(self._dumps.cand).astype(np.float64)
-        return Recovered(own, other) if own.shape == other.shape else None
+        """Returns a tensor of both programs in the layout of the layers' own; None where one has none."""
+        own, other = self._own.tensor(key), self._other(key)
+        return None if own is None or other is None or own.shape != other.shape else Recovered(own, other)
+
+    def _other(self, key: str) -> Array | None:
+        if self._reverse is not None:
+            found = self._reverse.array(key) if key in self._paired else None
+        else:
+            match = self._matches.get(key)
+            known = match is not None and all(self._cand.tensor(each) is not None for each in match.recipe.keys)
+            found = match.recipe.array(self._dumps.cand) if match is not None and known else None
+        return None if found is None or not np.isfinite(found).all() else found.astype(np.float64)
 
 
 class _Use(NamedTuple):
@@ -162,11 +174,11 @@ class _Use(NamedTuple):
 
     def beside(self, reads: Sequence[Array]) -> Iterator[Recovered]:
         """Yields what is added to the product of one of the values that are read: another of them."""
-        for read in (each for each in reads if each.size == len(self.value.ref) * len(self.kernel.ref)):
-            rows = read.reshape(-1, len(self.kernel.ref))
+        for read in (each for each in reads if each.size == len(self.value.own) * len(self.kernel.own)):
+            rows = read.reshape(-1, len(self.kernel.own))
             rest = Recovered(*(value - rows @ kernel for value, kernel in zip(self.value, self.kernel, strict=True)))
             is_read = any(
-                each is not read and each.size == rest.ref.size and _is_close(rest.ref.ravel(), each.ravel(), _FITS)
+                each is not read and each.size == rest.own.size and _is_close(rest.own.ravel(), each.ravel(), _FITS)
                 for each in reads
             )
             if is_read and self._makes_gradients(Recovered(rows, rows), self.arriving):
@@ -178,11 +190,11 @@ class _Use(NamedTuple):
         Args:
             output: The output with its bias.
         """
-        inputs, outputs = self.kernel.ref.shape
-        if inputs > outputs or max(len(self.value.ref), inputs) * inputs * outputs > _MOST_PRODUCTS:
+        inputs, outputs = self.kernel.own.shape
+        if inputs > outputs or max(len(self.value.own), inputs) * inputs * outputs > _MOST_PRODUCTS:
             return
         back = _each(self.kernel, lambda each: each.T @ np.linalg.pinv(each @ each.T, hermitian=True))
-        shift = _each(output, lambda each: each.reshape(self.value.ref.shape))
+        shift = _each(output, lambda each: each.reshape(self.value.own.shape))
         for inverse, derivative in _INVERSES.values():
             argument = Recovered(*(inverse(y) - y + value for y, value in zip(shift, self.value, strict=True)))
             if not all(np.isfinite(each).all() for each in argument):
@@ -209,7 +221,7 @@ def _reshaped(shape: tuple[int, int], *, turned: bool) -> Callable[[Array], Arra
 
 
 def _each(pair: Recovered, function: Callable[[Array], Array]) -> Recovered:
-    return Recovered(function(pair.ref), function(pair.cand))
+    return Recovered(function(pair.own), function(pair.other))
 
 
 def _is_close(found: Array, expected: Array, limit: float) -> bool:

@@ -94,7 +94,7 @@ class _Forward:
         self._matches = {match.ref: match for match in pairing.matched}
         self._wrong = wrong_parameters(dumps, pairing, rows)
         self._ref, self._cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
-        self._read = ReadSteps(dumps, pairing)
+        self._read = {of_ref: ReadSteps(dumps, pairing, of_ref=of_ref) for of_ref in (True, False)}
 
     def found(self, first: ComparisonRow, steps: list[Step]) -> Found:
         """Returns the suspects.
@@ -135,7 +135,9 @@ class _Forward:
         shown = None if exact else self._by_what_differs(reader, match, steps)
         if shown is not None:
             return shown
-        left, certain = (steps, False) if differs else self._read.left(reader, match, layer, steps)
+        of_ref = any(step.of_ref for step in steps) or not others
+        output, behind = (match.ref, layer) if of_ref else (match.cand, others[-1])
+        left, certain = (steps, False) if differs else self._read[of_ref].left(reader, output, behind, steps)
         if certain or not left:
             return Found(self._likeliest(left), left, made_before=certain)
         steps = left
@@ -144,7 +146,7 @@ class _Forward:
         if any(step.of_ref for step in inside) or len(inside) == len(steps) > 0:
             return Found([], steps)
         if reader is not None and exact:  # what it reads besides may be wrong
-            beside = self._likeliest(self._read.beside(reader, steps))
+            beside = self._likeliest(self._read[reader.of_ref].beside(reader, steps))
             return Found(beside, beside)
         # A layer around several steps is no more exact than those of the other program that it stands for.
         steps = [step for step in steps if step not in inside]
@@ -166,7 +168,10 @@ class _Forward:
             step = self._explained(reader, steps)
         if step is not None:
             return Found([step], steps, made_before=True)
-        return Found([], []) if reader is not None and self._read.another_is(reader, match) else None
+        if reader is None:
+            return None
+        output = match.ref if reader.of_ref else match.cand
+        return Found([], []) if self._read[reader.of_ref].another_is(reader, output) else None
 
     def _by_reading(self, reader: Reader | None, match: Match, layer: Layer, steps: Sequence[Step]) -> Found:
         """Returns the suspects by what the layer of the divergence reads.

@@ -173,12 +173,9 @@ def _end(entry: Entry) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """_Place stores the parameters of the layers that compute a value, and of those that read it.
+    """_Place stores the parameters of the innermost layer that computes a value, and of the innermost that has any.
 
-    Attributes:
-        params: Those of the innermost layer that computes it.
-        around: Those of the innermost that has any.
-        read_with: Those of the layers that read it.
+    Those of the layers that read it are in `read_with`.
     """
 
     params: frozenset[str] = frozenset()
@@ -298,7 +295,5 @@ def _places(layers: Sequence[Layer], names: Mapping[str, str]) -> dict[str, _Pla
             for name in layer.inputs:
                 read.setdefault(name, set()).update(params)
     none = frozenset[str]()
-    return {
-        name: _Place(made.get(name, none), around.get(name, none), frozenset(read.get(name, ())))
-        for name in {*made, *read}
-    }
+    values = {*made, *read}
+    return {key: _Place(made.get(key, none), around.get(key, none), frozenset(read.get(key, ()))) for key in values}

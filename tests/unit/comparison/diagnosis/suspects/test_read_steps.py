@@ -69,6 +69,9 @@ def test_the_first_step_is_named_that_what_a_layer_reads_shows_to_be_wrong(fault
     assert forward is not None
     assert [row.name for row in found.blame.suspects] in ([first], [] if first == forward.name else [first])
     assert found.sentence.startswith(f"Forward first differs at `{first}`"), found.sentence
+    back = gs.compare(_residual(port=True, fault=fault), reference)
+    named = {"side": "Dense_1", "head": "Dense_2"}.get(first, first)
+    assert back.sentence.startswith(f"Forward first differs at `{named}`"), back.sentence
 
 
 def test_a_part_is_found_by_its_elements_and_none_in_values_that_lack_or_repeat_them() -> None:
