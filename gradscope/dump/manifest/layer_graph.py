@@ -108,6 +108,17 @@ def consequences(sources: Sources, first: str) -> frozenset[str]:
     return frozenset(found - {first})
 
 
+def before(sources: Sources, keys: Iterable[str]) -> frozenset[str]:
+    """Returns some values or gradients, and those that they are computed from, directly or indirectly."""
+    pending = list(keys)
+    found = set(pending)
+    while pending:
+        fresh = [key for key in sources.get(pending.pop(), ()) if key not in found]
+        found.update(fresh)
+        pending += fresh
+    return frozenset(found)
+
+
 def readers_of(layers: Sequence[Layer], name: str) -> tuple[str, ...]:
     """Returns the paths of the innermost layers that read a value."""
     reading = [layer for layer in layers if name in layer.inputs]

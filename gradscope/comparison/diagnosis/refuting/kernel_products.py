@@ -41,17 +41,21 @@ def is_product(tensors: FloatTensors, layer: Layer, key: str) -> bool:
         for read in tensors.read_by(layer)
         for matrix in matrices(kernel.shape)
         for turned in (kernel.reshape(matrix), kernel.reshape(matrix).T)
-        if read.size % len(turned) == 0
     )
 
 
 def _is_product_of(read: Array, kernel: Array, biases: Sequence[Array], value: Array) -> bool:
-    rows = read.reshape(-1, len(kernel))
-    if len(rows) * kernel.shape[1] != value.size or any(bias.size != kernel.shape[1] for bias in biases):
+    inputs, outputs = kernel.shape
+    if value.size % outputs or any(bias.size != outputs for bias in biases):
         return False
-    product = rows @ kernel + sum((bias.reshape(-1) for bias in biases), start=np.zeros(kernel.shape[1]))
-    expected = value.reshape(len(rows), -1)
-    return bool(np.linalg.norm(product - expected) <= _ROUNDING * np.linalg.norm(expected))
+    expected = value.reshape(-1, outputs) - sum((bias.reshape(-1) for bias in biases), start=np.zeros(outputs))
+    # A layer may read a part of the features, as a coupling does: the rows of the others are those of no product.
+    parts = read.size // (len(expected) * inputs)
+    if parts * len(expected) * inputs != read.size or (parts > 1 and read.shape[-1] != parts * inputs):
+        return False
+    limit = _ROUNDING * np.linalg.norm(value)
+    rows = np.moveaxis(read.reshape(-1, parts, inputs), 1, 0)
+    return any(np.linalg.norm(each @ kernel - expected) <= limit for each in rows)
 
 
 def matrices(kernel: tuple[int, ...]) -> Iterator[tuple[int, int]]:

@@ -3,7 +3,8 @@
 Tensors that only their places pair may be different steps of the same computation, such as an embedding before and
 after positions are added. Such a pair differs, although everything that either is computed from agrees, and it leaves
 no trace: everything that is computed next from either agrees. So a pair by place that claims to be where a difference
-begins is kept where something behind it bears that out, in either program.
+begins is kept where something behind it bears that out, in either program. A value that is added to the loss is borne
+out by how far the losses are apart.
 
 The products of one kernel with what both programs read are a pair, however small the trace that they leave: attention
 may hide most of what is wrong with its queries.
@@ -29,7 +30,7 @@ from typing import Final
 
 from gradscope.comparison.diagnosis.refuting.applied_functions import without, without_applied
 from gradscope.comparison.diagnosis.refuting.errors_behind import EXACT, ErrorsBehind, relative_error
-from gradscope.comparison.diagnosis.refuting.gradient_traces import GradientTraces
+from gradscope.comparison.diagnosis.refuting.gradient_traces import GradientTraces, accounts_for_losses
 from gradscope.comparison.diagnosis.refuting.kernel_products import ProductPairs
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources, lost_parameters, summed_parameters
 from gradscope.comparison.diagnosis.refuting.steps_apart import steps_apart
@@ -134,7 +135,7 @@ def _without_refuted_values(
             traces[match.ref] = max(traces[match.ref], *(each or 0.0 for each in by_gradients))
             if all(each is None for each in by_gradients):
                 unclear.add(match.ref)
-        if _TRACELESS * traces[match.ref] >= error:
+        if _TRACELESS * traces[match.ref] >= error or accounts_for_losses(dumps, match, rows):
             borne_out.add(match.ref)
             for program, key in own[match.ref]:
                 program.bear_out(key, error)

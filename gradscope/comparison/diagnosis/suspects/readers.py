@@ -212,7 +212,7 @@ def _by_product(
     kernels, *biases = sorted(params, key=lambda each: each[0].size, reverse=True)
     for matrix, turned in itertools.product(matrices(kernels[0].shape), (False, True)):
         one, other = (each.reshape(matrix).T if turned else each.reshape(matrix) for each in kernels)
-        fits = read.size * one.shape[1] == values[0].size * one.shape[0]
+        fits = read.size % len(one) == 0 and read.size * one.shape[1] == values[0].size * len(one)
         if not fits or any(bias.size != one.shape[1] for bias, _ in biases):
             continue
         shifts = [sum((bias[which] for bias in biases), start=np.zeros(one.shape[1])) for which in (0, 1)]

@@ -12,7 +12,7 @@ between the steps and the layer of that value:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import reduce
 
@@ -28,6 +28,7 @@ from gradscope.comparison.diagnosis.suspects.plain_steps import (
     is_recognised,
     is_rescaled,
 )
+from gradscope.comparison.diagnosis.suspects.read_steps import ReadSteps
 from gradscope.comparison.diagnosis.suspects.readers import Reader, reader_of
 from gradscope.comparison.diagnosis.suspects.step_kinds import (
     Operation,
@@ -93,6 +94,7 @@ class _Forward:
         self._matches = {match.ref: match for match in pairing.matched}
         self._wrong = wrong_parameters(dumps, pairing, rows)
         self._ref, self._cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
+        self._read = {of_ref: ReadSteps(dumps, pairing, of_ref=of_ref) for of_ref in (True, False)}
 
     def found(self, first: ComparisonRow, steps: list[Step]) -> Found:
         """Returns the suspects.
@@ -128,19 +130,48 @@ class _Forward:
             self._dumps, self._pairing, match, (reads, others[-1] if others else None), self._errors[match.ref]
         )
         exact = reader is not None and reader.reads(reader.read)
-        if not exact and (replaced := self._replaced(steps)) is not None:
-            return Found([replaced], steps, made_before=True)
+        own = [name for each in (layer, *others) for name in each.params]
+        differs = bool(self._wrong.intersection(own))
+        shown = None if exact else self._by_what_differs(reader, match, steps)
+        if shown is not None:
+            return shown
+        of_ref = any(step.of_ref for step in steps) or not others
+        output, behind = (match.ref, layer) if of_ref else (match.cand, others[-1])
+        left, certain = (steps, False) if differs else self._read[of_ref].left(reader, output, behind, steps)
+        if certain or not left:
+            return Found(self._likeliest(left), left, made_before=certain)
+        steps = left
         around = {True: {layer.path}, False: {other.path for other in others}}
         inside = [step for step in steps if is_inside(self._layers(step), step.layer, around[step.of_ref])]
         if any(step.of_ref for step in inside) or len(inside) == len(steps) > 0:
             return Found([], steps)
-        if exact:
-            return Found([], [])
+        if reader is not None and exact:  # what it reads besides may be wrong
+            beside = self._likeliest(self._read[reader.of_ref].beside(reader, steps))
+            return Found(beside, beside)
         # A layer around several steps is no more exact than those of the other program that it stands for.
         steps = [step for step in steps if step not in inside]
-        if self._wrong.intersection(name for each in (layer, *others) for name in each.params):
-            return Found([], steps)
-        return self._by_reading(reader, match, layer, steps)
+        return Found([], steps) if differs else self._by_reading(reader, match, layer, steps)
+
+    def _by_what_differs(self, reader: Reader | None, match: Match, steps: Sequence[Step]) -> Found | None:
+        """Returns the step in whose place the candidate has another, or none where a layer reads another value.
+
+        Args:
+            reader: What shows what the layer of the other program reads; None where nothing does.
+            match: The pair of the outputs of the layers.
+            steps: The steps that may be wrong.
+
+        Returns:
+            What is shown; None where nothing is.
+        """
+        step = self._replaced(steps)
+        if step is None and reader is not None:
+            step = self._explained(reader, steps)
+        if step is not None:
+            return Found([step], steps, made_before=True)
+        if reader is None:
+            return None
+        output = match.ref if reader.of_ref else match.cand
+        return Found([], []) if self._read[reader.of_ref].another_is(reader, output) else None
 
     def _by_reading(self, reader: Reader | None, match: Match, layer: Layer, steps: Sequence[Step]) -> Found:
         """Returns the suspects by what the layer of the divergence reads.
@@ -154,9 +185,6 @@ class _Forward:
         normalises = reader is None and is_normalisation(self._ref, layer)
         if normalises and is_rescaled(self._ref, self._cand, match, layer):
             return Found([], [])
-        explained = None if reader is None else self._explained(reader, steps)
-        if explained is not None:
-            return Found([explained], steps, made_before=True)
         arranging = [step for step in steps if is_arrangement(self._tensors(step), step.layer, step.key)]
         if reader is not None and reader.reorders():
             return Found(arranging[::-1], arranging)
@@ -164,8 +192,20 @@ class _Forward:
         before = reader is not None or normalises  # then it reads other values
         if not before and layer.params and all(self._is_recognised(step) for step in making):
             return Found([], steps)
-        making.sort(key=self._is_recognised)  # a port has those from its library
-        return Found(making or (arranging if before else []), steps, made_before=before)
+        return Found(self._likeliest(making) or (arranging if before else []), steps, made_before=before)
+
+    def _likeliest(self, steps: Iterable[Step]) -> list[Step]:
+        """Returns steps, the likeliest first.
+
+        A port has well-known functions from its library, and a layer that makes one value rightly makes most often all.
+        """
+        steps = list(steps)
+        names = {step.row.name for step in steps}
+
+        def place(step: Step) -> tuple[bool, bool]:
+            return self._is_recognised(step), not names.issuperset(step.layer.outputs)
+
+        return sorted(steps, key=place)
 
     def _is_replaced(self, match: Match, layer: Layer) -> bool:
         """Returns whether another operation of its kind makes the candidate's value of what a layer reads."""
@@ -203,7 +243,9 @@ class _Forward:
         value = reader.read
         for step in reversed([each for each in steps if each.of_ref is reader.of_ref]):
             read, own = list(tensors.read_by(step.layer)), tensors.tensor(step.key)
-            if own is None or len(read) != 1 or not np.array_equal(own.ravel(), value.ravel()):
+            if own is None or not np.array_equal(own.ravel(), value.ravel()):
+                continue
+            if len(read) != 1:
                 return None
             known = list(recognised(read[0], own))
             for operation, alternatives in known:

@@ -173,10 +173,14 @@ def _end(entry: Entry) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """_Place stores the parameters of the layer that computes a value, and of the layers that read it."""
+    """_Place stores the parameters of the innermost layer that computes a value, and of the innermost that has any.
 
-    params: frozenset[str]
-    read_with: frozenset[str]
+    Those of the layers that read it are in `read_with`.
+    """
+
+    params: frozenset[str] = frozenset()
+    around: frozenset[str] = frozenset()
+    read_with: frozenset[str] = frozenset()
 
 
 class _Places:
@@ -210,6 +214,8 @@ class _Places:
         one, other = self._dumps.ref.entry(ref), self._dumps.cand.entry(cand)
         place, candidate = self._place(self._ref, one), self._place(self._cand, other)
         own, others = place.params & self._known, candidate.params & self._known
+        if bool(own) is not bool(others):  # one program has a scope for the last step of a layer
+            own, others = place.around & self._known, candidate.around & self._known
         if not comparable(one.dtype, other.dtype):
             return 0
         if math.prod(one.shape) != math.prod(other.shape):
@@ -241,7 +247,7 @@ class _Places:
         return self._dumps.cand.has_tensor(cand) and any(self._equality.recipe(other, cand) for other in others)
 
     def _place(self, places: Mapping[str, _Place], entry: Entry) -> _Place:
-        return places.get(entry.name, _Place(frozenset(), frozenset()))
+        return places.get(entry.name, _Place())
 
     def _nearly_equal(self, ref: str, cand: str) -> bool:
         if self._compared >= _MOST_VALUES or not (
@@ -278,12 +284,16 @@ def _places(layers: Sequence[Layer], names: Mapping[str, str]) -> dict[str, _Pla
     """Returns the place of each value by its name; `names` maps parameters to the reference's names."""
     composites = {layer.parent for layer in layers}
     made: dict[str, frozenset[str]] = {}
+    around: dict[str, frozenset[str]] = {}
     read: dict[str, set[str]] = {}
     for layer in layers:
         params = frozenset(names.get(name, name) for name in layer.params)
         for name in layer.outputs:
             made[name] = params  # a part comes after its composite, and is more exact
+            around[name] = params or around.get(name, params)
         if layer.path not in composites:
             for name in layer.inputs:
                 read.setdefault(name, set()).update(params)
-    return {name: _Place(made.get(name, frozenset()), frozenset(read.get(name, ()))) for name in {*made, *read}}
+    none = frozenset[str]()
+    values = {*made, *read}
+    return {key: _Place(made.get(key, none), around.get(key, none), frozenset(read.get(key, ()))) for key in values}
