@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from gradscope.dump.manifest.manifest import Manifest
-from gradscope.stats.findings import batch_rules, gradient_rules, trends, unit_rules, value_rules, weight_rules
 from gradscope.stats.findings.causes import causes
 from gradscope.stats.findings.rule_evidence import Finding, RuleEvidence, Suspect, Thresholds
+from gradscope.stats.findings.rules import batch_rules, gradient_rules, trends, unit_rules, value_rules, weight_rules
 
 _Check = Callable[[RuleEvidence, Thresholds], Iterable[Suspect]]
 

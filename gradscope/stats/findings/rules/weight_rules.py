@@ -17,8 +17,6 @@ from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.dump.manifest.zero_reasons import PRODUCT_OF
 from gradscope.naming.wording import counted
-from gradscope.stats.findings.gradient_rules import starting_at_zero
-from gradscope.stats.findings.kernels import KernelLayer, kernel_layers
 from gradscope.stats.findings.rule_evidence import (
     RuleEvidence,
     Suspect,
@@ -28,8 +26,10 @@ from gradscope.stats.findings.rule_evidence import (
     key,
     suspect,
 )  # fmt: skip
-from gradscope.stats.findings.trends import signal_trend
-from gradscope.stats.findings.unit_rules import saturated_activations, saturated_functions
+from gradscope.stats.findings.rules.gradient_rules import starting_at_zero
+from gradscope.stats.findings.rules.kernels import KernelLayer, kernel_layers
+from gradscope.stats.findings.rules.trends import signal_trend
+from gradscope.stats.findings.rules.unit_rules import saturated_activations, saturated_functions
 
 #: How the reason of a zero gradient begins where a product of two signals loses it.
 _MIXED: Final = "masked: multiplied by exact zeros in dot_general"

@@ -12,8 +12,6 @@ from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry, Layer
 from gradscope.dump.manifest.operation_facts.saturation import Saturation
 from gradscope.stats.columns import number
-from gradscope.stats.findings.gradient_rules import DEAD_UNITS, GATED, SATISFIED, silencing_input
-from gradscope.stats.findings.kernels import KernelLayer, behind_kernels, kernel_layers
 from gradscope.stats.findings.rule_evidence import (
     RuleEvidence,
     Suspect,
@@ -23,7 +21,9 @@ from gradscope.stats.findings.rule_evidence import (
     is_zero,
     suspect,
 )
-from gradscope.stats.findings.softmax_values import concentration, is_normalised_again, is_softmax
+from gradscope.stats.findings.rules.gradient_rules import DEAD_UNITS, GATED, SATISFIED, silencing_input
+from gradscope.stats.findings.rules.kernels import KernelLayer, behind_kernels, kernel_layers
+from gradscope.stats.findings.rules.softmax_values import concentration, is_normalised_again, is_softmax
 
 #: The fewest examples and positions that say something about a unit.
 _EXAMPLES: Final = 8
