@@ -13,7 +13,15 @@ from typing import Final
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.stats.findings.causes import causes
 from gradscope.stats.findings.rule_evidence import Finding, RuleEvidence, Suspect, Thresholds
-from gradscope.stats.findings.rules import batch_rules, gradient_rules, trends, unit_rules, value_rules, weight_rules
+from gradscope.stats.findings.rules import (
+    batch_rules,
+    gradient_rules,
+    saturation_rules,
+    trends,
+    unit_rules,
+    value_rules,
+    weight_rules,
+)
 
 _Check = Callable[[RuleEvidence, Thresholds], Iterable[Suspect]]
 
@@ -107,7 +115,7 @@ RULES: Final = (
         thresholds=("saturated",),
         remedy="Scale what goes in: divide attention scores by sqrt(width), normalise inputs, lower the learning rate. "
         "Give a loss that takes logits the logits.",
-        checks=(unit_rules.saturated,),
+        checks=(saturation_rules.saturated,),
     ),
     FindingRule(
         name="exploding",

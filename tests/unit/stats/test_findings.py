@@ -362,7 +362,9 @@ def test_a_function_outside_all_layers_is_reported_by_what_it_receives() -> None
     assert "70.0% of its weight on one element" in only.why
     moved = entry("param/norm/bias", [0.1, -0.2, 0.3, 0.7])
     assert find(Manifest(entries=(query, moved), saturations=(scores,))) == ()  # training may have chosen it
-    cause = Cause(family="param_grad", name="query", why="masked: in each row the mask leaves one entry, in model.py:7")
+    cause = Cause(
+        family="param_grad", name="query", why="masked: in each row the mask leaves one entry, in exp at model.py:7"
+    )
     assert find(Manifest(entries=(query,), saturations=(scores,), causes=(cause,))) == ()
 
 
