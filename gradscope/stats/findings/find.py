@@ -110,7 +110,8 @@ RULES: Final = (
         "gradient, whether or not a layer returns its result; or a softmax goes through another softmax.",
         formula="saturated = share of elements within 0.01 of a limit; of a softmax over K, (K mean(p^2) K - 1) / (K - "
         "1): 0 for equal weights, 1 for a single one (0.6 counts at the initialisation, 0.9 later), "
-        "and of a tanh behind a kernel, with a mean below 0.3, 0.6 at the initialisation; not "
+        "and of a tanh behind a kernel, with a mean below 0.3, 0.6 at the initialisation; not where a mask "
+        "behind drops them: nearly as many elements get no gradient, and of the others less than half are there; not "
         "where more than a tenth of the variance of what it receives is noise, a term in which no parameter is",
         thresholds=("saturated",),
         remedy="Scale what goes in: divide attention scores by sqrt(width), normalise inputs, lower the learning rate. "

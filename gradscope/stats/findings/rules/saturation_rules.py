@@ -31,6 +31,8 @@ _CONCENTRATED: Final = (0.6, 0.9)
 _TANH_AT_START: Final = 0.6
 #: The mean of a tanh beyond which one limit is reached much more often than the other.
 _ONE_SIDED: Final = 0.3
+#: Share of the elements at a limit that a mask drops, from which on it is why they are there.
+_MASKED: Final = 0.95
 #: Share of noise in the variance of what a function receives above which it chooses by noise, and not by its weights.
 _CHOOSES: Final = 0.1
 
@@ -179,7 +181,7 @@ def saturated_activations(evidence: RuleEvidence, thresholds: Thresholds) -> Seq
         entry
         for entry in inner
         if entry.name not in choosing
-        and (column(entry, "saturated") > thresholds.saturated
+        and ((column(entry, "saturated") > thresholds.saturated and not _are_dropped(evidence, entry))
              or entry.name in early
              or (is_softmax(entry) and concentration(entry) > _CONCENTRATED[evidence.is_trained]
                  and not _is_left_by_mask(evidence, entry.site.source)))
@@ -201,9 +203,23 @@ def _at_limits_early(
         for entry in values
         if entry.site.primitive == "tanh"
         and column(entry, "saturated") > _TANH_AT_START
+        and not _are_dropped(evidence, entry)
         and abs(column(entry, "mean")) <= _ONE_SIDED
     }
     return found & behind_kernels(evidence, layers) if found else found
+
+
+def _are_dropped(evidence: RuleEvidence, entry: Entry) -> bool:
+    """Returns whether a mask may drop nearly all elements at a limit: about as many get no gradient.
+
+    Rows of padding are at a limit on purpose. Fewer elements than are at a limit get none behind a maximum of windows,
+    and where no element gets one, that has another reason.
+    """
+    share, gradient = column(entry, "saturated"), evidence.entry(naming.ACTIVATION_GRAD, entry.name)
+    if gradient is None or gradient.absent is not None or not column(gradient, "size"):
+        return False
+    dropped = column(gradient, "zeros") / column(gradient, "size")
+    return _MASKED * share <= dropped < 1 and share - dropped <= (1 - dropped) / 2
 
 
 def _is_left_by_mask(evidence: RuleEvidence, source: str | None) -> bool:
