@@ -232,8 +232,9 @@ class _Gains:
 
 def _read_by_saturated(evidence: RuleEvidence, thresholds: Thresholds) -> AbstractSet[str]:
     """Returns the names of the values that saturated functions read."""
-    returning = {each.site.layer for each in saturated_activations(evidence, thresholds)}
-    received = {name for path in returning if path in evidence.layers for name in evidence.layers[path].inputs}
+    layers = (evidence.layer_of(each) for each in saturated_activations(evidence, thresholds))
+    returning = {layer.path: layer for layer in layers if layer is not None}
+    received = {name for layer in returning.values() for name in layer.inputs}
     return received.union(name for inner in saturated_functions(evidence, thresholds) for name in inner.inputs)
 
 

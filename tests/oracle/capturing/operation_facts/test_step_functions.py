@@ -65,7 +65,25 @@ def scanned(p: Any, x: Any) -> Any:
     return jnp.square(jax.lax.scan(lambda x, w: (jnp.tanh(x @ quantised(w)), None), x, p["stack"])[0]).mean()
 
 
+def decayed(function: Callable[[Any], Any], penalty: Callable[[Any], Any] = jnp.square) -> Callable[[Any, Any], Any]:
+    """A loss with a function of the weight, and a penalty of it."""
+    return lambda p, x: jnp.square(x @ function(p["w"])).mean() + penalty(p["w"]).sum()
+
+
 ENDED = {
+    "compared, with weight decay": (
+        decayed(lambda w: jnp.where(w > 0, 2.0, -1.0)),
+        ("param", "w", "gt", ("reduce_sum",)),
+    ),
+    "a threshold, with weight decay": (
+        lambda p, _: jnp.where(p["stack"][0] > p["w"], p["stack"][0], 0).sum() + jnp.square(p["w"]).mean(),
+        ("param", "w", "gt", ("reduce_sum",)),
+    ),
+    "a product with a comparison, with a norm": (
+        lambda p, x: jnp.square(x @ (p["w"] >= 0).astype(x.dtype)).mean() + jnp.linalg.norm(p["w"]),
+        ("param", "w", "ge", ("reduce_sum",)),
+    ),
+    "rounded, with a penalty": (decayed(jnp.round, jnp.abs), ("param", "w", "round", ("reduce_sum",))),
     "weight": (of_weight(quantised), ("param", "w", "round", ("reduce_max",))),
     "weight, each column": (of_weight(by_column), ("param", "w", "round", ("reduce_max",))),
     "by way of integers": (
@@ -92,6 +110,12 @@ PASSED = {
     "a scale of steps": of_activation(lambda x: x * jnp.round(jnp.abs(x).mean())),
     "features of signs": of_activation(lambda x: jnp.concatenate([x.mean(1), jnp.sign(x).mean(1)])[None, :4]),
     "constants": of_weight(lambda w: w * jnp.round(evenly(-3.0, 3.0, 4, 4))),
+    "compared, and chosen": decayed(lambda w: jnp.where(w > 0, w, 0)),
+    "a penalty by comparison": lambda p, x: x.sum() + jnp.where(p["w"] > 0, p["w"], -p["w"]).sum(),
+    "pruned, with weight decay": decayed(lambda w: w * (jnp.abs(w) > 0.1).astype(w.dtype)),
+    "compared straight through": decayed(lambda w: w + jax.lax.stop_gradient((w > 0).astype(w.dtype) - w)),
+    "stopped on purpose, with weight decay": decayed(jax.lax.stop_gradient),
+    "compared, and a scale by its norm": decayed(lambda w: w / jnp.where(jnp.linalg.norm(w) > 1, 2.0, 1.0)),
     "statistic": lambda p, x: (jnp.square(x @ p["w"]).mean(), quantised(p["w"]).sum()),
 }
 
