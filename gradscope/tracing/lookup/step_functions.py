@@ -6,7 +6,8 @@ arrives through `round`, and the gradient of `w` is that of its scale: zero but 
 A tensor counts where all that the loss makes of its elements, one by one, goes through step functions that a cotangent
 arrives at, or through integers, and everything else through reductions that scale the result. Of a parameter, a
 comparison is a step function, too, and reductions may be of a penalty: where it is only compared, as in
-`where(w > 0, s, -s)`, weight decay is all that moves it. So neither a
+`where(w > 0, s, -s)`, weight decay is all that moves it. An activation may choose a code by `argmin`, on which other
+parameters work: without a straight-through gradient, what pulls it to the code is all that it gets. So neither a
 straight-through gradient counts, by `stop_gradient` or by a derivative rule, nor a step function whose result
 multiplies or is added to the tensor itself, nor one beside other statistics of the tensor.
 """
@@ -27,6 +28,8 @@ from gradscope.tracing.jaxpr.jaxcompat import Equation, is_literal
 from gradscope.tracing.tracer import Trace
 
 _STEPS: Final = frozenset({"ceil", "floor", "round", "sign"})
+#: Choose by a value, whatever it is otherwise.
+_CHOICES: Final = frozenset({"argmin", "argmax"})
 _STEPS_OF_PARAMS: Final = _STEPS | {"gt", "ge", "lt", "le"}
 #: Compute each element from those at its index, or move elements.
 _PER_ELEMENT: Final = COPIES | ADDITIONS | MULTIPLICATIONS | {
@@ -72,9 +75,9 @@ class _Search:
         self._flow = ForwardFlow()
 
     def has_steps(self) -> bool:
-        """Returns whether there is any step function, or a cast to integers."""
+        """Returns whether there is any step function, a choice, or a cast to integers."""
         return any(
-            equation.primitive.name in _STEPS or _is_cast(equation)
+            equation.primitive.name in _STEPS | _CHOICES or _is_cast(equation)
             for frame in self._frames.values()
             for equation in frame.jaxpr.eqns
         )
@@ -99,7 +102,7 @@ class _Search:
         yield from nearest.values()
 
     def _fact(self, family: str, name: str, step: ValueKey, ends: _Ends) -> StepFunction:
-        primitive = self._frames[step.frame].jaxpr.eqns[step.equation].primitive.name
+        primitive = self._primitive_at(step)
         source = self._trace.site_at(step).source
         return StepFunction(
             family=family, name=name, primitive=primitive, beside=tuple(sorted(ends.reductions)), source=source
@@ -123,7 +126,7 @@ class _Search:
                 if reached in seen or not self._is_run(step) or primitive == "stop_gradient":
                     continue
                 seen.add(reached)
-                steps = _STEPS_OF_PARAMS if of_param else _STEPS
+                steps = _STEPS_OF_PARAMS if of_param else _STEPS | _CHOICES
                 after = self._after(one, step, primitive, found, steps)
                 if after is None:
                     return _Ends()
@@ -133,7 +136,11 @@ class _Search:
             return _Ends()
         # A choice may have a comparison of the elements, and the elements themselves.
         found = found._replace(steps=[each for each in found.steps if each[1] not in plain])
-        beside = self._scaling(found) or (self._penalties(found) if of_param else ())
+        chosen = [each for each in found.steps if self._primitive_at(each[0]) in _CHOICES]
+        if chosen:
+            beside = self._penalties(found) if all(self._leads_on(variable) for _, variable in chosen) else ()
+        else:
+            beside = self._scaling(found) or (self._penalties(found) if of_param else ())
         return _Ends([key for key, _ in found.steps], beside) if beside else _Ends()
 
     def _after(
@@ -161,7 +168,9 @@ class _Search:
         if has_gradient and here is not None and primitive.startswith(_REDUCES):
             found.reductions.append((primitive, step.to))
             return []
-        return None if has_gradient else []
+        if has_gradient:
+            return None
+        return [_Followed(step.to, stepped)] if _CHOICES & steps else []  # a distance to each code, before the choice
 
     def _scaling(self, found: _Found) -> set[str]:
         """Returns the reductions whose results multiply those of the step functions, or divide them."""
@@ -182,6 +191,17 @@ class _Search:
         """Returns the reductions of a penalty, all results behind which are single numbers; none where others exist."""
         behind = self._flow.closure(variable for _, variable in found.reductions) if found.steps else ()
         return {primitive for primitive, _ in found.reductions} if all(_size(each) == 1 for each in behind) else set()
+
+    def _leads_on(self, chosen: FrameVariable) -> bool:
+        """Returns whether a parameter works on what is chosen that has no part in the choice."""
+        behind = {each for each in self._flow.closure([chosen]) if _size(each) > 1}
+        pairs = zip(self._trace.root.jaxpr.invars, self._trace.arguments, strict=True)
+        params = (FrameVariable(self._trace.root, atom) for atom, leaf in pairs if leaf.family == naming.PARAM)
+        reached = (self._flow.closure([param]) for param in params)
+        return any(chosen not in each and not behind.isdisjoint(each) for each in reached)
+
+    def _primitive_at(self, step: ValueKey) -> str:
+        return self._frames[step.frame].jaxpr.eqns[step.equation].primitive.name
 
     def _passes(self, variable: FrameVariable) -> bool:
         return self._trace.reachability.of(*variable) is Reach.GRADIENT

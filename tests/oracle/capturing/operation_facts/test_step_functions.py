@@ -15,7 +15,12 @@ from gradscope.tracing.lookup.step_functions import step_functions
 from gradscope.tracing.tracer import trace_loss
 from tests.support.data import evenly
 
-P = {"w": evenly(-1.0, 1.0, 4, 4), "stack": evenly(-0.9, 1.1, 2, 4, 4)}
+P = {
+    "w": evenly(-1.0, 1.0, 4, 4),
+    "stack": evenly(-0.9, 1.1, 2, 4, 4),
+    "code": evenly(-1.1, 0.9, 5, 4),
+    "out": evenly(-0.8, 1.0, 4, 4),
+}
 X = evenly(-1.0, 2.0, 3, 4)
 
 
@@ -70,7 +75,38 @@ def decayed(function: Callable[[Any], Any], penalty: Callable[[Any], Any] = jnp.
     return lambda p, x: jnp.square(x @ function(p["w"])).mean() + penalty(p["w"]).sum()
 
 
+def vector_quantised(
+    *, straight: bool = False, decoded: bool = True, one_hot: bool = False
+) -> Callable[[Any, Any], Any]:
+    """The nearest code of each row, with the losses that pull both to each other."""
+
+    def loss(p: Any, x: Any) -> Any:
+        with jax.named_scope("layer"):
+            z = jnp.tanh(x @ p["w"])
+        nearest = jnp.argmin(jnp.square(z[:, None] - p["code"][None]).sum(-1), axis=-1)
+        code = jax.nn.one_hot(nearest, 5) @ p["code"] if one_hot else p["code"][nearest]
+        pulls = jnp.square(z - jax.lax.stop_gradient(code)).mean() + jnp.square(jax.lax.stop_gradient(z) - code).mean()
+        used = z + jax.lax.stop_gradient(code - z) if straight else code
+        return pulls + (jnp.square(used @ p["out"] - x).mean() if decoded else 0)
+
+    return loss
+
+
+def switch(p: Any, x: Any) -> Any:
+    """The first of the experts, times its weight, and a penalty of the logits."""
+    with jax.named_scope("layer"):
+        logits = x @ p["w"]
+    taken = jax.nn.one_hot(jnp.argmax(logits, axis=-1), 4) @ p["stack"].reshape(4, 8)
+    weighted = taken * jax.nn.softmax(logits).max(axis=-1, keepdims=True)
+    return jnp.square(weighted[:, :4] @ p["out"]).mean() + jnp.square(logits).mean()
+
+
 ENDED = {
+    "vector quantisation": (vector_quantised(), ("activation", "layer", "argmin", ("reduce_sum",))),
+    "vector quantisation, one-hot": (
+        vector_quantised(one_hot=True),
+        ("activation", "layer", "argmin", ("reduce_sum",)),
+    ),
     "compared, with weight decay": (
         decayed(lambda w: jnp.where(w > 0, 2.0, -1.0)),
         ("param", "w", "gt", ("reduce_sum",)),
@@ -116,6 +152,10 @@ PASSED = {
     "compared straight through": decayed(lambda w: w + jax.lax.stop_gradient((w > 0).astype(w.dtype) - w)),
     "stopped on purpose, with weight decay": decayed(jax.lax.stop_gradient),
     "compared, and a scale by its norm": decayed(lambda w: w / jnp.where(jnp.linalg.norm(w) > 1, 2.0, 1.0)),
+    "vector quantisation, straight through": vector_quantised(straight=True),
+    "clusters": vector_quantised(decoded=False),
+    "clusters, one-hot": vector_quantised(decoded=False, one_hot=True),
+    "router": switch,
     "statistic": lambda p, x: (jnp.square(x @ p["w"]).mean(), quantised(p["w"]).sum()),
 }
 
