@@ -123,7 +123,7 @@ class _Search:
             for step in self._flow.steps(one.variable):
                 primitive = step.frame.jaxpr.eqns[step.number].primitive.name
                 reached = _Followed(step.to, one.stepped)
-                if reached in seen or not self._is_run(step) or primitive == "stop_gradient":
+                if reached in seen or not self._is_run(step) or _stops(step):
                     continue
                 seen.add(reached)
                 steps = _STEPS_OF_PARAMS if of_param else _STEPS | _CHOICES
@@ -193,8 +193,8 @@ class _Search:
         return {primitive for primitive, _ in found.reductions} if all(_size(each) == 1 for each in behind) else set()
 
     def _leads_on(self, chosen: FrameVariable) -> bool:
-        """Returns whether a parameter works on what is chosen that has no part in the choice."""
-        behind = {each for each in self._flow.closure([chosen]) if _size(each) > 1}
+        """Returns whether a parameter with no part in the choice works on what is chosen, and sends it a gradient."""
+        behind = {each for each in self._flow.closure([chosen], lambda step: not _stops(step)) if _size(each) > 1}
         pairs = zip(self._trace.root.jaxpr.invars, self._trace.arguments, strict=True)
         params = (FrameVariable(self._trace.root, atom) for atom, leaf in pairs if leaf.family == naming.PARAM)
         reached = (self._flow.closure([param]) for param in params)
@@ -214,6 +214,10 @@ class _Search:
 def _keeps_apart(step: Step) -> bool:
     """Returns whether each element of a step's result is made of one element, or is one."""
     return step.way != "compute" or step.frame.jaxpr.eqns[step.number].primitive.name in _PER_ELEMENT
+
+
+def _stops(step: Step) -> bool:
+    return step.frame.jaxpr.eqns[step.number].primitive.name == "stop_gradient"
 
 
 def _is_cast(equation: Equation) -> bool:

@@ -92,6 +92,20 @@ def vector_quantised(
     return loss
 
 
+def residual_codes(p: Any, x: Any) -> Any:
+    """Two codes in turn, of which the second is of the rest; the sum of both goes on straight through."""
+    z = jnp.tanh(x @ p["w"])
+    rest, coded, pulls = z, jnp.zeros_like(z), jnp.zeros(())
+    for n in range(2):
+        with jax.named_scope(f"codes{n}"):
+            book = p["code"] * (n + 1)
+            code = book[jnp.argmin(jnp.square(rest[:, None] - book[None]).sum(-1), axis=-1)]
+            pulls += jnp.square(rest - jax.lax.stop_gradient(code)).mean()
+            pulls += jnp.square(jax.lax.stop_gradient(rest) - code).mean()
+            coded, rest = coded + code, rest - jax.lax.stop_gradient(code)
+    return pulls + jnp.square((z + jax.lax.stop_gradient(coded - z)) @ p["out"] - x).mean()
+
+
 def switch(p: Any, x: Any) -> Any:
     """The first of the experts, times its weight, and a penalty of the logits."""
     with jax.named_scope("layer"):
@@ -155,6 +169,7 @@ PASSED = {
     "vector quantisation, straight through": vector_quantised(straight=True),
     "clusters": vector_quantised(decoded=False),
     "clusters, one-hot": vector_quantised(decoded=False, one_hot=True),
+    "residual vector quantisation": residual_codes,
     "router": switch,
     "statistic": lambda p, x: (jnp.square(x @ p["w"]).mean(), quantised(p["w"]).sum()),
 }
