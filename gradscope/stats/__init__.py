@@ -20,7 +20,7 @@ Statistics of a run:
 Findings:
 
 - `findings/find` lists the rules (`RULES`) and applies them to a manifest; `findings/rule_evidence` defines the default
-  thresholds (`Thresholds`); `findings/value_rules` decides whether what is not finite is thrown away.
+  thresholds (`Thresholds`); `findings/rules/value_rules` decides whether what is not finite is thrown away.
 
 Vocabulary: the *core tier* consists of the columns that a compiled step can compute, the *full tier* of all columns. A
 *finding* is a tensor that looks wrong, with the name of the rule and the number that triggered it.
@@ -37,7 +37,7 @@ from gradscope.stats.core_tier import CoreNumbers, stats_from_core
 from gradscope.stats.fill_missing import measured
 from gradscope.stats.findings.find import RULES, FindingRule, find
 from gradscope.stats.findings.rule_evidence import Finding, Thresholds
-from gradscope.stats.findings.value_rules import is_thrown_away
+from gradscope.stats.findings.rules.value_rules import is_thrown_away
 from gradscope.stats.gains import LayerGains, gradient_ratios, layer_gains
 from gradscope.stats.merging import merged_manifest
 from gradscope.stats.tensor_stats import TensorStats, tensor_stats

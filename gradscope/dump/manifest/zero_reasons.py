@@ -1,15 +1,25 @@
 """`ZERO_REASONS` has the reasons why a gradient is zero or cut off, by the words with which they begin or end.
 
 The reasons themselves are sentences with numbers and places; `Cause` and the ledger have them.
+`factor_in` and `places_in` read the names in them, each in time linear in its length: a file may have any reason.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
+from gradscope import naming
+
 #: What precedes a parameter of zeros in a reason, where it is not itself the factor, but a product of it with a matrix.
 PRODUCT_OF: Final = "the product of "
+#: What follows a factor that is named, at the end of a reason.
+_IS_ZERO: Final = " is 0"
+_FACTOR: Final = re.compile(rf": ((?:{PRODUCT_OF})?(?:{naming.PARAM}|{naming.INPUT})/)")
+#: What precedes a place, and the place, a file and a line.
+_AT: Final = " at "
+_PLACE: Final = re.compile(r".*?:\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,3 +153,16 @@ def kind_of(reason: str) -> ZeroReason | None:
     """Returns the kind of a reason; None for words that no gradient's reason has."""
     starting = (kind for kind in ZERO_REASONS if reason.removeprefix("is ").startswith(kind.name))
     return next(starting, next((kind for kind in ZERO_REASONS if kind.name in reason), None))
+
+
+def factor_in(reason: str) -> str:
+    """Returns what a reason says is zero throughout: `param/b`, or `the product of param/b`; "" where it names none."""
+    named = reason.removesuffix(_IS_ZERO)
+    start = max((found.start(1) for found in _FACTOR.finditer(named)), default=len(named))
+    return named[start:] if named != reason else ""
+
+
+def places_in(reason: str) -> frozenset[str]:
+    """Returns the lines that a reason names, as `model.py:3`."""
+    found = (_PLACE.match(rest) for rest in reason.split(_AT)[1:])
+    return frozenset(each[0] for each in found if each is not None)

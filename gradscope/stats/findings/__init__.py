@@ -3,9 +3,7 @@
 - `find` holds the table of all rules, `RULES`, and applies it to a manifest.
 - `rule_evidence` defines `Thresholds` with their defaults, `Finding`, `Suspect`, and `RuleEvidence`: the manifest,
   indexed for rules.
-- `kernels` finds the layers with a kernel, and the gain of their weights; `trends` has the rules about depth.
-- `weight_rules`, `unit_rules`, `value_rules`, `gradient_rules` and `batch_rules` are the other rules, by what they are
-  about. `softmax_values` says what the statistics of a value say of it as a softmax.
+- `rules` are the functions of the table, by what they are about.
 - `causes` folds consequences into their causes, and orders these.
 
 Vocabulary: a *rule* is a pure function from evidence and thresholds to *suspects*: what it alone would find, with the

@@ -11,9 +11,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from gradscope.dump.manifest.manifest import Manifest
-from gradscope.stats.findings import batch_rules, gradient_rules, trends, unit_rules, value_rules, weight_rules
 from gradscope.stats.findings.causes import causes
 from gradscope.stats.findings.rule_evidence import Finding, RuleEvidence, Suspect, Thresholds
+from gradscope.stats.findings.rules import (
+    batch_rules,
+    gradient_rules,
+    saturation_rules,
+    trends,
+    unit_rules,
+    value_rules,
+    weight_rules,
+)
 
 _Check = Callable[[RuleEvidence, Thresholds], Iterable[Suspect]]
 
@@ -102,12 +110,13 @@ RULES: Final = (
         "gradient, whether or not a layer returns its result; or a softmax goes through another softmax.",
         formula="saturated = share of elements within 0.01 of a limit; of a softmax over K, (K mean(p^2) K - 1) / (K - "
         "1): 0 for equal weights, 1 for a single one (0.6 counts at the initialisation, 0.9 later), "
-        "and of a tanh behind a kernel, with a mean below 0.3, 0.6 at the initialisation; not "
+        "and of a tanh behind a kernel, with a mean below 0.3, 0.6 at the initialisation; not where a mask "
+        "behind drops them: nearly as many elements get no gradient, and of the others less than half are there; not "
         "where more than a tenth of the variance of what it receives is noise, a term in which no parameter is",
         thresholds=("saturated",),
         remedy="Scale what goes in: divide attention scores by sqrt(width), normalise inputs, lower the learning rate. "
         "Give a loss that takes logits the logits.",
-        checks=(unit_rules.saturated,),
+        checks=(saturation_rules.saturated,),
     ),
     FindingRule(
         name="exploding",

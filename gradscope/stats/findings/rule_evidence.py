@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Final
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Cause, Entry, Layer, Manifest
 from gradscope.dump.manifest.packed_statistics import numbers_of
+from gradscope.dump.manifest.zero_reasons import places_in
 from gradscope.naming import IterationIndex
 from gradscope.naming.summary import Summary
 from gradscope.naming.wording import counted
 from gradscope.stats.columns import is_all_zero, number
+
+#: The most names around a name that are looked at: a file may have one of a million parts.
+DEEPEST: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -123,6 +129,8 @@ class RuleEvidence:
         own = (entry for entry in manifest.entries if entry.alias_of is None)
         self.entries = tuple(sorted(own, key=lambda entry: entry.site.index))
         self._causes = {(cause.family, cause.name): cause for cause in manifest.causes}
+        self._reasons: dict[str, tuple[str, ...]] = {}
+        self._places: dict[str, frozenset[str]] = {}
         self._details = {(line.family, line.name): line.detail for line in manifest.ledger.missing}
         self._by_key = {key(entry): entry for entry in manifest.entries}
 
@@ -148,6 +156,19 @@ class RuleEvidence:
     def cause(self, entry: Entry) -> Cause | None:
         """Returns the reason why a gradient is zero; None where the manifest has none."""
         return self._causes.get((entry.family, entry.name))
+
+    def reasons(self, start: str) -> tuple[str, ...]:
+        """Returns the reasons of zero gradients that begin with some words."""
+        if start not in self._reasons:
+            why = (cause.why for cause in self.manifest.causes)
+            self._reasons[start] = tuple(dict.fromkeys(each for each in why if each.startswith(start)))
+        return self._reasons[start]
+
+    def places(self, start: str) -> frozenset[str]:
+        """Returns the lines, as `model.py:3`, that the reasons name which begin with some words."""
+        if start not in self._places:
+            self._places[start] = frozenset(place for why in self.reasons(start) for place in places_in(why))
+        return self._places[start]
 
     def detail(self, entry: Entry) -> str:
         """Returns the ledger's detail on why a tensor is missing; "" where it has none."""
@@ -177,31 +198,30 @@ class RuleEvidence:
         return any(self._has_moved(entry) for entry in self.of(naming.PARAM) if len(entry.shape) == 1)
 
     @cached_property
-    def _kernels_by_scope(self) -> Mapping[str, Sequence[Entry]]:
-        found: dict[str, list[Entry]] = {}
+    def _uniform_by_scope(self) -> Mapping[str, Sequence[float]]:
+        """The deviations of the kernels of a uniform distribution, in ascending order, by the path around them."""
+        found: dict[str, list[float]] = {}
         for entry in self.of(naming.PARAM):
-            if len(entry.shape) > 1:
-                found.setdefault(_scope(entry), []).append(entry)
-        return found
+            # Of a uniform distribution around zero, the largest magnitude is sqrt(3) deviations; of normal ones, it is
+            # larger.
+            if len(entry.shape) > 1 and column(entry, "amax") < 1.8 * column(entry, "std"):
+                found.setdefault(_scope(entry), []).append(column(entry, "std"))
+        return {scope: sorted(deviations) for scope, deviations in found.items()}
 
     def _has_moved(self, bias: Entry) -> bool:
         spread, size = column(bias, "std"), column(bias, "size")
         if not spread > 1e-6 * column(bias, "rms") or size < 2:
             return False
-        beside = self._kernels_by_scope.get(_scope(bias), ())
+        beside = self._uniform_by_scope.get(_scope(bias), ())
+        place = bisect_left(beside, spread)
         # The spread of a sample of n differs from the one drawn from by about 1 / sqrt(2 n).
         near = 3 / (2 * size) ** 0.5
-        return not any(_is_uniform(entry) and abs(column(entry, "std") - spread) < near * spread for entry in beside)
+        return not any(abs(closest - spread) < near * spread for closest in beside[max(place - 1, 0) : place + 1])
 
 
 def _scope(entry: Entry) -> str:
     """Returns the path around a tensor; "" for one at the top."""
     return entry.name.rpartition("/")[0]
-
-
-def _is_uniform(entry: Entry) -> bool:
-    # Of a uniform distribution around zero, the largest magnitude is sqrt(3) deviations; of normal ones, it is larger.
-    return column(entry, "amax") < 1.8 * column(entry, "std")
 
 
 def key(entry: Entry) -> str:

@@ -4,7 +4,10 @@ Weights are quantised as `round(w / s) * s` with `s = max(abs(w)) / 127`. Withou
 arrives through `round`, and the gradient of `w` is that of its scale: zero but for the largest element.
 
 A tensor counts where all that the loss makes of its elements, one by one, goes through step functions that a cotangent
-arrives at, or through integers, and everything else through reductions that scale the result. So neither a
+arrives at, or through integers, and everything else through reductions that scale the result. Of a parameter, a
+comparison is a step function, too, and reductions may be of a penalty: where it is only compared, as in
+`where(w > 0, s, -s)`, weight decay is all that moves it. An activation may choose a code by `argmin`, on which other
+parameters work: without a straight-through gradient, what pulls it to the code is all that it gets. So neither a
 straight-through gradient counts, by `stop_gradient` or by a derivative rule, nor a step function whose result
 multiplies or is added to the tensor itself, nor one beside other statistics of the tensor.
 """
@@ -25,6 +28,9 @@ from gradscope.tracing.jaxpr.jaxcompat import Equation, is_literal
 from gradscope.tracing.tracer import Trace
 
 _STEPS: Final = frozenset({"ceil", "floor", "round", "sign"})
+#: Choose by a value, whatever it is otherwise.
+_CHOICES: Final = frozenset({"argmin", "argmax"})
+_STEPS_OF_PARAMS: Final = _STEPS | {"gt", "ge", "lt", "le"}
 #: Compute each element from those at its index, or move elements.
 _PER_ELEMENT: Final = COPIES | ADDITIONS | MULTIPLICATIONS | {
     "abs", "clamp", "exp", "integer_pow", "log", "logistic", "max", "min", "neg", "pow", "select_n", "sqrt", "square",
@@ -38,7 +44,7 @@ _NEAR: Final = 100
 def step_functions(trace: Trace) -> tuple[StepFunction, ...]:
     """Returns the step functions at which gradients end, with each parameter and the nearest activation read there."""
     search = _Search(trace)
-    return (*search.of_params(), *search.of_activations()) if search.has_steps() else ()
+    return (*search.of_params(), *(search.of_activations() if search.has_steps() else ()))
 
 
 class _Ends(NamedTuple):
@@ -69,9 +75,9 @@ class _Search:
         self._flow = ForwardFlow()
 
     def has_steps(self) -> bool:
-        """Returns whether there is any step function, or a cast to integers."""
+        """Returns whether there is any step function, a choice, or a cast to integers."""
         return any(
-            equation.primitive.name in _STEPS or _is_cast(equation)
+            equation.primitive.name in _STEPS | _CHOICES or _is_cast(equation)
             for frame in self._frames.values()
             for equation in frame.jaxpr.eqns
         )
@@ -80,7 +86,7 @@ class _Search:
         """Yields those of parameters."""
         for variable, leaf in zip(self._trace.root.jaxpr.invars, self._trace.arguments, strict=True):
             if leaf.family == naming.PARAM and math.prod(leaf.shape) > 1:
-                ends = self._ends(FrameVariable(self._trace.root, variable))
+                ends = self._ends(FrameVariable(self._trace.root, variable), of_param=True)
                 yield from (self._fact(naming.PARAM, leaf.name, each, ends) for each in ends.steps[:1])
 
     def of_activations(self) -> Iterator[StepFunction]:
@@ -90,59 +96,81 @@ class _Search:
             names = [name for name in site.names if not name.operation]
             if names and math.prod(site.shape) > 1 and not site.opaque and site.differentiable:
                 frame = self._frames[site.value.frame]
-                ends = self._ends(FrameVariable(frame, variable_of(frame, site.value)))
+                ends = self._ends(FrameVariable(frame, variable_of(frame, site.value)), of_param=False)
                 name = str(names[0].at([0] * len(site.loops)))
                 nearest.update((each, self._fact(naming.ACTIVATION, name, each, ends)) for each in ends.steps[:1])
         yield from nearest.values()
 
     def _fact(self, family: str, name: str, step: ValueKey, ends: _Ends) -> StepFunction:
-        primitive = self._frames[step.frame].jaxpr.eqns[step.equation].primitive.name
+        primitive = self._primitive_at(step)
         source = self._trace.site_at(step).source
         return StepFunction(
             family=family, name=name, primitive=primitive, beside=tuple(sorted(ends.reductions)), source=source
         )
 
-    def _ends(self, variable: FrameVariable) -> _Ends:
+    def _ends(self, variable: FrameVariable, *, of_param: bool) -> _Ends:
         """Returns the step functions and reductions at which a value's elements end.
 
-        Nothing where some go on, and where no reduction scales what the step functions return: without any, the
-        gradient is zero, which speaks for itself, and a reduction of another kind is a feature of its own.
+        Nothing where some go on, and where no reduction scales what the step functions return, or is of a penalty of a
+        parameter: without any, the gradient is zero, which speaks for itself, and a reduction of another kind is a
+        feature of its own.
         """
         found = _Found([], [])
         waiting: list[_Followed] = [_Followed(variable, None)]
-        seen = {variable}
+        seen, plain = {waiting[0]}, {variable}
         while waiting and len(seen) < _NEAR:
             one = waiting.pop()
             for step in self._flow.steps(one.variable):
                 primitive = step.frame.jaxpr.eqns[step.number].primitive.name
-                if step.to in seen or not self._is_run(step) or primitive == "stop_gradient":
+                reached = _Followed(step.to, one.stepped)
+                if reached in seen or not self._is_run(step) or _stops(step):
                     continue
-                seen.add(step.to)
-                after = self._after(one, step, primitive, found)
+                seen.add(reached)
+                steps = _STEPS_OF_PARAMS if of_param else _STEPS | _CHOICES
+                after = self._after(one, step, primitive, found, steps)
                 if after is None:
                     return _Ends()
                 waiting += after
-        scaling = () if waiting else self._scaling(found)
-        return _Ends([key for key, _ in found.steps], scaling) if scaling else _Ends()
+                plain.update(each.variable for each in after if each.stepped is None)
+        if waiting:
+            return _Ends()
+        # A choice may have a comparison of the elements, and the elements themselves.
+        found = found._replace(steps=[each for each in found.steps if each[1] not in plain])
+        chosen = [each for each in found.steps if self._primitive_at(each[0]) in _CHOICES]
+        if chosen:
+            beside = self._penalties(found) if all(self._leads_on(variable) for _, variable in chosen) else ()
+        else:
+            beside = self._scaling(found) or (self._penalties(found) if of_param else ())
+        return _Ends([key for key, _ in found.steps], beside) if beside else _Ends()
 
-    def _after(self, one: _Followed, step: Step, primitive: str, found: _Found) -> list[_Followed] | None:
+    def _after(
+        self, one: _Followed, step: Step, primitive: str, found: _Found, steps: frozenset[str]
+    ) -> list[_Followed] | None:
         """Returns what to follow behind a step, and notes where elements end; None where they go on by another way."""
         here = made_at(step.frame, step.number, 0) if step.way == "compute" else None
         if not is_inexact(step.to.atom):  # integers go anywhere, until they are numbers with a gradient again
-            cast = one.stepped or here if primitive == "convert_element_type" else None
+            cast = one.stepped or here if primitive == "convert_element_type" or primitive in steps else None
             stepped = cast if is_inexact(one.variable.atom) else one.stepped
             return [] if stepped is None else [_Followed(step.to, stepped)]
-        stepped = one.stepped if here is None or primitive not in _STEPS else here
+        stepped = one.stepped if here is None or primitive not in steps else here
         has_gradient = self._passes(step.to)
         if stepped is not None and has_gradient and (stepped is here or not is_inexact(one.variable.atom)):
             found.steps.append((stepped, step.to))
             return []
-        if stepped is here or step.way == "slice" or (_size(step.to) == _size(one.variable) and _keeps_apart(step)):
+        repeats = not has_gradient and primitive in COPIES
+        if (
+            stepped is here
+            or step.way == "slice"
+            or repeats
+            or (_size(step.to) == _size(one.variable) and _keeps_apart(step))
+        ):
             return [_Followed(step.to, stepped)]  # also without a gradient: before a step function there is none
         if has_gradient and here is not None and primitive.startswith(_REDUCES):
             found.reductions.append((primitive, step.to))
             return []
-        return None if has_gradient else []
+        if has_gradient:
+            return None
+        return [_Followed(step.to, stepped)] if _CHOICES & steps else []  # a distance to each code, before the choice
 
     def _scaling(self, found: _Found) -> set[str]:
         """Returns the reductions whose results multiply those of the step functions, or divide them."""
@@ -159,6 +187,22 @@ class _Search:
             scaling |= {primitive} if any(each in stepped and each not in scales for each in factors) else set()
         return scaling
 
+    def _penalties(self, found: _Found) -> set[str]:
+        """Returns the reductions of a penalty, all results behind which are single numbers; none where others exist."""
+        behind = self._flow.closure(variable for _, variable in found.reductions) if found.steps else ()
+        return {primitive for primitive, _ in found.reductions} if all(_size(each) == 1 for each in behind) else set()
+
+    def _leads_on(self, chosen: FrameVariable) -> bool:
+        """Returns whether a parameter with no part in the choice works on what is chosen, and sends it a gradient."""
+        behind = {each for each in self._flow.closure([chosen], lambda step: not _stops(step)) if _size(each) > 1}
+        pairs = zip(self._trace.root.jaxpr.invars, self._trace.arguments, strict=True)
+        params = (FrameVariable(self._trace.root, atom) for atom, leaf in pairs if leaf.family == naming.PARAM)
+        reached = (self._flow.closure([param]) for param in params)
+        return any(chosen not in each and not behind.isdisjoint(each) for each in reached)
+
+    def _primitive_at(self, step: ValueKey) -> str:
+        return self._frames[step.frame].jaxpr.eqns[step.equation].primitive.name
+
     def _passes(self, variable: FrameVariable) -> bool:
         return self._trace.reachability.of(*variable) is Reach.GRADIENT
 
@@ -170,6 +214,10 @@ class _Search:
 def _keeps_apart(step: Step) -> bool:
     """Returns whether each element of a step's result is made of one element, or is one."""
     return step.way != "compute" or step.frame.jaxpr.eqns[step.number].primitive.name in _PER_ELEMENT
+
+
+def _stops(step: Step) -> bool:
+    return step.frame.jaxpr.eqns[step.number].primitive.name == "stop_gradient"
 
 
 def _is_cast(equation: Equation) -> bool:

@@ -384,8 +384,29 @@ def test_a_function_outside_all_layers_is_reported_by_what_it_receives() -> None
     assert "70.0% of its weight on one element" in only.why
     moved = entry("param/norm/bias", [0.1, -0.2, 0.3, 0.7])
     assert find(Manifest(entries=(query, moved), saturations=(scores,))) == ()  # training may have chosen it
-    cause = Cause(family="param_grad", name="query", why="masked: in each row the mask leaves one entry, in model.py:7")
+    cause = Cause(
+        family="param_grad", name="query", why="masked: in each row the mask leaves one entry, in exp at model.py:7"
+    )
     assert find(Manifest(entries=(query,), saturations=(scores,), causes=(cause,))) == ()
+
+
+@pytest.mark.parametrize(("used", "is_saturated"), [(2, False), (16, True), (12, True), (0, True)])
+def test_rows_at_a_limit_that_a_mask_drops_are_not_saturated(used: int, is_saturated: bool) -> None:
+    values = np.full((16, 4), -1.0)
+    values[:2] = -1.0 if used > 2 else 0.5
+    gradients = np.zeros((16, 4))
+    gradients[:used] = 1.0
+    entries = (
+        entry("activation/act", values, 1, primitive="tanh"),
+        entry("activation_grad/act", gradients, 1),
+        entry("param/out/kernel", RANDOM.standard_normal((4, 4)), 2),
+        entry("activation/out", RANDOM.standard_normal((16, 4)), 2, primitive="dot_general"),
+    )
+    layers = (Layer(path="out", index=2, params=("out/kernel",), inputs=("act",), outputs=("out",)),)
+    rules = [each.rule for each in find(Manifest(entries=entries, layers=layers), Thresholds(saturated=0.85))]
+    assert ("saturated" in rules) is is_saturated
+    without = find(Manifest(entries=(entries[0], *entries[2:]), layers=layers), Thresholds(saturated=0.85))
+    assert "saturated" in [each.rule for each in without]  # nothing says that a mask is why
 
 
 def test_of_saturated_values_and_functions_the_first_is_reported_and_the_others_are_counted() -> None:

@@ -12,8 +12,10 @@ class StepFunction:
     Attributes:
         family: str of the tensor that it reads, element by element: `param` or `activation`.
         name: The tensor's name.
-        primitive: The primitive: `round`, `floor`, `ceil` or `sign`.
-        beside: The reductions of the tensor by which alone a gradient arrives, such as the `reduce_max` of a scale.
+        primitive: The primitive: `round`, `floor`, `ceil`, `sign`, a cast to integers, a comparison such as `gt`,
+            or a choice such as `argmin`.
+        beside: The reductions of the tensor by which alone a gradient arrives, such as the `reduce_max` of a scale or
+            the `reduce_sum` of a penalty.
         source: `file:line` in the user's code; None where unknown.
     """
 

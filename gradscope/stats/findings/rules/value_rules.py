@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry, Manifest, Origin
 from gradscope.stats.findings.rule_evidence import (
+    DEEPEST,
     Finding,
     RuleEvidence,
     Suspect,
@@ -51,7 +52,8 @@ def nonfinite(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
         yield from _of_loss(evidence)
         return
     first = _first(broken)
-    origins = [_of_origin(evidence, origin, broken) for origin in evidence.manifest.origins]
+    at = _Broken(frozenset(map(key, broken)), _first_of(broken, gradient=False), _first_of(broken, gradient=True))
+    origins = [_of_origin(evidence, origin, at) for origin in evidence.manifest.origins]
     # The search names where a NaN began. Where an infinity was there before, that is the cause, unless it was written
     # there on purpose.
     if origins and (first.family not in _FORWARD or first.site.primitive in _FILLS or _is_at(origins, first)):
@@ -118,13 +120,25 @@ def _counts(entry: Entry) -> str:
     return f"{column(entry, 'nan'):.0f} NaN and {column(entry, 'inf'):.0f} Inf of {column(entry, 'size'):.0f} elements"
 
 
-def _of_origin(evidence: RuleEvidence, origin: Origin, broken: Sequence[Entry]) -> Suspect:
+class _Broken(NamedTuple):
+    """A run's `_Broken` tensors have keys, and a first one, in the forward and in the backward pass."""
+
+    keys: frozenset[str]
+    forward: Entry
+    backward: Entry
+
+
+def _first_of(broken: Sequence[Entry], *, gradient: bool) -> Entry:
+    return _first([entry for entry in broken if naming.is_gradient(entry.family) == gradient] or broken)
+
+
+def _of_origin(evidence: RuleEvidence, origin: Origin, broken: _Broken) -> Suspect:
     """Returns the finding at the tensor around an origin, which is an operation."""
     gradient = origin.direction == "backward"
     families = (naming.ACTIVATION_GRAD, naming.ACTIVATION) if gradient else _FORWARD
     paths = [origin.name, *_with_those_around(origin.layer or origin.name)]
     keys = [naming.split_key(origin.name), *((family, path) for path in paths for family in families)]
-    first = _first([entry for entry in broken if naming.is_gradient(entry.family) == gradient] or list(broken))
+    first = broken.backward if gradient else broken.forward
     place = next((entry for at in keys if (entry := evidence.entry(*at)) is not None), first)
     named = origin.name == key(place) or f"{origin.name}/".startswith(f"{place.name}/")
     found = Finding(
@@ -134,15 +148,19 @@ def _of_origin(evidence: RuleEvidence, origin: Origin, broken: Sequence[Entry]) 
         why=origin.why if named else f"{origin.why}, in {naming.printable(origin.name)}",
         source=origin.source,
         iteration=origin.iteration,
-        tensors=len(broken),
+        tensors=len(broken.keys),
     )
     begin = place.site.index if place.family in (naming.ACTIVATION, naming.ACTIVATION_GRAD) else 0
-    return Suspect(finding=found, keys=frozenset(map(key, broken)), begin=begin, total=True)
+    return Suspect(finding=found, keys=broken.keys, begin=begin, total=True)
 
 
-def _with_those_around(path: str) -> list[str]:
-    parts = path.split("/")
-    return ["/".join(parts[:length]) for length in range(len(parts), 0, -1)]
+def _with_those_around(path: str) -> Iterator[str]:
+    """Yields a path and the innermost ones around it, the innermost first."""
+    for _ in range(DEEPEST):
+        if not path:
+            return
+        yield path
+        path = path.rpartition("/")[0]
 
 
 def overflow(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:

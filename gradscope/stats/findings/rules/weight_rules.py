@@ -8,17 +8,18 @@ normalisation takes away both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import cached_property
 from statistics import median
 from typing import Final
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry
-from gradscope.dump.manifest.zero_reasons import PRODUCT_OF
+from gradscope.dump.manifest.zero_reasons import PRODUCT_OF, factor_in
 from gradscope.naming.wording import counted
-from gradscope.stats.findings.gradient_rules import starting_at_zero
-from gradscope.stats.findings.kernels import KernelLayer, kernel_layers
 from gradscope.stats.findings.rule_evidence import (
     RuleEvidence,
     Suspect,
@@ -28,8 +29,11 @@ from gradscope.stats.findings.rule_evidence import (
     key,
     suspect,
 )  # fmt: skip
-from gradscope.stats.findings.trends import signal_trend
-from gradscope.stats.findings.unit_rules import saturated_activations, saturated_functions
+from gradscope.stats.findings.rules.harmless_zeros import HarmlessZeros
+from gradscope.stats.findings.rules.kernels import KernelLayer, kernel_layers
+from gradscope.stats.findings.rules.saturation_rules import saturated_activations, saturated_functions
+from gradscope.stats.findings.rules.trends import signal_trend
+from gradscope.stats.findings.rules.window_medians import window_medians
 
 #: How the reason of a zero gradient begins where a product of two signals loses it.
 _MIXED: Final = "masked: multiplied by exact zeros in dot_general"
@@ -49,9 +53,7 @@ def weights(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]
     yield from _without_movement(evidence, layers)
     yield from _without_signal(evidence, layers)
     yield from _all_equal(layers)
-    beyond = [
-        layer for number, layer in enumerate(layers) if _is_beyond(evidence, layers, number, saturated, thresholds)
-    ]
+    beyond = _Gains(evidence, layers, saturated, thresholds).beyond()
     if not beyond and _drifts(layers):
         beyond = [layer for layer in layers if layer.gain is not None and not 1 / _EACH < layer.gain < _EACH]
     if beyond:
@@ -60,23 +62,17 @@ def weights(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]
 
 def _without_movement(evidence: RuleEvidence, layers: Sequence[KernelLayer]) -> Iterator[Suspect]:
     """Finds kernels of zeros that no gradient moves."""
+    harmless = HarmlessZeros(evidence)
     still = [
         kernel for layer in layers for kernel in layer.kernels
         if is_zero(kernel) and is_zero(evidence.entry(naming.PARAM_GRAD, kernel.name))
-        and not _waits(evidence, kernel)
+        and not harmless.waits(kernel)
     ]  # fmt: skip
     still += _gains_without_movement(evidence, layers)
     if still:
         still.sort(key=lambda entry: entry.site.index)
         why = "is zero, and so is its gradient: it stays zero, and nothing passes it in either direction"
         yield suspect("init", still[0], why, still, total=True)
-
-
-def _waits(evidence: RuleEvidence, kernel: Entry) -> bool:
-    """Returns whether a kernel's gradient is zero only because another parameter is, which the next step changes."""
-    gradient = evidence.entry(naming.PARAM_GRAD, kernel.name)
-    cause = None if gradient is None else evidence.cause(gradient)
-    return cause is not None and any(cause.why.endswith(f": {key(param)} is 0") for param in starting_at_zero(evidence))
 
 
 def _without_signal(evidence: RuleEvidence, layers: Sequence[KernelLayer]) -> Iterator[Suspect]:
@@ -86,14 +82,13 @@ def _without_signal(evidence: RuleEvidence, layers: Sequence[KernelLayer]) -> It
     """
     zeros = {kernel.name: kernel for layer in layers for kernel in layer.kernels if is_zero(kernel)}
     silent = [kernel for kernel in zeros.values() if not is_zero(evidence.entry(naming.PARAM_GRAD, kernel.name))]
+    factors = {f"{PRODUCT_OF}{key(kernel)}": kernel.name for kernel in silent}
     lost: dict[str, list[Entry]] = {}
-    for kernel in silent:
-        ends = f": {PRODUCT_OF}{key(kernel)} is 0"
-        for cause in evidence.manifest.causes:
-            concerned = evidence.entry(cause.family, cause.name)
-            mixed = cause.why.startswith(_MIXED) and cause.why.endswith(ends)
-            if mixed and concerned is not None:
-                lost.setdefault(kernel.name, []).append(concerned)
+    for cause in evidence.manifest.causes:
+        factor = factors.get(factor_in(cause.why)) if cause.why.startswith(_MIXED) else None
+        concerned = None if factor is None else evidence.entry(cause.family, cause.name)
+        if factor is not None and concerned is not None:
+            lost.setdefault(factor, []).append(concerned)
     silent = [kernel for kernel in silent if kernel.name in lost]
     if silent:
         first, *others = silent
@@ -122,10 +117,11 @@ def _gains_without_movement(evidence: RuleEvidence, kernel_layers: Sequence[Kern
 
 def _all_equal(layers: Sequence[KernelLayer]) -> Iterator[Suspect]:
     """Finds kernels with the same number everywhere."""
-    equal = [
-        kernel for layer in layers for kernel in layer.kernels
-        if _is_equal(kernel) and not any(_is_beside(kernel, other) for other in layer.kernels)
-    ]  # fmt: skip
+    equal: list[Entry] = []
+    for layer in layers:
+        # Of a pair, a mean and its deviation, the other one tells units apart.
+        told_apart = {_part(kernel) for kernel in layer.kernels if not _is_equal(kernel)}
+        equal += [kernel for kernel in layer.kernels if _is_equal(kernel) and _part(kernel) not in told_apart]
     if equal:
         why = f"is {column(equal[0], 'mean'):.3g} in every element, so that all units compute and learn the same"
         yield suspect("init", equal[0], why, equal)
@@ -135,74 +131,111 @@ def _is_equal(kernel: Entry) -> bool:
     return column(kernel, "rms") > 0 and column(kernel, "std") <= 1e-6 * column(kernel, "rms")
 
 
-def _is_beside(kernel: Entry, other: Entry) -> bool:
-    """Returns whether a kernel is one of a pair, of which the other tells units apart: a mean and its deviation."""
-    part, _, _ = kernel.name.rpartition("/")
-    return other.name.rpartition("/")[0] == part and other.shape == kernel.shape and not _is_equal(other)
+def _part(kernel: Entry) -> tuple[str, tuple[int, ...]]:
+    """Returns the part of the model that a kernel is in, and its shape."""
+    return kernel.name.rpartition("/")[0], kernel.shape
 
 
-def _is_beyond(
-    evidence: RuleEvidence,
-    layers: Sequence[KernelLayer],
-    number: int,
-    saturated: AbstractSet[str],
-    thresholds: Thresholds,
-) -> bool:
-    """Returns whether a layer's gain is beyond the threshold, and does harm."""
-    gain = layers[number].gain
-    if not gain or _is_usual(gain, thresholds) or _is_used_backwards(evidence, layers, layers[number], thresholds):
-        return False
-    if gain > 1 and layers[number].output.name in saturated:
-        return True
-    if gain > 1 and _passes_on(evidence, layers, layers[number], thresholds):
-        return True
-    # What the layers receive, and not what they return, which depends on their own weights.
-    received = [layer.layer.rms.get("in", 0.0) for layer in layers]
-    before = [rms for rms in received[: number + 1] if rms > 0]
-    behind = [rms for rms in received[number + 1 :] if rms > 0]
-    if not behind:
-        # The scale of the last layer is that of the model's answer; a small one is a usual choice.
-        return gain > 1 and column(layers[number].output, "rms") > max(_LARGE, thresholds.init * median(before))
-    near = len(layers) // 2 + 1
-    change = median(behind[:near]) / median(before[-near:])
-    return change > gain**_REACHES if gain > 1 else change < gain**_REACHES
+class _Gains:
+    """`_Gains` tells which layers change a signal out of all proportion, by what surrounds them.
 
-
-def _is_usual(gain: float, thresholds: Thresholds) -> bool:
-    return 1 / thresholds.init <= gain <= thresholds.init
-
-
-def _is_used_backwards(
-    evidence: RuleEvidence, layers: Sequence[KernelLayer], layer: KernelLayer, thresholds: Thresholds
-) -> bool:
-    """Returns whether an earlier layer has the same kernel, with a usual gain or with an output that nothing needs.
-
-    The derivative of a network inside the loss, as of an energy, uses its kernels backwards: there a sum has as many
-    terms as the layer has outputs, for which its weights were not drawn.
+    Args:
+        evidence: What is known of the dump.
+        layers: The layers with a kernel.
+        saturated: The names of the values that saturated functions read.
+        thresholds: The thresholds of the rules.
     """
-    before = (each for each in layers if each.layer.index < layer.layer.index and each.kernels == layer.kernels)
-    if any(each.gain is not None and _is_usual(each.gain, thresholds) for each in before):
-        return True
-    earlier = (each for each in evidence.manifest.layers if each.index < layer.layer.index and not each.outputs)
-    return any({kernel.name for kernel in layer.kernels} <= {*each.params} for each in earlier)
+
+    def __init__(
+        self,
+        evidence: RuleEvidence,
+        layers: Sequence[KernelLayer],
+        saturated: AbstractSet[str],
+        thresholds: Thresholds,
+    ) -> None:
+        self._layers = layers
+        self._saturated = saturated
+        self._thresholds = thresholds
+        self._all_layers = evidence.manifest.layers
+        # What the layers receive, and not what they return, which depends on their own weights.
+        self._received = [layer.layer.rms.get("in", 0.0) for layer in layers]
+        self._before = list(itertools.accumulate((rms > 0 for rms in self._received), initial=0))
+
+    def beyond(self) -> list[KernelLayer]:
+        """Returns the layers whose gain is beyond the threshold, and does harm."""
+        return [layer for number, layer in enumerate(self._layers) if self._is_beyond(layer, number)]
+
+    def _is_beyond(self, layer: KernelLayer, number: int) -> bool:
+        gain = layer.gain
+        if not gain or self._is_usual(gain) or self._is_used_backwards(layer):
+            return False
+        if gain > 1 and (layer.output.name in self._saturated or self._passes_on(layer)):
+            return True
+        place = self._before[number + 1]
+        if place == self._before[-1]:
+            # The scale of the last layer is that of the model's answer; a small one is a usual choice.
+            usual = self._thresholds.init * self._medians_of_all[place]
+            return gain > 1 and column(layer.output, "rms") > max(_LARGE, usual)
+        change = self._medians_behind[place] / self._medians_before[place]
+        return change > gain**_REACHES if gain > 1 else change < gain**_REACHES
+
+    def _is_usual(self, gain: float) -> bool:
+        return 1 / self._thresholds.init <= gain <= self._thresholds.init
+
+    @cached_property
+    def _signals(self) -> list[float]:
+        return [rms for rms in self._received if rms > 0]
+
+    @cached_property
+    def _medians_of_all(self) -> list[float]:
+        """The median of the signals before each place."""
+        return window_medians(self._signals, len(self._signals))
+
+    @cached_property
+    def _medians_before(self) -> list[float]:
+        """The median of the signals before each place that are near."""
+        return window_medians(self._signals, len(self._layers) // 2 + 1)
+
+    @cached_property
+    def _medians_behind(self) -> list[float]:
+        """The median of the signals behind each place that are near."""
+        return window_medians(self._signals[::-1], len(self._layers) // 2 + 1)[::-1]
+
+    def _is_used_backwards(self, layer: KernelLayer) -> bool:
+        """Returns whether an earlier layer has the same kernel, with a usual gain or with an output that nothing needs.
+
+        The derivative of a network inside the loss, as of an energy, uses its kernels backwards: there a sum has as
+        many terms as the layer has outputs, for which its weights were not drawn.
+        """
+        return self._used_forwards.get(layer.kernels[0].name, math.inf) < layer.layer.index
+
+    @cached_property
+    def _used_forwards(self) -> Mapping[str, int]:
+        """The first layer, by its index, that uses a kernel forwards, by the kernel's name."""
+        usual = ((layer.layer.index, layer.kernels[0].name) for layer in self._layers
+                 if layer.gain is not None and self._is_usual(layer.gain))  # fmt: skip
+        without = ((layer.index, name) for layer in self._all_layers if not layer.outputs for name in layer.params)
+        return {name: index for index, name in sorted((*usual, *without), reverse=True)}
+
+    def _passes_on(self, layer: KernelLayer) -> bool:
+        """Returns whether a layer without a kernel, such as a residual sum, passes on what is large for this model."""
+        return self._last_reader.get(layer.output.name, -1) > layer.layer.index
+
+    @cached_property
+    def _last_reader(self) -> Mapping[str, int]:
+        """The last layer without a kernel, by its index, that passes on a large signal, by the names that it reads."""
+        large = self._thresholds.init * median(column(each.output, "rms") for each in self._layers)
+        own = {each.layer.path for each in self._layers}
+        readers = (each for each in self._all_layers if each.path not in own and 0 < large < each.rms.get("out", 0.0))
+        return {name: index for index, name in sorted((each.index, name) for each in readers for name in each.inputs)}
 
 
 def _read_by_saturated(evidence: RuleEvidence, thresholds: Thresholds) -> AbstractSet[str]:
     """Returns the names of the values that saturated functions read."""
-    saturated = (evidence.layer_of(each) for each in saturated_activations(evidence, thresholds))
-    received = {name for layer in saturated if layer is not None for name in layer.inputs}
+    layers = (evidence.layer_of(each) for each in saturated_activations(evidence, thresholds))
+    returning = {layer.path: layer for layer in layers if layer is not None}
+    received = {name for layer in returning.values() for name in layer.inputs}
     return received.union(name for inner in saturated_functions(evidence, thresholds) for name in inner.inputs)
-
-
-def _passes_on(
-    evidence: RuleEvidence, layers: Sequence[KernelLayer], layer: KernelLayer, thresholds: Thresholds
-) -> bool:
-    """Returns whether a layer without a kernel, such as a residual sum, passes on what is large for this model."""
-    usual = median(column(each.output, "rms") for each in layers)
-    own = {each.layer.path for each in layers}
-    behind = (each for each in evidence.manifest.layers if each.index > layer.layer.index and each.path not in own)
-    readers = (each for each in behind if layer.output.name in each.inputs)
-    return any(0 < thresholds.init * usual < reader.rms.get("out", 0.0) for reader in readers)
 
 
 def _drifts(layers: Sequence[KernelLayer]) -> bool:

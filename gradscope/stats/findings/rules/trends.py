@@ -26,8 +26,8 @@ from statistics import median
 from typing import Final
 
 from gradscope.dump.manifest.manifest import Entry
-from gradscope.stats.findings.kernels import KernelLayer, kernel_layers
 from gradscope.stats.findings.rule_evidence import RuleEvidence, Suspect, Thresholds, column, suspect
+from gradscope.stats.findings.rules.kernels import KernelLayer, kernel_layers
 
 #: The fewest layers that make a trend.
 _FEWEST: Final = 6

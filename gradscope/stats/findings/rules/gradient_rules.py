@@ -10,38 +10,32 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Final
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.dump.manifest.operation_facts import StepFunction
-from gradscope.dump.manifest.zero_reasons import PRODUCT_OF
+from gradscope.dump.manifest.zero_reasons import PRODUCT_OF, factor_in
 from gradscope.dump.record import AS_DATA, STOPPED
 from gradscope.naming.numbering import NUMBER
 from gradscope.stats.findings.rule_evidence import (
+    DEEPEST,
     Finding,
     RuleEvidence,
     Suspect,
     Thresholds,
     is_zero,
-    key,
     suspect,
 )  # fmt: skip
+from gradscope.stats.findings.rules.harmless_zeros import HarmlessZeros
 
 _UNUSED: Final = "disconnected"
-#: How the reason of a zero gradient begins where a gate is closed.
-GATED: Final = "masked: multiplied by exact zeros in mul"
-#: How the reason of a zero gradient begins where every margin of the loss is kept.
-SATISFIED: Final = "satisfied"
 #: How the reason of a zero gradient begins where a rectifier is why.
 DEAD_UNITS: Final = "dead units"
 #: How it names the rectifier.
 _ENDED: Final = re.compile(rf"{DEAD_UNITS}: the output of (.*) is constant wherever")
-#: How it goes on where an input of zeros, such as a mask, is all that the rectifier's layer receives a multiple of.
-_SILENCED: Final = re.compile(rf"{DEAD_UNITS}.*: (?:{PRODUCT_OF})?{naming.INPUT}/(.*) is 0")
-#: How it begins where an operation behind a value takes out what it adds.
-_INVARIANT: Final = "zero by construction: the loss does not change with it"
 _NUMBER: Final = re.compile(NUMBER)
 #: The most names of unused parts of a block that a finding lists.
 _MOST_NAMES: Final = 4
@@ -53,10 +47,10 @@ def zero_gradient(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
     for entry in evidence.entries:
         if entry.family in (naming.PARAM_GRAD, naming.ACTIVATION_GRAD) and (reason := _reason(evidence, entry)):
             lost.setdefault(_of_all_blocks(reason), []).append((reason, entry))
-    starting = tuple(starting_at_zero(evidence)) if lost else ()
+    harmless = HarmlessZeros(evidence)
     for found in lost.values():
         params = [(reason, entry) for reason, entry in found if entry.family == naming.PARAM_GRAD]
-        faults = [entry for reason, entry in params if not _is_by_construction(evidence, entry, reason, starting)]
+        faults = [entry for reason, entry in params if not harmless.has(entry, reason)]
         if faults:
             reason = next(reason for reason, entry in params if entry is faults[0])
             values = [entry for _, entry in found if entry.family != naming.PARAM_GRAD]
@@ -112,8 +106,9 @@ def end_of_gradient(evidence: RuleEvidence, value: Entry, *, is_rectified: bool)
 
 def silencing_input(evidence: RuleEvidence, reason: str) -> Entry | None:
     """Returns the input of zeros because of which a rectifier is dead, by the reason of a zero gradient."""
-    silenced = _SILENCED.fullmatch(reason)
-    return None if silenced is None else evidence.entry(naming.INPUT, silenced[1])
+    family, name = naming.split_key(factor_in(reason).removeprefix(PRODUCT_OF))
+    is_input = reason.startswith(DEAD_UNITS) and family == naming.INPUT
+    return evidence.entry(family, name) if is_input else None
 
 
 def _lost(reason: str, params: Sequence[Entry], values: Sequence[Entry], silencing: Entry | None) -> Suspect:
@@ -149,43 +144,16 @@ def _reason(evidence: RuleEvidence, entry: Entry) -> str:
     return "its cause is not determined" if cause is None else cause.why
 
 
-def _is_by_construction(evidence: RuleEvidence, entry: Entry, reason: str, starting: Sequence[Entry]) -> bool:
-    """Returns whether a zero is no fault: it goes away with the next step, or the loss does not depend on the value."""
-    if reason.startswith(("branch not taken", SATISFIED)):
-        return True
-    if reason.startswith(("cancellation", _INVARIANT)):
-        beside = (other for other in evidence.of(naming.PARAM_GRAD) if other.site.layer == entry.site.layer)
-        return any(len(other.shape) > len(entry.shape) and not is_zero(other) for other in beside)
-    return reason.startswith("masked") and any(_is_switched_off_by(param, entry, reason) for param in starting)
-
-
-def _is_switched_off_by(param: Entry, entry: Entry, reason: str) -> bool:
-    """Returns whether a gradient is zero because a parameter is, which the next step changes."""
-    if reason.endswith(f": {key(param)} is 0"):
-        return True
-    if reason.endswith(f": {PRODUCT_OF}{key(param)} is 0"):
-        return f"{GATED} " in reason  # where two signals are multiplied by each other, `init` reports it
-    source = param.site.source
-    return param.site.index >= entry.site.index and source is not None and source in reason
-
-
-def starting_at_zero(evidence: RuleEvidence) -> Iterator[Entry]:
-    """Yields the parameters that are zero and have a gradient: those of branches that are switched off at first."""
-    for param in evidence.of(naming.PARAM):
-        gradient = evidence.entry(naming.PARAM_GRAD, param.name)
-        if is_zero(param) and gradient is not None and gradient.absent is None and not is_zero(gradient):
-            yield param
-
-
 def unused_parameter(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
     """Finds parameters on which the loss does not depend at all, by the largest parts of the model that have no other.
 
     Some are used by no layer; others are, and what that layer computes does not reach the loss.
     """
     params = {entry.name: entry for entry in evidence.entries if entry.family == naming.PARAM}
+    constants = _lost_in_derivatives(evidence)
     unused = {
         name: why for name, entry in params.items()
-        if (why := _unused(evidence, entry)) is not None and not _is_lost_in_derivative(evidence, name)
+        if (why := _unused(evidence, entry)) is not None and name not in constants
     }  # fmt: skip
     if not unused:
         return
@@ -223,8 +191,8 @@ def _paths(parts: Sequence[str]) -> str:
 
 
 def _around(name: str) -> list[str]:
-    """Returns the paths of a name's parents, the outermost first, and the name itself."""
-    parts = name.split("/")
+    """Returns the paths of a name's outermost parents, the outermost first, and the name itself."""
+    parts = name.split("/", DEEPEST)
     return ["/".join(parts[:length]) for length in range(1, len(parts) + 1)]
 
 
@@ -244,15 +212,21 @@ def _unused(evidence: RuleEvidence, param: Entry) -> str | None:
     return naming.printable(rest)
 
 
-def _is_lost_in_derivative(evidence: RuleEvidence, name: str) -> bool:
-    """Returns whether a parameter is a constant of an energy: of the layer that adds it, the derivative alone is used.
+def _lost_in_derivatives(evidence: RuleEvidence) -> AbstractSet[str]:
+    """Returns the parameters that are constants of an energy: of layers that add them, the derivative alone is used.
 
-    Nothing reads what the layer returns, and yet its kernel has a gradient, by way of the derivative.
+    Nothing reads what such a layer returns, and yet its kernel has a gradient, by way of the derivative.
     """
-    beside = {other for layer in evidence.manifest.layers if not layer.outputs and name in layer.params
-              for other in layer.params if other.rpartition("/")[0] == name.rpartition("/")[0]}  # fmt: skip
-    gradients = (evidence.entry(naming.PARAM_GRAD, other) for other in beside - {name})
-    return any(gradient is not None and gradient.absent is None for gradient in gradients)
+    found: set[str] = set()
+    for layer in evidence.manifest.layers:
+        beside: dict[str, set[str]] = {}
+        for name in () if layer.outputs else layer.params:
+            beside.setdefault(name.rpartition("/")[0], set()).add(name)
+        for names in beside.values():
+            gradients = {name: evidence.entry(naming.PARAM_GRAD, name) for name in names}
+            learning = {name for name, each in gradients.items() if each is not None and each.absent is None}
+            found |= names if len(learning) > 1 else names - learning if learning else set()
+    return found
 
 
 def self_check(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:

@@ -6,6 +6,7 @@ by element. Layers without one (normalisations, activation functions, losses, at
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry, Layer
 from gradscope.naming.numbering import NUMBER
 from gradscope.primitive_groups import ADDITIONS, COPIES, MATRIX_PRODUCTS
-from gradscope.stats.findings.rule_evidence import RuleEvidence, column, key
+from gradscope.stats.findings.rule_evidence import DEEPEST, RuleEvidence, column, key
 
 #: The primitives whose result is linear in the layer's input where they end a layer with one kernel.
 _LINEAR: Final = MATRIX_PRODUCTS | ADDITIONS | COPIES
@@ -61,19 +62,24 @@ def kernel_layers(evidence: RuleEvidence) -> tuple[KernelLayer, ...]:
 
 
 def behind_kernels(evidence: RuleEvidence, layers: Iterable[KernelLayer]) -> AbstractSet[str]:
-    """Returns the names of the values that are computed from the kernels of layers, as far as it is known of what."""
+    """Returns the names of the values that are computed from the kernels of layers, as far as it is known of what.
+
+    Each layer is looked at once, however much it reads and returns.
+    """
     readers: dict[str, list[Layer]] = {}
     made_at = {name: layer.index for layer in reversed(evidence.manifest.layers) for name in layer.outputs}
     for layer in evidence.manifest.layers:
         for read in layer.sources or _read(layer, made_at):
             readers.setdefault(read, []).append(layer)
     found: set[str] = set()
+    seen: set[int] = set()
     pending = [key(kernel) for layer in layers for kernel in layer.kernels]
     while pending:
         for layer in readers.pop(pending.pop(), ()):
-            fresh = [name for name in layer.outputs if name not in found]
-            found.update(fresh)
-            pending += [naming.key_of(naming.ACTIVATION, name) for name in fresh]
+            if id(layer) not in seen:
+                seen.add(id(layer))
+                found.update(layer.outputs)
+                pending += [naming.key_of(naming.ACTIVATION, name) for name in layer.outputs]
     return found
 
 
@@ -90,10 +96,15 @@ def _iterations(layers: Sequence[Layer]) -> Mapping[str, int]:
     """Returns the number of iterations of each path with an index, by the path in front of it."""
     lengths: dict[str, int] = {}
     for path in (layer.path for layer in layers):
-        for found in _INDEX.finditer(path):
-            prefix = _INDEX.sub("[]", path[: found.start()])
-            lengths[prefix] = max(lengths.get(prefix, 0), int(found[1]) + 1)
+        for prefix, number in _indices(path):
+            lengths[prefix] = max(lengths.get(prefix, 0), number + 1)
     return lengths
+
+
+def _indices(path: str) -> Iterator[tuple[str, int]]:
+    """Yields the outermost indices of a path, each with the path in front of it without numbers."""
+    for found in itertools.islice(_INDEX.finditer(path), DEEPEST):
+        yield _INDEX.sub("[]", path[: found.start()]), int(found[1])
 
 
 def _kernel_layer(evidence: RuleEvidence, layer: Layer, lengths: Mapping[str, int]) -> KernelLayer | None:
@@ -101,28 +112,27 @@ def _kernel_layer(evidence: RuleEvidence, layer: Layer, lengths: Mapping[str, in
     if output is None or output.absent is not None:
         return None
     params = [entry for name in layer.params if (entry := evidence.entry(naming.PARAM, name)) is not None]
-    shapes = {entry.name: _own_shape(entry.shape, layer.path, lengths) for entry in params}
+    around = [lengths[prefix] for prefix, _ in _indices(layer.path)]
+    shapes = {entry.name: _own_shape(entry.shape, around) for entry in params}
     kernels = tuple(entry for entry in params if _is_kernel(shapes[entry.name], output.shape))
     if not kernels:
         return None
     gradient = evidence.entry(naming.ACTIVATION_GRAD, layer.outputs[0])
-    biases = [entry for entry in params if entry not in kernels]
     return KernelLayer(
         layer=layer,
         output=output,
         kernels=kernels,
         gradient=None if gradient is None or gradient.absent else gradient,
-        gain=_gain(layer, output, biases) if len(kernels) == 1 else None,
+        gain=_gain(layer, output, [each for each in params if each != kernels[0]]) if len(kernels) == 1 else None,
     )
 
 
-def _own_shape(shape: Sequence[int], path: str, lengths: Mapping[str, int]) -> tuple[int, ...]:
-    """Returns a parameter's shape without the axes of the loops around the layer that uses it."""
-    rest = list(shape)
-    for found in _INDEX.finditer(path):
-        if rest and rest[0] == lengths[_INDEX.sub("[]", path[: found.start()])]:
-            del rest[0]
-    return tuple(rest)
+def _own_shape(shape: tuple[int, ...], around: Sequence[int]) -> tuple[int, ...]:
+    """Returns a parameter's shape without the axes of the loops around the layer that uses it, by their lengths."""
+    for length in around:
+        if shape[:1] == (length,):
+            shape = shape[1:]
+    return shape
 
 
 def _is_kernel(shape: tuple[int, ...], output: tuple[int, ...]) -> bool:

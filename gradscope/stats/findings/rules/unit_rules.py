@@ -1,0 +1,116 @@
+"""The rule `dead` finds units that pass no gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from gradscope import naming
+from gradscope.dump.manifest.manifest import Entry
+from gradscope.stats.columns import number
+from gradscope.stats.findings.rule_evidence import (
+    RuleEvidence,
+    Suspect,
+    Thresholds,
+    column,
+    columns,
+    is_zero,
+    suspect,
+)
+from gradscope.stats.findings.rules.gradient_rules import DEAD_UNITS, end_of_gradient, silencing_input
+from gradscope.stats.findings.rules.harmless_zeros import SATISFIED
+
+#: The fewest examples and positions that say something about a unit.
+_EXAMPLES: Final = 8
+#: The largest probability at which a share of dead units does not count as chance.
+_CHANCE: Final = 1e-4
+#: Primitives that end a rectifier; None where the primitive is unknown.
+_RECTIFIERS: Final = frozenset({None, "custom_jvp_call", "max", "select_n", "clamp", "jit", "pjit", "mul"})
+
+
+def dead(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
+    """Finds rectifiers most of whose units are zero for every example."""
+    outputs = evidence.of(naming.ACTIVATION)
+    shares = zip(outputs, columns(outputs, "dead"), strict=True)
+    found = _not_silenced(evidence, [entry for entry, share in shares if _is_dead(evidence, entry, share, thresholds)])
+    if not found:
+        return
+    most = max(column(entry, "dead") for entry in found)
+    first = next(entry for entry in found if column(entry, "dead") > most - 0.1)
+    readers = {layer.path for layer in evidence.layers.values() if first.name in layer.inputs}
+    after = (entry for entry in found if entry.site.layer in readers)
+    worst = next(after, first) if not _is_rectified(evidence, first) else first
+    share, units = column(worst, "dead"), worst.shape[-1]
+    count, what = column(worst, "size") / units, "examples" if len(worst.shape) == 2 else "positions"
+    is_rectified = _is_rectified(evidence, worst)
+    state = "zero" if is_rectified else "not positive"
+    why = f"has {share:.1%} dead units: {share * units:.0f} of {units} are {state} at all of {count:,.0f} {what}"
+    why += end_of_gradient(evidence, worst, is_rectified=is_rectified)
+    if _receives_zeros(evidence, worst):
+        why += ", as is all that its layer receives: look at what is before it, such as a mask"
+    yield suspect("dead", worst, why, found, total=share == 1)
+
+
+def _is_dead(evidence: RuleEvidence, entry: Entry, share: float, thresholds: Thresholds) -> bool:
+    if entry.site.operation or len(entry.shape) < 2 or not thresholds.dead < share <= 1 or _is_kept(evidence, entry):
+        return False
+    return _is_beyond_chance(entry, share) and (
+        _is_rectified(evidence, entry) or _precedes_rectifier(evidence, entry, share)
+    )
+
+
+def _is_kept(evidence: RuleEvidence, entry: Entry) -> bool:
+    """Returns whether a value is what a loss is a sum of, and zero because every margin is kept."""
+    return entry.site.source in evidence.places(SATISFIED)
+
+
+def _not_silenced(evidence: RuleEvidence, entries: Sequence[Entry]) -> Sequence[Entry]:
+    """Returns values without those of layers that receive zeros alone, where an input of zeros is why."""
+    others = [entry for entry in entries if not _receives_zeros(evidence, entry)]
+    if len(others) == len(entries):
+        return entries
+    silenced = any(silencing_input(evidence, why) for why in evidence.reasons(DEAD_UNITS))
+    return others if silenced else entries  # what is silenced is reported where the zeros are
+
+
+def _receives_zeros(evidence: RuleEvidence, entry: Entry) -> bool:
+    layer = evidence.layer_of(entry)
+    return layer is not None and layer.rms.get("in") == 0
+
+
+def _is_beyond_chance(entry: Entry, share: float) -> bool:
+    """Returns whether so many units are dead by more than chance.
+
+    In a deep chain all examples become alike, and a unit is positive for all of them or for none, with equal
+    probability.
+    """
+    units = entry.shape[-1]
+    examples = column(entry, "size") / units if units else 0.0
+    if examples < _EXAMPLES:
+        return False
+    if share == 1:
+        return True  # nothing passes, whatever the reason
+    deviations = (2 * share - 1) * math.sqrt(units)
+    tail = math.erfc(deviations / math.sqrt(2)) / 2  # of the binomial distribution, which is nearly normal
+    return tail < _CHANCE
+
+
+def _is_rectified(evidence: RuleEvidence, entry: Entry) -> bool:
+    zeros = column(entry, "zeros") / max(column(entry, "size"), 1)
+    if number(entry.stats, "min") != 0 or zeros < column(entry, "dead"):
+        return False
+    # A product of zeros alone says nothing of a rectifier in it, unless a gradient was lost at one.
+    at_rectifier = entry.site.primitive != "mul" or not is_zero(entry) or evidence.reasons(DEAD_UNITS)
+    return entry.site.primitive in _RECTIFIERS and bool(at_rectifier)
+
+
+def _precedes_rectifier(evidence: RuleEvidence, entry: Entry, share: float) -> bool:
+    """Returns whether the gradient of a value is exactly zero where its units are negative, as before a rectifier."""
+    gradient = evidence.entry(naming.ACTIVATION_GRAD, entry.name)
+    if gradient is None or gradient.absent is not None or number(entry.stats, "max") == number(entry.stats, "min"):
+        return False
+    if is_zero(gradient):
+        cause = evidence.cause(gradient)
+        return cause is not None and cause.why.startswith(DEAD_UNITS)
+    return column(gradient, "zeros") >= share * column(gradient, "size")
