@@ -39,7 +39,10 @@ class AlarmRule:
     families: tuple[str, ...] = ()
 
 
-_SPIKE: Final = "above mean + 6 standard deviations of the last 128 steps, and 5 of logarithms; silent before 64"
+_SPIKE: Final = (
+    "above mean + 6 standard deviations of the last 128 steps, and 5 of logarithms, or more where their tail is heavy; "
+    "silent before 64"
+)
 
 #: A norm that hardly varies is above that by chance, at a third more than it was: once in some 25,000 steps.
 _NORM_FACTOR: Final = 1.5

@@ -138,11 +138,26 @@ def test_skewed_losses_as_of_small_batches_are_no_spikes() -> None:
         assert [alarm for step, loss in enumerate(losses) for alarm in watch.step(step, {"loss": loss})] == []
 
 
+def test_losses_with_a_heavy_tail_are_no_spikes_and_two_spikes_do_not_hide_a_third() -> None:
+    heavy = np.abs(np.random.default_rng(0).standard_t(1.5, (20_000, 64))).mean(-1)
+    watch = AlarmWatch({})
+    found = [alarm for step, loss in enumerate(heavy) for alarm in watch.step(step, {"loss": loss})]
+    assert len(found) <= 1, [alarm.why for alarm in found]
+
+    light = np.random.default_rng(0).normal(2.5, 0.1, 300)
+    light[[150, 190, 230]] *= 4
+    watch = AlarmWatch({})
+    found = [alarm.step for step, loss in enumerate(light) for alarm in watch.step(step, {"loss": loss})]
+    assert found == [150, 190, 230]
+
+
 def test_the_limit_is_that_of_the_last_128_steps_in_values_and_in_logarithms() -> None:
     values = np.random.default_rng(0).normal(5, 1, 300)
     last = values[-128:]
-    logarithms = np.log(last)
-    limit = max(last.mean() + 6 * last.std(), np.exp(logarithms.mean() + 5 * logarithms.std()))
+    logarithms = np.sort(np.log(last))
+    tail = (logarithms[-3] - logarithms.mean()) / logarithms.std()
+    power = logarithms.mean() + 5 * logarithms.std() * max(1, tail / 1.8) ** 2
+    limit = max(last.mean() + 6 * last.std(), np.exp(power))
     for value, found in ((limit * 0.999, 0), (limit * 1.001, 1)):
         watch = AlarmWatch({})
         assert [alarm for step, each in enumerate(values) for alarm in watch.step(step, {"loss": each})] == []
