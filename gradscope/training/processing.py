@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,8 +36,13 @@ class Processing:
         """Returns the processing that patterns, factors and clips state.
 
         Raises:
-            UsageError: A pattern is none.
+            UsageError: A pattern is none, or a factor is not finite.
         """
+        wrong = next((each for each in multiply.items() if not math.isfinite(each[1])), None)
+        if wrong is not None:
+            raise UsageError(
+                f"the gradients of {wrong[0]!r} cannot be multiplied by {float(wrong[1])}", hint="give a finite factor"
+            )
         factors = tuple((Pattern.parse(pattern), float(factor)) for pattern, factor in multiply.items())
         return cls(trained=Selection.parse(only, freeze), multipliers=factors, clips=tuple(clips))
 

@@ -10,6 +10,6 @@
 - `suspects`: steps of one program only that may have made the first divergence.
 - `run_differences`: how the captures and the runs themselves differ (versions, devices, families recorded).
 - `run_divergence`: the first step at which two training runs differ, and the first tensor in it, as far as statistics
-  tell; `run_stages` has the order of a step.
+  tell; `run_stages` has the order of a step, `run_rounding` what differs by rounding alone.
 - `sentence`: the verdict in words; `clauses` has what it says besides the first divergence.
 """

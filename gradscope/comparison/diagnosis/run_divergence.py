@@ -16,6 +16,7 @@ import numpy as np
 from gradscope import naming
 from gradscope.comparison.default_tolerances import default_tolerance, reduced_matmul
 from gradscope.comparison.diagnosis.run_differences import provenance_differences
+from gradscope.comparison.diagnosis.run_rounding import RunRounding
 from gradscope.comparison.diagnosis.run_stages import STEP, RunRow, follows_the_loss, place_in_step
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.rows import Verdict
@@ -52,6 +53,8 @@ class RunDivergence:
         rows: The tensors at that step, or at the last one where none differs, in the order of the step.
         ref_only: How many steps only the reference recorded.
         cand_only: How many steps only the candidate recorded.
+        rounded: The parameters whose gradients differ because they are zero but for rounding, up to the step of `rows`:
+            that is no difference.
         provenance_differences: `field`, `ref` and `cand` of each difference between how the runs were made.
 
     Example:
@@ -67,6 +70,7 @@ class RunDivergence:
     rows: tuple[RunRow, ...]
     ref_only: int = 0
     cand_only: int = 0
+    rounded: tuple[str, ...] = ()
     provenance_differences: tuple[Mapping[str, Json], ...] = field(default=())
 
     def __bool__(self) -> bool:
@@ -92,7 +96,8 @@ class RunDivergence:
             return f"Nothing compared: the runs have {why}."
         first = self.first
         if first is None:
-            return f"As far as statistics tell, {counted(len(self.steps), 'step')} the same."
+            zeros = f", {len(self.rounded):,} zero but for rounding" if self.rounded else ""
+            return f"As far as statistics tell, {counted(len(self.steps), 'step')} the same{zeros}."
         before = self.steps.index(self.first_step or 0)
         agreeing = f"{counted(before, 'recorded step')} the same, then" if before else "From the first one on:"
         return f"{agreeing} step {self.first_step} differs, first in the {first.stage}: {_difference(first)}."
@@ -112,6 +117,7 @@ class RunDivergence:
                         for step, bound in zip(self.steps, self.largest, strict=True)],
             "ref_only_steps": self.ref_only,
             "cand_only_steps": self.cand_only,
+            "rounded": list(self.rounded) or None,
             "rows": [row.to_json() for row in self.rows],
             "provenance_differences": [dict(difference) for difference in self.provenance_differences],
         }  # fmt: skip
@@ -134,15 +140,18 @@ def compare_runs(ref: History, cand: History, options: CompareOptions) -> RunDiv
     ours, theirs = ref.steps(), cand.steps()
     common = np.intersect1d(ours["step"], theirs["step"])
     largest: list[float] = []
+    rounded: dict[str, None] = {}
     shown: tuple[int | None, tuple[RunRow, ...]] = (None, ())
     for step in common.tolist():
         rows = judge.rows(step, _numbers(ours, step), _numbers(theirs, step))
-        largest.append(max((row.bound for row in rows if row.bound is not None), default=0.0))
+        bounds = (row.bound for row in rows if row.bound is not None and not row.rounding)
+        largest.append(max(bounds, default=0.0))
         if shown[0] is None:
+            rounded |= dict.fromkeys(row.rounding for row in rows if row.rounding)
             shown = (step if any(row.differs for row in rows) else None), rows
     return RunDivergence(
         steps=tuple(common.tolist()), largest=tuple(largest), first_step=shown[0], rows=shown[1],
-        ref_only=len(ours["step"]) - len(common), cand_only=len(theirs["step"]) - len(common),
+        ref_only=len(ours["step"]) - len(common), cand_only=len(theirs["step"]) - len(common), rounded=tuple(rounded),
         provenance_differences=provenance_differences(_facts(ref), _facts(cand)),
     )  # fmt: skip
 
@@ -163,6 +172,7 @@ class _Judge:
             for key in sorted(chosen, key=lambda key: place_in_step(tensors[key].family, tensors[key].name))
         }
         self._numbers = {key: (ours.get(key), theirs.get(key)) for key in self._tensors}
+        self._rounding = RunRounding(ref, cand, reduced=self._reduced)
         self._tolerances = {key: self._tolerance(each) for key, each in self._tensors.items()}
 
     def rows(self, step: int, ref: Mapping[str, float], cand: Mapping[str, float]) -> tuple[RunRow, ...]:
@@ -174,6 +184,7 @@ class _Judge:
             cand: The candidate's.
         """
         ours, theirs = self._ref.stats_at(step), self._cand.stats_at(step)
+        self._rounding.step(step, ours, theirs)
         rows = [
             self._row(tensor, ours.get(one, {}) if one is not None else {},
                       theirs.get(other, {}) if other is not None else {})
@@ -185,7 +196,7 @@ class _Judge:
         found = [row for row in rows if row is not None]
         return tuple(sorted(found, key=lambda row: place_in_step(row.family, row.name)))
 
-    def _row(self, tensor: TensorRow, ref: Mapping[str, Json], cand: Mapping[str, Json]) -> RunRow | None:
+    def _row(self, tensor: TensorRow, ref: Mapping[str, float | int], cand: Mapping[str, float | int]) -> RunRow | None:
         if not ref and not cand:
             return None
         if not ref or not cand:
@@ -197,10 +208,11 @@ class _Judge:
         tolerance = self._tolerances[tensor.key]
         least = 0.0 if bound is None else bound.rel_l2
         same = _of_one_step(ref) == _of_one_step(cand) if tolerance is None else _admits(tolerance, least)
+        rounding = "" if same or tolerance is None else self._rounding.explains(tensor, ref, cand)
         return RunRow(
-            name=tensor.name, family=tensor.family, status="same" if same else "different", bound=least,
-            tolerance="" if tolerance is None else tolerance.spelling, ref=_float(ref.get("l2")),
-            cand=_float(cand.get("l2")),
+            name=tensor.name, family=tensor.family, status="same" if same or rounding else "different", bound=least,
+            tolerance="" if tolerance is None else tolerance.spelling, ref=ref.get("l2"), cand=cand.get("l2"),
+            rounding=rounding,
         )  # fmt: skip
 
     def _number_row(self, name: str, ref: float, cand: float) -> RunRow | None:
@@ -248,10 +260,6 @@ def _numbers(steps: Mapping[str, np.ndarray], step: int) -> dict[str, float]:
 
 def _facts(history: History) -> dict[str, Json]:
     return {name: value for name, value in history.facts.items() if name not in _OF_THE_COMMAND}
-
-
-def _float(value: Json) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
 
 
 def _difference(row: RunRow) -> str:

@@ -46,6 +46,7 @@ class RunRow:
         tolerance: The tolerance that it was judged by, as written; "" where everything has to be equal.
         ref: The reference's l2 norm, or the number; None where there is none.
         cand: The candidate's, likewise.
+        rounding: The parameter whose gradient is zero but for rounding, which makes all the difference; "" for none.
     """
 
     name: str
@@ -56,6 +57,7 @@ class RunRow:
     tolerance: str = ""
     ref: float | None = None
     cand: float | None = None
+    rounding: str = ""
 
     @property
     def key(self) -> str:
@@ -77,6 +79,7 @@ class RunRow:
         facts: dict[str, Json] = {
             "name": self.name, "family": self.family, "stage": self.stage, "status": self.status,
             "rel_l2_at_least": self.bound, "tolerance": self.tolerance or None, "ref": self.ref, "cand": self.cand,
+            "rounding": self.rounding or None,
         }  # fmt: skip
         return {name: fact for name, fact in facts.items() if fact is not None}
 

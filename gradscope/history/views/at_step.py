@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 from gradscope.dump.manifest.manifest import Entry, Manifest
 from gradscope.dump.record import Json, SiteFacts
@@ -33,15 +34,28 @@ def manifest_at(history: History, step: int) -> Manifest:
     at = recorded.searchsorted(step)
     if at >= len(recorded) or recorded[at] != step:
         raise not_recorded(history, step)
-    found = history.stats_at(step)
-    entries = [
-        _entry(history.tensors[number], number, stats) for number, stats in found.items() if number in history.tensors
-    ]
+    entries = entries_of(history.tensors, history.stats_at(step))
     loss = float(steps["loss"][at])
     facts: dict[str, Json] = {
         name: float(values[at]) for name, values in steps.items() if name != "time" and not math.isnan(values[at])
     }
-    return Manifest(entries=tuple(entries), loss=None if math.isnan(loss) else loss, tier="core", provenance=facts)
+    return Manifest(entries=entries, loss=None if math.isnan(loss) else loss, tier="core", provenance=facts)
+
+
+def entries_of(
+    tensors: Mapping[int, TensorRow], stats: Mapping[int, Mapping[str, float | int]], families: Sequence[str] = ()
+) -> tuple[Entry, ...]:
+    """Returns the entries of a step's tensors.
+
+    Args:
+        tensors: The tensors of a run, by number.
+        stats: Their statistics at the step, by number.
+        families: The families that are wanted; all where empty.
+    """
+    chosen = ((number, tensors[number], each) for number, each in stats.items() if number in tensors)
+    return tuple(
+        _entry(tensor, number, each) for number, tensor, each in chosen if not families or tensor.family in families
+    )
 
 
 def not_recorded(history: History, step: int) -> UsageError:
@@ -67,7 +81,7 @@ def not_recorded(history: History, step: int) -> UsageError:
     return UsageError(f"step {step} was not recorded", hint=hint or "no step was recorded yet")
 
 
-def _entry(tensor: TensorRow, number: int, stats: dict[str, float | int]) -> Entry:
+def _entry(tensor: TensorRow, number: int, stats: Mapping[str, float | int]) -> Entry:
     shape, dtype = tensor.shape or (), tensor.dtype or "float32"
     columns: dict[str, Json] = {"shape": list(shape), "dtype": dtype, "size": math.prod(shape)}
     columns |= {name: int(stats[name]) if name in _COUNTS else stats[name] for name in STATS if name in stats}

@@ -6,16 +6,21 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from math import isfinite, isnan
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import optax
 import optax.contrib
+from jax.tree_util import tree_leaves
 
 from gradscope.errors import UsageError
 from gradscope.naming.patterns import nearest_hint
 from gradscope.training.optimizers import clip, tensorflow1
 from gradscope.training.optimizers.literal_expressions import Expression, parse_expression
+
+#: The arguments of optimizers by which an update is multiplied.
+_RATES: Final = ("learning_rate", "step_size")
 
 #: A schedule: the learning rate as a function of the number of steps that were taken before.
 Schedule = Callable[[Any], Any]
@@ -46,7 +51,8 @@ def parse_optimizer(text: str, learning_rate: str | float | None = None) -> Opti
         learning_rate: A number or a schedule, where the expression has none.
 
     Raises:
-        UsageError: The expression has another form, names no optimizer, or has arguments that it does not take.
+        UsageError: The expression has another form, names no optimizer, or has arguments that it does not take, or a
+            learning rate that is not finite.
     """
     expression = parse_expression(text)
     if not isinstance(expression, Expression):
@@ -54,7 +60,7 @@ def parse_optimizer(text: str, learning_rate: str | float | None = None) -> Opti
     make = _named(expression, _optimizers(), "optimizer")
     if learning_rate is not None:
         expression = _with_learning_rate(expression, make, parse_schedule(learning_rate))
-    arguments = expression.bound(make, _schedule_or_optimizer)
+    arguments = _finite(expression, expression.bound(make, _schedule_or_optimizer))
     made = expression.called(make, arguments)
     if not isinstance(made, optax.GradientTransformation):
         raise UsageError(f"{text!r} is not an optimizer", hint="write its name: 'sgd(0.1)'")
@@ -119,7 +125,8 @@ def _with_learning_rate(expression: Expression, make: Callable[..., Any], rate: 
 
 def _schedule_of(expression: Expression) -> Any:
     """Returns the schedule that an expression names."""
-    return expression.of(_named(expression, _schedules(), "schedule"), _schedule_of)
+    make = _named(expression, _schedules(), "schedule")
+    return expression.called(make, _finite(expression, expression.bound(make, _schedule_of)))
 
 
 def _no_limit(expression: Expression) -> Any:
@@ -130,7 +137,25 @@ def _no_limit(expression: Expression) -> Any:
 def _schedule_or_optimizer(expression: Expression) -> Any:
     """Returns what an argument of an optimizer names: a schedule, or another optimizer."""
     known = {**_optimizers(), **_schedules()}
-    return expression.of(_named(expression, known, "schedule or optimizer"), _schedule_or_optimizer)
+    make = _named(expression, known, "schedule or optimizer")
+    return expression.called(make, _finite(expression, expression.bound(make, _schedule_or_optimizer)))
+
+
+def _finite(expression: Expression, arguments: inspect.BoundArguments) -> inspect.BoundArguments:
+    """Returns arguments whose learning rate is finite, and of a schedule every number: other arguments may be infinite.
+
+    Raises:
+        UsageError: One is not.
+    """
+    given = arguments.arguments
+    rates = given if expression.name in _schedules() else {name: given.get(name) for name in _RATES}
+    wrong = next((each for each in tree_leaves(dict(rates)) if isinstance(each, float) and not isfinite(each)), None)
+    if wrong is not None:
+        raise UsageError(
+            f"{expression.text!r} has a learning rate that is {'no number' if isnan(wrong) else 'infinite'}",
+            hint="give a finite one",
+        )
+    return arguments
 
 
 def _named(expression: Expression, known: Mapping[str, Callable[..., Any]], kind: str) -> Callable[..., Any]:

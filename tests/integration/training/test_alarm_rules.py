@@ -123,6 +123,19 @@ def test_a_wrong_batch_is_named_and_no_parameter_that_drifts() -> None:
     assert [(alarm.rule, alarm.key) for alarm in found] == [("loss-spike", "input/y")]
 
 
+def test_no_tensor_is_named_where_none_deviates() -> None:
+    """A wrong target that is not observed: parameters drift and activations have noise, as ever."""
+    watch, noise = AlarmWatch({}), np.random.default_rng(0)
+    named: list[str | None] = []
+    for step in range(80):
+        stats: Stats = {f"param/{layer}": {"l2": 5 * 1.02**step} for layer in LAYERS}
+        stats |= {f"activation/{layer}": {"l2": float(noise.lognormal(0, 0.1))} for layer in LAYERS}
+        alarms = watch.step(step, {"loss": 1 + 0.1 * (step % 7) if step < 79 else 9e4, "grad_norm": 1.0})
+        named += [watch.named(alarm, stats).key for alarm in alarms]
+        watch.recorded(step, stats, {})
+    assert named == [None]
+
+
 def test_spikes_are_silent_before_there_is_something_to_compare_with() -> None:
     def fault(step: int, numbers: dict[str, float], stats: Stats, _: Any) -> None:
         if step == 63:

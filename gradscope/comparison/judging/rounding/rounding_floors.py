@@ -161,10 +161,21 @@ class RoundingFloors:
 
 def is_within(evidence: PairEvidence, floor: Floor) -> bool:
     """Returns whether two tensors, of terms that cancel, differ by no more than a floor."""
-    if evidence.distance is None or evidence.distance > floor.l2:
-        return False
     rel_l2 = as_float(evidence.metrics.get("rel_l2", 0.0))
-    return rel_l2 > 0 and evidence.distance / rel_l2 <= floor.cancelled
+    if evidence.distance is None or rel_l2 <= 0:
+        return False
+    return is_rounding(evidence.distance, evidence.distance / rel_l2, floor)
+
+
+def is_rounding(distance: float, l2: float, floor: Floor) -> bool:
+    """Returns whether a difference is rounding of terms that cancel.
+
+    Args:
+        distance: The l2 norm of the difference.
+        l2: That of the reference.
+        floor: The floor of the tensor.
+    """
+    return distance <= floor.l2 and l2 <= floor.cancelled
 
 
 def _by_name(

@@ -9,6 +9,7 @@ from typing import Final
 from gradscope.comparison.diagnosis.run_divergence import RunDivergence
 from gradscope.comparison.diagnosis.run_stages import RunRow
 from gradscope.dump.record import Json
+from gradscope.naming import printable
 from gradscope.naming.wording import counted
 from gradscope.presentation.render.document import Document, Note, Notes
 from gradscope.presentation.render.github import Annotation
@@ -19,6 +20,8 @@ from gradscope.presentation.tables.over_time.sparkline import sparkline
 from gradscope.presentation.tables.table import Column, Line, Table
 
 _WIDTH: Final = 40
+#: So many gradients that are zero but for rounding are named.
+_NAMED: Final = 3
 
 _TENSOR: Final = (
     Column(heading="rel_l2 at least", kind="number", priority=1),
@@ -101,6 +104,10 @@ class RunDivergenceReport:
         if found.ref_only or found.cand_only:
             text = f"{found.ref_only:,} of the reference, {found.cand_only:,} of the candidate"
             notes.append(Note(label="not in both", text=text))
+        if found.rounded:
+            more = f", and {len(found.rounded) - _NAMED:,} more" if len(found.rounded) > _NAMED else ""
+            text = f"{len(found.rounded):,} zero but for rounding, whose updates are no difference: "
+            notes.append(Note(label="gradients", text=text + ", ".join(map(printable, found.rounded[:_NAMED])) + more))
         if any(found.largest):
             line = sparkline(found.largest, _WIDTH, unicode=screen.unicode)
             notes.append(Note(label="difference", text=f"{line}  largest rel_l2 of each step, at least"))

@@ -425,6 +425,23 @@ def noisy_loop(folder: Path, factor: float, steps: int = 80, **options: Any) -> 
     return before
 
 
+def test_wrong_targets_that_are_not_observed_are_blamed_on_no_parameter_that_drifts(tmp_path: Path) -> None:
+    def residuals(params: Any, batch: Any) -> Any:
+        with jax.named_scope("hidden"):
+            hidden = jnp.tanh(batch["x"] @ params["hidden"]["w"])
+        with jax.named_scope("head"):
+            predicted = (hidden @ params["head"]["w"])[:, 0]
+        return jnp.mean((predicted - batch["y"].reshape(-1)) ** 2)
+
+    with gs.Probe(tmp_path) as probe:
+        step, state = probe.jit(loop_step(probe.value_and_grad, probe.record, residuals)), initial()
+        for number in range(80):
+            each = batch(number)
+            state, _ = step(state, {**each, "y": each["y"] * (100.0 if number == SPIKE else 1)})
+    with gs.load(tmp_path) as run:
+        assert [alarm.key for alarm in run.alarms if alarm.rule == "loss-spike"] == [None]
+
+
 def test_an_alarm_between_records_saves_the_state_before_its_step_and_its_batch(tmp_path: Path) -> None:
     before = noisy_loop(tmp_path, 1000.0)
     with gs.load(tmp_path) as run:
