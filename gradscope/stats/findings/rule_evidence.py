@@ -62,10 +62,11 @@ class Finding:
 
     @property
     def statement(self) -> str:
-        """The finding as a sentence: the tensor, the reason, the place, and how many tensors more are affected."""
+        """The finding as a sentence: the tensor, the reason, the place, and how many more tensors are affected."""
         place = "" if self.source is None else f" ({self.source})"
         others = self.tensors - 1
-        more = f"; {counted(others, 'tensor')} more {'is' if others == 1 else 'are'} affected" if others > 0 else ""
+        are = "is" if others == 1 else "are"
+        more = f"; {counted(others, 'more tensor')} {are} affected" if others > 0 else ""
         return f"{naming.key_of(self.family, self.name)} {self.why}{place}{more}"
 
     def summary(self) -> Summary:

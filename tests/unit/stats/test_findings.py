@@ -268,7 +268,7 @@ def test_dead_units_and_the_reason_of_their_zero_gradient_name_one_rectifier_or_
     causes = (Cause(family="activation_grad", name="conv", why=why),)
     (only,) = find(Manifest(entries=(value, gradient), causes=causes))
     assert only.statement == f"activation/conv has 100.0% dead units: 4 of 4 are {words} (model.py:1)"
-    assert replace(only, tensors=3).statement == f"{only.statement}; 2 tensors more are affected"
+    assert replace(only, tensors=3).statement == f"{only.statement}; 2 more tensors are affected"
 
 
 def test_all_that_follows_from_a_dead_layer_is_reported_with_it() -> None:

@@ -246,6 +246,7 @@ def test_a_class_or_factory_that_was_not_called_is_refused_with_how_to_call_it(n
 
 
 def test_a_module_that_is_called_with_an_unknown_keyword_shows_no_address() -> None:
+    pytest.importorskip("flax", reason="the package flax is not installed")
     write(
         "linen.py",
         "import flax.linen as nn\nclass Net(nn.Module):\n    act: object = nn.relu\n    def __call__(self, x):\n"
