@@ -69,7 +69,7 @@ def _alarms(number: int, target: str, jump: int, steps: int) -> list[tuple[int, 
         done = subprocess.run([*command, *options, *given], capture_output=True, text=True, check=False)
     if not done.stdout:
         raise RuntimeError(done.stderr)
-    return [(each["step"], each["rule"], each["name"]) for each in json.loads(done.stdout)["alarms"]]
+    return [(each["step"], each["rule"], each.get("name", "no tensor")) for each in json.loads(done.stdout)["alarms"]]
 
 
 def _listed(raised: list[tuple[int, str, str]]) -> str:

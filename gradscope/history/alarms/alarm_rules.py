@@ -29,6 +29,8 @@ class AlarmRule:
         watches: The column of `steps` that a spike is of; None for a rule about tensors.
         least_factor: How many times the mean of the last steps a spike is at least; 0 for a column that has no scale.
         families: The families of the tensors that an alarm may name.
+        least_deviation: By how many of its standard deviations a tensor deviates that an alarm names; 0 where the
+            number that is watched is made of these tensors, so that one of them deviates.
     """
 
     name: str
@@ -37,6 +39,7 @@ class AlarmRule:
     watches: str | None = None
     least_factor: float = 0.0
     families: tuple[str, ...] = ()
+    least_deviation: float = 0.0
 
 
 _SPIKE: Final = (
@@ -48,6 +51,10 @@ _SPIKE: Final = (
 _NORM_FACTOR: Final = 1.5
 _NORM_SPIKE: Final = f"above {_NORM_FACTOR:g} times the mean, and {_SPIKE.removeprefix('above ')}"
 
+#: A tensor that drifts evenly is 1.8 of its own standard deviations from its median, and noise of so few values is 3 in
+#: one of a hundred tensors.
+_LEAST_DEVIATION: Final = 4.0
+
 #: Every rule.
 RULES: Final = (
     AlarmRule(
@@ -58,7 +65,7 @@ RULES: Final = (
     ),
     AlarmRule(
         name="loss-spike", sentence="The loss jumps up.", formula=_SPIKE, watches="loss",
-        families=(naming.INPUT, naming.PARAM, naming.ACTIVATION),
+        families=(naming.INPUT, naming.PARAM, naming.ACTIVATION), least_deviation=_LEAST_DEVIATION,
     ),
     AlarmRule(
         name="grad-spike", sentence="The norm of the gradients jumps up.", formula=_NORM_SPIKE, watches="grad_norm",

@@ -40,9 +40,6 @@ _LARGEST_POWER: Final = 709.0
 #: Recorded values of a tensor with which the next one is compared, and the least spread of their decimal logarithms.
 _COMPARED: Final = 16
 _LEAST_DECADES: Final = 0.05
-#: A tensor deviates from so many standard deviations on. One that drifts evenly is 1.8 of its own from its median, and
-#: noise of so few values is 3 in one of a hundred tensors.
-_LEAST_DEVIATION: Final = 4.0
 
 _TITLES: Final = {"loss": "loss", "grad_norm": "norm of the gradients", "update_norm": "norm of the updates"}
 
@@ -104,10 +101,10 @@ class AlarmWatch:
             alarm: The alarm.
             stats: The statistics of the tensors at that step, by key, in the order of the step.
         """
-        families = BY_NAME[alarm.rule].families
+        rule = BY_NAME[alarm.rule]
         deviations = {key: self._deviation(key, each) for key, each in stats.items()
-                      if naming.split_key(key)[0] in families}  # fmt: skip
-        key = forward_most({key: each for key, each in deviations.items() if each >= _LEAST_DEVIATION})
+                      if naming.split_key(key)[0] in rule.families}  # fmt: skip
+        key = forward_most({key: each for key, each in deviations.items() if each >= rule.least_deviation})
         return alarm if key is None else replace(alarm, key=key, why=f"deviates most: {alarm.why}")
 
     def recorded(self, number: int, stats: Statistics, unchanged: Mapping[str, bool]) -> list[Alarm]:
