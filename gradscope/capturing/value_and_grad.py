@@ -207,8 +207,8 @@ def _seen(watching: Watching, observed: Observed, values: Sequence[Any]) -> Seen
     observe = watching.plan.observe
     chosen = {holder: {place.number for place in watching.indexes.values() if place.holder == holder}
               for holder in ("arguments", "gradients")}  # fmt: skip
-    gradients = {number: observe(observed.gradients[number], stored=True) for number in sorted(chosen["gradients"])}
-    arguments = {number: observe(jnp.asarray(values[number]), stored=True) for number in sorted(chosen["arguments"])}
+    gradients = {number: observe(observed.gradients[number]) for number in sorted(chosen["gradients"])}
+    arguments = {number: observe(jnp.asarray(values[number])) for number in sorted(chosen["arguments"])}
     captured = observed.captured
     if not watching.statistics:  # which are constants already
         # A second differentiation of a step takes values that it observed as constants.

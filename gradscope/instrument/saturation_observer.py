@@ -50,7 +50,7 @@ def noise_share(numbers: np.ndarray) -> float:
     return noise / (noise + rest) if noise > 0 else 0.0
 
 
-def _spreads(noise: int, axis: int | None, value: Sequence[Any], *, stored: bool = False) -> Any:  # noqa: ARG001
+def _spreads(noise: int, axis: int | None, value: Sequence[Any]) -> Any:
     """Returns the variances of the noise and of the other operand, over the scores of a row that no mask lowers."""
     return jnp.stack([_variance(value[at], axis) for at in (noise, 1 - noise)])
 
@@ -63,13 +63,13 @@ def _variance(value: Any, axis: int | None) -> Any:
     return _mean(jnp.where(kept, jnp.square(wide - mean), 0).sum(axis, keepdims=True) / count)
 
 
-def _of_elements(low: float, high: float, value: Any, *, stored: bool = False) -> Any:  # noqa: ARG001 - no cotangent
+def _of_elements(low: float, high: float, value: Any) -> Any:
     """Returns the share of elements within the margin of a limit, and 0."""
     at_limit = (value < low + MARGIN) | (value > high - MARGIN)
     return jnp.stack([_mean(at_limit), jnp.float32(0)])
 
 
-def _of_shares(entries: int, value: Any, *, stored: bool = False) -> Any:  # noqa: ARG001 - no cotangent
+def _of_shares(entries: int, value: Any) -> Any:
     """Returns the mean over rows of the sum of squares, and the share of zeros."""
     wide = value.astype(jnp.float32)
     return jnp.stack([_mean(wide * wide) * entries, _mean(wide == 0)])

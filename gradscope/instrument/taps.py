@@ -19,18 +19,16 @@ import jax.numpy as jnp
 class Observer(Protocol):
     """An `Observer` computes the array that is kept of a value."""
 
-    def __call__(self, value: Any, *, stored: bool = False) -> Any:
+    def __call__(self, value: Any) -> Any:
         """Returns the observation of `value`, of inexact dtype wherever `value` has one.
 
         Args:
             value: The value.
-            stored: Whether it has a buffer of its own in any case: an argument or a result of the program, or a
-                cotangent.
         """
         ...
 
 
-def full_tensor(value: Any, *, stored: bool = False) -> Any:  # noqa: ARG001 - the same either way
+def full_tensor(value: Any) -> Any:
     """Returns the value itself, or the data of a typed PRNG key; an observer."""
     if jnp.issubdtype(jax.typeof(value).dtype, jax.dtypes.prng_key):
         return jax.random.key_data(value)
@@ -57,7 +55,7 @@ def tap(value: Any, sink: Any, observe: Observer, reached: Callable[[], None]) -
 
     def backward(_residual: None, cotangent: Any) -> tuple[Any, Any]:
         reached()
-        return cotangent, observe(cotangent, stored=True)
+        return cotangent, observe(cotangent)
 
     identity.defvjp(forward, backward)
     return identity(value, sink)

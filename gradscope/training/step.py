@@ -228,7 +228,7 @@ class TrainStep:
 
     def observe(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Returns vectors of statistics of those tensors that are to be observed, by key."""
-        return {key: OBSERVERS[self._keep](leaf, stored=True) for key, leaf in tensors.items() if self._selects(key)}
+        return {key: OBSERVERS[self._keep](leaf) for key, leaf in tensors.items() if self._selects(key)}
 
     def _trained_only(self, gradients: Any, state: TrainState) -> Any:
         """Returns the gradients of the trained parameters: the pytree, with None for all others."""

@@ -6,8 +6,6 @@ Other devices add ones at the bins of the elements, which is a kernel of its own
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache, partial
 from typing import Any
 
 import jax
@@ -15,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscope.history.value_histograms import BINS, BINS_PER_SIGN, SHIFT, ValueHistogram, counted
-from gradscope.instrument.rewriting.core_statistics import WIDTH, as_bytes, bits_of, core_statistics
+from gradscope.instrument.rewriting.core_statistics import WIDTH, as_bytes, core_statistics
 from gradscope.instrument.rewriting.host_calls import made_on_host
 from gradscope.instrument.taps import full_tensor
 from gradscope.tracing.jaxpr.sharding import varying, varying_axes
@@ -23,16 +21,15 @@ from gradscope.tracing.jaxpr.sharding import varying, varying_axes
 _BASE = 2**16
 
 
-def statistics_and_histogram(value: Any, *, stored: bool = False) -> Any:
+def statistics_and_histogram(value: Any) -> Any:
     """Returns the vector of `core_statistics`, then two digits for each bin of the histogram; an observer.
 
     Args:
         value: An array of any shape; of a complex one the magnitudes are counted, of a typed PRNG key its data.
-        stored: Whether it has a buffer of its own in any case: an argument or a result of the program, or a cotangent.
     """
     constant = as_bytes(jax.lax.stop_gradient(full_tensor(value)))
-    digits = jax.lax.platform_dependent(constant, cpu=_on_host if stored else _bits_on_host, default=_on_device)
-    return jnp.concatenate([core_statistics(value, stored=stored), digits])
+    digits = jax.lax.platform_dependent(constant, cpu=_on_host, default=_on_device)
+    return jnp.concatenate([core_statistics(value), digits])
 
 
 def histogram_of(vector: np.ndarray) -> ValueHistogram | None:
@@ -42,26 +39,12 @@ def histogram_of(vector: np.ndarray) -> ValueHistogram | None:
 
 
 def _on_host(value: Any) -> Any:
-    return _digits_from_host(jax.typeof(value).dtype, value)
-
-
-def _bits_on_host(value: Any) -> Any:
-    # The bits and not the value, for the reason that `core_statistics` has.
-    return _digits_from_host(jax.typeof(value).dtype, bits_of(value))
-
-
-def _digits_from_host(dtype: np.dtype[Any], operand: Any) -> Any:
     shape = jax.ShapeDtypeStruct((2 * BINS,), jnp.float32)
-    return varying(made_on_host(_counting(dtype), shape, operand), varying_axes([operand]))
+    return varying(made_on_host(_counted_digits, shape, value), varying_axes([value]))
 
 
-@cache
-def _counting(dtype: np.dtype[Any]) -> Callable[[np.ndarray], np.ndarray]:
-    return partial(_counted_digits, dtype)
-
-
-def _counted_digits(dtype: np.dtype[Any], operand: np.ndarray) -> np.ndarray:
-    return np.stack(np.divmod(counted(operand.view(dtype)), _BASE), axis=1).astype(np.float32).reshape(-1)
+def _counted_digits(operand: np.ndarray) -> np.ndarray:
+    return np.stack(np.divmod(counted(operand), _BASE), axis=1).astype(np.float32).reshape(-1)
 
 
 def _on_device(value: Any) -> Any:

@@ -239,7 +239,7 @@ def _with_terms(
         if is_extremum(equation):
             operands = [in_memory(each) for each in operands]
         gradients = pulled_back(equation, operands, list(terms), cotangents)
-        return {term: observe(gradient, stored=True) for term, gradient in zip(terms, gradients, strict=True)}
+        return {term: observe(gradient) for term, gradient in zip(terms, gradients, strict=True)}
 
     tapped = tap_aside(tapped, jax.lax.stop_gradient(list(operands)), sinks, pulled)
     return [tapped.get(at, output) for at, output in enumerate(outputs)]
@@ -257,5 +257,5 @@ def _where(condition: Any, one: Any, other: Any) -> Any:
     return jax.lax.select(jnp.broadcast_to(condition, one.shape), one, other)
 
 
-def _observed_in_shards(observe: Observer, axes: tuple[str, ...], value: Any, *, stored: bool = False) -> Any:
-    return varying(observe(value, stored=stored), axes)
+def _observed_in_shards(observe: Observer, axes: tuple[str, ...], value: Any) -> Any:
+    return varying(observe(value), axes)

@@ -139,7 +139,7 @@ class Collector:
         vectors = _merged(self._seen, gradients)
         own = {naming.key_of(naming.UPDATE, name): leaf for name, leaf in updates.items()} | self._slots()
         chosen = {key: leaf for key, leaf in own.items() if selects(self._spec, key)}
-        vectors |= {key: core_statistics(leaf, stored=True) for key, leaf in chosen.items()}
+        vectors |= {key: core_statistics(leaf) for key, leaf in chosen.items()}
         self.shapes = {key: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for key, leaf in chosen.items()}
         numbers = {"loss": _mean(self.losses), "grad_norm": optax.tree.norm(gradients)}
         numbers["param_norm"] = optax.tree.norm(self._params)
@@ -279,7 +279,7 @@ def _merged(seen: Sequence[Seen], gradients: Mapping[str, Any]) -> dict[str, Any
         if len(vectors) == 1 or family == naming.PARAM:
             merged[key] = vectors[0]
         elif family == naming.PARAM_GRAD:
-            merged[key] = core_statistics(gradients[name], stored=True)
+            merged[key] = core_statistics(gradients[name])
         else:
             merged[key] = merged_statistics(vectors)
     return merged

@@ -75,7 +75,7 @@ def _of_one(seen: Any, loss: Any, updates: Any) -> Collected:
     named = {} if updates is None else named_leaves(updates)
     if named:
         keyed = {naming.key_of(naming.UPDATE, name): leaf for name, leaf in named.items()}
-        vectors |= {key: core_statistics(leaf, stored=True) for key, leaf in keyed.items()}
+        vectors |= {key: core_statistics(leaf) for key, leaf in keyed.items()}
         numbers["update_norm"] = optax.tree.norm(updates)
     if loss is not None:
         numbers["loss"] = loss

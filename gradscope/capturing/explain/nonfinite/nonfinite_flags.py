@@ -235,7 +235,7 @@ def _with_whiles(site: Site, at: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(0 if loop.length is None else next(known) for loop in site.loops)
 
 
-def _flag(value: Any, *, stored: bool = False) -> Any:  # noqa: ARG001 - the same either way
+def _flag(value: Any) -> Any:
     """Returns the flag of a value as a float32 scalar, a dtype that a sink can have; an observer."""
     dtype = jax.typeof(value).dtype
     if not jnp.issubdtype(dtype, jnp.inexact):

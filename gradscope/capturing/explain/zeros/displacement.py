@@ -97,7 +97,7 @@ def precision(dtypes: Iterable[Any]) -> Precision:
     return Precision(eps=max((float(each.eps) for each in wide), default=float(jnp.finfo(jnp.float32).eps)))
 
 
-def sample(value: Any, *, stored: bool = False) -> Any:  # noqa: ARG001 - the same either way
+def sample(value: Any) -> Any:
     """Returns some elements of a value, spread over all of it, as a vector; an observer."""
     if jnp.issubdtype(jax.typeof(value).dtype, jax.dtypes.extended):
         return jnp.zeros(1, jnp.float32)
