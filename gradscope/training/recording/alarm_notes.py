@@ -48,10 +48,10 @@ def nonfinite_alarm(alarm: Alarm, manifest: Manifest) -> Alarm:
         # the largest number.
         return alarm
     entry = bad[0]
-    why = f"has {_elements(entry.stats)} that are not finite"
+    why = f"has {_nonfinite_elements(entry.stats)}"
     return Alarm(step=alarm.step, rule=NONFINITE, why=why, key=naming.key_of(entry.family, entry.name))
 
 
-def _elements(stats: Mapping[str, Json]) -> str:
+def _nonfinite_elements(stats: Mapping[str, Json]) -> str:
     number = sum(value for name in ("nan", "inf") if isinstance(value := stats.get(name), int))
-    return f"{number:,} element{'s' if number > 1 else ''}"
+    return f"{number:,} elements that are not finite" if number > 1 else "1 element that is not finite"
