@@ -1,4 +1,4 @@
-"""An optimizer's `init` and `update` are called: with what some optimizers of optax take, and their refusals told."""
+"""`initial` and `updated` call an optimizer, with what some of optax take besides, and turn refusals into one message."""
 
 from __future__ import annotations
 
