@@ -1,4 +1,4 @@
-"""`initial` and `updated` call an optimizer, with what some of optax take besides, and turn refusals into one message."""
+"""`initial` and `updated` call an optimizer with what some of optax take besides; refusals become one message."""
 
 from __future__ import annotations
 
