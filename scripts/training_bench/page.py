@@ -25,12 +25,13 @@ def write_page(path: Path, figures: Mapping[Subject, Sequence[Figure]]) -> None:
 _HEAD = """# The bench of training
 
 `scripts/bench train` measures on the CPU what it costs to watch a training loop, and writes this page; it takes an
-hour. `scripts/bench train --limits` measures only what has a limit, `--quick` small models; both write nothing. A
-figure is the time of a loop over that of the plain loop, which has the same step and nothing that watches it; PyTorch's
-is over a plain loop of PyTorch. The two take a step in turn, and wait for it: ten in a round where every tenth is
-watched, else two. `ratio` is the median of the steps; where every tenth is watched, a tenth of the median of these and
-nine tenths of that of the others. `least` and `most` are of one round; what is computed is so from the figures of every
-step. `CPU` is the same ratio of the seconds that all cores worked, which other programs of the machine change less.
+hour. `scripts/bench train --limits` measures only what has a limit, `scripts/bench train --quick` small models; both
+write nothing. A figure is the time of a loop over that of the plain loop, which has the same step and nothing that
+watches it; PyTorch's is over a plain loop of PyTorch. The two take a step in turn, and wait for it: ten in a round
+where every tenth is watched, else two. `ratio` is the median of the steps; where every tenth is watched, a tenth of the
+median of these and nine tenths of that of the others. `least` and `most` are of one round; what is computed is so from
+the figures of every step. `CPU` is the same ratio of the seconds that all cores worked, which other programs of the
+machine change less.
 What is to be held is for models of the full size: a step of a small one is short, and a recorded step takes at least
 some milliseconds.
 
