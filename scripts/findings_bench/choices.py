@@ -95,6 +95,17 @@ def _twice_masked(params: Tree, batch: Tree) -> Array:
     return -jnp.log(own).mean() + 0.01 * jnp.square(shares.mean(0)).sum()
 
 
+def _attended_twice(params: Tree, batch: Tree) -> Array:
+    """Attends by shares that are masked and normalised again, in two blocks."""
+    x = nets.norm(params, "norm", nets.dense(params, "stem", batch["x"]))
+    earlier = jnp.tri(x.shape[1], dtype=bool)
+    for _ in range(2):
+        query, keys, value = (nets.dense(params, name, x) for name in ("query", "key", "value"))
+        shares = jax.nn.softmax(jnp.einsum("ntd,nsd->nts", query, keys) / x.shape[-1] ** 0.5)
+        x = x + jax.nn.softmax(jnp.where(earlier, shares, -1e9)) @ value
+    return nets.cross_entropy(nets.dense(params, "head", nets.dense(params, "out", x).mean(1)), batch["y"])
+
+
 def _mixed(params: Tree, batch: Tree) -> Array:
     """Regresses by a mixture of normals, whose weights are a softmax and whose densities are exponentials."""
     hidden = nets.run_chain(params["net"], batch["x"])
@@ -134,4 +145,6 @@ FAULTS = (
           "head", lambda: Run(_twice, nets.chain(2), nets.points())),
     Fault("softmax-twice-written-out", "the same, the second written out with exponentials", ("saturated",), "head",
           lambda: Run(_twice_masked, nets.chain(2), nets.points())),
+    Fault("softmax-twice-attention", "attention's softmax is masked, and goes through another one", ("saturated",),
+          ".*", lambda: Run(_attended_twice, nets.attention(), nets.tokens())),
 )  # fmt: skip

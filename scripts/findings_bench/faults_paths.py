@@ -142,17 +142,23 @@ def _regression(error: Callable[[Any, Tree], Any]) -> Run:
     return Run(loss, {**nets.chain(2), "head": nets.layer(99, (32, 1))}, batch)
 
 
-def _vocabulary(rows: int) -> Run:
-    """Returns the classification of texts of 40 words with an embedding of some of them."""
+def _vocabulary(rows: int = 40, positions: int = 12) -> Run:
+    """Returns the classification of texts of 12 of 40 words, with an embedding of some words and positions."""
     words = jax.random.randint(nets.key(3), (8, 12), 0, 40)
     embedding = nets.layer(98, (rows, 16))["kernel"]
 
     def loss(params: Tree, batch: Tree) -> Any:
         with jax.named_scope("embed"):
-            x = params["embedding"][batch["words"]].mean(1)
+            x = (params["embedding"][batch["words"]] + params["positions"][jnp.arange(12)]).mean(1)
         return nets.cross_entropy(nets.run_chain(params, x), batch["y"])
 
-    return Run(loss, {**nets.chain(2), "embedding": embedding}, {"words": words, "y": words[:, 0] % nets.CLASSES})
+    tables = {"embedding": embedding, "positions": nets.layer(97, (positions, 16))["kernel"]}
+    return Run(loss, {**nets.chain(2), **tables}, {"words": words, "y": words[:, 0] % nets.CLASSES})
+
+
+def _all_classes(params: Tree, batch: Tree) -> Any:
+    """Returns the likelihood of any class, where that of the label was meant."""
+    return -jnp.log(jax.nn.softmax(nets.run_chain(params, batch["x"])).sum(-1)).mean()
 
 
 def _diagonal(instead: float) -> Callable[[Any], Any]:
@@ -185,6 +191,8 @@ FAULTS = (
            lambda: _unused(False)),
     _fault("unused-output", "a layer is called and its output forgotten", "unused-param", "extra",
            lambda: _unused(True)),
+    _fault("all-classes", "the loss sums the probabilities of all classes", "zero-grad", "head",
+           lambda: Run(_all_classes, nets.chain(2), nets.points())),
     _fault("mask-all", "the loss's mask is zero everywhere", "zero-grad", "head|loss", lambda: _masked_loss(False)),
     _fault("mask-features", "a mask of the batch between act1 and dense2 is zero everywhere", "zero-grad", "mask",
            _masked_features),
@@ -206,6 +214,8 @@ FAULTS = (
            lambda: _regression(lambda predictions, batch: batch["kept"] * (predictions - batch["column"]))),
     _fault("vocabulary", "words beyond the rows of the embedding", "out-of-bounds", "words|embed",
            lambda: _vocabulary(36)),
+    _fault("positions", "texts are longer than the table of positions", "out-of-bounds", "positions",
+           lambda: _vocabulary(positions=10)),
     _fault("label-shift", "labels start at 1", "nonfinite", "loss", lambda: _labels(nets.points()["y"] + 1)),
     _fault("input-inf", "an input is infinite", "nonfinite", "x", lambda: _spoiled(float("inf"))),
     _fault("input-nan", "an input is NaN", "nonfinite", "x", lambda: _spoiled(float("nan"))),

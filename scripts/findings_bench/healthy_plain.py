@@ -152,6 +152,27 @@ def _variational(params: Tree, batch: Tree) -> Any:
         return jnp.square(out - batch["x"]).mean() + divergence
 
 
+def _padded_gates(params: Tree, batch: Tree) -> Any:
+    """Classifies each position through gates that are closed at first, and most positions are padding."""
+    gate = nets.dense(params, "gate", batch["x"])
+    with jax.named_scope("mixed"):
+        x = jax.nn.sigmoid(gate) * jnp.tanh(nets.dense(params, "dense", batch["x"]))
+    logits = jax.nn.log_softmax(nets.dense(params, "head", x))
+    with jax.named_scope("loss"):
+        own = jnp.take_along_axis(logits, batch["y"][..., None], -1)[..., 0]
+        return -jnp.where(jnp.arange(12) < 1, own, 0.0).sum() / own.shape[0]
+
+
+def _padded_params() -> Tree:
+    gate = {"kernel": nets.kernel(1, (16, 32)), "bias": jnp.where(jnp.arange(32) < 28, -5.0, 0.0)}
+    return {"gate": gate, "dense": nets.layer(2, (16, 32)), "head": nets.layer(3, (32, nets.CLASSES))}
+
+
+def _padded(seed: int) -> Tree:
+    x = jax.random.normal(nets.key(seed), (8, 12, 16))
+    return {"x": x, "y": jnp.argmax(x[..., : nets.CLASSES], axis=-1)}
+
+
 def _variational_params() -> Tree:
     sizes = {"encoder": (16, 32), "mean": (32, 4), "log_variance": (32, 4), "decoder": (4, 32), "out": (32, 16)}
     return {name: nets.layer(n, shape) for n, (name, shape) in enumerate(sizes.items())}
@@ -225,6 +246,8 @@ HEALTHY = (
           lambda: prepared(nets.attention_loss(mask=_masked_attention), nets.attention(), lambda _: nets.tokens())),
     _case("gated recurrence, 16 steps",
           lambda: prepared(_gru, _gru_params(), lambda _: nets.sequences(16))),
+    _case("closed gates of texts that are mostly padding",
+          lambda: prepared(_padded_gates, _padded_params(), _padded)),
     _case("contrastive pair",
           lambda: prepared(_contrastive, {"left": nets.layer(0, (16, 16)), "right": nets.layer(1, (16, 16)),
                                           "temperature": jnp.asarray(math.log(10.0))}, _points)),

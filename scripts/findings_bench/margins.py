@@ -55,6 +55,19 @@ def _beside(params: Tree, batch: Tree) -> Array:
     return nets.cross_entropy(logits, batch["y"]) + 0.1 * jax.nn.relu(size - 100.0).mean()
 
 
+def _free_bits(params: Tree, batch: Tree) -> Array:
+    """Encodes by shares that may differ from a prior's by one nat without a loss."""
+    shares, prior = (jax.nn.log_softmax(nets.dense(params, name, batch["x"])) for name in ("encoder", "prior"))
+    rebuilt = nets.dense(params, "decoder", jnp.exp(shares))
+    divergence = (jnp.exp(shares) * (shares - prior)).sum(-1)
+    return jnp.square(rebuilt - batch["x"]).mean() + jnp.maximum(divergence, 1.0).mean()
+
+
+def _coding() -> Tree:
+    encoders = {name: nets.layer(n, (16, 32), 0.3) for n, name in enumerate(("encoder", "prior"))}
+    return {**encoders, "decoder": nets.layer(3, (32, 16))}
+
+
 def _batch() -> Tree:
     batch = nets.points()
     clear = jax.nn.one_hot(batch["y"], 16) * 5 + 0.1 * batch["x"]
@@ -80,6 +93,7 @@ def _healthy(name: str, loss: Callable[[Any, Any], Any], params: Callable[[], Tr
 HEALTHY = (
     _healthy("triplets whose margin is kept", _triplets(0.01), lambda: nets.chain(2)),
     _healthy("pairs that are apart", _pairs, lambda: nets.chain(2)),
+    _healthy("a divergence whose bits are free", _free_bits, _coding),
     _healthy("classes apart by a margin", _classes, _separating),
     _healthy("a bound that is kept, beside a loss", _beside,
              lambda: {"net": nets.chain(2), "projection": {"kernel": nets.kernel(50, (nets.CLASSES, 8))}}),

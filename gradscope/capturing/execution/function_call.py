@@ -43,8 +43,10 @@ def require_untraced(values: Iterable[Any]) -> None:
     """
     if any(isinstance(each, Tracer) for each in values):
         raise UsageError(
-            "gs.capture runs a function and keeps values, and inside jit, grad, vmap or scan there are none yet",
-            hint="inside of those call gs.value_and_grad, which returns what it observes; or call gs.capture outside",
+            "there are no values to keep inside jit, grad, vmap or scan, nor in what a function that JAX traces, such "
+            "as init of a model file, has left in a variable",
+            hint="inside of those call gs.value_and_grad, which returns what it observes, or call gs.capture outside; "
+            "let loss take from its arguments what init makes",
         )
 
 

@@ -1,10 +1,11 @@
 """These look-ups ask for rows that a table does not have: JAX takes the last row in their place without an error.
 
 `table[ids]` clips indices, where `jnp.take` fills with NaN and PyTorch raises. A vocabulary that is smaller than the
-tokenizer's, or labels from 1 on, train the wrong rows. The indices are computed again here, as far as integers of the
-batch and a few operations make them. Only tables count that are made of parameters alone: neighbours in a batch, say,
-are often padded with an index beyond it, and masked. Padding with an index beyond a vocabulary is masked, too, where no
-gradient comes back to any of the rows that were looked up in its place: that is no mistake.
+tokenizer's, or labels from 1 on, train the wrong rows; so does a sequence that is longer than the table of positions.
+The indices are computed again here, as far as integers of the batch, or of the program, and a few operations make them.
+Only tables count that are made of parameters alone: neighbours in a batch, say, are often padded with an index beyond
+it, and masked. Padding with an index beyond a vocabulary is masked, too, where no gradient comes back to any of the
+rows that were looked up in its place: that is no mistake.
 """
 
 from __future__ import annotations
@@ -101,17 +102,21 @@ class _Search:
     def _at(self, frame: Frame, gather: Equation) -> Iterator[_LookUp]:
         table, indices = gather.invars
         inputs = self._batch_behind(frame, indices)
-        if len(inputs) != 1 or (known := self._value(frame, indices)) is None:
+        if len(inputs) > 1 or (known := self._value(frame, indices)) is None:
             return
+        own = inputs[0].name if inputs else ""
         for position, axis in enumerate(gather.params["dimension_numbers"].start_index_map):
             rows, starts = table.aval.shape[axis], known[..., position]
             if gather.params["slice_sizes"][axis] != 1:
                 continue
             beyond = (starts < 0) | (starts >= rows)
             if beyond.any() and self._is_of_parameters(frame, table):
+                parameter = self._parameter(frame, table)
+                if not inputs and parameter is None:
+                    continue  # nothing has a name
                 farthest = starts.flat[np.where(starts < 0, -starts, starts - rows + 1).argmax()]
                 facts = OutOfBounds(
-                    input=inputs[0].name, table=self._parameter(frame, table), rows=rows,
+                    input=own, table=parameter, rows=rows,
                     index=int(farthest), beyond=int(beyond.sum()), indices=starts.size, source=source_of(gather),
                 )  # fmt: skip
                 offsets = tuple(gather.params["dimension_numbers"].offset_dims)
@@ -202,6 +207,12 @@ def _shaped(equation: Equation, operand: np.ndarray) -> np.ndarray:
     return operand.reshape(equation.outvars[0].aval.shape)
 
 
+def _counted(equation: Equation) -> np.ndarray:
+    shape, axis = equation.outvars[0].aval.shape, equation.params["dimension"]
+    along = [size if at == axis else 1 for at, size in enumerate(shape)]
+    return np.broadcast_to(np.arange(shape[axis], dtype=equation.params["dtype"]).reshape(along), shape)
+
+
 def _broadcast(equation: Equation, operand: np.ndarray) -> np.ndarray:
     shape = equation.outvars[0].aval.shape
     sizes = dict(zip(map(int, equation.params["broadcast_dimensions"]), operand.shape, strict=True))
@@ -228,6 +239,7 @@ _COMPUTE: Final[Mapping[str, _Compute]] = {
     "clamp": _elementwise(lambda low, operand, high: np.clip(operand, low, high)),
     "select_n": _elementwise(lambda which, *cases: np.select([which == at for at in range(len(cases))], cases)),
     "convert_element_type": lambda equation, operand: operand.astype(equation.params["new_dtype"]),
+    "iota": _counted,
     "broadcast_in_dim": _broadcast,
     "reshape": _shaped,
     "squeeze": _shaped,

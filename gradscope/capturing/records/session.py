@@ -145,8 +145,11 @@ class Session:
             self._flowing.add(value)
             if isinstance(rms, float | int) and not isinstance(rms, bool):
                 self.gradients.append(
-                    Gradient(family=record.family, name=record.name, value=value, iteration=iteration, rms=float(rms))
-                )
+                    Gradient(
+                        family=record.family, name=record.name, value=value, iteration=iteration, rms=float(rms),
+                        size=math.prod(record.shape),
+                    )
+                )  # fmt: skip
 
     def _note_flag(self, pending: PendingTensor, record: Record) -> None:
         value, nan, inf = pending.origin.value, record.stats.get("nan"), record.stats.get("inf")

@@ -42,7 +42,7 @@ ZERO_REASONS: Final = (
     ZeroReason(
         name="zero but for rounding",
         sentence="The loss does not change with the value, whatever the gradient's small numbers say: an operation "
-        "behind it takes out what it adds. It is no finding.",
+        "behind it takes out what it adds. It is no finding where other parameters learn.",
         remedy="Remove the parameter, or leave it: nothing is wrong, and nothing is learned.",
     ),
     ZeroReason(
@@ -59,7 +59,8 @@ ZERO_REASONS: Final = (
     ),
     ZeroReason(
         name="satisfied",
-        sentence="The loss, or a term of it, is max(0, .), and exactly zero for this batch: every margin is kept.",
+        sentence="The loss, or a term of it, is max(c, .), with a constant c such as 0, and exactly c for this batch: "
+        "every margin is kept.",
         remedy="Nothing is wrong: there is nothing to learn from this batch. Choose harder examples, or a larger "
         "margin.",
     ),

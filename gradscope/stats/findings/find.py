@@ -76,10 +76,12 @@ RULES: Final = (
     ),
     FindingRule(
         name="out-of-bounds",
-        sentence="Indices of the batch are beyond a table of parameters, and JAX clips them without an error.",
+        sentence="Indices of the batch, or positions, are beyond a table of parameters, and JAX clips them without an "
+        "error.",
         formula="index >= rows, or < -rows, in `table[ids]` where the table is made of parameters alone, "
         "unless no gradient comes back to any of those rows, as where padding is masked",
-        remedy="Give the table as many rows as the tokenizer or the data has classes, or look for ids that start at 1.",
+        remedy="Give the table as many rows as the tokenizer or the data has classes, or as the longest sequence has "
+        "positions, or look for ids that start at 1.",
         checks=(batch_rules.out_of_bounds,),
     ),
     FindingRule(
@@ -143,9 +145,10 @@ RULES: Final = (
         sentence="Gradients of parameters are exactly zero, or cut off; one finding for each place where they are.",
         formula="every element of a parameter's gradient = 0, and the cause is not that the loss is invariant, that a "
         "branch starts at zero or is not taken, that they make a target, or that every margin is kept; or all that the "
-        "loss makes of a tensor's elements goes through step functions, and what is left comes through reductions",
+        "loss makes of a tensor's elements goes through step functions, and what is left comes through reductions; or "
+        "every parameter's gradient is zero but for rounding",
         remedy="Let a gradient pass where the reason says that none does, or take these parameters out of training.",
-        checks=(gradient_rules.zero_gradient, gradient_rules.step_function),
+        checks=(gradient_rules.zero_gradient, gradient_rules.constant_loss, gradient_rules.step_function),
     ),
     FindingRule(
         name="underflow",

@@ -16,7 +16,7 @@ from gradscope.primitive_groups import ADDITIONS, COPIES
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, FrameKey, ValueKey, resolve, variable_of
-from gradscope.tracing.jaxpr.jaxcompat import CUSTOM_RULES, Atom, is_literal
+from gradscope.tracing.jaxpr.jaxcompat import CUSTOM_RULES, Atom, Equation, is_literal
 from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.tracer import Trace
 
@@ -26,8 +26,8 @@ SAME_VALUE: Final = COPIES | {"stop_gradient"}
 _SCALED: Final = SAME_VALUE | {"select_n", "max", "add", "sub", "neg", "div", "mul", "exp", "exp2"}
 #: What random numbers are made by.
 _RANDOM: Final = frozenset({"random_bits", "threefry2x32", "rng_bit_generator", "random_gamma"})
-#: What may be between the logits of a softmax and their exponentials, without a change but of an offset.
-_OFFSET: Final = COPIES | {"sub"}
+#: What may be between the logits of a softmax and their exponentials, without a change but of an offset or a mask.
+_OFFSET: Final = COPIES | {"sub", "add", "select_n"}
 #: What may be between the sum of exponentials and the logarithm or the division.
 _SUMMED: Final = SAME_VALUE | {"abs", "max", "add"}
 #: The most values that are looked at before one function.
@@ -135,7 +135,7 @@ class SoftmaxNeighbours:
         return any(True for _ in self._made(self._behind(sums, _SUMMED), {"log", "div"}))
 
     def _behind(self, start: Collection[FrameVariable], through: Collection[str]) -> Collection[FrameVariable]:
-        """Returns some values and those that are made of them by some primitives, as the first operand."""
+        """Returns some values and those that are made of them by some primitives, as the operand that they change."""
         found = dict.fromkeys(start)
         waiting = list(found)
         while waiting:
@@ -145,12 +145,23 @@ class SoftmaxNeighbours:
                 same = step.way in ("enter", "leave") or (
                     step.way == "compute"
                     and equation.primitive.name in through
-                    and (equation.primitive.name in SAME_VALUE or equation.invars[0] is variable.atom)
+                    and (equation.primitive.name in SAME_VALUE or self._goes_on(step.frame, equation, variable.atom))
                 )
                 if same and step.to not in found:
                     found[step.to] = None
                     waiting.append(step.to)
         return found
+
+    def _goes_on(self, frame: Frame, equation: Equation, atom: Atom) -> bool:
+        """Returns whether an operand is the one that an equation changes: by an offset, a guard or a mask of data."""
+        first, *rest = equation.invars
+        if equation.primitive.name == "sub":
+            return first is atom  # the largest logit that is subtracted is made of parameters
+        values = rest if equation.primitive.name == "select_n" else equation.invars
+        others = [each for each in values if each is not atom and not is_literal(each)]
+        return any(each is atom for each in values) and not any(
+            FrameVariable(frame, each) in self._of_params for each in others
+        )
 
     def _made(self, values: Collection[FrameVariable], primitives: Collection[str]) -> list[FrameVariable]:
         """Returns what some primitives make of some values."""

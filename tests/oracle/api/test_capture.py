@@ -128,6 +128,14 @@ def test_inside_a_transformation_it_says_what_to_call(transformed: Any) -> None:
     assert "gs.value_and_grad" in (refused.value.hint or "")
 
 
+def test_what_a_traced_function_left_in_a_variable_is_told() -> None:
+    left: list[Any] = []
+    jax.eval_shape(lambda w: left.append(w["w"]), W)
+    with pytest.raises(UsageError, match="has left in a variable") as refused:
+        gs.capture(lambda w, x: (x["x"] @ left[0]).sum() + w["w"].sum(), W, X)
+    assert "let loss take from its arguments what init makes" in (refused.value.hint or "")
+
+
 def test_positional_and_keyword_only_parameters_are_named_by_their_path() -> None:
     assert keys(gs.capture(jnp.vdot, jnp.ones(2), jnp.ones(2)), "param", "input") == {"param/value", "input/value"}
 

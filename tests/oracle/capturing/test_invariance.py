@@ -74,6 +74,11 @@ def shifted_logits(w: Any, x: Any) -> Any:
     return -jax.nn.log_softmax(logits)[..., 0].mean()
 
 
+def all_classes(w: Any, x: Any) -> Any:
+    shares = jax.nn.softmax(jnp.tanh(x @ w["hidden"]) @ w["dense"])
+    return -jnp.log(shares.sum(-1) + 1.0).mean()
+
+
 def centred(w: Any, x: Any) -> Any:
     y = x * w["scale"] + w["shift"]
     return ((y - y.mean()) ** 2).mean()
@@ -96,6 +101,9 @@ INVARIANT: Mapping[str, tuple[Callable[[Any, Any], Any], Any, set[str], str]] = 
     ),
     "a shift of all logits": (
         shifted_logits, {"dense": normal(7, 16, 5), "shift": filled(0.0)}, {"shift"}, "log_softmax"
+    ),
+    "everything before the sum of all shares": (
+        all_classes, {"hidden": normal(5, 16, 16), "dense": normal(6, 16, 4)}, {"hidden", "dense"}, "reduce_sum"
     ),
     "a shift before a mean is subtracted": (centred, {"scale": filled(1.0), "shift": filled(1.0)}, {"shift"}, "sub"),
 }  # fmt: skip
@@ -169,6 +177,14 @@ def test_a_gradient_that_cancels_exactly_is_zero_by_construction() -> None:
     (cause,) = causes(loss, {"shift": filled(1.0), "scale": filled(1.0)})
     assert (cause.name, cause.rounding) == ("shift", False)
     assert cause.why.startswith("zero by construction: the loss does not change with it; sub at")
+
+
+@pytest.mark.parametrize("model", INVARIANT)
+def test_a_loss_that_no_parameter_changes_is_a_finding(model: str) -> None:
+    loss, weights, names, taken_out_by = INVARIANT[model]
+    found = [each for each in gs.capture(loss, weights, BATCH).findings() if each.rule == "zero-grad"]
+    assert len(found) == (names == weights.keys()), found
+    assert all(f"{taken_out_by} at " in each.why and each.why.endswith("nothing is learned") for each in found)
 
 
 def test_a_model_without_small_gradients_runs_once() -> None:

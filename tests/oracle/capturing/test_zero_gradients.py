@@ -139,6 +139,16 @@ FAULTS: dict[str, tuple[Callable[[Any, Any], Any], Any, str]] = {
         ONES,
         "satisfied: the output of relu at .* is 0, and a term of the loss$",
     ),
+    "free bits": (
+        lambda w, x: jnp.maximum(w * x, 500.0).mean() + 1.0,
+        ONES,
+        "satisfied: the output of max at .* is 500, and a term of the loss$",
+    ),
+    "units that receive zeros": (
+        lambda w, x: jnp.square(jax.nn.relu((w - w) * x) @ jnp.ones((x.shape[-1], 3)) - 1.0).mean(),
+        ONES,
+        "dead units: the output of relu at .*, and what it receives is 0 in every element",
+    ),
     "one example's margin that is kept": (
         lambda w, x: jnp.maximum(0.0, w.sum() - 50.0) / 2 + 1.0,
         ONES,

@@ -64,7 +64,8 @@ def _as_users_run_it() -> Iterator[None]:
     ["init-large-one", "sigmoid-stack", "dead-most", "saturated-tanh", "softmax-twice", "half-underflow",
      "stop-branch", "unused-parameter", "mask-mean", "mask-features", "h-softmax-masked", "unscoped-softmax",
      "inner-gates", "codes-of-large-unscoped",
-     "unscaled-added-mask", "softmax-twice-unscoped", "dead-before-margin", "stop-gate", "stop-encoder"],
+     "unscaled-added-mask", "softmax-twice-unscoped", "softmax-twice-attention", "positions",
+     "all-classes", "dead-before-margin", "stop-gate", "stop-encoder"],
 )  # fmt: skip
 def test_a_planted_fault_is_the_first_finding(name: str) -> None:
     findings = findings_of(FAULTS[name].run().manifest())
@@ -74,10 +75,12 @@ def test_a_planted_fault_is_the_first_finding(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     ["mlp, batch 1", "mlp, batch 4, bfloat16", "chain with a zero-initialised head", "attention masked by -inf",
+     "closed gates of texts that are mostly padding",
      "variational autoencoder", "auxiliary NaN and an unused average", "couplings, zero-initialised",
      "frozen trunk", "GELU units of large operands", "target critic of a trained policy", "discriminator's step",
      "cold codes by noise that is drawn", "hard codes, straight through", "gates of the concrete distribution",
-     "triplets whose margin is kept", "classes apart by a margin", "critic with a penalty"],
+     "a divergence whose bits are free", "triplets whose margin is kept", "classes apart by a margin",
+     "critic with a penalty"],
 )  # fmt: skip
 def test_nothing_is_found_in_a_healthy_model(name: str) -> None:
     assert findings_of(HEALTHY[name].run().manifest()) == ()

@@ -234,6 +234,25 @@ def test_a_zero_branch_and_log_probabilities_are_not_dead() -> None:
     assert found(entry("activation/log_softmax", -np.abs(RANDOM.standard_normal((16, 32))), primitive="sub")) == []
 
 
+@pytest.mark.parametrize(("masked", "kernel", "rule"), [(True, 0, ""), (False, 30, "dead"), (False, 0, "")])
+def test_units_are_dead_where_no_gradient_of_theirs_comes_back_and_not_where_examples_are_masked(
+    masked: bool, kernel: int, rule: str
+) -> None:
+    values, gradient = -1 - RANDOM.random((16, 32)), np.ones((16, 32))
+    values[0, 30:] = 1
+    gradient[(slice(None, 15) if masked else slice(None)), (slice(None) if masked else slice(30))] = 0
+    learned = np.ones((8, 32))
+    learned[:, :kernel] = 0
+    entries = (
+        entry("param/gate/kernel", RANDOM.standard_normal((8, 32))),
+        entry("param_grad/gate/kernel", learned),
+        entry("activation/gate", values, 1, layer="gate", primitive="add"),
+        entry("activation_grad/gate", gradient, 1, layer="gate", primitive="add"),
+    )
+    layer = Layer(path="gate", index=1, params=("gate/kernel",), outputs=("gate",))
+    assert found(*entries, layers=(layer,)) == ([(rule, "gate")] if rule else [])
+
+
 @pytest.mark.parametrize("units", [32, 256])
 def test_one_example_says_nothing_of_a_unit(units: int) -> None:
     assert found(entry("activation/relu", np.zeros((1, units)), primitive="max")) == []
@@ -464,7 +483,9 @@ def test_zeros_by_construction_are_no_fault() -> None:
     zero = entry("param_grad/key/bias", [0.0, 0.0], 1, layer="key")
     cause = Cause(family="param_grad", name="key/bias", why="the loss is invariant")
     assert found(zero, causes=(cause,)) == [("zero-grad", "key/bias")]
-    assert found(zero, causes=(replace(cause, rounding=True),)) == []
+    learning = entry("param_grad/head/bias", [1.0], 2, layer="head")
+    assert found(zero, learning, causes=(replace(cause, rounding=True),)) == []
+    assert found(zero, causes=(replace(cause, rounding=True),)) == [("zero-grad", "key/bias")]  # nothing else learns
     cancels = replace(cause, why="cancellation: the terms sum to exactly zero")
     assert found(zero, entry("param_grad/key/kernel", [[1.0]], 1, layer="key"), causes=(cancels,)) == []
     assert found(zero, causes=(replace(cause, why="branch not taken: cond at model.py:3"),)) == []

@@ -13,6 +13,7 @@ all values displaced together, and, where that does not settle it, once for each
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -52,6 +53,7 @@ class Invariances:
 
     Attributes:
         of_arguments: The arguments that the loss does not change with, each with the equations that take it out.
+        moved: The most that the loss changed with any of the arguments, or with all of them.
     """
 
     def __init__(self, run: Run, arguments: Sequence[int]) -> None:
@@ -69,6 +71,7 @@ class Invariances:
         self._program = jax.jit(self._sampled)
         self._before = self._samples(())
         self.of_arguments: dict[int, list[_Cut]] = {}
+        self.moved = 0.0
         for group in ([*arguments], *([n] for n in arguments[:_MOST_ALONE])):
             remaining = [n for n in group if n not in self.of_arguments]
             if remaining:
@@ -115,6 +118,10 @@ class Invariances:
         """Displaces some arguments together, and notes those that the loss does not change with."""
         after = self._samples(numbers)
         changes = {key: change_of(self._before[key], after[key]) for key in self._before}
+        root = self._run.trace.root
+        loss = resolve(root, root.jaxpr.outvars[0])
+        change = None if loss is None else changes.get(loss)
+        self.moved = math.inf if change is None else max(self.moved, change.typical(1.0))
         for number in numbers:
             cuts = self._followed(self._starts[number], changes)
             if cuts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from gradscope import naming
 from gradscope.capturing.execution.run import Run
@@ -15,6 +16,8 @@ from gradscope.naming import IterationIndex
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
 
 _CANCELLATION = "cancellation"
+#: Units of rounding, of 1 or of the loss, below which all gradients, or a change of the loss, may be rounding.
+_LOST: Final = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,7 @@ class Gradient:
         value: The value that it is the gradient with respect to.
         iteration: The iteration of the loops around that value.
         rms: The root mean square of its finite elements.
+        size: The number of its elements.
     """
 
     family: str
@@ -34,6 +38,12 @@ class Gradient:
     value: ValueKey
     iteration: IterationIndex
     rms: float
+    size: int
+
+    @property
+    def norm(self) -> float:
+        """The root of the sum of the squares of its elements."""
+        return self.rms * math.sqrt(self.size)
 
 
 def cancels(cause: Cause) -> bool:
@@ -49,16 +59,24 @@ def rounding_causes(run: Run, gradients: Sequence[Gradient], cancelling: Sequenc
         gradients: Its gradients that are not zero.
         cancelling: Causes of gradients that are exactly zero because their terms cancel.
     """
-    small = precision(site.dtype for site in run.trace.sites).small
-    parameters = [each for each in gradients if each.family == naming.PARAM_GRAD and math.isfinite(each.rms)]
+    known = precision(site.dtype for site in run.trace.sites)
+    small = known.small
+    finite = [each for each in gradients if math.isfinite(each.rms)]
+    parameters = [each for each in finite if each.family == naming.PARAM_GRAD]
     most = max((each.rms for each in parameters), default=0.0)
     tiny = {each.value.position: each for each in parameters if each.rms < small * most}
+    # Of a loss that is constant, none is larger than the others: all are small beside 1, that of the loss itself.
+    constant = all(each.norm < _LOST * known.eps for each in parameters)
+    if constant:
+        tiny = {each.value.position: each for each in parameters}
     tiny = dict(sorted(tiny.items(), key=lambda item: item[1].rms))
     zero = {n: leaf for n, leaf in enumerate(run.trace.arguments) if any(each.name == leaf.name for each in cancelling)}
     zero = {n: leaf for n, leaf in zero.items() if leaf.family == naming.PARAM}
     if not tiny and not zero:
         return
     found = Invariances(run, [*zero, *tiny])
+    if constant and tiny and found.moved > _LOST * known.eps * max(1.0, abs(float(run.observed.loss))):
+        return
     for number, cuts in found.of_arguments.items():
         name = run.trace.arguments[number].name
         rounding = number in tiny

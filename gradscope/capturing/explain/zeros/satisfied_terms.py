@@ -1,8 +1,9 @@
 """Satisfied terms are rectifiers at the end of a loss, which are zero where a margin is kept.
 
 The loss of a hinge, a triplet or a contrast of pairs is max(0, .), summed. Where every example keeps the margin it is
-exactly zero, and so is every gradient: nothing is wrong, and nothing is left to learn. Dead units of a network are
-zero, too, but the loss is no sum of them: weights, a nonlinear function, or a difference that is squared are between.
+exactly zero, and so is every gradient: nothing is wrong, and nothing is left to learn. So it is where some bits of a
+divergence are free, max(1, .). Dead units of a network are zero, too, but the loss is no sum of them: weights, a
+nonlinear function, or a difference that is squared are between.
 """
 
 from __future__ import annotations
@@ -40,17 +41,16 @@ def satisfied(root: Frame, flow: ForwardFlow, use: EquationUse) -> str:
         flow: The steps of the trace.
         use: The use, at which a gradient arrives and from which none comes back.
     """
-    place = _rectifier(root, use)
+    floor = use.floor()
+    place = (use.frame, use.number) if floor is not None else _rectifier(root, use)
     if place is None or len(use.outputs) != 1 or not _is_term_of_loss(root, flow, use.frame, use.outputs[0]):
         return ""
-    return f"satisfied: the output of {location_of(*place)} is 0, and a term of the loss"
+    return f"satisfied: the output of {location_of(*place)} is {floor or 0:g}, and a term of the loss"
 
 
 def _rectifier(root: Frame, use: EquationUse) -> tuple[Frame, int] | None:
-    """Returns the rectifier of zeros alone that a use is one of, or that makes the zeros which it squares."""
+    """Returns the rectifier that makes the zeros which a use squares or multiplies."""
     equation = use.frame.jaxpr.eqns[use.number]
-    if use.is_silent_rectifier():
-        return use.frame, use.number
     if np.any(np.asarray(use.operands[use.positions[0]])) or equation.primitive.name not in _POWERS | {"mul"}:
         return None
     frames = {frame.key: frame for frame in root.walk()}

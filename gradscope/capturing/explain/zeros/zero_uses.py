@@ -139,13 +139,20 @@ class EquationUse:
         kind = next((reason for names, reason in _KINDS if equation.primitive.name in names), _OTHERWISE)
         return kind.format(where=where) + self._zeros(equation.primitive.name)
 
-    def is_silent_rectifier(self) -> bool:
-        """Returns whether the use is one of a rectifier that returns zeros alone, wherever the loss depends on it."""
+    def floor(self) -> float | None:
+        """Returns what a rectifier returns alone, wherever the loss depends on it; None for any other use.
+
+        It is zero, or the constant that a maximum is taken with.
+        """
         name = self.frame.jaxpr.eqns[self.number].primitive.name
         if name not in RECTIFIERS or self._clips():
-            return False
+            return None
+        others = [n for n in range(len(self.operands)) if n not in self.positions and self.names[n] == CONSTANT]
+        constant = np.asarray(self.operands[others[0]]) if name == "max" and len(others) == 1 else np.zeros(())
+        floor = float(constant.item()) if constant.size == 1 else 0.0
         pairs = zip(self._outputs(self.operands), self.cotangents, strict=True)
-        return not any(np.any(np.asarray(made)[np.asarray(at) != 0]) for made, at in pairs) and self._is_flat()
+        reached = all((np.asarray(made)[np.asarray(at) != 0] == floor).all() for made, at in pairs)
+        return floor if reached and self._is_flat() else None
 
     def _by_construction(self, where: str) -> str:
         """Returns why the gradient is zero whatever the parameters are; "" where it is not."""
@@ -167,6 +174,8 @@ class EquationUse:
         layer = "" if self.layer is None else f" in {self.layer}"
         own = self.names[self.positions[0]]
         masked = f": {own} is 0" if naming.split_key(own.removeprefix(PRODUCT_OF))[0] == naming.INPUT else ""
+        if not masked and not np.any(np.asarray(self.operands[self.positions[0]])):
+            masked = ", and what it receives is 0 in every element"  # as of a normalisation over one element
         return f"dead units: the output of {where}{layer} is constant wherever the loss depends on it{masked}"
 
     def _zeros(self, primitive: str) -> str:

@@ -27,6 +27,7 @@ from gradscope.stats.findings.rule_evidence import (
     Suspect,
     Thresholds,
     is_zero,
+    key,
     suspect,
 )  # fmt: skip
 from gradscope.stats.findings.rules.harmless_zeros import HarmlessZeros
@@ -55,6 +56,21 @@ def zero_gradient(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
             reason = next(reason for reason, entry in params if entry is faults[0])
             values = [entry for _, entry in found if entry.family != naming.PARAM_GRAD]
             yield _lost(reason, [entry for _, entry in params], values, silencing_input(evidence, reason))
+
+
+def constant_loss(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
+    """Finds a loss that no parameter changes: every gradient is rounding, or exactly zero."""
+    gradients = evidence.of(naming.PARAM_GRAD)
+    reasons = [(entry, cause) for entry in gradients if (cause := evidence.cause(entry)) is not None]
+    rounding = [(entry, cause) for entry, cause in reasons if cause.rounding]
+    known = {key(entry) for entry, _ in rounding}
+    if rounding and all(is_zero(entry) or key(entry) in known for entry in gradients):
+        closest, cause = max(rounding, key=lambda each: each[0].site.index)
+        others = [
+            entry for entry in evidence.of(naming.ACTIVATION_GRAD) if (at := evidence.cause(entry)) and at.rounding
+        ]
+        why = f"{naming.printable(cause.why)}, and so it is with every parameter: nothing is learned"
+        yield suspect("zero-grad", closest, why, [*gradients, *others])
 
 
 def step_function(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:

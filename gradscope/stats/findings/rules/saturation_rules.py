@@ -61,9 +61,11 @@ def _normalised_again(evidence: RuleEvidence) -> Iterator[Suspect]:
     """
     rest = "softmax whose result goes through another one: differences of at most 1 remain of its logits"
     entries: dict[str, Entry] = {}
+    told: set[tuple[str, str | None]] = set()  # a line that a loop of the program runs again is one fault
     places = _Shown(evidence)
     for inner in evidence.manifest.saturations:
-        if inner.again and (shown := places.of(inner)) is not None:
+        if inner.again and (shown := places.of(inner)) is not None and (shown.name, inner.source) not in told:
+            told.add((shown.name, inner.source))
             named = any(name == shown.name for name in inner.names)
             entries[shown.name] = shown.entry
             how = "is a" if named else "computes a" if shown.why.startswith("computes") else "goes into a"

@@ -106,11 +106,24 @@ def _is_rectified(evidence: RuleEvidence, entry: Entry) -> bool:
 
 
 def _precedes_rectifier(evidence: RuleEvidence, entry: Entry, share: float) -> bool:
-    """Returns whether the gradient of a value is exactly zero where its units are negative, as before a rectifier."""
+    """Returns whether the gradient of a value is exactly zero where its units are negative, as before a rectifier.
+
+    The zeros are those of units, and not of examples that a mask drops, where a parameter of its layer has as many. Of
+    parameters that a loop stacks, those of one iteration count.
+    """
     gradient = evidence.entry(naming.ACTIVATION_GRAD, entry.name)
     if gradient is None or gradient.absent is not None or number(entry.stats, "max") == number(entry.stats, "min"):
         return False
     if is_zero(gradient):
         cause = evidence.cause(gradient)
         return cause is not None and cause.why.startswith(DEAD_UNITS)
+    layer = evidence.layer_of(entry)
+    learned = (evidence.entry(naming.PARAM_GRAD, name) for name in (() if layer is None else layer.params))
+    gradients = [each for each in learned if each is not None and each.absent is None]
+    looped = bool(entry.site.iteration)
+    own = (_has_zeros(each, share / (each.shape[0] if looped and each.shape else 1)) for each in gradients)
+    return _has_zeros(gradient, share) and (not gradients or any(own))
+
+
+def _has_zeros(gradient: Entry, share: float) -> bool:
     return column(gradient, "zeros") >= share * column(gradient, "size")

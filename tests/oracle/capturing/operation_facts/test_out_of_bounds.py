@@ -47,7 +47,8 @@ MEANT: Mapping[str, Callable[[Any, Any], Any]] = {
     "filled with zeros": lambda p, ids: jnp.take(p["embed"], ids, axis=0, mode="fill", fill_value=0),
     "rows of data": lambda p, ids: X[ids] * p["key"][None],
     "rows of activations": lambda p, ids: jnp.tanh(ids.astype(jnp.float32).reshape(8, 1) * p["key"])[ids],
-    "indices of the program": lambda p, ids: p["embed"][jnp.arange(9)] + ids.max().astype(jnp.float32),
+    "positions in bounds": lambda p, ids: p["embed"][jnp.arange(ids.shape[1])] + ids.max().astype(jnp.float32),
+    "positions beyond a table without a name": lambda p, ids: (p["embed"] * p["key"])[jnp.arange(9)],
 }
 
 
@@ -83,6 +84,12 @@ def test_indices_beyond_a_table_are_counted(case: tuple[Callable[..., Any], np.n
     beyond = ids[(ids < 0) | (ids >= ROWS)]
     assert (one.input, one.table, one.rows, one.indices) == ("ids", table, ROWS, ids.size)
     assert (one.beyond, one.index) == (beyond.size, beyond.min() if beyond.min() < 0 else beyond.max())
+
+
+@pytest.mark.parametrize("positions", [lambda: jnp.arange(9), lambda: np.arange(9), lambda: jnp.arange(9)[None] * 1])
+def test_positions_beyond_a_table_are_counted(positions: Callable[[], Any]) -> None:
+    (one,) = found(lambda p, ids: p["embed"][positions()] + ids.max().astype(jnp.float32), most_bytes=MOST_BYTES)
+    assert (one.input, one.table, one.rows, one.indices, one.beyond, one.index) == ("", "embed", ROWS, 9, 4, 8)
 
 
 @pytest.mark.parametrize("look_up", MEANT.values(), ids=MEANT)
@@ -139,3 +146,12 @@ def test_the_finding_has_table_and_line() -> None:
     assert finding.why.startswith("has 2 of 8 indices beyond the 5 rows of param/embed, up to 8")
     assert finding.source is not None
     assert finding.source.startswith("test_out_of_bounds.py")
+
+
+def test_the_finding_of_positions_is_at_the_table() -> None:
+    batch = {"ids": jnp.asarray(IDS), "x": X}
+    findings = gs.capture(loss_of(lambda p, ids: p["embed"][jnp.arange(9)] + ids.mean()), P, batch).findings()
+    (finding,) = [each for each in findings if each.rule == "out-of-bounds"]
+    assert (finding.family, finding.name) == ("param", "embed")
+    assert finding.why.startswith("has 5 rows, and 4 of 9 indices that the program makes are beyond them, up to 8")
+    assert finding.source is not None

@@ -192,3 +192,24 @@ def test_the_share_of_noise_is_that_of_its_variance_over_what_a_mask_leaves(scop
         x = jax.nn.softmax((x @ p["one"] + noise) / 0.5) @ p["two"]
     assert [each.noise for each in known] == pytest.approx(expected, rel=1e-4)
     assert all(bool(each.names) is (scope is not None) for each in known)
+
+
+@pytest.mark.parametrize(
+    ("between", "again"),
+    [
+        (lambda shares, _: shares, True),
+        (lambda shares, _: jnp.where(jnp.tri(6, dtype=bool), shares, -1e9), True),
+        (lambda shares, _: jnp.where(jnp.tri(6, dtype=bool), -jnp.inf, shares), True),
+        (lambda shares, _: shares + jnp.where(jnp.tri(6, dtype=bool), 0.0, -1e9), True),
+        (lambda shares, scores: jnp.where(jnp.tri(6, dtype=bool), shares, scores), False),
+        (lambda shares, scores: shares + scores, False),
+        (lambda shares, _: 20 * shares, False),
+    ],
+)
+def test_a_softmax_of_a_softmax_is_one_under_a_mask_too(between: Callable[[Any, Any], Any], again: bool) -> None:
+    def loss(p: Any, x: Any) -> Any:
+        scores = (x @ p["query"]) @ (x @ p["key"]).T / 3
+        weights = jax.nn.softmax(between(jax.nn.softmax(scores), scores))
+        return jnp.square(weights @ x @ p["head"]).mean()
+
+    assert any(each.again for each in gs.capture(loss, kernels("query", "key", "head"), X).saturations) == again
