@@ -61,17 +61,20 @@ def _normalised_again(evidence: RuleEvidence) -> Iterator[Suspect]:
     """
     rest = "softmax whose result goes through another one: differences of at most 1 remain of its logits"
     entries: dict[str, Entry] = {}
-    told: set[tuple[str, str | None]] = set()  # a line that a loop of the program runs again is one fault
+    at: dict[tuple[str | None, str], list[tuple[Saturation, _Saturated]]] = {}
     places = _Shown(evidence)
     for inner in evidence.manifest.saturations:
-        if inner.again and (shown := places.of(inner)) is not None and (shown.name, inner.source) not in told:
-            told.add((shown.name, inner.source))
-            named = any(name == shown.name for name in inner.names)
+        if inner.again and (shown := places.of(inner)) is not None:
             entries[shown.name] = shown.entry
-            how = "is a" if named else "computes a" if shown.why.startswith("computes") else "goes into a"
-            found = suspect("saturated", shown.entry, f"{how} {rest}")
-            finding = replace(found.finding, name=shown.name, source=inner.source)
-            yield replace(found, finding=finding, begin=min(inner.index, found.begin))
+            # A line that several blocks run is one fault, and where no line is known each value is one.
+            at.setdefault((inner.source, "" if inner.source else shown.name), []).append((inner, shown))
+    for together in at.values():
+        inner, shown = together[0]
+        named = any(name == shown.name for name in inner.names)
+        how = "is a" if named else "computes a" if shown.why.startswith("computes") else "goes into a"
+        found = suspect("saturated", shown.entry, f"{how} {rest}", [each.entry for _, each in together])
+        finding = replace(found.finding, name=shown.name, source=inner.source)
+        yield replace(found, finding=finding, begin=min(inner.index, found.begin))
     for entry in evidence.of(naming.ACTIVATION):
         if entry.name not in entries and is_softmax(entry) and is_normalised_again(evidence, entry):
             yield suspect("saturated", entry, f"is a {rest}")

@@ -213,3 +213,16 @@ def test_a_softmax_of_a_softmax_is_one_under_a_mask_too(between: Callable[[Any, 
         return jnp.square(weights @ x @ p["head"]).mean()
 
     assert any(each.again for each in gs.capture(loss, kernels("query", "key", "head"), X).saturations) == again
+
+
+def test_a_line_that_several_blocks_run_is_one_finding() -> None:
+    def loss(p: Any, x: Any) -> Any:
+        for name in ("first", "second"):
+            with jax.named_scope(name):
+                weights = jax.nn.softmax((x @ p[name]["query"]) @ (x @ p[name]["key"]).T / 3)
+                x = x + jax.nn.softmax(weights) @ x
+        return jnp.square(x @ p["head"]).mean()
+
+    blocks = {name: kernels("query", "key") for name in ("first", "second")}
+    findings = gs.capture(loss, {**blocks, **kernels("head")}, X).findings()
+    assert [(each.name, each.tensors) for each in findings if each.rule == "saturated"] == [("first", 2)]
