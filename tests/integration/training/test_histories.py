@@ -91,6 +91,9 @@ def test_trends_are_sorted_by_a_column(tmp_path: Path, sort: str) -> None:
     rows = gradscope("show", "run", "--sort", sort, "--json", folder=tmp_path).json["rows"]
     order = {"slope": "a b b c", "-slope": "c b b a", "-last": "c b b a", "name": "a b b c"}[sort]
     assert " ".join(found["name"] for found in rows) == order
+    on_terminal = in_terminal("show", "run", "--sort", sort, folder=tmp_path, columns=100).plain
+    lines = on_terminal.partition("Trends (")[2].splitlines()[2:6]
+    assert " ".join(line.split()[0].rpartition("/")[2] for line in lines) == order
     at_step = gradscope("show", "run", "--step", 10, "--sort", "-l2", folder=tmp_path).output
     assert [line.split()[0] for line in at_step.splitlines()[3:6]] == ["c", "b", "a"]
 
