@@ -18,6 +18,7 @@ from gradscope.capturing.explain.nonfinite.repairs import (
     NORM,
     SHIFT,
     WHERE_TWICE,
+    WIDER,
     Diagnosis,
     element,
     is_large,
@@ -158,18 +159,32 @@ def _by_tiny(operation: Operation, failure: Failure, operations: Operations) -> 
     divisor, limits = _wide(failure.tensors[1]), jnp.finfo(failure.dtype)
     # Narrower types keep what is below their smallest normal number, and XLA makes zero of it.
     flushes = limits.minexp <= jnp.finfo(jnp.float32).minexp
-    if 1 not in failure.chosen or not flushes or divisor.ndim != len(failure.index):
+    if 1 not in failure.chosen or divisor.ndim != len(failure.index):
         return None
-    by, smallest = float(divisor[_aligned(failure.index, divisor.shape)]), float(limits.tiny)
-    if not 0 < by * by < smallest:
+    by = float(divisor[_aligned(failure.index, divisor.shape)])
+    beyond = _beyond_square(by * by, limits, flushes=flushes)
+    if by == 0 or beyond is None:
         return None
     why = (
         f"the derivative of a division by {by:.6g}{element(failure.index)} is not finite: it divides by the square of "
-        f"that, which is below the smallest normal {failure.dtype}, {smallest:.3g}"
+        f"that, {beyond}"
     )
-    summed = operations.made_by(operation.values[-1:], "reduce_sum")
-    exponentials = operations.made_by([value for each in summed for value in each.values], "exp")
-    return Diagnosis(why, SHIFT if exponentials else ADD_EPSILON)
+    sums = operations.made_by(operation.values[-1:], "reduce_sum")
+    summed = [value for each in sums for value in each.values]
+    masked = [value for each in operations.made_by(summed, "select_n") for value in each.values]
+    exponentials = operations.made_by([*summed, *masked], "exp")
+    repair = SHIFT if exponentials else ADD_EPSILON
+    return Diagnosis(why, repair if flushes else f"{repair}, or {WIDER}")
+
+
+def _beyond_square(square: float, limits: jnp.finfo, *, flushes: bool) -> str | None:
+    """Returns why a division by a square leaves the range of a type, as a clause; None where it does not."""
+    smallest, most = float(limits.tiny), float(limits.max)
+    if flushes and square < smallest:
+        return f"which is below the smallest normal {limits.dtype}, {smallest:.3g}"
+    if square * most < 1:
+        return f"and 1 / {square:.3g} is beyond the largest {limits.dtype}, {most:.6g}"
+    return None
 
 
 def _aligned(index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
