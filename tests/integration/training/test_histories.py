@@ -273,7 +273,9 @@ STRANGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a blob for a number": (sql("UPDATE stats SET l2 = x'00'"), "its table stats is of a wrong type"),
     "a blob for a text": (sql("UPDATE tensors SET name = x'00'"), "its table tensors is of a wrong type"),
     "no name": (sql("UPDATE tensors SET name = NULL"), "has no name"),
-    "a step beyond all": (sql(f"UPDATE steps SET step = {2**63 - 1} WHERE step = 0"), "of a wrong type or size"),
+    "a step beyond all": (sql(f"UPDATE steps SET step = {2**63 - 1} WHERE step = 0"), "of a wrong type, sign or size"),
+    "a norm below zero": (sql("UPDATE stats SET l2 = -1.5 WHERE step = 10"), "of a wrong type, sign or size"),
+    "a count below zero": (sql("UPDATE stats SET nan = -1 WHERE step = 10"), "of a wrong type, sign or size"),
     "no number of steps": (sql("INSERT INTO run VALUES ('steps taken', '1e9')"), "states as steps taken '1e9'"),
     "no shape": (sql("UPDATE tensors SET shape = '[1, x]'"), "a shape in its table tensors is none"),
     "a text for a histogram": (
