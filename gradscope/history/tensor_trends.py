@@ -22,7 +22,10 @@ TRENDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
             f"powers of ten in {SLOPE_STEPS} steps",
             "how fast the statistic grows: the slope of a least-squares line through the logarithms of its magnitudes",
         ),
-        "change": ("powers of ten", "by how much the statistic changed while the tensor was finite and not zero, up or down"),
+        "change": (
+            "powers of ten",
+            "by how much the statistic changed while the tensor was finite and not zero, up or down",
+        ),
     }
 )
 

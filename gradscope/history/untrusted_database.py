@@ -33,8 +33,8 @@ WORK_UNIT: Final = 100_000
 _INTEGERS: Final = frozenset(
     {"id", "tensor", "step", "examples", "skipped", "zeros", "nan", "inf", "groups", "group_size"}
 )
-#: The least of the numbers of tensors, the others being counts, and the most of all: beyond it, float64 does not tell one
-#: integer from the next.
+#: The least of the numbers of tensors, the others being counts, and the most of all: beyond it, float64 does not tell
+#: one integer from the next.
 _LEAST: Final = {"tensor": ALL_PARAMETERS}
 _MOST: Final = 1 << 53
 #: Columns of magnitudes, which are not negative.
@@ -108,7 +108,7 @@ def require_schema(connection: sqlite3.Connection) -> None:
 
 
 def is_strange(column: str, kind: type) -> str:
-    """Returns the condition, in SQL, that a column has a value of a type, sign or size which a sound history has not."""
+    """Returns the condition, in SQL, that a column has a value of a type, sign or size that no sound history has."""
     if kind is str:
         return f"typeof({column}) NOT IN ('text', 'null')"
     if kind is bytes:

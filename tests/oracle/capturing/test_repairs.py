@@ -54,7 +54,9 @@ def naive_softmax(shift: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
     return loss
 
 
-def half_softmax(shift: Callable[[Any], Any], dtype: Any = jnp.float16, *, mask: bool = True) -> Callable[[Any, Any], Any]:
+def half_softmax(
+    shift: Callable[[Any], Any], dtype: Any = jnp.float16, *, mask: bool = True
+) -> Callable[[Any, Any], Any]:
     def loss(w: Any, x: Any) -> Any:
         scores = (w - 8).astype(dtype)
         e = jnp.exp(scores - shift(scores))

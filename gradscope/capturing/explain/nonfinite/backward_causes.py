@@ -22,6 +22,7 @@ from gradscope.capturing.explain.nonfinite.repairs import (
     Diagnosis,
     element,
     is_large,
+    largest,
     numbers,
     overflow,
 )
@@ -156,13 +157,11 @@ def _by_zero(failure: Failure) -> Diagnosis | None:
 
 def _by_tiny(operation: Operation, failure: Failure, operations: Operations) -> Diagnosis | None:
     """Returns the diagnosis of a division by a number whose square, by which the gradient is divided, is too small."""
-    divisor, limits = _wide(failure.tensors[1]), jnp.finfo(failure.dtype)
-    # Narrower types keep what is below their smallest normal number, and XLA makes zero of it.
-    flushes = limits.minexp <= jnp.finfo(jnp.float32).minexp
+    divisor = _wide(failure.tensors[1])
     if 1 not in failure.chosen or divisor.ndim != len(failure.index):
         return None
     by = float(divisor[_aligned(failure.index, divisor.shape)])
-    beyond = _beyond_square(by * by, limits, flushes=flushes)
+    beyond = _beyond_square(by * by, failure.dtype)
     if by == 0 or beyond is None:
         return None
     why = (
@@ -174,17 +173,22 @@ def _by_tiny(operation: Operation, failure: Failure, operations: Operations) -> 
     masked = [value for each in operations.made_by(summed, "select_n") for value in each.values]
     exponentials = operations.made_by([*summed, *masked], "exp")
     repair = SHIFT if exponentials else ADD_EPSILON
-    return Diagnosis(why, repair if flushes else f"{repair}, or {WIDER}")
+    return Diagnosis(why, repair if _flushes(failure.dtype) else f"{repair}, or {WIDER}")
 
 
-def _beyond_square(square: float, limits: jnp.finfo, *, flushes: bool) -> str | None:
+def _beyond_square(square: float, dtype: np.dtype) -> str | None:
     """Returns why a division by a square leaves the range of a type, as a clause; None where it does not."""
-    smallest, most = float(limits.tiny), float(limits.max)
-    if flushes and square < smallest:
-        return f"which is below the smallest normal {limits.dtype}, {smallest:.3g}"
+    smallest, most = float(jnp.finfo(dtype).tiny), largest(dtype)
+    if _flushes(dtype) and square < smallest:
+        return f"which is below the smallest normal {dtype}, {smallest:.3g}"
     if square * most < 1:
-        return f"and 1 / {square:.3g} is beyond the largest {limits.dtype}, {most:.6g}"
+        return f"and 1 / {square:.3g} is beyond the largest {dtype}, {most:.6g}"
     return None
+
+
+def _flushes(dtype: np.dtype) -> bool:
+    """Returns whether XLA makes zero of what is below a type's smallest normal number; narrower types keep it."""
+    return jnp.finfo(dtype).minexp <= jnp.finfo(jnp.float32).minexp
 
 
 def _aligned(index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -251,7 +251,9 @@ def test_a_factory_that_needs_a_value_is_refused_with_the_call_it_needs() -> Non
     write("net.py", CLASS + "\ndef of_key(key, *, depth, width=3): ...\n")
     hint = refusal("net.py:of_key").hint
     assert hint is not None
-    assert hint.startswith("to call it, write of_key(key=..., depth=...) in the target, with literals; where one is none")
+    assert hint.startswith(
+        "to call it, write of_key(key=..., depth=...) in the target, with literals; where one is none"
+    )
     assert hint.endswith("def build(): return of_key(key=..., depth=...)")
 
 
