@@ -19,6 +19,8 @@ from gradscope.tracing.user_frames import user_code
 _EXPECTED: Final = {"init": ("key",), "batch": ("key", "size"), "loss": ("variables", "batch")}
 _SIGNATURES: Final = ", ".join(f"{role}({', '.join(arguments)})" for role, arguments in _EXPECTED.items())
 
+_WITHOUT_BATCH: Final = "define it, also where --data gives the batches: it states their names, shapes and dtypes"
+
 #: The number of names that an error lists; the others are counted.
 _MOST_NAMES: Final = 8
 
@@ -90,7 +92,7 @@ def _functions(name: str, holder: Any) -> Mapping[str, Callable[..., Any]]:
         raise UsageError(f"{name} is a {kind}, and no model", hint=_hint_to_call(holder))
     if missing:
         problem = f"has no {' and no '.join(missing)}: a model has {_SIGNATURES}; found {_found(holder)}"
-        raise ModelError(f"{name} {problem}", hint=_hint_for(holder))
+        raise ModelError(f"{name} {problem}", hint=_hint_for(holder) if missing != ["batch"] else _WITHOUT_BATCH)
     if problems:
         raise ModelError(f"{name} is not a model: {'; '.join(problems)}", hint=_hint_for(holder))
     return functions

@@ -231,6 +231,12 @@ def test_a_file_without_the_functions_is_refused_with_those_it_has() -> None:
     )
 
 
+def test_a_file_without_a_batch_is_told_that_data_does_not_replace_it() -> None:
+    write("net.py", "def init(key): ...\ndef loss(variables, batch): ...\n")
+    hint = "define it, also where --data gives the batches: it states their names, shapes and dtypes"
+    assert refusal("net.py").hint == hint
+
+
 def test_all_that_is_wrong_with_the_functions_is_reported_at_once() -> None:
     write("net.py", "init = 3\ndef batch(key): ...\ndef loss(variables, batch, labels): ...\n")
     assert refusal("net.py").message == (
