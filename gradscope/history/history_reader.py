@@ -265,7 +265,7 @@ class History:
         query = f"SELECT {wrong}, {listed} FROM {table} {which}"  # noqa: S608 - our own names
         rows = self._connection.execute(query, values).fetchall()
         if any(row[0] for row in rows):
-            raise DumpError(f"a value in its table {table} is of a wrong type or size")
+            raise DumpError(f"a value in its table {table} is of a wrong type, sign or size")
         return [row[1:] for row in rows]
 
     def _tensor_rows(self) -> Generator[tuple[int, TensorRow]]:

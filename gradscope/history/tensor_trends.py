@@ -22,7 +22,10 @@ TRENDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
             f"powers of ten in {SLOPE_STEPS} steps",
             "how fast the statistic grows: the slope of a least-squares line through the logarithms of its magnitudes",
         ),
-        "change": ("powers of ten", "by how much the statistic changed while the tensor was finite, up or down"),
+        "change": (
+            "powers of ten",
+            "by how much the statistic changed while the tensor was finite and not zero, up or down",
+        ),
     }
 )
 
@@ -36,8 +39,9 @@ class Trend:
         last: Its last value, likewise; NaN where the tensor is not finite at the end.
         slope: How many powers of ten it grows in 100 steps: the slope of the least-squares line through the decimal
             logarithms of its magnitudes; None where fewer than two of them are finite and not zero.
-        change: By how many powers of ten it changed while the tensor was finite, up or down.
-        values: The values in order; NaN where the tensor is not finite.
+        change: By how many powers of ten it changed while the tensor was finite and not zero, up or down.
+        grew: Whether that was up.
+        values: The values in order; NaN where one is not known, infinite where the tensor is not finite.
         broken: Whether the tensor is not finite at the end.
     """
 
@@ -45,6 +49,7 @@ class Trend:
     last: float
     slope: float | None
     change: float
+    grew: bool
     values: tuple[float, ...]
     broken: bool
 
@@ -58,21 +63,24 @@ class Trend:
             nonfinite: The numbers of elements of the tensor that are not finite; NaN where that is not known.
         """
         broken = nonfinite > 0
-        values = np.where(broken, np.nan, values)
+        values, shown = np.where(broken, np.nan, values), np.where(broken, np.inf, values)
         known = values[~np.isnan(values)]
         first, last = (float(known[0]), float(known[-1])) if known.size else (math.nan, math.nan)
         is_broken = bool(broken[-1:].any())
+        change = _change(known)
         return cls(
-            first=first, last=math.nan if is_broken else last, slope=_slope(steps, values), change=_change(first, last),
-            values=tuple(map(float, values)), broken=is_broken,
+            first=first, last=math.nan if is_broken else last, slope=_slope(steps, values), change=abs(change),
+            grew=change > 0, values=tuple(map(float, shown)), broken=is_broken,
         )  # fmt: skip
 
 
-def _change(first: float, last: float) -> float:
-    low, high = sorted((abs(first), abs(last)))
-    if math.isinf(high):
-        return math.inf
-    return math.log10(high / low) if low > 0 else 0.0
+def _change(known: np.ndarray) -> float:
+    """Returns the powers of ten between the first magnitude and the last: a warm-up begins with updates of zero."""
+    magnitudes = np.abs(known[known != 0])
+    if magnitudes.size == 0:
+        return 0.0
+    first, last = map(float, (magnitudes[0], magnitudes[-1]))
+    return math.inf if math.isinf(first) else math.log10(last) - math.log10(first)
 
 
 def _slope(steps: np.ndarray, values: np.ndarray) -> float | None:

@@ -33,9 +33,14 @@ WORK_UNIT: Final = 100_000
 _INTEGERS: Final = frozenset(
     {"id", "tensor", "step", "examples", "skipped", "zeros", "nan", "inf", "groups", "group_size"}
 )
-#: The least of them, and the most: beyond it, float64 does not tell one integer from the next.
-_LEAST: Final = ALL_PARAMETERS
+#: The least of the numbers of tensors, the others being counts, and the most of all: beyond it, float64 does not tell
+#: one integer from the next.
+_LEAST: Final = {"tensor": ALL_PARAMETERS}
 _MOST: Final = 1 << 53
+#: Columns of magnitudes, which are not negative.
+_MAGNITUDES: Final = frozenset(
+    {"l2", "rms", "std", "amax", "ratio", "grad_norm", "grad_norm_clipped", "update_norm", "param_norm"}
+)
 
 _SHAPE: Final = re.compile(r"\[(?:\d{1,18}(?:, ?\d{1,18}){0,63})?\]")
 
@@ -103,14 +108,16 @@ def require_schema(connection: sqlite3.Connection) -> None:
 
 
 def is_strange(column: str, kind: type) -> str:
-    """Returns the condition, in SQL, that a column has a value of a type or size which a sound history has not."""
+    """Returns the condition, in SQL, that a column has a value of a type, sign or size that no sound history has."""
     if kind is str:
         return f"typeof({column}) NOT IN ('text', 'null')"
     if kind is bytes:
         return f"typeof({column}) <> 'blob'"
-    if column not in _INTEGERS:
-        return f"typeof({column}) NOT IN ('integer', 'real', 'null')"
-    return f"typeof({column}) NOT IN ('integer', 'null') OR {column} NOT BETWEEN {_LEAST} AND {_MOST}"
+    if column in _INTEGERS:
+        least = _LEAST.get(column, 0)
+        return f"typeof({column}) NOT IN ('integer', 'null') OR {column} NOT BETWEEN {least} AND {_MOST}"
+    negative = f" OR {column} < 0" if column in _MAGNITUDES else ""
+    return f"typeof({column}) NOT IN ('integer', 'real', 'null'){negative}"
 
 
 def stored_shape(text: str | None) -> tuple[int, ...] | None:

@@ -30,7 +30,7 @@ _PART: Final = 3
 #: A hint takes at most 0.1 s: characters of a name that are compared, names that are looked at, and the product of the
 #: number of names and the length of the requested one from which only likely names are compared.
 _COMPARED: Final = 200
-_MOST_NAMES: Final = 10_000
+_MOST_NAMES: Final = 50_000
 _MOST_WORK: Final = 2_000
 
 
@@ -135,7 +135,8 @@ def nearest(requested: str, names: Sequence[str], *, similar: float = 0.4) -> li
     if len(candidates) * len(folded) > _MOST_WORK:
         # Of too many names, those with the most common letters, which takes no product.
         letters = Counter(folded)
-        candidates = heapq.nlargest(_FEW, candidates[:_MOST_NAMES], key=lambda each: _common(letters, each))
+        most = max(_MOST_WORK // len(folded), _FEW)
+        candidates = heapq.nlargest(most, candidates[:_MOST_NAMES], key=lambda each: _common(letters, each))
     near = difflib.get_close_matches(folded, candidates, n=_NEAR, cutoff=similar)
     if not near and len(folded) >= _PART:
         near = list(itertools.islice((each for each in by_folded if folded in each), _NEAR))
@@ -144,7 +145,9 @@ def nearest(requested: str, names: Sequence[str], *, similar: float = 0.4) -> li
 
 def _common(letters: Counter[str], name: str) -> float:
     """Returns the share of the letters of two names that they have in common."""
-    return 2 * (letters & Counter(name)).total() / (letters.total() + len(name) or 1)
+    # Counting each letter in the name takes a fifth of the time of counting all letters of the name.
+    common = sum([min(name.count(letter), most) for letter, most in letters.items()])
+    return 2 * common / (letters.total() + len(name) or 1)
 
 
 def _glob_to_regex(glob: str) -> str:

@@ -58,6 +58,10 @@ class Attack:
     whole: Callable[[Path], str]
 
 
+#: The states of a run that had not ended, which `--resume` goes on from.
+_STATE = re.compile(r"state-\d+\.npz")
+
+
 @dataclass(frozen=True)
 class Call:
     """A system call of a run: its name, its number among those of its name in its thread, and what it was about."""
@@ -127,7 +131,11 @@ def _litter(left: set[Path], done: subprocess.CompletedProcess[str], call: Call)
     """Returns which of the files that a run left should not be there; "" for none."""
     ended = "ended the process" in done.stderr
     taken_up = (".partial",) * ended + (".sqlite-wal", ".sqlite-shm")
-    litter = [str(path) for path in left if ".incomplete" not in str(path) and path.suffix not in taken_up]
+    litter = [
+        str(path)
+        for path in left
+        if ".incomplete" not in str(path) and path.suffix not in taken_up and not _STATE.fullmatch(path.name)
+    ]
     return f"it leaves {', '.join(sorted(litter))}" if litter and call.name not in _REMOVING else ""
 
 

@@ -54,7 +54,7 @@ gradient amax, gradient zeros, source (--format json has all numbers)
 
 Findings (2)
 dead          activation/block1/relu has 87.5% dead units: 28 of 32 are zero at
-              all of 512 positions (net.py:14)
+              all 512 positions (net.py:14)
 unused-param  param/spare/kernel does not reach the loss
 
 loss        2.30714
@@ -101,7 +101,7 @@ stem/conv/bias      [16]         0      0       0     0      0.00210  5.25e-04  
 block1/conv/kernel  [3,3,16,32]  0      0.175  11.90  0.526  0.00102  1.50e-05  5.10e-04     0%  8.57e-05                              net.py:3
 
 Findings (2)
-dead          activation/block1/relu has 87.5% dead units: 28 of 32 are zero at all of 512 positions (net.py:14)
+dead          activation/block1/relu has 87.5% dead units: 28 of 32 are zero at all 512 positions (net.py:14)
 unused-param  param/spare/kernel does not reach the loss
 
 loss        2.30714

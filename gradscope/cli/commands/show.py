@@ -67,7 +67,7 @@ def show(
     options.require_one_of(tensor=tensor, ledger=ledger, step=step)
     if is_run(dump):
         refused = {"--diff": diff, "--ledger": ledger, "--check": check, "--no-fold": no_fold}
-        report = _of_run(dump, step, tensor, selection_options, sort, refused, overview=not full)
+        report = _of_run(dump, step, tensor, selection_options, sort, refused, overview=not full and sort is None)
         print_report(report, format_options.chosen)
         return
     if step is not None:

@@ -40,13 +40,19 @@ class JudgeOptions:
     rtol: Annotated[
         float | None,
         typer.Option(
-            min=0.0, help="Judge as numpy.allclose does, with this relative tolerance (1e-5).", rich_help_panel=_JUDGING
+            min=0.0,
+            metavar="NUMBER",
+            help="Judge as numpy.allclose does, with this relative tolerance (1e-5).",
+            rich_help_panel=_JUDGING,
         ),
     ] = None
     atol: Annotated[
         float | None,
         typer.Option(
-            min=0.0, help="Judge as numpy.allclose does, with this absolute tolerance (1e-8).", rich_help_panel=_JUDGING
+            min=0.0,
+            metavar="NUMBER",
+            help="Judge as numpy.allclose does, with this absolute tolerance (1e-8).",
+            rich_help_panel=_JUDGING,
         ),
     ] = None
     cand_dtype: Annotated[

@@ -66,6 +66,7 @@ class SelectionOptions(NameOptions):
         int | None,
         typer.Option(
             min=1,
+            metavar="N",
             help="Only layers of at most this many scopes.",
             rich_help_panel=_PANEL,
         ),

@@ -19,7 +19,7 @@ from gradscope.naming.patterns import did_you_mean, nearest
 _PATH_ERRORS: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO})
 
 #: The number of files of a folder among which one is looked for whose name resembles one that does not exist.
-_MOST_NEIGHBOURS: Final = 10_000
+_MOST_NEIGHBOURS: Final = 50_000
 #: The least share of letters that such names have in common. Any two files share more than any two words.
 _SIMILAR: Final = 0.6
 

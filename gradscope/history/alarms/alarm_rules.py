@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from gradscope import naming
+from gradscope.history.history_rows import Alarm
 
 NONFINITE: Final = "nonfinite"
 
@@ -119,3 +120,9 @@ def forward_most(deviations: Mapping[str, float]) -> str | None:
     """Returns the first of those that deviate about as much as the one that deviates most; None where none does."""
     largest = max(deviations.values(), default=0.0)
     return next((key for key, each in deviations.items() if each >= _ALIKE * largest and each > 0), None)
+
+
+def suspects_batch(alarm: Alarm) -> bool:
+    """Returns whether an alarm is about a step that was saved, and in which none of the tensors deviates enough."""
+    rule = BY_NAME.get(alarm.rule)
+    return rule is not None and rule.least_deviation > 0 and alarm.key is None and alarm.folder is not None

@@ -53,7 +53,8 @@ RULES: Final = (
         name="nonfinite",
         sentence="A NaN or an infinity reaches the loss or the gradient of a parameter; one finding for each origin.",
         formula="count of NaNs and infinities > 0 in the loss, a parameter, its gradient, or that of an input",
-        remedy="Repair the operation that is named; where a repair is known, the dump says so under 'Where it began'.",
+        remedy="Keep the operands of the operation that is named where it and its derivative are finite: clip them, or "
+        "rescale what makes them.",
         checks=(value_rules.nonfinite,),
     ),
     FindingRule(

@@ -22,7 +22,7 @@ from typing import NoReturn
 from gradscope.errors import UsageError
 from gradscope.frameworks.extras import install_hint
 from gradscope.naming.patterns import nearest_hint
-from gradscope.tracing.loading.target import Target
+from gradscope.tracing.loading.target import Target, python_files
 from gradscope.tracing.loading.zoo import zoo_file
 from gradscope.tracing.user_frames import user_code
 
@@ -62,7 +62,9 @@ def _existing_file(path: Path) -> Path:
     if path.is_dir():
         raise UsageError(f"{path} is a folder", hint=f"name a file in it, such as {path / 'model.py'}")
     if not path.exists():
-        neighbours = [str(path.with_name(file.name)) for file in sorted(path.parent.glob("*.py"))]
+        # Not `Path` by `Path`, which takes half a second for 30,000 files.
+        folder = str(path).removesuffix(path.name)
+        neighbours = [f"{folder}{name}" for name in python_files(path.parent)]
         hint = nearest_hint(str(path), neighbours) if neighbours else f"{path.parent} has no Python file"
         raise UsageError(f"there is no file {path}", hint=hint)
     if path.suffix != ".py":

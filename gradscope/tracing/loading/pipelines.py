@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import jax
 import numpy as np
@@ -13,7 +13,10 @@ import numpy as np
 from gradscope.errors import UsageError
 from gradscope.frameworks.modules.tree_names import tree_names
 from gradscope.tracing.loading.loader import named_object, seed_generators
+from gradscope.tracing.loading.plain_functions import required_parameters, signature_of
 from gradscope.tracing.user_frames import user_code
+
+_FORMS: Final = "give a function of no arguments that returns batches, or of a number that returns that batch"
 
 
 class Pipeline:
@@ -40,7 +43,7 @@ class Pipeline:
             raise UsageError(
                 f"{text} needs the arguments {', '.join(each.name for each in required)}, and a pipeline takes none, "
                 "or the number of a batch",
-                hint="give a function of no arguments that returns batches, or of a number that returns that batch",
+                hint=_FORMS,
             )
         self._takes_number = len(required) == 1
         self._batches: Iterator[Any] = iter(())
@@ -58,11 +61,21 @@ class Pipeline:
         """
         argument = f", given {number}, the number of a batch" if self._takes_number else ""
         with user_code(f"the pipeline {self._text}{argument}"):
-            batch = self._source(number) if self._takes_number else self._batch_in_order(number)
+            batch = self._batch_of_number(number) if self._takes_number else self._batch_in_order(number)
             if batch is None:
                 raise UsageError(f"{self._text} ends before batch {number}")
             leaves = map(np.asarray, jax.tree_util.tree_leaves(batch))
             return dict(zip(tree_names(batch), leaves, strict=True))
+
+    def _batch_of_number(self, number: int) -> Any:
+        batch = self._source(number)
+        if isinstance(batch, Iterator):
+            own = "" if self._text.endswith(")") else f"; an argument of your own has a value, '{self._text}(0)'"
+            raise UsageError(
+                f"{self._text} takes the number of a batch, and returned a {type(batch).__name__} for {number}",
+                hint=f"{_FORMS}{own}",
+            )
+        return batch
 
     def _batch_in_order(self, number: int) -> Any:
         if self._next is None or number < self._next:
@@ -83,10 +96,5 @@ class Pipeline:
 
 
 def _required_parameters(function: Any) -> list[inspect.Parameter]:
-    """Returns the parameters of a function that have no default."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (ValueError, TypeError):  # written in C without a text signature
-        return []
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [each for each in parameters if each.default is each.empty and each.kind not in variable]
+    signature = signature_of(function)
+    return [] if signature is None else required_parameters(signature)

@@ -19,6 +19,8 @@ from gradscope.tracing.user_frames import user_code
 _EXPECTED: Final = {"init": ("key",), "batch": ("key", "size"), "loss": ("variables", "batch")}
 _SIGNATURES: Final = ", ".join(f"{role}({', '.join(arguments)})" for role, arguments in _EXPECTED.items())
 
+_WITHOUT_BATCH: Final = "define it, also where --data gives the batches: it states their names, shapes and dtypes"
+
 #: The number of names that an error lists; the others are counted.
 _MOST_NAMES: Final = 8
 
@@ -87,15 +89,25 @@ def _functions(name: str, holder: Any) -> Mapping[str, Callable[..., Any]]:
     problems = [problem for role, function in functions.items() if (problem := _problem(role, function))]
     if (missing or problems) and _is_uncalled(holder):
         kind = "class" if inspect.isclass(holder) else "function"
-        raise UsageError(
-            f"{name} is a {kind}, and no model", hint=f"to call it, write {holder.__name__}() in the target"
-        )
+        raise UsageError(f"{name} is a {kind}, and no model", hint=_hint_to_call(holder))
     if missing:
         problem = f"has no {' and no '.join(missing)}: a model has {_SIGNATURES}; found {_found(holder)}"
-        raise ModelError(f"{name} {problem}", hint=_hint_for(holder))
+        raise ModelError(f"{name} {problem}", hint=_hint_for(holder) if missing != ["batch"] else _WITHOUT_BATCH)
     if problems:
         raise ModelError(f"{name} is not a model: {'; '.join(problems)}", hint=_hint_for(holder))
     return functions
+
+
+def _hint_to_call(holder: Any) -> str:
+    signature = signature_of(holder)
+    needed = [] if signature is None else required_parameters(signature)
+    if not needed:
+        return f"to call it, write {holder.__name__}() in the target"
+    arguments = ", ".join(f"{each.name}=..." for each in needed)
+    return (
+        f"to call it, write {holder.__name__}({arguments}) in the target, with literals; where one is none, such as a "
+        f"random key, write build() and define it: def build(): return {holder.__name__}({arguments})"
+    )
 
 
 def _is_uncalled(holder: Any) -> bool:
@@ -138,8 +150,16 @@ def accepts(signature: inspect.Signature, *positional: Any, **keyword: Any) -> b
     return True
 
 
+def required_parameters(signature: inspect.Signature) -> list[inspect.Parameter]:
+    """Returns the parameters of a signature that have no default."""
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [each for each in signature.parameters.values() if each.default is each.empty and each.kind not in variable]
+
+
 def _found(holder: Any) -> str:
     names = public_names(holder)
+    if isinstance(holder, ModuleType):  # what could be meant comes before the constants of a file
+        names.sort(key=lambda each: not callable(vars(holder)[each]))
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + more or f"nothing in an object of type {type(holder).__name__}"
 

@@ -19,6 +19,7 @@ the zoo's.
 from __future__ import annotations
 
 import ast
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -111,7 +112,7 @@ def _rule(text: str, location: str) -> Rule:
         return "module"
     raise UsageError(
         f"there is no file, module or zoo model called {location!r}",
-        hint=nearest_hint(location, [*zoo_names(), *_files_here()]),
+        hint=nearest_hint(location, [*zoo_names(), *python_files(Path.cwd())]),
     )
 
 
@@ -123,8 +124,13 @@ def _is_module(name: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def _files_here() -> list[str]:
-    return sorted(file.name for file in Path.cwd().glob("*.py"))
+def python_files(folder: Path) -> list[str]:
+    """Returns the names of the Python files of a folder, sorted; none where it cannot be read."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(each.name for each in entries if each.name.endswith(".py"))
+    except OSError:
+        return []
 
 
 def _attribute(text: str, name: str) -> Attribute:

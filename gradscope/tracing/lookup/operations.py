@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradscope.primitive_groups import MOVES
+from gradscope.primitive_groups import COPIES
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, resolve
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, operation_name
@@ -109,7 +109,7 @@ class Operations:
                 yield self.maker(ValueAt(value, (*value_at.iteration, *further)))
 
     def made_by(self, values: Sequence[ValueAt], primitive: str) -> list[Operation]:
-        """Returns the operations of one primitive that made some values, shapes aside."""
+        """Returns the operations of one primitive that made some values, shapes and rounding aside."""
         found: list[Operation] = []
         for value in values:
             at = value
@@ -117,7 +117,7 @@ class Operations:
                 maker = self.maker(at)
                 if maker.primitive == primitive:
                     found.append(maker)
-                if maker.primitive not in MOVES | {"abs"} or not maker.values:
+                if maker.primitive not in COPIES | {"abs"} or not maker.values:
                     break
                 at = maker.values[0]
         return found

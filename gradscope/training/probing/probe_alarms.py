@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.errors import ModelError
-from gradscope.history.alarms.alarm_rules import NONFINITE
+from gradscope.history.alarms.alarm_rules import NONFINITE, suspects_batch
 from gradscope.history.alarms.alarm_watch import AlarmWatch
 from gradscope.history.history_rows import Alarm, StepRecord
 from gradscope.history.run_folder import alarm_path
@@ -151,9 +153,9 @@ class ProbeAlarms:
             for alarm in alarms:
                 self._history.alarm(alarm)
             if self._on_alarm == "stop" and not ends:
-                raise ModelError(_alarm_line(alarms[0]))
+                raise ModelError(_alarm_line(alarms[0], self._folder.path))
             for alarm in alarms:
-                line = printable(f"{self._folder.path}: {_alarm_line(alarm)}")
+                line = printable(f"{self._folder.path}: {_alarm_line(alarm, self._folder.path)}")
                 logging.getLogger("gradscope").warning("gradscope: %s", line)
 
     def _saved(self, found: _Found, replay: StepReplay) -> list[Alarm]:
@@ -200,10 +202,15 @@ class ProbeAlarms:
         return take(*args, **kwargs)[0]
 
 
-def _alarm_line(alarm: Alarm) -> str:
-    saved = "" if alarm.folder is None else f"; its state and batch are in {alarm.folder}"
+def _alarm_line(alarm: Alarm, run: Path) -> str:
     where = f"{alarm.key} " if alarm.key else ""
-    return f"step {alarm.step:,}: {alarm.rule}: {where}{alarm.why}{saved}"
+    line = f"step {alarm.step:,}: {alarm.rule}: {where}{alarm.why}"
+    if alarm.folder is None:
+        return line
+    # A probe observes what is made of a batch, and not the batch: a wrong target is in no tensor.
+    look = f"gradscope show {shlex.quote(str(run / alarm.folder))} --families input"
+    batch = f"; no observed tensor deviates, so look at the batch: {look}" if suspects_batch(alarm) else ""
+    return f"{line}; its state and batch are in {alarm.folder}{batch}"
 
 
 def _record_of(number: int, collected: Collected) -> StepRecord:

@@ -91,6 +91,9 @@ def test_trends_are_sorted_by_a_column(tmp_path: Path, sort: str) -> None:
     rows = gradscope("show", "run", "--sort", sort, "--json", folder=tmp_path).json["rows"]
     order = {"slope": "a b b c", "-slope": "c b b a", "-last": "c b b a", "name": "a b b c"}[sort]
     assert " ".join(found["name"] for found in rows) == order
+    on_terminal = in_terminal("show", "run", "--sort", sort, folder=tmp_path, columns=100).plain
+    lines = on_terminal.partition("Trends (")[2].splitlines()[2:6]
+    assert " ".join(line.split()[0].rpartition("/")[2] for line in lines) == order
     at_step = gradscope("show", "run", "--step", 10, "--sort", "-l2", folder=tmp_path).output
     assert [line.split()[0] for line in at_step.splitlines()[3:6]] == ["c", "b", "a"]
 
@@ -118,7 +121,8 @@ def test_a_terminal_shows_a_run_on_one_screen_and_all_of_it_in_full(tmp_path: Pa
         (("--step", 11), "step 11 was not recorded"),
         (("--tensor", "param/v"), "the run has no tensor param/v"),
         (("--select", "v*"), "pattern 'v*' selects nothing"),
-        (("--tensor", "los"), "numbers of each step are loss, examples"),
+        (("--tensor", "los"), "; the numbers of each step are loss, examples"),
+        (("--tensor", "param/ww"), "? The numbers of each step are loss, examples"),
         (("--families", "clipped_grad"), "without --clip and --multiply the optimizer gets param_grad as it is"),
         (("--families", "state"), "it has param, param_grad, update, activation, activation_grad, slot"),
         (("--ledger",), "--ledger is of dumps"),
@@ -270,7 +274,9 @@ STRANGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a blob for a number": (sql("UPDATE stats SET l2 = x'00'"), "its table stats is of a wrong type"),
     "a blob for a text": (sql("UPDATE tensors SET name = x'00'"), "its table tensors is of a wrong type"),
     "no name": (sql("UPDATE tensors SET name = NULL"), "has no name"),
-    "a step beyond all": (sql(f"UPDATE steps SET step = {2**63 - 1} WHERE step = 0"), "of a wrong type or size"),
+    "a step beyond all": (sql(f"UPDATE steps SET step = {2**63 - 1} WHERE step = 0"), "of a wrong type, sign or size"),
+    "a norm below zero": (sql("UPDATE stats SET l2 = -1.5 WHERE step = 10"), "of a wrong type, sign or size"),
+    "a count below zero": (sql("UPDATE stats SET nan = -1 WHERE step = 10"), "of a wrong type, sign or size"),
     "no number of steps": (sql("INSERT INTO run VALUES ('steps taken', '1e9')"), "states as steps taken '1e9'"),
     "no shape": (sql("UPDATE tensors SET shape = '[1, x]'"), "a shape in its table tensors is none"),
     "a text for a histogram": (

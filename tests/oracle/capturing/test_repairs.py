@@ -54,6 +54,26 @@ def naive_softmax(shift: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
     return loss
 
 
+def half_softmax(
+    shift: Callable[[Any], Any], dtype: Any = jnp.float16, *, mask: bool = True
+) -> Callable[[Any, Any], Any]:
+    def loss(w: Any, x: Any) -> Any:
+        scores = (w - 8).astype(dtype)
+        e = jnp.exp(scores - shift(scores))
+        e = jnp.where(w > 0.5, e, 0) if mask else e
+        return (e / e.sum(-1, keepdims=True))[0].astype(jnp.float32) + 0 * x.sum()
+
+    return loss
+
+
+def half_quotient(epsilon: float, dtype: Any = jnp.float16) -> Callable[[Any, Any], Any]:
+    def loss(w: Any, x: Any) -> Any:
+        h = (w / 512).astype(dtype)
+        return (h[0] / (h + epsilon)).sum().astype(jnp.float32) + x.sum()
+
+    return loss
+
+
 def half_norm(epsilon: float, dtype: Any = jnp.float16) -> Callable[[Any, Any], Any]:
     def loss(w: Any, x: Any) -> Any:
         h = w.astype(dtype)
@@ -153,6 +173,14 @@ CASES = {
         repairs.ADD_EPSILON, lambda w, x: (x[0] / (1e-20 * w)).sum() * 1e-19,
         lambda w, x: (x[0] / (1e-20 * w + EPS)).sum() * 1e-19,
     ),
+    "division by a number whose square's reciprocal is beyond float16": Case(
+        repairs.ADD_EPSILON, half_quotient(0.0), half_quotient(0.01)
+    ),
+    "the same in float32": Case(repairs.WIDER, half_quotient(0.0), half_quotient(0.0, jnp.float32)),
+    "softmax by hand in float16": Case(
+        repairs.SHIFT, half_softmax(lambda s: 0.0, mask=False), half_softmax(jnp.max, mask=False)
+    ),
+    "masked softmax by hand in float16": Case(repairs.SHIFT, half_softmax(lambda s: 0.0), half_softmax(jnp.max)),
     "softplus by hand": Case(
         repairs.SHIFT, lambda w, x: jnp.log(1 + jnp.exp(200 * w * x)).sum(),
         lambda w, x: jax.nn.softplus(200 * w * x).sum(),

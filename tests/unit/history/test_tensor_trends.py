@@ -25,13 +25,19 @@ def test_what_is_left_of_a_tensor_that_is_not_finite_does_not_count() -> None:
     assert trend.broken
     assert trend.slope == pytest.approx(10)
     assert trend.change == pytest.approx(1)
-    assert math.isnan(trend.values[-1])
+    assert trend.values[-1] == math.inf
 
 
 def test_a_statistic_that_is_not_known_at_the_end_breaks_nothing() -> None:
     trend = Trend.of(STEPS, np.array([2.0, 0.2, math.nan]), np.full(3, math.nan))
     assert (trend.last, trend.broken) == (0.2, False)
     assert trend.change == pytest.approx(1)
+
+
+def test_a_change_is_that_between_magnitudes_that_are_not_zero() -> None:
+    warm_up = Trend.of(STEPS, np.array([0.0, 0.001, 0.1]), np.zeros(3))
+    assert (warm_up.first, warm_up.grew, warm_up.change) == (0, True, pytest.approx(2))
+    assert not Trend.of(STEPS, np.array([0.1, 0.01, 0.0]), np.zeros(3)).grew
 
 
 def test_an_infinity_is_the_largest_change() -> None:

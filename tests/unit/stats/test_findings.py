@@ -271,9 +271,9 @@ def test_a_product_of_zeros_is_dead_only_where_a_gradient_is_lost_at_a_rectifier
 @pytest.mark.parametrize(
     ("rectified", "place", "words"),
     [
-        (False, "relu at f.py:9", "not positive at all of 24 positions, and relu at f.py:9 lets nothing of them pass"),
-        (True, "relu at model.py:1 in conv", "zero at all of 24 positions"),
-        (True, "relu at f.py:9", "zero at all of 24 positions, and its gradient ends behind it, at relu at f.py:9"),
+        (False, "relu at f.py:9", "not positive at all 24 positions, and relu at f.py:9 lets nothing of them pass"),
+        (True, "relu at model.py:1 in conv", "zero at all 24 positions"),
+        (True, "relu at f.py:9", "zero at all 24 positions, and its gradient ends behind it, at relu at f.py:9"),
     ],
 )
 def test_dead_units_and_the_reason_of_their_zero_gradient_name_one_rectifier_or_say_why_not(

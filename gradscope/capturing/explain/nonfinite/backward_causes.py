@@ -18,9 +18,11 @@ from gradscope.capturing.explain.nonfinite.repairs import (
     NORM,
     SHIFT,
     WHERE_TWICE,
+    WIDER,
     Diagnosis,
     element,
     is_large,
+    largest,
     numbers,
     overflow,
 )
@@ -155,21 +157,38 @@ def _by_zero(failure: Failure) -> Diagnosis | None:
 
 def _by_tiny(operation: Operation, failure: Failure, operations: Operations) -> Diagnosis | None:
     """Returns the diagnosis of a division by a number whose square, by which the gradient is divided, is too small."""
-    divisor, limits = _wide(failure.tensors[1]), jnp.finfo(failure.dtype)
-    # Narrower types keep what is below their smallest normal number, and XLA makes zero of it.
-    flushes = limits.minexp <= jnp.finfo(jnp.float32).minexp
-    if 1 not in failure.chosen or not flushes or divisor.ndim != len(failure.index):
+    divisor = _wide(failure.tensors[1])
+    if 1 not in failure.chosen or divisor.ndim != len(failure.index):
         return None
-    by, smallest = float(divisor[_aligned(failure.index, divisor.shape)]), float(limits.tiny)
-    if not 0 < by * by < smallest:
+    by = float(divisor[_aligned(failure.index, divisor.shape)])
+    beyond = _beyond_square(by * by, failure.dtype)
+    if by == 0 or beyond is None:
         return None
     why = (
         f"the derivative of a division by {by:.6g}{element(failure.index)} is not finite: it divides by the square of "
-        f"that, which is below the smallest normal {failure.dtype}, {smallest:.3g}"
+        f"that, {beyond}"
     )
-    summed = operations.made_by(operation.values[-1:], "reduce_sum")
-    exponentials = operations.made_by([value for each in summed for value in each.values], "exp")
-    return Diagnosis(why, SHIFT if exponentials else ADD_EPSILON)
+    sums = operations.made_by(operation.values[-1:], "reduce_sum")
+    summed = [value for each in sums for value in each.values]
+    masked = [value for each in operations.made_by(summed, "select_n") for value in each.values]
+    exponentials = operations.made_by([*summed, *masked], "exp")
+    repair = SHIFT if exponentials else ADD_EPSILON
+    return Diagnosis(why, repair if _flushes(failure.dtype) else f"{repair}, or {WIDER}")
+
+
+def _beyond_square(square: float, dtype: np.dtype) -> str | None:
+    """Returns why a division by a square leaves the range of a type, as a clause; None where it does not."""
+    smallest, most = float(jnp.finfo(dtype).tiny), largest(dtype)
+    if _flushes(dtype) and square < smallest:
+        return f"which is below the smallest normal {dtype}, {smallest:.3g}"
+    if square * most < 1:
+        return f"and 1 / {square:.3g} is beyond the largest {dtype}, {most:.6g}"
+    return None
+
+
+def _flushes(dtype: np.dtype) -> bool:
+    """Returns whether XLA makes zero of what is below a type's smallest normal number; narrower types keep it."""
+    return jnp.finfo(dtype).minexp <= jnp.finfo(jnp.float32).minexp
 
 
 def _aligned(index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gradscope import naming
 from gradscope.dump.record import Json
-from gradscope.history.alarms.alarm_rules import NONFINITE
+from gradscope.history.alarms.alarm_rules import NONFINITE, suspects_batch
 from gradscope.history.history_rows import Alarm
 from gradscope.presentation.render.document import Note
 from gradscope.presentation.render.screen import BAD, GOOD
@@ -16,7 +16,8 @@ def alarm_sentence(alarm: Alarm) -> str:
     """Returns an alarm in words."""
     subject = "" if alarm.key is None else f"{alarm.key} "
     saved = "" if alarm.folder is None else f"; the state before it and its batch are in {alarm.folder}"
-    return f"at step {alarm.step} {subject}{alarm.why}{saved}"
+    batch = "; no observed tensor deviates, so look at that batch" if suspects_batch(alarm) else ""
+    return f"at step {alarm.step} {subject}{alarm.why}{saved}{batch}"
 
 
 def alarm_json(alarm: Alarm) -> dict[str, Json]:

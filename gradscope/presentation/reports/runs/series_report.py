@@ -80,7 +80,8 @@ def run_tensor_report(path: str, history: History, key: str) -> RunTensorReport:
     try:
         at = history.number_of(key)
     except MissingKeyError as error:
-        hint = f"{error.hint}; numbers of each step are {', '.join(numbers)}" if numbers else error.hint
+        joint = " The" if (error.hint or "").endswith("?") else "; the"
+        hint = f"{error.hint}{joint} numbers of each step are {', '.join(numbers)}" if numbers else error.hint
         raise MissingKeyError(error.message, hint=hint) from None
     return RunTensorReport(
         path=path, key=key, stats=history.stats_of(at), histograms=history.histograms_of(at)

@@ -1,17 +1,20 @@
-"""Trends of a run fit one screen: blocks and iterations that repeat share a line, those that changed most first."""
+"""Trends of a run fit one screen: blocks and iterations that repeat share a line, those that changed most first.
+
+A block that went the other way than those it repeats has a line of its own: it is the one to look for.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from gradscope.presentation.tables.folding import extremes
 from gradscope.presentation.tables.over_time.repeated_names import NUMBERS, repeated
-from gradscope.presentation.tables.over_time.run_tables import TrendRow, last, trend_columns, trend_line
+from gradscope.presentation.tables.over_time.run_tables import TrendRow, trend_columns, trend_line
 from gradscope.presentation.tables.table import Line, Table
 
-_NOTES: Final = "name[a..b] is a to b on one line: low..high of their ends, and the one that changed most"
+_NOTES: Final = "name[a..b]: of a to b, one that is not finite at the end, or the one that changed most"
+#: Powers of ten, a factor of two, by which a statistic has grown or shrunk, and not only moved.
+_GONE: Final = 0.3
 
 
 def folded_trends(rows: Sequence[TrendRow], most: int, *, unicode: bool) -> Table:
@@ -26,9 +29,11 @@ def folded_trends(rows: Sequence[TrendRow], most: int, *, unicode: bool) -> Tabl
     for row in rows:
         by_kind.setdefault((row.tensor.family, row.tensor.shape), []).append(row)
     groups = [
-        (name, [same[at] for at in group])
+        each
         for same in by_kind.values()
-        for name, group in repeated([row.tensor.key for row in same], NUMBERS)
+        for _, group in _repeated(same)
+        for part in _same_way(group)
+        for each in _repeated(part)
     ]
     groups.sort(key=lambda each: -max(row.trend.change for row in each[1]))
     lines = tuple(_line(name, group, unicode=unicode) for name, group in groups[:most])
@@ -37,12 +42,21 @@ def folded_trends(rows: Sequence[TrendRow], most: int, *, unicode: bool) -> Tabl
     return Table(title=title, columns=trend_columns(), lines=lines, in_order=False, notes=notes)
 
 
+def _repeated(rows: Sequence[TrendRow]) -> Iterator[tuple[str, list[TrendRow]]]:
+    for name, group in repeated([row.tensor.key for row in rows], NUMBERS):
+        yield name, [rows[at] for at in group]
+
+
+def _same_way(group: Sequence[TrendRow]) -> Iterator[list[TrendRow]]:
+    """Yields those that went where the one that changed most did, or hardly moved; then those that went against it."""
+    up = max(group, key=lambda row: row.trend.change).trend.grew
+    against = [row for row in group if row.trend.change > _GONE and row.trend.grew != up]
+    yield [row for row in group if row not in against]
+    if against:
+        yield against
+
+
 def _line(name: str, group: Sequence[TrendRow], *, unicode: bool) -> Line:
-    shown = trend_line(max(group, key=lambda row: row.trend.change), unicode=unicode)
-    if len(group) == 1:
-        return shown
-    firsts = [row.trend.first for row in group if not math.isnan(row.trend.first)]
-    lasts = [each for row in group if (each := last(row.trend)) is not None]
-    _, statistic, _, _, *rest = shown.cells
-    ends = (extremes(each) if each else None for each in (firsts, lasts))
-    return Line(cells=(name, statistic, *ends, *rest), keys=tuple(row.tensor.key for row in group))
+    # A NaN must not be lost behind the numbers of another.
+    shown = trend_line(max(group, key=lambda row: (row.trend.broken, row.trend.change)), unicode=unicode)
+    return Line(cells=(name, *shown.cells[1:]), keys=tuple(row.tensor.key for row in group))

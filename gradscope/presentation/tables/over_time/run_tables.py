@@ -133,14 +133,14 @@ def trend_line(row: TrendRow, *, unicode: bool) -> Line:
     """Returns the line of a trend."""
     return Line(
         cells=(
-            row.tensor.key, row.column, _number(row.trend.first), last(row.trend), row.trend.slope,
+            row.tensor.key, row.column, _number(row.trend.first), _last(row.trend), row.trend.slope,
             sparkline(row.trend.values, _SPARKLINE_WIDTH, unicode=unicode),
         ),
         keys=(row.tensor.key,),
     )  # fmt: skip
 
 
-def last(trend: Trend) -> float | None:
+def _last(trend: Trend) -> float | None:
     """Returns the last value as a cell: NaN where the tensor is not finite at the end, None where none is known."""
     return math.nan if trend.broken else _number(trend.last)
 

@@ -45,7 +45,7 @@ def dead(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
     count, what = column(worst, "size") / units, "examples" if len(worst.shape) == 2 else "positions"
     is_rectified = _is_rectified(evidence, worst)
     state = "zero" if is_rectified else "not positive"
-    why = f"has {share:.1%} dead units: {share * units:.0f} of {units} are {state} at all of {count:,.0f} {what}"
+    why = f"has {share:.1%} dead units: {share * units:.0f} of {units} are {state} at all {count:,.0f} {what}"
     why += end_of_gradient(evidence, worst, is_rectified=is_rectified)
     if _receives_zeros(evidence, worst):
         why += ", as is all that its layer receives: look at what is before it, such as a mask"

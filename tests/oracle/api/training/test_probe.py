@@ -425,7 +425,9 @@ def noisy_loop(folder: Path, factor: float, steps: int = 80, **options: Any) -> 
     return before
 
 
-def test_wrong_targets_that_are_not_observed_are_blamed_on_no_parameter_that_drifts(tmp_path: Path) -> None:
+def test_wrong_targets_that_are_not_observed_are_blamed_on_no_parameter_that_drifts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def residuals(params: Any, batch: Any) -> Any:
         with jax.named_scope("hidden"):
             hidden = jnp.tanh(batch["x"] @ params["hidden"]["w"])
@@ -440,6 +442,11 @@ def test_wrong_targets_that_are_not_observed_are_blamed_on_no_parameter_that_dri
             state, _ = step(state, {**each, "y": each["y"] * (100.0 if number == SPIKE else 1)})
     with gs.load(tmp_path) as run:
         assert [alarm.key for alarm in run.alarms if alarm.rule == "loss-spike"] == [None]
+    _, look = caplog.text.split("; no observed tensor deviates, so look at the batch: gradscope show ")
+    folder, *families = look.splitlines()[0].split()
+    assert families == ["--families", "input"]
+    with gs.load(folder) as dump:
+        assert dump.stats("input/y").rms > 10
 
 
 def test_an_alarm_between_records_saves_the_state_before_its_step_and_its_batch(tmp_path: Path) -> None:

@@ -69,4 +69,7 @@ def test_hints_list_similar_names_once_ignoring_case(requested: str, known: list
 def test_hints_find_a_near_name_among_many_and_among_long_ones() -> None:
     many = [f"block[{number}]/{part}" for number in range(3000) for part in ("attention", "mlp")]
     assert "block[7]/mlp" in nearest_hint("block[7]/mpl", many)
+    files = [*(f"mod{number:05d}_layer.py" for number in range(30_000)), "model.py"]
+    assert nearest_hint("modle.py", files).startswith("did you mean model.py, ")
+    assert nearest_hint("mod00012_layr.py", files).startswith("did you mean mod00012_layer.py, ")
     assert nearest_hint("x" * 100_000, ["y" * 100_000, "x" * 99_999]) == f"did you mean {'x' * 99_999}?"

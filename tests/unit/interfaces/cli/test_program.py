@@ -32,3 +32,12 @@ def test_every_command_shows_tracebacks_on_request() -> None:
         name: [spelling for each in command.params for spelling in each.opts] for name, command in commands.items()
     }
     assert [name for name in program._COMMANDS if options[name].count("--traceback") != 1] == []
+
+
+def test_the_help_shows_a_number_as_users_read_it_and_not_as_its_range() -> None:
+    commands = vars(typer.main.get_command(program._program(program._COMMANDS)))["commands"]
+    ranged = [
+        (name, each) for name, command in commands.items() for each in command.params if hasattr(each.type, "min")
+    ]
+    assert len(ranged) > len(commands)
+    assert [(name, each.name) for name, each in ranged if each.metavar is None] == []

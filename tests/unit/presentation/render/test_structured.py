@@ -26,7 +26,7 @@ def test_json_of_a_dump_has_the_documented_keys() -> None:
     assert found["self_check"] == {"total": 3, "bit_equal": 2, "max_rel_l2": 3.2e-7}
     assert found["findings"][0] == {
         "rule": "dead", "name": "block1/relu", "family": "activation", "source": "net.py:14", "tensors": 1,
-        "why": "has 87.5% dead units: 28 of 32 are zero at all of 512 positions",
+        "why": "has 87.5% dead units: 28 of 32 are zero at all 512 positions",
     }  # fmt: skip
 
 

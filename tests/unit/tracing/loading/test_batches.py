@@ -204,6 +204,10 @@ def loss(variables, batch):
     return 0.0
 
 
+def seeded(seed):
+    yield from batches(seed + 1)
+
+
 def sized(*, size):
     return one()
 """
@@ -245,12 +249,24 @@ def test_a_pipeline_is_an_iterable_or_a_function_that_returns_one(place: str, in
         ("data.py:one", None, UsageError, "is of type dict, expected an iterable of batches"),
         ("data.py:loss", None, UsageError, "needs the arguments variables, batch, and a pipeline takes none, or the"),
         ("data.py:sized", None, UsageError, "needs the arguments size, and a pipeline takes none"),
+        ("data.py:seeded", 2, UsageError, "takes the number of a batch, and returned a generator for 2"),
         ("data.npz", 1, UsageError, "has one batch"),
     ],
 )
 def test_a_pipeline_that_gives_no_batch_is_refused(place: str, index: int, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         DataRequest(location=place, index=index).batch({"x": leaf(1, 2)})
+
+
+@pytest.mark.usefixtures("pipelines")
+def test_a_generator_in_place_of_a_batch_is_answered_by_what_is_accepted() -> None:
+    with pytest.raises(UsageError) as raised:
+        DataRequest(location="data.py:seeded").batch({"x": leaf(1, 2)})
+    assert raised.value.hint == (
+        "give a function of no arguments that returns batches, or of a number that returns that batch; an argument of "
+        "your own has a value, 'data.py:seeded(0)'"
+    )
+    assert DataRequest(location="data.py:seeded(3)").batch({"x": leaf(1, 2)}).size == 4
 
 
 def test_a_compressed_file_is_refused_by_what_it_states_before_it_is_inflated(tmp_path: Path) -> None:

@@ -231,6 +231,12 @@ def test_a_file_without_the_functions_is_refused_with_those_it_has() -> None:
     )
 
 
+def test_a_file_without_a_batch_is_told_that_data_does_not_replace_it() -> None:
+    write("net.py", "def init(key): ...\ndef loss(variables, batch): ...\n")
+    hint = "define it, also where --data gives the batches: it states their names, shapes and dtypes"
+    assert refusal("net.py").hint == hint
+
+
 def test_all_that_is_wrong_with_the_functions_is_reported_at_once() -> None:
     write("net.py", "init = 3\ndef batch(key): ...\ndef loss(variables, batch, labels): ...\n")
     assert refusal("net.py").message == (
@@ -239,10 +245,27 @@ def test_all_that_is_wrong_with_the_functions_is_reported_at_once() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["Net", "make"])
-def test_a_class_or_factory_that_was_not_called_is_refused_with_how_to_call_it(name: str) -> None:
+@pytest.mark.parametrize("call", ["Net(depth=...)", "make()"])
+def test_a_class_or_factory_that_was_not_called_is_refused_with_how_to_call_it(call: str) -> None:
     write("net.py", CLASS)
-    assert refusal(f"net.py:{name}").hint == f"to call it, write {name}() in the target"
+    hint = refusal(f"net.py:{call.partition('(')[0]}").hint
+    assert hint is not None
+    assert hint.startswith(f"to call it, write {call} in the target")
+
+
+def test_a_factory_that_needs_a_value_is_refused_with_the_call_it_needs() -> None:
+    write("net.py", CLASS + "\ndef of_key(key, *, depth, width=3): ...\n")
+    hint = refusal("net.py:of_key").hint
+    assert hint is not None
+    assert hint.startswith(
+        "to call it, write of_key(key=..., depth=...) in the target, with literals; where one is none"
+    )
+    assert hint.endswith("def build(): return of_key(key=..., depth=...)")
+
+
+def test_the_functions_of_a_file_are_named_before_its_constants() -> None:
+    write("net.py", "".join(f"{name} = 1\n" for name in "ABCDEFGHI") + "def loss_fn(a, b): ...\n")
+    assert refusal("net.py").message.endswith("found loss_fn, A, B, C, D, E, F, G and 2 more")
 
 
 def test_a_module_that_is_called_with_an_unknown_keyword_shows_no_address() -> None:
