@@ -1,9 +1,9 @@
 """Direct I/O writes whole pages of a file to the disk, past the system's cache.
 
-A write through the cache copies every byte into fresh pages of memory, which takes longer than a fast disk does: 800 MB
-took 2.5 s in a virtual machine, and 0.5 s past the cache (2026-11). A dump also no longer evicts from the cache what
-other programs have there. A slow disk is written through the cache: it is the disk that takes the time, and a command
-that reads the dump next finds it in memory.
+A write through the cache copies every byte into fresh pages of memory. In a virtual machine that gets these from its
+host, that takes longer than a fast disk does: 800 MB took 2.5 s, and 0.5 s past the cache (2026-11). A dump also no
+longer evicts from the cache what other programs have there. A slow disk is written through the cache: it is the disk
+that takes the time, and a command that reads the dump next finds it in memory.
 
 Direct I/O only saves time. What it does not write, because of an error, too, is written through the cache, which
 reports errors.
