@@ -14,8 +14,8 @@ from gradscope.comparison import CompareOptions, Comparison, compare
 from gradscope.comparison.diagnosis.run_divergence import compare_runs
 from gradscope.comparison.result import Series, SeriesMember
 from gradscope.dump.manifest.manifest import Manifest
-from gradscope.dump.storage.atomic_file import write_atomically
-from gradscope.dump.storage.target_path import checked_target
+from gradscope.dump.storage.writing.atomic_file import write_atomically
+from gradscope.dump.storage.writing.target_path import checked_target
 from gradscope.errors import UsageError
 from gradscope.presentation import Compared, ComparedRun, PageMaker, comparison_page, dump_page, page_html, run_page
 from gradscope.stats import find, measured

@@ -25,7 +25,7 @@ Sub-packages, each importing only those below it:
 
 Where things happen:
 
-- The crash-safe write: `storage/partial_file.py`, whose `PartialFile.publish` syncs and renames.
+- The crash-safe write: `storage/writing/partial_file.py`, whose `PartialFile.publish` syncs and renames.
 - CRC-32: `zip/zip_writer.py` computes it, `storage/streams.py` checks it.
 - Dtypes that NumPy files cannot name (bfloat16, int4, PRNG keys): `arrays.dtypes` and `storage/member_facts.py`.
 - Limits on untrusted input: `storage/npy_header.py`, `zip/directory.py`, `zip/end_record.py`, `manifest/json_text.py`.

@@ -19,10 +19,10 @@ from gradscope.dump.record import Record, SiteFacts
 from gradscope.dump.storage.input_file import InputFile
 from gradscope.dump.storage.member_facts import logical_dtype, stored_as
 from gradscope.dump.storage.npy_header import PREFIX_LIMIT, parse_npy_header
-from gradscope.dump.storage.partial_file import lock
 from gradscope.dump.storage.storage_errors import located
 from gradscope.dump.storage.stored_tensor import StoredTensor
 from gradscope.dump.storage.streams import PlainStream
+from gradscope.dump.storage.writing.partial_file import lock
 from gradscope.dump.writer import DumpWriter
 from gradscope.dump.zip.member_names import key_of_member, member_name
 from gradscope.dump.zip.members import LocalHeader, read_local_header

@@ -6,7 +6,7 @@
         writer.commit(RunFacts(loss=loss))
 
 Leaving the block without `commit` removes everything that was written. Memory is bounded by a chunk, not by a tensor.
-The crash-safe part is in `storage/partial_file.py`.
+The crash-safe part is in `storage/writing/partial_file.py`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from gradscope.dump.manifest.manifest import MEMBER, Entry, Manifest, RunFacts, 
 from gradscope.dump.record import Record
 from gradscope.dump.storage.member_facts import member_facts
 from gradscope.dump.storage.npy_header import AXES_LIMIT, npy_header
-from gradscope.dump.storage.partial_file import PartialFile, sweep
-from gradscope.dump.storage.target_path import checked_target, incomplete_target, require_space
+from gradscope.dump.storage.writing.partial_file import PartialFile, sweep
+from gradscope.dump.storage.writing.target_path import checked_target, incomplete_target, require_space
 from gradscope.dump.zip.member_names import member_name
 from gradscope.dump.zip.zip_writer import Payload, ZipWriter
 from gradscope.errors import UsageError

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from gradscope.dump.storage.partial_file import lock, say_unlocked
 from gradscope.dump.storage.storage_errors import machine_errors
+from gradscope.dump.storage.writing.partial_file import lock, say_unlocked
 from gradscope.errors import UsageError
 from gradscope.naming import printable
 

@@ -23,7 +23,7 @@ import numpy as np
 from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
 from gradscope.dump.manifest.operation_facts.saturation import Saturation
 from gradscope.dump.record import Json, Record, SiteFacts
-from gradscope.dump.storage.partial_file import PartialFile
+from gradscope.dump.storage.writing.partial_file import PartialFile
 from gradscope.dump.zip.zip_writer import Payload, ZipWriter
 from tests.support.dumps import npy, some_of_everything, write
 

@@ -15,9 +15,9 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import dtype_name, encode
 from gradscope.capturing.isolate.reproduction import Expectation, Reproduction
-from gradscope.dump.storage.atomic_file import write_atomically
 from gradscope.dump.storage.storage_errors import machine_errors
-from gradscope.dump.storage.target_path import checked_file
+from gradscope.dump.storage.writing.atomic_file import write_atomically
+from gradscope.dump.storage.writing.target_path import checked_file
 from gradscope.errors import GradscopeError
 
 #: Prefixes of the names of the file's arrays.

@@ -83,7 +83,7 @@ def compare(
             raise typer.Exit(EXIT_CODES[divergence.verdict])
         return
     if write_map is not None:
-        from gradscope.dump.storage.target_path import checked_file
+        from gradscope.dump.storage.writing.target_path import checked_file
 
         checked_file(write_map, force=None)  # before the work
     found = _compared(ref, cand, compare_options)

@@ -55,7 +55,7 @@ def isolate(
 
 def _require_free(folder: Path, *, force: bool) -> None:
     """Raises `UsageError` where the folder contains the files already, or is not a folder."""
-    from gradscope.dump.storage.target_path import checked_file
+    from gradscope.dump.storage.writing.target_path import checked_file
     from gradscope.errors import UsageError
 
     if folder.exists() and not folder.is_dir():

@@ -44,8 +44,8 @@ def report(
     """
     keep_single_threaded()
     from gradscope.cli.printing import print_line
-    from gradscope.dump.storage.atomic_file import write_atomically
-    from gradscope.dump.storage.target_path import checked_target, files_of
+    from gradscope.dump.storage.writing.atomic_file import write_atomically
+    from gradscope.dump.storage.writing.target_path import checked_target, files_of
     from gradscope.presentation import page_html
 
     target = checked_target(output, force=force, inputs=files_of(what))

@@ -39,8 +39,8 @@ from gradscope.comparison.layout.recipes import (
 from gradscope.comparison.pairing.by_rules import MapRule, written_rules
 from gradscope.comparison.pairing.matching import Match
 from gradscope.dump.record import Json
-from gradscope.dump.storage.atomic_file import write_atomically
-from gradscope.dump.storage.target_path import checked_file
+from gradscope.dump.storage.writing.atomic_file import write_atomically
+from gradscope.dump.storage.writing.target_path import checked_file
 from gradscope.errors import DumpError, UsageError
 from gradscope.naming.patterns import Pattern
 

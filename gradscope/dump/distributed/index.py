@@ -15,8 +15,8 @@ from gradscope.dump.manifest.json_text import dumps, loads
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.record import Json
 from gradscope.dump.sources.archive import MANIFEST_LIMIT
-from gradscope.dump.storage.atomic_file import write_atomically
 from gradscope.dump.storage.input_file import InputFile
+from gradscope.dump.storage.writing.atomic_file import write_atomically
 from gradscope.errors import DumpError
 
 

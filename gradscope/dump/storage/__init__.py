@@ -2,10 +2,7 @@
 
 Write side:
 
-- `target_path` checks, before any work is done, that a dump can be written to a path.
-- `partial_file` is the crash-safe write: a locked temporary file next to its target, `fsync`, then a rename.
-- `atomic_file` writes a small file in one piece, by the same crash-safe write.
-- `flushing` syncs a file to disk in a background thread while it is being written.
+- `writing/` is the crash-safe write of a file, past the system's cache where that is faster.
 
 Read side:
 

@@ -15,7 +15,7 @@ import numpy as np
 from gradscope.arrays.blocks import Array, blocks
 from gradscope.arrays.dtypes import encode
 from gradscope.dump.storage.checksum import checksum
-from gradscope.dump.storage.partial_file import PartialFile
+from gradscope.dump.storage.writing.partial_file import PartialFile
 from gradscope.dump.zip.structures import CRC_OFFSET, WrittenMember, directory_record, end_records, local_header
 
 #: Bytes per chunk; small enough that a chunk is still in the cache when it is written after its checksum.

@@ -9,7 +9,7 @@ import pytest
 
 from gradscope.dump.reader import open_dump
 from gradscope.dump.recover import recover
-from gradscope.dump.storage.partial_file import PartialFile
+from gradscope.dump.storage.writing.partial_file import PartialFile
 from gradscope.dump.writer import DumpWriter
 from gradscope.errors import DumpError, UsageError
 from tests.support.dumps import litter, read_all, record, some_of_everything, write

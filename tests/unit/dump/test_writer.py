@@ -19,8 +19,8 @@ import pytest
 
 from gradscope.dump.manifest.manifest import RunFacts
 from gradscope.dump.reader import open_dump
-from gradscope.dump.storage import target_path as targets
-from gradscope.dump.storage.partial_file import PartialFile
+from gradscope.dump.storage.writing import target_path as targets
+from gradscope.dump.storage.writing.partial_file import PartialFile
 from gradscope.dump.writer import DumpWriter
 from gradscope.errors import MachineError, UsageError
 from tests.support.dumps import litter, read_all, record, some_of_everything, without_array, write
@@ -263,7 +263,7 @@ def is_open_as(file: os.stat_result, descriptor: int) -> bool:
 def test_a_partial_taken_for_a_dead_one_before_it_was_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gradscope.dump.storage import partial_file as partials
+    from gradscope.dump.storage.writing import partial_file as partials
 
     true_lock, sweeps = partials.lock, iter([True, False])
 

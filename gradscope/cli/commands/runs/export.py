@@ -75,9 +75,9 @@ def _export_csv(
     import io
 
     from gradscope.cli.printing import print_plain
-    from gradscope.dump.storage.atomic_file import write_atomically
     from gradscope.dump.storage.storage_errors import machine_errors
-    from gradscope.dump.storage.target_path import checked_target, files_of, is_standard_output, is_stream
+    from gradscope.dump.storage.writing.atomic_file import write_atomically
+    from gradscope.dump.storage.writing.target_path import checked_target, files_of, is_standard_output, is_stream
     from gradscope.history.exporting.long_table import write_csv
 
     if output is not None and is_standard_output(output):

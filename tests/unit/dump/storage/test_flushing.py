@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gradscope.dump.storage.flushing import Flusher
-from gradscope.dump.storage.partial_file import PartialFile
+from gradscope.dump.storage.writing.flushing import Flusher
+from gradscope.dump.storage.writing.partial_file import PartialFile
 
 SECONDS = 30
 
@@ -32,8 +32,8 @@ class Disk:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Disk]:
     made = Disk(getattr(request, "param", None))
-    monkeypatch.setattr("gradscope.dump.storage.flushing._sync", made.sync)
-    monkeypatch.setattr("gradscope.dump.storage.flushing._STEP_BYTES", 10)
+    monkeypatch.setattr("gradscope.dump.storage.writing.flushing._sync", made.sync)
+    monkeypatch.setattr("gradscope.dump.storage.writing.flushing._STEP_BYTES", 10)
     yield made
     for thread in flushers():
         thread.join(SECONDS)

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from gradscope.dump.manifest.manifest import RunFacts
-from gradscope.dump.storage import partial_file
-from gradscope.dump.storage.atomic_file import write_atomically
-from gradscope.dump.storage.target_path import checked_file, checked_target, files_of
+from gradscope.dump.storage.writing import partial_file
+from gradscope.dump.storage.writing.atomic_file import write_atomically
+from gradscope.dump.storage.writing.target_path import checked_file, checked_target, files_of
 from gradscope.dump.writer import DumpWriter
 from gradscope.errors import MachineError, UsageError
 from tests.support import hostile

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from gradscope.dump.storage.input_file import InputFile
-from gradscope.dump.storage.partial_file import PartialFile
+from gradscope.dump.storage.writing.partial_file import PartialFile
 from gradscope.dump.zip.directory import read_directory
 from gradscope.dump.zip.members import data_offset
 from gradscope.dump.zip.structures import WrittenMember, directory_record, end_records, local_header

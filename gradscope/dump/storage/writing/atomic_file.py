@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gradscope.dump.storage.partial_file import PartialFile, sweep
+from gradscope.dump.storage.writing.partial_file import PartialFile, sweep
 
 
 def write_atomically(target: Path, data: bytes, *, replace: bool) -> None:

@@ -28,8 +28,9 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from gradscope.dump.storage.flushing import Flusher
 from gradscope.dump.storage.storage_errors import machine_errors
+from gradscope.dump.storage.writing.direct_io import DirectWriter
+from gradscope.dump.storage.writing.flushing import Flusher
 from gradscope.errors import UsageError
 from gradscope.naming import printable
 
@@ -71,10 +72,9 @@ class PartialFile:
             MachineError: The disk is full or fails.
         """
         with machine_errors("write to", self._target):
-            while buffer:
-                written = os.pwrite(self._descriptor, buffer, offset)
-                buffer, offset = buffer[written:], offset + written
-                self._flusher.wrote(written)
+            start, stop = self._direct.write(buffer, offset)
+            self._write_through_cache(buffer[:start], offset)
+            self._write_through_cache(buffer[stop:], offset + stop)
 
     def publish(self, target: Path, size_bytes: int, *, replace: bool) -> None:
         """Truncates the file to a size and gives it the name `target`; on return, file and folder are synced to disk.
@@ -110,13 +110,21 @@ class PartialFile:
     def close(self) -> None:
         """Closes the file, which releases its lock."""
         self._flusher.stop()
+        self._direct.close()
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
+    def _write_through_cache(self, buffer: memoryview, offset: int) -> None:
+        while buffer:
+            written = os.pwrite(self._descriptor, buffer, offset)
+            buffer, offset = buffer[written:], offset + written
+            self._flusher.wrote(written)
+
     def _choose_path(self) -> None:
         self._path = _fresh_path(self._target)
         self._flusher = Flusher(self._path)
+        self._direct = DirectWriter(self._path)
 
     def _create_once(self) -> bool:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -1,0 +1,8 @@
+"""Writing is crash-safe: a path has the old file or the complete new one, whatever ends the process.
+
+- `target_path` checks, before any work is done, that a file can be written to a path.
+- `partial_file` is the crash-safe write: a locked temporary file next to its target, `fsync`, then a rename.
+- `atomic_file` writes a small file in one piece, by the same crash-safe write.
+- `direct_io` writes the pages of large tensors past the system's cache, where the disk is fast.
+- `flushing` syncs what went through the cache to disk in a background thread, while the file is being written.
+"""
