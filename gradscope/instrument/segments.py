@@ -28,9 +28,10 @@ from gradscope.instrument.plan import EMPTY_PLAN, Plan
 from gradscope.instrument.rewriting.frame_rules import RULES
 from gradscope.instrument.rewriting.interpreter import Context, Evaluation
 from gradscope.instrument.rewriting.observed_values import Captured, InjectedValues
+from gradscope.instrument.rewriting.program_parts import last_reads, part_of
 from gradscope.instrument.taps import watch
 from gradscope.tracing.dataflow.reachability import Reach
-from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal
+from gradscope.tracing.jaxpr.jaxcompat import Atom
 from gradscope.tracing.tracer import Trace
 
 #: The key, among a segment's cotangents, of the loss as the function's output; the others are by position.
@@ -107,7 +108,7 @@ class Segments:
     def __init__(self, trace: Trace, plan: Plan, budget: int) -> None:
         self._trace = trace
         self._jaxpr = trace.root.jaxpr
-        last = _last_reads(trace)
+        last = last_reads(trace.root.jaxpr)
         ends = list(_ends(trace, last, budget))
         pieces = [range(*pair) for pair in itertools.pairwise([0, *ends])]
         observed = _by_piece(trace, plan, pieces)
@@ -181,13 +182,12 @@ class Segments:
         return self._trace.reachability.of(self._trace.root, atom) is Reach.GRADIENT
 
     def _segment(self, numbers: range, last: Mapping[Atom, int], parts: Sequence[Plan]) -> Segment:
-        equations = [self._jaxpr.eqns[number] for number in numbers]
-        made = dict.fromkeys(variable for equation in equations for variable in equation.outvars)
-        read = dict.fromkeys(atom for equation in equations for atom in equation.invars if not is_literal(atom))
+        part = part_of(self._jaxpr, numbers, last)
+        made = (variable for number in numbers for variable in self._jaxpr.eqns[number].outvars)
         return Segment(
             numbers=numbers,
-            reads=tuple(atom for atom in read if atom in last and atom not in made),
-            writes=tuple(atom for atom in made if last.get(atom, 0) >= numbers.stop),
+            reads=tuple(atom for atom in part.reads if atom in last),  # arguments and constants are there anyway
+            writes=part.writes,
             parts=tuple(parts),
             makes_loss=self._jaxpr.outvars[0] in made,
         )
@@ -197,15 +197,6 @@ def bytes_of(aval: Any) -> int:
     """Returns the bytes of a value; 0 for a value without a size in memory, such as a typed key."""
     extended = jnp.issubdtype(aval.dtype, jax.dtypes.extended)
     return 0 if extended else math.prod(aval.shape) * aval.dtype.itemsize
-
-
-def _last_reads(trace: Trace) -> dict[Atom, int]:
-    """Returns for each variable of an equation the last equation that reads it; one behind all for an output."""
-    equations = trace.root.jaxpr.eqns
-    made = {variable for equation in equations for variable in equation.outvars}
-    last = {atom: n for n, equation in enumerate(equations) for atom in equation.invars if not is_literal(atom)}
-    last |= {atom: len(equations) for atom in trace.root.jaxpr.outvars if not is_literal(atom)}
-    return {atom: number for atom, number in last.items() if atom in made}
 
 
 def _ends(trace: Trace, last: Mapping[Atom, int], budget: int) -> Iterator[int]:

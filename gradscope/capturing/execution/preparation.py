@@ -26,6 +26,7 @@ from gradscope.instrument.observing_program import observing_program
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.resolve import resolve_query
 from gradscope.instrument.query.trace_query import ResolvedQuery, TraceQuery
+from gradscope.instrument.rewriting.program_parts import in_parts, is_compiled_in_parts
 from gradscope.instrument.segments import Segments
 from gradscope.tracing.jaxpr.custom_rules import rules_of_libraries
 from gradscope.tracing.jaxpr.frames import OPERAND
@@ -208,7 +209,8 @@ class _SingleRun:
         self._resolved = resolved
         self._timings = timings
         program, self._reached = observing_program(resolved.trace, resolved.plan)
-        self._stage: Any = jax.jit(program).lower(shapes, resolved.feeds, resolved.cotangents)
+        compiled = in_parts(program) if is_compiled_in_parts(resolved.trace.jaxpr) else program
+        self._stage: Any = jax.jit(compiled).lower(shapes, resolved.feeds, resolved.cotangents)
 
     def compile(self) -> None:
         with self._timings.phase("compile"), user_code(f"compiling {self._name}"):

@@ -73,14 +73,20 @@ class ForwardFlow:
             start: The values.
             goes: Whether a step is taken.
         """
-        found = dict.fromkeys(start)
-        waiting = list(found)
+        return dict.fromkeys(self.reached(start, goes))
+
+    def reached(
+        self, start: Iterable[FrameVariable], goes: Callable[[Step], bool] = lambda _: True
+    ) -> Iterator[FrameVariable]:
+        """Yields the variables of `closure` as they are found."""
+        found = set(waiting := list(dict.fromkeys(start)))
+        yield from list(waiting)
         while waiting:
             for step in self.steps(waiting.pop()):
                 if step.to not in found and goes(step):
-                    found[step.to] = None
+                    found.add(step.to)
                     waiting.append(step.to)
-        return found
+                    yield step.to
 
     def _learn(self, frame: Frame) -> None:
         uses = self._uses.setdefault(frame, {})

@@ -14,8 +14,8 @@ all values displaced together, and, where that does not settle it, once for each
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from gradscope.capturing.explain.zeros.neighbourhood import differentiably
 from gradscope.capturing.explain.zeros.softmax_rows import is_saturated
 from gradscope.instrument.observing_program import observing_program
 from gradscope.instrument.plan import Plan
+from gradscope.tracing.dataflow.cut_flow import Cut, CutFlow
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.dataflow.gradient_barriers import location_of
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, resolve, source_in, variable_of
@@ -35,13 +36,6 @@ from gradscope.tracing.jaxpr.source_lines import library_function
 
 #: The most values that are displaced one by one.
 _MOST_ALONE: Final = 16
-
-
-class _Cut(NamedTuple):
-    """A `_Cut` is an equation that takes a displacement out."""
-
-    frame: Frame
-    number: int
 
 
 class Invariances:
@@ -70,37 +64,29 @@ class Invariances:
         self._sites = tuple(run.trace.site_at(key) for key in keys if not _is_argument(key))
         self._program = jax.jit(self._sampled)
         self._before = self._samples(())
-        self.of_arguments: dict[int, list[_Cut]] = {}
+        self.of_arguments: dict[int, list[Cut]] = {}
         self.moved = 0.0
         for group in ([*arguments], *([n] for n in arguments[:_MOST_ALONE])):
             remaining = [n for n in group if n not in self.of_arguments]
             if remaining:
                 self._try(remaining)
 
-    def of_value(self, value: ValueKey) -> list[_Cut] | None:
-        """Returns the equations that take an invariant argument out and that are on all ways of a value to the loss.
+    def of_values(self, values: Iterable[ValueKey]) -> dict[ValueKey, list[Cut]]:
+        """Returns the values that get to the loss only through equations that take an invariant argument out.
 
-        None where the value has another way.
+        Returns:
+            These equations, by value.
         """
-        cuts = {cut: None for found in self.of_arguments.values() for cut in found}
-        frame = next(each for each in self._run.trace.root.walk() if each.key == value.frame)
-        start = FrameVariable(frame, variable_of(frame, value))
+        cuts = {cut for found in self.of_arguments.values() for cut in found}
+        frames = {frame.key: frame for frame in self._run.trace.root.walk()}
+        starts = {each: FrameVariable(frames[each.frame], variable_of(frames[each.frame], each)) for each in values}
+        flow = self._cut_flow(starts.values(), lambda step: Cut(step.frame, step.number) in cuts)
+        return {value: found for value, start in starts.items() if (found := flow.cuts_of(start))}
 
-        def goes(step: Step) -> bool:
-            return self._goes(step) and not (step.way == "compute" and _Cut(step.frame, step.number) in cuts)
-
-        reached = self._flow.closure([start], goes)
-        root = self._run.trace.root
-        if FrameVariable(root, root.jaxpr.outvars[0]) in reached:
-            return None
-        steps = (step for variable in reached for step in self._flow.steps(variable) if step.way == "compute")
-        return list(dict.fromkeys(cut for step in steps if (cut := _Cut(step.frame, step.number)) in cuts)) or None
-
-    def beyond(self, cuts: Sequence[_Cut]) -> list[ValueKey]:
-        """Returns the values that are made of the results of some equations, nearest first."""
+    def beyond(self, cuts: Sequence[Cut]) -> Iterator[ValueKey]:
+        """Yields the values that are made of the results of some equations, nearest first."""
         outputs = (FrameVariable(cut.frame, v) for cut in cuts for v in cut.frame.jaxpr.eqns[cut.number].outvars)
-        reached = self._flow.closure(list(outputs), self._goes)
-        return [key for variable in reached if (key := resolve(*variable))]
+        return (key for variable in self._flow.reached(outputs, self._goes) if (key := resolve(*variable)))
 
     def _goes(self, step: Step) -> bool:
         return differentiably(self._reachability, step)
@@ -122,10 +108,9 @@ class Invariances:
         loss = resolve(root, root.jaxpr.outvars[0])
         change = None if loss is None else changes.get(loss)
         self.moved = math.inf if change is None else max(self.moved, change.typical(1.0))
-        for number in numbers:
-            cuts = self._followed(self._starts[number], changes)
-            if cuts:
-                self.of_arguments[number] = cuts
+        # An argument gets to the loss, however small its displacement is by then, or all of its ways are cut.
+        flow = self._cut_flow([self._starts[n] for n in numbers], lambda step: self._takes_out(step, changes))
+        self.of_arguments |= {n: cuts for n in numbers if (cuts := flow.cuts_of(self._starts[n]))}
 
     def _samples(self, displaced: Sequence[int]) -> dict[ValueKey, np.ndarray]:
         """Returns a sample of every value while some arguments are displaced, by what is added to them."""
@@ -160,23 +145,9 @@ class Invariances:
                     found.append(float(np.sqrt(np.mean(self._before[key].astype(np.float64) ** 2))))
         return [each for each in found if np.isfinite(each)]
 
-    def _followed(self, start: FrameVariable, changes: Mapping[ValueKey, Change]) -> list[_Cut]:
-        """Returns the equations that take out a displacement; none where it gets to the loss, however small by then."""
-        root, cuts = self._run.trace.root, dict[_Cut, None]()
-        loss = FrameVariable(root, root.jaxpr.outvars[0])
-        seen, waiting = {start}, [start]
-        while waiting:
-            variable = waiting.pop()
-            if variable == loss:
-                return []
-            for step in filter(self._goes, self._flow.steps(variable)):
-                cut = _Cut(step.frame, step.number)
-                if step.way == "compute" and (cut in cuts or self._takes_out(step, changes)):
-                    cuts[cut] = None
-                elif step.to not in seen:
-                    seen.add(step.to)
-                    waiting.append(step.to)
-        return list(cuts)
+    def _cut_flow(self, starts: Iterable[FrameVariable], cuts: Callable[[Step], bool]) -> CutFlow:
+        root = self._run.trace.root
+        return CutFlow(self._flow, starts, FrameVariable(root, root.jaxpr.outvars[0]), self._goes, cuts)
 
     def _takes_out(self, step: Step, changes: Mapping[ValueKey, Change]) -> bool:
         """Returns whether an equation's operands have changed and its result has not."""
@@ -192,7 +163,7 @@ class Invariances:
         return is_taken_out(equation, operands, result, self._precision)
 
 
-def words_of(cuts: Sequence[_Cut]) -> str:
+def words_of(cuts: Sequence[Cut]) -> str:
     """Returns the clause that names what takes a displacement out, with the library function that does it."""
     names = list(dict.fromkeys(_located(cut.frame, cut.number) for cut in cuts))
     return f"{' and '.join(names)} {'takes' if len(names) == 1 else 'take'} out what it adds"

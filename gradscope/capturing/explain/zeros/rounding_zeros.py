@@ -13,7 +13,7 @@ from gradscope.capturing.explain.zeros.displacement import precision
 from gradscope.capturing.explain.zeros.invariance import Invariances, words_of
 from gradscope.dump.manifest.manifest import Cause
 from gradscope.naming import IterationIndex
-from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
+from gradscope.tracing.jaxpr.frames import ValueKey
 
 _CANCELLATION = "cancellation"
 #: Units of rounding, of 1 or of the loss, below which all gradients, or a change of the loss, may be rounding.
@@ -92,15 +92,11 @@ def _of_values(found: Invariances, gradients: Sequence[Gradient], small: float) 
     known: dict[ValueKey, float] = {}
     for each in gradients:
         known[each.value] = max(each.rms, known.get(each.value, 0.0))
-    for each in gradients:
-        if each.family == naming.PARAM_GRAD or _is_parameter(each.value, each.family):
-            continue
-        cuts = found.of_value(each.value)
-        beyond = [] if cuts is None else [known[value] for value in found.beyond(cuts) if value in known]
-        if cuts and beyond and each.rms < small * beyond[0]:
+    of_values = [each for each in gradients if each.family != naming.PARAM_GRAD]
+    taken_out = found.of_values(each.value for each in of_values)
+    for each in of_values:
+        cuts = taken_out.get(each.value, [])
+        beyond = next((known[value] for value in found.beyond(cuts) if value in known), 0.0)
+        if each.rms < small * beyond:
             why = f"is zero but for rounding: the loss does not change with it; {words_of(cuts)}"
             yield Cause(family=each.family, name=each.name, why=why, rounding=True)
-
-
-def _is_parameter(value: ValueKey, family: str) -> bool:
-    return not value.frame and value.equation == OPERAND and family == naming.PARAM_GRAD
