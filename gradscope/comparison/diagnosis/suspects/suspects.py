@@ -28,8 +28,8 @@ from gradscope.comparison.diagnosis.suspects.plain_steps import (
     is_recognised,
     is_rescaled,
 )
-from gradscope.comparison.diagnosis.suspects.read_steps import ReadSteps
-from gradscope.comparison.diagnosis.suspects.readers import Reader, reader_of
+from gradscope.comparison.diagnosis.suspects.reading.read_steps import ReadSteps
+from gradscope.comparison.diagnosis.suspects.reading.readers import Reader, reader_of
 from gradscope.comparison.diagnosis.suspects.step_kinds import (
     Operation,
     have_same_elements,

@@ -23,7 +23,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.refuting.functions_between import ELEMENTWISE
 from gradscope.comparison.diagnosis.refuting.kernel_products import matrices
-from gradscope.comparison.diagnosis.suspects.correlations import KernelForm, forms
+from gradscope.comparison.diagnosis.suspects.reading.correlations import KernelForm, forms
 from gradscope.comparison.diagnosis.suspects.step_kinds import orders
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.reverse import ReversePairing
