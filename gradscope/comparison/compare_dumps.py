@@ -30,7 +30,7 @@ from gradscope.comparison.judging.loop_output_rows import loop_output_rows
 from gradscope.comparison.judging.loss_comparison import with_loss_compared
 from gradscope.comparison.judging.noise import WITHIN, DefaultLimits, in_noise_floors
 from gradscope.comparison.judging.rounding.accumulated_rounding import accumulated_tolerances
-from gradscope.comparison.judging.rounding.rounding_floors import NARROW, Floor, RoundingFloors, is_within
+from gradscope.comparison.judging.rounding.rounding_floors import NARROW, Floor, PairFloors, is_within
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.judging.unmatched import unmatched
 from gradscope.comparison.layout.operands import StoredOperand, counterpart
@@ -185,8 +185,7 @@ class _Pair(NamedTuple):
 
 def _measured(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -> list[_Pair]:
     """Returns pairs, each with how its owners differ; those of several pairs are compared once."""
-    in_ref = bool(dumps.ref.manifest.layers)
-    limits, floors = DefaultLimits(dumps, options.cand_dtype), RoundingFloors(dumps.ref if in_ref else dumps.cand)
+    limits, floors = DefaultLimits(dumps, options.cand_dtype), PairFloors(dumps.ref, dumps.cand)
     owners = [_owners(dumps, match) for match in matches]
     once = list(dict.fromkeys(owners))
     evidence = dict(
@@ -197,7 +196,7 @@ def _measured(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -
         key, (owner, *_) = match.cand, own[1].keys
         ref, cand = dumps.ref.entry(match.ref), dumps.cand.entry(key)
         dtype = limits.dtype(ref, cand)
-        rounding = None if dtype is None else floors.floor(match.ref if in_ref else key, dtype)
+        rounding = None if dtype is None else floors.floor(match.ref, key, dtype)
         noise = limits.noise_floor(dumps.ref.entry(own[0]), dumps.cand.entry(owner))
         narrow = dtype is not None and machine_epsilon(dtype) > NARROW
         pairs.append(_Pair(match, own[0], evidence[own], limits.tolerance(ref, cand), noise, rounding, narrow))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from gradscope.capturing.isolate.pinned_arguments import PinnedArguments, pinned
 from gradscope.capturing.isolate.pinned_values import PinnedValues, gradient_key, pinned_values
 from gradscope.capturing.timings import Timings
 from gradscope.comparison.compare_dumps import judged, unrefuted
+from gradscope.comparison.diagnosis.refuting.functions_between import function_between
 from gradscope.comparison.isolation import Isolation, LeftOut, LocalFinding, local_rows
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.rows import ComparisonRow
@@ -36,6 +37,9 @@ from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import with_constant_inputs
 from gradscope.tracing.user_frames import user_code
+
+#: The relative error up to which a value is a function of another.
+_FUNCTION: Final = 1e-4
 
 
 def isolate(model: Model, dumps: Dumps, options: CompareOptions, timings: Timings) -> Isolation:
@@ -130,13 +134,34 @@ class _LocalDump:
         """Yields the judgement of each tensor that the reference has, too."""
         mine = self._of_owners(matches)
         dumps = Dumps(ref=self._dumps.ref, cand=self._dump())
-        for ref, row in judged(dumps, list(mine.values()), options).items():
+        rows = judged(dumps, list(mine.values()), options)
+        unclear = dict(self._reading_functions(dumps, [mine[ref] for ref in rows if rows[ref].status == "different"]))
+        for ref, row in rows.items():
             made = [each for key in mine[ref].recipe.keys for each in self._tensors[key].boundaries]
+            if row.status == "different" and (why := [unclear[each] for each in made if each in unclear]):
+                self.left_out.append(LeftOut(name=ref, why=why[0]))
+                continue
             wrong = list(self._made_wrong(row, mine[ref].recipe.keys)) if row.status == "different" else []
             for boundaries in wrong or [made]:
                 # Where no layer of the candidate reads a value, the layer that reads it in the reference is named.
                 layers = self._boundaries.layers(boundaries) or (self._dumps.ref.entry(ref).site.layer or ref,)
                 yield LocalFinding(row=row, layers=layers)
+
+    def _reading_functions(self, dumps: Dumps, differing: Iterable[Match]) -> Iterator[tuple[ValueAt, str]]:
+        """Yields the boundaries of segments that read a value at another side of a function, and why that is unclear.
+
+        Where one program has an activation function inside of a layer and the other has one behind it, the segment
+        behind gets the reference's value with one function too many or too few, and its own error is not known.
+        """
+        for match in (each for each in differing if naming.split_key(each.ref)[0] == naming.ACTIVATION):
+            found = function_between(dumps, match, _FUNCTION)
+            if found is None:
+                continue
+            name = naming.printable(naming.split_key(match.ref)[1])
+            one, other = ("candidate", "reference") if found.of_ref else ("reference", "candidate")
+            why = f"it is computed from {name}, which in the {one} is the {found.words} of that in the {other}"
+            for boundary in self._tensors[match.cand].boundaries:
+                yield from ((reader, why) for reader in self._boundaries.readers(boundary))
 
     def _made(self) -> Iterator[tuple[str, _Tensor]]:
         """Yields every tensor of the isolated candidate except the loss's own gradient, which is pinned."""

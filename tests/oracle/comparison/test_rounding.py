@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -223,3 +224,36 @@ def test_a_scanned_transformer_is_the_same_as_its_blocks_written_out(*, checkpoi
         counterparts = {row.name: row.counterpart for row in found.rows if row.family == "activation"}
         expected = ("block[1]", "block#2") if pair[0] is loop else ("block#2", "block[1]")
         assert counterparts[expected[0]] == expected[1]
+
+
+def _biased_keys(*, scopes: bool) -> Dump:
+    """An attention whose keys have a bias, to which no softmax gives a gradient; with scopes inside or without any."""
+    kernels = {name: _normal(number, 8, 8) / 3 for number, name in enumerate(("query", "key", "value", "head"), 50)}
+    weights = kernels | {"key_bias": _normal(60, 8)}
+
+    def scope(name: str) -> Any:
+        return jax.named_scope(name) if scopes else nullcontext()
+
+    def loss(weights: Any, batch: Any) -> Any:
+        x = batch["x"]
+        with scope("query"):
+            query = x @ weights["query"]
+        with scope("key"):
+            key = x @ weights["key"] + weights["key_bias"]
+        with scope("value"):
+            value = x @ weights["value"]
+        # The order in which a port adds is another.
+        query, key = (query, key) if scopes else (query[..., ::-1], key[..., ::-1])
+        shares = jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", query, key))
+        with jax.named_scope("head"):
+            return jnp.square(shares @ value @ weights["head"]).mean()
+
+    return captured((loss, weights, {"x": _normal(61, 6, 9, 8)}))
+
+
+def test_what_is_zero_but_for_rounding_is_told_by_the_program_that_has_scopes_around_it() -> None:
+    one, other = _biased_keys(scopes=True), _biased_keys(scopes=False)
+    for found in (gs.compare(one, other, allow_missing=[".*"]), gs.compare(other, one, allow_missing=[".*"])):
+        (row,) = (row for row in found.rows if (row.family, row.name) == ("param_grad", "key_bias"))
+        assert row.status == "same", row.why
+        assert row.why.startswith("zero but for rounding"), row.why

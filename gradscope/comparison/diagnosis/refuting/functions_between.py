@@ -62,6 +62,15 @@ ELEMENTWISE: Final[Mapping[str, _Elementwise]] = MappingProxyType({
 })  # fmt: skip
 
 
+#: The derivatives of the functions that a layer may apply to its product, by its output.
+DERIVATIVES: Final[Mapping[str, _Elementwise]] = MappingProxyType({
+    "": np.ones_like,
+    "tanh": lambda y: 1 - y * y,
+    "sigmoid": lambda y: y * (1 - y),
+    "relu": lambda y: (y > 0).astype(y.dtype),
+})  # fmt: skip
+
+
 #: Where the functions that do not change with their argument everywhere do not, by name.
 _FLAT: Final[Mapping[str, _Elementwise]] = MappingProxyType({
     "relu": lambda x: x < 0,
@@ -273,8 +282,9 @@ def _dense_readers(source: DumpSource, key: str) -> Iterator[tuple[Array, list[s
             fitting = [each for each, shape in shapes.items() if shape in ((features, columns), (columns, features))]
             if fitting and math.prod(others) == math.prod(rows):
                 arriving = _gradient(source, arrives_at, None)
-                if arriving is not None:
-                    yield arriving, fitting
+                if arriving is not None and source.has_tensor(arrives_at):
+                    value = source.array(arrives_at).astype(np.float64)
+                    yield from ((arriving * derivative(value), fitting) for derivative in DERIVATIVES.values())
 
 
 def _least_error(expected: Array, kernels: Iterable[Array]) -> float:

@@ -5,10 +5,8 @@ differs, the step may be at fault, or the layer that computes that value. The te
 
 - `suspects`: chooses between the steps and the layer, and puts the steps in order.
 - `gradient_suspects`: the same backward.
-- `readers`: what the layer of one program reads, where only the other has an entry for that.
-- `read_steps`: the steps of either program that are right or wrong by what the layer behind them reads.
-- `recovered_values`: what a layer reads, where no tensor has that.
-- `correlations`: the gradients that a kernel can have, for what a layer reads and the gradient that arrives.
+- `reading`: which steps are right by what the layer of the divergence reads.
+- `replaying`: a stretch of a program computed again with another step in the place of one.
 - `wrong_parameters`: the parameters that differ, or that the other program does not use.
 - `steps`: a step that only one of the programs has, and its layer.
 - `turned_values`: values that agree in an order which nothing else has.

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from gradscope.comparison.diagnosis.suspects.step_kinds import Operation
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps
 from gradscope.dump.manifest.manifest import Layer
@@ -57,10 +56,10 @@ def makers_of(layers: Sequence[Layer]) -> dict[str, Layer]:
     return {name: layer for layer in layers for name in layer.outputs}
 
 
-def with_words(step: Step, operation: Operation, other: Operation, side: str) -> Step:
+def with_words(step: Step, words: str, other: str, side: str) -> Step:
     """Returns a step with what it computes, and what the other program computes in its place."""
-    words = f"the {operation.words} of what it reads, and in the {side} the {other.words}"
-    return replace(step, row=replace(step.row, likely=words))
+    likely = f"the {words} of what it reads, and in the {side} the {other}"
+    return replace(step, row=replace(step.row, likely=likely))
 
 
 def is_inside(layers: Sequence[Layer], layer: Layer, around: Collection[str]) -> bool:

@@ -3,6 +3,7 @@
 Such a step has no counterpart to be compared with, and the next value that is compared differs. What is known decides
 between the steps and the layer of that value:
 
+- A step with which replaced all that follows is what the other program has is at fault (`replaying`).
 - A layer that uses a parameter which differs, or which the other program does not use, is at fault.
 - A product of a kernel that both programs have is not, and neither is a part of the layer that differs.
 - A layer that reads what its counterpart reads is at fault itself. Where it reads other values, a step is; where it
@@ -28,8 +29,9 @@ from gradscope.comparison.diagnosis.suspects.plain_steps import (
     is_recognised,
     is_rescaled,
 )
-from gradscope.comparison.diagnosis.suspects.read_steps import ReadSteps
-from gradscope.comparison.diagnosis.suspects.readers import Reader, reader_of
+from gradscope.comparison.diagnosis.suspects.reading.read_steps import ReadSteps
+from gradscope.comparison.diagnosis.suspects.reading.readers import Reader, reader_of
+from gradscope.comparison.diagnosis.suspects.replaying.replaced_steps import replaced_among
 from gradscope.comparison.diagnosis.suspects.step_kinds import (
     Operation,
     have_same_elements,
@@ -108,6 +110,12 @@ class _Forward:
         layer = makers_of(self._dumps.ref.manifest.layers).get(first.name)
         if guilty or layer is None:
             return Found(guilty, steps, made_before=True)
+        if match is not None:
+            behind = self._counterparts(match, layer)
+            outputs = {True: (match.ref, layer), False: (match.cand, behind[-1] if behind else None)}
+            replayed = replaced_among(self._dumps, self._pairing, steps, outputs)
+            if replayed is not None:
+                return replayed
         products = [step for step in steps if is_product(self._tensors(step), step.layer, step.key)]
         steps = [step for step in steps if step not in products]
         if match is None:  # a loss, which is compared as a number
@@ -228,7 +236,7 @@ class _Forward:
             made = (each for each in self._cand.of_size(others, value.size) if not have_same_elements(each, read[0]))
             found = in_its_place(read[0], value, made)
             if found is not None:
-                return with_words(step, *found, "candidate")
+                return with_words(step, found[0].words, found[1].words, "candidate")
         return None
 
     def _explained(self, reader: Reader, steps: Sequence[Step]) -> Step | None:
@@ -253,7 +261,7 @@ class _Forward:
                     made = reduce(lambda each, then: then.apply(each), behind, other.apply(read[0]))
                     if reader.reads(made.reshape(reader.read.shape)):
                         side = "candidate" if reader.of_ref else "reference"
-                        return with_words(step, operation, other, side)
+                        return with_words(step, operation.words, other.words, side)
             if not known:
                 return None
             behind, value = [known[0][0], *behind], read[0]

@@ -159,6 +159,35 @@ class RoundingFloors:
         return [self._source.entry(self._source.resolve(key)) for key in keys if key in self._known]
 
 
+class PairFloors:
+    """PairFloors returns the floors of pairs: those of the reference, or of the candidate where that knows of none.
+
+    A program knows the floor of a tensor by the layers around it, which a port may have no scopes for.
+
+    Args:
+        ref: The reference.
+        cand: The candidate.
+    """
+
+    def __init__(self, ref: DumpSource, cand: DumpSource) -> None:
+        self._sources = ref, cand
+        self._floors = RoundingFloors(ref), RoundingFloors(cand)
+        self._in_ref = bool(ref.manifest.layers)
+
+    def floor(self, ref: str, cand: str, dtype: str) -> Floor | None:
+        """Returns the floor of a pair; None where it has none.
+
+        Args:
+            ref: The reference's key.
+            cand: The candidate's key, or the first of several.
+            dtype: The coarser dtype that it was computed in.
+        """
+        sizes = {math.prod(each.entry(key).shape) for each, key in zip(self._sources, (ref, cand), strict=True)}
+        own, other = self._floors
+        found = own.floor(ref, dtype)
+        return other.floor(cand, dtype) if found is None and (len(sizes) == 1 or not self._in_ref) else found
+
+
 def is_within(evidence: PairEvidence, floor: Floor) -> bool:
     """Returns whether two tensors, of terms that cancel, differ by no more than a floor."""
     rel_l2 = as_float(evidence.metrics.get("rel_l2", 0.0))

@@ -68,6 +68,15 @@ class Recovered(NamedTuple):
         Args:
             value: The value of a step.
         """
+        places = self.places(value)
+        return None if places is None else _is_close(self.other.ravel()[places[0]], value.ravel()[places[1]], _AGREE)
+
+    def places(self, value: Array) -> tuple[Array, Array] | None:
+        """Returns where the elements of a step's value are, and which of its elements those are; None for no part.
+
+        Args:
+            value: The value.
+        """
         if not _FEWEST <= value.size <= self.own.size <= _MOST:
             return None
         flat = self.own.ravel()
@@ -81,7 +90,7 @@ class Recovered(NamedTuple):
         alone = np.minimum(ranked[place + 1] - ranked[place], ranked[place] - ranked[place - 1]) > _MARGIN * near
         if 2 * alone.sum() < alone.size or alone.sum() < _FEWEST:
             return None
-        return _is_close(self.other.ravel()[order[place[alone] - 1]], wanted[alone], _AGREE)
+        return order[place[alone] - 1], alone
 
 
 class RecoveredValues:
@@ -108,17 +117,17 @@ class RecoveredValues:
             key: The key of the output.
             layer: The layer.
         """
-        value = self._pair(key)
+        value = self.pair(key)
         if value is None:
             return
         yield value
-        arriving = self._pair(key_of(ACTIVATION_GRAD, split_key(key)[1]))
-        params = [(name, self._pair(key_of(PARAM, name))) for name in layer.params]
+        arriving = self.pair(key_of(ACTIVATION_GRAD, split_key(key)[1]))
+        params = [(name, self.pair(key_of(PARAM, name))) for name in layer.params]
         known = [(name, pair) for name, pair in params if pair is not None]
         if arriving is None or len(known) < len(params) or not known:
             return
         (name, kernel), *biases = sorted(known, key=lambda each: each[1].own.size, reverse=True)
-        gradient = self._pair(key_of(PARAM_GRAD, name))
+        gradient = self.pair(key_of(PARAM_GRAD, name))
         if gradient is None or kernel.own.ndim < 2:
             return
         for shape, turned in itertools.product(matrices(kernel.own.shape), (False, True)):
@@ -146,11 +155,15 @@ class RecoveredValues:
         for layer in (each for each in several if any(is_inside(layers, step.layer, {each.path}) for step in steps)):
             made = {key_of(ACTIVATION, name) for each in layers if each.parent == layer.path for name in each.outputs}
             values = {key: value for key in made - self._paired if (value := self._own.tensor(key)) is not None}
-            for output in filter(None, map(self._pair, (key_of(ACTIVATION, name) for name in layer.outputs))):
+            for output in filter(None, map(self.pair, (key_of(ACTIVATION, name) for name in layer.outputs))):
                 yield from (key for key, value in values.items() if output.part(value))
 
-    def _pair(self, key: str) -> Recovered | None:
-        """Returns a tensor of both programs in the layout of the layers' own; None where one has none."""
+    def pair(self, key: str) -> Recovered | None:
+        """Returns a tensor of both programs in the layout of the layers' own; None where one has none.
+
+        Args:
+            key: Its key.
+        """
         own, other = self._own.tensor(key), self._other(key)
         return None if own is None or other is None or own.shape != other.shape else Recovered(own, other)
 

@@ -16,8 +16,8 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.suspects.plain_steps import is_arrangement
-from gradscope.comparison.diagnosis.suspects.readers import Reader
-from gradscope.comparison.diagnosis.suspects.recovered_values import RecoveredValues
+from gradscope.comparison.diagnosis.suspects.reading.readers import Reader
+from gradscope.comparison.diagnosis.suspects.reading.recovered_values import RecoveredValues
 from gradscope.comparison.diagnosis.suspects.steps import Step
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.dump.manifest.layer_graph import before, sources_of

@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
-from gradscope.comparison.diagnosis.refuting.functions_between import ELEMENTWISE
+from gradscope.comparison.diagnosis.refuting.functions_between import DERIVATIVES, ELEMENTWISE
 from gradscope.comparison.diagnosis.refuting.kernel_products import matrices
-from gradscope.comparison.diagnosis.suspects.correlations import KernelForm, forms
+from gradscope.comparison.diagnosis.suspects.reading.correlations import KernelForm, forms
 from gradscope.comparison.diagnosis.suspects.step_kinds import orders
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.reverse import ReversePairing
@@ -40,14 +39,6 @@ _SHARE: Final = 0.1
 
 #: The largest number of features whose order is found.
 _MOST_FEATURES: Final = 4096
-
-#: The derivatives of the functions that a layer may apply to its product, by its output.
-_DERIVATIVES: Final[Mapping[str, Callable[[Array], Array]]] = MappingProxyType({
-    "": np.ones_like,
-    "tanh": lambda y: 1 - y * y,
-    "sigmoid": lambda y: y * (1 - y),
-    "relu": lambda y: (y > 0).astype(y.dtype),
-})  # fmt: skip
 
 
 class Reader(Protocol):
@@ -125,7 +116,7 @@ class _Use(NamedTuple):
 
     def gradients(self) -> Iterator[Array]:
         """Yields what arrives at the product of the layer, for each function that it may apply to that."""
-        yield from (self.arriving * derivative(self.value) for derivative in _DERIVATIVES.values())
+        yield from (self.arriving * derivative(self.value) for derivative in DERIVATIVES.values())
 
 
 def _readers(side: _Side, layer: Layer, key: str, difference: float) -> Iterator[Reader]:

@@ -13,7 +13,7 @@ import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
-from gradscope.comparison.diagnosis.suspects.recovered_values import Recovered
+from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered
 
 _draw = np.random.default_rng(23).normal
 WEIGHTS = {

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradscope.comparison.diagnosis.suspects.correlations import forms
+from gradscope.comparison.diagnosis.suspects.reading.correlations import forms
 
 _LAST = ("NHWC", "HWIO", "NHWC")
 _FIRST = ("NCHW", "OIHW", "NCHW")

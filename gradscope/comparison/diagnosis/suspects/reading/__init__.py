@@ -1,0 +1,7 @@
+"""Reading tells which steps are right by what the layer of the divergence reads.
+
+- `readers`: what the layer of one program reads, where only the other has an entry for that.
+- `read_steps`: the steps of either program that are right or wrong by what the layer behind them reads.
+- `recovered_values`: what a layer reads, where no tensor has that.
+- `correlations`: the gradients that a kernel can have, for what a layer reads and the gradient that arrives.
+"""

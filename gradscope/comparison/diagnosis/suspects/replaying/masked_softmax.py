@@ -1,0 +1,63 @@
+"""`softmaxes` finds the formula of a value that is a softmax of what is read, with some of its elements masked."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.suspects.replaying.formulas import Formula, Reads, makes
+
+#: The share of its row below which an element is masked.
+_MASKED: Final = 1e-12
+
+#: What masked elements are before the softmax.
+_LOW: Final = -1e30
+
+
+def softmaxes(reads: Reads, value: Array) -> Iterator[Formula]:
+    """Yields the formula of a softmax.
+
+    Args:
+        reads: What a step reads.
+        value: What it computes.
+    """
+    if value.ndim < 2 or value.min() < 0:
+        return
+    kept = value > _MASKED
+    for at, read in enumerate(reads):
+        for axis in range(value.ndim) if read.shape == value.shape else ():
+            if value.shape[axis] > 1 and makes(_softmax(read, kept, axis), value):
+                words = f"softmax over axis {axis}"
+                own = _formula(words if kept.all() else f"masked {words}", at, kept, axis)
+                yield replace(own, uses=(at,), others=tuple(_others(at, kept, axis)))
+
+
+def _softmax(read: Array, kept: Array, axis: int) -> Array:
+    shown = np.where(kept, read, _LOW)
+    shares = np.exp(shown - shown.max(axis, keepdims=True))
+    return shares / shares.sum(axis, keepdims=True)
+
+
+def _formula(words: str, at: int, kept: Array, axis: int) -> Formula:
+    return Formula(words=words, apply=lambda reads: _softmax(reads[at], kept, axis))
+
+
+def _others(at: int, kept: Array, axis: int) -> Iterator[Formula]:
+    """Yields the formulas that may be in its place: over another axis, with another mask, or with none."""
+    for each in (each for each in range(kept.ndim) if kept.shape[each] > 1 and each != axis):
+        yield _formula(f"softmax over axis {each}", at, kept, each)
+    if not kept.all():
+        yield _formula("softmax without a mask", at, np.ones_like(kept), axis)
+    for one, two in itertools.combinations(range(kept.ndim), 2):
+        if kept.shape[one] == kept.shape[two] and not np.array_equal(turned := kept.swapaxes(one, two), kept):
+            yield _formula("softmax with its mask transposed", at, turned, axis)
+    places = np.indices(kept.shape, sparse=True)
+    for each in (each for each in range(kept.ndim) if kept.shape[each] == kept.shape[axis] and each != axis):
+        for causal in (places[axis] <= places[each], places[axis] >= places[each]):
+            if not np.array_equal(mask := kept & causal, kept):
+                yield _formula("softmax with a causal mask", at, mask, axis)
