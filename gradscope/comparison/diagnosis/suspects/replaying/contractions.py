@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final, NamedTuple, TypeAlias
 
@@ -85,19 +85,20 @@ class _Contraction(NamedTuple):
             yield replace(joined, arranges=True)
 
 
-def contractions(reads: Reads, value: Array) -> Iterator[Formula]:
+def contractions(reads: Reads, value: Array, centred: Callable[[Array], Array] = np.copy) -> Iterator[Formula]:
     """Yields the formula of a product.
 
     Args:
         reads: What a step reads.
         value: What it computes.
+        centred: Leaves out of a value what is not known of it, such as what a softmax adds to a row.
     """
     tried = itertools.islice(_tried(reads, value), _MOST_TRIED)
     for positions, axes, bias in tried:
         expected = value.ravel()
         if bias is not None:
             expected = (value.reshape(-1, reads[bias].size) - reads[bias].ravel()).ravel()
-        made = axes.product(*(reads[at] for at in positions)).ravel()
+        made = centred(axes.product(*(reads[at] for at in positions)).reshape(value.shape)).ravel()
         square = float(made @ made)
         factor = float(made @ expected) / square if square else 0.0
         if factor and makes(factor * made, expected):
