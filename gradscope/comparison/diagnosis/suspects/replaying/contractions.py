@@ -17,9 +17,12 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.suspects.replaying.formulas import Formula, Reads, makes, rearrangements
 
-#: The largest number of products of one contraction, how many contractions are tried, and how many axes each may have.
+#: The largest number of products of one contraction, and of all that are tried, of which each counts as a least number.
 _MOST_PRODUCTS: Final = 1 << 22
-_MOST_TRIED: Final = 512
+_MOST_TRIED: Final = 1 << 26
+_LEAST: Final = 1 << 16
+
+#: The largest number of axes of a factor or a product.
 _MOST_AXES: Final = 5
 
 #: The relative error up to which two factors are one.
@@ -93,8 +96,11 @@ def contractions(reads: Reads, value: Array, centred: Callable[[Array], Array] =
         value: What it computes.
         centred: Leaves out of a value what is not known of it, such as what a softmax adds to a row.
     """
-    tried = itertools.islice(_tried(reads, value), _MOST_TRIED)
-    for positions, axes, bias in tried:
+    left = _MOST_TRIED
+    for positions, axes, bias in _tried(reads, value):
+        left -= max(_LEAST, math.prod(axes.sizes.values()))
+        if left < 0:
+            return
         expected = value.ravel()
         if bias is not None:
             expected = (value.reshape(-1, reads[bias].size) - reads[bias].ravel()).ravel()
