@@ -196,7 +196,7 @@ def _measured(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -
         key, (owner, *_) = match.cand, own[1].keys
         ref, cand = dumps.ref.entry(match.ref), dumps.cand.entry(key)
         dtype = limits.dtype(ref, cand)
-        rounding = None if dtype is None else floors.floor(match.ref, key, dtype)
+        rounding = None if dtype is None else floors.floor(match.ref, match.recipe.keys, dtype)
         noise = limits.noise_floor(dumps.ref.entry(own[0]), dumps.cand.entry(owner))
         narrow = dtype is not None and machine_epsilon(dtype) > NARROW
         pairs.append(_Pair(match, own[0], evidence[own], limits.tolerance(ref, cand), noise, rounding, narrow))

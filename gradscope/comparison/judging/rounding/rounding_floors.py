@@ -29,8 +29,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gradscope.comparison.metrics.evidence import PairEvidence
@@ -174,18 +174,27 @@ class PairFloors:
         self._floors = RoundingFloors(ref), RoundingFloors(cand)
         self._in_ref = bool(ref.manifest.layers)
 
-    def floor(self, ref: str, cand: str, dtype: str) -> Floor | None:
+    def floor(self, ref: str, cand: Sequence[str], dtype: str) -> Floor | None:
         """Returns the floor of a pair; None where it has none.
 
         Args:
             ref: The reference's key.
-            cand: The candidate's key, or the first of several.
+            cand: The candidate's keys, of which the tensor is made.
             dtype: The coarser dtype that it was computed in.
         """
-        sizes = {math.prod(each.entry(key).shape) for each, key in zip(self._sources, (ref, cand), strict=True)}
         own, other = self._floors
-        found = own.floor(ref, dtype)
-        return other.floor(cand, dtype) if found is None and (len(sizes) == 1 or not self._in_ref) else found
+        if (known := own.floor(ref, dtype)) is not None:
+            return known
+        found = other.floor(cand[0], dtype)
+        if found is None or not self._in_ref:
+            return found
+        size, whole = (
+            math.prod(each.entry(key).shape) for each, key in zip(self._sources, (ref, cand[0]), strict=True)
+        )
+        share = math.sqrt(size / max(1, whole))  # the norm of a part, of elements that have as many terms each
+        if len(cand) > 1 or share > 1:
+            return None
+        return replace(found, l2=share * found.l2, cancelled=share * found.cancelled)
 
 
 def is_within(evidence: PairEvidence, floor: Floor) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final, NamedTuple, TypeAlias
 
@@ -17,9 +17,12 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.suspects.replaying.formulas import Formula, Reads, makes, rearrangements
 
-#: The largest number of products of one contraction, how many contractions are tried, and how many axes each may have.
+#: The largest number of products of one contraction, and of all that are tried, of which each counts as a least number.
 _MOST_PRODUCTS: Final = 1 << 22
-_MOST_TRIED: Final = 512
+_MOST_TRIED: Final = 1 << 26
+_LEAST: Final = 1 << 16
+
+#: The largest number of axes of a factor or a product.
 _MOST_AXES: Final = 5
 
 #: The relative error up to which two factors are one.
@@ -85,19 +88,23 @@ class _Contraction(NamedTuple):
             yield replace(joined, arranges=True)
 
 
-def contractions(reads: Reads, value: Array) -> Iterator[Formula]:
+def contractions(reads: Reads, value: Array, centred: Callable[[Array], Array] = np.copy) -> Iterator[Formula]:
     """Yields the formula of a product.
 
     Args:
         reads: What a step reads.
         value: What it computes.
+        centred: Leaves out of a value what is not known of it, such as what a softmax adds to a row.
     """
-    tried = itertools.islice(_tried(reads, value), _MOST_TRIED)
-    for positions, axes, bias in tried:
+    left = _MOST_TRIED
+    for positions, axes, bias in _tried(reads, value):
+        left -= max(_LEAST, math.prod(axes.sizes.values()))
+        if left < 0:
+            return
         expected = value.ravel()
         if bias is not None:
             expected = (value.reshape(-1, reads[bias].size) - reads[bias].ravel()).ravel()
-        made = axes.product(*(reads[at] for at in positions)).ravel()
+        made = centred(axes.product(*(reads[at] for at in positions)).reshape(value.shape)).ravel()
         square = float(made @ made)
         factor = float(made @ expected) / square if square else 0.0
         if factor and makes(factor * made, expected):

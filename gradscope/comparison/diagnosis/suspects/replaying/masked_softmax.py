@@ -1,4 +1,7 @@
-"""`softmaxes` finds the formula of a value that is a softmax of what is read, with some of its elements masked."""
+"""`softmaxes` finds the formula of a value that is a softmax of what is read, with some of its elements masked.
+
+`softmaxes_of_products` finds that of a step that computes the scores of an attention, too.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.suspects.replaying.contractions import contractions
 from gradscope.comparison.diagnosis.suspects.replaying.formulas import Formula, Reads, makes
 
 #: The share of its row below which an element is masked.
@@ -35,6 +39,40 @@ def softmaxes(reads: Reads, value: Array) -> Iterator[Formula]:
                 words = f"softmax over axis {axis}"
                 own = _formula(words if kept.all() else f"masked {words}", at, kept, axis)
                 yield replace(own, uses=(at,), others=tuple(_others(at, kept, axis)))
+
+
+def softmaxes_of_products(reads: Reads, value: Array) -> Iterator[Formula]:
+    """Yields the formula of a softmax of a product, where one step computes scores and their shares.
+
+    Args:
+        reads: What a step reads.
+        value: What it computes.
+    """
+    if value.ndim < 2 or value.min() < 0:
+        return
+    kept = value > _MASKED
+    logarithms = np.log(np.where(kept, value, 1))
+    for axis in (axis for axis in range(value.ndim) if value.shape[axis] > 1):
+        if not makes(value.sum(axis), np.ones_like(value.sum(axis))):
+            continue
+
+        def centred(scores: Array, axis: int = axis) -> Array:
+            return np.where(kept, scores - scores.mean(axis, keepdims=True, where=kept), 0)
+
+        for product in contractions(reads, centred(logarithms), centred):
+            for shares in softmaxes([product.apply(reads).reshape(value.shape)], value):
+                own = _of(product, shares, value.shape)
+                changed = [_of(other, shares, value.shape) for other in product.others]
+                others = [*changed, *(_of(product, other, value.shape) for other in shares.others)]
+                yield replace(own, uses=product.uses, others=tuple(others))
+
+
+def _of(product: Formula, shares: Formula, shape: tuple[int, ...]) -> Formula:
+    """Returns the formula of a softmax of a product."""
+    return Formula(
+        words=f"{shares.words} of the {product.words}",
+        apply=lambda reads: shares.apply([product.apply(reads).reshape(shape)]),
+    )
 
 
 def _softmax(read: Array, kept: Array, axis: int) -> Array:

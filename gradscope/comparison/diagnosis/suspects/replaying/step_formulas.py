@@ -10,7 +10,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.suspects.replaying.contractions import contractions
 from gradscope.comparison.diagnosis.suspects.replaying.dense_formulas import dense_formulas
 from gradscope.comparison.diagnosis.suspects.replaying.formulas import Formula, Reads
-from gradscope.comparison.diagnosis.suspects.replaying.masked_softmax import softmaxes
+from gradscope.comparison.diagnosis.suspects.replaying.masked_softmax import softmaxes, softmaxes_of_products
 from gradscope.comparison.diagnosis.suspects.replaying.normalisations import normalisations
 from gradscope.comparison.diagnosis.suspects.replaying.sums_of_terms import gathered, sums_of_terms
 from gradscope.comparison.diagnosis.suspects.step_kinds import Operation, recognised
@@ -28,7 +28,16 @@ def formula_of(reads: Reads, value: Array) -> Formula | None:
     """
     if max((each.size for each in (*reads, value)), default=0) > _MOST_ELEMENTS or not value.any():
         return None
-    kinds = (gathered, _operations, softmaxes, dense_formulas, contractions, normalisations, sums_of_terms)
+    kinds = (
+        gathered,
+        _operations,
+        softmaxes,
+        softmaxes_of_products,
+        dense_formulas,
+        contractions,
+        normalisations,
+        sums_of_terms,
+    )
     return next(itertools.chain.from_iterable(kind(reads, value) for kind in kinds), None)
 
 

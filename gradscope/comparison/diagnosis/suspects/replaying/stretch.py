@@ -12,7 +12,7 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered, RecoveredValues
-from gradscope.comparison.diagnosis.suspects.replaying.formulas import Formula
+from gradscope.comparison.diagnosis.suspects.replaying.formulas import Formula, norm_of
 from gradscope.comparison.diagnosis.suspects.replaying.step_formulas import formula_of
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.dump.manifest.layer_graph import consequences, inverted, sources_of
@@ -26,8 +26,9 @@ _LEFT: Final = 0.05
 #: The fewest elements that show that a value is reproduced.
 _FEWEST: Final = 4
 
-#: The most steps of a stretch.
+#: The most steps of a stretch, and the most elements that are read to compute steps of it again.
 _MOST_STEPS: Final = 128
+_MOST_READ: Final = 1 << 28
 
 
 class Computed(NamedTuple):
@@ -66,6 +67,7 @@ class Stretch:
         self._pairs, self._output, self._layer = RecoveredValues(dumps, pairing, of_ref=of_ref), output, layer
         self._others: dict[str, Recovered | None] = {}
         self._computed: dict[str, Computed | None] = {}
+        self._left = _MOST_READ
         self.steps = frozenset({*steps, output})
 
     @cached_property
@@ -100,7 +102,8 @@ class Stretch:
     def unexplained(self, replaced: Mapping[str, Formula]) -> float:
         """Returns how far what follows from other formulas is from what the other program has, as a relative error.
 
-        It is infinite where the other program is known to have anything else, or not to differ by what follows.
+        It is infinite where the other program is known to have anything else, or not to differ by what follows, and
+        where too much was computed already.
 
         Args:
             replaced: The formulas, by the keys of the steps that they replace.
@@ -121,6 +124,9 @@ class Stretch:
                 unknown.add(key)
             if key in unknown or not (key in replaced or made.keys() & used):
                 continue
+            self._left -= sum(each.size for each in step.reads)
+            if self._left < 0:
+                return math.inf
             reads = zip(step.sources, step.reads, strict=True)
             found = replaced.get(key, formula).apply([made.get(source, own) for source, own in reads])
             if found.size != step.value.size or not np.isfinite(found).all():
@@ -175,6 +181,6 @@ def _is_value(key: str) -> bool:
 
 def _error_of(own: Array, other: Array, found: Array) -> tuple[float, bool]:
     """Returns the relative error of a value, and whether it explains a difference from one's own."""
-    norm, difference, left = (float(np.linalg.norm(each)) for each in (other, own - other, found - other))
+    norm, difference, left = map(norm_of, (other, own - other, found - other))
     error = left / norm if norm else math.inf if left else 0.0
     return error, left <= _LEFT * difference and difference > 0 and own.size >= _FEWEST

@@ -34,7 +34,7 @@ PACKED["projection"] = np.concatenate([WEIGHTS[name] for name in KERNELS[1:4]], 
 INPUTS = {"x": _draw(7, BATCH, TOKENS, FEATURES), "kept": np.arange(TOKENS) < np.array([[5], [3], [4]])}
 
 
-def _attention(weights: Any, batch: Any, *, scopes: bool, fault: str = "") -> Any:
+def _attention(weights: Any, batch: Any, *, scopes: bool, apart: bool = True, fault: str = "") -> Any:
     """A block of attention behind a dense layer; the port has scopes around the layers in front and behind only."""
 
     def scope(name: str) -> Any:
@@ -54,14 +54,25 @@ def _attention(weights: Any, batch: Any, *, scopes: bool, fault: str = "") -> An
         x = jnp.tanh(batch["x"] @ weights["first"])
     query, key, value = map(heads, ("query", "key", "value"))
     value = key if fault == "keys for values" else value
-    with scope("scores"):
+
+    def scored() -> Any:
         scores = jnp.einsum("bqhd,bkhd->bhqk", query, key)
-        scores = scores / {"no scale": 1.0, "scale of width": FEATURES**0.5}.get(fault, WIDTH**0.5)
-    with scope("shares"):
+        return scores / {"no scale": 1.0, "scale of width": FEATURES**0.5}.get(fault, WIDTH**0.5)
+
+    def shared(scores: Any) -> Any:
         kept = batch["kept"][:, None, None]
         kept = jnp.ones_like(kept) if fault == "no mask" else kept
         kept = kept & np.tri(TOKENS, dtype=bool) if fault == "causal" else kept
-        shares = jax.nn.softmax(jnp.where(kept, scores, -1e9), axis=-2 if fault == "axis" else -1)
+        return jax.nn.softmax(jnp.where(kept, scores, -1e9), axis=-2 if fault == "axis" else -1)
+
+    if apart:
+        with scope("scores"):
+            scores = scored()
+        with scope("shares"):
+            shares = shared(scores)
+    else:
+        with scope("shares"):
+            shares = shared(scored())
     with scope("context"):
         context = jnp.einsum("bhqk,bkhd->bqhd", shares, value)
         context = context.swapaxes(2, 3) if fault == "joined" else context
@@ -119,6 +130,23 @@ def test_the_step_is_named_with_which_replaced_all_that_follows_is_reproduced(
     assert [row.name for row in found.blame.suspects] == [step], found.sentence
     assert found.blame.made_before
     assert f"where `{step}` is the {own} of what it reads, and in the candidate the {other}." in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("fault", "own", "other"),
+    [
+        ("no mask", "masked softmax over axis 3 of the product / 2", "softmax without a mask of the product / 2"),
+        ("no scale", "masked softmax over axis 3 of the product / 2", "masked softmax over axis 3 of the product"),
+    ],
+)
+def test_one_step_for_scores_and_shares_is_named_with_what_the_port_has_in_place_of_either(
+    fault: str, own: str, other: str
+) -> None:
+    reference = _captured(scopes=True, apart=False)
+    assert gs.compare(reference, _captured(scopes=False)).verdict == "same"
+    found = gs.compare(reference, _captured(scopes=False, fault=fault))
+    assert [row.name for row in found.blame.suspects] == ["shares"], found.sentence
+    assert f"where `shares` is the {own} of what it reads, and in the candidate the {other}." in found.sentence
 
 
 def test_no_step_is_named_where_what_follows_is_reproduced_by_none() -> None:
