@@ -13,7 +13,7 @@ the layer around it, and the outputs of a loop count as computed from the output
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
 
@@ -117,6 +117,21 @@ def before(sources: Sources, keys: Iterable[str]) -> frozenset[str]:
         found.update(fresh)
         pending += fresh
     return frozenset(found)
+
+
+def sources_first(sources: Sources, keys: Collection[str]) -> tuple[str, ...]:
+    """Returns some values or gradients, each behind those of them that it is computed from."""
+    ordered: dict[str, None] = {}
+    seen: set[str] = set()  # an untrusted manifest can have cycles
+    pending = [key for key in sources if key in keys][::-1]
+    while pending:
+        key = pending[-1]
+        if key in seen:
+            ordered[pending.pop()] = None
+        else:
+            seen.add(key)
+            pending += [each for each in sources.get(key, ())[::-1] if each in keys and each not in seen]
+    return tuple(ordered)
 
 
 def readers_of(layers: Sequence[Layer], name: str) -> tuple[str, ...]:

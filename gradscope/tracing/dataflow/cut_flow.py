@@ -36,25 +36,25 @@ class CutFlow:
         cuts: Callable[[Step], bool],
     ) -> None:
         self._before: dict[FrameVariable, list[FrameVariable]] = {}
-        self._at: dict[Cut, list[FrameVariable]] = {}
+        at: dict[Cut, list[FrameVariable]] = {}
         seen = dict.fromkeys(starts)
         waiting = list(seen)
         while waiting:
             variable = waiting.pop()
             for step in filter(goes, flow.steps(variable)):
                 cut = Cut(step.frame, step.number)
-                if step.way == "compute" and (cut in self._at or cuts(step)):
-                    self._at.setdefault(cut, []).append(variable)
+                if step.way == "compute" and (cut in at or cuts(step)):
+                    at.setdefault(cut, []).append(variable)
                     continue
                 self._before.setdefault(step.to, []).append(variable)
                 if step.to not in seen:
                     seen[step.to] = None
                     waiting.append(step.to)
-        self._open = self._leading_to([target], frozenset())
+        reaching = self._leading_to([target], frozenset())
         self._cuts: dict[FrameVariable, list[Cut]] = {}
-        for cut, variables in self._at.items():
+        for cut, variables in at.items():
             # What leads to a value that gets to the target gets there, too.
-            for variable in self._leading_to([each for each in variables if each not in self._open], self._open):
+            for variable in self._leading_to([each for each in variables if each not in reaching], reaching):
                 self._cuts.setdefault(variable, []).append(cut)
 
     def cuts_of(self, value: FrameVariable) -> list[Cut]:

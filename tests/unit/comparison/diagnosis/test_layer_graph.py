@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 from gradscope.comparison import Comparison, ComparisonRow
 from gradscope.comparison.diagnosis.divergence import Program, blame_of
-from gradscope.dump.manifest.layer_graph import consequences, readers_of, sources_of
+from gradscope.dump.manifest.layer_graph import consequences, readers_of, sources_first, sources_of
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import key_of
 
@@ -87,6 +89,21 @@ def test_the_output_of_a_loop_is_made_of_what_its_last_layer_makes() -> None:
 def test_the_readers_of_a_value_are_the_innermost() -> None:
     assert readers_of(LAYERS, "dense") == ("block/left", "block/right")
     assert readers_of(LAYERS, "head") == ()
+
+
+def test_a_value_comes_behind_what_it_is_computed_from_however_long_the_chain_is() -> None:
+    count = 5 * sys.getrecursionlimit()
+    chain = {f"activation/{number}": [f"activation/{number - 1}"] for number in reversed(range(1, count))}
+    assert sources_first(chain, {*chain, "activation/0"}) == tuple(f"activation/{number}" for number in range(count))
+    assert sources_first(SOURCES, {"activation/head", "activation/block/left", "activation/dense"}) == (
+        "activation/dense", "activation/block/left", "activation/head",
+    )  # fmt: skip
+
+
+def test_values_that_are_computed_from_one_another_are_ordered_too() -> None:
+    cycle = {"activation/a": ["activation/b"], "activation/b": ["activation/a"], "activation/c": ["activation/b"]}
+    assert sorted(sources_first(cycle, cycle)) == sorted(cycle)
+    assert sources_first(cycle, cycle)[-1] == "activation/c"
 
 
 def test_the_sentence_counts_consequences_and_names_the_layers_that_made_them() -> None:

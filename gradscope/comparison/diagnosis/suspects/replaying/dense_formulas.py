@@ -116,7 +116,6 @@ def _possible(reads: Reads, value: Array) -> Iterator[_Dense]:
     places = range(len(reads))
     for kernel in (at for at in places if reads[at].ndim > 1):
         for inputs, outputs in matrices(reads[kernel].shape):
-            biased = tuple(at for at in places if at != kernel and reads[at].size == outputs and reads[at].ndim < 3)
             for (size, width), turned in (((inputs, outputs), False), ((outputs, inputs), True)):
                 rows = value.size // width
                 if rows * width != value.size or value.size * size > _MOST_PRODUCTS:

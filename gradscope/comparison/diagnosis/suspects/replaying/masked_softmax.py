@@ -30,12 +30,12 @@ def softmaxes(reads: Reads, value: Array) -> Iterator[Formula]:
         reads: What a step reads.
         value: What it computes.
     """
-    if value.ndim < 2 or value.min() < 0:
+    kept = _kept(value)
+    if kept is None:
         return
-    kept = value > _MASKED
     for at, read in enumerate(reads):
-        for axis in range(value.ndim) if read.shape == value.shape else ():
-            if value.shape[axis] > 1 and makes(_softmax(read, kept, axis), value):
+        for axis in _axes(value) if read.shape == value.shape else ():
+            if makes(_softmax(read, kept, axis), value):
                 words = f"softmax over axis {axis}"
                 own = _formula(words if kept.all() else f"masked {words}", at, kept, axis)
                 yield replace(own, uses=(at,), others=tuple(_others(at, kept, axis)))
@@ -48,11 +48,11 @@ def softmaxes_of_products(reads: Reads, value: Array) -> Iterator[Formula]:
         reads: What a step reads.
         value: What it computes.
     """
-    if value.ndim < 2 or value.min() < 0:
+    kept = _kept(value)
+    if kept is None:
         return
-    kept = value > _MASKED
     logarithms = np.log(np.where(kept, value, 1))
-    for axis in (axis for axis in range(value.ndim) if value.shape[axis] > 1):
+    for axis in _axes(value):
         if not makes(value.sum(axis), np.ones_like(value.sum(axis))):
             continue
 
@@ -65,6 +65,16 @@ def softmaxes_of_products(reads: Reads, value: Array) -> Iterator[Formula]:
                 changed = [_of(other, shares, value.shape) for other in product.others]
                 others = [*changed, *(_of(product, other, value.shape) for other in shares.others)]
                 yield replace(own, uses=product.uses, others=tuple(others))
+
+
+def _kept(value: Array) -> Array | None:
+    """Returns which elements of a softmax are not masked; None where a value cannot be one."""
+    return value > _MASKED if value.ndim > 1 and value.min() >= 0 else None
+
+
+def _axes(value: Array) -> list[int]:
+    """Returns the axes over which a value may be a softmax."""
+    return [axis for axis, size in enumerate(value.shape) if size > 1]
 
 
 def _of(product: Formula, shares: Formula, shape: tuple[int, ...]) -> Formula:
@@ -87,7 +97,7 @@ def _formula(words: str, at: int, kept: Array, axis: int) -> Formula:
 
 def _others(at: int, kept: Array, axis: int) -> Iterator[Formula]:
     """Yields the formulas that may be in its place: over another axis, with another mask, or with none."""
-    for each in (each for each in range(kept.ndim) if kept.shape[each] > 1 and each != axis):
+    for each in (each for each in _axes(kept) if each != axis):
         yield _formula(f"softmax over axis {each}", at, kept, each)
     if not kept.all():
         yield _formula("softmax without a mask", at, np.ones_like(kept), axis)

@@ -15,7 +15,7 @@ from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Rec
 from gradscope.comparison.diagnosis.suspects.replaying.formulas import Formula, norm_of
 from gradscope.comparison.diagnosis.suspects.replaying.step_formulas import formula_of
 from gradscope.comparison.pairing.matching import Dumps, Pairing
-from gradscope.dump.manifest.layer_graph import consequences, inverted, sources_of
+from gradscope.dump.manifest.layer_graph import consequences, inverted, sources_first, sources_of
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import ACTIVATION, split_key
 
@@ -84,10 +84,7 @@ class Stretch:
         # What is compared may differ in other ways than by what follows, and so may all that is computed from it.
         compared = [key for key in found if self._pair(key) is not None]
         found -= frozenset().union(*(consequences(values, key) for key in compared)) - self.steps
-        ordered: dict[str, None] = {}
-        for key in self._sources:
-            self._place(key, found, ordered, set())
-        return tuple(ordered)
+        return sources_first(self._sources, found)
 
     def computed(self, key: str) -> Computed | None:
         """Returns how a value is computed; None where the dump does not have it."""
@@ -164,15 +161,6 @@ class Stretch:
         if key not in self._others:
             self._others[key] = self._pairs.pair(key)
         return self._others[key]
-
-    def _place(self, key: str, wanted: Collection[str], ordered: dict[str, None], seen: set[str]) -> None:
-        """Adds a key behind those that it is computed from."""
-        if key not in wanted or key in ordered or key in seen:
-            return
-        seen.add(key)  # an untrusted manifest can have cycles
-        for each in self._sources.get(key, ()):
-            self._place(each, wanted, ordered, seen)
-        ordered[key] = None
 
 
 def _is_value(key: str) -> bool:
