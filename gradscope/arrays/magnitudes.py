@@ -72,13 +72,16 @@ class MagnitudeCounter:
         if lowest < bits.first_normal and bits is not FLOAT64:
             # A float32 subnormal has no exponent that would identify its bin. As a float64 it is normal.
             bits, ordinals = FLOAT64, FLOAT64.ordinals(values.astype(np.float64))
-        # `bincount` takes two fifths of the complete pass; sorting, `histogram` and 16-bit bin numbers were slower.
         numbers = scratch(ScratchSlot.WORK, ordinals.size, np.intp)
         np.right_shift(ordinals, bits.shift, out=numbers, casting="unsafe")
-        tally = np.bincount(numbers, minlength=bits.bins)[: bits.bins]
-        known = self._tallies.get(bits)
-        self._tallies[bits] = tally if known is None else known + tally
-        return values.size - int(tally.sum())
+        if bits not in self._tallies:
+            self._tallies[bits] = np.zeros(bits.zero_bin + 1, np.int64)
+        tally = self._tallies[bits]
+        zeros = int(tally[bits.zero_bin])
+        # This takes a third of the complete pass. `bincount` takes half as long again, as it first looks for the
+        # largest number and for negative ones; sorting, `histogram` and 16-bit bin numbers were slower still.
+        np.add.at(tally, numbers, 1)
+        return int(tally[bits.zero_bin]) - zeros
 
     def result(self) -> Magnitudes:
         """Returns the reductions of all added blocks."""
@@ -106,6 +109,7 @@ class FloatFormat:
         self.one = word(1)
         self.zero_ordinal = word(np.iinfo(word).max // 2)
         self.shift = word(info.nmant - 4)
+        self.zero_bin = int(self.zero_ordinal >> self.shift)
         self.bins = (int(info.maxexp) - int(info.minexp) + 1) * BINS_PER_OCTAVE
         self.offset = (EXPONENT_BIAS + int(info.minexp) - 1) * BINS_PER_OCTAVE
         self.first_normal = self.ordinal_of(float(info.smallest_normal))
@@ -127,7 +131,7 @@ class FloatFormat:
         return float(np.array([ordinal + self.one], self.word).view(self.dtype)[0])
 
     def histogram(self, tally: Array) -> MagnitudeHistogram:
-        """Returns the histogram of the counts of each bin, which may be followed by that of zeros."""
+        """Returns the histogram of the counts of each bin, which those of larger ones and of zeros may follow."""
         occupied = np.flatnonzero(tally[: self.bins])
         if not occupied.size:
             return MagnitudeHistogram()
