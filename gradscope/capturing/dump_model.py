@@ -163,7 +163,7 @@ def _require_memory(prepared: Prepared, request: DumpRequest) -> None:
             f"{shown_size(request.bounds.memory)} of --max-memory"
             + (f"; the most is for {bounding}" if bounding else ""),
             hint="run a smaller batch, or allow more"
-            + ("; an operation of the loss is in one segment, with all its iterations" if bounding else ""),
+            + ("; an operation of the loss is in one segment, or an iteration of a loop" if bounding else ""),
         )
 
 

@@ -19,7 +19,7 @@ Vocabulary (frames, layers, sites and uses are defined in `tracing`):
 - A *term* is the part of a value's gradient that comes back from one use of the value.
 - A *rule* states how the interpreter runs one kind of frame.
 - The *observing program* runs forward and backward once and returns everything that the plan observes.
-- A *segment* is a number of consecutive equations of the root frame.
+- A *segment* is a number of consecutive steps: equations, or iterations of a loop.
 - A *query* requests more than the loss and its gradients: other values to differentiate, stop, feed or fetch.
 
 Laws (each has a test): an empty plan changes nothing; observing twice is observing once; operation by operation,

@@ -131,13 +131,16 @@ def _zeros(leaf: Leaf) -> Any:
     return jnp.zeros(leaf.shape, leaf.dtype)
 
 
-def sinks_of(plan: Plan, axes: Sequence[str]) -> dict[int, Any]:
+def sinks_of(plan: Plan, axes: Sequence[str], *, iterations: int | None = None) -> dict[int, Any]:
     """Returns zeros of the shapes of a plan's observed cotangents, by number.
 
     Args:
         plan: The plan.
         axes: Mesh axes over which they are to vary.
+        iterations: The number of iterations of the outermost loop that are run; None for all.
     """
     # Made inside the program: as its arguments they would be allocated, which for ResNet-50 is 0.8 GB.
     shapes = {number: plan.observed(number) for number in plan.sinks}
+    if iterations is not None:
+        shapes = {n: each.update(shape=(iterations, *each.shape[1:])) for n, each in shapes.items()}
     return {n: varying(jnp.zeros(s.shape, s.dtype, device=s.sharding), axes) for n, s in shapes.items()}

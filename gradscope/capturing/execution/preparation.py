@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import jax
 
@@ -19,20 +19,24 @@ from gradscope.capturing.execution.arguments import Arguments
 from gradscope.capturing.execution.function_call import require_untraced
 from gradscope.capturing.execution.observation import with_global_facts
 from gradscope.capturing.execution.run import Run
-from gradscope.capturing.execution.segmented import SegmentedProgram
+from gradscope.capturing.execution.segmented import SegmentedProgram, resident_bytes
 from gradscope.capturing.timings import Timings
-from gradscope.errors import ModelError
+from gradscope.errors import MachineError, ModelError
 from gradscope.instrument.observing_program import observing_program
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.resolve import resolve_query
 from gradscope.instrument.query.trace_query import ResolvedQuery, TraceQuery
 from gradscope.instrument.rewriting.program_parts import in_parts, is_compiled_in_parts
-from gradscope.instrument.segments import Segments
+from gradscope.instrument.segments.cutting import Segment, segments_of
+from gradscope.naming.sizes import shown_size
 from gradscope.tracing.jaxpr.custom_rules import rules_of_libraries
 from gradscope.tracing.jaxpr.frames import OPERAND
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import Trace, trace_loss, with_constant_inputs
 from gradscope.tracing.user_frames import user_code
+
+#: By what the estimate of a run's bytes is divided, one after the other, where a run needs too much memory.
+_SHARES: Final = (2, 4, 8, 16)
 
 
 class RunnableProgram(Protocol):
@@ -139,6 +143,7 @@ def prepare(
     Raises:
         ModelError: The user's code failed, or its loss cannot be differentiated.
         UsageError: A pattern selects nothing, or the query cannot be resolved.
+        MachineError: The arguments and their gradients do not fit into the memory allowed.
         DumpError: The batch lacks leaves that the query needs.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="arguments") as pool:
@@ -157,6 +162,8 @@ def prepare(
             resolved, program = staging.staged(constant)
         planned(resolved)
         program.compile()
+        if bounds is not None:
+            program = _within(bounds, program, staging.smaller(resolved, bounds))
         with timings.phase("initialise"):
             variables, batch = making.result()
     leaves = _program_leaves(resolved, jax.tree_util.tree_leaves((variables, batch)))
@@ -179,23 +186,63 @@ class _Staging:
         with self.timings.phase("trace"), user_code(f"loss of {self.model.name}"):
             resolved = resolve_query(trace, self.spec, self.query)
             self.arguments.require(() if resolved.fragment is None else resolved.fragment.inputs)
-            shapes = _program_leaves(resolved, jax.tree_util.tree_leaves(self.arguments.shapes))
+            if self.bounds is not None:
+                _require_arguments(resident_bytes(resolved, self._shapes(resolved)), self.bounds.memory)
             segments = None if self.bounds is None else _segments(resolved, self.bounds.run_bytes)
-            if self.bounds is None or segments is None:
-                return resolved, _SingleRun(self.model.name, resolved, shapes, self.timings)
-            scratch = self.bounds.scratch
-            return resolved, SegmentedProgram(
-                self.model.name, resolved, segments, shapes, self.timings, scratch=scratch
-            )
+            if self.bounds is None or segments is None or _is_one_run(segments):
+                return resolved, _SingleRun(self.model.name, resolved, self._shapes(resolved), self.timings)
+            return resolved, self._segmented(resolved, segments, self.bounds)
+
+    def smaller(self, resolved: ResolvedQuery, bounds: Bounds) -> Iterator[RunnableProgram]:
+        """Yields programs that need less and less memory and take longer: what a run needs is only estimated."""
+        known = _segments(resolved, bounds.run_bytes)
+        for share in _SHARES:
+            segments = None if known is None else _segments(resolved, bounds.run_bytes // share)
+            if segments is not None and _cuts(segments) != _cuts(known):
+                known = segments
+                yield self._segmented(resolved, segments, bounds)
+
+    def _segmented(self, resolved: ResolvedQuery, segments: Sequence[Segment], bounds: Bounds) -> SegmentedProgram:
+        shapes = self._shapes(resolved)
+        return SegmentedProgram(self.model.name, resolved, segments, shapes, self.timings, scratch=bounds.scratch)
+
+    def _shapes(self, resolved: ResolvedQuery) -> list[Any]:
+        return _program_leaves(resolved, jax.tree_util.tree_leaves(self.arguments.shapes))
 
 
-def _segments(resolved: ResolvedQuery, budget: int) -> Segments | None:
-    """Returns the segments of a loss; None where a single run is enough, or the loss is one of its own arguments."""
+def _within(bounds: Bounds, program: RunnableProgram, smaller: Iterator[RunnableProgram]) -> RunnableProgram:
+    """Returns a compiled program, or the first of smaller ones that fits; where none does, that of the least need."""
+    while program.size_bytes > bounds.memory and (other := next(smaller, None)) is not None:
+        other.compile()
+        program = min(program, other, key=lambda each: each.size_bytes)
+    return program
+
+
+def _segments(resolved: ResolvedQuery, budget: int) -> list[Segment] | None:
+    """Returns the segments of a loss; None where it is one of its own arguments."""
     root = resolved.trace.root
     if root.jaxpr.outvars[0] not in root.definitions or root.definitions[root.jaxpr.outvars[0]][0] == OPERAND:
         return None
-    segments = Segments(resolved.trace, resolved.plan, budget)
-    return None if len(segments.all) == len(segments.all[0].parts) == 1 else segments
+    return segments_of(resolved.trace, resolved.plan, budget)
+
+
+def _cuts(segments: Sequence[Segment] | None) -> list[tuple[int, int]]:
+    """Returns for each segment its numbers of steps and of runs."""
+    return [(len(segment.steps), len(segment.parts)) for segment in segments or ()]
+
+
+def _require_arguments(size_bytes: int, memory: int) -> None:
+    """Raises `MachineError` where not even the arguments and their gradients fit into the memory allowed."""
+    if size_bytes > memory:
+        raise MachineError(
+            f"the arguments of the model and their gradients take {shown_size(size_bytes)}, above the "
+            f"{shown_size(memory)} of --max-memory",
+            hint="allow more",
+        )
+
+
+def _is_one_run(segments: Sequence[Segment]) -> bool:
+    return len(segments) == len(segments[0].parts) == 1
 
 
 class _SingleRun:

@@ -29,6 +29,7 @@ class Run:
         observed: The outputs.
         reached: The values to which the loss is connected.
         sites_only: Whether another run shows the arguments, their gradients and the auxiliary outputs.
+        iterations: The iterations of the outermost loop that it ran; None for all.
     """
 
     trace: Trace
@@ -38,6 +39,7 @@ class Run:
     observed: Observed
     reached: Reached
     sites_only: bool = False
+    iterations: range | None = None
 
     def without_tensors(self) -> Run:
         """Returns the run without the tensors of its sites: with its loss, parameters and their gradients only."""
@@ -68,7 +70,11 @@ def site_iterations(run: Run, number: int) -> Iterator[SiteIteration]:
     executed = captured.executed.get(number)
     counts = captured.iterations.get(number)
     for iteration in iterations(loops):
+        if run.iterations is not None and iteration[0] not in run.iterations:
+            continue
         at = tuple(index for index, loop in zip(iteration, loops, strict=True) if loop.length is not None)
+        if run.iterations is not None:
+            at = (at[0] - run.iterations.start, *at[1:])
         ran = executed is None or bool(np.asarray(executed)[at])
         if counts is None:
             yield SiteIteration(at, iteration, iteration, ran)

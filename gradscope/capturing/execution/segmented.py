@@ -24,13 +24,16 @@ import numpy as np
 from gradscope.capturing.execution.disk_spill import DiskSpill
 from gradscope.capturing.execution.observation import with_global_facts
 from gradscope.capturing.execution.run import Run
+from gradscope.capturing.execution.shared_programs import SharedProgram, SharedPrograms
 from gradscope.capturing.timings import Timings
 from gradscope.instrument.observing_program import Observed, Reached
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.query.trace_query import ResolvedQuery
 from gradscope.instrument.rewriting.observed_values import Captured
-from gradscope.instrument.segments import Connected, Segment, Segments, bytes_of
-from gradscope.tracing.jaxpr.frames import source_in
+from gradscope.instrument.segments.cutting import Segment
+from gradscope.instrument.segments.program_steps import Value, bytes_of
+from gradscope.instrument.segments.programs import Connected, Inputs, backward_program, forward_program
+from gradscope.tracing.jaxpr.frames import OPERAND, FrameKey, source_in
 from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal
 from gradscope.tracing.user_frames import user_code
 
@@ -55,7 +58,7 @@ class _Backward:
     """
 
     plan: Plan
-    stage: Any
+    stage: SharedProgram
     connected: Connected
     onward: bool
 
@@ -65,7 +68,7 @@ class _CompiledSegment:
     """A `_CompiledSegment` holds the compiled programs of one segment."""
 
     segment: Segment
-    forward: Any
+    forward: SharedProgram
     backward: tuple[_Backward, ...]
 
 
@@ -74,8 +77,8 @@ class SegmentedProgram:
 
     Args:
         name: The model's name in messages.
-        answered: The traced loss and its observations.
-        segments: The segments of the loss.
+        resolved: The traced loss and its observations.
+        segments: The segments of the loss, in program order.
         shapes: The flat arguments' shapes.
         timings: Receives the seconds of each phase.
         scratch: A folder on the disk that is used between runs; None for the system's folder of temporary files.
@@ -88,7 +91,7 @@ class SegmentedProgram:
         self,
         name: str,
         resolved: ResolvedQuery,
-        segments: Segments,
+        segments: Sequence[Segment],
         shapes: Sequence[Any],
         timings: Timings,
         *,
@@ -100,49 +103,49 @@ class SegmentedProgram:
         self._shapes = shapes
         self._timings = timings
         self._scratch = scratch
-        self._flowing: set[Atom] = set()
+        self._flowing: set[Value] = set()
+        self._compiler = SharedPrograms()
         self._programs: list[_CompiledSegment] = []
-        self.runs = sum(1 + len(segment.parts) for segment in segments.all)
+        self.runs = sum(1 + len(segment.parts) for segment in segments)
 
     def compile(self) -> None:
         """Compiles all programs."""
         with self._timings.phase("compile"), user_code(f"compiling {self._name}"):
-            self._programs = [self._compiled(segment) for segment in reversed(self._segments.all)][::-1]
+            self._programs = [self._compiled(segment) for segment in reversed(self._segments)][::-1]
 
     @property
     def size_bytes(self) -> int:
         """The memory that is needed at a time: arguments, their gradients, and the largest run's own."""
-        arguments = sum(bytes_of(shape) for shape in self._shapes if shape is not None)
-        gradients = sum(bytes_of(leaf) for leaf in self._resolved.trace.arguments if leaf.differentiated)
         stages = [
             stage for programs in self._programs for stage in (programs.forward, *(b.stage for b in programs.backward))
         ]
-        return arguments + gradients + max(map(_own_bytes, stages))
+        return resident_bytes(self._resolved, self._shapes) + max(stage.own_bytes for stage in stages)
 
     @property
     def bounded_by(self) -> str:
-        """The operation of the run that needs the most memory: `scan at model.py:22, whose 8 iterations run as one`."""
-        runs = [(each, stage) for each in self._programs for stage in each.backward]
-        largest, backward = max(runs, key=lambda run: _own_bytes(run[1].stage))
-        root, plan = self._resolved.trace.root, backward.plan
-        sizes = {
-            number: sum(bytes_of(variable.aval) for variable in root.jaxpr.eqns[number].outvars)
-            for number in largest.segment.numbers
-        }
-        for number in plan.numbers:
-            frame, equation, _ = plan.key_of(number)
-            at = frame[0][0] if frame else equation
-            sizes[at] = sizes.get(at, 0) + plan.bytes_of(number)
-        equation = root.jaxpr.eqns[max(largest.segment.numbers, key=lambda number: sizes[number])]
-        name, source = equation.primitive.name, source_in(root, equation)
+        """The operation of the run that needs the most memory: `scan at model.py:22, 1 of 8 iterations at a time`."""
+        runs = [(each.segment, backward) for each in self._programs for backward in each.backward]
+        segment, backward = max(runs, key=lambda run: run[1].stage.own_bytes)
+        sizes = {(step.frame.key, step.equation): step.size_bytes for step in segment.steps}
+        for number in backward.plan.numbers:
+            frame, equation, _ = backward.plan.key_of(number)
+            outer = next((at for at in _equations_around(frame, equation) if at in sizes), None)
+            if outer is not None:
+                sizes[outer] += backward.plan.bytes_of(number)
+        step = max(segment.steps, key=lambda step: sizes[step.frame.key, step.equation])
+        equation = step.frame.jaxpr.eqns[step.equation]
+        name, source = equation.primitive.name, source_in(step.frame, equation)
         where = f"{name} at {source}" if source else name
-        count = equation.params.get("length") if name == "scan" else None
-        return where if count is None else f"{where}, whose {count} iterations run as one"
+        length = equation.params.get("length") if name == "scan" else None
+        if length is None:
+            return where
+        count = "all" if step.iterations is None else f"{len(step.iterations)} of"
+        return f"{where}, {count} {length} iterations at a time"
 
     @property
     def scratch_bytes(self) -> int:
         """The space on disk that is used between runs."""
-        return self._segments.kept_bytes
+        return sum(value.size_bytes for segment in self._segments for value in segment.writes)
 
     def start(self, leaves: Sequence[Any]) -> Run:
         """Runs the forward pass."""
@@ -150,10 +153,9 @@ class SegmentedProgram:
         with self._timings.phase("run"), user_code(f"running {self._name}"):
             for programs in self._programs:
                 trim_malloc()
-                reads = [self._kept.get(atom) for atom in programs.segment.reads]
-                written = jax.block_until_ready(programs.forward(leaves, reads))
-                for atom, value in zip(programs.segment.writes, written, strict=True):
-                    self._kept.put(atom, value)
+                written = jax.block_until_ready(programs.forward(self._inputs(programs.segment, leaves)))
+                for value, array in zip(programs.segment.writes, written, strict=True):
+                    self._kept.put(value, array)
         outputs = [self._output(atom, leaves) for atom in self._resolved.trace.root.jaxpr.outvars]
         seen = Observed(outputs[0], outputs[1:], Captured.nothing(), {}, {})
         return self._run(leaves, self._resolved.plan.part(()), seen, Reached(), sites_only=True)
@@ -164,7 +166,7 @@ class SegmentedProgram:
             yield from self._backwards(leaves, first)
 
     def _backwards(self, leaves: Sequence[Any], first: Run) -> Iterator[Run]:
-        cotangents: dict[Atom, Any] = {}
+        cotangents: dict[Value, Any] = {}
         gradients = {n: None for n, leaf in enumerate(self._resolved.trace.arguments) if leaf.differentiated}
         reached = Reached()
         for programs in reversed(self._programs):
@@ -178,46 +180,68 @@ class SegmentedProgram:
                     _add(gradients, {number: returned.gradients[number] for number in arguments})
                     reached.arguments.update(arguments)
                 del returned
-                yield self._run(leaves, backward.plan, seen, backward.connected.reached, sites_only=True)
+                yield self._run(
+                    leaves, backward.plan, seen, backward.connected.reached, sites_only=True,
+                    iterations=programs.segment.iterations,
+                )  # fmt: skip
                 del seen
-            for atom in programs.segment.writes:
-                cotangents.pop(atom, None)
+            for value in programs.segment.writes:
+                cotangents.pop(value, None)
         complete = {n: jnp.zeros_like(leaves[n]) if each is None else each for n, each in gradients.items()}
         yield self._run(leaves, first.plan, first.observed._replace(gradients=complete), reached, sites_only=False)
 
     def _compiled(self, segment: Segment) -> _CompiledSegment:
         """Compiles the programs of a segment."""
-        reads = [_shape(atom) for atom in segment.reads]
+        trace = self._resolved.trace
+        inputs = Inputs(
+            {number: self._shapes[number] for number in segment.arguments},
+            [value.shape for value in segment.reads],
+            jax.ShapeDtypeStruct((), jnp.int32),
+        )
         # The segments behind this one are compiled already, so it is known which cotangents come from them.
-        arriving = {at: _shape(atom) for at, atom in enumerate(segment.writes) if atom in self._flowing}
-        forward = jax.jit(self._segments.forward(segment)).lower(self._shapes, reads).compile()
+        arriving = {at: value.shape for at, value in enumerate(segment.writes) if value in self._flowing}
+        forward = self._compiler.compiled(forward_program(trace, segment), inputs)
         backward: list[_Backward] = []
         for at, observed in enumerate(segment.parts):
-            program, connected = self._segments.backward(segment, observed, onward=at == 0)
-            stage = jax.jit(program).lower(self._shapes, reads, arriving).compile()
+            program, connected = backward_program(trace, segment, observed, onward=at == 0)
+            stage = self._compiler.compiled(program, inputs, arriving)
             backward.append(_Backward(plan=observed, stage=stage, connected=connected, onward=at == 0))
         self._flowing.update(segment.reads[at] for at in backward[0].connected.reads)
         return _CompiledSegment(segment=segment, forward=forward, backward=tuple(backward))
 
+    def _inputs(self, segment: Segment, leaves: Sequence[Any]) -> Inputs:
+        arguments = {number: leaves[number] for number in segment.arguments}
+        start = np.int32(0 if segment.iterations is None else segment.iterations.start)
+        return Inputs(arguments, [self._kept.get(value) for value in segment.reads], start)
+
     def _returned(
-        self, segment: Segment, backward: _Backward, leaves: Sequence[Any], cotangents: Mapping[Atom, Any]
+        self, segment: Segment, backward: _Backward, leaves: Sequence[Any], cotangents: Mapping[Value, Any]
     ) -> tuple[Observed, Any]:
         trim_malloc()
-        reads = [self._kept.get(atom) for atom in segment.reads]
-        arriving = {at: cotangents[atom] for at, atom in enumerate(segment.writes) if atom in cotangents}
+        arriving = {at: cotangents[value] for at, value in enumerate(segment.writes) if value in cotangents}
         with self._timings.phase("run"), user_code(f"running {self._name}"):
-            returned = jax.block_until_ready(backward.stage(leaves, reads, arriving))
+            returned = jax.block_until_ready(backward.stage(self._inputs(segment, leaves), arriving))
         return with_global_facts(Observed(None, [], returned.captured, returned.arrived, {})), returned
 
     def _output(self, atom: Atom, leaves: Sequence[Any]) -> Any:
+        root = self._resolved.trace.root
         if is_literal(atom):
             return np.asarray(atom.val)
-        jaxpr = self._resolved.trace.root.jaxpr
-        own = dict(zip(jaxpr.invars, leaves, strict=True))
-        own |= zip(jaxpr.constvars, self._resolved.trace.constants, strict=True)
-        return self._kept.get(atom) if atom in self._kept else own[atom]
+        if atom not in root.definitions:
+            return dict(zip(root.jaxpr.constvars, self._resolved.trace.constants, strict=True))[atom]
+        equation, position = root.definitions[atom]
+        return leaves[position] if equation == OPERAND else self._kept.get(Value.of(root, atom))
 
-    def _run(self, leaves: Sequence[Any], plan: Plan, seen: Observed, reached: Reached, *, sites_only: bool) -> Run:
+    def _run(
+        self,
+        leaves: Sequence[Any],
+        plan: Plan,
+        seen: Observed,
+        reached: Reached,
+        *,
+        sites_only: bool,
+        iterations: range | None = None,
+    ) -> Run:
         return Run(
             trace=self._resolved.trace,
             plan=plan,
@@ -226,7 +250,14 @@ class SegmentedProgram:
             observed=seen,
             reached=reached,
             sites_only=sites_only,
+            iterations=iterations,
         )
+
+
+def resident_bytes(resolved: ResolvedQuery, shapes: Sequence[Any]) -> int:
+    """Returns the bytes that are in memory in every run: the arguments, of the given shapes, and their gradients."""
+    arguments = sum(bytes_of(shape) for shape in shapes if shape is not None)
+    return arguments + sum(bytes_of(leaf) for leaf in resolved.trace.arguments if leaf.differentiated)
 
 
 def _add(sums: dict[Any, Any], shares: Mapping[Any, Any]) -> None:
@@ -236,11 +267,8 @@ def _add(sums: dict[Any, Any], shares: Mapping[Any, Any]) -> None:
         sums[name] = share if known is None else known + share
 
 
-def _shape(atom: Atom) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
-
-
-def _own_bytes(stage: Any) -> int:
-    """Returns a compiled program's memory in addition to its arguments; 0 where the backend does not report it."""
-    found = stage.memory_analysis()
-    return 0 if found is None else found.temp_size_in_bytes + found.output_size_in_bytes
+def _equations_around(frame: FrameKey, equation: int) -> Iterator[tuple[FrameKey, int]]:
+    """Yields the equations, with their frames, that run an equation of a frame, the outermost first, and then it."""
+    for depth, (number, _) in enumerate(frame):
+        yield frame[:depth], number
+    yield frame, equation

@@ -43,7 +43,7 @@ from gradscope.dump.manifest.manifest import Examples
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
 from gradscope.instrument.query.capture_spec import CaptureSpec
-from gradscope.instrument.segments import bytes_of
+from gradscope.instrument.segments.program_steps import bytes_of
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import Leaf
 from gradscope.tracing.user_frames import user_code

@@ -25,6 +25,8 @@ def saturations_of(run: Run, order: ExecutionOrder) -> Iterator[Saturation]:
     sums = {noisy.site.value: number for number, noisy in run.plan.noisy.items()}
     for number, bounded in run.plan.bounded.items():
         site, layer = bounded.site, bounded.layer
+        if bounded.noise is not None and bounded.noise.site.value not in sums:
+            continue  # it was observed in another run, so that it is not known whether the noise saturates the function
         noise = None if bounded.noise is None else _numbers(run, sums[bounded.noise.site.value])
         numbers = _numbers(run, number)
         for iteration in site_iterations(run, number):

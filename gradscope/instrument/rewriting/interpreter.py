@@ -118,12 +118,13 @@ class Evaluation:
         constants: Values of its constant variables.
 
     Attributes:
+        context: The context that it was made with.
         values: The values of the variables so far.
         captured: The observations so far, including those in the frames inside it.
     """
 
     def __init__(self, context: Context, jaxpr: Jaxpr, constants: Sequence[Any]) -> None:
-        self._context = context
+        self.context = context
         self._jaxpr = jaxpr
         self._taps = context.plan.taps(context.frame)
         self._bounded = context.plan.bounded_in(context.frame)
@@ -141,21 +142,21 @@ class Evaluation:
         for position, (variable, value) in enumerate(zip(variables, values, strict=True)):
             site, bounded = self._taps.get((equation, position)), self._bounded.get((equation, position))
             if bounded is not None:
-                _note(self._context, bounded, value, self.captured)
-            self.values[variable] = value if site is None else _observe(self._context, site, value, self.captured)
+                _note(self.context, bounded, value, self.captured)
+            self.values[variable] = value if site is None else _observe(self.context, site, value, self.captured)
 
     def run(self, numbers: range) -> None:
         """Runs some equations, after all equations before them have been run."""
         for number in numbers:
             equation = self._jaxpr.eqns[number]
-            if self._context.plan.runs(self._context.frame, number):
+            if self.context.plan.runs(self.context.frame, number):
                 self._run(number, equation)
             elif any((number, position) in self._taps for position in range(len(equation.outvars))):  # it is fed
                 self.write(number, equation.outvars, [jnp.zeros(v.aval.shape, v.aval.dtype) for v in equation.outvars])
 
     def handed_out(self) -> list[Any]:
         """Returns the values of the frame's outputs, tapped for the terms that flow back from there."""
-        context, values = self._context, [self._read(atom) for atom in self._jaxpr.outvars]
+        context, values = self.context, [self.read(atom) for atom in self._jaxpr.outvars]
         # From the last to the first, so that cotangents of one value are added up in the same order as in JAX.
         uses = context.plan.uses(context.frame, len(self._jaxpr.eqns))
         for at, term in sorted(uses.items(), reverse=True):
@@ -163,15 +164,16 @@ class Evaluation:
         return values
 
     def _run(self, number: int, equation: Equation) -> None:
-        rule = self._context.rules.get(kind_of(equation) or "opaque", _as_it_stands)
-        values = [self._read(atom) for atom in equation.invars]
-        if (noisy := self._context.plan.noisy_at(self._context.frame, number)) is not None:
-            _note(self._context, noisy, values, self.captured)
-        outputs, observed = rule(self._context, number, equation, values)
+        rule = self.context.rules.get(kind_of(equation) or "opaque", _as_it_stands)
+        values = [self.read(atom) for atom in equation.invars]
+        if (noisy := self.context.plan.noisy_at(self.context.frame, number)) is not None:
+            _note(self.context, noisy, values, self.captured)
+        outputs, observed = rule(self.context, number, equation, values)
         self.captured.take(observed)
-        self.write(number, equation.outvars, _with_terms(self._context, number, equation, values, outputs))
+        self.write(number, equation.outvars, _with_terms(self.context, number, equation, values, outputs))
 
-    def _read(self, atom: Atom) -> Any:
+    def read(self, atom: Atom) -> Any:
+        """Returns the value of an atom."""
         if is_literal(atom):
             return atom.val
         # Nothing reads the outputs of equations that were not run, so zeros replace them.
