@@ -7,8 +7,8 @@ file and freed.
 
 The modules, in the order in which they are used:
 
-1. `program_steps` divides a trace into steps: its equations, those of the calls that run in place among them, and parts of the
-   iterations of loops that are too large for one run.
+1. `program_steps` divides a trace into steps: its equations, those of calls that run in place among them, and parts of
+   loops whose iterations are too large for one run.
 2. `cutting` groups the steps into segments.
 3. `programs` has the programs that run one segment forwards, or forwards and backwards.
 
