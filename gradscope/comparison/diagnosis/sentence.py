@@ -10,10 +10,11 @@ from gradscope.comparison.diagnosis.clauses import one_sided, others, quoted, re
 from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, Blame, Divergence
 from gradscope.comparison.diagnosis.growth import FLAGGED
 from gradscope.comparison.diagnosis.likely.loss_difference import LossDifference
+from gradscope.comparison.diagnosis.likely.rectifier_signs import RECTIFIED
 from gradscope.comparison.judging.noise import WITHIN
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.naming import ACTIVATION, AUX, is_gradient
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, is_gradient
 from gradscope.naming.wording import brief, counted, times
 
 #: How many times the tolerance an error may be that calibration would settle.
@@ -178,7 +179,7 @@ def _in_brackets(row: ComparisonRow, makers: Sequence[str]) -> str:
     blame = "" if made and row.made_here else blame
     rel_l2 = f"rel_l2 {brief(as_float(row.metrics['rel_l2']))}"
     apart = f"{row.why}; {rel_l2} elsewhere" if row.metrics["nonfinite_mismatch"] else rel_l2
-    likely = f"; it {row.likely}" if row.family == AUX and row.likely else ""
+    likely = f"; it {row.likely}" if row.family in (AUX, ACTIVATION_GRAD) and row.likely else ""
     return f" ({apart}{blame}{noise}{made}{likely})"
 
 
@@ -198,11 +199,12 @@ def _new_errors(rows: Sequence[ComparisonRow], divergence: Divergence) -> list[s
 
 
 def _advice(rows: Sequence[ComparisonRow]) -> str:
-    """Returns a sentence that suggests calibration, where the differences are so small that it would settle them."""
+    """Returns a sentence that suggests calibration, where it would settle the differences: small ones, and kinks."""
     differing = [row for row in rows if row.counts and row.status != "same"]
     limits = [row.tolerance for row in differing if row.tolerance and row.needed is not None]
     near = all(row.tolerance and (row.needed or math.inf) <= _NEAR * row.tolerance for row in differing)
-    if not near or len(limits) < len(differing) or any("noise" in row.metrics for row in rows):
+    settled = any(row.likely.endswith(RECTIFIED) for row in differing) or (near and len(limits) == len(differing))
+    if not settled or any("noise" in row.metrics for row in rows):
         return ""
     return " A reference made with `gradscope calibrate` would tell whether that is noise."
 

@@ -265,3 +265,44 @@ def test_what_is_zero_but_for_rounding_is_told_by_the_program_that_has_scopes_ar
     (row,) = (row for row in found.rows if (row.family, row.name) == ("param_grad", "bias/key"))
     assert row.status == "same", row.why
     assert row.why.startswith("zero but for rounding"), row.why
+
+
+def test_gradients_of_operations_that_broadcast_are_zero_but_for_rounding() -> None:
+    """That of a mean inside a variance, what operations make of it, and that of the maximum in a log-softmax."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("norm"):
+            z = batch @ weights
+            z = (z - z.mean(0)[None]) / jnp.sqrt(z.var(0)[None] + 1e-3)
+        with jax.named_scope("loss"):
+            return -jax.nn.log_softmax(z)[:, 3].mean()
+
+    weights, batch = _normal(30, 16, 300), _normal(31, 64, 16)
+    reference = gs.capture(loss, weights, batch, ops=True)
+    found = gs.compare(reference, gs.capture(loss, weights, batch * (1 + 1e-7 * _normal(32, 64, 16)), ops=True))
+    assert found, found.sentence
+    rounded = {row.name for row in found.rows if row.why.startswith("zero but for rounding")}
+    assert rounded >= {"loss/stop_gradient", "norm/div#2", "norm/broadcast_in_dim#2", "norm/reduce_sum#2"}
+    doubled = gs.capture(lambda w, x: loss(w, x) + 1e-3 * w.sum(), weights, batch, ops=True)
+    assert not gs.compare(reference, doubled)
+
+
+def test_a_gradient_that_differs_where_rounding_decides_a_rectifier_says_so() -> None:
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("rectified"):
+            h = jnp.maximum(batch * weights["scale"], 0)
+        return (h * weights["out"]).sum()
+
+    weights = {"scale": np.ones((1, 400), np.float32), "out": _normal(40, 1, 400)}
+    batch = np.abs(_normal(41, 8, 400)) + 0.1
+    batch[2, 7] = 1e-9
+    moved = batch.copy()
+    moved[2, 7] = -1e-9
+    found = gs.compare(gs.capture(loss, weights, batch, ops=True), gs.capture(loss, weights, moved, ops=True))
+    assert (
+        "it differs only in 1 element of 3,200, where a rectifier's input may be zero but for rounding"
+        in found.sentence
+    )
+    assert found.sentence.endswith("A reference made with `gradscope calibrate` would tell whether that is noise.")
+    weights["out"][0, 7] = 0.0
+    assert gs.compare(gs.capture(loss, weights, batch, ops=True), gs.capture(loss, weights, moved, ops=True))

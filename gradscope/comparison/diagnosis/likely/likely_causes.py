@@ -1,8 +1,8 @@
 """`with_likely_causes` finds simple relations that explain why a tensor differs from the reference.
 
 It tests for the values of another tensor (two that were swapped), another order of axes, another order along the first
-axis (the layers of a scan), a factor (a mean for a sum, a sign), and a running variance that is divided by another
-number (`running_variances`).
+axis (the layers of a scan), a factor (a mean for a sum, a sign), a running variance that is divided by another number
+(`running_variances`), and a few elements at which a rectifier decides (`rectifier_signs`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import encode
+from gradscope.comparison.diagnosis.likely.rectifier_signs import decided_by_rounding
 from gradscope.comparison.diagnosis.likely.running_variances import RunningVariances
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.layout.layouts import agreeing_layouts
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.naming import AUX, PARAM, STATE
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, PARAM, STATE
 
 #: The families of stored values, which can have been assigned to the wrong name; all other families are computed.
 _STORED: Final = (PARAM, STATE)
@@ -51,12 +52,21 @@ def with_likely_causes(
         variances: The running variances of the dumps.
     """
     names, differing = _names_by_hash(dumps), (each for each in matches if rows[each.ref].status == "different")
-    found = ((each.ref, _diagnosis(dumps, each, rows[each.ref], names, variances)) for each in differing)
-    return {key: replace(rows[key], likely=likely) for key, likely in found}
+    agreeing = {row.name for row in rows.values() if row.family == ACTIVATION and row.status == "same"}
+    found: dict[str, str] = {}
+    for match in differing:
+        row = rows[match.ref]
+        likely = _rectified(dumps, match, row) if row.family == ACTIVATION_GRAD and row.name in agreeing else ""
+        found[match.ref] = likely or _diagnosis(dumps, match, row, names, variances)
+    return {key: replace(rows[key], likely=likely) for key, likely in found.items()}
 
 
 def _diagnosis(
-    dumps: Dumps, match: Match, row: ComparisonRow, names_by_hash: Mapping[str, str], variances: RunningVariances
+    dumps: Dumps,
+    match: Match,
+    row: ComparisonRow,
+    names_by_hash: Mapping[str, str],
+    variances: RunningVariances,
 ) -> str:
     """Returns a clause that explains the difference of a pair, such as `is 0.5 times the reference's`.
 
@@ -115,6 +125,16 @@ def _other_order(dumps: Dumps, match: Match) -> str:
         return f"is transposed: its axes {list(agreeing[0].axes)} are the reference's"
     order = _order_of_slices(ref, cand)
     return f"is permuted: its slices are the reference's {order} along the first axis" if order else ""
+
+
+def _rectified(dumps: Dumps, match: Match, row: ComparisonRow) -> str:
+    """Returns that the gradients of a value differ only where rounding decides a rectifier's sign; "" otherwise."""
+    if not match.recipe.plain or not (dumps.ref.has_tensor(match.ref) and dumps.cand.has_tensor(match.cand)):
+        return ""
+    ref = dumps.ref.array(match.ref)
+    if ref.nbytes > _READ_AGAIN_BYTES or row.tolerance is None:
+        return ""
+    return decided_by_rounding(ref, dumps.cand.array(match.cand), row.tolerance)
 
 
 def _order_of_slices(ref: Array, cand: Array) -> list[int]:

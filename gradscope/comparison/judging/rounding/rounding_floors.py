@@ -13,6 +13,7 @@ can reach. It follows from the scale of the tensors that it is computed from, an
     tensor                        terms                         size of a term
     gradient of a parameter       positions of the output       gradient of the output, times the input for a kernel
     gradient of an activation     outputs of each input         gradient of the output, times the kernel
+    of one that is broadcast      outputs of each input         gradient of the output, times the factors of a product
     activation                    inputs of each output         input, times the kernel
 
 Rounding of a sum whose terms cancel grows with the partial sums, as sqrt(n) each, and n roundings of that size add up
@@ -20,9 +21,10 @@ to n. Sums of more than `BLOCK` terms are added in blocks. Types of up to 16 bit
 their terms are rounded, and the factor sqrt(min(n, BLOCK)) is 1.
 
 A floor counts only where the terms of a tensor cancel: where its norm is below a tenth of what is expected, and for
-types of up to 16 bits below two floors. A real error in a tensor of ordinary size is never below the floor. Only layers
-with parameters state the size of a term, so that tensors between other layers have no floor; parameters and inputs are
-not computed, and have none.
+types of up to 16 bits below two floors. A real error in a tensor of ordinary size is never below the floor. What one
+operation makes of such a gradient is rounding of the same relative size, and has a floor in proportion. Only layers
+with parameters and operations that broadcast state the size of a term, so that other tensors have no floor; parameters
+and inputs are not computed, and have none.
 """
 
 from __future__ import annotations
@@ -51,6 +53,12 @@ _CANCELLED: Final = 0.1
 
 #: The number of terms that are added one after the other before such sums are added to each other.
 _BLOCK: Final = 4096
+
+#: How many operations are followed from a gradient that cancels.
+_FOLLOWED: Final = 16
+
+#: Operations that may broadcast an operand, whose derivative with respect to it is one, or the other factor.
+_BROADCASTING: Final = frozenset({"broadcast_in_dim", "add", "sub", "mul"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +117,33 @@ class RoundingFloors:
         if not self._is_used:
             return None
         entry = self._source.entry(self._source.resolve(key))
+        return self._own(entry, dtype) or self._passed(entry, dtype)
+
+    def _passed(self, entry: Entry, dtype: str, operations: int = _FOLLOWED) -> Floor | None:
+        """Returns the floor of what operations make of a gradient that has a floor and cancels; None for any other."""
+        behind = self._behind(entry) if operations else None
+        if behind is None or _l2(behind) == 0:
+            return None
+        floor = self._own(behind, dtype)
+        if floor is None:
+            floor = self._passed(behind, dtype, operations - 1)
+        if floor is None or _l2(behind) > floor.cancelled:
+            return None
+        share = _l2(entry) / _l2(behind)
+        return replace(floor, l2=share * floor.l2, cancelled=share * floor.cancelled)
+
+    def _behind(self, entry: Entry) -> Entry | None:
+        """Returns the one gradient that a gradient is made of, by one operation; None where it is made otherwise."""
+        if entry.family != ACTIVATION_GRAD:
+            return None
+        readers = self._readers.get(entry.name, [])
+        if len(readers) != 1 or not readers[0].operation:
+            return None
+        outputs = list(self._entries(ACTIVATION_GRAD, readers[0].outputs))
+        return outputs[0] if len(outputs) == 1 else None
+
+    def _own(self, entry: Entry, dtype: str) -> Floor | None:
+        """Returns the floor of a tensor by the sums that make it; None where none is known."""
         sums = [each for each in self._sums(entry) if each.scale > 0 and math.isfinite(each.scale)]
         if not sums:
             return None
@@ -128,6 +163,7 @@ class RoundingFloors:
             for layer in self._readers.get(entry.name, ()):
                 outputs = self._scales(ACTIVATION_GRAD, layer.outputs)
                 yield from self._of_product(entry, layer, max(outputs, default=0.0))
+                yield from self._of_broadcast(entry, layer)
         elif entry.family == ACTIVATION and entry.name in self._makers:
             layer = self._makers[entry.name]
             inputs = [*self._scales(ACTIVATION, layer.inputs), *self._scales(INPUT, layer.inputs)]
@@ -150,6 +186,17 @@ class RoundingFloors:
             if len(kernel.shape) > 1:
                 terms = math.prod(kernel.shape) // _shared(kernel.shape, entry.shape)
                 yield _Sum(terms=max(1, terms), scale=scale * _rms(kernel))
+
+    def _of_broadcast(self, entry: Entry, layer: Layer) -> Iterator[_Sum]:
+        """Yields the sum over the elements of an operation's output that each element of an operand was copied to."""
+        if not layer.operation or layer.primitive not in _BROADCASTING:
+            return
+        others = [name for name in layer.inputs if name != entry.name] if layer.primitive == "mul" else []
+        factor = math.prod(self._scales(ACTIVATION, others)) if others else 1.0
+        for output in self._entries(ACTIVATION_GRAD, layer.outputs):
+            terms = math.prod(output.shape) // max(1, math.prod(entry.shape))
+            if terms > 1:
+                yield _Sum(terms=terms, scale=_rms(output) * factor)
 
     def _scales(self, family: str, names: Iterable[str]) -> list[float]:
         return [_rms(entry) for entry in self._entries(family, names) if dtype_class(entry.dtype) == "float"]
@@ -233,6 +280,10 @@ def _rms(entry: Entry) -> float:
     if not isinstance(value, int | float | str):
         return 0.0
     return as_float(value)
+
+
+def _l2(entry: Entry) -> float:
+    return _rms(entry) * math.sqrt(math.prod(entry.shape))
 
 
 def _shared(shape: tuple[int, ...], other: tuple[int, ...]) -> int:

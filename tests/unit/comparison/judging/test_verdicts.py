@@ -129,7 +129,8 @@ def test_the_sentence_states_backward_only() -> None:
     found = compare(dump(), dump({**MODEL, **gradients}))
     assert found.first_divergence.backward_only
     assert found.sentence == (
-        "Backward only: forward agrees, backward first differs at `second` (rel_l2 2.0e-2); "
+        "Backward only: forward agrees, backward first differs at `second` (rel_l2 2.0e-2; "
+        "it is 1.02 times the reference's); "
         "1 parameter gradient differs."
     )
 
