@@ -90,9 +90,8 @@ def outcome(
         return replace(result, status="not smooth here")
     if result.status != "wrong":
         return result
-    explained = (_with_solvers(claim, found, result, tighter()) for tighter in tightened)
-    first = next((each for each in explained if each is not None), None)
-    return _at_kinks(claim, found, result, nearby) if first is None else first
+    by_solvers = _by_solvers(claim, found, result, tightened)
+    return _at_kinks(claim, found, result, nearby) if by_solvers is None else by_solvers
 
 
 def _at_kinks(claim: Claim, found: Estimate, result: Outcome, nearby: Callable[[], Claim]) -> Outcome:
@@ -119,11 +118,32 @@ def common_factor(outcomes: Sequence[Outcome]) -> float:
     return first if alike and all(each.status == "wrong" for each in outcomes) else math.nan
 
 
+def rounded_factor(factor: float) -> float:
+    """Returns a factor to six digits, or to as many as tell it from one."""
+    apart = abs(factor - 1.0)
+    digits = max(6, 2 - math.floor(math.log10(apart))) if 0 < apart < 1 else 6
+    return float(f"{factor:.{digits}g}")
+
+
+def _by_solvers(
+    claim: Claim, found: Estimate, result: Outcome, tightened: Iterable[Callable[[], Claim]]
+) -> Outcome | None:
+    """Returns the outcome with the first solvers that prove a claim, or else with the first that explain its error."""
+    first: Outcome | None = None
+    for tighter in tightened:
+        explained = _with_solvers(claim, found, result, tighter())
+        if explained is not None and explained.status == "correct":
+            return explained
+        first = first or explained
+    return first
+
+
 def _with_solvers(claim: Claim, found: Estimate, result: Outcome, tighter: Claim) -> Outcome | None:
     """Returns the outcome of a claim whose error comes from solvers; None where it does not.
 
     It does where the error shrinks with the solvers' tolerance. By the triangle inequality, a claim is as far from the
-    finite difference as the solvers move both, and as far as both are apart afterwards.
+    finite difference as the solvers move both, and as far as both are apart afterwards. Where the solution jumps, as
+    that of a bisection, its differences show nothing, and the claim is held to those of the better solution.
     """
     there = finite_difference(tighter.loss_at, tighter.epsilon)
     again = _compared(tighter, there)
@@ -131,9 +151,18 @@ def _with_solvers(claim: Claim, found: Estimate, result: Outcome, tighter: Claim
     # itself still show that it is gone.
     if there.rough or again.expected > result.error or not again.error <= _SHRUNK * result.error:
         return None
-    moved = (abs(claim.derivative - tighter.derivative) + abs(found.value - there.value)) / _size(claim, found)
-    expected = result.expected + again.expected + again.error + moved
-    return replace(result, status="correct" if expected <= _TOO_COARSE else "not checked", expected=expected)
+    size = _size(claim, found)
+    moved = abs(claim.derivative - tighter.derivative) / size
+    expected = again.expected + moved
+    with_differences = result.expected + expected + again.error + abs(found.value - there.value) / size
+    if with_differences <= _TOO_COARSE:
+        return replace(result, status="correct", expected=with_differences)
+    error = abs(claim.derivative - there.value) / size
+    if error <= expected <= _TOO_COARSE:
+        return replace(result, status="correct", error=error, expected=expected)
+    if again.error > expected and moved <= _SHRUNK * again.error:
+        return None  # the claim is what it would be with an exact solver, and still not the derivative
+    return replace(result, status="not checked", expected=with_differences)
 
 
 def _compared(claim: Claim, found: Estimate, tolerance: float = 0.0) -> Outcome:

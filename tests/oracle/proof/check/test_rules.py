@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -108,6 +109,28 @@ def test_a_right_rule_is_correct() -> None:
     assert found.verdict == "correct"
     assert set(statuses(found).values()) == {"correct"}
     assert all(rule(found, name).error < 1e-9 for name in ("squared", "cubed"))  # type: ignore[operator]
+
+
+def with_density(factor: float) -> Callable[[Any, Any], Any]:
+    """A loss of a cumulative normal distribution, whose rule has the density's constant in the digits of float32."""
+
+    def distribution(x: Any) -> Any:
+        return jax.scipy.stats.norm.cdf(x)
+
+    constant = float(np.float32(1.0 / np.sqrt(2.0 * np.pi)))
+    made = jax.custom_vjp(distribution)
+    made.defvjp(lambda x: (distribution(x), x), lambda x, g: (factor * constant * g * jnp.exp(-x * x / 2),))
+    return lambda w, x: (made(x @ w) * 3.0).sum()
+
+
+def test_the_digits_of_a_constant_are_those_of_the_model() -> None:
+    assert proof(with_density(1.0)).verdict == "correct"
+    assert proof(with_density(1.0 + 1e-6)).verdict == "wrong"
+
+
+def test_a_factor_near_one_is_said_with_its_digits() -> None:
+    found = proof(with_density(1.0 + 1e-6))
+    assert "1.000001 times" in str(rule(found, "distribution").why)
 
 
 def test_a_wrong_rule_is_named_with_its_line_and_no_right_one_is() -> None:
