@@ -104,6 +104,22 @@ def through(function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda w, x: function(x @ w).sum()
 
 
+@jax.custom_vjp
+def with_steps(x: Any) -> tuple[Any, Any]:
+    """The square, and what no derivative is stated for."""
+    return x * x, jnp.sin(x)
+
+
+with_steps.defvjp(lambda x: (with_steps(x), x), lambda x, g: (2.0 * g[0] * x,))
+
+
+def test_an_output_that_the_loss_does_not_differentiate_does_not_count() -> None:
+    found = proof(lambda w, x: with_steps(x @ w)[0].sum())
+    assert rule(found, "with_steps").status == "correct"
+    found = proof(lambda w, x: sum(each.sum() for each in with_steps(x @ w)))
+    assert rule(found, "with_steps").status == "wrong"
+
+
 def test_a_right_rule_is_correct() -> None:
     found = proof(lambda w, x: (squared(x @ w) + cubed(x @ w)).sum())
     assert found.verdict == "correct"
