@@ -53,12 +53,14 @@ class Outcome:
         error: The distance of claim and finite difference, relative to the largest of both and the scale.
         expected: The largest such distance that the errors of finite differences explain.
         factor: The claim as a multiple of the finite difference; NaN where that is zero but for its errors.
+        longer: Likewise with solvers that run longer, in each of the ways in which they may.
     """
 
     status: Status
     error: float
     expected: float
     factor: float = math.nan
+    longer: tuple[float, ...] = ()
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -90,8 +92,8 @@ def outcome(
         return replace(result, status="not smooth here")
     if result.status != "wrong":
         return result
-    by_solvers = _by_solvers(claim, found, result, tightened)
-    return _at_kinks(claim, found, result, nearby) if by_solvers is None else by_solvers
+    result = _by_solvers(claim, found, result, tightened)
+    return _at_kinks(claim, found, result, nearby) if result.status == "wrong" else result
 
 
 def _at_kinks(claim: Claim, found: Estimate, result: Outcome, nearby: Callable[[], Claim]) -> Outcome:
@@ -111,11 +113,17 @@ def _at_kinks(claim: Claim, found: Estimate, result: Outcome, nearby: Callable[[
 
 
 def common_factor(outcomes: Sequence[Outcome]) -> float:
-    """Returns the factor that wrong claims along several directions have in common; NaN where they have none."""
-    first = outcomes[0].factor
+    """Returns the factor that wrong claims along several directions have in common; NaN where they have none.
+
+    The error of solvers hides a factor, and is smaller where they run longer; so the factors that agree best count.
+    """
+    if any(each.status != "wrong" for each in outcomes):
+        return math.nan
     errors = sum(each.expected for each in outcomes) + _SAME_FACTOR
-    alike = all(abs(each.factor - first) <= errors * max(1.0, abs(first)) for each in outcomes)
-    return first if alike and all(each.status == "wrong" for each in outcomes) else math.nan
+    ways = zip(*((each.factor, *each.longer) for each in outcomes), strict=False)
+    known = (way for way in ways if all(map(math.isfinite, way)))
+    alike = [way for way in known if max(way) - min(way) <= errors * max(1.0, abs(way[0]))]
+    return min(alike, key=lambda way: max(way) - min(way))[0] if alike else math.nan
 
 
 def rounded_factor(factor: float) -> float:
@@ -125,27 +133,27 @@ def rounded_factor(factor: float) -> float:
     return float(f"{factor:.{digits}g}")
 
 
-def _by_solvers(
-    claim: Claim, found: Estimate, result: Outcome, tightened: Iterable[Callable[[], Claim]]
-) -> Outcome | None:
+def _by_solvers(claim: Claim, found: Estimate, result: Outcome, tightened: Iterable[Callable[[], Claim]]) -> Outcome:
     """Returns the outcome with the first solvers that prove a claim, or else with the first that explain its error."""
     first: Outcome | None = None
-    for tighter in tightened:
-        explained = _with_solvers(claim, found, result, tighter())
+    factors: list[float] = []
+    for tighter in (make() for make in tightened):
+        there = finite_difference(tighter.loss_at, tighter.epsilon)
+        explained = _with_solvers(claim, found, result, tighter, there)
         if explained is not None and explained.status == "correct":
             return explained
         first = first or explained
-    return first
+        factors.append(_compared(tighter, there).factor)
+    return first or replace(result, longer=tuple(factors))
 
 
-def _with_solvers(claim: Claim, found: Estimate, result: Outcome, tighter: Claim) -> Outcome | None:
+def _with_solvers(claim: Claim, found: Estimate, result: Outcome, tighter: Claim, there: Estimate) -> Outcome | None:
     """Returns the outcome of a claim whose error comes from solvers; None where it does not.
 
     It does where the error shrinks with the solvers' tolerance. By the triangle inequality, a claim is as far from the
     finite difference as the solvers move both, and as far as both are apart afterwards. Where the solution jumps, as
     that of a bisection, its differences show nothing, and the claim is held to those of the better solution.
     """
-    there = finite_difference(tighter.loss_at, tighter.epsilon)
     again = _compared(tighter, there)
     # What is expected has a large margin of safety, so differences that are not expected to be better than the error
     # itself still show that it is gone.

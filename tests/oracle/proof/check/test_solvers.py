@@ -196,6 +196,10 @@ def test_a_wrong_rule_of_a_solver_and_what_it_makes_are_wrong() -> None:
     assert (status["custom rule of fixed"], status["param_grad/value"]) == ("wrong", "wrong")
 
 
+def test_the_factor_of_a_rule_shows_through_the_error_of_its_solver() -> None:
+    assert gradient(equilibrium(repeated, factor=0.9)).factor == pytest.approx(0.9, rel=1e-7)
+
+
 def test_a_tolerance_may_be_given() -> None:
     wrong = equilibrium(until_small, factor=1.01)
     assert gradient(wrong, tolerance=0.02).status == "correct"
