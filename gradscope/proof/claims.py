@@ -53,12 +53,14 @@ class Outcome:
         error: The distance of claim and finite difference, relative to the largest of both and the scale.
         expected: The largest such distance that the errors of finite differences explain.
         factor: The claim as a multiple of the finite difference; NaN where that is zero but for its errors.
+        longer: Likewise with solvers that run longer, in each of the ways in which they may.
     """
 
     status: Status
     error: float
     expected: float
     factor: float = math.nan
+    longer: tuple[float, ...] = ()
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -90,9 +92,8 @@ def outcome(
         return replace(result, status="not smooth here")
     if result.status != "wrong":
         return result
-    explained = (_with_solvers(claim, found, result, tighter()) for tighter in tightened)
-    first = next((each for each in explained if each is not None), None)
-    return _at_kinks(claim, found, result, nearby) if first is None else first
+    result = _by_solvers(claim, found, result, tightened)
+    return _at_kinks(claim, found, result, nearby) if result.status == "wrong" else result
 
 
 def _at_kinks(claim: Claim, found: Estimate, result: Outcome, nearby: Callable[[], Claim]) -> Outcome:
@@ -112,28 +113,64 @@ def _at_kinks(claim: Claim, found: Estimate, result: Outcome, nearby: Callable[[
 
 
 def common_factor(outcomes: Sequence[Outcome]) -> float:
-    """Returns the factor that wrong claims along several directions have in common; NaN where they have none."""
-    first = outcomes[0].factor
+    """Returns the factor that wrong claims along several directions have in common; NaN where they have none.
+
+    The error of solvers hides a factor, and is smaller where they run longer; so the factors that agree best count.
+    """
+    if any(each.status != "wrong" for each in outcomes):
+        return math.nan
     errors = sum(each.expected for each in outcomes) + _SAME_FACTOR
-    alike = all(abs(each.factor - first) <= errors * max(1.0, abs(first)) for each in outcomes)
-    return first if alike and all(each.status == "wrong" for each in outcomes) else math.nan
+    ways = zip(*((each.factor, *each.longer) for each in outcomes), strict=False)
+    known = (way for way in ways if all(map(math.isfinite, way)))
+    alike = [way for way in known if max(way) - min(way) <= errors * max(1.0, abs(way[0]))]
+    return min(alike, key=lambda way: max(way) - min(way))[0] if alike else math.nan
 
 
-def _with_solvers(claim: Claim, found: Estimate, result: Outcome, tighter: Claim) -> Outcome | None:
+def rounded_factor(factor: float) -> float:
+    """Returns a factor to six digits, or to as many as tell it from one."""
+    apart = abs(factor - 1.0)
+    digits = max(6, 2 - math.floor(math.log10(apart))) if 0 < apart < 1 else 6
+    return float(f"{factor:.{digits}g}")
+
+
+def _by_solvers(claim: Claim, found: Estimate, result: Outcome, tightened: Iterable[Callable[[], Claim]]) -> Outcome:
+    """Returns the outcome with the first solvers that prove a claim, or else with the first that explain its error."""
+    first: Outcome | None = None
+    factors: list[float] = []
+    for tighter in (make() for make in tightened):
+        there = finite_difference(tighter.loss_at, tighter.epsilon)
+        explained = _with_solvers(claim, found, result, tighter, there)
+        if explained is not None and explained.status == "correct":
+            return explained
+        first = first or explained
+        factors.append(_compared(tighter, there).factor)
+    return first or replace(result, longer=tuple(factors))
+
+
+def _with_solvers(claim: Claim, found: Estimate, result: Outcome, tighter: Claim, there: Estimate) -> Outcome | None:
     """Returns the outcome of a claim whose error comes from solvers; None where it does not.
 
     It does where the error shrinks with the solvers' tolerance. By the triangle inequality, a claim is as far from the
-    finite difference as the solvers move both, and as far as both are apart afterwards.
+    finite difference as the solvers move both, and as far as both are apart afterwards. Where the solution jumps, as
+    that of a bisection, its differences show nothing, and the claim is held to those of the better solution.
     """
-    there = finite_difference(tighter.loss_at, tighter.epsilon)
     again = _compared(tighter, there)
     # What is expected has a large margin of safety, so differences that are not expected to be better than the error
     # itself still show that it is gone.
     if there.rough or again.expected > result.error or not again.error <= _SHRUNK * result.error:
         return None
-    moved = (abs(claim.derivative - tighter.derivative) + abs(found.value - there.value)) / _size(claim, found)
-    expected = result.expected + again.expected + again.error + moved
-    return replace(result, status="correct" if expected <= _TOO_COARSE else "not checked", expected=expected)
+    size = _size(claim, found)
+    moved = abs(claim.derivative - tighter.derivative) / size
+    expected = again.expected + moved
+    with_differences = result.expected + expected + again.error + abs(found.value - there.value) / size
+    if with_differences <= _TOO_COARSE:
+        return replace(result, status="correct", expected=with_differences)
+    error = abs(claim.derivative - there.value) / size
+    if error <= expected <= _TOO_COARSE:
+        return replace(result, status="correct", error=error, expected=expected)
+    if again.error > expected and moved <= _SHRUNK * again.error:
+        return None  # the claim is what it would be with an exact solver, and still not the derivative
+    return replace(result, status="not checked", expected=with_differences)
 
 
 def _compared(claim: Claim, found: Estimate, tolerance: float = 0.0) -> Outcome:

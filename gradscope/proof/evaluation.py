@@ -7,15 +7,19 @@ have in common is how calls, loops and branches hand values on. Values may be py
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import jax
+import jax.numpy as jnp
 
-from gradscope.tracing.jaxpr.jaxcompat import Equation, Jaxpr, SubJaxpr, kind_of, sub_jaxprs
+from gradscope.tracing.jaxpr.jaxcompat import Equation, Jaxpr, SubJaxpr, kind_of, opened, sub_jaxprs
 from gradscope.tracing.jaxpr.transfers import loop_operands, transfer_of
 
 #: Returns the outputs of a jaxpr, given the values of its constants and of its variables.
 Evaluator: TypeAlias = Callable[[Jaxpr, Sequence[Any], Sequence[Any]], list[Any]]
+
+#: Primitives that read some elements of their first operand.
+_READS: Final = frozenset({"dynamic_slice", "gather"})
 
 
 def evaluated_inside(
@@ -33,7 +37,7 @@ def evaluated_inside(
         values: Its operands.
         evaluate: The evaluator of the jaxprs inside.
         index: Returns the number of the branch of a `cond`'s first operand.
-        repetitions: What the number of iterations of a `scan` without sequences is multiplied by.
+        repetitions: What the number of iterations of a `scan` that `only_repeats` is multiplied by.
     """
     subs = sub_jaxprs(equation)
     if not subs:
@@ -47,16 +51,31 @@ def evaluated_inside(
     loop = transfer.loop
     if loop is None or loop.length is None or loop.parallel:
         return None
-    length = loop.length * (repetitions if only_repeats(equation) else 1)
-    return _scanned(equation, values, evaluate, length=length, reverse=loop.reverse)
+    made = _scanned(equation, values, evaluate, length=loop.length, reverse=loop.reverse)
+    for _ in range(repetitions - 1 if only_repeats(equation) else 0):
+        operands = loop_operands(equation, values)
+        again = [*operands.constants, *made[: len(operands.carries)], *operands.sequences]
+        made = _scanned(equation, again, evaluate, length=loop.length, reverse=loop.reverse)
+    return made
 
 
 def only_repeats(equation: Equation) -> bool:
-    """Returns whether an equation is a loop that applies one function some number of times, as a `fori_loop`."""
-    if kind_of(equation) != "scan":
+    """Returns whether an equation is a `scan` that applies one function some number of times, as a `fori_loop`.
+
+    It may number the iterations, and hand out something of each.
+    """
+    if kind_of(equation) != "scan" or reads_rows(equation):
         return False
-    operands = loop_operands(equation, equation.invars)
-    return not operands.sequences and len(equation.outvars) == len(operands.carries)
+    sequences = loop_operands(equation, equation.invars).sequences
+    return all(jnp.issubdtype(each.aval.dtype, jnp.integer) and each.aval.ndim == 1 for each in sequences)
+
+
+def reads_rows(equation: Equation) -> bool:
+    """Returns whether a loop reads other elements of an array in each iteration, so that it has no more of them."""
+    constants = loop_operands(equation, equation.invars).constants
+    body, _ = opened(equation.params["body_jaxpr" if equation.primitive.name == "while" else "jaxpr"])
+    arrays = set(body.invars[: len(constants)])
+    return any(each.primitive.name in _READS and each.invars[0] in arrays for each in body.eqns)
 
 
 def _branch(sub: SubJaxpr, evaluate: Evaluator) -> Callable[[Sequence[Any]], list[Any]]:

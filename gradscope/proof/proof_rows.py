@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from gradscope import naming
 from gradscope.dump.record import Json
-from gradscope.proof.claims import Outcome, Status
+from gradscope.proof.claims import Outcome, Status, rounded_factor
 from gradscope.proof.rules.rule_calls import CustomRuleCall
 from gradscope.proof.rules.wrong_arguments import WrongArgument
 from gradscope.tracing.tracer import Leaf
@@ -96,8 +96,8 @@ def leaf_row(leaves: list[Leaf], outcome: Outcome, sources: Mapping[str, str], e
         return replace(row, why=f"made through the rule of {excused}, which {taken}")
     if row.status != "wrong" or math.isnan(outcome.factor):
         return row
-    factor = float(f"{outcome.factor:.6g}")
-    return replace(row, factor=factor, why=f"{factor:.6g} times the derivative")
+    factor = rounded_factor(outcome.factor)
+    return replace(row, factor=factor, why=f"{factor:.12g} times the derivative")
 
 
 def _row(what: str, outcome: Outcome, source: str | None) -> ProofRow:

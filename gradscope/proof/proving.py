@@ -108,7 +108,8 @@ def prove(model: Model, arguments: Arguments, timings: Timings, options: ProofOp
         try:
             rules, gradients = _wide_rows(model, prepared, options)
         except ModelError as failure:
-            notes.append(f"the model does not run in float64 ({failure.message}): differences are in its own precision")
+            reason = failure.message.partition("\n")[0]
+            notes.append(f"the model does not run in float64 ({reason}): differences are in its own precision")
             rules, gradients = _difference_rows(model, prepared, options)
     return Proof(rules=rules, gradients=gradients, repetitions=repetitions, notes=tuple(notes))
 
@@ -163,11 +164,12 @@ def _rows_at(model: Model, trace: Trace, variables: Any, batch: Any, options: Pr
         out = model.loss(*jax.tree_util.tree_unflatten(tree, arguments))
         return out[0] if isinstance(out, tuple) else out
 
+    tolerance = max(options.tolerance, _own_rounding(trace))
     with user_code(f"loss of {model.name}"):
         here = _as_prepared(trace_loss(model.loss, variables, batch), trace)
         rules = tuple(
             rule_row(call, outcome, wrong, options.allowed)
-            for call, outcome, wrong in rule_outcomes(here, leaves, options.seed, tolerance=options.tolerance)
+            for call, outcome, wrong in rule_outcomes(here, leaves, options.seed, tolerance=tolerance)
         )
         numbers = [number for number, leaf in enumerate(trace.arguments) if leaf.differentiated]
         frames = list(here.root.walk())
@@ -185,11 +187,18 @@ def _rows_at(model: Model, trace: Trace, variables: Any, batch: Any, options: Pr
         sources = _sources(trace)
         gradients = tuple(
             leaf_row([trace.arguments[number] for number in group], outcome, sources, made_through.get(group[0]))
-            for group, outcome in leaf_outcomes(
-                differentiated, options.seed, tolerance=options.tolerance, excused=excused
-            )
+            for group, outcome in leaf_outcomes(differentiated, options.seed, tolerance=tolerance, excused=excused)
         )
     return rules, gradients
+
+
+def _own_rounding(trace: Trace) -> float:
+    """Returns the relative error that counts for nothing: the rounding of float32, unless the loss is in float64.
+
+    A model may state the constants of its rules with as many digits as its type has.
+    """
+    own = np.finfo(np.float64 if trace.jaxpr.outvars[0].aval.dtype == np.float64 else np.float32)
+    return float(own.eps)
 
 
 def _as_prepared(trace: Trace, prepared: Trace) -> Trace:

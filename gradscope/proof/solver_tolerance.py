@@ -11,14 +11,14 @@ rules of the functions inside: a gradient is traced after differentiation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradscope.proof.evaluation import evaluated_inside, only_repeats
+from gradscope.proof.evaluation import evaluated_inside, only_repeats, reads_rows
 from gradscope.tracing.jaxpr.frames import Frame
 from gradscope.tracing.jaxpr.jaxcompat import (
     CUSTOM_RULES,
@@ -34,19 +34,20 @@ from gradscope.tracing.jaxpr.jaxcompat import (
 from gradscope.tracing.jaxpr.transfers import loop_operands, solve_operands
 
 #: How a solver runs longer: numbers that a loop's condition compares its state with are smaller, as a residual's
-#: tolerance; small numbers anywhere in a loop are, as the tolerance of the error of a step; or a loop of a fixed number
-#: of repetitions has more of them.
-Tightening: TypeAlias = Literal["condition", "step", "repetitions"]
+#: tolerance, or are smaller still; small numbers anywhere in a loop are, as the tolerance of the error of a step; or a
+#: loop has more repetitions than its condition asks for, as where it ended at its largest number of them.
+Tightening: TypeAlias = Literal["condition", "further", "step", "repetitions"]
 
 #: What a tolerance is multiplied by: enough for an error to shrink tenfold where it goes with the tolerance's root
-#: (conjugate gradients compare squares).
-_FACTOR: Final = 1e-4
+#: (conjugate gradients compare squares). The derivative of a solver's result may get better later than the result, or
+#: the result jump with the number of iterations (bisection), so that a condition is tightened further, too.
+_FACTORS: Final[Mapping[Tightening, float]] = {"condition": 1e-4, "further": 1e-12, "step": 1e-4}
 #: Numbers up to this one may be the tolerance of a step.
 _LARGEST_TOLERANCE: Final = 1e-2
 #: A solver that cannot reach its smaller tolerance ends after this many times its iterations, and some more.
 _TIMES: Final = 16
 _MORE: Final = 64
-#: A fixed number of repetitions is multiplied by this.
+#: A number of repetitions is multiplied by this.
 _REPETITIONS: Final = 4
 #: How many times a loop ran, once for each of its conditions, and what it carries.
 _State: TypeAlias = tuple[Any, list[Any]]
@@ -64,7 +65,8 @@ def tightenings(frames: Iterable[Frame]) -> tuple[Tightening, ...]:
     for frame in (each for each in frames if each.bypassed):
         for equation in frame.jaxpr.eqns:
             if _is_while(equation):
-                found |= {"condition": None, "step": None}
+                found |= {"condition": None, "further": None, "step": None}
+                found |= {} if reads_rows(equation) else {"repetitions": None}
             elif only_repeats(equation):
                 found["repetitions"] = None
     return tuple(found)
@@ -111,7 +113,7 @@ class _Evaluation:
             return known[atom]
         value = np.asarray(atom.val, atom.aval.dtype)
         floating = self._in_solver and jnp.issubdtype(value.dtype, jnp.floating)
-        return _smaller(value) if floating and 0 < abs(float(atom.val)) <= _LARGEST_TOLERANCE else value
+        return self._smaller(value) if floating and 0 < abs(float(atom.val)) <= _LARGEST_TOLERANCE else value
 
     def _through(self, equation: Equation, values: list[Any]) -> list[Any]:
         kind = kind_of(equation)
@@ -141,6 +143,8 @@ class _Evaluation:
             return state[0] + 1, self.of(body, in_body, [*constants, *state[1]])
 
         def goes_on_longer(state: _State) -> Any:
+            if self._tightening == "repetitions":
+                return state[0] < most
             residual = tight.condition(condition, in_condition, first, state[1])
             return residual & (state[0] < most)
 
@@ -150,10 +154,11 @@ class _Evaluation:
         start = (jnp.zeros(condition.outvars[0].aval.shape, jnp.int32), list(carries))
         usual = _repeated(goes_on, step, start)
         if self._tightening == "repetitions":
-            return usual[1]
-        most = _TIMES * usual[0] + _MORE
-        # A smaller tolerance of the residual continues from where the solver stopped; one of the steps starts anew.
-        return _repeated(goes_on_longer, tight_step, usual if self._tightening == "condition" else start)[1]
+            most = usual[0] * (1 if reads_rows(equation) else _REPETITIONS)
+        else:
+            most = _TIMES * usual[0] + _MORE
+        # A solver goes on from where it stopped, but for a smaller tolerance of its steps, with which it starts anew.
+        return _repeated(goes_on_longer, tight_step, start if self._tightening == "step" else usual)[1]
 
     def condition(self, jaxpr: Jaxpr, constants: Sequence[Any], fixed: Sequence[Any], state: Sequence[Any]) -> Any:
         """Returns the value of a loop's condition, in which what the state is compared with is smaller.
@@ -164,7 +169,7 @@ class _Evaluation:
             fixed: The operands that stay the same in all iterations.
             state: Those that change.
         """
-        if self._tightening != "condition":
+        if self._tightening not in ("condition", "further"):
             return self.of(jaxpr, constants, [*fixed, *state])[0]
         known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *fixed, *state), strict=True))
         changing = set(jaxpr.invars[len(fixed) :])
@@ -172,10 +177,14 @@ class _Evaluation:
             values = [self._value(known, atom) for atom in equation.invars]
             changes = [not is_literal(atom) and atom in changing for atom in equation.invars]
             if equation.primitive.name in _COMPARISONS and sum(changes) == 1:
-                values = [each if moves else _smaller(each) for each, moves in zip(values, changes, strict=True)]
+                values = [each if moves else self._smaller(each) for each, moves in zip(values, changes, strict=True)]
             known.update(zip(equation.outvars, self._through(equation, values), strict=True))
             changing.update(equation.outvars if any(changes) else ())
         return self._value(known, jaxpr.outvars[0])
+
+    def _smaller(self, tolerance: Any) -> Any:
+        floating = jnp.issubdtype(tolerance.dtype, jnp.floating)
+        return tolerance * jnp.asarray(_FACTORS[self._tightening], tolerance.dtype) if floating else tolerance
 
 
 def _is_while(equation: Equation) -> bool:
@@ -197,8 +206,3 @@ def _repeated(goes_on: Callable[[_State], Any], step: Callable[[_State], _State]
     # A `while` has one condition for each example where `vmap` batched it: they lead the shapes of all that it carries.
     alone = start[0].ndim == 0
     return jax.lax.while_loop(lambda state: jnp.any(goes_on(state)), step if alone else lanes_step, start)
-
-
-def _smaller(tolerance: Any) -> Any:
-    floating = jnp.issubdtype(tolerance.dtype, jnp.floating)
-    return tolerance * jnp.asarray(_FACTOR, tolerance.dtype) if floating else tolerance

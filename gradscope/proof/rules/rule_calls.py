@@ -8,7 +8,7 @@ from functools import partial
 
 from gradscope.capturing.explain.zeros.neighbourhood import is_hidden
 from gradscope.tracing.dataflow.forward import FrameVariable
-from gradscope.tracing.dataflow.reachability import is_inexact
+from gradscope.tracing.dataflow.reachability import Reach, is_inexact
 from gradscope.tracing.jaxpr.custom_rules import CustomRule, custom_rule
 from gradscope.tracing.jaxpr.frames import Frame, source_in
 from gradscope.tracing.jaxpr.jaxcompat import Equation, closed_over, is_literal, sees_symbolic_zeros
@@ -24,12 +24,14 @@ class CustomRuleCall:
         frame: The frame with the call.
         number: The number of the equation in the frame.
         variables: The positions of each distinct operand that the rule differentiates there, in the order of the first.
+        outputs: The positions of the outputs that the rule gets a gradient of; all where it gets none.
     """
 
     rule: CustomRule
     frame: Frame
     number: int
     variables: Sequence[tuple[int, ...]]
+    outputs: Sequence[int]
 
     @property
     def equation(self) -> Equation:
@@ -50,7 +52,14 @@ def custom_rule_calls(trace: Trace) -> Iterator[CustomRuleCall]:
             rule = custom_rule(equation)
             if rule is not None and any(map(is_inexact, equation.outvars)):
                 variables = distinct_variables(equation, partial(_is_constant, trace, frame))
-                yield CustomRuleCall(rule=rule, frame=frame, number=number, variables=variables)
+                outputs = _differentiated(trace, frame, equation)
+                yield CustomRuleCall(rule=rule, frame=frame, number=number, variables=variables, outputs=outputs)
+
+
+def _differentiated(trace: Trace, frame: Frame, equation: Equation) -> Sequence[int]:
+    inexact = [at for at, variable in enumerate(equation.outvars) if is_inexact(variable)]
+    reached = [at for at in inexact if trace.reachability.of(frame, equation.outvars[at]) is Reach.GRADIENT]
+    return reached or inexact
 
 
 def _is_constant(trace: Trace, frame: Frame, equation: Equation, position: int) -> bool:

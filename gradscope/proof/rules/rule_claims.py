@@ -20,7 +20,6 @@ from gradscope.proof.rules.wrong_arguments import WrongArgument, wrong_arguments
 from gradscope.proof.solver_tolerance import tightened, tightenings
 from gradscope.tracing.dataflow.forward import FrameVariable
 from gradscope.tracing.dataflow.liveness import Liveness
-from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.jaxcompat import bind, is_literal
 from gradscope.tracing.tracer import Trace
 
@@ -78,7 +77,8 @@ class _RuleOfCall:
     """_RuleOfCall compares a custom rule with finite differences of its function, at the operands of one call.
 
     A variable that the call receives twice moves as one: a function may return its whole gradient for one of two
-    operands that are always equal, as those do that receive what they close over once for each function inside.
+    operands that are always equal, as those do that receive what they close over once for each function inside. Only
+    the outputs count that the loss sends a gradient to: a solver's rule need not differentiate its state.
 
     Args:
         call: A call of the function.
@@ -94,7 +94,8 @@ class _RuleOfCall:
         self._equation = equation = call.equation
         inside = call.frame.children.get(call.number, [])
         frames = [frame for child in inside for frame in child.walk()]
-        types = [float(jnp.finfo(v.aval.dtype).eps) for v in equation.outvars if is_inexact(v)]
+        self._outputs = call.outputs
+        types = [float(jnp.finfo(equation.outvars[at].aval.dtype).eps) for at in call.outputs]
         self._epsilon = max(*types, coarsest_epsilon(frames, liveness))
         self._tolerance = tolerance
         self._directions = directions
@@ -157,7 +158,7 @@ class _RuleOfCall:
             for at in positions:
                 values[at] = value
         made = bind(self._equation, values)
-        return [value for value, variable in zip(made, self._equation.outvars, strict=True) if is_inexact(variable)]
+        return [made[at] for at in self._outputs]
 
 
 class _Programs:

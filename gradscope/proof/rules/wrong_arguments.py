@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gradscope import naming
-from gradscope.proof.claims import Outcome, common_factor
+from gradscope.proof.claims import Outcome, common_factor, rounded_factor
 from gradscope.proof.directions import DIRECTIONS
 from gradscope.proof.rules.rule_calls import CustomRuleCall
 from gradscope.tracing.jaxpr.custom_rules import argument_names
@@ -44,7 +44,7 @@ class WrongArgument:
         if self.factor is None:
             return f"{self.name}: no multiple of the derivative"
         length = f", {self.length}" if self.length else ""
-        return f"{self.name}: {self.factor:.6g} times the derivative{length}"
+        return f"{self.name}: {self.factor:.12g} times the derivative{length}"
 
 
 def wrong_arguments(trace: Trace, call: CustomRuleCall, of_one: Callable[[int], Outcome]) -> tuple[WrongArgument, ...]:
@@ -64,7 +64,7 @@ def wrong_arguments(trace: Trace, call: CustomRuleCall, of_one: Callable[[int], 
             found.append(
                 WrongArgument(
                     name=_name(trace, call, position),
-                    factor=float(f"{factor:.6g}") if known else None,
+                    factor=rounded_factor(factor) if known else None,
                     length=_length(call.equation, position, factor) if known else "",
                 )
             )

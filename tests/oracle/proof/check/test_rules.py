@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -103,11 +104,49 @@ def through(function: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda w, x: function(x @ w).sum()
 
 
+@jax.custom_vjp
+def with_steps(x: Any) -> tuple[Any, Any]:
+    """The square, and what no derivative is stated for."""
+    return x * x, jnp.sin(x)
+
+
+with_steps.defvjp(lambda x: (with_steps(x), x), lambda x, g: (2.0 * g[0] * x,))
+
+
+def test_an_output_that_the_loss_does_not_differentiate_does_not_count() -> None:
+    found = proof(lambda w, x: with_steps(x @ w)[0].sum())
+    assert rule(found, "with_steps").status == "correct"
+    found = proof(lambda w, x: sum(each.sum() for each in with_steps(x @ w)))
+    assert rule(found, "with_steps").status == "wrong"
+
+
 def test_a_right_rule_is_correct() -> None:
     found = proof(lambda w, x: (squared(x @ w) + cubed(x @ w)).sum())
     assert found.verdict == "correct"
     assert set(statuses(found).values()) == {"correct"}
     assert all(rule(found, name).error < 1e-9 for name in ("squared", "cubed"))  # type: ignore[operator]
+
+
+def with_density(factor: float) -> Callable[[Any, Any], Any]:
+    """A loss of a cumulative normal distribution, whose rule has the density's constant in the digits of float32."""
+
+    def distribution(x: Any) -> Any:
+        return jax.scipy.stats.norm.cdf(x)
+
+    constant = float(np.float32(1.0 / np.sqrt(2.0 * np.pi)))
+    made = jax.custom_vjp(distribution)
+    made.defvjp(lambda x: (distribution(x), x), lambda x, g: (factor * constant * g * jnp.exp(-x * x / 2),))
+    return lambda w, x: (made(x @ w) * 3.0).sum()
+
+
+def test_the_digits_of_a_constant_are_those_of_the_model() -> None:
+    assert proof(with_density(1.0)).verdict == "correct"
+    assert proof(with_density(1.0 + 1e-6)).verdict == "wrong"
+
+
+def test_a_factor_near_one_is_said_with_its_digits() -> None:
+    found = proof(with_density(1.0 + 1e-6))
+    assert "1.000001 times" in str(rule(found, "distribution").why)
 
 
 def test_a_wrong_rule_is_named_with_its_line_and_no_right_one_is() -> None:

@@ -60,6 +60,18 @@ def repeated(step: Callable[[Any], Any], start: Any) -> Any:
     return lax.fori_loop(0, 8, lambda _, z: step(z), start)
 
 
+def until_tired(step: Callable[[Any], Any], start: Any) -> Any:
+    """A fixed point, to a tolerance that the largest number of steps leaves unreached."""
+    going = lambda state: (state[0] < 5) & (jnp.linalg.norm(state[1] - state[2]) > 1e-9)  # noqa: E731
+    return lax.while_loop(going, lambda s: (s[0] + 1, step(s[1]), s[1]), (0, step(start), start))[1]
+
+
+def numbered(step: Callable[[Any], Any], start: Any) -> Any:
+    """A fixed point, by eight numbered steps, each of which hands out its residual."""
+    move = lambda z, _: (step(z), jnp.linalg.norm(step(z) - z))  # noqa: E731
+    return lax.scan(move, start, jnp.arange(8))[0]
+
+
 def cell(w: Any, x: Any, z: Any) -> Any:
     return jnp.tanh(z @ w + x)
 
@@ -96,6 +108,33 @@ def integrated(w: Any, x: Any) -> Any:
     return jnp.square(path[-1])
 
 
+def solved_loosely(w: Any, x: Any) -> Any:
+    """Conjugate gradients whose result is far from the solution: the differences of both are, too."""
+    matrix = jnp.eye(4) + 16.0 * w @ w.T
+    return (cg(lambda v: matrix @ v, x[0], tol=1e-1)[0] * x[1]).sum()
+
+
+def halved(target: Any) -> Any:
+    """The root of z^3 + z = target by bisection, whose result jumps."""
+
+    def halve(ends: Any) -> Any:
+        middle = ends.mean(0)
+        above = middle**3 + middle > target
+        return jnp.stack([jnp.where(above, ends[0], middle), jnp.where(above, middle, ends[1])])
+
+    start = jnp.stack([jnp.full_like(target, -5.0), jnp.full_like(target, 5.0)])
+    return lax.while_loop(lambda ends: jnp.max(ends[1] - ends[0]) > 1e-4, halve, start).mean(0)
+
+
+def bisected(factor: float) -> Callable[[Any, Any], Any]:
+    rule = jax.custom_vjp(halved)
+    rule.defvjp(
+        lambda target: (halved(target),) * 2,
+        lambda root, cotangent: (factor * cotangent / (3 * root**2 + 1),),
+    )
+    return lambda w, x: jnp.square(rule(x @ w)).sum()
+
+
 def newton(w: Any, x: Any) -> Any:
     def solve(residual: Any, start: Any) -> Any:
         step = lambda z: z - 0.6 * jnp.linalg.solve(jax.jacobian(residual)(z), residual(z))  # noqa: E731
@@ -114,12 +153,18 @@ def batched(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 RIGHT = {
     "a fixed point by eight steps": equilibrium(repeated),
+    "a fixed point by numbered steps": equilibrium(numbered),
+    "a fixed point that its largest number of steps ends": equilibrium(until_tired),
     "conjugate gradients": conjugate,
+    "conjugate gradients to a large tolerance": solved_loosely,
+    "a bisection": bisected(1.0),
     "an adaptive integrator": integrated,
     "a damped root search of each example": batched(newton),
 }
 WRONG = {
     "a factor at eight steps": equilibrium(repeated, factor=1.01),
+    "a factor at the largest number of steps": equilibrium(until_tired, factor=1.01),
+    "a factor of a bisection": bisected(1.01),
     "one step in the place of a solve": equilibrium(until_small, one_step=True),
 }
 
@@ -149,6 +194,10 @@ def test_a_wrong_rule_of_a_solver_and_what_it_makes_are_wrong() -> None:
     found = proof(batched(equilibrium(until_small, factor=1.01)))
     status = {row.what.partition(",")[0]: row.status for row in found.rows}
     assert (status["custom rule of fixed"], status["param_grad/value"]) == ("wrong", "wrong")
+
+
+def test_the_factor_of_a_rule_shows_through_the_error_of_its_solver() -> None:
+    assert gradient(equilibrium(repeated, factor=0.9)).factor == pytest.approx(0.9, rel=1e-7)
 
 
 def test_a_tolerance_may_be_given() -> None:
