@@ -11,6 +11,7 @@ have to come from the tensor itself.
 from __future__ import annotations
 
 import math
+import struct
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -91,4 +92,4 @@ class MagnitudeHistogram:
 
 
 def _edge(bin_number: int) -> float:
-    return float(np.array([bin_number << _EDGE_SHIFT], np.uint64).view(np.float64)[0])
+    return struct.unpack("=d", struct.pack("=Q", bin_number << _EDGE_SHIFT))[0]

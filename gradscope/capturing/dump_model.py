@@ -54,6 +54,8 @@ class DumpRequest:
         bounds: The memory that a run may use. Where it is not enough, the loss runs in segments. None for no bound.
         notify: Receives messages for the user: before the run the size of the tensors, after it that examples are
             coupled.
+        meanwhile: Called in a thread while the program is compiled, for what takes the interpreter's time and has to
+            be done in any case, such as imports. The dump does not depend on it.
     """
 
     spec: CaptureSpec = field(default_factory=CaptureSpec)
@@ -65,6 +67,7 @@ class DumpRequest:
     facts: dict[str, Json] = field(default_factory=dict[str, Json])
     bounds: Bounds | None = None
     notify: Callable[[str], None] = lambda _: None
+    meanwhile: Callable[[], object] = lambda: None
 
 
 def dump_model(
@@ -93,7 +96,7 @@ def dump_model(
     """
     prepared = prepare(
         model, arguments, request.spec, request.query, timings, bounds=request.bounds,
-        planned=lambda resolved: expect_reductions(_tensor_bytes(resolved)),
+        planned=lambda resolved: expect_reductions(_tensor_bytes(resolved)), meanwhile=request.meanwhile,
     )  # fmt: skip
     _require_memory(prepared, request)
     if request.spec.terms and not prepared.resolved.plan.terms:

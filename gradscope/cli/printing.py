@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from gradscope.cli.leaving import keep
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
 
 #: Columns of a terminal that does not report its width.
 _USUAL_WIDTH = 80
+
+
+def import_report() -> None:
+    """Imports what makes the report of a dump and renders it, which takes a twentieth of a second."""
+    for name in ("reports.dump_report", "render.formats"):
+        import_module(f"gradscope.presentation.{name}")
 
 
 def print_report(report: Report, output_format: Format) -> None:

@@ -57,6 +57,11 @@ class ColumnSpec:
     families: tuple[str, ...] = ()
 
     @property
+    def is_by_type(self) -> bool:
+        """Whether it is one column for each type."""
+        return "@" in self.name
+
+    @property
     def base(self) -> str:
         """The name without `@T`."""
         return base_of(self.name)

@@ -13,7 +13,7 @@ rounding. Exact quantiles become those of the histogram, and the hash is lost.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -31,7 +31,7 @@ from gradscope.dump.manifest.manifest import Tier
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
 from gradscope.naming.summary import Summary
-from gradscope.stats.columns import base_of, column, columns_of, number
+from gradscope.stats.columns import column, columns_of, number
 from gradscope.stats.reduction_columns import field, reduction_of, shape_of
 
 #: The quantiles that have a column, in percent.
@@ -98,9 +98,14 @@ class TensorStats:
 
     def to_json(self) -> dict[str, Json]:
         """Returns the columns that apply, by name, in the order of `columns.COLUMNS`."""
-        found = ((spec.name, getattr(self, spec.base)) for spec in columns_of("tensor"))
-        columns = (each for name, value in found for each in _of_types(name, value))
-        return {name: _json(value) for name, value in columns if value is not None and value is not False}
+        columns: dict[str, Json] = {}
+        for spec in columns_of("tensor"):
+            value = getattr(self, spec.base)
+            if spec.is_by_type:
+                columns.update((f"{spec.base}@{each}", _json(share)) for each, share in value.items())
+            elif value is not None and value is not False:
+                columns[spec.name] = _json(value)
+        return columns
 
     @classmethod
     def from_json(cls, columns: Mapping[str, Json]) -> TensorStats:
@@ -246,14 +251,6 @@ class TensorStats:
             return 0.0
         # The middle of a bin may be beyond an extreme, where no element can be.
         return min(max(magnitudes.histogram.at_rank(rank - zeros), magnitudes.smallest), amax)
-
-
-def _of_types(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the columns of a row of the table: one, or one for each type where the name is `NAME@T`."""
-    if name == base_of(name):
-        yield name, value
-    else:
-        yield from ((f"{base_of(name)}@{each}", share) for each, share in value.items())
 
 
 def _json(value: Any) -> Json:

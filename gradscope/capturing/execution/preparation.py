@@ -125,6 +125,7 @@ def prepare(
     *,
     bounds: Bounds | None = None,
     planned: Callable[[ResolvedQuery], object] = lambda _: None,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> Prepared:
     """Traces, plans and compiles a loss while its arguments are being made.
 
@@ -136,6 +137,8 @@ def prepare(
         timings: Receives the seconds of each phase.
         bounds: The memory that one run may use; None for all in one run.
         planned: Called with what will be observed, before that is compiled: to begin what can be done meanwhile.
+        meanwhile: Called in a thread while that is compiled, or loaded where it is kept, both of which leave the
+            interpreter free.
 
     Returns:
         The compiled program and its arguments.
@@ -161,6 +164,7 @@ def prepare(
                 raise
             resolved, program = staging.staged(constant)
         planned(resolved)
+        pool.submit(meanwhile)
         program.compile()
         if bounds is not None:
             program = _within(bounds, program, staging.smaller(resolved, bounds))

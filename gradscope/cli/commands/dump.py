@@ -209,12 +209,9 @@ def _dump_request(
 ) -> DumpRequest:
     from gradscope.capturing.dump_model import DumpRequest
     from gradscope.capturing.records.measure import TensorReading
+    from gradscope.cli.printing import import_report
 
-    reading = TensorReading(
-        keep=not run_options.stats_only,
-        exact_quantiles=run_options.exact_quantiles,
-        widen=run_options.cast is not None,
-    )
+    keep, exact = not run_options.stats_only, run_options.exact_quantiles
     return DumpRequest(
         spec=spec,
         query=query_options.trace_query(),
@@ -222,7 +219,8 @@ def _dump_request(
         explain=not run_options.no_origin,
         source=source,
         notify=run_options.say,
-        reading=reading,
+        reading=TensorReading(keep=keep, exact_quantiles=exact, widen=run_options.cast is not None),
+        meanwhile=import_report,
     )
 
 
