@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -17,19 +16,16 @@ import jax
 
 from gradscope.capturing.execution.arguments import Arguments
 from gradscope.capturing.execution.function_call import require_untraced
-from gradscope.capturing.execution.observation import with_global_facts
 from gradscope.capturing.execution.run import Run
 from gradscope.capturing.execution.segmented import SegmentedProgram, resident_bytes
+from gradscope.capturing.execution.single_run import SingleRun
 from gradscope.capturing.timings import Timings
 from gradscope.errors import MachineError, ModelError
-from gradscope.instrument.observing_program import observing_program
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.resolve import resolve_query
 from gradscope.instrument.query.trace_query import ResolvedQuery, TraceQuery
-from gradscope.instrument.rewriting.program_parts import in_parts, is_compiled_in_parts
 from gradscope.instrument.segments.cutting import Segment, segments_of
 from gradscope.naming.sizes import shown_size
-from gradscope.tracing.jaxpr.custom_rules import rules_of_libraries
 from gradscope.tracing.jaxpr.frames import OPERAND
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import Trace, trace_loss, with_constant_inputs
@@ -194,7 +190,7 @@ class _Staging:
                 _require_arguments(resident_bytes(resolved, self._shapes(resolved)), self.bounds.memory)
             segments = None if self.bounds is None else _segments(resolved, self.bounds.run_bytes)
             if self.bounds is None or segments is None or _is_one_run(segments):
-                return resolved, _SingleRun(self.model.name, resolved, self._shapes(resolved), self.timings)
+                return resolved, SingleRun(self.model.name, resolved, self._shapes(resolved), self.timings)
             return resolved, self._segmented(resolved, segments, self.bounds)
 
     def smaller(self, resolved: ResolvedQuery, bounds: Bounds) -> Iterator[RunnableProgram]:
@@ -247,52 +243,6 @@ def _require_arguments(size_bytes: int, memory: int) -> None:
 
 def _is_one_run(segments: Sequence[Segment]) -> bool:
     return len(segments) == len(segments[0].parts) == 1
-
-
-class _SingleRun:
-    """A `_SingleRun` is one observing program of a model, traced when it is made, then compiled, then run."""
-
-    def __init__(self, name: str, resolved: ResolvedQuery, shapes: Sequence[Any], timings: Timings) -> None:
-        self.runs = 1
-        self.bounded_by = ""
-        self.scratch_bytes = 0
-        self._name = name
-        self._resolved = resolved
-        self._timings = timings
-        program, self._reached = observing_program(resolved.trace, resolved.plan)
-        compiled = in_parts(program) if is_compiled_in_parts(resolved.trace.jaxpr) else program
-        self._stage: Any = jax.jit(compiled).lower(shapes, resolved.feeds, resolved.cotangents)
-
-    def compile(self) -> None:
-        with self._timings.phase("compile"), user_code(f"compiling {self._name}"):
-            self._stage = self._stage.compile()
-
-    @property
-    def size_bytes(self) -> int:
-        """The memory of the compiled program; 0 where the backend does not report it."""
-        found = self._stage.memory_analysis()
-        if found is None:
-            return 0
-        return found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
-
-    def further(self, leaves: Sequence[Any], first: Run) -> Iterator[Run]:  # noqa: ARG002 - there is one run only
-        return iter(())
-
-    def start(self, leaves: Sequence[Any]) -> Run:
-        resolved = self._resolved
-        with (
-            self._timings.phase("run"),
-            user_code(f"running {self._name}", partial(rules_of_libraries, resolved.trace.root)),
-        ):
-            seen = jax.block_until_ready(self._stage(leaves, resolved.feeds, resolved.cotangents))
-        return Run(
-            trace=resolved.trace,
-            plan=resolved.plan,
-            spec=resolved.spec,
-            arguments=leaves,
-            observed=with_global_facts(seen),
-            reached=self._reached,
-        )
 
 
 def _program_leaves(resolved: ResolvedQuery, leaves: Sequence[Any]) -> list[Any]:
