@@ -85,3 +85,25 @@ def test_only_long_losses_are_compiled_in_parts() -> None:
         return is_compiled_in_parts(trace_loss(deep(layers), jnp.eye(3), jnp.ones((2, 3))).jaxpr)
 
     assert [is_in_parts(layers) for layers in (1, 4, 8)] == [False, False, True]
+
+
+def test_equal_layers_are_one_function_of_the_lowered_program() -> None:
+    trace = trace_loss(deep(30), jnp.eye(3), jnp.ones((2, 3)))
+    program, _ = observing_program(trace, make_plan(trace, CaptureSpec()))
+    text = jax.jit(in_parts(program)).lower([jnp.eye(3), jnp.ones((2, 3))]).as_text()
+    assert text.count(" call @") > 3 * text.count("func.func private")
+
+
+def test_parts_of_equal_operations_on_other_operands_are_functions_of_their_own() -> None:
+    def program(x: Any, y: Any) -> Any:
+        for number in range(24):
+            one, other = (x, y) if number % 3 else (y, x)
+            low, high = jax.lax.sort((one, other), num_keys=1)
+            x, y = (low, high) if number % 2 else (high, low)
+            x, y = x - 0.5 * y, jnp.sin(y)
+        return x, y
+
+    arguments = jnp.linspace(-1.0, 1.0, 7), jnp.linspace(2.0, -3.0, 7)
+    expected, found = (jax.jit(each)(*arguments) for each in (program, in_parts(program)))
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-12)
