@@ -111,7 +111,7 @@ if __name__ == "__main__":
 '''
 
 
-def write_reproduction(folder: Path, reproduction: Reproduction, *, file: str, dump: str, force: bool) -> None:
+def write_reproduction(folder: Path, reproduction: Reproduction, *, file: str, dump: Path, force: bool) -> None:
     """Writes the script and its arrays into a folder, which is created where there is none; each file crash-safely.
 
     Where one of two new files cannot be written, neither is left.
@@ -120,21 +120,21 @@ def write_reproduction(folder: Path, reproduction: Reproduction, *, file: str, d
         folder: The folder.
         reproduction: The layer.
         file: Name of both files without their suffix.
-        dump: Name of the dump.
+        dump: The dump, which is not replaced.
         force: Whether existing files may be replaced.
 
     Raises:
-        UsageError: A file exists (without `force`), is a link, or is not a regular file.
+        UsageError: A file exists (without `force`), is a link, the dump, or not a regular file.
         MachineError: The folder cannot be created, or the disk is full or fails.
     """
     with machine_errors("write to", folder):
         folder.mkdir(parents=True, exist_ok=True)
     stored = BytesIO()
     np.savez(stored, allow_pickle=False, **arrays(reproduction))
-    text = script(reproduction, file=file, dump=dump)
+    text = script(reproduction, file=file, dump=dump.name)
     fresh: dict[Path, bytes] = {}
     for suffix, data in ((".npz", stored.getvalue()), (".py", text.encode())):
-        target = checked_file(folder / f"{file}{suffix}", force=force)
+        target = checked_file(folder / f"{file}{suffix}", force=force, inputs=(dump,))
         if not target.exists():
             fresh[target] = data
         try:

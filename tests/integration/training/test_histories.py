@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import gradscope as gs
+from gradscope.errors import UsageError
 from gradscope.history.history_rows import Alarm, StepRecord
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import RunFolder
@@ -233,6 +234,18 @@ def test_folders_of_alarms_that_the_history_forgot_are_kept_and_do_not_count(tmp
         assert folder.left_alarms(history.alarm_folders()) == [names[2]]
         assert folder.keep_alarms(1, history.alarm_folders()) == [names[0]]
     assert sorted(path.name for path in tmp_path.glob("alarm-*")) == names[1:]
+
+
+def test_a_run_is_not_replaced_where_the_new_one_reads_its_checkpoint(run: Path) -> None:
+    checkpoint = run / "state-000007.npz"
+    checkpoint.touch()
+    before = sorted(run.iterdir())
+    with RunFolder(run) as folder, pytest.raises(UsageError, match=r"its state-000007.npz is read"):
+        folder.clear([run.parent / "other.npz", run / ".." / run.name / checkpoint.name])
+    assert sorted(each for each in run.iterdir() if each.name != ".lock") == before
+    with RunFolder(run) as folder:
+        folder.clear()
+    assert [each.name for each in run.iterdir()] == [".lock"]
 
 
 def test_ten_thousand_rows_take_little_room(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_a_failure_of_any_call_leaves_both_files_as_they_were(
         monkeypatch.setattr(os, call, fail)
         folder = tmp_path / str(failing)
         try:
-            write_reproduction(folder, found, file="isolated", dump="a.npz", force=False)
+            write_reproduction(folder, found, file="isolated", dump=tmp_path / "a.npz", force=False)
         except MachineError:
             assert list(folder.iterdir()) == []
         else:
