@@ -52,6 +52,9 @@ _CANCELLED: Final = 0.1
 #: The number of terms that are added one after the other before such sums are added to each other.
 _BLOCK: Final = 4096
 
+#: The most shapes of the tensors of one layer that are looked at: a file may have a layer of a million.
+_MOST_SHAPES: Final = 256
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
@@ -80,6 +83,40 @@ class _Sum:
         return math.sqrt(self.terms) * self.scale
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    """_Sizes stores the root mean squares of some tensors.
+
+    Attributes:
+        by_shape: The largest that is finite, by shape; of many shapes, those of the largest ones.
+        largest: The largest of all; None where there are no tensors.
+        largest_float: The largest of the floating-point tensors; 0 where there are none.
+        exact: Whether any tensor is of another type.
+    """
+
+    by_shape: Mapping[tuple[int, ...], float]
+    largest: float | None
+    largest_float: float
+    exact: bool
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry]) -> _Sizes:
+        """Returns the sizes of some tensors."""
+        sizes = [(entry.shape, _rms(entry), dtype_class(entry.dtype) == "float") for entry in entries]
+        by_shape: dict[tuple[int, ...], float] = {}
+        for shape, rms, _ in sizes:
+            if math.isfinite(rms):
+                by_shape[shape] = max(by_shape.get(shape, 0.0), rms)
+        if len(by_shape) > _MOST_SHAPES:
+            by_shape = dict(sorted(by_shape.items(), key=lambda each: each[1])[-_MOST_SHAPES:])
+        return cls(
+            by_shape=by_shape,
+            largest=max((rms for _, rms, _ in sizes), default=None),
+            largest_float=max((rms for _, rms, is_float in sizes if is_float), default=0.0),
+            exact=not all(is_float for _, _, is_float in sizes),
+        )
+
+
 class RoundingFloors:
     """RoundingFloors returns the floors of the tensors of one dump.
 
@@ -94,6 +131,7 @@ class RoundingFloors:
         composites = {layer.parent for layer in layers}
         self._is_used = bool(layers)
         self._makers = {name: layer for layer in layers for name in layer.outputs}
+        self._known_sizes: dict[tuple[str, int], _Sizes] = {}
         self._readers = _by_name(layers, composites, lambda layer: layer.inputs)
         self._users = _by_name(layers, composites, lambda layer: layer.params)
 
@@ -126,37 +164,43 @@ class RoundingFloors:
                 yield from self._of_parameter(entry, layer)
         elif entry.family in (ACTIVATION_GRAD, INPUT_GRAD):
             for layer in self._readers.get(entry.name, ()):
-                outputs = self._scales(ACTIVATION_GRAD, layer.outputs)
-                yield from self._of_product(entry, layer, max(outputs, default=0.0))
+                yield from self._of_product(entry, layer, self._scale(ACTIVATION_GRAD, layer.outputs))
         elif entry.family == ACTIVATION and entry.name in self._makers:
             layer = self._makers[entry.name]
-            inputs = [*self._scales(ACTIVATION, layer.inputs), *self._scales(INPUT, layer.inputs)]
-            yield from self._of_product(entry, layer, max(inputs, default=0.0))
+            scale = max(self._scale(ACTIVATION, layer.inputs), self._scale(INPUT, layer.inputs))
+            yield from self._of_product(entry, layer, scale)
 
     def _of_parameter(self, entry: Entry, layer: Layer) -> Iterator[_Sum]:
         """Yields the sum over positions of a layer's output that makes the gradient of a parameter."""
         shape = entry.shape[1:] if entry.family == EXAMPLE_GRAD else entry.shape
-        inputs = [*self._entries(ACTIVATION, layer.inputs), *self._entries(INPUT, layer.inputs)]
-        exact = any(dtype_class(each.dtype) != "float" for each in inputs)  # a table that indices are looked up in
-        scale = max(map(_rms, inputs), default=1.0) if len(shape) > 1 and not exact else 1.0
-        for output in self._entries(ACTIVATION_GRAD, layer.outputs):
-            size = math.prod(output.shape)
-            terms = size // math.prod(shape) if exact else size // _shared(shape, output.shape)
-            yield _Sum(terms=max(1, terms), scale=_rms(output) * scale)
+        inputs = [self._sizes(family, layer.inputs) for family in (ACTIVATION, INPUT)]
+        exact = any(each.exact for each in inputs)  # a table that indices are looked up in
+        known = [each.largest for each in inputs if each.largest is not None]
+        scale = max(known, default=1.0) if len(shape) > 1 and not exact else 1.0
+        for output, rms in self._sizes(ACTIVATION_GRAD, layer.outputs).by_shape.items():
+            size = math.prod(output)
+            terms = size // math.prod(shape) if exact else size // _shared(shape, output)
+            yield _Sum(terms=max(1, terms), scale=rms * scale)
 
     def _of_product(self, entry: Entry, layer: Layer, scale: float) -> Iterator[_Sum]:
         """Yields the sums of products with the kernels of a layer."""
-        for kernel in self._entries(PARAM, layer.params):
-            if len(kernel.shape) > 1:
-                terms = math.prod(kernel.shape) // _shared(kernel.shape, entry.shape)
-                yield _Sum(terms=max(1, terms), scale=scale * _rms(kernel))
+        for kernel, rms in self._sizes(PARAM, layer.params).by_shape.items():
+            if len(kernel) > 1:
+                terms = math.prod(kernel) // _shared(kernel, entry.shape)
+                yield _Sum(terms=max(1, terms), scale=scale * rms)
 
-    def _scales(self, family: str, names: Iterable[str]) -> list[float]:
-        return [_rms(entry) for entry in self._entries(family, names) if dtype_class(entry.dtype) == "float"]
+    def _scale(self, family: str, names: Sequence[str]) -> float:
+        """Returns the largest root mean square of the floating-point tensors of some names."""
+        return self._sizes(family, names).largest_float
 
-    def _entries(self, family: str, names: Iterable[str]) -> list[Entry]:
-        keys = (key_of(family, name) for name in names)
-        return [self._source.entry(self._source.resolve(key)) for key in keys if key in self._known]
+    def _sizes(self, family: str, names: Sequence[str]) -> _Sizes:
+        """Returns the sizes of the tensors of some names, which a layer has: they are read once for all of them."""
+        place = family, id(names)
+        if place not in self._known_sizes:
+            keys = (key_of(family, name) for name in names)
+            entries = [self._source.entry(self._source.resolve(key)) for key in keys if key in self._known]
+            self._known_sizes[place] = _Sizes.of(entries)
+        return self._known_sizes[place]
 
 
 class PairFloors:

@@ -34,6 +34,8 @@ _UNIT_COLUMNS: Final = [_COLUMNS.index(unit) for unit in _UNITS]
 
 #: The classes of the reference that are compared at once, and the most pairs of classes.
 _BATCH: Final = 4096
+#: The most classes of near norms that are looked at for one: a file may state one norm for all its tensors.
+_MOST_NEAR: Final = 1024
 _MOST_TRIED: Final = 1 << 18
 
 
@@ -108,6 +110,7 @@ class _Group:
         reaches = np.where(limits == 0, 0.0, np.abs(own[:, _UNIT_COLUMNS]) * limits * _SLACK)
         starts, stops = _around(norms, own[:, 0], reaches[:, 0])
         unknown = np.isnan(own[:, 0])
+        stops = np.minimum(stops, starts + _MOST_NEAR)
         starts[unknown], stops[unknown] = 0, len(order)
         ends = np.cumsum(stops - starts)
         without_norm = [self.classes[place] for place in order[len(norms) :].tolist()]
