@@ -116,6 +116,21 @@ def test_a_terminal_shows_a_run_on_one_screen_and_all_of_it_in_full(tmp_path: Pa
     assert "scan[0..59]" in watched
 
 
+@pytest.mark.parametrize("height", [24, 60])
+def test_a_terminal_shows_a_step_on_one_screen_and_all_of_it_in_full(tmp_path: Path, height: int) -> None:
+    names = [f"{family}/layer{at}" for family in ("activation", "param", "slot/mu") for at in range(60)]
+    write(tmp_path / "run", keys=(*KEYS, *names))
+    step = ("show", "run", "--step", 10)
+    shown = in_terminal(*step, folder=tmp_path, columns=100, LINES=str(height)).plain
+    assert len(shown.splitlines()) <= min(height - 1, 40)
+    assert "verdict  nonfinite: at step 20 param_grad/w has 2 NaN" in shown
+    assert shown.count(" of 61)") == 3
+    assert "gradscope show run --step 10 --full" in shown
+    for more in (("--full",), ("--select", "layer*"), ("--families", "activation"), ("--sort", "l2")):
+        assert "layer59" in in_terminal(*step, *more, folder=tmp_path, columns=100).plain
+    assert "layer59" in gradscope(*step, folder=tmp_path).output  # a pipe has everything
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
