@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
@@ -25,6 +26,9 @@ from typing import Final, NoReturn, Self
 
 #: Seconds that cleanups have before the process ends without them.
 GRACE_SECONDS: Final = 0.75
+
+#: Seconds for which the main thread stands aside for the watcher: until the process has ended.
+_ASIDE_SECONDS: Final = GRACE_SECONDS + 0.25
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -77,7 +81,7 @@ class Interrupts:
         )
         for number in _SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
-                self._restore.callback(signal.signal, number, signal.signal(number, _leave_to_watcher))
+                self._restore.callback(signal.signal, number, signal.signal(number, self._leave_to_watcher))
         threading.Thread(target=self._watch, name="interrupts", daemon=True).start()
         return self
 
@@ -85,6 +89,12 @@ class Interrupts:
         self._restore.close()
         with contextlib.suppress(OSError):  # the model closed every descriptor
             self._writer.send(bytes([_DISMISSED]))
+
+    def _leave_to_watcher(self, _number: int, _frame: FrameType | None) -> None:
+        """Lets the watcher run: the C handler writes to the socket only where a handler in Python is installed."""
+        # Matching a regular expression can take for ever. It looks for signals, and lets no other thread run.
+        if self._ask is None:
+            time.sleep(_ASIDE_SECONDS)
 
     def _watch(self) -> None:
         """Waits for a signal, which ends the process, or for the end of the guard."""
@@ -115,10 +125,6 @@ class Interrupts:
                     cleanups.callback(cleanup)
         finally:
             os._exit(status)
-
-
-def _leave_to_watcher(number: int, frame: FrameType | None) -> None:
-    """Does nothing: the C handler writes to the socket only where a handler in Python is installed."""
 
 
 def _print_message() -> None:

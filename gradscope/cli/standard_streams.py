@@ -32,8 +32,10 @@ def _safe(stream: TextIO) -> TextIO:
         return stream
     if isinstance(stream.buffer, RawIOBase):
         # Under PYTHONUNBUFFERED, a write that the operating system accepts only in part (a full disk, an interrupted
-        # pipe) would lose the rest silently.
-        stream = TextIOWrapper(BufferedWriter(stream.buffer), encoding=stream.encoding, line_buffering=True)
+        # pipe) would lose the rest silently. The stream's own file stays with it: a model may use `sys.__stdout__`, and
+        # whoever drops the new stream closes its file.
+        file = FileIO(stream.fileno(), "w", closefd=False)
+        stream = TextIOWrapper(BufferedWriter(file), encoding=stream.encoding, line_buffering=True)
     stream.reconfigure(errors="backslashreplace")
     return stream
 

@@ -30,7 +30,8 @@ from gradscope.comparison.judging.loop_output_rows import loop_output_rows
 from gradscope.comparison.judging.loss_comparison import with_loss_compared
 from gradscope.comparison.judging.noise import WITHIN, DefaultLimits, in_noise_floors
 from gradscope.comparison.judging.rounding.accumulated_rounding import accumulated_tolerances
-from gradscope.comparison.judging.rounding.rounding_floors import NARROW, Floor, PairFloors, is_within
+from gradscope.comparison.judging.rounding.pair_floors import PairFloors, is_within
+from gradscope.comparison.judging.rounding.rounding_floors import NARROW, Floor
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.judging.unmatched import unmatched
 from gradscope.comparison.layout.operands import StoredOperand, counterpart

@@ -49,7 +49,8 @@ class DumpWriter:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, force: bool = False, inputs: Iterable[Path] = ()) -> None:
-        self._target = checked_target(Path(path), force=force, inputs=inputs)
+        self._inputs = tuple(inputs)
+        self._target = checked_target(Path(path), force=force, inputs=self._inputs)
         self._force = force
         self._file = PartialFile(self._target)
         self._zip = ZipWriter(self._file)
@@ -135,7 +136,7 @@ class DumpWriter:
             MachineError: The disk is full or fails.
         """
         manifest = Manifest.of(self._entries.values(), replace(facts, complete=False, note=error))
-        target = incomplete_target(self._target)
+        target = incomplete_target(self._target, self._inputs)
         self._publish(manifest, target, replace=True)
         return target
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +12,7 @@ from typing import Final, Self
 
 from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.dump.storage.writing.partial_file import lock, say_unlocked
+from gradscope.dump.storage.writing.target_path import is_one_of
 from gradscope.errors import UsageError
 from gradscope.naming import printable
 
@@ -154,15 +155,25 @@ class RunFolder:
         """The names of everything in the folder that is not part of a run."""
         return sorted(path.name for path in self.path.iterdir() if not _is_part(path.name))
 
-    def clear(self) -> None:
+    def clear(self, inputs: Iterable[Path] = ()) -> None:
         """Removes the history, the checkpoints and the event files of a run, and nothing else.
 
+        Args:
+            inputs: Files that the new run reads, which are not removed.
+
         Raises:
+            UsageError: One of them is a checkpoint of the run.
             MachineError: They cannot be removed.
         """
         with machine_errors("remove", self.path):
+            states = states_in(self.path).values()
+            if kept := next((path for path in states if is_one_of(path, inputs)), None):
+                raise UsageError(
+                    f"cannot replace the run in {printable(str(self.path))}: its {kept.name} is read",
+                    hint="copy that file, or name another folder",
+                )
             # The history last: without it the folder is no run, and nothing would remove the rest.
-            for path in (*states_in(self.path).values(), *event_files_in(self.path)):
+            for path in (*states, *event_files_in(self.path)):
                 path.unlink()
             for suffix in (*_COMPANIONS, ""):
                 (self.path / f"{HISTORY}{suffix}").unlink(missing_ok=True)

@@ -151,4 +151,9 @@ def _common(letters: Counter[str], name: str) -> float:
 
 
 def _glob_to_regex(glob: str) -> str:
-    return "".join({"*": ".*", "?": "."}.get(char, re.escape(char)) for char in glob)
+    first, *others = ("".join("." if char == "?" else re.escape(char) for char in part) for part in glob.split("*"))
+    if not others:
+        return first
+    # A part may stay where it is found first. Were it looked for again behind that, a long name and a few stars would
+    # take for ever.
+    return "".join((first, *(f"(?>.*?{part})" for part in others[:-1] if part), ".*", others[-1]))

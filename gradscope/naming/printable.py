@@ -11,7 +11,8 @@ from typing import Final
 _UNSAFE: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 #: The start of a cell that a spreadsheet would run as a formula; it takes one with an apostrophe in front as text.
-_FORMULA: Final = re.compile(r"[=@\t\r]|[+-](?![\d.])")
+#: What begins with a sign is none where all of it is a number.
+_FORMULA: Final = re.compile(r"[=@\t\r]|[+-](?!(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d++)?\Z)", re.ASCII)
 
 
 def printable(name: str) -> str:

@@ -17,6 +17,7 @@ from gradscope.arrays.dtypes import dtype_name, encode
 from gradscope.capturing.isolate.reproduction import Expectation, Reproduction
 from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.dump.storage.writing.atomic_file import write_atomically
+from gradscope.dump.storage.writing.atomic_folder import write_folder
 from gradscope.dump.storage.writing.target_path import checked_file
 from gradscope.errors import GradscopeError
 
@@ -111,8 +112,8 @@ if __name__ == "__main__":
 '''
 
 
-def write_reproduction(folder: Path, reproduction: Reproduction, *, file: str, dump: str, force: bool) -> None:
-    """Writes the script and its arrays into a folder, which is created where there is none; each file crash-safely.
+def write_reproduction(folder: Path, reproduction: Reproduction, *, file: str, dump: Path, force: bool) -> None:
+    """Writes the script and its arrays into a folder crash-safely: a new folder in one step, or else each file.
 
     Where one of two new files cannot be written, neither is left.
 
@@ -120,21 +121,27 @@ def write_reproduction(folder: Path, reproduction: Reproduction, *, file: str, d
         folder: The folder.
         reproduction: The layer.
         file: Name of both files without their suffix.
-        dump: Name of the dump.
+        dump: The dump, which is not replaced.
         force: Whether existing files may be replaced.
 
     Raises:
-        UsageError: A file exists (without `force`), is a link, or is not a regular file.
+        UsageError: A file exists (without `force`), is a link, the dump, or not a regular file.
         MachineError: The folder cannot be created, or the disk is full or fails.
     """
-    with machine_errors("write to", folder):
-        folder.mkdir(parents=True, exist_ok=True)
     stored = BytesIO()
     np.savez(stored, allow_pickle=False, **arrays(reproduction))
-    text = script(reproduction, file=file, dump=dump)
+    text = script(reproduction, file=file, dump=dump.name)
+    files = {f"{file}.npz": stored.getvalue(), f"{file}.py": text.encode()}
+    if not folder.exists() and not folder.is_symlink():
+        with machine_errors("write to", folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        write_folder(folder, files)
+        return
+    with machine_errors("write to", folder):
+        folder.mkdir(exist_ok=True)
     fresh: dict[Path, bytes] = {}
-    for suffix, data in ((".npz", stored.getvalue()), (".py", text.encode())):
-        target = checked_file(folder / f"{file}{suffix}", force=force)
+    for name, data in files.items():
+        target = checked_file(folder / name, force=force, inputs=(dump,))
         if not target.exists():
             fresh[target] = data
         try:

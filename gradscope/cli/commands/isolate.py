@@ -39,8 +39,9 @@ def isolate(
     from gradscope.cli.standard_streams import stdout_to_stderr
     from gradscope.dump.reader import open_dump
 
-    _require_free(output, force=force)
-    folder = output.absolute()  # of the folder at the start, whatever the model does to it
+    _require_free(output, force=force, dump=dump)
+    # Of the folder at the start, whatever the model does to it.
+    folder, read = output.absolute(), dump.absolute()
     with open_dump(dump) as opened, stdout_to_stderr(), Progress(quiet=quiet) as progress:
         model = rerun_model(target, options_of(dump, opened.manifest.provenance))
         from gradscope.capturing.isolate.reproduction import reproduce
@@ -48,20 +49,20 @@ def isolate(
 
         progress.phase("run")
         found = reproduce(model, name, opened)
-    write_reproduction(folder, found, file=_FILE, dump=dump.name, force=force)
+    write_reproduction(folder, found, file=_FILE, dump=read, force=force)
     for line in _summary(output, found):
         print_line(line)
 
 
-def _require_free(folder: Path, *, force: bool) -> None:
-    """Raises `UsageError` where the folder contains the files already, or is not a folder."""
+def _require_free(folder: Path, *, force: bool, dump: Path) -> None:
+    """Raises `UsageError` where the folder contains the files already, or is not a folder; or has the dump as one."""
     from gradscope.dump.storage.writing.target_path import checked_file
     from gradscope.errors import UsageError
 
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", hint="name a folder with --output")
     for suffix in ("py", "npz") if folder.exists() else ():
-        checked_file(folder / f"{_FILE}.{suffix}", force=force)
+        checked_file(folder / f"{_FILE}.{suffix}", force=force, inputs=(dump,))
 
 
 def _summary(folder: Path, found: Reproduction) -> list[str]:

@@ -48,7 +48,7 @@ def report(
     from gradscope.dump.storage.writing.target_path import checked_target, files_of
     from gradscope.presentation import page_html
 
-    target = checked_target(output, force=force, inputs=files_of(what))
+    target = checked_target(output, force=force, inputs=files_of((*what, *judge_options.input_files)))
     page = page_html(_page(what, judge_options, name_options)).encode()
     write_atomically(target, page, replace=force)
     print_line(f"{output}: {len(page):,} bytes")

@@ -115,7 +115,8 @@ def _of_run(
         if tensor is not None:
             return run_tensor_report(str(path), history, tensor)
         if step is not None:
-            return step_report("show", str(path), history, step, which=which)
+            overview = overview and not selection.is_set  # what is selected is shown in full
+            return step_report("show", str(path), history, step, which=which, overview=overview)
         return trends_report(str(path), history, which=which, overview=overview)
 
 

@@ -84,6 +84,11 @@ class JudgeOptions:
     ] = None
 
     @property
+    def input_files(self) -> tuple[Path, ...]:
+        """The files that the options name."""
+        return tuple(filter(None, (self.tol_file, self.map_file)))
+
+    @property
     def of_dumps(self) -> dict[str, object]:
         """The options that only a comparison of dumps has, as they are spelled, with their values."""
         return {"--map": self.map_file, "--as": self.cand_dtype}

@@ -14,7 +14,7 @@ from typing import Final
 from gradscope.comparison.diagnosis.growth import FLAGGED
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.dump.manifest.layer_graph import Sources, consequences, inverted, nearest, readers_of, sources_of
+from gradscope.dump.manifest.layer_graph import NearestKeys, Sources, consequences, inverted, readers_of, sources_of
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, TENSOR, is_gradient, key_of, split_key
 
@@ -155,9 +155,9 @@ def with_inputs_paired(rows: Sequence[ComparisonRow], ref: Program, cand: Progra
         sources = sources_of(program.layers)
         paired = {program.owner(row) for row in rows if row.status not in _ALONE}
         unpaired = {key for each, key in alone if each == status} - paired
+        made_of_unpaired = _made_of(sources, unpaired, paired)
         for number, row in enumerate(rows):
-            grown = as_float(row.metrics.get("growth", 0.0)) > FLAGGED
-            if grown and _reached(sources, program.owner(row), unpaired, paired, through=False):
+            if as_float(row.metrics.get("growth", 0.0)) > FLAGGED and program.owner(row) in made_of_unpaired:
                 beside.add(number)
     return tuple(
         replace(row, made_here=False, inputs_paired=False) if number in beside else row
@@ -165,9 +165,18 @@ def with_inputs_paired(rows: Sequence[ComparisonRow], ref: Program, cand: Progra
     )
 
 
-def _reached(
-    sources: Sources, key: str, targets: Collection[str], stops: Collection[str], *, through: bool
-) -> frozenset[str]:
+def _made_of(sources: Sources, keys: Collection[str], stops: Collection[str]) -> frozenset[str]:
+    """Returns the values that are computed from any of some keys, on a way that passes none at which it stops."""
+    readers = inverted(sources)
+    found, waiting = set[str](), [*keys]
+    while waiting:
+        fresh = {*readers.get(waiting.pop(), ())} - found
+        found |= fresh
+        waiting += (each for each in fresh if each not in stops and each not in keys)
+    return frozenset(found)
+
+
+def _reached(sources: Sources, key: str, targets: Collection[str], stops: Collection[str]) -> frozenset[str]:
     """Returns those of some keys that a value is computed from, on a way that passes none at which it stops.
 
     Args:
@@ -175,7 +184,6 @@ def _reached(
         key: The value.
         targets: The keys that are looked for.
         stops: The keys that are not passed.
-        through: Whether targets are passed.
     """
     found: set[str] = set()
     seen, waiting = {key}, [key]
@@ -186,7 +194,7 @@ def _reached(
             seen.add(each)
             if each in targets:
                 found.add(each)
-            waiting += [each] if through or each not in targets else []
+            waiting.append(each)
     return frozenset(found)
 
 
@@ -228,7 +236,7 @@ def _unpaired(
             agreeing = {program.owner(row) for row in rows if row.status == "same" and row.compared} - alone.keys()
             sources = sources_of(program.layers)
             right = _borne_out(sources, alone, rows, first, program)
-            before = _reached(sources, program.owner(first), alone, agreeing | right, through=True)
+            before = _reached(sources, program.owner(first), alone, agreeing | right)
             found += [row for key, row in alone.items() if key in before]
     return tuple(found)
 
@@ -259,11 +267,12 @@ def _borne_out(
     unclear = _unclear(program.layers, errors)
     # Gradients are computed from every value that is read beside theirs, and may depend on none of those.
     backward = first.family in BACKWARD
-    readers = inverted({key: made_of for key, made_of in sources.items() if is_gradient(split_key(key)[0]) is backward})
+    graph = inverted({key: made_of for key, made_of in sources.items() if is_gradient(split_key(key)[0]) is backward})
+    readers = NearestKeys(graph, errors)
     return frozenset(
         key
         for key in alone
-        if any(_COMPARABLE * errors[each] < error for each in nearest(readers, key, errors) if each not in unclear)
+        if any(_COMPARABLE * errors[each] < error for each in readers.behind(key) if each not in unclear)
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gradscope.dump.manifest.layer_graph import nearest, sources_of
+from gradscope.dump.manifest.layer_graph import NearestKeys, sources_of
 from gradscope.dump.manifest.manifest import Layer
 
 #: Growth above which an error counts as made by the layer itself.
@@ -35,10 +35,10 @@ def growths(layers: Sequence[Layer], errors: Mapping[str, Error]) -> dict[str, f
         layers: The layers in execution order, composites before their parts.
         errors: Known errors by the keys of owners, by which layers name values.
     """
-    sources = sources_of(layers)
+    sources = NearestKeys(sources_of(layers), errors)
     found: dict[str, float] = {}
     for key, error in errors.items():
-        inherited = [errors[source].rel_l2 for source in nearest(sources, key, errors)]
+        inherited = [errors[source].rel_l2 for source in sources.behind(key)]
         floor = error.tolerance * _FLOOR
         if inherited and floor > 0:
             found[key] = _quotient(error.rel_l2, max(floor, *inherited))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
@@ -25,6 +25,7 @@ from gradscope.dump.manifest.manifest import (
 )
 from gradscope.dump.manifest.operation_facts import BatchBroadcast, OutOfBounds, Saturation, StepFunction
 from gradscope.dump.manifest.operation_facts.saturation import BOUNDED_NAMES
+from gradscope.dump.manifest.packed_statistics import MOST_STATISTICS, different_names
 from gradscope.dump.record import Json, Reason, Shard, SiteFacts
 from gradscope.errors import DumpError
 
@@ -68,8 +69,10 @@ def manifest_from_json(value: Json, entries: tuple[Entry, ...] = ()) -> Manifest
     """Returns the manifest that a JSON object describes, with some entries before its own. See `manifest_from_text`."""
     _require_schema(value)
     manifest = Fields.of(value, "the top level", Manifest)
+    entries += manifest.each("entries", lambda each, n: read_object(each, f"entry {n}", Entry, _ENTRY))
+    _require_few_statistics(entries)
     return Manifest(
-        entries=entries + manifest.each("entries", lambda each, n: read_object(each, f"entry {n}", Entry, _ENTRY)),
+        entries=entries,
         layers=manifest.each("layers", lambda each, n: read_object(each, f"layer {n}", Layer, _LAYER)),
         ledger=_ledger(manifest.object("ledger")),
         causes=manifest.each("causes", _cause),
@@ -98,6 +101,12 @@ def _require_schema(value: Json) -> None:
             f"the dump follows schema {schema}, and this gradscope reads schema {SCHEMA}",
             hint=f"open it with a gradscope that reads schema {schema}",
         )
+
+
+def _require_few_statistics(entries: Sequence[Entry]) -> None:
+    names = len(different_names(entry.stats for entry in entries))
+    if names > MOST_STATISTICS:
+        raise DumpError(f"the manifest has {names:,} different statistics, more than {MOST_STATISTICS}")
 
 
 def _object(value: DataclassInstance) -> dict[str, Json]:

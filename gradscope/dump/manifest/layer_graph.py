@@ -7,7 +7,9 @@ inputs. The layers that use a parameter compute the gradient with respect to it.
 A layer that reads a value that is not the output of any layer, or has parts, states the sources of its outputs.
 
 Sharp edges: the layers of captures from PyTorch state none. There, a layer that reads nothing else gets the inputs of
-the layer around it, and the outputs of a loop count as computed from the outputs of the last layer inside.
+the layer around it, and the outputs of a loop count as computed from the outputs of the last layer inside. A file may
+have a layer of a million of inputs and of outputs, a million of layers around a layer, or a long chain of unknown names
+behind each known one. Only so much of each is followed as no model has.
 """
 
 from __future__ import annotations
@@ -24,6 +26,16 @@ from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, PARAM, PARAM_GR
 Sources: TypeAlias = Mapping[str, Sequence[str]]
 
 _LOOPS: Final = ("scan", "while")
+
+#: The most sources of all values or gradients that one layer computes: so many, and some more for each name it has.
+_MOST_SOURCES: Final = 1 << 17
+_SOURCES_PER_NAME: Final = 16
+
+#: The most layers around a layer.
+_DEEPEST: Final = 64
+
+#: The most unknown keys that all searches for nearest ones pass over together.
+_MOST_PASSED: Final = 4_000_000
 
 
 def sources_of(layers: Sequence[Layer]) -> Sources:
@@ -47,26 +59,43 @@ def sources_of(layers: Sequence[Layer]) -> Sources:
         values = [key for name, families in read for key in _keys((name,), *families)]
         params = _keys(layer.params, PARAM)
         # A part comes after its composite and replaces its entry, because it has the more direct sources of an output.
+        made_of = _bounded([*values, *params], len(layer.outputs))
         for key in _keys(layer.outputs, ACTIVATION):
-            forward[key] = [*forward.get(key, ()), *values, *params] if layer.primitive in _LOOPS else values + params
+            if layer.primitive not in _LOOPS or key not in forward:
+                forward[key] = []
+            forward[key] += made_of
         cotangents = _keys(layer.outputs, ACTIVATION_GRAD)
-        gradients = (gradient_family(family) for _, families in read for family in families)
-        for key in map(key_of, filter(None, gradients), (name for name, families in read for _ in families)):
-            backward[key] += [source for source in (*cotangents, *values, *params) if source != key]
+        gradients = [
+            key_of(gradient, name)
+            for name, families in read
+            for family in families
+            if (gradient := gradient_family(family)) is not None
+        ]
+        made_of = _bounded([*cotangents, *values, *params], len(gradients))
+        for key in gradients:
+            backward[key] += [source for source in made_of if source != key]
+        made_of = _bounded(cotangents + values, len(layer.params))
         for key in _keys(layer.params, PARAM_GRAD):
-            backward[key] += cotangents + values
+            backward[key] += made_of
     return forward | backward
+
+
+def _bounded(sources: list[str], count: int) -> list[str]:
+    """Returns the sources of each of so many values of a layer, the first ones where they are too many together."""
+    most = (_MOST_SOURCES + _SOURCES_PER_NAME * (len(sources) + count)) // max(count, 1)
+    return sources[:most]
 
 
 def _add_stated(layer: Layer, forward: dict[str, list[str]], backward: dict[str, list[str]]) -> None:
     """Adds the sources of a layer's outputs that the layer states, and of the gradients with respect to those."""
+    made_of = _bounded([*layer.sources], len(layer.outputs))
     for key in _keys(layer.outputs, ACTIVATION):
-        forward[key] = [source for source in layer.sources if source != key]
-    cotangents = _keys(layer.outputs, ACTIVATION_GRAD)
+        forward[key] = [source for source in made_of if source != key]
+    made_of = _bounded([*_keys(layer.outputs, ACTIVATION_GRAD), *layer.sources], len(layer.sources))
     for family, name in map(split_key, layer.sources):
         if (gradient := gradient_family(family)) is not None:
             key = key_of(gradient, name)
-            backward[key] += [source for source in (*cotangents, *layer.sources) if source != key]
+            backward[key] += [source for source in made_of if source != key]
 
 
 def inverted(sources: Sources) -> dict[str, list[str]]:
@@ -79,21 +108,39 @@ def inverted(sources: Sources) -> dict[str, list[str]]:
 
 
 def nearest(graph: Mapping[str, Sequence[str]], key: str, known: Container[str]) -> list[str]:
-    """Returns the nearest keys behind a key that are known; those that are not are passed over.
+    """Returns the nearest keys behind one key that are known. See `NearestKeys`, which is for many keys."""
+    return NearestKeys(graph, known).behind(key)
+
+
+class NearestKeys:
+    """`NearestKeys` finds the nearest keys behind a key that are known; those that are not are passed over.
+
+    All searches together pass over so many at most: a file may have a chain of unknown keys behind each known one.
 
     Args:
         graph: The keys next behind each key: its sources, or what is computed from it.
-        key: The key.
-        known: The keys at which the search ends.
+        known: The keys at which a search ends.
     """
-    found: list[str] = []
-    seen, pending = {key}, [key]
-    while pending:
-        for each in graph.get(pending.pop(), ()):
-            if each not in seen:
-                seen.add(each)
-                (found if each in known else pending).append(each)
-    return found
+
+    def __init__(self, graph: Mapping[str, Sequence[str]], known: Container[str]) -> None:
+        self._graph, self._known = graph, known
+        self._left = _MOST_PASSED
+
+    def behind(self, key: str) -> list[str]:
+        """Returns the nearest keys behind a key."""
+        found: list[str] = []
+        seen, pending = {key}, [key]
+        while pending:
+            following = self._graph.get(pending.pop(), ())
+            for each in following:
+                if each not in seen:
+                    seen.add(each)
+                    (found if each in self._known else pending).append(each)
+            if pending:
+                self._left -= 1 + len(following)
+                if self._left < 0:
+                    break
+        return found
 
 
 def consequences(sources: Sources, first: str) -> frozenset[str]:
@@ -102,8 +149,8 @@ def consequences(sources: Sources, first: str) -> frozenset[str]:
     found: set[str] = set()
     pending = [first]
     while pending:
-        fresh = [key for key in readers.get(pending.pop(), ()) if key not in found]
-        found.update(fresh)
+        fresh = {*readers.get(pending.pop(), ())} - found
+        found |= fresh
         pending += fresh
     return frozenset(found - {first})
 
@@ -113,8 +160,8 @@ def before(sources: Sources, keys: Iterable[str]) -> frozenset[str]:
     pending = list(keys)
     found = set(pending)
     while pending:
-        fresh = [key for key in sources.get(pending.pop(), ()) if key not in found]
-        found.update(fresh)
+        fresh = {*sources.get(pending.pop(), ())} - found
+        found |= fresh
         pending += fresh
     return frozenset(found)
 
@@ -165,7 +212,7 @@ def _around(layer: Layer, by_path: Mapping[str, Layer]) -> list[Layer]:
     """Returns the layers around a layer, the innermost first."""
     found: list[Layer] = []
     # The manifest of an untrusted file can have cycles of parents.
-    while layer.parent is not None and layer.parent in by_path and by_path[layer.parent] not in found:
+    while layer.parent is not None and layer.parent in by_path and len(found) < _DEEPEST:
         layer = by_path[layer.parent]
         found.append(layer)
     return found

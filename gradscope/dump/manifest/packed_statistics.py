@@ -18,6 +18,9 @@ from gradscope.dump.manifest.json_fields import LARGEST
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.record import Json
 
+#: The most names that statistics of one dump have: a page has a column for each. There are about sixty.
+MOST_STATISTICS: Final = 256
+
 #: The values of one statistic: an array where all are floats, or all integers of 64 bits.
 Values: TypeAlias = "array[float] | array[int] | EqualTexts | list[Json]"
 
@@ -26,7 +29,7 @@ _CODES: Final = {float: "d", int: "q"}
 
 #: The most tables, and the most columns of one. A dump has a dozen tables of thirty columns.
 _MOST_TABLES: Final = 64
-_MOST_NAMES: Final = 256
+_MOST_NAMES: Final = MOST_STATISTICS
 
 #: The most different texts of which each is kept once.
 _FEW: Final = 64
@@ -219,6 +222,18 @@ def numbers_of(statistics: Sequence[Mapping[str, Json]], name: str) -> list[floa
     if kinds == {int} and min(values) >= -LARGEST and max(values) <= LARGEST:
         return [*map(float, values)]
     return [None if value is missing else as_float(value) for value in values]
+
+
+def different_names(statistics: Iterable[Mapping[str, Json]]) -> frozenset[str]:
+    """Returns the names of the statistics that any of some tensors has."""
+    tables: set[StatisticsTable] = set()
+    names: set[str] = set()
+    for each in statistics:
+        if isinstance(each, PackedStatistics):
+            tables.add(each.table)
+        else:
+            names.update(each)
+    return frozenset(names.union(*(table.columns for table in tables)))
 
 
 _TABLE: Final = attrgetter("table")

@@ -85,8 +85,12 @@ class DumpReport:
     def _where_it_began(self) -> tuple[Note, ...]:
         """Returns what the verdict does not say: where NaNs and infinities began, and the repair."""
         worst = self.findings[0] if self.findings else None
-        named = [each for each in self.manifest.origins if worst is not None and worst.why.startswith(each.why)]
-        notes = self._origin_notes([replace(each, why="") if each in named else each for each in self.manifest.origins])
+        notes = self._origin_notes(
+            [
+                replace(each, why="") if worst is not None and worst.why.startswith(each.why) else each
+                for each in self.manifest.origins
+            ]
+        )
         if worst is None or any(note.label == _REPAIR for note in notes):
             return notes
         remedy = next((rule.remedy for rule in RULES if rule.name == worst.rule), "")

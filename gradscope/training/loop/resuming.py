@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -37,7 +37,15 @@ class Start:
     watch: Mapping[str, Any] | None = None
 
 
-def opened(path: Path, options: Mapping[str, str], *, resume: bool, force: bool, processes: Processes) -> RunFolder:
+def opened(
+    path: Path,
+    options: Mapping[str, str],
+    *,
+    resume: bool,
+    force: bool,
+    processes: Processes,
+    inputs: Iterable[Path] = (),
+) -> RunFolder:
     """Returns the folder of a run, which has to be closed; in the process that writes it, it is locked.
 
     Args:
@@ -46,13 +54,14 @@ def opened(path: Path, options: Mapping[str, str], *, resume: bool, force: bool,
         options: The options that decide the run's numbers, by name.
         resume: Whether the run in it is continued.
         force: Whether a run in it may be replaced, or continued with other options.
+        inputs: Files that the run reads, which are not removed with one that is replaced.
 
     Raises:
         UsageError: There is no run to resume or one that would be lost, or it has other options.
         DumpError: Its history cannot be read.
         MachineError: The folder cannot be written.
     """
-    folder = processes.at_first(lambda: _locked(path, options, resume=resume, force=force))
+    folder = processes.at_first(lambda: _locked(path, options, resume=resume, force=force, inputs=inputs))
     return RunFolder(path, writes=False) if folder is None else folder
 
 
@@ -114,7 +123,7 @@ def owned(state: TrainState) -> TrainState:
     return jax.tree_util.tree_map(lambda leaf: leaf.copy(), state)
 
 
-def _locked(path: Path, options: Mapping[str, str], *, resume: bool, force: bool) -> RunFolder:
+def _locked(path: Path, options: Mapping[str, str], *, resume: bool, force: bool, inputs: Iterable[Path]) -> RunFolder:
     shown = printable(str(path))
     if resume and not is_run(path):
         raise UsageError(f"there is no run in {shown} to resume", hint="start it without --resume")
@@ -125,7 +134,7 @@ def _locked(path: Path, options: Mapping[str, str], *, resume: bool, force: bool
         if resume and not force:
             _require_same_options(path, options)
         elif not resume and is_run(path):
-            folder.clear()
+            folder.clear(inputs)
         elif folder.others and not force:
             raise UsageError(
                 f"{shown} holds other files, such as {printable(folder.others[0])}", hint="name a folder of its own"

@@ -207,6 +207,18 @@ def test_a_message_is_written_at_once_without_a_buffer(tmp_path: Path) -> None:
     assert in_shell(f"{sys.executable} -P -u -c '{code}'", tmp_path).errors == "1\n"
 
 
+@pytest.mark.parametrize("option", ["", "-u"])
+def test_the_streams_that_python_began_with_stay_open(tmp_path: Path, option: str) -> None:
+    """A model may write to them, whatever becomes of `sys.stdout`."""
+    code = (
+        "import os, sys; from gradscope.cli import standard_streams as s; s.open_streams(); "
+        "s.keep_stdout_for_results(); print(1); sys.stdout.flush(); sys.stdout = sys.stderr; "
+        "print(2, file=sys.__stdout__, flush=True); print(3, file=sys.__stderr__, flush=True)"
+    )
+    done = in_shell(f"{sys.executable} -P {option} -c '{code}'", tmp_path)
+    assert (done.status, done.output, done.errors) == (0, "1\n", "2\n3\n")
+
+
 def test_closed_streams_change_no_status(dumps: Path) -> None:
     for closing in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
         assert in_shell(f"$gradscope compare a.npz b.npz {closing}", dumps).status == 1

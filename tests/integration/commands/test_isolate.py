@@ -73,6 +73,16 @@ def test_what_cannot_be_reproduced_is_said_in_a_line(folder: Path, line: str, sa
     assert says in done.lines[0]
 
 
+def test_the_dump_is_kept_even_by_force(folder: Path) -> None:
+    (folder / "own").mkdir()
+    kept = (folder / "right.npz").read_bytes()
+    (folder / "own/isolated.npz").write_bytes(kept)
+    done = gradscope("isolate", "relu", "own/isolated.npz", "right.py", "-o", "own", "--force", folder=folder)
+    assert done.status == 2
+    assert "one of the files that are read" in done.lines[0]
+    assert [path.read_bytes() for path in (folder / "own").iterdir()] == [kept]
+
+
 def test_a_reproduction_is_replaced_only_by_force(folder: Path) -> None:
     line = ("isolate", "relu", "right.npz", "right.py", "-o", "again")
     assert [gradscope(*line, *more, folder=folder).status for more in ((), (), ("--force",))] == [0, 2, 0]

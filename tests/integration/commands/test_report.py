@@ -119,11 +119,14 @@ def test_a_page_of_a_run_is_made_without_jax(tmp_path: Path) -> None:
         ("none.npz", 3, "none.npz: it cannot be opened"),
         ("one/step_1.npz -o taken.html", 2, "taken.html exists"),
         ("one/step_1.npz -o nowhere/page.html", 2, "there is no folder"),
+        ("one/step_1.npz one/step_2.npz --tol-file rules -o rules --force", 2, "one of the files that are read"),
+        ("one/step_1.npz one/step_2.npz --map rules -o rules --force", 2, "one of the files that are read"),
     ],
 )
 def test_what_cannot_be_a_page_is_refused(folder: Path, line: str, status: int, message: str) -> None:
     run_folder(folder / "run")
     (folder / "taken.html").write_text("mine")
+    (folder / "rules").touch()
     done = gradscope("report", *line.split(), folder=folder)
     assert done.status == status
     assert message in done.errors

@@ -50,6 +50,12 @@ with interrupts, DumpWriter("run.npz") as writer:
     for number in itertools.count():
         writer.add(Record(family="activation", name=str(number), **facts))
 """,
+    "matching": """
+import re
+with interrupts:
+    begin()
+    re.fullmatch("(a+)+b", 100 * "a")
+""",
     "running": """
 import jax
 with interrupts:
@@ -84,6 +90,7 @@ def interrupted(running: subprocess.Popen[str], number: signal.Signals) -> int:
     [
         ("waiting", signal.SIGINT, 0.0, 130),
         ("writing", signal.SIGTERM, 0.11, 143),
+        ("matching", signal.SIGTERM, 0.2, 143),
         ("running", signal.SIGINT, 0.17, 130),
     ],
 )

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import gradscope as gs
+from gradscope.errors import UsageError
 from gradscope.history.history_rows import Alarm, StepRecord
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import RunFolder
@@ -113,6 +114,21 @@ def test_a_terminal_shows_a_run_on_one_screen_and_all_of_it_in_full(tmp_path: Pa
     assert "param/block7" in gradscope("show", run, folder=tmp_path).output  # a pipe has everything
     watched = in_terminal("watch", "run", "--once", folder=tmp_path, columns=100).plain
     assert "scan[0..59]" in watched
+
+
+@pytest.mark.parametrize("height", [24, 60])
+def test_a_terminal_shows_a_step_on_one_screen_and_all_of_it_in_full(tmp_path: Path, height: int) -> None:
+    names = [f"{family}/layer{at}" for family in ("activation", "param", "slot/mu") for at in range(60)]
+    write(tmp_path / "run", keys=(*KEYS, *names))
+    step = ("show", "run", "--step", 10)
+    shown = in_terminal(*step, folder=tmp_path, columns=100, LINES=str(height)).plain
+    assert len(shown.splitlines()) <= min(height - 1, 40)
+    assert "verdict  nonfinite: at step 20 param_grad/w has 2 NaN" in shown
+    assert shown.count(" of 61)") == 3
+    assert "gradscope show run --step 10 --full" in shown
+    for more in (("--full",), ("--select", "layer*"), ("--families", "activation"), ("--sort", "l2")):
+        assert "layer59" in in_terminal(*step, *more, folder=tmp_path, columns=100).plain
+    assert "layer59" in gradscope(*step, folder=tmp_path).output  # a pipe has everything
 
 
 @pytest.mark.parametrize(
@@ -233,6 +249,18 @@ def test_folders_of_alarms_that_the_history_forgot_are_kept_and_do_not_count(tmp
         assert folder.left_alarms(history.alarm_folders()) == [names[2]]
         assert folder.keep_alarms(1, history.alarm_folders()) == [names[0]]
     assert sorted(path.name for path in tmp_path.glob("alarm-*")) == names[1:]
+
+
+def test_a_run_is_not_replaced_where_the_new_one_reads_its_checkpoint(run: Path) -> None:
+    checkpoint = run / "state-000007.npz"
+    checkpoint.touch()
+    before = sorted(run.iterdir())
+    with RunFolder(run) as folder, pytest.raises(UsageError, match=r"its state-000007.npz is read"):
+        folder.clear([run.parent / "other.npz", run / ".." / run.name / checkpoint.name])
+    assert sorted(each for each in run.iterdir() if each.name != ".lock") == before
+    with RunFolder(run) as folder:
+        folder.clear()
+    assert [each.name for each in run.iterdir()] == [".lock"]
 
 
 def test_ten_thousand_rows_take_little_room(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from gradscope.capturing.isolate.reproduction import Reproduction
 from gradscope.capturing.isolate.reproduction_script import script, write_reproduction
+from gradscope.dump.storage.writing import partial_file
 from gradscope.errors import MachineError
 
 
@@ -30,14 +31,16 @@ def test_no_name_ends_the_docstring_or_escapes_in_it() -> None:
     assert not any(isinstance(node, ast.Raise) for node in ast.walk(tree))
 
 
+FOUND = Reproduction(
+    name="layer", source=None, code=(), inputs={"x": np.ones(2)}, origins={"x": "given"}, cotangents={},
+    constants={}, outputs=(), gradients=(),
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("call", ["fsync", "pwrite", "link", "ftruncate"])
 def test_a_failure_of_any_call_leaves_both_files_as_they_were(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Reproduction(
-        name="layer", source=None, code=(), inputs={"x": np.ones(2)}, origins={"x": "given"}, cotangents={},
-        constants={}, outputs=(), gradients=(),
-    )  # fmt: skip
     real = getattr(os, call)
     for failing in count():
         numbers = count()
@@ -50,10 +53,28 @@ def test_a_failure_of_any_call_leaves_both_files_as_they_were(
         monkeypatch.setattr(os, call, fail)
         folder = tmp_path / str(failing)
         try:
-            write_reproduction(folder, found, file="isolated", dump="a.npz", force=False)
+            write_reproduction(folder, FOUND, file="isolated", dump=tmp_path / "a.npz", force=False)
         except MachineError:
-            assert list(folder.iterdir()) == []
+            assert list(tmp_path.iterdir()) == []
         else:
             break
     assert failing >= 2
     assert sorted(path.name for path in folder.iterdir()) == ["isolated.npz", "isolated.py"]
+
+
+@pytest.mark.parametrize("call", ["fsync", "pwrite", "link", "open", "rename"])
+def test_a_new_folder_has_both_files_at_any_time_and_the_next_removes_what_a_dead_one_left(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, real = tmp_path / "repro", getattr(os, call)
+    left = partial_file.fresh_path(folder)
+    left.mkdir()
+    (left / "isolated.npz").touch()
+
+    def look(*arguments: Any, **named: Any) -> Any:
+        assert not folder.exists() or len(list(folder.iterdir())) == 2
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(os, call, look)
+    write_reproduction(folder, FOUND, file="isolated", dump=tmp_path / "a.npz", force=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["repro"]

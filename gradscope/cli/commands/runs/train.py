@@ -166,7 +166,10 @@ def _trained(
             facts=_facts(model, model_options.facts(arguments)), stop=stop, progress=shown,
         )  # fmt: skip
         with chdir(start):
-            opened_folder = opened(output, chosen, resume=record_options.resume, force=force, processes=processes)
+            opened_folder = opened(
+                output, chosen, resume=record_options.resume, force=force, processes=processes,
+                inputs=model_options.input_files,
+            )  # fmt: skip
         with opened_folder as folder:
             progress.phase("compile")
             with interrupts.asking(ask):

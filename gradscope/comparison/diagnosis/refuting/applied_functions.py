@@ -19,7 +19,7 @@ from gradscope.comparison.diagnosis.refuting.steps_apart import steps_apart
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.manifest.layer_graph import nearest
+from gradscope.dump.manifest.layer_graph import NearestKeys
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, key_of, split_key
 
 #: The passes that pair by names, which may be of another step.
@@ -50,11 +50,12 @@ def without_applied(
         return pairing, {}
     sources = forward_sources(dumps.ref)
     errors = {dumps.ref.resolve(each.ref): relative_error(rows[each.ref]) for each in pairing.matched}
+    before = NearestKeys(sources, errors)
     agreeing: dict[str, str] = {}
     dropped: set[str] = set()
     for match in sorted(differing, key=lambda each: dumps.ref.entry(each.ref).site.index):
         owner = dumps.ref.resolve(match.ref)
-        inherited = max((errors[each] for each in nearest(sources, owner, errors)), default=0.0)
+        inherited = max((errors[each] for each in before.behind(owner)), default=0.0)
         tolerance = _tolerance(rows[match.ref], inherited)
         found = None if tolerance is None else steps_apart(dumps, match, tolerance)
         if found is not None and found.applied:

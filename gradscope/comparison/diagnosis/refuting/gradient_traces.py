@@ -20,7 +20,7 @@ from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.precision import machine_epsilon
 from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.manifest.layer_graph import inverted, nearest, sources_of
+from gradscope.dump.manifest.layer_graph import NearestKeys, inverted, sources_of
 from gradscope.naming import ACTIVATION_GRAD, is_gradient, key_of, split_key
 
 #: How near a difference of losses is to what makes it, and how many times its rounding it is at least.
@@ -61,8 +61,9 @@ class GradientTraces:
     """
 
     def __init__(self, source: DumpSource, rows: Mapping[str, ComparisonRow]) -> None:
-        self._sources = sources_of(source.manifest.layers)
-        self._readers = inverted(self._sources)
+        sources = sources_of(source.manifest.layers)
+        self._sources = NearestKeys(sources, rows)
+        self._readers = NearestKeys(inverted(sources), rows)
         self._rows = rows
         gradients = {key for key, row in rows.items() if is_gradient(row.family)}
         zero = {key for key in gradients if source.entry(key).stats.get("rms") == 0 and rows[key].status == "same"}
@@ -73,7 +74,7 @@ class GradientTraces:
 
         A program without gradients has none that does, and those next behind may all be zero, whatever the value is.
         """
-        behind = [each for each in nearest(self._readers, key, self._rows) if is_gradient(self._rows[each].family)]
+        behind = [each for each in self._readers.behind(key) if is_gradient(self._rows[each].family)]
         telling = self._telling.intersection(behind)
         if not telling and (behind or not self._telling):
             return None
@@ -81,5 +82,5 @@ class GradientTraces:
 
     def _begins_in(self, key: str) -> bool:
         """Returns whether a gradient differs, and nothing that is compared of what it is computed from does."""
-        before = nearest(self._sources, key, self._rows)
+        before = self._sources.behind(key)
         return self._rows[key].status == "different" and all(self._rows[each].status == "same" for each in before)

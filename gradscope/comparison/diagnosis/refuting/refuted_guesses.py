@@ -38,7 +38,7 @@ from gradscope.comparison.diagnosis.refuting.traceless_gradients import traceles
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.manifest.layer_graph import nearest
+from gradscope.dump.manifest.layer_graph import NearestKeys
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, is_gradient, key_of, split_key, subject_family
 
 #: The passes that pair by places, or by names that only resemble each other.
@@ -220,6 +220,7 @@ class _Program:
         self._exact: set[str] = set()
         self.differing: set[str] = set()
         errors = {key: relative_error(row) for key, row in rows.items() if key in self._sources}
+        self._nearest = NearestKeys(self._sources, self._rows)
         self._certain = ErrorsBehind(self._sources, errors, loss)
         self._likely = ErrorsBehind(self._sources, errors, loss)
 
@@ -233,7 +234,7 @@ class _Program:
 
     def agreeing_before(self, key: str) -> Iterator[str]:
         """Yields the nearest compared values that agree and that a value is computed from, by the reference's keys."""
-        rows = (self._rows[each] for each in nearest(self._sources, key, self._rows))
+        rows = (self._rows[each] for each in self._nearest.behind(key))
         yield from (key_of(row.family, row.name) for row in rows if (row.family, row.status) == (ACTIVATION, "same"))
 
     def inherits(self, key: str) -> bool:

@@ -17,7 +17,7 @@ from gradscope.comparison.diagnosis.refuting.errors_behind import EXACT, relativ
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.manifest.layer_graph import inverted, nearest, sources_of
+from gradscope.dump.manifest.layer_graph import NearestKeys, inverted, sources_of
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, is_gradient, key_of, split_key
 
 #: The passes that pair what the user says is one tensor.
@@ -75,8 +75,9 @@ class _Program:
     def __init__(self, source: DumpSource, rows: Mapping[str, ComparisonRow]) -> None:
         self._source = source
         self._rows = dict(rows)
-        self._sources = sources_of(source.manifest.layers)
-        self._readers = inverted(self._sources)
+        sources = sources_of(source.manifest.layers)
+        self._sources = NearestKeys(sources, self._rows)
+        self._readers = NearestKeys(inverted(sources), self._rows)
 
     def agrees_behind(self, key: str) -> bool:
         """Returns whether gradients are computed from a gradient that are compared, and all agree but for rounding.
@@ -84,8 +85,8 @@ class _Program:
         One that is zero but for rounding agrees whatever it is computed from.
         """
         owner = self._source.resolve(key)
-        behind = [self._rows[each] for each in nearest(self._readers, owner, self._rows)]
-        before = [self._rows[each] for each in nearest(self._sources, owner, self._rows)]
+        behind = [self._rows[each] for each in self._readers.behind(owner)]
+        before = [self._rows[each] for each in self._sources.behind(owner)]
         inherited = max((relative_error(row) for row in before if row.status == "same"), default=0.0)
         limit = max(EXACT, _GROWTH * inherited)
         agree = all(row.status == "same" and relative_error(row) <= limit for row in behind)

@@ -40,14 +40,14 @@ def turned_value(
     }
     agreeing = {owner for owner, row in by_owner.items() if row.status == "same"}
     turned = {owner for owner in agreeing if _is_turned(dumps, _match(matches, by_owner, owner))}
-    own = matches.get(start)
+    own, readers = matches.get(start), None
     for key in nearest(sources, dumps.ref.resolve(start), by_owner):
         steps = _match(matches, by_owner, key).recipe.steps if key in turned else ()
         if not steps or (own is not None and own.recipe.steps == steps):
             continue
         alike = {each for each in agreeing if _match(matches, by_owner, each).recipe.steps == steps}
         chain = _before(sources, key, alike, by_owner)
-        readers = inverted(sources)
+        readers = inverted(sources) if readers is None else readers
         borne_out = any(
             each in agreeing and each not in chain for value in chain for each in nearest(readers, value, by_owner)
         )

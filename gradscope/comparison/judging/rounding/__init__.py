@@ -1,6 +1,7 @@
 """Rounding states how far two tensors may be apart because numbers are rounded, beyond the default tolerance.
 
 - `rounding_floors`: a *floor* is how far rounding can move a tensor whose terms cancel, in absolute terms.
+- `pair_floors`: the floors of pairs of tensors.
 - `inherited_precision`: the dtype that a tensor was computed in, by what it was computed from.
 - `accumulated_rounding`: how far rounding to 16 bits adds up with the depth of a network.
 """

@@ -22,7 +22,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from gradscope.dump.manifest.layer_graph import inverted, nearest, sources_of
+from gradscope.dump.manifest.layer_graph import NearestKeys, inverted, sources_of
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import ACTIVATION_GRAD, is_gradient, split_key
 
@@ -53,8 +53,8 @@ def accumulated_tolerances(
     """
     if all(errors[key] <= tolerances[key] for key in narrow):
         return {}
-    sources = sources_of(layers)
-    read = {key: [each for each in nearest(sources, key, errors) if each != key] for key in errors}
+    sources = NearestKeys(sources_of(layers), errors)
+    read = {key: [each for each in sources.behind(key) if each != key] for key in errors}
     limits: dict[str, float] = {}
     depths: dict[str, int] = {}
     for key in _in_order(read):

@@ -35,7 +35,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gradscope.comparison.metrics.evidence import PairEvidence
 from gradscope.comparison.precision import dtype_class, machine_epsilon
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
@@ -59,6 +58,8 @@ _FOLLOWED: Final = 16
 
 #: Operations that may broadcast an operand, whose derivative with respect to it is one, or the other factor.
 _BROADCASTING: Final = frozenset({"broadcast_in_dim", "add", "sub", "mul"})
+#: The most shapes of the tensors of one layer that are looked at: a file may have a layer of a million.
+_MOST_SHAPES: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +89,40 @@ class _Sum:
         return math.sqrt(self.terms) * self.scale
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    """_Sizes stores the root mean squares of some tensors.
+
+    Attributes:
+        by_shape: The largest that is finite, by shape; of many shapes, those of the largest ones.
+        largest: The largest of all; None where there are no tensors.
+        largest_float: The largest of the floating-point tensors; 0 where there are none.
+        exact: Whether any tensor is of another type.
+    """
+
+    by_shape: Mapping[tuple[int, ...], float]
+    largest: float | None
+    largest_float: float
+    exact: bool
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry]) -> _Sizes:
+        """Returns the sizes of some tensors."""
+        sizes = [(entry.shape, _rms(entry), dtype_class(entry.dtype) == "float") for entry in entries]
+        by_shape: dict[tuple[int, ...], float] = {}
+        for shape, rms, _ in sizes:
+            if math.isfinite(rms):
+                by_shape[shape] = max(by_shape.get(shape, 0.0), rms)
+        if len(by_shape) > _MOST_SHAPES:
+            by_shape = dict(sorted(by_shape.items(), key=lambda each: each[1])[-_MOST_SHAPES:])
+        return cls(
+            by_shape=by_shape,
+            largest=max((rms for _, rms, _ in sizes), default=None),
+            largest_float=max((rms for _, rms, is_float in sizes if is_float), default=0.0),
+            exact=not all(is_float for _, _, is_float in sizes),
+        )
+
+
 class RoundingFloors:
     """RoundingFloors returns the floors of the tensors of one dump.
 
@@ -102,6 +137,7 @@ class RoundingFloors:
         composites = {layer.parent for layer in layers}
         self._is_used = bool(layers)
         self._makers = {name: layer for layer in layers for name in layer.outputs}
+        self._known_sizes: dict[tuple[str, int], _Sizes] = {}
         self._readers = _by_name(layers, composites, lambda layer: layer.inputs)
         self._users = _by_name(layers, composites, lambda layer: layer.params)
 
@@ -137,10 +173,7 @@ class RoundingFloors:
         if entry.family != ACTIVATION_GRAD:
             return None
         readers = self._readers.get(entry.name, [])
-        if len(readers) != 1 or not readers[0].operation:
-            return None
-        outputs = list(self._entries(ACTIVATION_GRAD, readers[0].outputs))
-        return outputs[0] if len(outputs) == 1 else None
+        return self._output_gradient(readers[0]) if len(readers) == 1 else None
 
     def _own(self, entry: Entry, dtype: str) -> Floor | None:
         """Returns the floor of a tensor by the sums that make it; None where none is known."""
@@ -161,106 +194,62 @@ class RoundingFloors:
                 yield from self._of_parameter(entry, layer)
         elif entry.family in (ACTIVATION_GRAD, INPUT_GRAD):
             for layer in self._readers.get(entry.name, ()):
-                outputs = self._scales(ACTIVATION_GRAD, layer.outputs)
-                yield from self._of_product(entry, layer, max(outputs, default=0.0))
+                yield from self._of_product(entry, layer, self._scale(ACTIVATION_GRAD, layer.outputs))
                 yield from self._of_broadcast(entry, layer)
         elif entry.family == ACTIVATION and entry.name in self._makers:
             layer = self._makers[entry.name]
-            inputs = [*self._scales(ACTIVATION, layer.inputs), *self._scales(INPUT, layer.inputs)]
-            yield from self._of_product(entry, layer, max(inputs, default=0.0))
+            scale = max(self._scale(ACTIVATION, layer.inputs), self._scale(INPUT, layer.inputs))
+            yield from self._of_product(entry, layer, scale)
 
     def _of_parameter(self, entry: Entry, layer: Layer) -> Iterator[_Sum]:
         """Yields the sum over positions of a layer's output that makes the gradient of a parameter."""
         shape = entry.shape[1:] if entry.family == EXAMPLE_GRAD else entry.shape
-        inputs = [*self._entries(ACTIVATION, layer.inputs), *self._entries(INPUT, layer.inputs)]
-        exact = any(dtype_class(each.dtype) != "float" for each in inputs)  # a table that indices are looked up in
-        scale = max(map(_rms, inputs), default=1.0) if len(shape) > 1 and not exact else 1.0
-        for output in self._entries(ACTIVATION_GRAD, layer.outputs):
-            size = math.prod(output.shape)
-            terms = size // math.prod(shape) if exact else size // _shared(shape, output.shape)
-            yield _Sum(terms=max(1, terms), scale=_rms(output) * scale)
+        inputs = [self._sizes(family, layer.inputs) for family in (ACTIVATION, INPUT)]
+        exact = any(each.exact for each in inputs)  # a table that indices are looked up in
+        known = [each.largest for each in inputs if each.largest is not None]
+        scale = max(known, default=1.0) if len(shape) > 1 and not exact else 1.0
+        for output, rms in self._sizes(ACTIVATION_GRAD, layer.outputs).by_shape.items():
+            size = math.prod(output)
+            terms = size // math.prod(shape) if exact else size // _shared(shape, output)
+            yield _Sum(terms=max(1, terms), scale=rms * scale)
 
     def _of_product(self, entry: Entry, layer: Layer, scale: float) -> Iterator[_Sum]:
         """Yields the sums of products with the kernels of a layer."""
-        for kernel in self._entries(PARAM, layer.params):
-            if len(kernel.shape) > 1:
-                terms = math.prod(kernel.shape) // _shared(kernel.shape, entry.shape)
-                yield _Sum(terms=max(1, terms), scale=scale * _rms(kernel))
+        for kernel, rms in self._sizes(PARAM, layer.params).by_shape.items():
+            if len(kernel) > 1:
+                terms = math.prod(kernel) // _shared(kernel, entry.shape)
+                yield _Sum(terms=max(1, terms), scale=scale * rms)
 
     def _of_broadcast(self, entry: Entry, layer: Layer) -> Iterator[_Sum]:
         """Yields the sum over the elements of an operation's output that each element of an operand was copied to."""
-        if not layer.operation or layer.primitive not in _BROADCASTING:
+        output = self._output_gradient(layer)
+        if output is None or layer.primitive not in _BROADCASTING or len(layer.inputs) > 2:
             return
         others = [name for name in layer.inputs if name != entry.name] if layer.primitive == "mul" else []
-        factor = math.prod(self._scales(ACTIVATION, others)) if others else 1.0
-        for output in self._entries(ACTIVATION_GRAD, layer.outputs):
-            terms = math.prod(output.shape) // max(1, math.prod(entry.shape))
-            if terms > 1:
-                yield _Sum(terms=terms, scale=_rms(output) * factor)
+        factor = math.prod(map(_rms, self._entries(ACTIVATION, others)))
+        terms = math.prod(output.shape) // max(1, math.prod(entry.shape))
+        if terms > 1:
+            yield _Sum(terms=terms, scale=_rms(output) * factor)
 
-    def _scales(self, family: str, names: Iterable[str]) -> list[float]:
-        return [_rms(entry) for entry in self._entries(family, names) if dtype_class(entry.dtype) == "float"]
+    def _output_gradient(self, layer: Layer) -> Entry | None:
+        """Returns the gradient of the one output of an operation; None for another layer."""
+        found = self._entries(ACTIVATION_GRAD, layer.outputs) if layer.operation and len(layer.outputs) == 1 else []
+        return found[0] if found else None
+
+    def _scale(self, family: str, names: Sequence[str]) -> float:
+        """Returns the largest root mean square of the floating-point tensors of some names."""
+        return self._sizes(family, names).largest_float
+
+    def _sizes(self, family: str, names: Sequence[str]) -> _Sizes:
+        """Returns the sizes of the tensors of some names, which a layer has: they are read once for all of them."""
+        place = family, id(names)
+        if place not in self._known_sizes:
+            self._known_sizes[place] = _Sizes.of(self._entries(family, names))
+        return self._known_sizes[place]
 
     def _entries(self, family: str, names: Iterable[str]) -> list[Entry]:
         keys = (key_of(family, name) for name in names)
         return [self._source.entry(self._source.resolve(key)) for key in keys if key in self._known]
-
-
-class PairFloors:
-    """PairFloors returns the floors of pairs: those of the reference, or of the candidate where that knows of none.
-
-    A program knows the floor of a tensor by the layers around it, which a port may have no scopes for.
-
-    Args:
-        ref: The reference.
-        cand: The candidate.
-    """
-
-    def __init__(self, ref: DumpSource, cand: DumpSource) -> None:
-        self._sources = ref, cand
-        self._floors = RoundingFloors(ref), RoundingFloors(cand)
-        self._in_ref = bool(ref.manifest.layers)
-
-    def floor(self, ref: str, cand: Sequence[str], dtype: str) -> Floor | None:
-        """Returns the floor of a pair; None where it has none.
-
-        Args:
-            ref: The reference's key.
-            cand: The candidate's keys, of which the tensor is made.
-            dtype: The coarser dtype that it was computed in.
-        """
-        own, other = self._floors
-        if (known := own.floor(ref, dtype)) is not None:
-            return known
-        found = other.floor(cand[0], dtype)
-        if found is None or not self._in_ref:
-            return found
-        size, whole = (
-            math.prod(each.entry(key).shape) for each, key in zip(self._sources, (ref, cand[0]), strict=True)
-        )
-        share = math.sqrt(size / max(1, whole))  # the norm of a part, of elements that have as many terms each
-        if len(cand) > 1 or share > 1:
-            return None
-        return replace(found, l2=share * found.l2, cancelled=share * found.cancelled)
-
-
-def is_within(evidence: PairEvidence, floor: Floor) -> bool:
-    """Returns whether two tensors, of terms that cancel, differ by no more than a floor."""
-    rel_l2 = as_float(evidence.metrics.get("rel_l2", 0.0))
-    if evidence.distance is None or rel_l2 <= 0:
-        return False
-    return is_rounding(evidence.distance, evidence.distance / rel_l2, floor)
-
-
-def is_rounding(distance: float, l2: float, floor: Floor) -> bool:
-    """Returns whether a difference is rounding of terms that cancel.
-
-    Args:
-        distance: The l2 norm of the difference.
-        l2: That of the reference.
-        floor: The floor of the tensor.
-    """
-    return distance <= floor.l2 and l2 <= floor.cancelled
 
 
 def _by_name(

@@ -18,7 +18,7 @@ from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.layout.layouts import relative_error
 from gradscope.comparison.layout.recipes import RecipeStep, Reshape, Transpose
 from gradscope.comparison.pairing.matching import Dumps, Match
-from gradscope.dump.manifest.layer_graph import inverted, nearest, sources_of
+from gradscope.dump.manifest.layer_graph import NearestKeys, inverted, sources_of
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, is_gradient, key_of, split_key
 
 
@@ -43,10 +43,11 @@ def with_positions_in_order(dumps: Dumps, matches: Sequence[Match]) -> tuple[Mat
         return tuple(matches)
     known = {dumps.ref.resolve(each.ref): each for each in matches if split_key(each.ref)[0] == ACTIVATION}
     sources = sources_of(dumps.ref.manifest.layers).items()
-    readers = inverted({key: made_of for key, made_of in sources if not is_gradient(split_key(key)[0])})
+    graph = inverted({key: made_of for key, made_of in sources if not is_gradient(split_key(key)[0])})
+    readers = NearestKeys(graph, known)
     found: dict[str, tuple[RecipeStep, ...]] = {}
     for match, steps in in_order.items():
-        compared = nearest(readers, dumps.ref.resolve(match.ref), known)
+        compared = readers.behind(dumps.ref.resolve(match.ref))
         if compared and not any(_agrees(dumps, known[key]) for key in compared):
             found |= {match.ref: steps, key_of(ACTIVATION_GRAD, split_key(match.ref)[1]): steps}
     return tuple(

@@ -34,6 +34,9 @@ _UNIT_COLUMNS: Final = [_COLUMNS.index(unit) for unit in _UNITS]
 
 #: The classes of the reference that are compared at once, and the most pairs of classes.
 _BATCH: Final = 4096
+#: The most classes of near norms, or without one, that are looked at for one: a file may state one norm, or none, for
+#: all its tensors.
+_MOST_NEAR: Final = 1024
 _MOST_TRIED: Final = 1 << 18
 
 
@@ -109,8 +112,9 @@ class _Group:
         starts, stops = _around(norms, own[:, 0], reaches[:, 0])
         unknown = np.isnan(own[:, 0])
         starts[unknown], stops[unknown] = 0, len(order)
+        stops = np.minimum(stops, starts + _MOST_NEAR)
         ends = np.cumsum(stops - starts)
-        without_norm = [self.classes[place] for place in order[len(norms) :].tolist()]
+        without_norm = [self.classes[place] for place in order[len(norms) :][:_MOST_NEAR].tolist()]
         first = 0
         while first < len(refs):
             before = ends[first - 1] if first else 0

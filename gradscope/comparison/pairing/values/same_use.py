@@ -8,14 +8,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from itertools import chain, islice
+from typing import Final
 
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import ACTIVATION, INPUT, PARAM, key_of
 
+#: The most tensors around all parameters of one layer together, and the most users that all requests look at: a file
+#: may have a layer of a million parameters.
+_MOST_AROUND: Final = 1 << 17
+_MOST_USERS: Final = 4_000_000
+
 
 class SameUse:
     """SameUse counts what the layers that use two parameters have in common.
+
+    Of layers with hundreds of parameters and values it knows some, and of thousands of such parameters the first.
 
     Args:
         dumps: The dumps.
@@ -27,6 +36,7 @@ class SameUse:
         self._known: defaultdict[str, set[str]] = defaultdict(set)
         for match in matches:
             self._known[match.ref].update(match.recipe.keys)
+        self._left = _MOST_USERS
         self._users: defaultdict[str, list[str]] = defaultdict(list)
         for key, around in self._cand.items():
             for each in around:
@@ -35,7 +45,9 @@ class SameUse:
     def likely(self, ref: str) -> frozenset[str]:
         """Returns the parameters of the candidate for which `shared` counts anything with a parameter."""
         known = (key for around in self._ref.get(ref, ()) for key in self._known.get(around, ()))
-        return frozenset(user for key in known for user in self._users.get(key, ()))
+        users = [*islice(chain.from_iterable(self._users.get(key, ()) for key in known), self._left)]
+        self._left -= len(users)
+        return frozenset(users)
 
     def shared(self, match: Match) -> int:
         """Returns how many tensors around a parameter are paired with tensors around its counterpart.
@@ -53,8 +65,11 @@ def _surroundings(source: DumpSource) -> Mapping[str, frozenset[str]]:
     composites = {layer.parent for layer in layers}
     found: defaultdict[str, set[str]] = defaultdict(set)
     for layer in (layer for layer in layers if layer.path not in composites):
-        params = {key_of(PARAM, name) for name in layer.params}
-        read = {key_of(family, name) for name in layer.inputs for family in (ACTIVATION, INPUT)}
+        params = dict.fromkeys(key_of(PARAM, name) for name in layer.params)
+        read = (key_of(family, name) for name in layer.inputs for family in (ACTIVATION, INPUT))
+        returned = (key_of(ACTIVATION, name) for name in layer.outputs)
+        most = _MOST_AROUND // max(1, len(params))
+        around = [*islice(dict.fromkeys(chain(returned, read, params)), max(1, most))]
         for key in params:
-            found[key] |= params | read | {key_of(ACTIVATION, name) for name in layer.outputs}
+            found[key].update(around)
     return {key: frozenset(around - {key}) for key, around in found.items()}

@@ -20,6 +20,7 @@ import hashlib
 import logging
 import os
 import secrets
+import shutil
 import socket
 import stat
 import threading
@@ -100,7 +101,7 @@ class PartialFile:
                 _replace(self._path, target)
             else:
                 _name_anew(self._path, target)
-            _sync_folder(target.parent)
+            sync_folder(target.parent)
 
     def discard(self) -> None:
         """Removes the file, unless it has been published. It may be called at any time, from any thread, repeatedly."""
@@ -122,7 +123,7 @@ class PartialFile:
             self._flusher.wrote(written)
 
     def _choose_path(self) -> None:
-        self._path = _fresh_path(self._target)
+        self._path = fresh_path(self._target)
         self._flusher = Flusher(self._path)
         self._direct = DirectWriter(self._path)
 
@@ -174,16 +175,19 @@ def sweep(target: Path) -> None:
 
 def _remove_dead(path: Path) -> None:
     with suppress(OSError):
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        is_folder = path.is_dir() and not path.is_symlink()
+        mode = os.O_RDONLY | os.O_DIRECTORY if is_folder else os.O_RDWR
+        descriptor = os.open(path, mode | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             # The lock decides whether the writer is alive, not the process number: numbers are reused.
             if lock(descriptor):
-                path.unlink()
+                (shutil.rmtree if is_folder else os.unlink)(path)
         finally:
             os.close(descriptor)
 
 
-def _fresh_path(target: Path) -> Path:
+def fresh_path(target: Path) -> Path:
+    """Returns a new path next to a target, which `sweep` knows."""
     return target.with_name(f"{_prefix(target)}{os.getpid()}-{secrets.token_hex(4)}.partial")
 
 
@@ -242,7 +246,8 @@ def _mode(path: Path) -> int | None:
         return None
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Syncs the names in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

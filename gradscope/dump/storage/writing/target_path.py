@@ -84,7 +84,13 @@ def files_of(paths: Iterable[Path]) -> Iterator[Path]:
             yield path
 
 
-def checked_file(path: Path, *, force: bool | None) -> Path:
+def is_one_of(path: Path, files: Iterable[Path]) -> bool:
+    """Returns whether a path is one of some files, whatever their names are."""
+    facts = path.stat()
+    return any(_is_same(each, facts) for each in files)
+
+
+def checked_file(path: Path, *, force: bool | None, inputs: Iterable[Path] = ()) -> Path:
     """Returns the path of a file other than a dump; a symbolic link is refused. See `checked_target`."""
     # A dump's path is the user's own. A file with a fixed name in a folder of others may be a link that they made.
     if path.is_symlink():
@@ -92,7 +98,7 @@ def checked_file(path: Path, *, force: bool | None) -> Path:
         raise UsageError(
             f"cannot write to {shown}: it is a symbolic link", hint="give another path, or remove the link"
         )
-    return checked_target(path, force=force)
+    return checked_target(path, force=force, inputs=inputs)
 
 
 def require_space(target: Path, predicted_bytes: int) -> None:
@@ -111,16 +117,22 @@ def require_space(target: Path, predicted_bytes: int) -> None:
         )
 
 
-def incomplete_target(target: Path) -> Path:
+def incomplete_target(target: Path, inputs: Iterable[Path] = ()) -> Path:
     """Returns the path next to a target for the incomplete dump of a failed run: NAME.incomplete.npz.
 
+    Args:
+        target: The target.
+        inputs: Files that the run read, which are not replaced.
+
     Raises:
-        MachineError: Something other than a regular file is there.
+        MachineError: Something other than a regular file is there, or a file that is kept.
     """
     path = target.with_name(target.name.removesuffix(".npz") + ".incomplete.npz")
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
             raise MachineError(f"cannot write to {printable(str(path))}: it is not a regular file")
+        if role := _role(path, inputs):
+            raise MachineError(f"cannot write to {printable(str(path))}: it is {role}")
     except FileNotFoundError:
         return path
     except OSError as error:

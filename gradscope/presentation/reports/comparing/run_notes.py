@@ -21,6 +21,8 @@ _HASH: Final = re.compile(r"[0-9a-f]{32,}")
 #: The field whose hash is a name that people use, in its short form.
 _COMMIT: Final = "git_commit"
 _COMMIT_DIGITS: Final = 12
+#: The field of a run that has the hash of a file.
+_FILE: Final = re.compile(rf"{RUN_OPTION}an? (.+ file) of SHA-256")
 #: The field with the command line of a dump, and those that are only there where an option was given.
 _COMMAND_LINE: Final = "argv"
 _OPTIONS: Final = ("checkpoint", "data", "batch_index", "loss", "train", "dtype")
@@ -46,12 +48,13 @@ def provenance_notes(differences: Sequence[Mapping[str, Json]], screen: Screen, 
     """
     hashes = [] if verbose else [str(each["field"]) for each in differences if _is_hash(each)]
     shown = [each for each in differences if each["field"] not in hashes]
-    labels = widest([*(str(each["field"]) for each in shown), _HASHES, _EXTENT])
+    labels = widest([*(_label(str(each["field"])) for each in shown), _HASHES, _EXTENT])
     # A dump that states its command line states every option of it, as a run does.
     stating = [side for each in differences if each["field"] == _COMMAND_LINE for side in _SIDES if side in each]
     room = None if screen.width is None or verbose else screen.width - labels - _GAP
     notes = [
-        Note(label=str(each["field"]), text=_change(each, stating, room, screen, verbose=verbose)) for each in shown
+        Note(label=_label(str(each["field"])), text=_change(each, stating, room, screen, verbose=verbose))
+        for each in shown
     ]
     return (*notes, *_hashes(hashes))
 
@@ -64,7 +67,13 @@ def verdict_annotation(verdict: str, sentence: str, source: str | None = None) -
 
 def _hashes(fields: Sequence[str]) -> Iterator[Note]:
     if fields:
-        yield Note(label=_HASHES, text=f"{', '.join(fields)} (--verbose shows them)")
+        yield Note(label=_HASHES, text=f"{', '.join(map(_label, fields))} (--verbose shows them)")
+
+
+def _label(field: str) -> str:
+    """Returns what a field is called: the file that a hash is of, and any other one as it is."""
+    file = _FILE.fullmatch(field)
+    return field if file is None else file[1]
 
 
 def _is_hash(difference: Mapping[str, Json]) -> bool:

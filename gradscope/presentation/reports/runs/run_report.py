@@ -28,7 +28,7 @@ from gradscope.presentation.reports.runs.run_noise import RunNoise, run_noise
 from gradscope.presentation.reports.runs.which_tensors import Which, chosen_tensors
 from gradscope.presentation.tables.numbers import count, number
 from gradscope.presentation.tables.over_time.folded_trends import folded_trends
-from gradscope.presentation.tables.over_time.run_tables import StepRow, TrendRow, step_tables, trend_table
+from gradscope.presentation.tables.over_time.run_tables import StepRow, TrendRow, first_lines, step_tables, trend_table
 from gradscope.presentation.tables.over_time.sparkline import sparkline
 from gradscope.presentation.tables.sorting import sorted_rows
 
@@ -60,7 +60,7 @@ class RunReport:
         origins: Where what was not finite began, as far as that was searched.
         resumed_from: The number of steps before this command; None where it resumed nothing.
         noise: The noise of gradients; None where none was recorded.
-        overview: Whether a terminal shows the trends on one screen.
+        overview: Whether a terminal shows the trends, or the first lines of each table of the step, on one screen.
         in_order: Whether rows are in the order of the step, and not sorted.
     """
 
@@ -129,11 +129,18 @@ class RunReport:
         more = len(others) - len(shown)
         notes += [Note(label="", text=f"and {more:,} more (--full lists all)")] if more else []
         noise = "" if self.noise is None else "; with the noise of gradients"
-        text = f"gradscope show {shlex.quote(self.path)} --full{noise}; a part: --step, --tensor, --families, --select"
+        part = "--step, --tensor" if self.at is None else "--tensor"
+        step = "" if self.at is None else f"--step {self.at} "
+        text = f"gradscope show {shlex.quote(self.path)} {step}--full{noise}; a part: {part}, --families, --select"
+        tables = (
+            (folded_trends(self.trends, most, unicode=screen.unicode),)
+            if self.at is None
+            else first_lines(step_tables(self.shown, in_order=self.in_order), most)
+        )
         return (
             Notes(notes=(run_verdict(self.alarms), *origin_notes(self.origins), *self._facts(screen))),
             Notes(title=f"Other alarms ({len(others):,})", notes=tuple(notes)),
-            folded_trends(self.trends, most, unicode=screen.unicode), Notes(notes=(Note(label="more", text=text),)),
+            *tables, Notes(notes=(Note(label="more", text=text),)),
         )  # fmt: skip
 
     def _facts(self, screen: Screen) -> Sequence[Note]:
@@ -158,7 +165,7 @@ class RunReport:
 
 def step_report(
     command: str, path: str, history: History, step: int | None, *, which: Which | None = None,
-    resumed_from: int | None = None,
+    overview: bool = False, resumed_from: int | None = None,
 ) -> RunReport:  # fmt: skip
     """Returns the report of one step of a run.
 
@@ -168,6 +175,7 @@ def step_report(
         history: Its history.
         step: The step; None for the last recorded one.
         which: Which tensors; None for all.
+        overview: Whether a terminal shows it on one screen.
         resumed_from: The number of steps before this command.
 
     Raises:
@@ -188,7 +196,7 @@ def step_report(
     return RunReport(
         command=command, path=path, steps=steps, taken=steps_taken(history, steps["step"], alarms), alarms=alarms,
         shown=sorted_rows(rows, sort), at=step, origins=alarm_origins(history, alarms), resumed_from=resumed_from,
-        noise=run_noise(history, chosen, step), in_order=sort is None,
+        noise=run_noise(history, chosen, step), overview=overview, in_order=sort is None,
     )  # fmt: skip
 
 

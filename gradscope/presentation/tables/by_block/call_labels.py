@@ -6,7 +6,9 @@ products, with two kernels in `blocks/0`. The labels are the names of these.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from gradscope.presentation.tables.by_block.contents import BlockTree, Contents
 from gradscope.presentation.tables.by_block.folded_blocks import Block
@@ -31,10 +33,11 @@ def call_labels(tree: BlockTree) -> dict[Block, str]:
 
 def _labels(calls: Sequence[Block], contents: Mapping[Block, Contents]) -> Iterator[tuple[Block, str]]:
     known = [{row.name: _axes(row) for row in contents[call].parameters} if call in contents else {} for call in calls]
-    for at, call in enumerate(calls):
-        others = {name for other, names in enumerate(known) if other != at for name in names}
-        own = {name: axes for name, axes in known[at].items() if name not in others}
-        largest = [name for name, axes in own.items() if axes == max(own.values())]
+    users = Counter(chain.from_iterable(known))
+    for call, used in zip(calls, known, strict=True):
+        own = {name: axes for name, axes in used.items() if users[name] == 1}
+        most = max(own.values(), default=0)
+        largest = [name for name, axes in own.items() if axes == most]
         if len(calls) > 1 and len(largest) == 1 and not call.parts:
             yield call, largest[0].rpartition("/")[2]
 

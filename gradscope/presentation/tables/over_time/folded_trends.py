@@ -50,10 +50,10 @@ def _repeated(rows: Sequence[TrendRow]) -> Iterator[tuple[str, list[TrendRow]]]:
 def _same_way(group: Sequence[TrendRow]) -> Iterator[list[TrendRow]]:
     """Yields those that went where the one that changed most did, or hardly moved; then those that went against it."""
     up = max(group, key=lambda row: row.trend.change).trend.grew
-    against = [row for row in group if row.trend.change > _GONE and row.trend.grew != up]
-    yield [row for row in group if row not in against]
-    if against:
-        yield against
+    parts: tuple[list[TrendRow], list[TrendRow]] = [], []
+    for row in group:
+        parts[row.trend.change > _GONE and row.trend.grew != up].append(row)
+    yield from filter(None, parts)
 
 
 def _line(name: str, group: Sequence[TrendRow], *, unicode: bool) -> Line:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -115,6 +115,18 @@ def step_tables(rows: Sequence[StepRow], *, in_order: bool = True) -> tuple[Tabl
         _values("The optimizer's variables", slots),
     )  # fmt: skip
     return tuple(table for table in found if table.lines)
+
+
+def first_lines(tables: Sequence[Table], most: int) -> tuple[Table, ...]:
+    """Returns tables with so many lines together: each in full, or else with its share of them, the first ones."""
+    found = dict[int, Table]()
+    for rank, at in enumerate(sorted(range(len(tables)), key=lambda at: len(tables[at].lines))):
+        table, share = tables[at], max(1, most // (len(tables) - rank))
+        shown = table.lines[:share]
+        most -= len(shown)
+        title = table.title.replace("(", f"({len(shown):,} of ", 1) if len(shown) < len(table.lines) else table.title
+        found[at] = replace(table, title=title, lines=shown)
+    return tuple(found[at] for at in range(len(tables)))
 
 
 def trend_columns() -> tuple[Column, ...]:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+
+import pytest
 
 from gradscope.comparison import Comparison, ComparisonRow
 from gradscope.comparison.diagnosis.divergence import Program, blame_of
-from gradscope.dump.manifest.layer_graph import consequences, readers_of, sources_first, sources_of
+from gradscope.dump.manifest import layer_graph
+from gradscope.dump.manifest.layer_graph import NearestKeys, consequences, readers_of, sources_first, sources_of
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import key_of
+from tests.support.work import steps
 
 #: x -> dense(w) -> [left(l) | right(r)] -> add -> head(h), the branches in a composite.
 LAYERS = (
@@ -132,3 +137,60 @@ def test_gradients_of_parameters_alone_are_backward_only_too() -> None:
         "Backward only: forward agrees, and so do the gradients of activations, but not those of `w`; "
         "1 parameter gradient differs."
     )
+
+
+def all_to_all(count: int) -> tuple[Layer, ...]:
+    ins, outs = (tuple(f"{letter}{n}" for n in range(count)) for letter in "io")
+    return (Layer(path="all", index=0, inputs=ins, outputs=outs),)
+
+
+def stated_all_to_all(count: int) -> tuple[Layer, ...]:
+    ins, outs = (tuple(f"{letter}{n}" for n in range(count)) for letter in "io")
+    return (Layer(path="all", index=0, outputs=outs, sources=tuple(f"activation/{each}" for each in ins)),)
+
+
+def many_into_one(count: int) -> tuple[Layer, ...]:
+    return (Layer(path="all", index=0, inputs=tuple(f"i{n}" for n in range(count)), outputs=("o",)),)
+
+
+def one_inside_the_other(count: int) -> tuple[Layer, ...]:
+    return tuple(Layer(path=f"l{n}", index=n, parent=f"l{n - 1}", outputs=(f"o{n}",)) for n in range(count))
+
+
+def loops_of_one_output(count: int) -> tuple[Layer, ...]:
+    loops = (Layer(path=f"l{n}", index=n, primitive="scan", inputs=("x",), outputs=("o",)) for n in range(count))
+    return tuple(loops)
+
+
+CASES = (all_to_all, stated_all_to_all, many_into_one, one_inside_the_other, loops_of_one_output)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_work_grows_with_the_layers(case: Callable[[int], tuple[Layer, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_graph, "_MOST_SOURCES", 0)
+    monkeypatch.setattr(layer_graph, "_SOURCES_PER_NAME", 2)
+    monkeypatch.setattr(layer_graph, "_DEEPEST", 8)
+    small, large = case(60), case(240)
+    assert steps(lambda: sources_of(large)) < 5 * steps(lambda: sources_of(small))
+    assert sum(map(len, sources_of(large).values())) <= 5 * sum(map(len, sources_of(small).values()))
+
+
+@pytest.mark.parametrize("case", [all_to_all, stated_all_to_all])
+def test_layers_of_some_hundred_values_are_complete(case: Callable[[int], tuple[Layer, ...]]) -> None:
+    sources = sources_of(case(150))
+    assert {f"activation/i{n}" for n in range(150)} <= {*sources["activation/o149"], *sources["activation_grad/i149"]}
+    assert {f"activation_grad/o{n}" for n in range(150)} <= {*sources["activation_grad/i149"]}
+
+
+def test_searches_for_known_keys_pass_over_so_many_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_graph, "_MOST_PASSED", 1000)
+
+    def searching(count: int) -> None:
+        chain = {f"u{n}": [f"u{n + 1}"] for n in range(count)}
+        known = [f"k{n}" for n in range(count)]
+        nearest = NearestKeys({**chain, **{each: ["u0"] for each in known}, f"u{count}": ["end"]}, {*known, "end"})
+        assert nearest.behind("k0") == ["end"]
+        for each in known:
+            nearest.behind(each)
+
+    assert steps(lambda: searching(240)) < 5 * steps(lambda: searching(60))

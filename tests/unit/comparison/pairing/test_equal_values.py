@@ -83,3 +83,12 @@ def test_classes_that_are_found_are_those_that_every_pair_shows(
         classes = list(equal_classes(dumps, found, Equality(dumps)))
     assert {(one, other) for each in classes for one in each.refs for other in each.cands} == expected
     assert len(expected) > len(values)
+
+
+@pytest.mark.parametrize("stats", [{}, {"l2": 1.0}], ids=["no norm", "one norm"])
+def test_of_a_manifest_of_one_norm_so_many_classes_are_near_at_most(
+    monkeypatch: pytest.MonkeyPatch, stats: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(module, "_MOST_NEAR", 5)
+    group = module._Group([[f"param/{n}"] for n in range(30)], lambda _: stats)
+    assert [len(each) for each in group.near([(stats, 1e-6)] * 30)] == [5] * 30

@@ -141,6 +141,7 @@ def altered(field: str, value: Any) -> bytes:
         ("entries.0.shape", ..., "lacks shape"),
         ("entries.0.nonsense", 1, "unknown fields.*nonsense"),
         ("entries.0.stats", [], "stats should be an object"),
+        ("entries.0.stats", {f"s{number}": number for number in range(300)}, "different statistics, more than 256"),
         ("entries.0.site", None, "site of entry 0"),
         ("entries.0.site.index", "7", "index"),
         ("entries.0.stored.crc32", 2**64, "crc32"),

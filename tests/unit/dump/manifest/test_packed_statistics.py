@@ -16,6 +16,7 @@ from gradscope.dump.manifest.packed_statistics import (
     PackedStatistics,
     Packer,
     StatisticsColumns,
+    different_names,
     numbers_of,
 )
 from gradscope.errors import DumpError
@@ -103,3 +104,10 @@ def test_statistics_of_very_many_names_are_not_packed() -> None:
         assert sum(isinstance(each, PackedStatistics) for each in found) == tables
         columns = [[*column] for column in packer.columns() if not isinstance(column, EqualTexts)]
         assert sorted(map(str, chain(*columns))) == sorted(str(value) for row in rows for value in row.values())
+
+
+@pytest.mark.parametrize("size", [1, 100])
+def test_the_names_of_statistics_are_those_of_any_tensor(size: int) -> None:
+    rows: list[dict[str, Any]] = [{f"a{number}": 1.0, "size": 3} for number in range(size)]
+    for found in (packed(rows, size), rows):
+        assert different_names(found) == {"size", *(f"a{number}" for number in range(size))}

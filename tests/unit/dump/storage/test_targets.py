@@ -75,6 +75,14 @@ def test_an_incomplete_dump_is_as_private_as_the_one_that_it_would_have_replaced
     assert stat.S_IMODE(incomplete.stat().st_mode) == 0o600
 
 
+def test_an_incomplete_dump_replaces_no_file_that_the_run_read(tmp_path: Path) -> None:
+    read = write(tmp_path / "dump.incomplete.npz", [record("read", np.ones(3))])
+    with DumpWriter(tmp_path / "dump.npz", inputs=[read]) as writer, pytest.raises(MachineError, match="that are read"):
+        writer.commit_incomplete("failed", RunFacts())
+    assert read_all(read).keys() == {"activation/read"}
+    assert litter(tmp_path) == []
+
+
 def test_inputs_and_sources_are_kept_even_with_force(tmp_path: Path) -> None:
     data = write(tmp_path / "data.npz", [])
     link, name = tmp_path / "link.npz", tmp_path / "name.npz"

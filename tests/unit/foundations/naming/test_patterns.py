@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gradscope.errors import UsageError
 from gradscope.naming import Selection
-from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.patterns import Pattern, nearest_hint
 
 NAMES = ["block[0]/attn", "block[0]/mlp", "block[1]/attn", "head", "a.b"]
 
@@ -73,3 +78,16 @@ def test_hints_find_a_near_name_among_many_and_among_long_ones() -> None:
     assert nearest_hint("modle.py", files).startswith("did you mean model.py, ")
     assert nearest_hint("mod00012_layr.py", files).startswith("did you mean mod00012_layer.py, ")
     assert nearest_hint("x" * 100_000, ["y" * 100_000, "x" * 99_999]) == f"did you mean {'x' * 99_999}?"
+
+
+@given(glob=st.text("ab*?", max_size=8), name=st.text("ab\n", max_size=10))
+def test_a_glob_matches_what_its_stars_and_question_marks_can_be(glob: str, name: str) -> None:
+    regex = "".join({"*": ".*", "?": "."}.get(char, char) for char in glob)
+    assert Pattern.parse(glob).matches(name) == bool(re.fullmatch(regex, name, re.DOTALL))
+
+
+def test_a_long_name_and_many_stars_take_no_time() -> None:
+    pattern = Pattern.parse(f"{'*a' * 12}*b")
+    begin = time.process_time()
+    assert not pattern.matches("a" * 20_000)
+    assert time.process_time() - begin < 1

@@ -104,13 +104,19 @@ def test_the_ledger_as_json_and_csv() -> None:
     assert to_csv(report).splitlines()[2] == "spare/kernel,param_grad,disconnected,"
 
 
-@pytest.mark.parametrize("name", ["=1+1", "@SUM(A1)", "+A1", "-A1", "-", "\t=1", "\r=1"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("=1+1", "@SUM(A1)", "+A1", "-A1", "-", "\t=1", "\r=1"),
+        *("-1+A1", "+1-cmd|' /C calc'!A0", "-.", "-1e", "-1 ", "-\u0661"),
+    ],
+)
 def test_csv_has_formulas_as_text(name: str) -> None:
     (row,) = csv.DictReader(io.StringIO(to_csv(report_of(Manifest(entries=(entry("param", name),))))))
     assert row["name"] == "'" + printable(name)
 
 
-@pytest.mark.parametrize("name", ["-1", "+.5", "-2.5e3", "a=1", "w@0", ""])
+@pytest.mark.parametrize("name", ["-1", "+.5", "-2.", "-2.5e3", "+1E-4", "a=1", "w@0", ""])
 def test_csv_leaves_numbers_and_other_text_alone(name: str) -> None:
     (row,) = csv.DictReader(io.StringIO(to_csv(report_of(Manifest(entries=(entry("param", name),))))))
     assert row["name"] == name

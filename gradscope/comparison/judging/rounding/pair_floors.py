@@ -1,0 +1,69 @@
+"""Pair floors are the rounding floors of pairs of tensors, and what is within them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gradscope.comparison.judging.rounding.rounding_floors import Floor, RoundingFloors
+from gradscope.comparison.metrics.evidence import PairEvidence
+from gradscope.dump.interfaces import DumpSource
+from gradscope.dump.manifest.json_text import as_float
+
+
+class PairFloors:
+    """PairFloors returns the floors of pairs: those of the reference, or of the candidate where that knows of none.
+
+    A program knows the floor of a tensor by the layers around it, which a port may have no scopes for.
+
+    Args:
+        ref: The reference.
+        cand: The candidate.
+    """
+
+    def __init__(self, ref: DumpSource, cand: DumpSource) -> None:
+        self._sources = ref, cand
+        self._floors = RoundingFloors(ref), RoundingFloors(cand)
+        self._in_ref = bool(ref.manifest.layers)
+
+    def floor(self, ref: str, cand: Sequence[str], dtype: str) -> Floor | None:
+        """Returns the floor of a pair; None where it has none.
+
+        Args:
+            ref: The reference's key.
+            cand: The candidate's keys, of which the tensor is made.
+            dtype: The coarser dtype that it was computed in.
+        """
+        own, other = self._floors
+        if (known := own.floor(ref, dtype)) is not None:
+            return known
+        found = other.floor(cand[0], dtype)
+        if found is None or not self._in_ref:
+            return found
+        size, whole = (
+            math.prod(each.entry(key).shape) for each, key in zip(self._sources, (ref, cand[0]), strict=True)
+        )
+        share = math.sqrt(size / max(1, whole))  # the norm of a part, of elements that have as many terms each
+        if len(cand) > 1 or share > 1:
+            return None
+        return replace(found, l2=share * found.l2, cancelled=share * found.cancelled)
+
+
+def is_within(evidence: PairEvidence, floor: Floor) -> bool:
+    """Returns whether two tensors, of terms that cancel, differ by no more than a floor."""
+    rel_l2 = as_float(evidence.metrics.get("rel_l2", 0.0))
+    if evidence.distance is None or rel_l2 <= 0:
+        return False
+    return is_rounding(evidence.distance, evidence.distance / rel_l2, floor)
+
+
+def is_rounding(distance: float, l2: float, floor: Floor) -> bool:
+    """Returns whether a difference is rounding of terms that cancel.
+
+    Args:
+        distance: The l2 norm of the difference.
+        l2: That of the reference.
+        floor: The floor of the tensor.
+    """
+    return distance <= floor.l2 and l2 <= floor.cancelled

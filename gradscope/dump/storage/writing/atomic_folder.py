@@ -1,0 +1,58 @@
+"""Writes a new folder of small files in one step: the path holds nothing, or the folder with all of its files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from gradscope.dump.storage.storage_errors import machine_errors
+from gradscope.dump.storage.writing.atomic_file import write_atomically
+from gradscope.dump.storage.writing.partial_file import fresh_path, lock, sweep, sync_folder
+from gradscope.errors import UsageError
+from gradscope.naming import printable
+
+
+def write_folder(target: Path, files: Mapping[str, bytes]) -> None:
+    """Writes a folder crash-safely; on return, it is synced to disk.
+
+    It is filled next to its path, under a name that the next writer to the path removes where this one dies.
+
+    Args:
+        target: The folder, which does not exist; that around it does.
+        files: The bytes of its files, by name.
+
+    Raises:
+        UsageError: Another process has made the folder meanwhile.
+        MachineError: The disk is full or fails; there is no folder then.
+    """
+    sweep(target)
+    aside = fresh_path(target)
+    with machine_errors("write to", target):
+        aside.mkdir()
+        descriptor = os.open(aside, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with machine_errors("write to", target):
+            lock(descriptor)
+            for name, data in files.items():
+                write_atomically(aside / name, data, replace=False)
+            _name(aside, target)
+            try:
+                sync_folder(target.parent)
+            except OSError:
+                target.rename(aside)
+                raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _name(aside: Path, target: Path) -> None:
+    try:
+        aside.rename(target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        raise UsageError(f"{printable(str(target))} exists: another process has made it meanwhile") from error

@@ -1,0 +1,19 @@
+"""How two runs differ is told in the words of the command line, and hashes by what they are of."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradscope.presentation.reports.comparing.run_notes import provenance_notes
+from gradscope.training.loop.resuming import DATA_FILE, MODEL_FILE, option_facts
+from tests.support.report_samples import PIPE
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_a_file_of_a_run_is_called_by_what_it_is(verbose: bool) -> None:
+    ref, cand = (option_facts({MODEL_FILE: digit * 64, DATA_FILE: digit * 64, "--seed": digit}) for digit in "12")
+    differences = [{"field": name, "ref": ref[name], "cand": cand[name]} for name in ref]
+    notes = {each.label: each.text for each in provenance_notes(differences, PIPE, verbose=verbose)}
+    files = {"model file": f"{'1' * 64} -> {'2' * 64}", "data file": f"{'1' * 64} -> {'2' * 64}"}
+    hashes = {"hashes": "model file, data file (--verbose shows them)"}
+    assert notes == {"option --seed": "1 -> 2", **(files if verbose else hashes)}
