@@ -75,6 +75,7 @@ class Blame:
         suspects: Those of them that may have made the first divergence, the likeliest first; none where it is made by
             the layer that computes it.
         made_before: Whether the tensors show that a suspect made it, and not the layer that computes it.
+        unrecorded: What its layer reads of which neither program has an entry, in words; "" where that may agree.
     """
 
     forward: frozenset[str] = frozenset()
@@ -86,6 +87,7 @@ class Blame:
     unpaired_gradients: tuple[ComparisonRow, ...] = ()
     suspects: tuple[ComparisonRow, ...] = ()
     made_before: bool = False
+    unrecorded: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

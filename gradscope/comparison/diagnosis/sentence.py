@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from gradscope.comparison.diagnosis.clauses import one_sided, others, quoted, rearranged, reordered, some_of, unproven
@@ -126,6 +127,9 @@ def _directions(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Bl
 
 def _where(first: ComparisonRow, makers: Sequence[str], unpaired: Sequence[ComparisonRow], blame: Blame) -> str:
     """Returns where a direction first differs, as far as that is known; the suspects of a blame are those of it."""
+    if blame.unrecorded:
+        bare = _in_brackets(replace(first, made_here=False, inputs_paired=False), makers)
+        return f"first differs at {quoted(first.name)}{bare}, {blame.unrecorded}"
     place = f"{quoted(first.name)}{_in_brackets(first, makers)}"
     if turned := [row for row in blame.suspects if row.status == "same"]:
         orders = " or ".join(f"{quoted(row.name)}, which agrees in another order ({row.made_by})" for row in turned)

@@ -5,7 +5,8 @@ it is a step in between: everything that is computed from it is compared, and ag
 modules, and a layer of one that is no layer of the other makes no difference then. That holds for ports, which have
 other names or layouts, and between precisions, where casts are layers of one side; otherwise a missing layer was lost.
 Against a capture from PyTorch neither does what such a capture never holds, or what PyTorch keeps beside the program:
-outputs beside the loss, inputs of the loss alone, and counts of the batches seen. A file without a manifest, such as
+outputs beside the loss, inputs of the loss alone, and counts of the batches seen. State of a port that is no statistic,
+such as the key of a random stream, needs none where the losses agree. A file without a manifest, such as
 one that `numpy.savez` wrote, needs the first two no more than that: it has no loss, so the gradients speak for it.
 """
 
@@ -179,6 +180,8 @@ def _why_redundant(key: str, own: _PairedDump, other: _PairedDump) -> str:
         return f"it has no tensor, and its name none in the other dump ({reason})"
     if reason := _why_of_one_framework(owner, own, other) or _why_of_bare_file(owner, own, other):
         return reason
+    if reason := _why_of_state(owner, own):
+        return reason
     # A file without layers has one name for a tensor, not one for every layer that returns it unchanged.
     if owner != key and owner in own.compared and not other.source.manifest.layers:
         return f"the same tensor as {owner}, which is compared"
@@ -221,6 +224,19 @@ def _why_of_bare_file(owner: str, own: _PairedDump, other: _PairedDump) -> str:
     if entry.family in (INPUT, INPUT_GRAD) and own.facts.gradients_agree and start not in own.computed_from:
         return "only the loss reads it, and the gradients agree"
     return ""
+
+
+def _why_of_state(owner: str, own: _PairedDump) -> str:
+    """Returns why state that is no statistic needs no counterpart in a port; "" where it does.
+
+    A library may keep keys and counts of random streams, positions and masks as state, and another make them anew.
+    """
+    entry = own.source.entry(owner)
+    kind = dtype_class(entry.dtype)
+    if entry.family != STATE or not (own.facts.ported and own.facts.losses_agree) or kind in ("float", "complex"):
+        return ""
+    what = {"integer": "integers", "boolean": "a mask"}.get(kind, "a random key")
+    return f"{what} that only one of the programs keeps, and the losses agree"
 
 
 def _why_between(key: str, owner: str, own: _PairedDump, other: _PairedDump) -> str:

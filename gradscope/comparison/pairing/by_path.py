@@ -21,6 +21,7 @@ from gradscope.comparison.pairing.normal_forms import (
 )
 from gradscope.comparison.pairing.values.equal_classes import equal_classes
 from gradscope.comparison.pairing.values.equality import Equality
+from gradscope.comparison.pairing.values.misnamed import without_misnamed
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import ACTIVATION, AUX, INPUT, PARAM, STATE, TENSOR, gradient_family, split_key
 from gradscope.naming.numbering import number_of
@@ -79,11 +80,12 @@ def by_path(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     """Yields matches of one normal form, and of stacks `[L, ...]` with the L tensors that are stacked in them.
 
     Nothing is matched by names that the values of parameters refute, as where one program counts layers from 0 and the
-    other from 1: more parameters have their values under another name than under their own.
+    other from 1: more parameters have their values under another name than under their own. Activations that have
+    their values under another name are not matched either.
     """
     matches = list(_of_names(dumps, unmatched))
     if not _refuted(dumps, unmatched, matches):
-        yield from matches
+        yield from without_misnamed(dumps, matches)
 
 
 def _of_names(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:

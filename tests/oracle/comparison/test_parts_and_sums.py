@@ -169,10 +169,10 @@ def test_an_lstm_of_pytorch_is_the_same_as_one_with_a_single_bias(factor: float)
     assert not gs.compare(reference, captured((loss(1.01), weights, {"x": x.numpy()})))
 
 
-def _reset_gated(*, packed: bool, wrong: bool = False, zeros: bool = False) -> Dump:
+def _reset_gated(*, packed: bool, wrong: bool = False, zeros: bool = False, joined: bool = False) -> Dump:
     """One step of a GRU from two kernels: of PyTorch's two biases, Flax adds those of two gates.
 
-    A port from Flax to PyTorch has zeros in one of the terms.
+    A port from Flax to PyTorch has zeros in one of the terms. Equinox joins the sums with the first term of the third.
     """
     draw = np.random.default_rng(4).normal
     inputs, carried = (draw(size=(8, 12)).astype(np.float32) for _ in range(2))
@@ -181,8 +181,13 @@ def _reset_gated(*, packed: bool, wrong: bool = False, zeros: bool = False) -> D
     one, two = (np.split(each, 3) for each in biases.values())
     apart = {"r": one[0] + two[0], "z": one[1] + two[1], "n": one[2], "hn": two[2] + 0.1 * wrong}
 
+    if joined:
+        apart = {"bias": np.concatenate([apart["r"], apart["z"], apart["n"]]), "bias_n": apart["hn"]}
+
     def loss(weights: Any, batch: Any) -> Any:
         own = weights["gru"]
+        if joined:
+            own = {**own, **dict(zip("rzn", jnp.split(own["bias"], 3), strict=True)), "hn": own["bias_n"]}
         with jax.named_scope("gru"):
             r, z, n = jnp.split(batch["x"] @ own["ih"], 3, axis=1)
             hr, hz, hn = jnp.split(jnp.cos(batch["x"]) @ own["hh"], 3, axis=1)
@@ -204,6 +209,17 @@ def test_biases_of_which_some_gates_add_both_are_one() -> None:
         assert reasons["gru/r"] == "a part of the sum of gru/b_hh and gru/b_ih"
         assert (reasons["gru/n"], reasons["gru/hn"]) == ("a part of gru/b_ih", "a part of gru/b_hh")
     assert not gs.compare(packed, _reset_gated(packed=False, wrong=True))
+
+
+def test_biases_that_are_joined_otherwise_than_their_terms_are_one() -> None:
+    packed, joined = _reset_gated(packed=True), _reset_gated(packed=False, joined=True)
+    for one, other in ((packed, joined), (joined, packed)):
+        found = gs.compare(one, other)
+        assert found, found.sentence
+        reasons = {row.name: row.why for row in found.rows if row.family == "param" and row.status != "same"}
+        assert reasons["gru/bias"] == "a part of the sum of gru/b_hh and gru/b_ih"
+        assert reasons["gru/bias_n"] == "a part of gru/b_hh"
+    assert not gs.compare(packed, _reset_gated(packed=False, joined=True, wrong=True))
 
 
 def test_a_bias_that_is_zero_but_for_one_gate_is_the_bias_of_that_gate() -> None:

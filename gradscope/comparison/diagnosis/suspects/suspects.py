@@ -31,6 +31,7 @@ from gradscope.comparison.diagnosis.suspects.plain_steps import (
 )
 from gradscope.comparison.diagnosis.suspects.reading.read_steps import ReadSteps
 from gradscope.comparison.diagnosis.suspects.reading.readers import Reader, reader_of
+from gradscope.comparison.diagnosis.suspects.reading.unrecorded_reads import unrecorded_read
 from gradscope.comparison.diagnosis.suspects.replaying.replaced_steps import replaced_among
 from gradscope.comparison.diagnosis.suspects.step_kinds import (
     Operation,
@@ -69,7 +70,7 @@ def with_suspects(dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow],
         found = backward_suspects(dumps, rows, divergence.backward, blame)
         return replace(blame, suspects=tuple(step.row for step in found.suspects), made_before=found.made_before)
     if not blame.unpaired:
-        return blame
+        return replace(blame, unrecorded=_unrecorded(dumps, pairing, divergence.forward))
     with np.errstate(all="ignore"):  # alternatives are tried on values that they are not made for
         found = _Forward(dumps, pairing, rows).found(divergence.forward, steps_of(dumps, blame.unpaired))
     return replace(
@@ -77,7 +78,14 @@ def with_suspects(dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow],
         suspects=tuple(step.row for step in found.suspects),
         unpaired=tuple(step.row for step in found.unknown),
         made_before=found.made_before,
+        unrecorded="" if found.suspects or found.unknown else _unrecorded(dumps, pairing, divergence.forward),
     )
+
+
+def _unrecorded(dumps: Dumps, pairing: Pairing, first: ComparisonRow) -> str:
+    """Returns what the layer of a divergence reads of which neither program has an entry, in words; "" for none."""
+    with np.errstate(all="ignore"):  # functions are applied to values that they are not made for
+        return unrecorded_read(dumps, pairing, key_of(first.family, first.name))
 
 
 class _Forward:

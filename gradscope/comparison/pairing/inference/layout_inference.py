@@ -80,14 +80,15 @@ class _Inference:
         plain = [match for match in matches if self._comparable(match)]
         first = [match for match in plain if _family(match) in _PROOFS]
         found = self._by_values([match for match in first if self._free(match, ported=self._used)])
-        ported = any(each and each[0].steps(self._shape(match)) for match, each in found.items())
+        transposed = _transposed(self._dumps, matches)
+        laid_out = [match for match, each in found.items() if each and each[0].steps(self._shape(match))]
+        ported = any(_family(match) in _PROOFS for match in (*transposed, *laid_out))
         rest = [match for match in plain if _family(match) not in _PROOFS and self._free(match, ported=ported)]
         found |= self._by_values([match for match in rest if not is_gradient(_family(match))])
         # A gradient of a value that is stored alike is, too: where it looks transposed, it is wrong.
         gradients = [match for match in rest if is_gradient(_family(match))]
         alike = {_subject(each) for each in plain if gradients and each not in found and not is_gradient(_family(each))}
         found |= self._by_values([match for match in gradients if _subject(match) not in alike])
-        transposed = _transposed(self._dumps, matches)
         related = _RelatedPairs(self._dumps, found, transposed)
         known = {match: layout for match in found if (layout := related.layout(match, self._among(match))) is not None}
         known |= self._gradients_as_values([match for match in found if match not in known], known)

@@ -1,18 +1,19 @@
 """`sums` recognises stored tensors that add up to one of the other dump, as the two biases of PyTorch's LSTM do.
 
-The sum may be in parts, where a framework has a bias for each gate; of a GRU, some gates have both terms apart. Such
-tensors have no counterpart: infinitely many terms have one sum. That the sum is right is all that there is to compare,
-and that the gradient with respect to each term is that with respect to the sum.
+The sum may be in parts, where a framework has a bias for each gate; of a GRU, some gates have both terms apart, and one
+of these may be joined with the sums, as in Equinox. Such tensors have no counterpart: infinitely many terms have one
+sum. That the sum is right is all that there is to compare, and that the gradient with respect to each term is that with
+respect to the sum.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -27,8 +28,21 @@ from gradscope.comparison.precision import dtype_class
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import PARAM, PARAM_GRAD, key_of, split_key
 
-#: Parameters that joined are a sum, each block alone, or its two terms.
-_Blocks: TypeAlias = tuple[tuple[str, ...], ...]
+
+class _Part(NamedTuple):
+    """_Part is one of the equal parts along the first axis of a parameter, or all of it."""
+
+    key: str
+    place: int = 0
+    whole: int = 1
+
+    def of(self, array: Array) -> Array:
+        """Returns the part of an array."""
+        return np.split(array, self.whole)[self.place] if self.whole > 1 else array
+
+
+#: Parts of parameters that joined are a sum, each block alone, or its two terms.
+_Blocks: TypeAlias = tuple[tuple[_Part, ...], ...]
 
 #: The relative rounding error of a sum of float32 tensors by which two terms are looked for.
 _ROUNDING: Final = 1e-4
@@ -54,13 +68,14 @@ def sums(dumps: Dumps, pairing: Pairing) -> dict[str, str]:
     for each in added(dumps, pairing):
         parts, pair, blocks = each.parts, each.pair, each.blocks
         names, of_parts = (" and ".join(split_key(key)[1] for key in some) for some in (pair, parts))
-        joined, apart = len(blocks) > 1, len(parts) > len(blocks)
+        joined, apart = len(blocks) > 1, any(len(block) > 1 for block in blocks)
         found |= dict.fromkeys(parts, f"a part of the sum of {names}" if joined else f"the sum of {names}")
         found |= {
             key: f"a part of {split_key(term)[1]}"
             for block in blocks
             if len(block) > 1
-            for key, term in zip(block, pair, strict=True)
+            for (key, _, whole), term in zip(block, pair, strict=True)
+            if whole == 1
         }
         are = "joined are the sum of" if joined else "is the sum of"
         found |= dict.fromkeys(
@@ -95,7 +110,7 @@ class Added:
     @property
     def parts(self) -> tuple[str, ...]:
         """The parameters that are the sum, in order."""
-        return tuple(chain.from_iterable(self.blocks))
+        return tuple(dict.fromkeys(part.key for part in chain.from_iterable(self.blocks)))
 
 
 def added(dumps: Dumps, pairing: Pairing) -> Iterator[Added]:
@@ -125,8 +140,9 @@ def added(dumps: Dumps, pairing: Pairing) -> Iterator[Added]:
 
 def _has_gradients(holder: DumpSource, blocks: _Blocks, place: int, other: DumpSource, term: str) -> bool:
     """Returns whether the gradient of a term is that of the blocks, of those that are apart that of its own part."""
-    gradients = [_gradient(holder, block[min(place, len(block) - 1)]) for block in blocks]
-    known = [gradient for gradient in gradients if gradient is not None]
+    chosen = [block[min(place, len(block) - 1)] for block in blocks]
+    gradients = [_gradient(holder, part.key) for part in chosen]
+    known = [part.of(each) for part, each in zip(chosen, gradients, strict=True) if each is not None]
     expected = _gradient(other, term)
     if expected is None or len(known) < len(gradients):
         return False
@@ -165,25 +181,45 @@ def _added_in_parts(
             for part, free in by_shape.items():
                 singles = [*free, *(key for key in parts if holder.entry(key).shape == part)]
                 count = shape[0] // part[0] if part and part[0] else 0
-                if not 1 < count <= len(singles) or (part[0] * count, *part[1:]) != shape:
+                if count < 2 or (part[0] * count, *part[1:]) != shape or not (np.any(one) and np.any(two)):
                     continue
-                if not (np.any(one) and np.any(two)):
+                larger = [key for size, some in by_shape.items() if _is_multiple(size, part, count) for key in some]
+                arrays = dict(_parts(holder, [*singles, *larger], part[0]))
+                if len(arrays) < count:
                     continue
-                arrays = {key: holder.array(key) for key in singles}
                 found = assigned(np.split(one + two, count), arrays)
-                blocks = _blocks(one, two, count, arrays) if found is None else tuple((key,) for key in found[0])
-                if blocks:
+                blocks = _blocks(one, two, count, arrays) if found is None else tuple((each,) for each in found[0])
+                if blocks and _are_whole(blocks):
                     yield blocks, pair
                     break
 
 
-def _blocks(one: Array, two: Array, count: int, candidates: Mapping[str, Array]) -> _Blocks:
-    """Returns for each block of two terms the tensor that is its sum, or else the two that it has apart; () if none."""
-    found: list[tuple[str, ...]] = []
+def _is_multiple(size: Shape, part: Shape, most: int) -> bool:
+    """Returns whether a shape is that of several parts joined along the first axis, and of no more than there are."""
+    return size[1:] == part[1:] and bool(size) and size[0] in range(2 * part[0], (most + 1) * part[0], part[0])
+
+
+def _parts(source: DumpSource, keys: Sequence[str], size: int) -> Iterator[tuple[_Part, Array]]:
+    """Yields the parts of parameters that have so many elements along the first axis."""
+    for key in keys:
+        array = source.array(key)
+        whole = len(array) // size
+        yield from ((part, part.of(array)) for part in (_Part(key, place, whole) for place in range(whole)))
+
+
+def _are_whole(blocks: _Blocks) -> bool:
+    """Returns whether no part of the parameters in some blocks is left over."""
+    used = Counter(part.key for part in chain.from_iterable(blocks))
+    return all(used[part.key] == part.whole for part in chain.from_iterable(blocks))
+
+
+def _blocks(one: Array, two: Array, count: int, candidates: Mapping[_Part, Array]) -> _Blocks:
+    """Returns for each block of two terms the part that is its sum, or else the two that it has apart; () if none."""
+    found: list[tuple[_Part, ...]] = []
     free = dict(candidates)
 
-    def taken(*arrays: Array) -> tuple[str, ...]:
-        keys: list[str] = []
+    def taken(*arrays: Array) -> tuple[_Part, ...]:
+        keys: list[_Part] = []
         for each in arrays:
             key = next((key for key in free if key not in keys and _is_close(each, free[key], PARAM)), None)
             if key is None:
@@ -220,7 +256,7 @@ def _added(
             pair = (by_shape[shape][places[0]], by_shape[shape][places[1]])
             one, two = (_wide(other.array(key)) for key in pair)
             if np.any(one) and np.any(two) and _is_close(expected, one + two, PARAM):
-                yield ((packed,),), pair
+                yield ((_Part(packed),),), pair
                 break
 
 

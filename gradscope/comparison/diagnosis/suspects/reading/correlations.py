@@ -25,6 +25,9 @@ from gradscope.comparison.diagnosis.refuting.kernel_products import matrices
 _MOST_PRODUCTS: Final = 1 << 29
 _MOST_ELEMENTS: Final = 1 << 24
 
+#: The largest number of features whose order is found.
+_MOST_FEATURES: Final = 4096
+
 #: How far a tap may lie from an element of the output along each axis, where that takes few products.
 _REACH: Final = 8
 
@@ -152,3 +155,35 @@ def _strides(read: tuple[int, ...], output: tuple[int, ...], channels: int) -> I
     pairs = [sorted((read[axis], output[axis])) for axis in range(1, len(read)) if axis != channels]
     possible = [sorted({max(1, large // max(1, small)), -(-large // max(1, small))}) for small, large in pairs]
     yield from itertools.product(*possible)
+
+
+def gradient_error(
+    form: KernelForm, read: Array, arriving: Array, gradient: Array, *, reordered: bool = False
+) -> float:
+    """Returns the relative error of the gradient of a kernel that is made of what is read and of what arrives.
+
+    Args:
+        form: How they belong together.
+        read: What the layer reads.
+        arriving: The gradient at its product.
+        gradient: The gradient of the kernel.
+        reordered: Whether the layer may read its features in another order.
+    """
+    taps = form.taps(gradient)
+    possible = form.possible(read, arriving, taps.shape[1])
+    if reordered:
+        return _error_of_features(taps[0], possible[0])
+    rows = possible.reshape(len(possible), -1)
+    squares = [float(np.square(rows - tap.reshape(-1)).sum(1).min()) for tap in taps]
+    return math.sqrt(sum(squares)) / max(float(np.linalg.norm(gradient)), 1e-300)
+
+
+def _error_of_features(found: Array, possible: Array) -> float:
+    """Returns the relative error of features that are each others in some order; infinity where none is."""
+    if len(found) > _MOST_FEATURES:
+        return math.inf
+    squares = np.square(found).sum(1)[:, None] + np.square(possible).sum(1)[None, :] - 2 * found @ possible.T
+    order = squares.argmin(1)
+    if len({*order.tolist()}) < len(order):
+        return math.inf
+    return float(np.linalg.norm(found - possible[order]) / max(float(np.linalg.norm(found)), 1e-300))

@@ -11,7 +11,6 @@ a layer may compute more than a product with its kernel.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
@@ -22,7 +21,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.refuting.functions_between import DERIVATIVES, ELEMENTWISE
 from gradscope.comparison.diagnosis.refuting.kernel_products import matrices
-from gradscope.comparison.diagnosis.suspects.reading.correlations import KernelForm, forms
+from gradscope.comparison.diagnosis.suspects.reading.correlations import KernelForm, forms, gradient_error
 from gradscope.comparison.diagnosis.suspects.step_kinds import orders
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.reverse import ReversePairing
@@ -36,9 +35,6 @@ _MARGIN: Final = 10
 
 #: What an error has to exceed that is not rounding, as a share of the difference to be explained.
 _SHARE: Final = 0.1
-
-#: The largest number of features whose order is found.
-_MOST_FEATURES: Final = 4096
 
 
 class Reader(Protocol):
@@ -151,7 +147,7 @@ def _use(tensors: Iterator[Array | None]) -> _Use | None:
 def _by_kernel(of_ref: bool, read: Array, one: _Use, other: _Use, difference: float) -> Iterator[Reader]:
     """Yields a reader by the uses of a kernel in both programs, of which one has what it reads."""
     for form in forms(one.kernel.shape, read.shape, one.value.shape):
-        limit = max(_EXACT, _MARGIN * min(_error(form, read, each, one.kernel) for each in one.gradients()))
+        limit = max(_EXACT, _MARGIN * min(gradient_error(form, read, each, one.kernel) for each in one.gradients()))
         if limit <= _SHARE * difference:
             yield _ByKernel(of_ref=of_ref, read=read, form=form, use=other, limit=limit)
 
@@ -177,7 +173,7 @@ class _ByKernel:
     @implements(Reader)
     def reads(self, values: Array) -> bool:
         return any(
-            _error(self.form, values, arriving, kernel) <= self.limit
+            gradient_error(self.form, values, arriving, kernel) <= self.limit
             for kernel in self._kernels()
             for arriving in self.use.gradients()
         )
@@ -192,7 +188,8 @@ class _ByKernel:
     def reorders(self) -> bool:
         if self.form.matrix is None:
             return False
-        errors = (_error(self.form, self.read, each, self.use.kernel, reordered=True) for each in self.use.gradients())
+        form, kernel = self.form, self.use.kernel
+        errors = (gradient_error(form, self.read, each, kernel, reordered=True) for each in self.use.gradients())
         return min(errors) <= self.limit or any(map(self.reads, orders(self.read)))
 
 
@@ -248,33 +245,3 @@ class _ByProduct:
 def _relative(found: Array, expected: Array) -> float:
     size = max(float(np.linalg.norm(expected)), 1e-300)
     return float(np.linalg.norm(found.reshape(-1) - expected.reshape(-1))) / size
-
-
-def _error(form: KernelForm, read: Array, arriving: Array, gradient: Array, *, reordered: bool = False) -> float:
-    """Returns the relative error of the gradient of a kernel that is made of what is read and of what arrives.
-
-    Args:
-        form: How they belong together.
-        read: What the layer reads.
-        arriving: The gradient at its product.
-        gradient: The gradient of the kernel.
-        reordered: Whether the layer may read its features in another order.
-    """
-    taps = form.taps(gradient)
-    possible = form.possible(read, arriving, taps.shape[1])
-    if reordered:
-        return _error_of_features(taps[0], possible[0])
-    rows = possible.reshape(len(possible), -1)
-    squares = [float(np.square(rows - tap.reshape(-1)).sum(1).min()) for tap in taps]
-    return math.sqrt(sum(squares)) / max(float(np.linalg.norm(gradient)), 1e-300)
-
-
-def _error_of_features(found: Array, possible: Array) -> float:
-    """Returns the relative error of features that are each others in some order; infinity where none is."""
-    if len(found) > _MOST_FEATURES:
-        return math.inf
-    squares = np.square(found).sum(1)[:, None] + np.square(possible).sum(1)[None, :] - 2 * found @ possible.T
-    order = squares.argmin(1)
-    if len({*order.tolist()}) < len(order):
-        return math.inf
-    return float(np.linalg.norm(found - possible[order]) / max(float(np.linalg.norm(found)), 1e-300))

@@ -1,0 +1,150 @@
+"""`unrecorded_read` tells that a layer reads another value than its counterpart, where neither program has one for it.
+
+Programs without a scope around an attention, or around an activation function, have nothing between two layers. Then
+what the layer behind reads shows where the difference is made: it is recovered of both programs (`recovered_values`),
+or it is a function of what both programs have before, which the gradient of the kernel shows (`correlations`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.refuting.functions_between import ELEMENTWISE
+from gradscope.comparison.diagnosis.suspects.reading.correlations import KernelForm, forms, gradient_error
+from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered, RecoveredValues
+from gradscope.comparison.diagnosis.suspects.step_kinds import have_same_elements, orders
+from gradscope.comparison.diagnosis.suspects.steps import makers_of
+from gradscope.comparison.pairing.matching import Dumps, Pairing
+from gradscope.dump.manifest.layer_graph import sources_of
+from gradscope.dump.manifest.manifest import Layer
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, PARAM_GRAD, key_of, printable, split_key
+
+#: The relative error up to which a gradient is made of what is read.
+_FITS: Final = 1e-4
+
+#: The largest relative error of recovered values that agree.
+_AGREE: Final = 1e-3
+
+#: The most elements of a value of which functions are tried, and of products that each of them takes.
+_MOST_ELEMENTS: Final = 1 << 17
+_MOST_PRODUCTS: Final = 1 << 26
+
+#: The functions that may be applied to a value before it is read, by their words.
+_FUNCTIONS: Final[Mapping[str, Callable[[Array], Array]]] = MappingProxyType({"value": np.copy, **ELEMENTWISE})
+
+
+def unrecorded_read(dumps: Dumps, pairing: Pairing, key: str) -> str:
+    """Returns what a layer reads of which no program has an entry, in words; "" where that is not known to differ.
+
+    Args:
+        dumps: The dumps.
+        pairing: Their pairing.
+        key: The key of the output of the layer in the reference, which differs.
+    """
+    match = next((each for each in pairing.matched if each.ref == key), None)
+    if match is None:
+        return ""
+    sides = [_Side(dumps, pairing, match.ref, of_ref=True), _Side(dumps, pairing, match.cand, of_ref=False)]
+    # A capture of PyTorch does not state what a layer reads: the other program may.
+    words = (words for side in sides for words in (side.functions(),) if words)
+    return next(words, None) or sides[0].recovered()
+
+
+class _Side:
+    """_Side has the layer of one program whose output differs.
+
+    Args:
+        dumps: The dumps.
+        pairing: Their pairing.
+        key: The key of the output in the program.
+        of_ref: Whether it is the reference.
+    """
+
+    def __init__(self, dumps: Dumps, pairing: Pairing, key: str, *, of_ref: bool) -> None:
+        self._layers = (dumps.ref if of_ref else dumps.cand).manifest.layers
+        self._key, self._of_ref, self._matches = key, of_ref, pairing.matched
+        self._layer = makers_of(self._layers).get(split_key(key)[1])
+        self._pairs = RecoveredValues(dumps, pairing, of_ref=of_ref)
+        sources = sources_of(self._layers).get(key, ())
+        self._read = [each for each in sources if split_key(each)[0] in (ACTIVATION, INPUT)]
+
+    def functions(self) -> str:
+        """Returns which functions of one value the layer reads in both programs, in words; "" if not others."""
+        value, arriving = (
+            self._pairs.pair(self._key),
+            self._pairs.pair(key_of(ACTIVATION_GRAD, split_key(self._key)[1])),
+        )
+        read = self._pairs.pair(self._read[0]) if len(self._read) == 1 else None
+        if self._layer is None or value is None or read is None or arriving is None or not _agree(read):
+            return ""
+        for gradient in filter(None, (self._pairs.pair(key_of(PARAM_GRAD, name)) for name in self._layer.params)):
+            for form in _near(gradient, read, value):
+                own = _fitting(form, read.own, arriving.own, gradient.own)
+                other = _fitting(form, read.other, arriving.other, gradient.other) if own else []
+                if other and not {*own} & {*other}:
+                    one, two = (own[0], other[0]) if self._of_ref else (other[0], own[0])
+                    return f"which reads the {one} of `{self._name(self._read[0])}`, and in the candidate the {two}"
+        return ""
+
+    def _name(self, key: str) -> str:
+        """Returns the name of a value in the reference."""
+        match = next((each for each in self._matches if not self._of_ref and key in each.recipe.keys), None)
+        return printable(split_key(key if match is None else match.ref)[1])
+
+    def recovered(self) -> str:
+        """Returns in words that what the layer reads differs, as far as it is recovered; "" where it does not."""
+        found = [] if self._layer is None else list(islice(self._pairs.of(self._key, self._layer), 1, None))
+        if self._layer is None or not found or any(_agree(each) for each in found):
+            return ""
+        if any(have_same_elements(each.other, each.own) for each in found):
+            return "in the order of what it reads"
+        around = _around(self._layers, self._layer, self._read)
+        step = f"a step of `{printable(around)}`" if around else "a step"
+        return f"in what it reads: {step} that neither program has an entry for"
+
+
+def _around(layers: Sequence[Layer], layer: Layer, read: Sequence[str]) -> str:
+    """Returns the path of the innermost layer around a layer and around all that make what it reads; "" for none."""
+    parents = {each.path: each.parent for each in layers}
+    makers = {key_of(ACTIVATION, name): each.path for each in layers for name in each.outputs}
+
+    def outwards(path: str | None) -> Iterator[str]:
+        while path is not None:
+            yield path
+            path = parents.get(path)
+
+    others = [{*outwards(makers.get(key))} for key in read]
+    around = islice(outwards(layer.path), 1, None)
+    return next((each for each in around if others and all(each in paths for paths in others)), "")
+
+
+def _agree(pair: Recovered) -> bool:
+    return bool(np.linalg.norm(pair.other - pair.own) <= _AGREE * np.linalg.norm(pair.own))
+
+
+def _fitting(form: KernelForm, read: Array, arriving: Array, gradient: Array) -> list[str]:
+    """Returns the functions of a value, in words, that make the gradient of a kernel."""
+    return [words for words, each in _FUNCTIONS.items() if _reads(form, each(read), arriving, gradient)]
+
+
+def _near(gradient: Recovered, read: Recovered, value: Recovered) -> Iterator[KernelForm]:
+    """Yields the forms of a kernel whose taps lie no farther from an element of the output than the kernel is wide."""
+    shape = gradient.own.shape
+    few = len(shape) > 1 and read.own.size <= _MOST_ELEMENTS and read.own.size * max(shape) <= _MOST_PRODUCTS
+    for form in forms(shape, read.own.shape, value.own.shape) if few else ():
+        yield form if form.matrix is not None else replace(form, reach=min(form.reach, max(shape[2:], default=1)))
+
+
+def _reads(form: KernelForm, read: Array, arriving: Array, gradient: Array) -> bool:
+    """Returns whether the gradient of a kernel is made of a value, of a dense layer in any order of its features."""
+    if gradient_error(form, read, arriving, gradient) <= _FITS:
+        return True
+    turned = orders(read) if form.matrix is not None else ()
+    return any(gradient_error(form, each, arriving, gradient) <= _FITS for each in turned)

@@ -1,0 +1,101 @@
+"""Where neither program has a scope around a step, what the layer behind it reads tells that the step is at fault."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+
+_draw = np.random.default_rng(37).normal
+WIDTH, HEADS = 6, 2
+NAMES = ("query", "key", "value", "out", "fc")
+WEIGHTS = {name: (_draw(size=(WIDTH, WIDTH)) / 2).astype(np.float32) for name in NAMES}
+TOKENS = _draw(size=(3, 5, WIDTH)).astype(np.float32)
+KERNELS = [(_draw(size=(3, 3, size, 4)) / 4).astype(np.float32) for size in (2, 4)]
+IMAGES = _draw(size=(3, 7, 7, 2)).astype(np.float32)
+
+
+def _attention(fault: str = "", *, port: bool = False) -> Dump:
+    """An attention, and a dense layer behind an activation function; only projections have scopes."""
+
+    def named(name: str) -> str:
+        return f"{name}_proj" if port else name
+
+    def heads(x: Any) -> Any:
+        return x.reshape(*x.shape[:2], HEADS, -1)
+
+    def loss(weights: Any, batch: Any) -> Any:
+        def dense(name: str, x: Any) -> Any:
+            with jax.named_scope(named(name)):
+                return x @ weights[named(name)]
+
+        x = batch["of_port" if port else "of_reference"]
+        with jax.named_scope("mixer" if port else "block"):
+            q, k, v = (heads(dense(name, x)) for name in NAMES[:3])
+            scores = jnp.einsum("nqhd,nkhd->nhqk", q, k) / (1 if fault == "scale" else (WIDTH // HEADS) ** 0.5)
+            x = jnp.einsum("nhqk,nkhd->nqhd", jax.nn.softmax(scores), v)
+            x = x.swapaxes(2, 3) if fault == "order" else x
+            x = dense("out", x.reshape(*x.shape[:2], -1))
+        x = jax.nn.gelu(x, approximate=True) if fault == "activation" else jax.nn.relu(x)
+        x = dense("fc", x)
+        return jnp.square(x).mean()
+
+    weights = {named(name): WEIGHTS[name] * (1.1 if fault == name else 1) for name in NAMES}
+    return gs.capture(loss, weights, {"of_port" if port else "of_reference": TOKENS}, origins=False)
+
+
+def _convolutions(function: Any, *, names: tuple[str, str]) -> Dump:
+    def loss(weights: Any, batch: Any) -> Any:
+        (x,) = batch.values()
+        for name in names:
+            x = function(x) if name == names[1] else x
+            with jax.named_scope(name):
+                x = lax.conv_general_dilated(
+                    x, weights[name], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+                )
+        return jnp.square(x).mean()
+
+    return gs.capture(loss, dict(zip(names, KERNELS, strict=True)), {f"of_{names[0]}": IMAGES}, origins=False)
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        (
+            "scale",
+            "`block/out` (rel_l2 {}), in what it reads: a step of `block` that neither program has an entry for.",
+        ),
+        ("order", "`block/out` (rel_l2 {}), in the order of what it reads."),
+        (
+            "activation",
+            "`fc` (rel_l2 {}), which reads the relu of `block/out`, and in the candidate the gelu by tanh.",
+        ),
+    ],
+)
+def test_a_step_without_an_entry_is_told_by_what_the_layer_behind_it_reads(fault: str, sentence: str) -> None:
+    found = gs.compare(_attention(), _attention(fault, port=True))
+    start, end = sentence.split("{}")
+    assert found.sentence.startswith(f"Forward first differs at {start}"), found.sentence
+    assert end in found.sentence
+    assert "made here" not in found.sentence
+
+
+def test_a_convolution_reads_another_function_of_the_value_before_it() -> None:
+    reference = _convolutions(jax.nn.elu, names=("conv1", "conv2"))
+    found = gs.compare(reference, _convolutions(jax.nn.softplus, names=("down", "up")))
+    assert ", which reads the elu of `conv1`, and in the candidate the softplus." in found.sentence
+    assert gs.compare(reference, _convolutions(jax.nn.elu, names=("down", "up"))).verdict == "same"
+
+
+@pytest.mark.parametrize(("fault", "layer"), [("out", "block/out"), ("fc", "fc")])
+def test_a_layer_that_reads_the_same_is_at_fault_itself(fault: str, layer: str) -> None:
+    found = gs.compare(_attention(), _attention(fault, port=True))
+    assert found.sentence.startswith(f"Forward first differs at `{layer}` ("), found.sentence
+    assert "reads" not in found.sentence

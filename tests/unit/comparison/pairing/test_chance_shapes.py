@@ -1,0 +1,48 @@
+"""Images as high as they have channels are compared in the layout of the program, where a value differs in any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+
+_draw = np.random.default_rng(29).normal
+SIZE = 5
+KERNELS = [(_draw(size=(SIZE, SIZE, 3, 3)) / 6).astype(np.float32) for _ in range(2)]
+IMAGES = _draw(size=(SIZE, SIZE, SIZE, SIZE)).astype(np.float32)
+
+
+def _dump(names: tuple[str, str], *, channels_last: bool, padding: tuple[int, int] = (1, 1)) -> Dump:
+    numbers = ("NHWC", "HWIO", "NHWC") if channels_last else ("NCHW", "OIHW", "NCHW")
+
+    def loss(weights: Any, batch: Any) -> Any:
+        (x,) = batch.values()
+        for name, pads in zip(names, ((1, 1), padding), strict=True):
+            with jax.named_scope(name):
+                x = lax.conv_general_dilated(x, weights[name], (1, 1), [pads] * 2, dimension_numbers=numbers)
+            x = jax.nn.elu(x)
+        return (x**2).mean()
+
+    kernels = [each.transpose(2, 3, 1, 0) if channels_last else each for each in KERNELS]
+    images = IMAGES.transpose(0, 2, 3, 1) if channels_last else IMAGES
+    return gs.capture(loss, dict(zip(names, kernels, strict=True)), {f"of_{names[0]}": images}, origins=False)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_value_that_differs_is_compared_in_the_layout_of_the_program(channels_last: bool) -> None:
+    reference = _dump(("conv1", "conv2"), channels_last=not channels_last)
+    candidate = _dump(("down", "up"), channels_last=channels_last, padding=(2, 0))
+    found = gs.compare(reference, candidate)
+    first = found.first_divergence.forward
+    assert first is not None
+    assert first.name == "conv2"
+    one, other = reference["activation/conv2"], candidate["activation/up"]
+    expected = other.transpose(0, 2, 3, 1) if not channels_last else other.transpose(0, 3, 1, 2)
+    error = np.linalg.norm(expected - one) / np.linalg.norm(one)
+    assert first.metrics["rel_l2"] == pytest.approx(error, rel=1e-4)
