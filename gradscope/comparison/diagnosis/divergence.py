@@ -1,7 +1,6 @@
 """`first_divergence` returns the first rows over tolerance, `blame_of` their consequences and the layers at fault.
 
-The first divergence is the first row over tolerance in the direction of computation: in execution order for values, in
-reverse order for gradients.
+The first is that in the direction of computation: in execution order for values, in reverse order for gradients.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, TENSOR, is_gradie
 #: The families with a direction. Tensors of a foreign file have none and count as computed in the file's order.
 FORWARD: Final = (ACTIVATION, TENSOR)
 BACKWARD: Final = (ACTIVATION_GRAD,)
-
 
 #: The statuses of names that only the reference has, and that only the candidate has.
 _ALONE: Final = ("missing", "extra")
@@ -69,8 +67,8 @@ class Blame:
         makers: Paths of the layers that computed that gradient: the innermost that read its value.
         part: The part of a layer that computed the first value over tolerance, where that is named by the layer.
         origin: The row within tolerance in which the error begins; None where it begins at the divergence.
-        unpaired: The rows of values without a counterpart from which the first value over tolerance is computed, not
-            only through values that agree.
+        unpaired: The rows without a counterpart from which the first value over tolerance is computed, not only through
+            values that agree.
         unpaired_gradients: The same of the first gradient over tolerance.
         suspects: Those of them that may have made the first divergence, the likeliest first; none where it is made by
             the layer that computes it.
