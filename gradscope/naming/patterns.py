@@ -3,6 +3,9 @@ r"""Patterns select names: `encoder/*`, `param_grad/*`, `re:block\[[0-3]\]/.*`.
 In a glob, `*` matches any characters, including `/`, and `?` matches one character. Brackets are literal, because layer
 names contain them. After `re:`, the pattern is a regular expression that has to match in full. Both kinds are matched
 against the name and against the key with its family.
+
+Python's engine for regular expressions backtracks: `(p+)+x` takes twice as long for each further `p` of a name without
+an `x`, and a file of tolerances or of names may come from anybody. A `BoundedRegex` ends with a message instead.
 """
 
 from __future__ import annotations
@@ -11,14 +14,18 @@ import difflib
 import heapq
 import itertools
 import re
+import signal
+import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NoReturn, TypeVar
 
 from gradscope.errors import UsageError
 from gradscope.naming.one_or_many import as_tuple
 from gradscope.naming.printable import printable
+
+Found = TypeVar("Found")
 
 #: The largest number of names that a hint lists where none is similar.
 _FEW: Final = 12
@@ -34,12 +41,75 @@ _MOST_NAMES: Final = 50_000
 _MOST_WORK: Final = 2_000
 
 
+#: Seconds that a regular expression may take for one name.
+_SECONDS: Final = 5.0
+
+
+class BoundedRegex:
+    """A `BoundedRegex` is a compiled regular expression whose matches are bounded in time, in the main thread.
+
+    The engine looks for signals while it matches, so that a timer can end it. Other threads receive no signals.
+
+    Args:
+        pattern: The regular expression.
+
+    Raises:
+        re.error: It is none.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        self._regex = re.compile(pattern)
+        # With one repetition at most, matching takes no longer than the square of the name's length.
+        self._may_explode = sum(map(pattern.count, "*+{")) > 1
+
+    def fullmatch(self, text: str) -> re.Match[str] | None:
+        """Returns the match of a full text; None where it does not match.
+
+        Raises:
+            UsageError: Matching takes too long.
+        """
+        return self._in_time(lambda: self._regex.fullmatch(text), text)
+
+    def sub(self, replacement: str, text: str) -> str:
+        """Returns a text with every match replaced.
+
+        Raises:
+            UsageError: Matching takes too long.
+        """
+        return self._in_time(lambda: self._regex.sub(replacement, text), text)
+
+    def _in_time(self, match: Callable[[], Found], text: str) -> Found:
+        if not (self._may_explode and _has_timer()):
+            return match()
+
+        def give_up(*_: object) -> NoReturn:
+            raise UsageError(
+                f"the regular expression {self._regex.pattern!r} takes more than {_SECONDS:g} s for {text[:80]!r}",
+                hint="write it without a repetition of repetitions",
+            )
+
+        before = signal.signal(signal.SIGALRM, give_up)
+        signal.setitimer(signal.ITIMER_REAL, _SECONDS)
+        try:
+            return match()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+
+def _has_timer() -> bool:
+    """Returns whether this thread has a timer that nothing else uses."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        return False
+    return signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0) and signal.getsignal(signal.SIGALRM) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Pattern:
     """Pattern stores a pattern as the user wrote it, and as a compiled regular expression."""
 
     spelling: str
-    regex: re.Pattern[str]
+    regex: re.Pattern[str] | BoundedRegex
 
     @classmethod
     def parse(cls, spelling: str) -> Pattern:
@@ -51,7 +121,7 @@ class Pattern:
         if not spelling.startswith("re:"):
             return cls(spelling, re.compile(_glob_to_regex(spelling), re.DOTALL))
         try:
-            return cls(spelling, re.compile(spelling[3:]))
+            return cls(spelling, BoundedRegex(spelling[3:]))
         except re.error as error:
             raise UsageError(f"{spelling!r} is not a regular expression: {error}") from error
 

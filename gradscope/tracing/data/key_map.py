@@ -17,6 +17,7 @@ from typing import Final
 
 from gradscope.errors import DumpError, UsageError
 from gradscope.naming import printable
+from gradscope.naming.patterns import BoundedRegex
 
 _LINE: Final = re.compile(r"(?P<regex>.*?)\s*->\s*(?P<replacement>.*)")
 
@@ -25,7 +26,7 @@ _LINE: Final = re.compile(r"(?P<regex>.*?)\s*->\s*(?P<replacement>.*)")
 class KeyMap:
     """A `KeyMap` has substitutions, in order."""
 
-    substitutions: tuple[tuple[re.Pattern[str], str], ...] = ()
+    substitutions: tuple[tuple[BoundedRegex, str], ...] = ()
 
     def renamed(self, name: str) -> str:
         """Returns the new name of a tensor; "" where the tensor is left out."""
@@ -49,12 +50,12 @@ def read_key_map(path: Path) -> KeyMap:
     return KeyMap(tuple(_rule(f"{path}:{number}", line) for number, line in lines if line and line[0] != "#"))
 
 
-def _rule(location: str, line: str) -> tuple[re.Pattern[str], str]:
+def _rule(location: str, line: str) -> tuple[BoundedRegex, str]:
     found = _LINE.fullmatch(line)
     if found is None:
         raise UsageError(f"{location}: {printable(line)!r} is not a rule", hint="write REGEX -> REPLACEMENT")
     try:
-        regex = re.compile(found["regex"])
+        regex = BoundedRegex(found["regex"])
         regex.sub(found["replacement"], "")  # to check the replacement, too
     except (re.error, IndexError) as error:
         raise UsageError(f"{location}: {printable(line)!r} is not a rule: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import time
 
 import pytest
@@ -10,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradscope.errors import UsageError
-from gradscope.naming import Selection
-from gradscope.naming.patterns import Pattern, nearest_hint
+from gradscope.naming import Selection, patterns
+from gradscope.naming.patterns import BoundedRegex, Pattern, nearest_hint
 
 NAMES = ["block[0]/attn", "block[0]/mlp", "block[1]/attn", "head", "a.b"]
 
@@ -91,3 +92,27 @@ def test_a_long_name_and_many_stars_take_no_time() -> None:
     begin = time.process_time()
     assert not pattern.matches("a" * 20_000)
     assert time.process_time() - begin < 1
+
+
+def test_a_regular_expression_that_takes_for_ever_ends_with_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "_SECONDS", 0.1)
+    before = signal.getsignal(signal.SIGALRM)
+    pattern = Pattern.parse("re:(p+)+(p+)+x")
+    started = time.process_time()
+    with pytest.raises(UsageError, match=r"the regular expression '\(p\+\)\+\(p\+\)\+x' takes more than 0\.1 s"):
+        pattern.matches("p" * 60)
+    with pytest.raises(UsageError, match="takes more than"):
+        BoundedRegex("(p+)+(p+)+x").sub("", "p" * 60)
+    assert time.process_time() - started < 2
+    assert pattern.matches("ppppx")
+    assert (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)) == (before, (0.0, 0.0))
+
+
+def test_a_timer_that_a_program_uses_itself_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "_SECONDS", 0.0001)
+    signal.setitimer(signal.ITIMER_REAL, 1000)
+    try:
+        assert Pattern.parse("re:(p+)+(p+)+x").matches("p" * 12 + "x")
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 900
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
