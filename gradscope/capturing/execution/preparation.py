@@ -18,7 +18,7 @@ from gradscope.capturing.execution.arguments import Arguments
 from gradscope.capturing.execution.function_call import require_untraced
 from gradscope.capturing.execution.run import Run
 from gradscope.capturing.execution.segmented import SegmentedProgram, resident_bytes
-from gradscope.capturing.execution.single_run import SingleRun
+from gradscope.capturing.execution.unsegmented import SingleRun
 from gradscope.capturing.timings import Timings
 from gradscope.errors import MachineError, ModelError
 from gradscope.instrument.query.capture_spec import CaptureSpec
