@@ -181,7 +181,7 @@ def cuts(loss: Callable[..., Any], arguments: tuple[Any, Any], budget: int) -> l
 def test_a_loop_that_does_not_fit_is_run_in_parts() -> None:
     arguments = scanned_arguments(12)
     assert cuts(layers_as_a_scan, arguments, 3_000_000) == [range(6), range(6, 12), None]
-    runs = [check_against_one_run(layers_as_a_scan, arguments, size) for size in (12_000_000, 4_000_000)]
+    runs = [check_against_one_run(layers_as_a_scan, arguments, size, operations=False) for size in (8 << 20, 2 << 20)]
     assert runs[0] < runs[1]
 
 
@@ -205,8 +205,7 @@ def test_parts_of_a_loop_take_and_give_what_its_iterations_do(reverse: bool) -> 
     arguments = (jnp.stack([jnp.eye(16) * (n + 1) / 4 for n in range(7)]), jnp.linspace(-1, 1, 512).reshape(32, 16))
     assert sum(span is not None for span in cuts(loss, arguments, 30_000)) == 7
     assert sum(span is not None for span in cuts(loss, arguments, 100_000)) == 3
-    for size in (400_000, 140_000):
-        check_against_one_run(loss, arguments, size)
+    assert check_against_one_run(loss, arguments, 140_000, operations=False) > 14
 
 
 def test_functions_under_jit_are_cut_where_their_equations_are() -> None:
