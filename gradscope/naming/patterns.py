@@ -53,11 +53,15 @@ class BoundedRegex:
     Args:
         pattern: The regular expression.
 
+    Attributes:
+        pattern: The same.
+
     Raises:
         re.error: It is none.
     """
 
     def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
         self._regex = re.compile(pattern)
         # With one repetition at most, matching takes no longer than the square of the name's length.
         self._may_explode = sum(map(pattern.count, "*+{")) > 1
@@ -84,7 +88,7 @@ class BoundedRegex:
 
         def give_up(*_: object) -> NoReturn:
             raise UsageError(
-                f"the regular expression {self._regex.pattern!r} takes more than {_SECONDS:g} s for {text[:80]!r}",
+                f"the regular expression {self.pattern!r} takes more than {_SECONDS:g} s for {text[:80]!r}",
                 hint="write it without a repetition of repetitions",
             )
 
