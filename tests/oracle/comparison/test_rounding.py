@@ -287,6 +287,20 @@ def test_gradients_of_operations_that_broadcast_are_zero_but_for_rounding() -> N
     assert not gs.compare(reference, doubled)
 
 
+def _cut_at(loss: Any, weights: Any, batch: Any) -> Dump:
+    """A program in which a gradient is lost at one element whose value is not zero."""
+    kept = np.ones(batch.shape, np.bool_)
+    kept[3, 8] = False
+    rectified = jnp.maximum
+
+    def maximum(value: Any, floor: float) -> Any:
+        return rectified(jnp.where(kept, value, jax.lax.stop_gradient(value)), floor)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(jnp, "maximum", maximum)
+        return gs.capture(loss, weights, batch, ops=True)
+
+
 def test_a_gradient_that_differs_where_rounding_decides_a_rectifier_says_so() -> None:
     def loss(weights: Any, batch: Any) -> Any:
         with jax.named_scope("rectified"):
@@ -304,5 +318,8 @@ def test_a_gradient_that_differs_where_rounding_decides_a_rectifier_says_so() ->
         in found.sentence
     )
     assert found.sentence.endswith("A reference made with `gradscope calibrate` would tell whether that is noise.")
+    cut = gs.compare(gs.capture(loss, weights, batch, ops=True), _cut_at(loss, weights, batch))
+    assert not cut
+    assert "rectifier" not in cut.sentence
     weights["out"][0, 7] = 0.0
     assert gs.compare(gs.capture(loss, weights, batch, ops=True), gs.capture(loss, weights, moved, ops=True))

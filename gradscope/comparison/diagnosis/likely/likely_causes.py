@@ -22,7 +22,7 @@ from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.layout.layouts import agreeing_layouts
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, PARAM, STATE
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, PARAM, STATE, key_of
 
 #: The families of stored values, which can have been assigned to the wrong name; all other families are computed.
 _STORED: Final = (PARAM, STATE)
@@ -129,12 +129,14 @@ def _other_order(dumps: Dumps, match: Match) -> str:
 
 def _rectified(dumps: Dumps, match: Match, row: ComparisonRow) -> str:
     """Returns that the gradients of a value differ only where rounding decides a rectifier's sign; "" otherwise."""
-    if not match.recipe.plain or not (dumps.ref.has_tensor(match.ref) and dumps.cand.has_tensor(match.cand)):
+    value = key_of(ACTIVATION, row.name)
+    known = all(map(dumps.ref.has_tensor, (match.ref, value))) and dumps.cand.has_tensor(match.cand)
+    if not match.recipe.plain or not known or row.tolerance is None:
         return ""
     ref = dumps.ref.array(match.ref)
-    if ref.nbytes > _READ_AGAIN_BYTES or row.tolerance is None:
+    if ref.nbytes > _READ_AGAIN_BYTES:
         return ""
-    return decided_by_rounding(ref, dumps.cand.array(match.cand), row.tolerance)
+    return decided_by_rounding(ref, dumps.cand.array(match.cand), dumps.ref.array(value), row.tolerance)
 
 
 def _order_of_slices(ref: Array, cand: Array) -> list[int]:

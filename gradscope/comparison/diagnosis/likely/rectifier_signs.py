@@ -20,16 +20,23 @@ RECTIFIED: Final = "where a rectifier's input may be zero but for rounding"
 _MOST: Final = 0.01
 
 
-def decided_by_rounding(ref: Array, cand: Array, tolerance: float) -> str:
-    """Returns that two gradients, of values that agree, differ only where one of them is zero; "" where they do not.
+#: The largest size of a value, relative to the root mean square, that is zero but for rounding.
+_ZERO: Final = 1e-3
+
+
+def decided_by_rounding(ref: Array, cand: Array, values: Array, tolerance: float) -> str:
+    """Returns that two gradients differ only where their value is about zero and one of them is; "" where they do not.
 
     Args:
         ref: The reference's gradient.
         cand: The candidate's, of the same shape.
+        values: The value that both are gradients of, in either program, which agree on it.
         tolerance: The relative error up to which the elements count as the same, in the l2 norm.
     """
-    one, other = np.asarray(ref, np.float64), np.asarray(cand, np.float64)
+    one, other, value = (np.asarray(each, np.float64) for each in (ref, cand, values))
     decided = (one == 0) != (other == 0)
+    if np.any(np.abs(value[decided]) > _ZERO * np.sqrt(np.mean(value**2))):
+        return ""
     count = int(decided.sum())
     if not 0 < count <= _MOST * decided.size:
         return ""
