@@ -30,6 +30,8 @@ from gradscope.comparison.judging.loop_output_rows import loop_output_rows
 from gradscope.comparison.judging.loss_comparison import with_loss_compared
 from gradscope.comparison.judging.noise import WITHIN, DefaultLimits, in_noise_floors
 from gradscope.comparison.judging.rounding.accumulated_rounding import accumulated_tolerances
+from gradscope.comparison.judging.rounding.kinked_gradients import kinked_tolerances, kinked_why
+from gradscope.comparison.judging.rounding.kinks import Kinks
 from gradscope.comparison.judging.rounding.pair_floors import PairFloors, is_within
 from gradscope.comparison.judging.rounding.rounding_floors import NARROW, Floor
 from gradscope.comparison.judging.rows import ComparisonRow
@@ -219,28 +221,29 @@ def _matched_rows(dumps: Dumps, pairs: Sequence[_Pair], options: CompareOptions)
     errors = _errors(pairs)
     # Where gradscope did not write the reference, the layers of the candidate have to do.
     layers = dumps.ref.manifest.layers or dumps.cand.manifest.layers
-    growth = growths(layers, errors)
-    deep = accumulated_tolerances(
-        layers,
-        {key: error.rel_l2 for key, error in errors.items()},
-        {key: error.tolerance for key, error in errors.items()},
-        {pair.owner for pair in pairs if pair.narrow and pair.owner in errors},
-    )
+    growth, sizes = growths(layers, errors), {key: error.rel_l2 for key, error in errors.items()}
+    narrow = {pair.owner for pair in pairs if pair.narrow and pair.owner in errors}
+    limits = accumulated_tolerances(layers, sizes, {key: each.tolerance for key, each in errors.items()}, narrow)
+    limits = {
+        pair.owner: limits.get(pair.owner, pair.tolerance) if pair.noise is None else pair.noise * WITHIN
+        for pair in pairs
+    }
+    kinks = Kinks(dumps, {pair.owner: pair.match for pair in pairs})
+    kinked = kinked_tolerances(layers, sizes, limits, kinks.share)
     rows: dict[str, ComparisonRow] = {}
     for pair in pairs:
         entry, own = dumps.ref.entry(pair.match.ref), growth.get(pair.owner)
         noise = in_noise_floors(pair.evidence.metrics.get("rel_l2"), pair.noise)
-        found = pair.evidence.with_metrics(growth=own, noise=noise)
-        tolerance = deep.get(pair.owner, pair.tolerance)
-        expected = tolerance if pair.noise is None else pair.noise * WITHIN
+        expected = kinked.get(pair.owner, limits[pair.owner])
         rows[pair.match.ref] = judge(
             pair.match,
             entry,
-            found,
+            pair.evidence.with_metrics(growth=own, noise=noise),
             options.tolerance(entry.name, pair.match.ref, expected),
             pair.rounding,
             source=dumps.cand.entry(pair.match.cand).site.source or entry.site.source,
             made_here=pair.owner in errors and is_made_here(own, errors[pair.owner]),
+            kinked=kinked_why(kinks.share(pair.owner)) if pair.owner in kinked else "",
         )
     return rows
 

@@ -10,8 +10,8 @@ from typing import Final
 from gradscope.comparison.diagnosis.clauses import one_sided, others, quoted, rearranged, reordered, some_of, unproven
 from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, Blame, Divergence
 from gradscope.comparison.diagnosis.growth import FLAGGED
+from gradscope.comparison.diagnosis.likely.likely_causes import AT_KINKS
 from gradscope.comparison.diagnosis.likely.loss_difference import LossDifference
-from gradscope.comparison.diagnosis.likely.rectifier_signs import RECTIFIED
 from gradscope.comparison.judging.noise import WITHIN
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.json_text import as_float
@@ -79,7 +79,18 @@ def same_sentence(rows: Sequence[ComparisonRow], losses: LossDifference | None =
     worst = max(compared, key=lambda row: row.needed or 0.0)
     needed = worst.needed or 0.0
     how = "as far as statistics tell" if undecided else "within tolerance"
-    return f"Same {how}: {tensors}, largest rel_l2 {brief(needed)} at {quoted(worst.name)}, {bits}{zeros}{order}."
+    most = f"largest rel_l2 {brief(needed)} at {quoted(worst.name)}"
+    return f"Same {how}: {tensors}, {most}, {bits}{zeros}{_at_kinks(rows)}{order}."
+
+
+def _at_kinks(rows: Sequence[ComparisonRow]) -> str:
+    """Returns a clause about gradients that are the same because rounding decides them at kinks."""
+    kinked = [row for row in rows if row.kinked]
+    if not kinked:
+        return ""
+    first = max(kinked, key=lambda row: (row.family in BACKWARD, row.index))
+    why = f"since rounding decides on which side of a kink values are, first at {quoted(first.name)}"
+    return f"; {counted(len(kinked), 'gradient')} over the default tolerance, {why}"
 
 
 def _is_rounding(row: ComparisonRow) -> bool:
@@ -207,7 +218,7 @@ def _advice(rows: Sequence[ComparisonRow]) -> str:
     differing = [row for row in rows if row.counts and row.status != "same"]
     limits = [row.tolerance for row in differing if row.tolerance and row.needed is not None]
     near = all(row.tolerance and (row.needed or math.inf) <= _NEAR * row.tolerance for row in differing)
-    settled = any(row.likely.endswith(RECTIFIED) for row in differing) or (near and len(limits) == len(differing))
+    settled = any(row.likely.endswith(AT_KINKS) for row in differing) or (near and len(limits) == len(differing))
     if not settled or any("noise" in row.metrics for row in rows):
         return ""
     return " A reference made with `gradscope calibrate` would tell whether that is noise."

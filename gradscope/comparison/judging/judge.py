@@ -32,6 +32,7 @@ def judge(
     *,
     source: str | None = None,
     made_here: bool = False,
+    kinked: str = "",
 ) -> ComparisonRow:
     """Returns the row of a pair.
 
@@ -43,6 +44,7 @@ def judge(
         floor: How far rounding can move the tensor; None where that is not known.
         source: The value's line in the code of either program; None where that is not known.
         made_here: As for `ComparisonRow`.
+        kinked: Why the tolerance is wider than that of other gradients; "" where it is not.
     """
     passes = evidence.bit_equal is True if tolerance is None else tolerance.admits(evidence)
     rounding = "" if passes or tolerance is None or tolerance.rel_l2 is None else _within_floor(evidence, floor)
@@ -63,10 +65,12 @@ def judge(
         or _undecidable(evidence, tolerance)
         or evidence.why
         or (UNPROVEN if match.unproven and passes else "")
+        or (kinked if passes else "")
         or ("" if passes else _why(evidence, tolerance)),
         examples=evidence.examples,
         source=source,
         made_here=made_here,
+        kinked=bool(kinked) and passes,
     )
 
 

@@ -48,6 +48,7 @@ class ComparisonRow:
         likely: A clause that explains the difference (swapped, transposed, scaled); "" for none.
         made_here: Whether its error is made by the layer itself, from inputs that are exact but for rounding, all of
             them paired.
+        kinked: Whether it is a gradient that is the same because rounding decides the signs of values on its way.
         inputs_paired: Whether all that it is computed from next is paired, as far as an error makes that matter.
         examples: The error of per-example gradients; None for other tensors.
         source: `file:line` of the value in the candidate's code, or else in the reference's; None where unknown.
@@ -68,6 +69,7 @@ class ComparisonRow:
     why: str = ""
     likely: str = ""
     made_here: bool = False
+    kinked: bool = False
     inputs_paired: bool = True
     examples: ExampleError | None = None
     source: str | None = None

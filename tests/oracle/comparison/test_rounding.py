@@ -301,7 +301,7 @@ def _cut_at(loss: Any, weights: Any, batch: Any) -> Dump:
         return gs.capture(loss, weights, batch, ops=True)
 
 
-def test_a_gradient_that_differs_where_rounding_decides_a_rectifier_says_so() -> None:
+def test_a_gradient_over_a_users_tolerance_where_rounding_decides_a_rectifier_says_so() -> None:
     def loss(weights: Any, batch: Any) -> Any:
         with jax.named_scope("rectified"):
             h = jnp.maximum(batch * weights["scale"], 0)
@@ -312,14 +312,14 @@ def test_a_gradient_that_differs_where_rounding_decides_a_rectifier_says_so() ->
     batch[2, 7] = 1e-9
     moved = batch.copy()
     moved[2, 7] = -1e-9
-    found = gs.compare(gs.capture(loss, weights, batch, ops=True), gs.capture(loss, weights, moved, ops=True))
+    dumps = [gs.capture(loss, weights, each, ops=True) for each in (batch, moved)]
+    found = gs.compare(*dumps, tol=5e-4)
     assert (
-        "it differs only in 1 element of 3,200, where a rectifier's input may be zero but for rounding"
+        "it differs only in 1 element of 3,200, where rounding decides on which side of a kink its value is"
         in found.sentence
     )
     assert found.sentence.endswith("A reference made with `gradscope calibrate` would tell whether that is noise.")
+    assert gs.compare(*dumps)
     cut = gs.compare(gs.capture(loss, weights, batch, ops=True), _cut_at(loss, weights, batch))
     assert not cut
-    assert "rectifier" not in cut.sentence
-    weights["out"][0, 7] = 0.0
-    assert gs.compare(gs.capture(loss, weights, batch, ops=True), gs.capture(loss, weights, moved, ops=True))
+    assert "kink" not in cut.sentence

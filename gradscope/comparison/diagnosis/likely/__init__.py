@@ -3,6 +3,5 @@
 - `likely_causes`: relations between two tensors that differ: swapped, transposed, permuted, a multiple.
 - `likely_parts`: tensors of one side only that others of the other side may make up.
 - `running_variances`: running variances that the programs divide by different numbers.
-- `rectifier_signs`: gradients that differ only where rounding decides the sign of a rectifier's input.
 - `loss_difference`: losses that differ, and whether that is their reduction: all gradients are the same multiple.
 """

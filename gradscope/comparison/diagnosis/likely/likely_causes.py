@@ -2,7 +2,7 @@
 
 It tests for the values of another tensor (two that were swapped), another order of axes, another order along the first
 axis (the layers of a scan), a factor (a mean for a sum, a sign), a running variance that is divided by another number
-(`running_variances`), and a few elements at which a rectifier decides (`rectifier_signs`).
+(`running_variances`), and a few elements at which rounding decides (`judging/rounding/kinks`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,19 @@ from typing import Final
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.arrays.dtypes import encode
-from gradscope.comparison.diagnosis.likely.rectifier_signs import decided_by_rounding
+from gradscope.arrays.dtypes import encode, itemsize
 from gradscope.comparison.diagnosis.likely.running_variances import RunningVariances
+from gradscope.comparison.judging.rounding.kinks import Kinks
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.layout.layouts import agreeing_layouts
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, PARAM, STATE, key_of
+from gradscope.dump.manifest.manifest import Entry
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, PARAM, STATE
+from gradscope.naming.wording import counted
+
+#: How the reason ends that a gradient differs where rounding decides.
+AT_KINKS: Final = "where rounding decides on which side of a kink its value is"
 
 #: The families of stored values, which can have been assigned to the wrong name; all other families are computed.
 _STORED: Final = (PARAM, STATE)
@@ -53,10 +58,11 @@ def with_likely_causes(
     """
     names, differing = _names_by_hash(dumps), (each for each in matches if rows[each.ref].status == "different")
     agreeing = {row.name for row in rows.values() if row.family == ACTIVATION and row.status == "same"}
+    kinks = Kinks(dumps, {dumps.ref.resolve(match.ref): match for match in matches})
     found: dict[str, str] = {}
     for match in differing:
         row = rows[match.ref]
-        likely = _rectified(dumps, match, row) if row.family == ACTIVATION_GRAD and row.name in agreeing else ""
+        likely = _at_kinks(dumps, match, row, kinks) if row.family == ACTIVATION_GRAD and row.name in agreeing else ""
         found[match.ref] = likely or _diagnosis(dumps, match, row, names, variances)
     return {key: replace(rows[key], likely=likely) for key, likely in found.items()}
 
@@ -127,16 +133,19 @@ def _other_order(dumps: Dumps, match: Match) -> str:
     return f"is permuted: its slices are the reference's {order} along the first axis" if order else ""
 
 
-def _rectified(dumps: Dumps, match: Match, row: ComparisonRow) -> str:
-    """Returns that the gradients of a value differ only where rounding decides a rectifier's sign; "" otherwise."""
-    value = key_of(ACTIVATION, row.name)
-    known = all(map(dumps.ref.has_tensor, (match.ref, value))) and dumps.cand.has_tensor(match.cand)
-    if not match.recipe.plain or not known or row.tolerance is None:
+def _at_kinks(dumps: Dumps, match: Match, row: ComparisonRow, kinks: Kinks) -> str:
+    """Returns that the gradients of a value differ only where rounding decides; "" where they do not."""
+    owner = dumps.ref.resolve(match.ref)
+    if row.tolerance is None or "rel_l2" not in row.metrics or _bytes(dumps.ref.entry(owner)) > _READ_AGAIN_BYTES:
         return ""
-    ref = dumps.ref.array(match.ref)
-    if ref.nbytes > _READ_AGAIN_BYTES:
+    share, error = kinks.share(owner), as_float(row.metrics["rel_l2"])
+    if not share.made or not error**2 - share.made**2 <= row.tolerance**2:
         return ""
-    return decided_by_rounding(ref, dumps.cand.array(match.cand), dumps.ref.array(value), row.tolerance)
+    return f"differs only in {counted(share.count, 'element')} of {share.size:,}, {AT_KINKS}"
+
+
+def _bytes(entry: Entry) -> int:
+    return math.prod(entry.shape) * itemsize(entry.dtype)
 
 
 def _order_of_slices(ref: Array, cand: Array) -> list[int]:

@@ -3,5 +3,7 @@
 - `rounding_floors`: a *floor* is how far rounding can move a tensor whose terms cancel, in absolute terms.
 - `pair_floors`: the floors of pairs of tensors.
 - `inherited_precision`: the dtype that a tensor was computed in, by what it was computed from.
+- `kinks`: how much of a gradient rounding decides, since a value is on the other side of a kink, as of a rectifier's.
+- `kinked_gradients`: how far gradients may be apart because of kinks, there and in all that is computed from them.
 - `accumulated_rounding`: how far rounding to 16 bits adds up with the depth of a network.
 """

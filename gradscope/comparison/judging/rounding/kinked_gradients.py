@@ -1,0 +1,103 @@
+"""`kinked_tolerances` returns the tolerances of gradients that rounding decides through kinks.
+
+Where a value is zero but for rounding, a rectifier passes its gradient in one of two programs only (`kinks`). What is
+computed from that gradient inherits the error, which is no fault of either. The signs that flip tell the size of the
+error where it is made, and from there it creeps: a gradient is as far off as the gradients that it is computed from,
+where a fault makes the error jump. So a gradient over its tolerance is held to twice the largest error that arrives,
+kinks included, and a parameter's to four times, since it is a sum in which terms cancel. All errors together are held
+to four times what the kinks on the way make.
+
+That is only where everything that the gradient is computed from agrees, values and parameters too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+from gradscope.comparison.judging.rounding.kinks import KinkedShare
+from gradscope.dump.manifest.layer_graph import NearestKeys, sources_first, sources_of
+from gradscope.dump.manifest.manifest import Layer
+from gradscope.naming import EXAMPLE_GRAD, PARAM_GRAD, is_gradient, split_key
+from gradscope.naming.wording import counted
+
+#: How many times the error that arrives a gradient's error may be. Of right ports of ResNet, activations had at most
+#: 1.1 times, and parameters 1.3.
+_GROWTH: Final = 2.0
+_GROWTH_OF_SUMS: Final = 4.0
+
+#: How many times the errors that kinks make on the way, added up as a random walk, an error may be.
+_MOST: Final = 4.0
+
+
+class _ShareOf(Protocol):
+    def __call__(self, gradient: str) -> KinkedShare: ...
+
+
+def kinked_tolerances(
+    layers: Sequence[Layer], errors: Mapping[str, float], tolerances: Mapping[str, float], share: _ShareOf
+) -> dict[str, float]:
+    """Returns the tolerances of gradients that are over theirs because of kinks.
+
+    Args:
+        layers: The layers of the reference.
+        errors: The `rel_l2` of the tensors that are compared, by the keys of owners.
+        tolerances: Their tolerances.
+        share: Returns the share of a gradient that kinks decide.
+    """
+    if not any(is_gradient(split_key(key)[0]) and errors[key] > tolerances[key] for key in errors):
+        return {}
+    walk = _Walk(errors, tolerances, share)
+    sources = NearestKeys(sources_of(layers), errors)
+    read = {key: [each for each in sources.behind(key) if each != key] for key in errors}
+    for key in sources_first(read, errors):
+        walk.add(key, read[key])
+    return {key: limit for key, limit in walk.limits.items() if limit > tolerances[key]}
+
+
+def kinked_why(here: KinkedShare) -> str:
+    """Returns why a gradient has a wider tolerance, from the share of it that kinks decide."""
+    if not here.count:
+        return "it is computed from gradients that rounding decides at kinks, such as a rectifier's at zero"
+    elements = f"{counted(here.count, 'element')} of {here.size:,}"
+    return f"rounding decides on which side of a kink, such as a rectifier's at zero, its value is at {elements}"
+
+
+class _Walk:
+    """`_Walk` follows errors from gradient to gradient.
+
+    Attributes:
+        limits: The tolerance of each gradient so far, wider where kinks are why.
+    """
+
+    def __init__(self, errors: Mapping[str, float], tolerances: Mapping[str, float], share: _ShareOf) -> None:
+        self._errors = errors
+        self._tolerances = tolerances
+        self._share = share
+        self._made: dict[str, float] = {}
+        self.limits: dict[str, float] = {}
+
+    def add(self, key: str, before: Sequence[str]) -> None:
+        """Adds a gradient or a value behind those that it is computed from."""
+        family = split_key(key)[0]
+        if not is_gradient(family) or not all(self._agrees(each) for each in before):
+            return
+        gradients = [each for each in before if is_gradient(split_key(each)[0])]
+        self._made[key] = max((self._made.get(each, 0.0) for each in gradients), default=0.0)
+        if self._agrees(key):
+            return
+        here = self._share(key).made
+        arriving = [(self._errors[each], self._share(each).passed, self._made.get(each, 0.0)) for each in gradients]
+        inherited = max((math.hypot(error, passed) for error, passed, _ in arriving), default=0.0)
+        made = max((math.hypot(made, passed, here) for _, passed, made in arriving), default=here)
+        if not made:
+            return
+        self._made[key] = made
+        growth = _GROWTH_OF_SUMS if family in (PARAM_GRAD, EXAMPLE_GRAD) else _GROWTH
+        tolerance = self._tolerances[key]
+        limit = math.hypot(here, max(tolerance, growth * inherited))
+        self.limits[key] = min(limit, _MOST * math.hypot(made, tolerance))
+
+    def _agrees(self, key: str) -> bool:
+        return self._errors[key] <= self.limits.get(key, self._tolerances[key])
