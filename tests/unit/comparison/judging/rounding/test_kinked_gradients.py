@@ -30,19 +30,19 @@ def _raised(errors: list[float], shares: dict[int, KinkedShare], value_errors: f
     return {int(key.removeprefix("activation_grad/layer")): limit for key, limit in raised.items()}
 
 
-def test_what_is_computed_from_a_gradient_at_a_kink_has_its_error_twice() -> None:
+def test_what_is_computed_from_a_gradient_at_a_kink_may_have_four_times_its_error() -> None:
     raised = _raised([1e-5, 3e-3, 3.3e-3, 3.6e-3], {1: KinkedShare(count=1, size=9, made=3e-3)})
     assert raised == {
         1: pytest.approx(math.hypot(3e-3, TOLERANCE)),
-        2: pytest.approx(6e-3),
-        3: pytest.approx(6.6e-3),
+        2: pytest.approx(12e-3),
+        3: pytest.approx(4 * math.hypot(3e-3, TOLERANCE)),
     }
 
 
 def test_a_rectifier_that_computed_the_value_makes_the_error_behind_it() -> None:
     raised = _raised([1e-5, 3e-3, 3e-3], {0: KinkedShare(count=1, size=9, passed=2e-3)})
-    assert raised[1] == pytest.approx(2 * math.hypot(1e-5, 2e-3))
-    assert raised[2] == pytest.approx(6e-3)
+    assert raised[1] == pytest.approx(4 * math.hypot(1e-5, 2e-3))
+    assert raised[2] == pytest.approx(4 * math.hypot(2e-3, TOLERANCE))
 
 
 def test_an_error_that_jumps_is_a_fault_and_so_is_what_inherits_it() -> None:
