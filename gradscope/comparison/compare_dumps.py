@@ -33,7 +33,7 @@ from gradscope.comparison.judging.rounding.accumulated_rounding import accumulat
 from gradscope.comparison.judging.rounding.kinked_gradients import kinked_tolerances, kinked_why
 from gradscope.comparison.judging.rounding.kinks import Kinks
 from gradscope.comparison.judging.rounding.pair_floors import PairFloors, is_within
-from gradscope.comparison.judging.rounding.rounding_floors import NARROW, Floor
+from gradscope.comparison.judging.rounding.rounding_floors import Floor
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.judging.unmatched import unmatched
 from gradscope.comparison.layout.operands import StoredOperand, counterpart
@@ -174,7 +174,7 @@ class _Pair(NamedTuple):
         tolerance: The default tolerance on `rel_l2`.
         noise: The noise floor of the owners; None where there is none.
         rounding: How far rounding can move it; None where that is not known.
-        narrow: Whether the coarser of both was computed in 16 bits.
+        epsilon: The machine epsilon of the coarser of the types that both were computed in; 0 where there is none.
     """
 
     match: Match
@@ -183,7 +183,7 @@ class _Pair(NamedTuple):
     tolerance: float
     noise: float | None
     rounding: Floor | None
-    narrow: bool
+    epsilon: float
 
 
 def _measured(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -> list[_Pair]:
@@ -201,8 +201,8 @@ def _measured(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -
         dtype = limits.dtype(ref, cand)
         rounding = None if dtype is None else floors.floor(match.ref, match.recipe.keys, dtype)
         noise = limits.noise_floor(dumps.ref.entry(own[0]), dumps.cand.entry(owner))
-        narrow = dtype is not None and machine_epsilon(dtype) > NARROW
-        pairs.append(_Pair(match, own[0], evidence[own], limits.tolerance(ref, cand), noise, rounding, narrow))
+        epsilon = 0.0 if dtype is None else machine_epsilon(dtype)
+        pairs.append(_Pair(match, own[0], evidence[own], limits.tolerance(ref, cand), noise, rounding, epsilon))
     return pairs
 
 
@@ -222,8 +222,8 @@ def _matched_rows(dumps: Dumps, pairs: Sequence[_Pair], options: CompareOptions)
     # Where gradscope did not write the reference, the layers of the candidate have to do.
     layers = dumps.ref.manifest.layers or dumps.cand.manifest.layers
     growth, sizes = growths(layers, errors), {key: error.rel_l2 for key, error in errors.items()}
-    narrow = {pair.owner for pair in pairs if pair.narrow and pair.owner in errors}
-    limits = accumulated_tolerances(layers, sizes, {key: each.tolerance for key, each in errors.items()}, narrow)
+    epsilons = {pair.owner: pair.epsilon for pair in pairs if pair.epsilon and pair.owner in errors}
+    limits = accumulated_tolerances(layers, sizes, {key: each.tolerance for key, each in errors.items()}, epsilons)
     limits = {
         pair.owner: limits.get(pair.owner, pair.tolerance) if pair.noise is None else pair.noise * WITHIN
         for pair in pairs

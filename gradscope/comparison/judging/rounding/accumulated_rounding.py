@@ -1,8 +1,8 @@
-"""`accumulated_tolerances` returns the tolerances of tensors of 16 bits that are deep in a network.
+"""`accumulated_tolerances` returns the tolerances of tensors that are deep in a network.
 
-Every value that is rounded to 16 bits has a new error of up to half an epsilon, and inherits those of what it is
-computed from. Errors of one size that have nothing to do with each other add up to the square root of their number, as
-in a random walk: behind `n` roundings an error is up to `sqrt(n)` times that of one. So the default tolerance, which is
+Every value that is rounded has a new error of up to half an epsilon, and inherits those of what it is computed from.
+Errors of one size that have nothing to do with each other add up to the square root of their number, as in a random
+walk: behind `n` roundings an error is up to `sqrt(n)` times that of one. So the default tolerance of 16 bits, which is
 that of one tensor, grows with the square root of the number of tensors on the longest way to a tensor.
 
 That alone would pass faults deep in a network. But an error of rounding creeps: it is of the size of the errors that
@@ -13,22 +13,35 @@ The gradients of parameters are sums in which terms cancel, and the backward pas
 the error of a gradient may be four times what is inherited, up to twice the default tolerance, and that of a parameter
 up to three times.
 
+The default tolerance of 16 bits is a few epsilons, and that of wider types hundreds: a small fault may begin within it,
+and grow. So errors of wider types have to creep all the way, from the rounding of single operations on, which no fault
+does. Where they do, they may be as large as the network makes them: those of ResNet-152 before training, in two
+layouts, begin with 1e-7 and end with 2e-3.
+
 A tensor of zeros has an error of 1, and so has one that is doubled. No tolerance grows to where those would pass.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
+from gradscope.comparison.judging.rounding.rounding_floors import NARROW
 from gradscope.dump.manifest.layer_graph import NearestKeys, inverted, sources_of
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.naming import ACTIVATION_GRAD, is_gradient, split_key
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, is_gradient, key_of, split_key
 
 #: How many times the largest inherited error an error of rounding may be, and where terms cancel.
 _GROWTH: Final = 2.0
 _CANCELLING_GROWTH: Final = 4.0
+
+#: The error of a single operation, in machine epsilons of a type of more than 16 bits: of sums of some thousand terms,
+#: and of a normalisation whose mean is larger than its deviation.
+_ROUNDINGS: Final = 20.0
+
+#: How many default tolerances of a type of more than 16 bits an error that creeps all the way may be.
+_MOST_TOLERANCES: Final = 100.0
 
 #: How many times the default tolerance an error may be where terms of a gradient cancel, and where many do: those of
 #: all examples in the gradient of a parameter. Of networks in bfloat16, biases had 2.4 times.
@@ -41,7 +54,7 @@ _MOST: Final = 0.75
 
 
 def accumulated_tolerances(
-    layers: Sequence[Layer], errors: Mapping[str, float], tolerances: Mapping[str, float], narrow: Collection[str]
+    layers: Sequence[Layer], errors: Mapping[str, float], tolerances: Mapping[str, float], epsilons: Mapping[str, float]
 ) -> dict[str, float]:
     """Returns the tolerances of tensors that are over their default, and may be by rounding that adds up.
 
@@ -49,31 +62,77 @@ def accumulated_tolerances(
         layers: The layers of the reference.
         errors: The `rel_l2` of the tensors that are compared, by the keys of owners.
         tolerances: Their default tolerances.
-        narrow: The keys of those that were computed in 16 bits.
+        epsilons: The machine epsilons of those that are rounded, each of the type that the tensor was computed in.
     """
-    if all(errors[key] <= tolerances[key] for key in narrow):
+    if all(errors[key] <= tolerances[key] for key in epsilons):
         return {}
     sources = NearestKeys(sources_of(layers), errors)
-    read = {key: [each for each in sources.behind(key) if each != key] for key in errors}
+    read = {key: [each for each in sources.behind(key) if each != key] or _of_loss(key, errors) for key in errors}
     limits: dict[str, float] = {}
     depths: dict[str, int] = {}
+    creeping: set[str] = set()
     for key in _in_order(read):
-        before, own = read[key], tolerances[key]
+        before, own, error = read[key], tolerances[key], errors[key]
         depths[key] = 1 + max((depths.get(each, 0) for each in before), default=0)
+        inherited = max((errors[each] for each in before), default=0.0)
         limits[key] = own
-        agree = all(errors[each] <= limits.get(each, tolerances[each]) for each in before)
-        if key in narrow and before and agree and errors[key] > own:
-            limits[key] = max(own, _limit(split_key(key)[0], max(errors[each] for each in before), own, depths[key]))
-    return {key: limit for key, limit in limits.items() if limit > tolerances[key]}
+        if _creeps(key, error, inherited, epsilons.get(key, 0.0)) and creeping.issuperset(before):
+            creeping.add(key)
+            agree = all(errors[each] <= limits[each] for each in before)
+            if before and agree and error > own and key in epsilons:
+                family, narrow = split_key(key)[0], epsilons[key] > NARROW
+                limit = _of_narrow(family, inherited, own, depths[key]) if narrow else _of_wide(family, inherited, own)
+                limits[key] = max(own, limit)
+    raised = {key: limit for key, limit in limits.items() if limit > tolerances[key]}
+    return raised | _of_auxiliary(raised, errors, tolerances)
 
 
-def _limit(family: str, inherited: float, tolerance: float, depth: int) -> float:
-    """Returns the largest error of rounding.
+def _of_loss(key: str, errors: Mapping[str, float]) -> list[str]:
+    """Returns what a gradient is computed from that nothing but the loss reads: its value."""
+    family, name = split_key(key)
+    value = key_of(ACTIVATION, name)
+    return [value] if family == ACTIVATION_GRAD and value in errors else []
+
+
+def _creeps(key: str, error: float, inherited: float, epsilon: float) -> bool:
+    """Returns whether an error is that of one more rounding."""
+    return epsilon > NARROW or error <= max(_growth(split_key(key)[0]) * inherited, _ROUNDINGS * epsilon)
+
+
+def _growth(family: str) -> float:
+    return _CANCELLING_GROWTH if is_gradient(family) else _GROWTH
+
+
+def _of_auxiliary(
+    raised: Mapping[str, float], errors: Mapping[str, float], tolerances: Mapping[str, float]
+) -> dict[str, float]:
+    """Returns the tolerances of auxiliary outputs, of which no layer tells what they are computed from.
+
+    They may be computed from any value, and be as far off as those are that are over their default.
+    """
+    values = [errors[key] for key in raised if split_key(key)[0] == ACTIVATION and errors[key] <= raised[key]]
+    limit = _GROWTH * max(values, default=0.0)
+    return {key: limit for key in errors if split_key(key)[0] == AUX and limit > tolerances[key]}
+
+
+def _of_wide(family: str, inherited: float, tolerance: float) -> float:
+    """Returns the largest error that rounding makes of an inherited one, in types of more than 16 bits.
 
     Args:
         family: The family of the tensor.
         inherited: The largest error among what it is computed from.
         tolerance: Its default tolerance.
+    """
+    return min(_growth(family) * inherited, _MOST_TOLERANCES * tolerance)
+
+
+def _of_narrow(family: str, inherited: float, tolerance: float, depth: int) -> float:
+    """Returns the same in types of up to 16 bits.
+
+    Args:
+        family: As for `_of_wide`.
+        inherited: As for `_of_wide`.
+        tolerance: As for `_of_wide`.
         depth: The number of tensors on the longest way to it.
     """
     walk = min(math.sqrt(depth) * tolerance, max(tolerance, _MOST))

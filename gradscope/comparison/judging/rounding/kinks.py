@@ -23,8 +23,10 @@ from gradscope.comparison.layout.operands import Operand, StoredOperand, counter
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, key_of, split_key
 
-#: The largest difference between a value and a kink, relative to the root mean square, that is rounding.
+#: The largest difference between a value and a kink that is rounding, relative to the root mean square of the value, or
+#: of the difference of both values where it is larger.
 _NEAR: Final = 1e-3
+_NEAR_OF_ERROR: Final = 10.0
 
 #: The largest share of the elements that rounding decides: more of them have another reason.
 _MOST: Final = 0.01
@@ -137,6 +139,7 @@ class _Sums:
         passing: The largest size of a value whose gradient is not zero in either program.
         top: The largest size of all.
         values: The sum of squares of the values.
+        errors: That of the differences of the values.
         gradients: That of the gradients.
         positive: That of the gradients of positive values.
         flipped: That of the gradients where the sign flips.
@@ -147,7 +150,7 @@ class _Sums:
     def __init__(self) -> None:
         self.flips = 0
         self.largest = self.passing = self.top = 0.0
-        self.values = self.gradients = self.positive = self.flipped = self.difference = 0.0
+        self.values = self.errors = self.gradients = self.positive = self.flipped = self.difference = 0.0
         self.outliers = _Elements(*(np.empty(0) for _ in range(4)))
 
     def add(self, stretch: _Elements) -> None:
@@ -156,6 +159,7 @@ class _Sums:
         self.flips += len(at_flips.ref)
         self.largest = max([self.largest, *np.abs(at_flips.ref), *np.abs(at_flips.cand)])
         self.values += _squares(stretch.ref)
+        self.errors += _squares(stretch.ref - stretch.cand)
         self.gradients += _squares(stretch.ref_gradient)
         self.positive += _squares(stretch.ref_gradient[stretch.ref > 0])
         self.flipped += _squares(at_flips.ref_gradient)
@@ -173,7 +177,7 @@ def _share(operands: tuple[Operand, ...], size: int) -> KinkedShare:
         sums.add(stretch)
     if not all(map(math.isfinite, (sums.values, sums.gradients, sums.difference))) or not sums.gradients:
         return _NONE
-    near = _NEAR * math.sqrt(sums.values / size)
+    near = max(_NEAR * math.sqrt(sums.values / size), _NEAR_OF_ERROR * math.sqrt(sums.errors / size))
     found = KinkedShare(size=size)
     squares = 0.0
     if 0 < sums.flips <= _MOST * size and sums.largest <= near:
