@@ -69,6 +69,11 @@ def loss(variables, batch): return (batch @ variables["w"]).sum()
     (tmp_path / "model.py").write_text(model.replace("2.0", "2.1"))
     different = job()
     assert (different.returncode, different.stdout[:13]) == (1, "- **different"), different.stderr
+    (tmp_path / "model.py").write_text(model.replace("2.0", "jnp.nan"))
+    (tmp_path / "golden.npz").unlink()
+    broken = job()
+    assert (broken.returncode, "nonfinite" in broken.stdout) == (1, True), broken.stderr
+    assert not (tmp_path / "golden.npz").exists()
 
 
 def test_the_hunt_finds_the_line_and_the_repair_holds(tmp_path: Path) -> None:

@@ -35,6 +35,9 @@ SCHEMA: Final = 1
 #: The numbers of a step that are compared: the norms among the others follow from the tensors.
 _NUMBERS: Final = ("loss", "learning_rate")
 
+#: Those that not every run records.
+_MAY_BE_UNSTATED: Final = ("learning_rate",)
+
 #: The statistic that depends on which step was recorded before, which a run that was resumed has otherwise.
 _OF_TWO_STEPS: Final = "cosine"
 
@@ -172,6 +175,13 @@ class _Judge:
             for key in sorted(chosen, key=lambda key: place_in_step(tensors[key].family, tensors[key].name))
         }
         self._numbers = {key: (ours.get(key), theirs.get(key)) for key in self._tensors}
+        # A loop of the user's own is recorded without its batch, and with a learning rate only where its optimizer
+        # states one: what a run never recorded tells nothing about it.
+        self._without_batch = not all(any(_is_input(each) for each in keys) for keys in (ours, theirs))
+        self._step_numbers = [
+            name for name in _NUMBERS
+            if name not in _MAY_BE_UNSTATED or all(np.isfinite(side.steps()[name]).any() for side in (ref, cand))
+        ]  # fmt: skip
         self._rounding = RunRounding(ref, cand, reduced=self._reduced)
         self._tolerances = {key: self._tolerance(each) for key, each in self._tensors.items()}
 
@@ -192,7 +202,7 @@ class _Judge:
             for one, other in [self._numbers[key]]
         ]  # fmt: skip
         if not self._options.selection.select:
-            rows += [self._number_row(name, ref[name], cand[name]) for name in _NUMBERS if name in ref or name in cand]
+            rows += [self._number_row(name, ref[name], cand[name]) for name in self._step_numbers]
         found = [row for row in rows if row is not None]
         return tuple(sorted(found, key=lambda row: place_in_step(row.family, row.name)))
 
@@ -202,7 +212,10 @@ class _Judge:
         if not ref or not cand:
             return RunRow(
                 name=tensor.name, family=tensor.family, status="missing" if ref else "extra",
-                counts=not self._options.may_be_missing(tensor.name, tensor.key),
+                counts=not (
+                    self._options.may_be_missing(tensor.name, tensor.key)
+                    or (self._without_batch and tensor.family == naming.INPUT)
+                ),
             )  # fmt: skip
         bound = least_rel_l2(ref, cand)
         tolerance = self._tolerances[tensor.key]
@@ -237,6 +250,10 @@ class _Judge:
         # What is computed from gradients has their error.
         judged_as = naming.PARAM_GRAD if follows_the_loss(family) else family
         return default_tolerance(judged_as, dtype, dtype, reduced=self._reduced)
+
+
+def _is_input(key: str) -> bool:
+    return naming.split_key(key)[0] == naming.INPUT
 
 
 def _of_one_step(stats: Mapping[str, Json]) -> dict[str, Json]:

@@ -177,7 +177,7 @@ def _why_redundant(key: str, own: _PairedDump, other: _PairedDump) -> str:
     """Returns why a tensor needs no counterpart; "" where it does."""
     owner = own.source.resolve(key)
     if reason := own.source.entry(owner).absent:
-        return f"it has no tensor, and its name none in the other dump ({reason})"
+        return f"only listed, without a tensor ({reason})"
     if reason := _why_of_one_framework(owner, own, other) or _why_of_bare_file(owner, own, other):
         return reason
     if reason := _why_of_state(owner, own):

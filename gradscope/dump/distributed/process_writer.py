@@ -194,7 +194,9 @@ def _folder_to_write(target: Path, named: Path, *, force: bool) -> Path:
         raise UsageError(f"cannot write to {shown}: a dump of several processes is a folder, and that is not one")
     replaced = (target / INDEX).exists()
     if replaced and not force:
-        raise UsageError(f"{shown} holds a dump", hint="give another path, or replace it with --force")
+        raise UsageError(
+            f"{shown} holds a dump", hint="give another path, or replace it with --force (in Python, force=True)"
+        )
     if not target.parent.is_dir():
         raise UsageError(f"cannot write to {shown}: there is no folder {printable(str(named.parent))}")
     folder = target.with_name(f"{target.name}.incomplete") if replaced else target

@@ -27,6 +27,7 @@ class CaptureSpec:
         terms: The terms of the gradient of each value that is used several times.
         per_example: The gradient with respect to each parameter of the loss of each single example.
         wrt: Which values' gradients; None for all.
+        inner: The names of operations that are shown although operations are not, without iterations.
         keys: Only these keys, whatever the other attributes select; None for no such restriction.
 
     Raises:
@@ -41,6 +42,7 @@ class CaptureSpec:
     terms: bool = False
     per_example: bool = False
     wrt: Selection | None = None
+    inner: frozenset[str] = frozenset()
     keys: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
@@ -67,7 +69,7 @@ class CaptureSpec:
     @property
     def looks_inside_layers(self) -> bool:
         """Whether the trace has to be made with operations."""
-        return self.operations or self.operands or self.terms
+        return self.operations or self.operands or self.terms or self.wrt is not None
 
     def require_made(self) -> None:
         """Refuses families that are named but made only on request, where nothing requests them.
@@ -113,5 +115,7 @@ class CaptureSpec:
 
     def shows(self, name: SiteName) -> bool:
         """Returns whether a layer or operation of this name is among those shown."""
+        if name.template in self.inner:
+            return True
         shown = self.operations or self.keys is not None or not name.operation
         return shown and (self.depth is None or len(name.path.components) <= self.depth)

@@ -37,9 +37,9 @@ def make_plan(trace: Trace, spec: CaptureSpec, observe: Observer = full_tensor) 
     spec.require_made()
     terms = Terms(trace, spec)
     if spec.selection.select:
-        spec.selection.require_matches(_known_names(trace, spec, terms))
+        spec.selection.require_matches(known_names(trace, spec, terms, shown=False))
     if spec.wrt is not None:
-        spec.wrt.require_matches(_known_names(trace, spec, terms))
+        spec.wrt.require_matches(known_names(trace, spec, terms, shown=True))
         _require_unambiguous(spec.wrt, trace, spec)
     shown = {site.value for site in trace.sites if any(selects_site(spec, site, family) for family in _LAYER_FAMILIES)}
     read = {value for layer in trace.layers if not shown.isdisjoint(layer.outputs) for value in layer.inputs}
@@ -105,9 +105,17 @@ def _require_unambiguous(wrt: Selection, trace: Trace, spec: CaptureSpec) -> Non
             raise ambiguous(pattern.spelling, found)
 
 
-def _known_names(trace: Trace, spec: CaptureSpec, terms: Terms) -> list[str]:
-    """Returns every name and key that a pattern may match, names first."""
-    paths = [str(name.at(at)) for site in trace.sites for name in site.names for at in iterations(site.loops)]
+def known_names(trace: Trace, spec: CaptureSpec, terms: Terms, *, shown: bool) -> list[str]:
+    """Returns the names and keys that a pattern may match, names first.
+
+    Args:
+        trace: The trace.
+        spec: The selection.
+        terms: The terms of its gradients.
+        shown: Whether names of layers and operations are left out that the spec does not show, whatever it selects.
+    """
+    found = ((name, site.loops) for site in trace.sites for name in site.names if not shown or spec.shows(name))
+    paths = [str(name.at(iteration)) for name, loops in found for iteration in iterations(loops)]
     layers = [(family, path) for path in paths for family in _LAYER_FAMILIES]
     leaves = [(leaf.family, leaf.name) for leaf in (*trace.arguments, *trace.auxiliary)]
     gradients = [(gradient, name) for family, name in leaves if (gradient := naming.gradient_family(family))]

@@ -22,6 +22,7 @@ from gradscope import naming
 from gradscope.errors import UsageError
 from gradscope.instrument.plan import Plan, Seed, by_site
 from gradscope.instrument.query.capture_spec import CaptureSpec
+from gradscope.instrument.query.inner_values import with_inner_values
 from gradscope.instrument.query.planning import has_gradient, make_plan, with_bounded_functions
 from gradscope.instrument.query.query_names import (
     Fetch,
@@ -53,6 +54,7 @@ def resolve_query(trace: Trace, spec: CaptureSpec, query: TraceQuery, observe: O
         UsageError: A name is unknown, a tensor does not fit, a value cannot be differentiated, fed or stopped, terms
             are selected in addition to what is fetched, or gradients of each example, which are the loss's own.
     """
+    spec = with_inner_values(trace, spec)
     if not query:
         plan = with_bounded_functions(make_plan(trace, spec, observe), trace, spec)
         return ResolvedQuery(trace=trace, plan=plan, spec=spec)

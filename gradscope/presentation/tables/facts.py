@@ -64,6 +64,8 @@ def by_reason(counts: Mapping[str, int]) -> str:
 def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     counted = manifest.provenance.get("counted")
     yield "loss", "" if manifest.loss is None else f"{manifest.loss:.6g}" + (f", {counted}" if counted else "")
+    yield "gradients", "; ".join(_gradients(manifest.provenance))
+    yield "fed", _names(manifest.provenance.get("feed"))
     counts = manifest.ledger.counts()
     yield "tensors", by_reason(counts) if any(counts.values()) else ""
     yield "frozen", _frozen(manifest)
@@ -77,6 +79,18 @@ def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "dump", path
     yield "note", manifest.note
     yield "incomplete", "" if manifest.complete else "the run that wrote this dump did not finish"
+
+
+def _gradients(provenance: Mapping[str, Json]) -> Iterator[str]:
+    """Yields what gradients are of, where that is not the loss, and which values count as constant."""
+    if of := _names(provenance.get("of")):
+        yield f"of {of} in place of the loss"
+    if stopped := _names(provenance.get("stop_gradient")):
+        yield f"with {stopped} as constant"
+
+
+def _names(stated: Json) -> str:
+    return ", ".join(printable(str(each)) for each in stated) if isinstance(stated, list | dict) else ""
 
 
 def _frozen(manifest: Manifest) -> str:

@@ -157,9 +157,11 @@ def sees_symbolic_zeros(equation: Equation) -> bool:
 def operation_name(equation: Equation) -> str | None:
     """Returns the name of an equation's operation; None for one that only runs a jaxpr in place.
 
-    A custom rule has the name of the function that it differentiates: `relu`, where JAX prints `custom_jvp_call`.
+    A custom rule has the name of its function, `relu` and not `custom_jvp_call`; a plain checkpoint's name is one, too.
     """
-    kind = kind_of(equation)
+    kind, given = kind_of(equation), checkpoint_name_of(equation)
+    if given is not None and given.isidentifier():
+        return given
     if kind in ("call", "remat"):
         return None
     only = sub_jaxprs(equation)[0].jaxpr.eqns if kind == "opaque" else []

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
+from gradscope import naming
 from gradscope.capturing.seen import Seen
 from gradscope.errors import UsageError
 from gradscope.instrument.query.capture_spec import CaptureSpec
+from gradscope.naming import printable
 from gradscope.training.probing.collecting import Collected, Collector, collecting
 
 
@@ -86,28 +88,53 @@ class ProbedStep:
         @functools.wraps(self._function)
         def step(*args: Any, **kwargs: Any) -> tuple[Any, Collected]:
             collector = Collector(self._spec, observes=True)
+            # Before the step runs: modules of NNX are pytrees whose leaves it may replace in place.
+            leaves = jax.tree_util.tree_leaves((args, kwargs))
             with collecting(collector):
                 out = self._function(*args, **kwargs)
             self._require_loss(collector)
+            names = _named(collector, leaves)
+            self._require_handed_on(leaves, jax.tree_util.tree_leaves((args, kwargs)), names, out)
             collected = collector.collected()
-            self.layout = Layout(collector.outlines, collector.shapes, _named(collector, (args, kwargs)))
+            self.layout = Layout(collector.outlines, collector.shapes, names)
             return out, collected
 
         return step
 
+    def _require_handed_on(
+        self, before: Sequence[Any], after: Sequence[Any], names: Mapping[int, str], out: Any
+    ) -> None:
+        """Refuses a step that changes the parameters of a module in place, where nothing of it leaves the program."""
+        if len(before) != len(after):
+            return
+        changed = [
+            at for at, key in names.items()
+            if after[at] is not before[at] and naming.split_key(key)[0] == naming.PARAM
+        ]  # fmt: skip
+        returned = {leaf.shape for leaf in jax.tree_util.tree_leaves(out) if hasattr(leaf, "shape")}
+        if changed and returned.isdisjoint(after[at].shape for at in changed):
+            raise UsageError(
+                f"{self._name} changes {printable(names[changed[0]])} in place and does not return it: jax.jit, and so "
+                "probe.jit, drops what a step does not return, and nothing would be trained",
+                hint="of NNX, hand over states and return them: graph, state = nnx.split((model, optimizer)); in the "
+                "step, model, optimizer = nnx.merge(graph, state), and return nnx.state((model, optimizer))",
+            )
+
+    @property
+    def _name(self) -> str:
+        return getattr(self._function, "__name__", "the step")
+
     def _require_loss(self, collector: Collector) -> None:
         if not collector.losses:
-            name = getattr(self._function, "__name__", "the step")
             raise UsageError(
-                f"{name} calls probe.value_and_grad nowhere, so that there is nothing to observe",
+                f"{self._name} calls probe.value_and_grad nowhere, so that there is nothing to observe",
                 hint="call it in place of jax.value_and_grad",
             )
 
 
-def _named(collector: Collector, arguments: Any) -> dict[int, str]:
+def _named(collector: Collector, leaves: Sequence[Any]) -> dict[int, str]:
     """Returns the keys of those leaves of a step's arguments that it hands to a loss as they are, by number."""
     keys = {id(array): key for key, array in reversed(collector.arguments)}
-    leaves = jax.tree_util.tree_leaves(arguments)
     return {at: keys[id(leaf)] for at, leaf in enumerate(leaves) if id(leaf) in keys}
 
 

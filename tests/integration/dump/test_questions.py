@@ -49,6 +49,22 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize(("wrt", "name"), [("kept", "relu/kept"), ("nll/exp", "nll/exp"), ("relu/relu", "relu")])
+def test_a_gradient_is_with_respect_to_a_value_inside_a_layer_by_its_name(folder: Path, wrt: str, name: str) -> None:
+    inside = MODEL.replace("relu(logits)", 'relu(jax.ad_checkpoint.checkpoint_name(logits, "kept"))')
+    (folder / "inside.py").write_text(f"import jax.ad_checkpoint\n{inside}")
+    done = gradscope("dump", "inside.py", "--wrt", wrt, "--json", "-q", "-o", "one.npz", folder=folder)
+    assert done.status == 0, done.errors
+    gradients = [(row["family"], row["name"]) for row in done.json["rows"] if row["family"].endswith("_grad")]
+    assert gradients == [("activation_grad", name)]
+    everything = gradscope("dump", "inside.py", "--ops", "--json", "-q", "-o", "all.npz", folder=folder)
+    assert everything.status == 0, everything.errors
+    with np.load(folder / "one.npz") as one, np.load(folder / "all.npz") as other:
+        np.testing.assert_array_equal(one[f"activation_grad/{name}"], other[f"activation_grad/{name}"])
+    wrong = gradscope("dump", "inside.py", "--wrt", "kepd", "-o", "no.npz", folder=folder)
+    assert (wrong.status, "no value is called kepd" in wrong.errors, "kept" in wrong.errors) == (2, True, True)
+
+
 def test_operations_are_rows_next_to_layers_and_compare_with_a_dump_without_them(folder: Path) -> None:
     done = gradscope("dump", "model.py", "--ops", "--json", "-q", "-o", "ops.npz", folder=folder)
     assert done.status == 0, done.errors

@@ -106,6 +106,23 @@ def test_what_one_run_lacks_differs_unless_it_may_be_missing(tmp_path: Path) -> 
     assert gradscope("compare", one, other, "--allow-missing", "slot/.*", folder=tmp_path).status == 0
 
 
+def test_a_batch_and_a_learning_rate_that_a_run_never_records_are_no_difference(tmp_path: Path) -> None:
+    def run(name: str, keys: tuple[str, ...], **numbers: float) -> Path:
+        (tmp_path / name).mkdir()
+        with HistoryWriter(tmp_path / name, from_step=0, facts={"model": "net"}) as history:
+            split = (key.rsplit("/", 1) for key in keys)
+            history.describe({}, [TensorRow(family=family, name=each, dtype="float32") for family, each in split])
+            stats = {key: statistics(np.ones(4)) for key in keys}
+            history.write(lambda: StepRecord(numbers={"step": 0, "loss": 1.0, **numbers}, stats=stats))
+        return tmp_path / name
+
+    command = run("command", ("input/x", "param/w"), learning_rate=0.1)
+    assert compared(run("loop", ("param/w",)), command).verdict == "same"
+    assert compared(run("slower", ("input/x", "param/w"), learning_rate=0.05), command).verdict == "different"
+    other = run("other", ("input/y", "param/w"), learning_rate=0.1)
+    assert compared(other, command).verdict == "different"
+
+
 def test_an_option_that_a_run_was_not_given_is_not_unknown(tmp_path: Path) -> None:
     one, other = recorded(tmp_path / "a", steps_of()), recorded(tmp_path / "b", steps_of())
     with HistoryWriter(other, from_step=99, facts={}) as history:

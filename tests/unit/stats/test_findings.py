@@ -181,13 +181,24 @@ def test_nonfinite_is_one_finding_at_the_origin_with_all_tensors_counted() -> No
     )
     (only,) = find(manifest)
     assert (only.rule, only.name, only.tensors) == ("nonfinite", "early", 4)
-    assert only.why == "has 1 NaN and 1 Inf of 3 elements: it is the first value that is not finite"
+    assert only.why == "has 1 NaN and 1 Inf of 3 elements: it is the first captured value that is not finite"
     origin = Origin(direction="forward", name="early/log", why="made the first Inf: log of 0", source="net.py:7")
     (known,) = find(replace(manifest, origins=(origin,)))
     assert known == Finding(
         rule="nonfinite", name="early", family="activation", why="made the first Inf: log of 0",
         source="net.py:7", iteration=(), tensors=4,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "is_origin"), [(np.nan, True), (np.inf, False)])
+def test_a_nan_that_began_in_a_layer_around_the_first_broken_one_is_told_by_its_origin(
+    value: float, is_origin: bool
+) -> None:
+    entries = (entry("activation/block/out", [[value, 1.0]], 4), entry("activation/block", [[np.nan, 1.0]], 6))
+    why = "made NaN in the forward pass: every entry of the row is masked"
+    origin = Origin(direction="forward", name="block/sub", layer="block", why=why, source="net.py:7")
+    (only,) = find(Manifest(entries=(*entries, entry("param_grad/w", [np.nan], 3)), origins=(origin,)))
+    assert (only.name, only.why.startswith("made NaN")) == (("block", True) if is_origin else ("block/out", False))
 
 
 def test_nonfinite_gradients_of_finite_values_start_at_the_last_layer() -> None:

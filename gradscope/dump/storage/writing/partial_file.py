@@ -234,7 +234,7 @@ def _name_anew(path: Path, target: Path) -> None:
 def _taken(target: Path) -> UsageError:
     return UsageError(
         f"{printable(str(target))} exists: another process has written it meanwhile",
-        hint="give another path, or replace it with --force",
+        hint="give another path, or replace it with --force (in Python, force=True)",
     )
 
 

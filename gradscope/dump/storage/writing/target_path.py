@@ -47,7 +47,11 @@ def checked_target(path: Path, *, force: bool | None, inputs: Iterable[Path] = (
     if mode is not None and not stat.S_ISREG(mode):
         raise UsageError(f"cannot write to {shown}: it is {_kind(mode)}, not a regular file")
     if mode is not None and not force:
-        instead = "give another path" if force is None else "give another path, or replace it with --force"
+        instead = (
+            "give another path"
+            if force is None
+            else "give another path, or replace it with --force (in Python, force=True)"
+        )
         raise UsageError(f"{shown} exists", hint=instead)
     if mode is not None and (role := _role(target, inputs)):
         raise UsageError(f"cannot write to {shown}: it is {role}", hint="give another path")

@@ -90,7 +90,9 @@ class ComparisonReport:
             Notes(title="The runs differ in", notes=(*extent, *provenance)),
             *heat_strips(self.comparison, screen),
             *(self.tables() if most is None else overview_tables(self.comparison, most)),
-            Notes(title="Reasons", notes=tuple(self._reasons()), at_most=_REASONS_PER_STATUS if most is None else 2),
+            Notes(
+                title="Reasons", notes=tuple(self._reasons(most)), at_most=_REASONS_PER_STATUS if most is None else 2
+            ),
             Notes(notes=tuple(self._outlook(most))),
         )
 
@@ -126,8 +128,10 @@ class ComparisonReport:
                 in_order=not self.worst_first,
             )
 
-    def _reasons(self) -> Iterator[Note]:
+    def _reasons(self, most: int | None) -> Iterator[Note]:
         for row in self._shown():
+            if most is not None and not row.counts:
+                continue
             if row.likely:
                 yield Note(label="likely", text=f"{naming.key_of(row.family, row.name)} {row.likely}", style=DOUBTFUL)
             # Where the needed tolerance is the rel_l2 in the table, the reason would repeat the table.
@@ -137,10 +141,14 @@ class ComparisonReport:
 
     def _outlook(self, most: int | None) -> Iterator[Note]:
         shown = self._shown()
+        uncounted = Counter(row.status for row in shown if not row.counts and row.status != "same")
         same = Counter(row.family for row in self.comparison.rows if row.status == "same")
-        if same and not self.everything and (most is None or not shown):
+        if same and not self.everything and (most is None or len(shown) == uncounted.total()):
             families = ", ".join(f"{count(same[family])} {family}" for family in sorted(same, key=family_order))
             yield Note(label="same", text=f"{families} (--all shows them)")
+        if uncounted and most is not None:
+            text = ", ".join(f"{count(number)} {status}" for status, number in uncounted.items())
+            yield Note(label="not counted", text=f"{text} (--full has the reasons)")
         yield from _what_would_pass([row for row in self.comparison.rows if row.counts])
         if most is not None and shown:
             yield Note(label="more", text="--full has every row that differs, --all also those that are the same")

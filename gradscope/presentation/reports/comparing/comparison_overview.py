@@ -21,13 +21,13 @@ _FIRST: Final = Column(heading="first", kind="words")
 
 
 def overview_tables(comparison: Comparison, most: int) -> Iterator[Table]:
-    """Yields the number of rows of each status in each family, and some rows that differ.
+    """Yields the number of rows of each status in each family, and some rows that differ; nothing where none counts.
 
     Args:
         comparison: The comparison.
         most: The number of rows: the likeliest suspect, the first of each direction, then the worst.
     """
-    rows = [row for row in comparison.rows if row.status != "same"]
+    rows = [row for row in comparison.rows if row.status != "same" and row.counts]
     if not rows:
         return
     yield _counts(comparison.rows)

@@ -1,6 +1,6 @@
 """Notes state how two runs differ, one line each on a terminal: versions, options, and the command lines.
 
-A hash says that something differs and not how, so hashes are only named.
+A hash says that something differs and not how, and much that one run does not state may be the same: both are named.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from types import MappingProxyType
 from typing import Final
 
 from gradscope.dump.manifest.json_text import dumps
@@ -27,9 +29,15 @@ _FILE: Final = re.compile(rf"{RUN_OPTION}an? (.+ file) of SHA-256")
 _COMMAND_LINE: Final = "argv"
 _OPTIONS: Final = ("checkpoint", "data", "batch_index", "loss", "train", "dtype")
 _SIDES: Final = ("ref", "cand")
+_SIDE_NAMES: Final = MappingProxyType({"ref": "reference", "cand": "candidate"})
+#: The most fields that one side does not state of which each has a line.
+_FEW: Final = 3
+_NOT_GIVEN: Final = "(not given)"
+_UNKNOWN: Final = "(unknown)"
 _ARROW: Final = " -> "
 _GAP: Final = 2
 _HASHES: Final = "hashes"
+_UNSTATED: Final = "unknown"
 _EXTENT: Final = "extent"
 
 
@@ -44,19 +52,22 @@ def provenance_notes(differences: Sequence[Mapping[str, Json]], screen: Screen, 
     Args:
         differences: `field`, `ref` and `cand` of each.
         screen: Where they are shown; a terminal has each in one line.
-        verbose: Whether hashes and long texts are shown in full.
+        verbose: Whether hashes, long texts and what one run does not state are shown in full.
     """
-    hashes = [] if verbose else [str(each["field"]) for each in differences if _is_hash(each)]
-    shown = [each for each in differences if each["field"] not in hashes]
-    labels = widest([*(_label(str(each["field"])) for each in shown), _HASHES, _EXTENT])
     # A dump that states its command line states every option of it, as a run does.
     stating = [side for each in differences if each["field"] == _COMMAND_LINE for side in _SIDES if side in each]
+    hashes = [] if verbose else [str(each["field"]) for each in differences if _is_hash(each)]
+    unknown = _unknown(differences, stating)
+    if verbose or sum(map(len, unknown.values())) <= _FEW:
+        unknown = {}
+    shown = [each for each in differences if each["field"] not in {*hashes, *chain.from_iterable(unknown.values())}]
+    labels = widest([*(_label(str(each["field"])) for each in shown), _HASHES, _UNSTATED, _EXTENT])
     room = None if screen.width is None or verbose else screen.width - labels - _GAP
     notes = [
         Note(label=_label(str(each["field"])), text=_change(each, stating, room, screen, verbose=verbose))
         for each in shown
     ]
-    return (*notes, *_hashes(hashes))
+    return (*notes, *_unstated(unknown), *_hashes([each for each in hashes if each not in chain(*unknown.values())]))
 
 
 def verdict_annotation(verdict: str, sentence: str, source: str | None = None) -> Annotation:
@@ -68,6 +79,28 @@ def verdict_annotation(verdict: str, sentence: str, source: str | None = None) -
 def _hashes(fields: Sequence[str]) -> Iterator[Note]:
     if fields:
         yield Note(label=_HASHES, text=f"{', '.join(map(_label, fields))} (--verbose shows them)")
+
+
+def _unknown(differences: Sequence[Mapping[str, Json]], stating: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the fields that one side does not state, by side."""
+    return {
+        side: [str(each["field"]) for each in differences if side not in each and not _is_option(each, side, stating)]
+        for side in _SIDES
+    }
+
+
+def _is_option(difference: Mapping[str, Json], side: str, stating: Sequence[str]) -> bool:
+    """Returns whether a field is an option that a side would state if it was given."""
+    # A run states every option that it was given; what others do not state may have been given all the same.
+    field = str(difference["field"])
+    return field.startswith(RUN_OPTION) or (side in stating and field in _OPTIONS)
+
+
+def _unstated(unknown: Mapping[str, Sequence[str]]) -> Iterator[Note]:
+    named = {side: dict.fromkeys(_label(field).partition(".")[0] for field in each) for side, each in unknown.items()}
+    clauses = [f"of the {_SIDE_NAMES[side]} {', '.join(each)}" for side, each in named.items() if each]
+    if clauses:
+        yield Note(label=_UNSTATED, text=f"{'; '.join(clauses)} (--verbose shows them)")
 
 
 def _label(field: str) -> str:
@@ -84,7 +117,7 @@ def _is_hash(difference: Mapping[str, Json]) -> bool:
 def _change(
     difference: Mapping[str, Json], stating: Sequence[str], room: int | None, screen: Screen, *, verbose: bool
 ) -> str:
-    ref, cand = (_side(difference, side, verbose=verbose, states_options=side in stating) for side in _SIDES)
+    ref, cand = (_side(difference, side, stating, verbose=verbose) for side in _SIDES)
     if room is None or len(ref) + len(_ARROW) + len(cand) <= room:
         return f"{ref}{_ARROW}{cand}"
     # A short side leaves its room to the other one.
@@ -94,12 +127,9 @@ def _change(
     return f"{screen.elide(ref, for_ref)}{_ARROW}{screen.elide(cand, for_cand)}"
 
 
-def _side(difference: Mapping[str, Json], side: str, *, verbose: bool, states_options: bool) -> str:
+def _side(difference: Mapping[str, Json], side: str, stating: Sequence[str], *, verbose: bool) -> str:
     if side not in difference:
-        # A run states every option that it was given; what others do not state may have been given all the same.
-        field = str(difference["field"])
-        stated = field.startswith(RUN_OPTION) or (states_options and field in _OPTIONS)
-        return "(not given)" if stated else "(unknown)"
+        return _NOT_GIVEN if _is_option(difference, side, stating) else _UNKNOWN
     value = difference[side]
     if isinstance(value, list):  # a command line
         return shlex.join(map(str, value))

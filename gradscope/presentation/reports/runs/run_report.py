@@ -28,7 +28,14 @@ from gradscope.presentation.reports.runs.run_noise import RunNoise, run_noise
 from gradscope.presentation.reports.runs.which_tensors import Which, chosen_tensors
 from gradscope.presentation.tables.numbers import count, number
 from gradscope.presentation.tables.over_time.folded_trends import folded_trends
-from gradscope.presentation.tables.over_time.run_tables import StepRow, TrendRow, first_lines, step_tables, trend_table
+from gradscope.presentation.tables.over_time.run_tables import (
+    SPARKLINE_WIDTH,
+    StepRow,
+    TrendRow,
+    first_lines,
+    step_tables,
+    trend_table,
+)
 from gradscope.presentation.tables.over_time.sparkline import sparkline
 from gradscope.presentation.tables.sorting import sorted_rows
 
@@ -36,6 +43,9 @@ from gradscope.presentation.tables.sorting import sorted_rows
 SCHEMA: Final = 1
 #: Columns of the loss's sparkline.
 _LOSS_WIDTH: Final = 40
+#: Columns of a terminal below which the sparklines of trends are shorter, and the columns that they have then.
+_WIDE: Final = 100
+_NARROW_SPARKLINE: Final = 12
 #: On one screen, the most alarms beside the worst, and the fewest lines of trends.
 _MOST_ALARMS: Final = 4
 _FEWEST_TRENDS: Final = 3
@@ -133,7 +143,7 @@ class RunReport:
         step = "" if self.at is None else f"--step {self.at} "
         text = f"gradscope show {shlex.quote(self.path)} {step}--full{noise}; a part: {part}, --families, --select"
         tables = (
-            (folded_trends(self.trends, most, unicode=screen.unicode),)
+            (folded_trends(self.trends, most, unicode=screen.unicode, sparkline_width=_sparkline_width(screen)),)
             if self.at is None
             else first_lines(step_tables(self.shown, in_order=self.in_order), most)
         )
@@ -236,6 +246,10 @@ def trends_report(
         trends=sorted_rows(rows, sort), origins=alarm_origins(history, alarms), resumed_from=resumed_from,
         noise=run_noise(history, chosen), overview=overview, in_order=sort is None,
     )  # fmt: skip
+
+
+def _sparkline_width(screen: Screen) -> int:
+    return _NARROW_SPARKLINE if screen.width is not None and screen.width < _WIDE else SPARKLINE_WIDTH
 
 
 def _trend_column(family: str, stats: Mapping[str, np.ndarray]) -> str:

@@ -1,6 +1,7 @@
 """Trends of a run fit one screen: blocks and iterations that repeat share a line, those that changed most first.
 
-A block that went the other way than those it repeats has a line of its own: it is the one to look for.
+A block that went the other way than those it repeats has a line of its own: it is the one to look for. Each family has
+its share of the lines, because what an optimizer gathers from zero changes more than anything else in every run.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from gradscope.presentation.tables.over_time.repeated_names import NUMBERS, repeated
-from gradscope.presentation.tables.over_time.run_tables import TrendRow, trend_columns, trend_line
+from gradscope.presentation.tables.over_time.run_tables import SPARKLINE_WIDTH, TrendRow, trend_columns, trend_line
 from gradscope.presentation.tables.table import Line, Table
 
 _NOTES: Final = "name[a..b]: of a to b, one that is not finite at the end, or the one that changed most"
@@ -17,13 +18,16 @@ _NOTES: Final = "name[a..b]: of a to b, one that is not finite at the end, or th
 _GONE: Final = 0.3
 
 
-def folded_trends(rows: Sequence[TrendRow], most: int, *, unicode: bool) -> Table:
+def folded_trends(
+    rows: Sequence[TrendRow], most: int, *, unicode: bool, sparkline_width: int = SPARKLINE_WIDTH
+) -> Table:
     """Returns the table of the trends that changed most.
 
     Args:
         rows: All trends.
         most: The most lines.
         unicode: Whether sparklines may have characters other than those of ASCII.
+        sparkline_width: The most characters of a sparkline.
     """
     by_kind: dict[tuple[str, tuple[int, ...] | None], list[TrendRow]] = {}
     for row in rows:
@@ -35,11 +39,33 @@ def folded_trends(rows: Sequence[TrendRow], most: int, *, unicode: bool) -> Tabl
         for part in _same_way(group)
         for each in _repeated(part)
     ]
-    groups.sort(key=lambda each: -max(row.trend.change for row in each[1]))
-    lines = tuple(_line(name, group, unicode=unicode) for name, group in groups[:most])
+    groups.sort(key=lambda each: (not _is_broken(each[1]), -max(row.trend.change for row in each[1])))
+    lines = tuple(
+        _line(name, group, unicode=unicode, sparkline_width=sparkline_width)
+        for name, group in _shares_of_families(groups, most)
+    )
     title = f"Trends ({len(lines):,} of {len(groups):,} lines for {len(rows):,} tensors, changed most first)"
     notes = (_NOTES,) if len(groups) < len(rows) else ()
     return Table(title=title, columns=trend_columns(), lines=lines, in_order=False, notes=notes)
+
+
+def _shares_of_families(
+    groups: Sequence[tuple[str, list[TrendRow]]], most: int
+) -> Iterator[tuple[str, list[TrendRow]]]:
+    """Yields so many of the groups, in their order: the first ones of each family, and of all slots together."""
+    by_family: dict[str, list[int]] = {}
+    for at, (_, group) in enumerate(groups):
+        by_family.setdefault(group[0].tensor.family.partition("/")[0], []).append(at)
+    chosen: set[int] = set()
+    smallest_first = sorted(by_family.values(), key=len)
+    for rank, members in enumerate(smallest_first):
+        share = (most - len(chosen)) // (len(smallest_first) - rank)
+        chosen.update(members[:share])
+    yield from (group for at, group in enumerate(groups) if at in chosen)
+
+
+def _is_broken(group: Sequence[TrendRow]) -> bool:
+    return any(row.trend.broken for row in group)
 
 
 def _repeated(rows: Sequence[TrendRow]) -> Iterator[tuple[str, list[TrendRow]]]:
@@ -56,7 +82,8 @@ def _same_way(group: Sequence[TrendRow]) -> Iterator[list[TrendRow]]:
     yield from filter(None, parts)
 
 
-def _line(name: str, group: Sequence[TrendRow], *, unicode: bool) -> Line:
+def _line(name: str, group: Sequence[TrendRow], *, unicode: bool, sparkline_width: int) -> Line:
     # A NaN must not be lost behind the numbers of another.
-    shown = trend_line(max(group, key=lambda row: (row.trend.broken, row.trend.change)), unicode=unicode)
+    most = max(group, key=lambda row: (row.trend.broken, row.trend.change))
+    shown = trend_line(most, unicode=unicode, sparkline_width=sparkline_width)
     return Line(cells=(name, *shown.cells[1:]), keys=tuple(row.tensor.key for row in group))

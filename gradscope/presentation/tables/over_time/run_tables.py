@@ -17,7 +17,7 @@ from gradscope.presentation.tables.over_time.sparkline import sparkline
 from gradscope.presentation.tables.table import Cell, Column, Kind, Line, Table
 
 #: Characters of a sparkline in a table.
-_SPARKLINE_WIDTH: Final = 20
+SPARKLINE_WIDTH: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,17 +136,17 @@ def trend_columns() -> tuple[Column, ...]:
         Column(heading="statistic", kind="text"),  # without it, the numbers say nothing
         Column(heading="first", kind="number", priority=1),
         Column(heading="last", kind="number", priority=1),
-        Column(heading="slope", kind="number", priority=2),
-        Column(heading="over time", kind="text", priority=3),
+        Column(heading="slope", kind="number", priority=3),
+        Column(heading="over time", kind="text", priority=2),  # the first and the last value say most of a slope
     )
 
 
-def trend_line(row: TrendRow, *, unicode: bool) -> Line:
+def trend_line(row: TrendRow, *, unicode: bool, sparkline_width: int = SPARKLINE_WIDTH) -> Line:
     """Returns the line of a trend."""
     return Line(
         cells=(
             row.tensor.key, row.column, _number(row.trend.first), _last(row.trend), row.trend.slope,
-            sparkline(row.trend.values, _SPARKLINE_WIDTH, unicode=unicode),
+            sparkline(row.trend.values, sparkline_width, unicode=unicode),
         ),
         keys=(row.tensor.key,),
     )  # fmt: skip

@@ -84,11 +84,18 @@ def _birth(first: Entry) -> str:
     if first.family != naming.ACTIVATION:
         return "it was not finite before anything was computed"
     made = "" if first.site.primitive is None else f", the result of {first.site.primitive}"
-    return f"it is the first value that is not finite{made}"
+    return f"it is the first captured value that is not finite{made}"
 
 
 def _is_at(origins: Sequence[Suspect], first: Entry) -> bool:
-    return any(origin.begin <= first.site.index for origin in origins)
+    return any(origin.begin <= first.site.index or _is_in_layer_of(first, origin.finding) for origin in origins)
+
+
+def _is_in_layer_of(first: Entry, origin: Finding) -> bool:
+    """Returns whether an origin is in a layer around the first tensor, whose own output comes later."""
+    # The first NaN of a run is no later than one that a tensor has; an infinity may have been there before.
+    around = origin.family == first.family == naming.ACTIVATION and first.name.startswith(f"{origin.name}/")
+    return around and column(first, "nan") > 0 == column(first, "inf")
 
 
 def _rule(first: Entry) -> str:

@@ -314,7 +314,7 @@ def test_an_entry_without_a_tensor_on_either_side_is_not_missing() -> None:
     assert found.verdict == "same"
     left = rows(found)["input_grad/label"]
     assert (left.status, left.counts) == ("missing", False)
-    assert left.why == "it has no tensor, and its name none in the other dump (non-differentiable)"
+    assert left.why == "only listed, without a tensor (non-differentiable)"
 
 
 def test_another_name_of_a_compared_tensor_is_not_missing_in_a_file_without_layers() -> None:

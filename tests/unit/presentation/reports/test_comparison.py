@@ -14,7 +14,7 @@ from gradscope.comparison import Comparison, ComparisonRow
 from gradscope.presentation import ComparisonReport, to_csv, to_json, to_text
 from gradscope.presentation.reports.comparing.comparison import rounded_up
 from gradscope.presentation.reports.comparing.comparison_overview import overview_tables
-from tests.support.report_samples import PIPE, compared, different_runs, same_runs
+from tests.support.report_samples import PIPE, TERMINAL, compared, different_runs, same_runs
 
 MISSING = ComparisonRow(name="head/bias", family="param", status="missing", index=9, why="not in the candidate")
 
@@ -122,3 +122,18 @@ def test_an_option_that_a_dump_was_not_given_is_not_unknown(command_line: bool, 
     text = to_text(ComparisonReport(comparison=comparison, verbose=True), PIPE).plain
     assert f"{said} -> weights.npz" in text
     assert "(unknown) -> 0" in text
+
+
+def test_names_of_one_side_that_do_not_count_are_no_rows_of_an_overview() -> None:
+    allowed = tuple(replace(MISSING, name=f"lost{number}", counts=False) for number in range(3))
+
+    def overview(*rows: ComparisonRow) -> str:
+        return to_text(ComparisonReport(comparison=Comparison(rows=rows), overview=True), TERMINAL).plain
+
+    only = overview(compared("param", "w", 0.0), *allowed)
+    assert "not counted  3 missing (--full has the reasons)\n" in only
+    assert "same         1 param (--all shows them)\n" in only
+    assert "lost" not in only
+    assert "lost" not in overview(compared("param", "w", 1.0), *allowed)
+    assert "param/head/bias" in overview(compared("param", "w", 1.0), MISSING, *allowed)
+    assert "not counted" not in overview(compared("param", "w", 1.0), MISSING)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gradscope.dump.record import Json
 from gradscope.presentation.reports.comparing.run_notes import provenance_notes
 from gradscope.training.loop.resuming import DATA_FILE, MODEL_FILE, option_facts
 from tests.support.report_samples import PIPE
@@ -17,3 +18,22 @@ def test_a_file_of_a_run_is_called_by_what_it_is(verbose: bool) -> None:
     files = {"model file": f"{'1' * 64} -> {'2' * 64}", "data file": f"{'1' * 64} -> {'2' * 64}"}
     hashes = {"hashes": "model file, data file (--verbose shows them)"}
     assert notes == {"option --seed": "1 -> 2", **(files if verbose else hashes)}
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_what_one_run_does_not_state_is_one_line(verbose: bool) -> None:
+    differences: list[dict[str, Json]] = [
+        {"field": "backend", "ref": "torch cpu", "cand": "cpu"},
+        {"field": "argv", "ref": ["port.py"], "cand": ["gradscope"]},
+        *({"field": name, "cand": "1"} for name in ("versions.flax", "versions.jax", "x64", "train")),
+        {"field": "training", "ref": "true"},
+    ]
+    notes = {each.label: each.text for each in provenance_notes(differences, PIPE, verbose=verbose)}
+    if verbose:
+        assert notes["versions.jax"] == "(unknown) -> 1"
+        assert "unknown" not in notes
+    else:
+        assert notes == {
+            "backend": "torch cpu -> cpu", "argv": "port.py -> gradscope", "train": "(not given) -> 1",
+            "unknown": "of the reference versions, x64; of the candidate training (--verbose shows them)",
+        }  # fmt: skip

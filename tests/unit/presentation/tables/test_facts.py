@@ -22,3 +22,11 @@ def test_the_self_check_names_the_largest_difference_and_what_is_zero_but_for_ro
 def test_what_the_loss_counts_is_said_beside_it() -> None:
     manifest = replace(small_network(), loss=1.5, provenance={"counted": "mse of logits; not counted: aux"})
     assert dict(facts("run.npz", manifest))["loss"] == "1.5, mse of logits; not counted: aux"
+
+
+def test_what_gradients_are_of_is_said_where_it_is_not_the_loss() -> None:
+    asked = {"of": ["hidden", "out"], "stop_gradient": ["x"], "feed": ["mid"]}
+    shown = dict(facts("run.npz", replace(small_network(), provenance=asked)))
+    assert shown["gradients"] == "of hidden, out in place of the loss; with x as constant"
+    assert shown["fed"] == "mid"
+    assert not {"gradients", "fed"} & dict(facts("run.npz", small_network())).keys()
