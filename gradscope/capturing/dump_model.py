@@ -6,7 +6,7 @@ It does everything of `gradscope dump` between reading the options and printing 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -16,11 +16,13 @@ from gradscope.arrays.passes.compiled_pass import expect_reductions
 from gradscope.capturing.execution.arguments import Arguments
 from gradscope.capturing.execution.observation import is_readable_here
 from gradscope.capturing.execution.preparation import Bounds, Prepared, prepare
+from gradscope.capturing.execution.run import Run
 from gradscope.capturing.explain.self_check import self_check
 from gradscope.capturing.records.distributed import is_part, reading_for
 from gradscope.capturing.records.example_gradients import ExampleProgram, combination
 from gradscope.capturing.records.explanations import Explanations, explanations
 from gradscope.capturing.records.measure import TensorReading
+from gradscope.capturing.records.prefetch import one_ahead
 from gradscope.capturing.records.session import Session
 from gradscope.capturing.run_environment import machine_provenance, model_provenance
 from gradscope.capturing.timings import Timings
@@ -109,7 +111,7 @@ def dump_model(
     if request.reading.keep:
         writer.require_space(size + program.scratch_bytes)
     first = prepared.start()
-    session = Session(first, reading_for(writer, request.reading), program.further(prepared.leaves, first))
+    session = Session(first, reading_for(writer, request.reading), _further(prepared, first, request.bounds))
     del first  # the session lets go of its tensors when they are written
     provenance = _provenance(model, prepared, request)
     with _salvaging(writer, provenance):
@@ -141,6 +143,13 @@ def dump_model(
             note="; ".join(explained.failed),
         )
     )
+
+
+def _further(prepared: Prepared, first: Run, bounds: Bounds | None) -> Iterator[Run]:
+    """Returns the runs that follow the first: where two fit, each starts while the tensors of the last are written."""
+    runs = prepared.program.further(prepared.leaves, first)
+    fits = bounds is not None and bounds.have_room_for(prepared.program.overlapped_bytes)
+    return one_ahead(runs) if fits else runs
 
 
 def _add_examples(

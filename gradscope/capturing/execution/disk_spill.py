@@ -5,16 +5,20 @@ The file has no name in any folder, so that it is gone when the process ends, ho
 
 from __future__ import annotations
 
+import math
 import tempfile
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from gradscope.errors import MachineError
+
+#: The alignment, in bytes, of an array that a program on the host reads where it is; JAX copies others.
+_ALIGNMENT: Final = 64
 
 
 class _StoredArray(NamedTuple):
@@ -75,12 +79,14 @@ class DiskSpill:
         if name in self._keys:
             return self._keys[name]
         stored = self._stored[name]
-        array = np.empty(stored.shape, stored.dtype)
+        size = math.prod(stored.shape) * stored.dtype.itemsize
+        room = np.empty(size + _ALIGNMENT, np.uint8)
+        aligned = room[-room.ctypes.data % _ALIGNMENT :][:size]
         self._file.seek(stored.offset)
-        left = array.reshape(-1).view(np.uint8).data
+        left = aligned.data
         while left:
             left = left[self._file.readinto(left) :]
-        return jnp.asarray(array)
+        return jax.device_put(aligned.view(stored.dtype).reshape(stored.shape))
 
     def __contains__(self, name: Any) -> bool:
         return name in self._keys or name in self._stored

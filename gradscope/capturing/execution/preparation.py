@@ -17,7 +17,7 @@ import jax
 from gradscope.capturing.execution.arguments import Arguments
 from gradscope.capturing.execution.function_call import require_untraced
 from gradscope.capturing.execution.run import Run
-from gradscope.capturing.execution.segmented import SegmentedProgram, resident_bytes
+from gradscope.capturing.execution.segmented import SegmentedProgram, held_bytes, resident_bytes
 from gradscope.capturing.execution.unsegmented import SingleRun
 from gradscope.capturing.timings import Timings
 from gradscope.errors import MachineError, ModelError
@@ -46,6 +46,11 @@ class RunnableProgram(Protocol):
     @property
     def size_bytes(self) -> int:
         """The memory that it needs at a time, or 0 where the backend does not report it; XLA computes it slowly."""
+        ...
+
+    @property
+    def overlapped_bytes(self) -> int:
+        """The memory that it needs at a time where each run starts while the tensors of the one before are there."""
         ...
 
     @property
@@ -110,6 +115,10 @@ class Bounds:
     def run_bytes(self) -> int:
         """The bytes of outputs that one run may have, and as many of intermediate values."""
         return self.memory // 4  # the other half is for arguments and JAX itself
+
+    def have_room_for(self, size_bytes: int) -> bool:
+        """Returns whether so many bytes fit beside what is in memory now, but no less than JAX itself needs."""
+        return size_bytes + max(held_bytes(), self.memory // 4) <= self.memory
 
 
 def prepare(

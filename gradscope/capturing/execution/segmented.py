@@ -2,7 +2,8 @@
 
 The first run is the forward pass. It returns the loss and writes the values between segments to disk. The runs that
 follow go backwards, and each returns the observations of one segment. The last one returns the arguments and their
-gradients, which are complete by then.
+gradients, which are complete by then. Where the memory allowed holds the tensors of two runs, each run starts while
+those of the one before are measured and written.
 
 Why segments and not full runs that each observe some of the sites (2026-11): a full run needs memory for everything
 that its backward pass keeps, whatever it observes, and the number of such runs would be the number of times that the
@@ -12,6 +13,8 @@ tensors fill the memory allowed.
 from __future__ import annotations
 
 import ctypes
+import itertools
+import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +47,15 @@ def trim_malloc() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def held_bytes() -> int:
+    """Returns the bytes of memory that the process has now; 0 where the system does not state them."""
+    trim_malloc()
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+    except OSError:
+        return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +132,13 @@ class SegmentedProgram:
             stage for programs in self._programs for stage in (programs.forward, *(b.stage for b in programs.backward))
         ]
         return resident_bytes(self._resolved, self._shapes) + max(stage.own_bytes for stage in stages)
+
+    @property
+    def overlapped_bytes(self) -> int:
+        """The memory that is needed at a time where each run starts while the tensors of the one before are there."""
+        stages = [backward.stage for each in reversed(self._programs) for backward in each.backward]
+        pairs = (one.output_bytes + other.own_bytes for one, other in itertools.pairwise(stages))
+        return max(self.size_bytes, resident_bytes(self._resolved, self._shapes) + max(pairs, default=0))
 
     @property
     def bounded_by(self) -> str:

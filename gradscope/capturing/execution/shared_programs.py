@@ -34,6 +34,12 @@ class SharedProgram:
         found = self.stage.memory_analysis()
         return 0 if found is None else found.temp_size_in_bytes + found.output_size_in_bytes
 
+    @property
+    def output_bytes(self) -> int:
+        """The memory of what it returns; 0 where the backend does not report it."""
+        found = self.stage.memory_analysis()
+        return 0 if found is None else found.output_size_in_bytes
+
 
 class SharedPrograms:
     """`SharedPrograms` compile functions, and those of one lowered program once."""

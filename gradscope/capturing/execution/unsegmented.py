@@ -45,6 +45,11 @@ class SingleRun:
             return 0
         return found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
 
+    @property
+    def overlapped_bytes(self) -> int:
+        """The memory of the compiled program, which runs once."""
+        return self.size_bytes
+
     def further(self, leaves: Sequence[Any], first: Run) -> Iterator[Run]:  # noqa: ARG002 - there is one run only
         """Returns no runs."""
         return iter(())

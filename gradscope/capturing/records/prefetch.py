@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar, cast
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -31,6 +31,23 @@ class Ahead:
     batches: int
     batch_items: int
     batch_bytes: int
+
+
+def one_ahead(items: Iterable[Item]) -> Iterator[Item]:
+    """Yields items, each of which but the first is drawn in a thread while the one before is consumed.
+
+    Args:
+        items: Iterated in the thread. Their exception is raised when the items before it have been consumed.
+    """
+    drawing, end = iter(items), object()
+    with ThreadPoolExecutor(1, thread_name_prefix="gradscope") as pool:
+        drawn = pool.submit(next, drawing, end).result()
+        while drawn is not end:
+            following = pool.submit(next, drawing, end)
+            yield cast("Item", drawn)
+            del drawn  # it is freed while the next is being made
+            drawn = following.result()
+            del following
 
 
 def in_order(

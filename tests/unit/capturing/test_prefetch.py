@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
 
-from gradscope.capturing.records.prefetch import Ahead, in_order
+from gradscope.capturing.records.prefetch import Ahead, in_order, one_ahead
 
 AHEAD = Ahead(batches=3, batch_items=4, batch_bytes=100)
 
@@ -88,3 +89,60 @@ def test_a_consumer_that_stops_ends_the_drawing() -> None:
     found.close()
     del found
     assert ended == [True]
+
+
+class Item:
+    """Something that may be in memory."""
+
+
+def test_an_item_is_drawn_while_the_one_before_is_consumed() -> None:
+    begun = [threading.Event() for _ in range(4)]
+
+    def drawing() -> Iterator[int]:
+        for number, event in enumerate(begun):
+            event.set()
+            yield number
+
+    for number in one_ahead(drawing()):
+        assert all(event.wait(timeout=20) for event in begun[: number + 2])
+        assert not any(event.is_set() for event in begun[number + 2 :])
+
+
+def test_two_items_are_in_memory_at_a_time() -> None:
+    begun = [threading.Event() for _ in range(6)]
+    known: list[weakref.ref[Item]] = []
+    there: list[int] = []
+
+    def drawing() -> Iterator[Item]:
+        for event in begun:
+            there.append(sum(each() is not None for each in known))
+            event.set()
+            item = Item()
+            known.append(weakref.ref(item))
+            yield item
+            del item
+
+    for number, item in enumerate(one_ahead(drawing())):
+        assert all(event.wait(timeout=20) for event in begun[: number + 2])
+        del item
+    assert there == [0, 1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("fails_at", [0, 1, 3])
+def test_items_before_one_that_fails_come_first(fails_at: int) -> None:
+    found = one_ahead(1 / (fails_at - each) for each in range(10))
+    assert [next(found) for _ in range(fails_at)] == [1 / (fails_at - each) for each in range(fails_at)]
+    with pytest.raises(ZeroDivisionError):
+        next(found)
+
+
+def test_no_items_are_none() -> None:
+    assert list(one_ahead(())) == []
+
+
+def test_a_consumer_that_stops_waits_for_what_is_drawn() -> None:
+    drawn: list[int] = []
+    found = one_ahead(drawn.append(each) or each for each in range(100))
+    assert next(found) == 0
+    found.close()
+    assert drawn == [0, 1]
