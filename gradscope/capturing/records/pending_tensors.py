@@ -168,6 +168,8 @@ def _cotangent(run: Run, number: int, iteration: SiteIteration) -> Source:
         return "forward-only"
     if number in run.reached.sites and _arrives(run, ValueAt(site.value, iteration.nominal)):
         return Observation(value=run.observed.cotangents[number], at=iteration.at)
+    if site.beside:
+        return "opaque"
     return "filtered" if has_gradient(site) and number not in run.plan.gradients else "disconnected"
 
 

@@ -19,7 +19,7 @@ from gradscope.naming import printable
 from gradscope.naming.paths import plain_name
 from gradscope.naming.patterns import nearest_hint
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, iterations, resolve
-from gradscope.tracing.jaxpr.jaxcompat import checkpoint_name_of
+from gradscope.tracing.jaxpr.jaxcompat import Equation
 from gradscope.tracing.layers.layers import LayerCall
 from gradscope.tracing.tracer import Trace
 
@@ -122,7 +122,7 @@ def _checkpointed(root: Frame) -> Iterator[tuple[str, NamedValue]]:
     """Yields the values that `checkpoint_name` named; in loops, with the iteration behind the name."""
     for frame in root.walk():
         for number, equation in enumerate(frame.jaxpr.eqns):
-            name = checkpoint_name_of(equation)
+            name = _checkpoint_name(equation)
             for iteration in () if name is None else iterations(frame.loops):
                 mark = "".join(f"[{index}]" for index in iteration)
                 yield f"{name}{mark}", NamedValue(ValueKey(frame.key, number, 0), iteration)
@@ -138,3 +138,8 @@ def throughout(root: Frame, values: Iterable[NamedValue]) -> frozenset[ValueKey]
     return frozenset(
         value for value, found in named_iterations.items() if found.issuperset(iterations(loops[value.frame]))
     )
+
+
+def _checkpoint_name(equation: Equation) -> str | None:
+    """Returns the name that `jax.ad_checkpoint.checkpoint_name` gave an equation's output; None for other equations."""
+    return equation.params["name"] if equation.primitive.name == "name" else None
