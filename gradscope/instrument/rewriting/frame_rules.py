@@ -39,6 +39,7 @@ from gradscope.tracing.jaxpr.jaxcompat import (
     Equation,
     FrameKind,
     SubJaxpr,
+    bind,
     manual_axes,
     opened,
     sub_jaxprs,
@@ -181,20 +182,24 @@ def while_rule(
     body_context = inside.iteration(InjectedValues.nothing())
     condition, condition_constants = opened(equation.params["cond_jaxpr"])
     operands = loop_operands(equation, values)
+    has_rows = bool(condition.outvars[0].aval.shape)  # `vmap` made it: its rows end at different iterations
+    if has_rows and not inside.inside:
+        return bind(equation, values), Captured.nothing()
+
+    def going_on(carries: Sequence[Any]) -> Any:
+        outputs, _ = interpret(unplanned, condition, condition_constants, [*operands.condition, *carries])
+        return outputs[0]
 
     def goes_on(state: tuple[Sequence[Any], Captured, Sequence[Any]]) -> Any:
-        return jnp.any(rows_going_on(state[0]))
-
-    def rows_going_on(carries: Sequence[Any]) -> Any:
-        return interpret(unplanned, condition, condition_constants, [*operands.condition, *carries])[0][0]
+        return jnp.any(going_on(state[0])) if has_rows else going_on(state[0])
 
     def body(state: tuple[Sequence[Any], Captured, Sequence[Any]]) -> Any:
         carries, seen, counts = state
         outputs, captured = _run(body_context, sub_jaxprs(equation)[0], [*operands.constants, *carries])
         seen.take(_executed(body_context))
         seen.take(captured)
-        if jnp.ndim(going := rows_going_on(carries)):  # `vmap` made it: a row that has ended stays as it is
-            outputs = [_chosen(going, new, old) for new, old in zip(outputs, carries, strict=True)]
+        if has_rows:
+            outputs = _where_going_on(going_on(carries), outputs, carries)
         return outputs, seen, [count + 1 for count in counts]
 
     unplanned = Context(plan=EMPTY_PLAN, rules=context.rules)
@@ -209,9 +214,10 @@ def while_rule(
     return outputs, captured
 
 
-def _chosen(rows: Any, one: Any, other: Any) -> Any:
-    """Returns one array in some rows and another in the others; the rows are the leading axes."""
-    return jax.lax.select(jax.lax.broadcast_in_dim(rows, one.shape, range(rows.ndim)), one, other)
+def _where_going_on(going: Any, made: Sequence[Any], carries: Sequence[Any]) -> list[Any]:
+    """Returns what an iteration made in the rows that go on, and what it received in those that have ended."""
+    rows = (jax.lax.broadcast_in_dim(going, carry.shape, range(going.ndim)) for carry in carries)
+    return [jax.lax.select(*each) for each in zip(rows, made, carries, strict=True)]
 
 
 def shard_map_rule(
