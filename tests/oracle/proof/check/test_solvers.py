@@ -19,7 +19,7 @@ from gradscope.proof.claims import Outcome
 from gradscope.proof.float64 import coarsest_epsilon, wide_types, widened
 from gradscope.proof.leaf_claims import LossOfLeaves, leaf_outcomes
 from gradscope.proof.proving import Proof, prove
-from gradscope.proof.solver_tolerance import tightened, tightenings
+from gradscope.proof.solvers.solver_tolerance import tightened, tightenings
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import trace_loss
 

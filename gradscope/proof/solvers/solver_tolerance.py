@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradscope.proof.evaluation import evaluated_inside, only_repeats, reads_rows
+from gradscope.proof.solvers.evaluation import evaluated_inside, only_repeats, reads_rows
 from gradscope.tracing.jaxpr.frames import Frame
 from gradscope.tracing.jaxpr.jaxcompat import (
     CUSTOM_RULES,
