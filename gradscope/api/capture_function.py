@@ -136,4 +136,5 @@ def capture(
     )
     writer = MemoryWriter()
     arguments = Arguments.of(model.init(None), call.batch)  # a model of values needs no key
-    return Dump(writer.dump(dump_model(model, arguments, request, writer, Timings())))
+    with jax.disable_jit(False):  # it is compiled ahead of the run, for which JAX needs `jit`
+        return Dump(writer.dump(dump_model(model, arguments, request, writer, Timings())))

@@ -22,6 +22,7 @@ from gradscope.instrument.query.planning import make_plan
 from gradscope.instrument.rewriting.core_statistics import core_statistics
 from gradscope.instrument.rewriting.histogram_counts import statistics_and_histogram
 from gradscope.instrument.taps import Observer, full_tensor
+from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal
 from gradscope.tracing.tracer import Leaf, leaves_of, trace_function, variable_leaves
 
 #: What is kept of each value: core statistics, these with a histogram, or the value itself.
@@ -95,14 +96,14 @@ def observing_value_and_grad(
         differentiated = positions(signature.argnums, len(args))
         call = Call(function, args, kwargs, differentiated, is_jax_array)
         try:
-            return observed(call, differentiated)
+            return observed(call)
         except _NEEDS_ELEMENTS:
             if all(map(is_traced, jax.tree_util.tree_leaves(call.batch))):
                 raise
         # JAX differentiates such a function, too: outside of `jit` it sees the elements of these arrays.
-        return observed(Call(function, args, kwargs, differentiated, is_traced), differentiated)
+        return observed(Call(function, args, kwargs, differentiated, is_traced))
 
-    def observed(call: Call, differentiated: Sequence[int]) -> tuple[tuple[Any, Any], Seen]:
+    def observed(call: Call) -> tuple[tuple[Any, Any], Seen]:
         leaves = _leaves(call, signature)
         returned = _Returned(function, call, signature)
         arrays = (call.variables, call.batch)
@@ -110,9 +111,8 @@ def observing_value_and_grad(
         plan = make_plan(trace, spec, OBSERVERS[keep])
         program, reached = observing_program(trace, plan)
         values = jax.tree_util.tree_leaves(arrays)
-        outputs = program(values)
-        gradients = dict(zip(dict.fromkeys(differentiated), _gradients(call, leaves, outputs), strict=True))
-        own = tuple(gradients[position] for position in differentiated)
+        outputs = _with_arrays(program(values), trace.jaxpr.outvars)
+        own = tuple(_gradients(call, leaves, outputs))
         # What is returned of a step must not keep the arrays in memory that the function closes over.
         watching = Watching(replace(trace, constants=()), plan, spec, reached)
         seen = _seen(watching, outputs, values)
@@ -173,6 +173,13 @@ class _Returned:
         first = observed.loss if kept is _COMPUTED else kept
         value, aux = jax.tree_util.tree_unflatten(self._tree, [first, *computed])
         return (value, aux) if self._signature.has_aux else value
+
+
+def _with_arrays(observed: Observed, atoms: Sequence[Atom]) -> Observed:
+    """Returns outputs with arrays where a trace returns literals, which are values of JAX's own types (0.10)."""
+    outputs = zip(atoms, [observed.loss, *observed.auxiliary], strict=True)
+    loss, *auxiliary = (jnp.asarray(value) if is_literal(atom) else value for atom, value in outputs)
+    return observed._replace(loss=loss, auxiliary=auxiliary)
 
 
 def _pair(out: Any) -> tuple[Any, Any]:

@@ -38,6 +38,12 @@ a trace, a `fori_loop` of known length is a `scan` already, and a `pallas_call` 
 values inside a solver are observed, as its auxiliary data. They have no gradients: JAX solves the transposed system
 instead of differentiating the solver. So nothing inside can be fed, stopped or differentiated.
 
+Why a custom rule runs as it is, and its function beside it (2026-11): the rule makes the outputs and their gradients by
+a program of its own, so observing inside it would need another rule. Solvers call whole networks there (diffrax' vector
+field), of which the function shows the values, and the program that is differentiated stays what it was. It costs one
+more run of the function, and only where something in it is observed. A function that calls no layers is one operation,
+as `relu` is, and one with side effects is not run twice.
+
 Why cotangents leave through sinks and values as plain outputs (2026-11): one program reads both off the same pass, and
 on the CPU tensors as outputs made ResNet-50's step faster than the plain one, because they undo bad fusions.
 """

@@ -6,10 +6,9 @@
   disagree, it bisects the parameters.
 - `rules` checks each function with a `custom_vjp` or `custom_jvp` rule at the operands that it has in the model.
   A wrong gradient of the loss shows that some rule is wrong; this shows which, for which argument, by which factor.
-- `solver_tolerance` runs iterative solvers longer. An error that shrinks with their tolerance is no error of a rule.
+- `solvers` runs iterative solvers longer. An error that shrinks with their tolerance is no error of a rule.
 - `surrogate` keeps values of `stop_gradient` constant, and takes a rule that is allowed to be no derivative as right,
   where finite differences would otherwise see the values change.
-- `evaluation` evaluates what calls, loops and branches run, for both.
 - `proof_rows` are the rows, one per claim. `proving` collects them, and the verdict.
 
 Everything is computed in float64, at the parameters and the batch that the model has in its own precision. Where a

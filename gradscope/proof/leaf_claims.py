@@ -14,7 +14,7 @@ import numpy as np
 
 from gradscope.proof.claims import Claim, Outcome, common_factor, outcome
 from gradscope.proof.directions import DIRECTIONS, Directions, inner
-from gradscope.proof.solver_tolerance import Tightening, tightened
+from gradscope.proof.solvers.solver_tolerance import Tightening, tightened
 
 #: Up to this number, leaves are checked one by one; more are checked together and bisected where they disagree.
 _ONE_BY_ONE: Final = 32

@@ -24,7 +24,7 @@ from gradscope.proof.leaf_claims import LossOfLeaves, leaf_outcomes
 from gradscope.proof.proof_rows import ProofRow, leaf_row, rule_row
 from gradscope.proof.rules.rule_calls import custom_rule_calls
 from gradscope.proof.rules.rule_claims import rule_outcomes
-from gradscope.proof.solver_tolerance import tightenings
+from gradscope.proof.solvers.solver_tolerance import tightenings
 from gradscope.proof.surrogate import surrogate_loss
 from gradscope.tracing.dataflow.reachability import Reach, is_inexact, reachability_from
 from gradscope.tracing.jaxpr.frames import ValueKey

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import jax
 
 from gradscope.capturing.explain.zeros.neighbourhood import is_hidden
-from gradscope.proof.evaluation import evaluated_inside
 from gradscope.proof.rules.rule_calls import custom_rule_calls, distinct_variables
+from gradscope.proof.solvers.evaluation import evaluated_inside
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.custom_rules import custom_rule
 from gradscope.tracing.jaxpr.jaxcompat import Equation, Jaxpr, bind, is_literal

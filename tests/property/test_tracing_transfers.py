@@ -43,10 +43,8 @@ def evaluated(
     for number, equation in enumerate(frame.jaxpr.eqns):
         operands = [read(atom) for atom in equation.invars]
         inside = frame.children.get(number, [])
-        if inside and inside[0].transfer.inputs and not inside[0].transfer.opaque:
-            made = by_transfer(inside, equation, operands, check)
-        else:
-            made = bind(equation, operands)
+        by_rule = not inside or inside[0].transfer.opaque or inside[0].transfer.beside
+        made = bind(equation, operands) if by_rule else by_transfer(inside, equation, operands, check)
         if inside and check is not None:
             check(inside, equation, operands, made)
         known.update(zip(equation.outvars, made, strict=True))
@@ -130,6 +128,11 @@ def check_values(inside: Sequence[Frame], equation: Equation, operands: Sequence
         unchanged = plain and set(transfer.outputs) <= {"same"} and transfer.gradients == "through"
         assert transfer.in_place == (unchanged and transfer.loop is None and len(inside) == 1)
         assert transfer.exclusive == (len(inside) > 1) or transfer.opaque
+        if transfer.beside:
+            received = [operands[entry.operand] for entry in transfer.inputs if entry is not None]
+            (sub,) = sub_jaxprs(equation)
+            for one, other in zip(evaluated(frame, sub.constants, received), made, strict=True):
+                assert_close(one, other, what=equation.primitive.name)
 
 
 def check_gradients(inside: Sequence[Frame], equation: Equation, operands: Sequence[Any], _made: Sequence[Any]) -> None:
@@ -236,6 +239,19 @@ def ruled(weight: Any, x: Any) -> tuple[Any, Any]:
 ruled.defvjp(lambda w, x: (twice(w, x), x), lambda x, cotangents: (cotangents[0] * x, cotangents[1]))
 
 
+@jax.custom_vjp
+def ruled_with_layers(weight: Any, x: Any) -> tuple[Any, Any]:
+    with jax.named_scope("within"):
+        return twice(weight, x)
+
+
+ruled_with_layers.defvjp(lambda w, x: (twice(w, x), x), lambda x, cotangents: (cotangents[0] * x, cotangents[1]))
+
+
+def custom_rule(_body: Body, weight: Any, x: Any) -> Any:
+    return ruled_with_layers(weight, x)
+
+
 def opaque(_body: Body, weight: Any, x: Any) -> Any:
     return ruled(weight, x)
 
@@ -249,6 +265,7 @@ CONSTRUCTS: dict[str, Callable[[Body, Any, Any], Any]] = {
     "cond": cond,
     "shard_map": shard_map,
     "linear_solve": linear_solve,
+    "custom_rule": custom_rule,
     "opaque": opaque,
 }
 
@@ -304,7 +321,7 @@ def test_gradients_pass_random_programs_as_their_transfers_state(program: tuple[
     evaluated(trace.root, trace.constants, [WEIGHTS, INPUTS], check_gradients)
 
 
-@pytest.mark.parametrize("kind", sorted(set(CONSTRUCTS) - {"while", "linear_solve", "opaque"}))
+@pytest.mark.parametrize("kind", sorted(set(CONSTRUCTS) - {"while", "linear_solve", "custom_rule", "opaque"}))
 def test_what_the_table_states_to_be_recomputed_runs_once_more_in_the_backward_pass(kind: str) -> None:
     _, inside, _ = traced(kind)
     backward = jax.make_jaxpr(jax.grad(lambda weight: CONSTRUCTS[kind](twice, weight, OTHER)[0].sum()))(VECTOR)

@@ -157,7 +157,7 @@ def positions(argnums: int | tuple[int, ...], count: int) -> tuple[int, ...]:
     """Returns the positions that one index or several mean among `count` arguments, counted from the first.
 
     Raises:
-        TypeError: There are fewer arguments.
+        TypeError: There are fewer arguments, or one is meant twice.
         ValueError: A negative index is before the first argument, or there is none.
     """
     numbers = (argnums,) if isinstance(argnums, int) else argnums
@@ -165,7 +165,10 @@ def positions(argnums: int | tuple[int, ...], count: int) -> tuple[int, ...]:
         raise TypeError(f"argnums is {argnums}, and the call has {counted(count, 'positional argument')}")
     if min(numbers) < -count:
         raise ValueError(f"argnums is {argnums}, and the call has {counted(count, 'positional argument')}")
-    return tuple(number % count for number in numbers)
+    found = tuple(number % count for number in numbers)
+    if len(set(found)) < len(found):
+        raise TypeError(f"argnums is {argnums}, and means one of {counted(count, 'positional argument')} twice")
+    return found
 
 
 def is_array(leaf: Any) -> bool:

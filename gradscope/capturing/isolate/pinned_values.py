@@ -128,7 +128,7 @@ def gradient_key(key: str) -> str:
 
 def _unreachable(site: Site) -> str:
     """Returns why no value can be pinned at a site; "" where it can."""
-    if site.opaque:
+    if site.opaque or site.beside:
         return "it is inside a custom rule, which runs unchanged"
     if any(loop.length is None for loop in site.loops):
         return "it is inside a while loop, of which only the last iteration is known"

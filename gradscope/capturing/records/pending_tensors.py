@@ -168,6 +168,8 @@ def _cotangent(run: Run, number: int, iteration: SiteIteration) -> Source:
         return "forward-only"
     if number in run.reached.sites and _arrives(run, ValueAt(site.value, iteration.nominal)):
         return Observation(value=run.observed.cotangents[number], at=iteration.at)
+    if site.beside:
+        return "opaque"
     return "filtered" if has_gradient(site) and number not in run.plan.gradients else "disconnected"
 
 
@@ -179,7 +181,9 @@ def _arrives(run: Run, value_at: ValueAt) -> bool:
 def _named(run: Run, site: Site, family: str, origin: TensorOrigin, source: Source) -> PendingTensor:
     """Returns the tensor of one site in one iteration, under every name that is selected."""
     iteration = origin.facts.iteration
-    names = [str(name.at(iteration)) for name in site.names if run.spec.selects_layer(family, name, iteration)]
+    # A fetch was looked up before it was known how often a `while` runs.
+    asked = iteration if run.spec.keys is None else origin.iteration
+    names = [str(name.at(iteration)) for name in site.names if run.spec.selects_layer(family, name, asked)]
     record = record_of(family, names[0] if names else "", site, origin)
     pending = pending_of(record, origin, source, shown=bool(names))
     own = naming.key_of(family, record.name)

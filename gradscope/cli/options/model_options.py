@@ -192,6 +192,7 @@ class ModelOptions:
             seed=self.seed,
             batch_size=self.batch_size,
             data={} if self._data_file is None else data_shapes(self._data_file),
+            data_is_array=self._data_file is not None and self._data_file.suffix == ".npy",
             checkpoint=self.checkpoint,
         )
 

@@ -109,6 +109,8 @@ def set_up_jax(model: ModelOptions, *, cache: bool, distributed: str | None = No
     # Full tracebacks: the file that raised an error decides whether the error is the model's or gradscope's.
     config.update("jax_traceback_filtering", "off")
     config.update("jax_enable_x64", model.x64 or config.jax_enable_x64)
+    # What is observed is compiled ahead of the run; JAX_DISABLE_JIT is for the user's own debugging.
+    config.update("jax_disable_jit", False)
     if model.dtype is FloatType.FLOAT64 and not config.jax_enable_x64:
         raise UsageError("--dtype float64 without --x64 would compute in float32", hint="add --x64")
     if model.matmul_precision is not None:

@@ -58,8 +58,11 @@ REASONS: Final[tuple[ReasonSpec, ...]] = (
     ReasonSpec(
         name="opaque",
         phrase="inside functions with derivative rules of their own",
-        sentence="It is inside a function with a custom differentiation rule, which runs as it is.",
-        remedy="Check the rule with 'gradscope check', or dump without the rule to see inside.",
+        sentence="It is a gradient inside a function with a derivative rule of its own, which makes the gradients of "
+        "what goes in alone; or a value in a function that is not looked into: a kernel, or one with such a rule that "
+        "has side effects or calls no layers.",
+        remedy="Check the rule with 'gradscope check', or dump without the rule to see inside: diffrax with "
+        "adjoint=diffrax.DirectAdjoint().",
     ),
     ReasonSpec(
         name="forward-only",

@@ -1,4 +1,4 @@
-"""A request has the user's options for a framework's module, which a file of functions would define itself."""
+"""A request has the user's options for a model, most of which a file of functions defines itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LossName: TypeAlias = Literal["cross-entropy", "mse", "sum", "mean"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A `Request` has the user's options for a framework's module.
+    """A `Request` has the user's options for a model.
 
     Attributes:
         inputs: The module's inputs, in the given order.
@@ -23,7 +23,9 @@ class Request:
         train: Whether it runs in training mode; None for the default, which is yes.
         seed: Seeds the random numbers with which a module is built.
         batch_size: Number of examples; None for that of the inputs.
-        data: The tensors of a real batch by name, which describe the inputs where `inputs` does not.
+        data: The tensors of a real batch by name, which describe the inputs where `inputs` does not, and the batch of
+            a file of functions that has none.
+        data_is_array: Whether that batch is its only tensor itself.
         checkpoint: The file of its variables; None for the module's own.
     """
 
@@ -33,4 +35,5 @@ class Request:
     seed: int = 0
     batch_size: int | None = None
     data: Mapping[str, InputSpec] = field(default_factory=dict[str, InputSpec])
+    data_is_array: bool = False
     checkpoint: Path | None = None

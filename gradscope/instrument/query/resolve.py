@@ -41,7 +41,7 @@ from gradscope.tracing.dataflow.liveness import Need, needed_for
 from gradscope.tracing.dataflow.reachability import Reach, reachability_by_iteration
 from gradscope.tracing.jaxpr.frames import resolve
 from gradscope.tracing.jaxpr.iterations import ValueAt
-from gradscope.tracing.jaxpr.jaxcompat import operation_name
+from gradscope.tracing.layers.fallback_scopes import operation_name
 from gradscope.tracing.layers.sites import Site, find_sites
 from gradscope.tracing.lookup.named_values import NamedValue, NamedValues, throughout
 from gradscope.tracing.tracer import Leaf, Trace, as_reached

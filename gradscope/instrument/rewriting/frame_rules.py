@@ -14,6 +14,8 @@ returns its observations in addition to its outputs. Sinks are passed into the b
                                                     iteration
     shard_map     split over the mesh               stacked, one per shard        yes, per shard
     linear_solve  none                              auxiliary data of the solver  no: JAX solves the transpose
+    custom_rule   none                              of the function, run beside   no: the rule makes its own
+                                                    the equation
     ============  ================================  ============================  =============================
 
 `call` frames (`jit`) are run in place, so that one program is compiled and, under `jax.disable_jit`, every operation
@@ -22,7 +24,6 @@ runs by itself. Where a `jit` names shardings for its operands or results, they 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -33,18 +34,19 @@ from jax.sharding import PartitionSpec
 from gradscope.instrument.plan import EMPTY_PLAN, iterations
 from gradscope.instrument.rewriting.interpreter import Context, Rule, interpret
 from gradscope.instrument.rewriting.observed_values import Captured, InjectedValues
+from gradscope.instrument.rewriting.own_rules import custom_rule_rule, linear_solve_rule
 from gradscope.tracing.jaxpr.jaxcompat import (
     Equation,
     FrameKind,
     SubJaxpr,
+    bind,
     manual_axes,
     opened,
-    run_closed,
     sub_jaxprs,
     traced_as,
 )
 from gradscope.tracing.jaxpr.sharding import dealt, varying
-from gradscope.tracing.jaxpr.transfers import loop_operands, solve_operands
+from gradscope.tracing.jaxpr.transfers import loop_operands
 
 
 def call_rule(
@@ -180,16 +182,24 @@ def while_rule(
     body_context = inside.iteration(InjectedValues.nothing())
     condition, condition_constants = opened(equation.params["cond_jaxpr"])
     operands = loop_operands(equation, values)
+    has_rows = bool(condition.outvars[0].aval.shape)  # `vmap` made it: its rows end at different iterations
+    if has_rows and not inside.inside:
+        return bind(equation, values), Captured.nothing()
+
+    def going_on(carries: Sequence[Any]) -> Any:
+        outputs, _ = interpret(unplanned, condition, condition_constants, [*operands.condition, *carries])
+        return outputs[0]
 
     def goes_on(state: tuple[Sequence[Any], Captured, Sequence[Any]]) -> Any:
-        outputs, _ = interpret(unplanned, condition, condition_constants, [*operands.condition, *state[0]])
-        return outputs[0]
+        return jnp.any(going_on(state[0])) if has_rows else going_on(state[0])
 
     def body(state: tuple[Sequence[Any], Captured, Sequence[Any]]) -> Any:
         carries, seen, counts = state
         outputs, captured = _run(body_context, sub_jaxprs(equation)[0], [*operands.constants, *carries])
         seen.take(_executed(body_context))
         seen.take(captured)
+        if has_rows:
+            outputs = _where_going_on(going_on(carries), outputs, carries)
         return outputs, seen, [count + 1 for count in counts]
 
     unplanned = Context(plan=EMPTY_PLAN, rules=context.rules)
@@ -202,6 +212,12 @@ def while_rule(
         here = jnp.broadcast_to(counts[0], (*deeper.shape[:-1], 1))
         captured.iterations[site] = jnp.concatenate([here, deeper], axis=-1)
     return outputs, captured
+
+
+def _where_going_on(going: Any, made: Sequence[Any], carries: Sequence[Any]) -> list[Any]:
+    """Returns what an iteration made in the rows that go on, and what it received in those that have ended."""
+    rows = (jax.lax.broadcast_in_dim(going, carry.shape, range(going.ndim)) for carry in carries)
+    return [jax.lax.select(*each) for each in zip(rows, made, carries, strict=True)]
 
 
 def shard_map_rule(
@@ -231,50 +247,6 @@ def shard_map_rule(
         )(list(values), injected)
 
 
-def linear_solve_rule(
-    context: Context, number: int, equation: Equation, values: Sequence[Any]
-) -> tuple[Sequence[Any], Captured]:
-    """Runs a linear solve with implicit derivatives; observations are auxiliary data of its solver."""
-    inside = context.enter(number)
-    sub, functions, operands = sub_jaxprs(equation)[0], equation.params["jaxprs"], solve_operands(equation, values)
-    solution = len(operands.right)
-    observed: list[Any] = []
-
-    def solve(_matvec: Any, right: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-        outputs, captured = _run(inside, sub, [*operands.solve, *right])
-        auxiliary = (outputs[solution:], captured)
-        observed.append(jax.tree_util.tree_map(jax.typeof, auxiliary))
-        return outputs[:solution], auxiliary
-
-    def transpose_solve(_vecmat: Any, right: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-        outputs = run_closed(functions.transpose_solve, *operands.transpose_solve, *right)
-        # JAX drops the auxiliary data of this solver, but expects the pytree of the other, which it has traced by then.
-        return outputs[:solution], jax.tree_util.tree_map(lambda each: jnp.zeros(each.shape, each.dtype), observed[0])
-
-    with traced_as(equation):
-        found, (auxiliary, captured) = jax.lax.custom_linear_solve(
-            lambda vector: run_closed(functions.matvec, *operands.matvec, *vector),
-            list(operands.right),
-            solve,
-            None if functions.transpose_solve is None else transpose_solve,
-            symmetric=_is_symmetric(equation),
-            has_aux=True,
-        )
-    return [*found, *auxiliary], captured
-
-
-def _is_symmetric(equation: Equation) -> bool:
-    """Returns whether a linear solve's map is its own transpose, as `symmetric=True` states.
-
-    JAX must not be asked to transpose such a map again: it may be a callback, or have a derivative rule of its own.
-    """
-    functions, operands = equation.params["jaxprs"], solve_operands(equation, equation.invars)
-    if len(operands.matvec) != len(operands.vecmat) or any(map(operator.is_not, operands.matvec, operands.vecmat)):
-        return False
-    # Under `vmap` the two are batched one after the other, into equal functions and not into one.
-    return functions.matvec is functions.vecmat or str(functions.matvec) == str(functions.vecmat)
-
-
 def _run(context: Context, sub: SubJaxpr, values: Sequence[Any]) -> tuple[list[Any], Captured]:
     return interpret(context, sub.jaxpr, sub.constants, values)
 
@@ -287,4 +259,5 @@ RULES: Final[Mapping[FrameKind, Rule]] = {
     "while": while_rule,
     "shard_map": shard_map_rule,
     "linear_solve": linear_solve_rule,
+    "custom_rule": custom_rule_rule,
 }

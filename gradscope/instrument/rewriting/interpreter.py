@@ -1,8 +1,8 @@
 """The interpreter runs a traced loss again, equation by equation, and observes the planned sites.
 
 The loop is `docs/autodidax`'s `eval_jaxpr`: an environment, `read`, `write`, and for every equation a rule. Equations
-that run sub-jaxprs have their rules in `frame_rules`; all others, custom rules included, are bound unchanged, but for
-the derivatives of maxima and minima (`extrema`).
+that run sub-jaxprs have their rules in `frame_rules`; all others are bound unchanged, but for the derivatives of maxima
+and minima (`extrema`).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from gradscope.proof.directions import DIRECTIONS, Directions, inner
 from gradscope.proof.float64 import coarsest_epsilon
 from gradscope.proof.rules.rule_calls import CustomRuleCall, custom_rule_calls
 from gradscope.proof.rules.wrong_arguments import WrongArgument, wrong_arguments
-from gradscope.proof.solver_tolerance import tightened, tightenings
+from gradscope.proof.solvers.solver_tolerance import tightened, tightenings
 from gradscope.tracing.dataflow.forward import FrameVariable
 from gradscope.tracing.dataflow.liveness import Liveness
 from gradscope.tracing.jaxpr.jaxcompat import bind, is_literal

@@ -29,7 +29,7 @@ def constants_before_rules(root: Frame, differentiated: Iterable[int]) -> frozen
         root: The root frame.
         differentiated: The numbers of the arguments that are differentiated.
     """
-    calls = [(frame, equation) for frame in root.walk() if not frame.opaque for equation in _refusing(frame)]
+    calls = [(frame, equation) for frame in root.walk() if not frame.bypassed for equation in _refusing(frame)]
     if not calls:
         return frozenset()
     start = (FrameVariable(root, root.jaxpr.invars[number]) for number in differentiated)
@@ -39,7 +39,8 @@ def constants_before_rules(root: Frame, differentiated: Iterable[int]) -> frozen
     return frozenset(
         found
         for frame in root.walk()
-        if not frame.opaque
+        # No observation is differentiated in a solver, or in a loop that reverse mode cannot pass.
+        if not (frame.bypassed or frame.forward_only)
         for variable in frame.definitions
         # Zeros are what JAX fills in for what leads nowhere; no tangent goes that way.
         if leading.of(frame, variable) in (Reach.GRADIENT, Reach.BARRED)

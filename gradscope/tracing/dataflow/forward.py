@@ -113,7 +113,7 @@ def _into(frame: Frame, number: int, position: int) -> Iterator[Step]:
         yield from _to_outputs("compute", frame, number)
     elif inside[0].transfer.decides(position):
         yield from _to_outputs("choose", frame, number)
-    for child in inside:
+    for child in () if inside and inside[0].transfer.beside else inside:
         for variable, how in child.transfer.entering(position):
             yield Step(_ENTERING[how], frame, number, FrameVariable(child, child.jaxpr.invars[variable]))
 

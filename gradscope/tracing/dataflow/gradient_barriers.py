@@ -8,7 +8,7 @@ reported, or it does not lead to the loss at all.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Final
 
@@ -72,15 +72,15 @@ class Barriers:
             value: A value of inexact dtype.
             absent: The reason why its gradient is absent.
         """
-        if absent not in ("disconnected", "forward-only", "not-executed"):
+        if absent not in ("disconnected", "forward-only", *_BY_FRAME):
             return ""
         if (value, absent) not in self._known:
             self._known[value, absent] = self._detail(self._frames[value.frame], value, absent)
         return self._known[value, absent]
 
     def _detail(self, frame: Frame, value: ValueKey, absent: Reason) -> str:
-        if absent == "not-executed":
-            return _not_executed(frame)
+        if absent in _BY_FRAME:
+            return _BY_FRAME[absent](frame)
         variable = FrameVariable(frame, variable_of(frame, value))
         return self._constant(variable) if variable in self._constants else self.between(variable)
 
@@ -181,6 +181,21 @@ def _not_executed(frame: Frame) -> str:
         return ""
     what = "a branch not taken" if at.transfer.exclusive else "a loop of no iterations"
     return f"{location_of(at.parent, at.key[-1][0])}, {what}"
+
+
+def _hidden(frame: Frame) -> str:
+    """Returns the outermost function with a derivative rule of its own that a value is in."""
+    around = [frame]
+    while around[-1].parent is not None:
+        around.append(around[-1].parent)
+    ruled = next((each for each in reversed(around) if each.transfer.beside), None)
+    if ruled is None or ruled.parent is None:
+        return ""
+    return f"{location_of(ruled.parent, ruled.key[-1][0])}, whose own rule makes the gradients"
+
+
+#: What states for some reasons which frame a value is in, and why that leaves it without a gradient.
+_BY_FRAME: Final[Mapping[Reason, Callable[[Frame], str]]] = {"not-executed": _not_executed, "opaque": _hidden}
 
 
 def _words(step: Step) -> str | None:

@@ -117,8 +117,13 @@ class Frame:
         return self.transfer.gradients == "around" or (self.parent is not None and self.parent.bypassed)
 
     @property
+    def beside(self) -> bool:
+        """Whether this frame is inside a custom rule whose function the interpreter runs in addition, to observe it."""
+        return self.transfer.beside or (self.parent is not None and self.parent.beside)
+
+    @property
     def opaque(self) -> bool:
-        """Whether this frame is inside a custom rule, which the interpreter does not enter."""
+        """Whether this frame is inside an equation that the interpreter does not enter."""
         return self.transfer.opaque or (self.parent is not None and self.parent.opaque)
 
 

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+from weakref import WeakKeyDictionary
 
 import jax
 from jax.extend import core as jex_core
@@ -32,7 +33,9 @@ from jax.extend import source_info_util
 Atom: TypeAlias = Any
 
 #: How a sub-jaxpr relates to its equation.
-FrameKind: TypeAlias = Literal["root", "call", "remat", "scan", "while", "cond", "shard_map", "linear_solve", "opaque"]
+FrameKind: TypeAlias = Literal[
+    "root", "call", "remat", "scan", "while", "cond", "shard_map", "linear_solve", "custom_rule", "opaque"
+]
 
 _CALLS: Final = frozenset({"jit", "pjit", "closed_call", "core_call", "eval_jaxpr"})
 _REMATS: Final = frozenset({"remat2", "remat", "checkpoint"})
@@ -46,7 +49,10 @@ _KINDS: Final[Mapping[str, FrameKind]] = {
     "cond": "cond",
     "shard_map": "shard_map",
     "custom_linear_solve": "linear_solve",
+    **dict.fromkeys(CUSTOM_RULES, "custom_rule"),
 }
+#: Whether a scope is opened anywhere in a jaxpr.
+_opens_scopes: Final[WeakKeyDictionary[Any, bool]] = WeakKeyDictionary()
 
 
 #: Primitives that return each operand as the output at its position.
@@ -125,8 +131,8 @@ def is_dropped(variable: Any) -> bool:
 def kind_of(equation: Equation) -> FrameKind | None:
     """Returns how an equation's sub-jaxprs are run: None if it has none, `opaque` if they are never opened."""
     kind = _KINDS.get(equation.primitive.name)
-    if kind == "while" and equation.params["cond_jaxpr"].out_avals[0].shape:
-        return "opaque"  # `vmap` made it: its rows end at different iterations
+    if kind == "custom_rule" and (equation.effects or not _calls_layers(equation)):
+        return "opaque"  # one operation; what has effects is not run a second time to be looked into
     if kind == "shard_map" and "in_specs" not in equation.params:
         return "opaque"  # before 0.7 its operands were described by axis names we would have to guess
     if kind == "remat" and equation.params.get("differentiated"):
@@ -136,9 +142,15 @@ def kind_of(equation: Equation) -> FrameKind | None:
     return "opaque" if any(True for _ in _jaxprs_in(equation.params.values())) else None
 
 
-def checkpoint_name_of(equation: Equation) -> str | None:
-    """Returns the name that `jax.ad_checkpoint.checkpoint_name` gave an equation's output; None for other equations."""
-    return equation.params["name"] if equation.primitive.name == "name" else None
+def _calls_layers(equation: Equation) -> bool:
+    """Returns whether a scope is opened in what an equation runs."""
+    return any(_has_scopes(opened(inside)[0]) for inside in _jaxprs_in(equation.params.values()))
+
+
+def _has_scopes(jaxpr: Jaxpr) -> bool:
+    if jaxpr not in _opens_scopes:
+        _opens_scopes[jaxpr] = any(scopes(equation) or _calls_layers(equation) for equation in jaxpr.eqns)
+    return _opens_scopes[jaxpr]
 
 
 def closed_over(equation: Equation) -> int:
@@ -154,21 +166,6 @@ def sees_symbolic_zeros(equation: Equation) -> bool:
     return equation.primitive.name in CUSTOM_RULES and bool(equation.params.get("symbolic_zeros"))
 
 
-def operation_name(equation: Equation) -> str | None:
-    """Returns the name of an equation's operation; None for one that only runs a jaxpr in place.
-
-    A custom rule has the name of its function, `relu` and not `custom_jvp_call`; a plain checkpoint's name is one, too.
-    """
-    kind, given = kind_of(equation), checkpoint_name_of(equation)
-    if given is not None and given.isidentifier():
-        return given
-    if kind in ("call", "remat"):
-        return None
-    only = sub_jaxprs(equation)[0].jaxpr.eqns if kind == "opaque" else []
-    called: list[str | None] = [each.params.get("name") for each in only if kind_of(each) == "call"]
-    return called[0] if len(only) == len(called) == 1 and called[0] else equation.primitive.name
-
-
 def sub_jaxprs(equation: Equation) -> list[SubJaxpr]:
     """Returns the jaxprs inside an equation, opaque ones included; of a `while` only its body."""
     kind = kind_of(equation)
@@ -181,7 +178,7 @@ def sub_jaxprs(equation: Equation) -> list[SubJaxpr]:
         inside = [params["body_jaxpr"]]
     elif kind == "linear_solve":
         inside = [params["jaxprs"].solve]
-    elif kind == "opaque":
+    elif kind in ("custom_rule", "opaque"):
         inside = list(_jaxprs_in(params.values()))
     else:
         inside = [params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]]

@@ -13,13 +13,13 @@ A `Transfer` states for each variable that the frame receives which operand of t
     while         constants same, carries carry      carry              barred
     cond          same, after the predicate          same               through
     shard_map     slice                              stack              through
-    linear_solve  the solver's constants and the     same               around, by a transposed solve
-                  right-hand side same
-    opaque        not known                          not known          around (barred for a ``while``)
+    linear_solve  constants, right-hand side same    same               around, by a transposed solve
+    custom_rule   same                               not known          around
+    opaque        not known                          not known          around
     ============  =================================  =================  ================================
 
-Every analysis of dataflow reads this table and nothing else about a kind of frame. A new higher-order primitive is a
-`FrameKind`, one function here and one interpreter rule (`instrument/rewriting/frame_rules`).
+Every analysis of dataflow reads this table alone. A new higher-order primitive is a `FrameKind`, one function here and
+one interpreter rule (`instrument/rewriting/frame_rules`).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Transfer:
         inputs: For each variable that the frame receives, where it comes from; None where not known.
         outputs: For each output of the frame's jaxpr, how it leaves; None where not known.
         predicates: Positions of the operands that only decide which frame runs, or whether it runs again.
-        loop: How often the frame runs; None for once.
+        loop: How often it runs; None for once.
         exclusive: Whether it is one of several frames of which only one runs.
         in_place: Whether the equation computes nothing in addition to the frame.
         gradients: How reverse mode passes.
@@ -92,6 +92,7 @@ class Transfer:
             smooth in.
         fills_zeros: Whether JAX makes a cotangent of zeros for an output without one if another output has one.
         recomputed: Whether the frame runs again in the backward pass.
+        beside: Whether it runs only in addition, to be observed: what the equation returns, its own rule makes.
         opaque: Whether the interpreter never enters the frame.
     """
 
@@ -105,6 +106,7 @@ class Transfer:
     differentiated: tuple[int, ...] = ()
     fills_zeros: bool = False
     recomputed: bool = False
+    beside: bool = False
     opaque: bool = False
     _entering: dict[int, list[tuple[int, Entering]]] = field(init=False, default_factory=dict[int, Any])
     _next: dict[int, int] = field(init=False, default_factory=dict[int, int])
@@ -238,13 +240,9 @@ class SolveOperands(NamedTuple):
 
 def solve_operands(equation: Equation, operands: Sequence[Any]) -> SolveOperands:
     """Returns the operands of a `custom_linear_solve` equation, or one item for each, grouped by purpose."""
-    lengths = equation.params["const_lengths"]
-    parts: list[Sequence[Any]] = []
-    for length in lengths:
-        parts.append(operands[:length])
-        operands = operands[length:]
-    matvec, vecmat, solve, transpose_solve = parts
-    return SolveOperands(matvec, vecmat, solve, transpose_solve, operands)
+    first, second, third, last = accumulate(equation.params["const_lengths"])
+    constants = (operands[:first], operands[first:second], operands[second:third], operands[third:last])
+    return SolveOperands(*constants, operands[last:])
 
 
 def _linear_solve(equation: Equation, sub: SubJaxpr) -> Transfer:
@@ -253,20 +251,27 @@ def _linear_solve(equation: Equation, sub: SubJaxpr) -> Transfer:
         inputs=_entries((*operands.solve, *operands.right), "same"),
         outputs=_leaving(len(sub.jaxpr.outvars), "same"),
         gradients="around",
-        # The solution is smooth in the linear map and the right-hand side. How it is found, an initial guess say, does
-        # not matter, and the solver's auxiliary outputs are constant (`jax._src.lax.control_flow.solves`).
+        # How the solution is found, from which guess, does not matter, and the solver's auxiliary outputs are constant.
         differentiated=(*operands.matvec, *operands.right),
     )
 
 
+def _custom_rule(equation: Equation, sub: SubJaxpr) -> Transfer:
+    return _around(equation, sub, inputs=_all(equation, "same"), opaque=False)
+
+
 def _opaque(equation: Equation, sub: SubJaxpr) -> Transfer:
+    return _around(equation, sub, inputs=(None,) * len(sub.jaxpr.invars), opaque=True)
+
+
+def _around(equation: Equation, sub: SubJaxpr, *, inputs: tuple[Entry | None, ...], opaque: bool) -> Transfer:
     return Transfer(
-        inputs=(None,) * len(sub.jaxpr.invars),
+        inputs=inputs,
         outputs=(None,) * len(sub.jaxpr.outvars),
-        # A `while` under `vmap` is opaque, because its rows end at different iterations, and barred like any other.
-        gradients="barred" if equation.primitive.name == "while" else "around",
+        gradients="around",
         differentiated=tuple(range(closed_over(equation), len(equation.invars))),
-        opaque=True,
+        beside=not opaque,
+        opaque=opaque,
     )
 
 
@@ -290,5 +295,6 @@ TRANSFERS: Final[Mapping[FrameKind, Callable[[Equation, SubJaxpr], Transfer]]] =
     "cond": _cond,
     "shard_map": _shard_map,
     "linear_solve": _linear_solve,
+    "custom_rule": _custom_rule,
     "opaque": _opaque,
 }

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from gradscope.tracing.jaxpr.frames import Frame
-from gradscope.tracing.jaxpr.jaxcompat import Equation, operation_name, scopes, sub_jaxprs
+from gradscope.tracing.jaxpr.jaxcompat import Equation, scopes, sub_jaxprs
 from gradscope.tracing.jaxpr.source_lines import user_frame
 from gradscope.tracing.jaxpr.transfers import transfer_of
 from gradscope.tracing.layers.parameter_views import ParameterOrigins
@@ -46,6 +46,30 @@ def with_operations(scoping: Scoping) -> Scoping:
         return (*scoping(frame, equation), *(() if name is None else (OperationScope(name),)))
 
     return scoped
+
+
+def operation_name(equation: Equation) -> str | None:
+    """Returns the name of an equation's operation; None for one that only runs a jaxpr in place.
+
+    A custom rule has the name of its function, `relu` and not `custom_jvp_call`; a plain checkpoint's name is one, too.
+    """
+    given = checkpoint_name_of(equation)
+    if given is not None and given.isidentifier():
+        return given
+    inside = sub_jaxprs(equation)
+    if not inside:
+        return equation.primitive.name
+    transfer = transfer_of(equation, inside[0])
+    if transfer.in_place:
+        return None
+    only = inside[0].jaxpr.eqns if transfer.opaque or transfer.beside else []
+    called: list[str | None] = [each.params.get("name") for each in only if operation_name(each) is None]
+    return called[0] if len(only) == len(called) == 1 and called[0] else equation.primitive.name
+
+
+def checkpoint_name_of(equation: Equation) -> str | None:
+    """Returns the name that `jax.ad_checkpoint.checkpoint_name` gave an equation's output; None for other equations."""
+    return equation.params["name"] if equation.primitive.name == "name" else None
 
 
 def has_scopes(root: Frame) -> bool:

@@ -66,7 +66,8 @@ class Site:
         primitive: The primitive that makes it; None for a value a frame receives.
         source: `file:line` in the user's code.
         reach: Whether and how a cotangent arrives at it in the backward pass.
-        opaque: Whether it is inside a custom rule, where it cannot be observed.
+        opaque: Whether it is inside an equation that is not entered, where it cannot be observed.
+        beside: Whether it is inside a function with a derivative rule, which is observed beside the rule.
         bypassed: Whether gradients go around it, by a derivative rule of an equation that it is inside.
         eliminated: Whether nothing that the function returns depends on it, so that it is not computed.
     """
@@ -82,6 +83,7 @@ class Site:
     source: str | None
     reach: Reach
     opaque: bool
+    beside: bool
     bypassed: bool
     eliminated: bool
 
@@ -181,6 +183,7 @@ def _site(facts: _Facts, value: ValueKey, names: Sequence[SiteName]) -> Site:
         source=None if equation is None else source_in(frame if not received else frame.parent or frame, equation),
         reach=facts.reachability.of(frame, variable_of(frame, value)),
         opaque=frame.opaque,
+        beside=frame.beside,
         bypassed=frame.bypassed,
         eliminated=not _runs(facts.liveness, frame, None if received else value.equation),
     )

@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Final
 
+from gradscope.arrays.dtypes import is_key
 from gradscope.errors import ModelError, UsageError
 from gradscope.frameworks.detect import adapter_of, builder_of, hint_without_adapter
 from gradscope.frameworks.modules.request import Request
 from gradscope.naming.signature_text import signature_text
+from gradscope.tracing.data.data_shapes import ALONE, batch_like
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.user_frames import user_code
 
@@ -19,7 +21,7 @@ from gradscope.tracing.user_frames import user_code
 _EXPECTED: Final = {"init": ("key",), "batch": ("key", "size"), "loss": ("variables", "batch")}
 _SIGNATURES: Final = ", ".join(f"{role}({', '.join(arguments)})" for role, arguments in _EXPECTED.items())
 
-_WITHOUT_BATCH: Final = "define it, also where --data gives the batches: it states their names, shapes and dtypes"
+_WITHOUT_BATCH: Final = "define it, or give a real batch: --data FILE"
 
 #: The number of names that an error lists; the others are counted.
 _MOST_NAMES: Final = 8
@@ -47,7 +49,7 @@ def functions_model(name: str, holder: Any, label: str, request: Request) -> Mod
         ModelError: The object lacks a function, or has one that takes other arguments.
         UsageError: The request has options of a framework's module, or a mode that the loss does not have.
     """
-    functions = _functions(name, holder)
+    functions, own = _functions(name, holder, request)
     set_options = [option for option, value in (("--input", request.inputs), ("--loss", request.loss)) if value]
     if set_options:
         raise UsageError(
@@ -59,7 +61,10 @@ def functions_model(name: str, holder: Any, label: str, request: Request) -> Mod
         init=functions["init"],
         batch=functions["batch"],
         loss=_in_mode(name, functions["loss"], train=request.train),
-        choices=(f"init, batch and loss are those of {label}",),
+        choices=(
+            f"{', '.join(own[:-1])} and {own[-1]} are those of {label}"
+            + ("" if "batch" in own else ", and batch is as --data"),
+        ),
     )
 
 
@@ -76,8 +81,8 @@ def _in_mode(name: str, loss: Callable[..., Any], *, train: bool | None) -> Call
     return functools.partial(loss, train=train)
 
 
-def _functions(name: str, holder: Any) -> Mapping[str, Callable[..., Any]]:
-    """Returns a model's functions by role.
+def _functions(name: str, holder: Any, request: Request) -> tuple[Mapping[str, Callable[..., Any]], list[str]]:
+    """Returns a model's functions by role, and the roles of those that the holder has.
 
     Raises:
         UsageError: The holder is a class or a function, which has to be called to make a model.
@@ -85,6 +90,8 @@ def _functions(name: str, holder: Any) -> Mapping[str, Callable[..., Any]]:
     """
     with user_code(f"looking up the functions of {name}"):
         functions = {role: getattr(holder, role) for role in _EXPECTED if hasattr(holder, role)}
+    own = list(functions)
+    functions |= {} if own != ["init", "loss"] else _batch_like_data(request)
     missing = [role for role in _EXPECTED if role not in functions]
     problems = [problem for role, function in functions.items() if (problem := _problem(role, function))]
     if (missing or problems) and _is_uncalled(holder):
@@ -95,7 +102,15 @@ def _functions(name: str, holder: Any) -> Mapping[str, Callable[..., Any]]:
         raise ModelError(f"{name} {problem}", hint=_hint_for(holder) if missing != ["batch"] else _WITHOUT_BATCH)
     if problems:
         raise ModelError(f"{name} is not a model: {'; '.join(problems)}", hint=_hint_for(holder))
-    return functions
+    return functions, own
+
+
+def _batch_like_data(request: Request) -> dict[str, Callable[..., Any]]:
+    """Returns the function `batch` that real data replace; no function where there are none, or of random keys."""
+    if not request.data or any(is_key(spec.dtype) for spec in request.data.values()):
+        return {}
+    shapes = dict.fromkeys([ALONE], *request.data.values()) if request.data_is_array else request.data
+    return {"batch": batch_like(shapes)}
 
 
 def _hint_to_call(holder: Any) -> str:

@@ -10,6 +10,7 @@ argument and an output of a function `argument/w1` and `output/y`. A key goes be
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -18,14 +19,16 @@ from gradscope.errors import UsageError
 from gradscope.naming import printable
 from gradscope.naming.paths import plain_name
 from gradscope.naming.patterns import nearest_hint
-from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, iterations, resolve
-from gradscope.tracing.jaxpr.jaxcompat import checkpoint_name_of
+from gradscope.tracing.jaxpr.frames import OPERAND, Frame, FrameKey, ValueKey, iterations, resolve
+from gradscope.tracing.layers.fallback_scopes import checkpoint_name_of
 from gradscope.tracing.layers.layers import LayerCall
 from gradscope.tracing.tracer import Trace
 
 #: What the keys of a function's arguments, by their paths, and of its outputs begin with.
 _ARGUMENT: Final = "argument"
 _OUTPUT: Final = "output"
+
+_ITERATION: Final = re.compile(r"\[(\d+)\]")
 
 
 class NamedValue(NamedTuple):
@@ -56,11 +59,12 @@ class NamedValues:
             self._by_key.setdefault(key, value)
             self._by_name.setdefault(name, {}).setdefault(value, key)
         keys = {value: key for key, value in reversed(self._by_key.items())}
+        self._loops = {frame.key: frame.loops for frame in trace.root.walk()}
         for name, value in _checkpointed(trace.root):
             self._by_name.setdefault(name, {}).setdefault(value, keys.get(value, name))
 
     def find(self, name: str, *, prefix: str = "") -> NamedValue:
-        """Returns the value of this name or key.
+        """Returns the value of this name or key; inside a `while`, whatever the number of its iteration there.
 
         Args:
             name: The name or key.
@@ -72,12 +76,36 @@ class NamedValues:
         """
         if name in self._by_key:
             return self._by_key[name]
-        found = self._by_name.get(name, {})
+        found = self._by_name.get(name) or self._in_any_iteration(name)
         if not found:
             raise UsageError(f"no value is called {printable(name)}", hint=nearest_hint(name, self._by_name))
         if len(found) > 1:
             raise ambiguous(name, (prefix + key for key in found.values()))
         return next(iter(found))
+
+    def _in_any_iteration(self, name: str) -> dict[NamedValue, str]:
+        """Returns the values of a name but for the numbers of iterations that are only known once they have run."""
+        alone, numbers = _without_numbers(name)
+        known = ((each, value, key) for each, values in self._by_name.items() for value, key in values.items())
+        keyed = ((key, value, key) for key, value in self._by_key.items())
+        return {
+            value: key
+            for each, value, key in (*known, *keyed)
+            if value.value is not None
+            and _without_numbers(each)[0] == alone
+            and self._may_be(value.value.frame, value.iteration, numbers)
+        }
+
+    def _may_be(self, frame: FrameKey, iteration: tuple[int, ...], numbers: Sequence[int]) -> bool:
+        loops = self._loops[frame]
+        return len(numbers) == len(loops) and all(
+            loop.length is None or own == asked for loop, own, asked in zip(loops, iteration, numbers, strict=True)
+        )
+
+
+def _without_numbers(name: str) -> tuple[str, list[int]]:
+    """Returns a name without the numbers of iterations, and those."""
+    return _ITERATION.sub("[*]", name), [int(number) for number in _ITERATION.findall(name)]
 
 
 def ambiguous(name: str, keys: Iterable[str]) -> UsageError:

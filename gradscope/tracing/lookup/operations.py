@@ -10,7 +10,8 @@ from typing import Any
 from gradscope.primitive_groups import COPIES
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, resolve
 from gradscope.tracing.jaxpr.iterations import ValueAt
-from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, operation_name
+from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation
+from gradscope.tracing.layers.fallback_scopes import operation_name
 from gradscope.tracing.layers.layers import LayerCall
 from gradscope.tracing.lookup.constants import Constants
 from gradscope.tracing.tracer import Trace

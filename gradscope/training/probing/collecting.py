@@ -111,7 +111,7 @@ class Collector:
         else:
             out, seen = observing_value_and_grad(function, signature, self._spec, "stats")(*args, **kwargs)
             call = Call(function, args, kwargs, positions(signature.argnums, len(args)), is_array)
-            self._keep(seen, out[1], _names(call, signature, args), _differentiated(signature, args))
+            self._keep(seen, out[1], _names(call, signature), _differentiated(signature, args))
             leaves = [*variable_leaves(call.variables), *leaves_of(call.batch, naming.INPUT)]
             arrays = jax.tree_util.tree_leaves((call.variables, call.batch))
             keys = [naming.key_of(leaf.family, leaf.name) for leaf in leaves]
@@ -257,13 +257,11 @@ def _differentiated(signature: Signature, args: Sequence[Any]) -> Any:
     return args[numbers] if isinstance(numbers, int) else [args[number] for number in numbers]
 
 
-def _names(call: Call, signature: Signature, args: Sequence[Any]) -> Any:
+def _names(call: Call, signature: Signature) -> Any:
     """Returns the pytree of the gradients with the parameters' names; "" for what is no parameter."""
-    differentiated = positions(signature.argnums, len(args))
     names = [leaf.name if leaf.family == naming.PARAM else "" for leaf in variable_leaves(call.variables)]
     tree = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(call.variables), names)
-    by_position = dict(zip(dict.fromkeys(differentiated), call.differentiated_in(tree), strict=True))
-    own = [by_position[position] for position in differentiated]
+    own = call.differentiated_in(tree)
     return own[0] if isinstance(signature.argnums, int) else own
 
 

@@ -304,6 +304,11 @@ def test_a_missing_device_is_reported_with_those_that_are_there(folder: Path) ->
     refused(done, 5, "JAX has no device for JAX_PLATFORMS='rocm'; installed: cpu")
 
 
+def test_a_dump_is_made_where_jit_is_disabled(folder: Path) -> None:
+    done = gradscope_process("dump", "model.py", folder=folder, JAX_DISABLE_JIT="1")
+    assert done.status == 0, done.errors
+
+
 def test_a_cache_that_cannot_be_kept_is_a_message(folder: Path) -> None:
     done = gradscope_process("dump", "model.py", folder=folder, XDG_CACHE_HOME="/dev/null")
     assert done.status == 0

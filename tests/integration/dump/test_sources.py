@@ -108,3 +108,16 @@ def test_wrong_sources_are_reported_with_their_status(
     command = dump(folder, *options)
     assert (command.status, command.output) == (status, ""), command.errors
     assert said in command.errors
+
+
+def test_a_file_without_a_batch_takes_the_files(folder: Path) -> None:
+    model = MODEL.replace("def batch(key, size):", "def unused(key, size):").replace('batch["x"]', 'batch["in"]["x"]')
+    (folder / "without.py").write_text(model)
+    x = np.linspace(-1.0, 1.0, 10).reshape(5, 2)
+    np.savez(folder / "real.npz", **{"in/x": x})
+    done = gradscope("dump", "without.py", "--data", "real.npz", "-o", "own.npz", folder=folder)
+    assert done.status == 0, done.errors
+    with np.load(folder / "own.npz") as arrays:
+        w, b = arrays["param/layer/w"], arrays["param/layer/b"]
+        np.testing.assert_array_equal(arrays["input/in/x"], x.astype(np.float32))
+        np.testing.assert_allclose(arrays["param_grad/layer/w"], 2 * x.T @ (x @ w + b) / 5, rtol=1e-5, atol=1e-6)

@@ -43,6 +43,13 @@ def test_what_is_no_array_is_passed_as_it_is(train: bool) -> None:
     assert keys(dump, "param", "input") == {"param/w", "param/b", "input/x", "input/y"}
 
 
+def test_it_captures_where_jit_is_disabled() -> None:
+    expected = jax.grad(loss)(W, X)
+    with jax.disable_jit():
+        dump = gs.capture(loss, W, X)
+    assert_gradients(dump, {f"param_grad/{name}": gradient for name, gradient in expected.items()})
+
+
 def test_a_batch_may_have_leaves_that_are_no_arrays() -> None:
     def scaled(params: Any, batch: Any) -> Any:
         return batch["apply"](params, batch) * batch["scale"] if batch["train"] else 0.0

@@ -224,15 +224,74 @@ def test_a_custom_rule_is_kept_right_or_wrong(function: Any) -> None:
     check(loss, WEIGHTS, INPUTS, exactly=False)
 
 
-@pytest.mark.parametrize("function", [doubting, skewed], ids=["custom_vjp", "custom_jvp"])
-def test_what_lies_inside_a_custom_rule_is_known_and_not_observed(function: Any) -> None:
+INSIDE = {"custom_vjp": (doubting, jnp.sin), "custom_jvp": (skewed, jnp.cos)}
+
+
+@pytest.mark.parametrize(("function", "computed"), INSIDE.values(), ids=INSIDE.keys())
+def test_what_is_inside_a_custom_rule_is_observed_beside_it_and_has_no_gradient(function: Any, computed: Any) -> None:
     def loss(weights: Any, x: Any) -> Any:
         return layer("custom", function, dense(weights, x)).sum()
 
-    observation = observe(loss, WEIGHTS, INPUTS)
-    inside = [site for site in observation.trace.sites if [name.template for name in site.names] == ["custom/within"]]
-    assert [site.opaque for site in inside] == [True]
-    assert set(observation.seen) == {"custom"}
+    inside = check_gradients(loss, WEIGHTS, INPUTS).seen["custom/within"]
+    assert_close(inside.activation, computed(dense(WEIGHTS, INPUTS)))
+    assert inside.gradient is None
+
+
+@jax.custom_vjp
+def settled(weights: Any, x: Any) -> Any:
+    """A fixed point by a loop that ends when it has settled, with a derivative rule that runs another program."""
+    step = lambda state: (state[0] + 1, layer("step", lambda y: jnp.cos(y * weights["b"].sum()), state[1]))  # noqa: E731
+    return layer("solver", lambda: jax.lax.while_loop(lambda state: state[0] < 3, step, (0, x)))[1]
+
+
+settled.defvjp(
+    lambda weights, x: (jnp.tanh(x), weights),
+    lambda weights, cotangent: ({"w": 3 * weights["w"], "b": weights["b"] * cotangent.sum()}, cotangent),
+)
+
+
+@pytest.mark.parametrize("transformed", [settled, jax.checkpoint(settled), jax.vmap(settled, (None, 0))])
+def test_a_loop_inside_a_custom_rule_shows_its_last_iteration_and_the_rule_makes_the_outputs(transformed: Any) -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        return (layer("custom", transformed, weights, x) ** 2).sum()
+
+    seen = check_gradients(loss, WEIGHTS, INPUTS).seen
+    y = INPUTS
+    for _ in range(3):
+        y = jnp.cos(y * WEIGHTS["b"].sum())
+    assert_close(seen["custom/solver[2]/step"].activation, y)
+    assert seen["custom/solver[2]/step"].gradient is None
+    # Where it is differentiated, what a function returns is what its rule makes.
+    assert_close(seen["custom"].activation, jnp.tanh(INPUTS))
+
+
+def test_a_custom_rule_inside_a_scan_shows_every_iteration() -> None:
+    def loss(weights: Any, x: Any) -> Any:
+        def block(x: Any, _: None) -> Any:
+            return layer("block", lambda x: doubting(dense(weights, x)), x), None
+
+        return layer("blocks", lambda: jax.lax.scan(block, x, length=2))[0].sum()
+
+    seen = check_gradients(loss, WEIGHTS, INPUTS).seen
+    first = jnp.sin(dense(WEIGHTS, INPUTS))
+    assert_close(seen["blocks[0]/block/within"].activation, first)
+    assert_close(seen["blocks[1]/block/within"].activation, jnp.sin(dense(WEIGHTS, first)))
+
+
+def test_a_function_with_side_effects_and_a_rule_runs_once() -> None:
+    calls: list[Any] = []
+
+    @jax.custom_jvp
+    def noted(x: Any) -> Any:
+        with jax.named_scope("within"):
+            jax.debug.callback(lambda x: calls.append(float(x)), x.sum())
+            return x * 2
+
+    noted.defjvp(lambda primals, tangents: (noted(*primals), tangents[0] * 2))
+    observation = observe(lambda weights, x: noted(dense(weights, x)).sum(), WEIGHTS, INPUTS)
+    jax.effects_barrier()
+    assert len(calls) == 1
+    assert not any(name.endswith("within") for name in observation.seen)
 
 
 NN = {function.__name__: function for function in (jax.nn.relu, jax.nn.softmax, jax.nn.logsumexp, jnp.sort)}

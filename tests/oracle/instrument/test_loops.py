@@ -319,6 +319,32 @@ def test_a_scan_inside_a_while_loop_shows_every_iteration_of_the_last() -> None:
             assert_close(observation.seen[f"outer[1]/inner[{iteration - 4}]/attn"].activation, x)
 
 
+def test_a_while_loop_whose_rows_end_at_different_iterations_shows_the_last_of_all() -> None:
+    inputs, limits = evenly(0.1, 2.0, 3, 3), jnp.array([9.0, 40.0, -1.0])
+
+    def grown(row: Any, limit: Any) -> Any:
+        body = lambda state: (state[0] + 1, layer("grow", lambda row: row * 2 + 1, state[1]))  # noqa: E731
+        return jax.lax.while_loop(lambda state: state[1].sum() < limit, body, (0, row))
+
+    def loss(weights: Any, x: Any) -> Any:
+        iterations, made = layer("loop", lambda: jax.vmap(grown)(jax.lax.stop_gradient(x), limits))
+        return (attend(weights[1], x) * made * iterations[:, None]).sum()
+
+    rows, last = [], []
+    for row, limit in zip(inputs, limits, strict=True):
+        iteration, made = grown(row, limit)
+        rows.append(made)
+        last.append(int(iteration))
+    assert len(set(last)) > 2  # they do end at different iterations
+    seen = check_gradients(loss, WEIGHTS, inputs).seen
+    assert_close(seen["loop.1"].activation, jnp.stack(rows))
+    # A row that has ended is computed on, from where it ended, and what it makes is dropped.
+    ended = np.array(last) < max(last)
+    shown = seen[f"loop[{max(last) - 1}]/grow"]
+    assert_close(shown.activation, jnp.where(ended[:, None], jnp.stack(rows) * 2 + 1, jnp.stack(rows)))
+    assert shown.gradient is None
+
+
 def test_a_while_loop_with_a_condition_on_what_it_closes_over() -> None:
     def loss(weights: Any, x: Any) -> Any:
         limit = jax.lax.stop_gradient(jnp.abs(x).sum())

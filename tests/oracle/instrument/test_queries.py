@@ -152,6 +152,22 @@ def test_gradients_may_be_fetched() -> None:
         same(dump[key], full[key])
 
 
+@pytest.mark.parametrize("name", ["loop[0]/step", "loop[2]/step", "activation/loop[9]/step"])
+def test_a_fetch_from_a_while_loop_is_its_last_iteration_whatever_the_number(name: str) -> None:
+    def loss(w: Any, batch: Any) -> Any:
+        def step(_: Any, x: Any) -> Any:
+            with jax.named_scope("step"):
+                return x * 2.0
+
+        with jax.named_scope("loop"):
+            x = jax.lax.fori_loop(0, batch["n"], step, batch["x"])
+        return (w * x).sum()
+
+    found = gs.capture(loss, 2.0, {"n": jnp.int32(3), "x": jnp.float32(5.0)}, fetch=name)
+    assert [key for key in found if not key.startswith("input")] == ["activation/loop[2]/step"]
+    assert found["activation/loop[2]/step"] == 40.0
+
+
 def test_an_operation_or_a_iteration_of_a_loop_may_be_fetched() -> None:
     same(capture(fetch="hidden/dot_general")["activation/hidden/dot_general"], BATCH["x"] @ PARAMS["a"])
 

@@ -206,3 +206,29 @@ def test_an_input_that_only_a_dump_differentiates_is_left_to_the_rule(rule: Any)
     (line,) = (line for line in seen.ledger.missing if line.name == "x" and line.family == "input_grad")
     assert line.reason == "disconnected"
     assert "has a rule that may notice" in line.detail
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_loop_of_constants_beside_a_rule_has_nothing_to_do_with_it(mapped: bool) -> None:
+    @jax.custom_vjp
+    def product(w: Any, x: Any) -> Any:
+        return x @ w
+
+    product.defvjp(lambda w, x: (x @ w, (w, x)), lambda kept, g: (kept[1].T @ g, g @ kept[0].T))
+
+    def grown(x: Any) -> Any:
+        def step(x: Any) -> Any:
+            with jax.named_scope("grow"):
+                return 2.0 * x + 1.0
+
+        return lax.while_loop(lambda x: x.sum() < 50.0, step, lax.stop_gradient(jnp.abs(x)))
+
+    def loss(weights: Any, batch: Any) -> Any:
+        made = (jax.vmap(grown) if mapped else grown)(batch["x"])
+        return (product(weights["w"], batch["x"]) * jnp.sin(made)).sum()
+
+    seen = gs.capture(loss, WEIGHTS, BATCH)
+    np.testing.assert_allclose(seen["param_grad/w"], jax.grad(loss)(WEIGHTS, BATCH)["w"], rtol=1e-5, atol=1e-6)
+    (line,) = (line for line in seen.ledger.missing if "grow" in line.name)
+    assert (line.family, line.reason) == ("activation_grad", "forward-only")
+    assert line.detail.endswith("a loop that reverse mode cannot run backwards")

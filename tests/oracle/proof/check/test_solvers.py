@@ -19,7 +19,8 @@ from gradscope.proof.claims import Outcome
 from gradscope.proof.float64 import coarsest_epsilon, wide_types, widened
 from gradscope.proof.leaf_claims import LossOfLeaves, leaf_outcomes
 from gradscope.proof.proving import Proof, prove
-from gradscope.proof.solver_tolerance import tightened, tightenings
+from gradscope.proof.solvers.solver_tolerance import tightened, tightenings
+from gradscope.proof.solvers.unrolled_steps import unrolled_steps
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import trace_loss
 
@@ -70,6 +71,18 @@ def numbered(step: Callable[[Any], Any], start: Any) -> Any:
     """A fixed point, by eight numbered steps, each of which hands out its residual."""
     move = lambda z, _: (step(z), jnp.linalg.norm(step(z) - z))  # noqa: E731
     return lax.scan(move, start, jnp.arange(8))[0]
+
+
+def unrolled(step: Callable[[Any], Any], start: Any) -> Any:
+    """A fixed point, by eight steps that Python repeats."""
+    for _ in range(8):
+        start = step(start)
+    return start
+
+
+def begun(step: Callable[[Any], Any], start: Any) -> Any:
+    """A fixed point, by so few steps that four times as many are not near it either."""
+    return lax.fori_loop(0, 2, lambda _, z: 0.7 * z + 0.3 * step(z), step(start))
 
 
 def cell(w: Any, x: Any, z: Any) -> Any:
@@ -154,6 +167,8 @@ def batched(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 RIGHT = {
     "a fixed point by eight steps": equilibrium(repeated),
     "a fixed point by numbered steps": equilibrium(numbered),
+    "a fixed point by steps that Python repeats": equilibrium(unrolled),
+    "a fixed point by steps that Python repeats, of each example": batched(equilibrium(unrolled)),
     "a fixed point that its largest number of steps ends": equilibrium(until_tired),
     "conjugate gradients": conjugate,
     "conjugate gradients to a large tolerance": solved_loosely,
@@ -163,6 +178,8 @@ RIGHT = {
 }
 WRONG = {
     "a factor at eight steps": equilibrium(repeated, factor=1.01),
+    "a factor at steps that Python repeats": equilibrium(unrolled, factor=1.01),
+    "one step in the place of steps that Python repeats": equilibrium(unrolled, one_step=True),
     "a factor at the largest number of steps": equilibrium(until_tired, factor=1.01),
     "a factor of a bisection": bisected(1.01),
     "one step in the place of a solve": equilibrium(until_small, one_step=True),
@@ -181,6 +198,38 @@ def test_a_gradient_is_as_exact_as_its_solver(name: str) -> None:
 @pytest.mark.parametrize("name", WRONG)
 def test_what_no_solver_explains_is_wrong(name: str) -> None:
     assert gradient(WRONG[name]).status == "wrong"
+
+
+def test_a_rule_is_not_wrong_where_its_solver_is_far_from_the_solution() -> None:
+    assert gradient(equilibrium(begun)).status in ("correct", "not checked")
+
+
+@pytest.mark.parametrize("times", [3, 4, 7])
+def test_steps_that_python_repeats_are_found_and_may_be_taken_again(times: int) -> None:
+    def function(w: Any, x: Any) -> Any:
+        z, old = x, jnp.zeros_like(x)
+        for _ in range(times):
+            z, old = jnp.tanh(z @ w) + x, z
+        return jnp.sin(z).sum() + old.sum()
+
+    steps = unrolled_steps(trace_loss(function, W, X).root.jaxpr)
+    # The first step reads where the solver starts, and not what a step has made; three of the others are enough.
+    assert (0 if steps is None else steps.times) == (times - 1 if times > 3 else 0)
+    far = tightened(function, "repetitions")(W, X)
+    z = X
+    for _ in range(times + 3 * (times - 1) if times > 3 else times):
+        z, old = jnp.tanh(z @ W) + X, z
+    np.testing.assert_allclose(far, jnp.sin(z).sum() + old.sum(), rtol=1e-5)
+
+
+def test_layers_with_weights_of_their_own_are_no_steps() -> None:
+    def function(weights: Any, x: Any) -> Any:
+        for at in range(4):
+            x = jnp.tanh(x @ weights[f"layer{at}"])
+        return x.sum()
+
+    weights = {f"layer{at}": W for at in range(4)}
+    assert unrolled_steps(trace_loss(function, weights, X).root.jaxpr) is None
 
 
 def test_a_rule_is_as_exact_as_its_solver() -> None:

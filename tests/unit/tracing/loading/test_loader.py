@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import pytest
 
 from gradscope.errors import GradscopeError, ModelError, UsageError
-from gradscope.frameworks.modules.input_spec import parse_input
+from gradscope.frameworks.modules.input_spec import InputSpec, parse_input
 from gradscope.frameworks.modules.request import Request
 from gradscope.tracing.loading.loader import load_model
 from gradscope.tracing.loading.model import Model
@@ -231,10 +232,23 @@ def test_a_file_without_the_functions_is_refused_with_those_it_has() -> None:
     )
 
 
-def test_a_file_without_a_batch_is_told_that_data_does_not_replace_it() -> None:
+def test_a_file_without_a_batch_takes_one_that_is_like_the_data() -> None:
     write("net.py", "def init(key): ...\ndef loss(variables, batch): ...\n")
-    hint = "define it, also where --data gives the batches: it states their names, shapes and dtypes"
-    assert refusal("net.py").hint == hint
+    assert refusal("net.py").hint == "define it, or give a real batch: --data FILE"
+    data = {"image": InputSpec.of("float64", (3, 8)), "text/mask": InputSpec.of("bool", (3, 2))}
+    batch = load_model("net.py", Request(data=data | {"scale": InputSpec.of("float32", ())})).batch(None, 5)
+    shapes = jax.tree_util.tree_map(lambda leaf: (leaf.dtype.name, leaf.shape), batch)
+    assert shapes == {"image": ("float32", (5, 8)), "text": {"mask": ("bool", (5, 2))}, "scale": ("float32", ())}
+    pair = {"0": data["image"], "1": data["text/mask"]}
+    assert [leaf.shape for leaf in load_model("net.py", Request(data=pair)).batch(None, 5)] == [(5, 8), (5, 2)]
+    alone = Request(data={"file": data["image"]}, data_is_array=True)
+    assert load_model("net.py", alone).batch(None, 5).shape == (5, 8)
+
+
+def test_a_batch_of_random_keys_is_the_files_to_define() -> None:
+    write("net.py", "def init(key): ...\ndef loss(variables, batch): ...\n")
+    with pytest.raises(ModelError, match="net has no batch"):
+        load_model("net.py", Request(data={"key": InputSpec.of("key<fry>", ())}))
 
 
 def test_all_that_is_wrong_with_the_functions_is_reported_at_once() -> None:

@@ -52,11 +52,15 @@ def evaluated_inside(
     if loop is None or loop.length is None or loop.parallel:
         return None
     made = _scanned(equation, values, evaluate, length=loop.length, reverse=loop.reverse)
-    for _ in range(repetitions - 1 if only_repeats(equation) else 0):
-        operands = loop_operands(equation, values)
-        again = [*operands.constants, *made[: len(operands.carries)], *operands.sequences]
-        made = _scanned(equation, again, evaluate, length=loop.length, reverse=loop.reverse)
-    return made
+    if repetitions == 1 or not only_repeats(equation):
+        return made
+    operands, length, reverse = loop_operands(equation, values), loop.length, loop.reverse
+
+    def again(_: Any, made: list[Any]) -> list[Any]:
+        received = [*operands.constants, *made[: len(operands.carries)], *operands.sequences]
+        return _scanned(equation, received, evaluate, length=length, reverse=reverse)
+
+    return jax.lax.fori_loop(0, repetitions - 1, again, made)
 
 
 def only_repeats(equation: Equation) -> bool:

@@ -12,13 +12,15 @@ rules of the functions inside: a gradient is traced after differentiation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradscope.proof.evaluation import evaluated_inside, only_repeats, reads_rows
+from gradscope.proof.solvers.evaluation import evaluated_inside, only_repeats, reads_rows
+from gradscope.proof.solvers.unrolled_steps import taken_again, unrolled_steps
 from gradscope.tracing.jaxpr.frames import Frame
 from gradscope.tracing.jaxpr.jaxcompat import (
     CUSTOM_RULES,
@@ -35,8 +37,9 @@ from gradscope.tracing.jaxpr.transfers import loop_operands, solve_operands
 
 #: How a solver runs longer: numbers that a loop's condition compares its state with are smaller, as a residual's
 #: tolerance, or are smaller still; small numbers anywhere in a loop are, as the tolerance of the error of a step; or a
-#: loop has more repetitions than its condition asks for, as where it ended at its largest number of them.
-Tightening: TypeAlias = Literal["condition", "further", "step", "repetitions"]
+#: loop, or a step that Python repeats, has more repetitions than its condition asks for, as where it ended at its
+#: largest number of them; many more for a solver that is far from its solution then.
+Tightening: TypeAlias = Literal["condition", "further", "step", "repetitions", "many repetitions"]
 
 #: What a tolerance is multiplied by: enough for an error to shrink tenfold where it goes with the tolerance's root
 #: (conjugate gradients compare squares). The derivative of a solver's result may get better later than the result, or
@@ -47,8 +50,8 @@ _LARGEST_TOLERANCE: Final = 1e-2
 #: A solver that cannot reach its smaller tolerance ends after this many times its iterations, and some more.
 _TIMES: Final = 16
 _MORE: Final = 64
-#: A number of repetitions is multiplied by this.
-_REPETITIONS: Final = 4
+#: What a number of repetitions is multiplied by.
+_REPETITIONS: Final[Mapping[Tightening, int]] = {"repetitions": 4, "many repetitions": 64}
 #: How many times a loop ran, once for each of its conditions, and what it carries.
 _State: TypeAlias = tuple[Any, list[Any]]
 _COMPARISONS: Final = frozenset({"lt", "le", "gt", "ge"})
@@ -66,9 +69,11 @@ def tightenings(frames: Iterable[Frame]) -> tuple[Tightening, ...]:
         for equation in frame.jaxpr.eqns:
             if _is_while(equation):
                 found |= {"condition": None, "further": None, "step": None}
-                found |= {} if reads_rows(equation) else {"repetitions": None}
+                found |= {} if reads_rows(equation) else dict.fromkeys(_REPETITIONS)
             elif only_repeats(equation):
-                found["repetitions"] = None
+                found |= dict.fromkeys(_REPETITIONS)
+        if unrolled_steps(frame.jaxpr) is not None:
+            found |= dict.fromkeys(_REPETITIONS)
     return tuple(found)
 
 
@@ -99,13 +104,19 @@ class _Evaluation:
     def __init__(self, tightening: Tightening, *, in_solver: bool = False) -> None:
         self._tightening: Tightening = tightening
         self._in_solver = in_solver
+        self._times = _REPETITIONS.get(tightening, 1)
 
     def of(self, jaxpr: Jaxpr, constants: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
         """Returns the outputs of a jaxpr."""
         known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arguments), strict=True))
-        for equation in jaxpr.eqns:
+        unrolled = unrolled_steps(jaxpr) if self._times > 1 else None
+        for number, equation in enumerate(jaxpr.eqns):
             made = self._through(equation, [self._value(known, atom) for atom in equation.invars])
             known.update(zip(equation.outvars, made, strict=True))
+            if unrolled is not None and number == unrolled.end - 1:
+                last = jaxpr.eqns[number + 1 - 2 * unrolled.length : number + 1]
+                times = unrolled.times * (self._times - 1)
+                known |= taken_again(unrolled, last, partial(self._value, known), self._through, times)
         return [self._value(known, atom) for atom in jaxpr.outvars]
 
     def _value(self, known: dict[Any, Any], atom: Any) -> Any:
@@ -126,8 +137,7 @@ class _Evaluation:
             return self.of(inside.jaxpr, inside.constants, [*operands.solve, *operands.right])
         if _is_while(equation):
             return self._while(equation, values)
-        repetitions = _REPETITIONS if self._tightening == "repetitions" else 1
-        made = evaluated_inside(equation, values, self.of, repetitions=repetitions)
+        made = evaluated_inside(equation, values, self.of, repetitions=self._times)
         return bind(equation, values) if made is None else made
 
     def _while(self, equation: Equation, values: list[Any]) -> list[Any]:
@@ -143,7 +153,7 @@ class _Evaluation:
             return state[0] + 1, self.of(body, in_body, [*constants, *state[1]])
 
         def goes_on_longer(state: _State) -> Any:
-            if self._tightening == "repetitions":
+            if self._times > 1:
                 return state[0] < most
             residual = tight.condition(condition, in_condition, first, state[1])
             return residual & (state[0] < most)
@@ -153,10 +163,8 @@ class _Evaluation:
 
         start = (jnp.zeros(condition.outvars[0].aval.shape, jnp.int32), list(carries))
         usual = _repeated(goes_on, step, start)
-        if self._tightening == "repetitions":
-            most = usual[0] * (1 if reads_rows(equation) else _REPETITIONS)
-        else:
-            most = _TIMES * usual[0] + _MORE
+        times = 1 if reads_rows(equation) else self._times
+        most = usual[0] * times if self._times > 1 else _TIMES * usual[0] + _MORE
         # A solver goes on from where it stopped, but for a smaller tolerance of its steps, with which it starts anew.
         return _repeated(goes_on_longer, tight_step, start if self._tightening == "step" else usual)[1]
 
@@ -188,7 +196,7 @@ class _Evaluation:
 
 
 def _is_while(equation: Equation) -> bool:
-    """Returns whether an equation is a `while`, also one that `vmap` batched, which is opaque to observation."""
+    """Returns whether an equation is a `while`, also one that `vmap` batched."""
     return equation.primitive.name == "while"
 
 
