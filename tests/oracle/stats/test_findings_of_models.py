@@ -177,6 +177,33 @@ def test_parameters_of_a_target_are_in_the_notes_and_those_before_trained_weight
     assert notes["frozen"] == f"1 parameter of target: {why}"
 
 
+def test_a_target_may_be_beside_what_is_trained_at_any_depth() -> None:
+    def loss(variables: Any, batch: Any) -> jax.Array:
+        with jax.named_scope("head"):
+            return towers(variables["agent"], batch, read=False) * variables["scale"]
+
+    agent = {"online": kernel(1, 8, 4), "target": kernel(2, 8, 4)}
+    dump = gs.capture(loss, {"agent": agent, "scale": jnp.ones(())}, (X,))
+    assert not dump.findings()
+    assert dict(facts("", dump.manifest))["frozen"].startswith("1 parameter of agent: what is made of them counts")
+
+
+@pytest.mark.parametrize(("scaled", "found"), [(False, []), (True, ["zero-grad"])])
+def test_what_is_only_added_to_a_target_is_part_of_it(scaled: bool, found: list[str]) -> None:
+    def loss(variables: Any, batch: Any) -> jax.Array:
+        with jax.named_scope("student"):
+            prediction = batch[0] @ variables["student"]
+        with jax.named_scope("teacher"):
+            target = batch[0] @ variables["teacher"]
+            target = target * variables["shift"] if scaled else target - variables["shift"]
+        shares = jax.lax.stop_gradient(jax.nn.softmax(target))
+        return -(shares * jax.nn.log_softmax(prediction)).sum(-1).mean()
+
+    variables = {"student": kernel(1, 8, 4), "teacher": kernel(2, 8, 4), "shift": drawn(3, 4)}
+    dump = gs.capture(loss, variables, (X,))
+    assert [each.rule for each in dump.findings()] == found
+
+
 def test_kernels_that_an_inner_derivative_uses_backwards_and_the_constant_it_loses_are_no_finding() -> None:
     def energy(variables: Any, x: Any) -> jax.Array:
         with jax.named_scope("hidden"):
