@@ -204,6 +204,21 @@ def test_what_is_only_added_to_a_target_is_part_of_it(scaled: bool, found: list[
     assert [each.rule for each in dump.findings()] == found
 
 
+def test_shares_of_two_signals_that_are_equal_at_first_are_no_fault() -> None:
+    def loss(variables: Any, batch: Any) -> jax.Array:
+        (x,) = batch
+        with jax.named_scope("block"):
+            shares = variables["shares"]
+            x = (x * shares[0] + jnp.roll(x, 1, axis=0) * shares[1]) @ variables["kernel"]
+        with jax.named_scope("head"):
+            return cross_entropy(jax.nn.relu(x) @ variables["head"], LABELS)
+
+    variables = {"shares": filled(0.5, 2, 8), "kernel": kernel(1, 8, 8, scale=1.4), "head": kernel(2, 8, 4)}
+    assert not gs.capture(loss, variables, (X,)).findings()
+    variables["kernel"] = filled(0.5, 8, 8)
+    assert [(each.rule, each.name) for each in gs.capture(loss, variables, (X,)).findings()] == [("init", "kernel")]
+
+
 def test_kernels_that_an_inner_derivative_uses_backwards_and_the_constant_it_loses_are_no_finding() -> None:
     def energy(variables: Any, x: Any) -> jax.Array:
         with jax.named_scope("hidden"):

@@ -148,6 +148,16 @@ def test_a_kernel_of_equal_weights_is_named_and_one_of_a_normalisation_is_none()
     assert rules(replace(network, entries=(*network.entries, *norm), layers=(*network.layers, scale))) == []
 
 
+def test_a_matrix_that_multiplies_signals_element_by_element_is_no_kernel() -> None:
+    network = chain([1.0] * 3)
+    shares = entry("param/dense1/shares", np.full((2, 4), 0.5), 2)
+    read = [replace(each, params=(*each.params, "dense1/shares")) for each in network.layers]
+    mixing = replace(network, entries=(*network.entries, shares), layers=tuple(read))
+    assert rules(mixing) == [("init", "dense1/shares")]
+    stated = tuple(replace(each, elementwise=("dense1/shares",)) for each in read)
+    assert rules(replace(mixing, layers=stated)) == []
+
+
 def test_the_gain_of_a_normalisation_that_stays_zero_is_the_cause_of_what_it_silences() -> None:
     network = chain([1.0] * 3)
     norm = Layer(path="norm", index=1, params=("norm/scale", "norm/bias"), outputs=("norm",), rms={"in": 1.0, "out": 0})
