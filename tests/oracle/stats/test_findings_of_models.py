@@ -204,6 +204,30 @@ def test_what_is_only_added_to_a_target_is_part_of_it(scaled: bool, found: list[
     assert [each.rule for each in dump.findings()] == found
 
 
+def test_an_input_that_nothing_scales_is_named_though_a_normalisation_hides_it_from_the_answer() -> None:
+    def loss(variables: Any, batch: Any) -> jax.Array:
+        x, times = batch
+        with jax.named_scope("clock"):
+            hidden = times[:, None].astype(jnp.float32) @ variables["clock"]
+        for name in ("first", "second"):
+            with jax.named_scope(name):
+                hidden = jax.nn.relu(hidden @ variables[name])
+        with jax.named_scope("sum"):
+            both = x + hidden
+            both = (both - both.mean(-1, keepdims=True)) / jnp.sqrt(both.var(-1, keepdims=True) + 1e-6)
+        with jax.named_scope("head"):
+            return cross_entropy(both @ variables["head"], LABELS)
+
+    shapes = {"clock": (1, 8), "first": (8, 8), "second": (8, 8), "head": (8, 4)}
+    variables = {name: kernel(n, *shape, scale=1.4) for n, (name, shape) in enumerate(shapes.items())}
+    times = jax.device_put(np.arange(16, dtype=np.int32) * 60)
+    (found,) = gs.capture(loss, variables, (X, times)).findings()
+    assert found.statement.startswith(
+        "input/1 is up to 900, which no layer normalises: the signal is large in 2 layers behind it"
+    )
+    assert not gs.capture(loss, variables, (X, times // 600)).findings()
+
+
 def test_shares_of_two_signals_that_are_equal_at_first_are_no_fault() -> None:
     def loss(variables: Any, batch: Any) -> jax.Array:
         (x,) = batch
