@@ -81,6 +81,7 @@ class LayerTree:
             primitive=call.primitive,
             operation=call.operation,
             params=tuple(call.params),
+            elementwise=tuple(name for name in call.params if call.elementwise.get(name)),
             inputs=tuple(self._named(inputs)),
             outputs=tuple(self._names[subject] for subject in outputs if subject in self._names),
             sources=self._sources(call, inputs, outputs),

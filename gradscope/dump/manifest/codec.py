@@ -189,6 +189,7 @@ _LAYER: Final[Readers] = {
     "primitive": Fields.text,
     "operation": Fields.flag,
     "params": Fields.texts,
+    "elementwise": Fields.texts,
     "inputs": Fields.texts,
     "outputs": Fields.texts,
     "sources": Fields.texts,

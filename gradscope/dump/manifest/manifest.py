@@ -68,10 +68,10 @@ class Layer:
         primitive: The primitive of a leaf layer that consists of one; None otherwise.
         operation: Whether it is an operation: one equation, named by its primitive and not by a scope.
         params: Names of the parameters that its equations use, in order of use.
+        elementwise: Of those, the ones that signals are multiplied by or added to, element by element alone.
         inputs: Names of the values that it reads: of activations where they have names, of inputs otherwise.
         outputs: Names of its activation entries.
-        sources: Keys of the nearest values and parameters that its outputs are computed from, where those are others
-            than its inputs and parameters: it reads a value that no layer returns, or it has parts.
+        sources: Keys of the nearest values and parameters that its outputs are computed from, where not those above.
         rms: `in`, `out`, `grad_in`, `grad_out`: root mean squares over the finite elements of all its inputs or outputs
             and of the gradients with respect to them; a name is absent where the layer has no such value.
         elements: Number of those elements, by the same names; needed to merge the layers of several processes.
@@ -84,6 +84,7 @@ class Layer:
     primitive: str | None = None
     operation: bool = False
     params: tuple[str, ...] = ()
+    elementwise: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
@@ -174,8 +175,7 @@ class Cause:
         family: The gradient's family.
         name: Its name.
         why: The reason, as a clause.
-        rounding: Whether the gradient is zero but for rounding, because the loss does not change with the value, and
-            not exactly.
+        rounding: Whether it is zero but for rounding, as the loss does not change with the value, and not exactly.
     """
 
     family: str

@@ -68,9 +68,10 @@ RULES: Final = (
         name="broadcast",
         sentence="The loss pairs every example with every other: a column of predictions meets a row of labels, or the "
         "other way round, and broadcasting makes a matrix of them.",
-        formula="shapes [n, 1] and [n] in an elementwise operation of the loss, of which one is an array of the batch "
-        "and the other is made of it and of parameters, where the matrix [n, n] is only reduced; not where the program "
-        "itself adds the column's axis, as losses of pairs do",
+        formula="shapes [n, 1] and [n] in an elementwise operation of the loss, of which one is an array of the batch, "
+        "or a target that is made of one and gets no gradient, and the other is made of the batch and of parameters, "
+        "where the matrix [n, n] is only reduced; not where the program itself adds the column's axis, as losses of "
+        "pairs do",
         remedy="Give both one shape: take the last axis off the predictions, or reshape the labels. "
         "jax.config.update('jax_numpy_rank_promotion', 'raise') makes it an error.",
         checks=(batch_rules.broadcast,),
@@ -130,7 +131,7 @@ RULES: Final = (
         thresholds=("exploding",),
         remedy="Normalise in each block, scale residual branches down by their number, clip the gradient's norm, "
         "normalise inputs to deviation 1, lower the learning rate.",
-        checks=(trends.exploding, weight_rules.inputs),
+        checks=(trends.exploding, batch_rules.inputs),
     ),
     FindingRule(
         name="vanishing",

@@ -2,13 +2,13 @@
 
 A *barrier* is an equation on a path to the loss that reverse mode does not pass: one that is constant wherever it has a
 derivative (`stop_gradient`, `floor`, `sign`), one that makes integers or booleans of numbers, a choice between
-branches, or a `while` loop. A value without a gradient either leads to the loss only through barriers, which are all
-reported, or it does not lead to the loss at all.
+branches, or a `while` loop. A value without a gradient either leads to the loss only through barriers, which are
+reported, or it does not lead to the loss at all. Of those behind others, the ones count that cut every path once more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -98,7 +98,7 @@ class Barriers:
         loss = self._root.jaxpr.outvars[0]
         if is_literal(loss) or FrameVariable(self._root, loss) not in reached:
             return self._disconnected(reached, start)
-        barriers, rules = self._barriers(reached, start), partial(self._rules, reached)
+        barriers, rules = self._barriers(start), partial(self._rules, reached)
         reported = next(filter(None, map(_distinct, (barriers, rules(of_library=False), rules(of_library=True)))), [])
         more = f" and {len(reported) - _MOST_BARRIERS} more" if len(reported) > _MOST_BARRIERS else ""
         return "; ".join(reported[:_MOST_BARRIERS]) + more + self._on_purpose(start)
@@ -131,27 +131,54 @@ class Barriers:
         use = ", only auxiliary outputs do" if any(each in reached for each in others) else _last_use(reached, start)
         return f"disconnected: the loss does not depend on it{use}"
 
-    def _barriers(self, reached: dict[FrameVariable, None], start: FrameVariable) -> Iterator[str]:
+    def _barriers(self, start: FrameVariable) -> Iterator[str]:
         """Yields the barriers on the paths of a value to the loss, in program order.
 
         A library stops gradients and compares values inside its own functions. Where the user's barriers cut every
-        path without these, only the user's are reported; otherwise they come first.
+        path without these, only the user's are reported; otherwise the library's come first.
         """
-        before = [variable for variable in reached if not _is_in_solver(variable.frame, start)]
-        steps = (step for variable in before for step in self._flow.steps(variable) if is_inexact(variable.atom))
-        cutting = {
+        steps = (
+            self._cutting(start, lambda step: _cuts(step) and not _is_of_library(step))
+            or self._cutting(start, _cuts)
+            or self._ends([start], start, _cuts)[1]
+        )
+        places = {
             (_is_of_library(step), step.frame.orders[step.number], words): None
             for step in steps
-            if step.number in self._liveness.live(step.frame) and (words := _words(step)) is not None
+            if (words := _words(step)) is not None
         }
-        mine = {each: None for each in cutting if not each[0]}
-        enough = mine and len(mine) < len(cutting) and not self._passes(start)
-        yield from (words for *_, words in sorted(mine if enough else cutting))
+        yield from (words for *_, words in sorted(places))
 
-    def _passes(self, start: FrameVariable) -> bool:
-        """Returns whether a path from a value to the loss has no barrier of the user's."""
-        reached = self._flow.closure([start], lambda step: _words(step) is None or _is_of_library(step))
-        return FrameVariable(self._root, self._root.jaxpr.outvars[0]) in reached
+    def _cutting(self, start: FrameVariable, cuts: Callable[[Step], bool]) -> Sequence[Step]:
+        """Returns the steps that cut all paths of a value to the loss; none where some path has none.
+
+        Those behind others are among them as long as they cut all paths, too: a comparison beside which a path goes on
+        is no reason behind a `stop_gradient`.
+        """
+        found: dict[Step, None] = {}
+        behind: Sequence[FrameVariable] = [start]
+        while behind:
+            reaches, ends = self._ends(behind, start, cuts)
+            new = [] if reaches else [step for step in ends if step not in found]
+            found.update(dict.fromkeys(new))
+            behind = [step.to for step in new]
+        return list(found)
+
+    def _ends(
+        self, values: Sequence[FrameVariable], start: FrameVariable, cuts: Callable[[Step], bool]
+    ) -> tuple[bool, Sequence[Step]]:
+        """Returns whether a path from values to the loss has no cutting step, and the first ones on the others."""
+        opened = self._flow.closure(values, lambda step: not cuts(step))
+        before = (variable for variable in opened if not _is_in_solver(variable.frame, start))
+        steps = (step for variable in before for step in self._flow.steps(variable) if cuts(step))
+        ends = [step for step in steps if step.number in self._liveness.live(step.frame)]
+        return FrameVariable(self._root, self._root.jaxpr.outvars[0]) in opened, ends
+
+
+def _cuts(step: Step) -> bool:
+    """Returns whether a step is a barrier, and not one from integers to integers behind one."""
+    operands = step.frame.jaxpr.eqns[step.number].invars
+    return _words(step) is not None and any(is_inexact(operand) for operand in operands)
 
 
 def _is_of_library(step: Step) -> bool:
@@ -221,8 +248,12 @@ def _stops(step: Step) -> bool:
 
 
 def _keeps_value(step: Step) -> bool:
-    """Returns whether a step leads to the same numbers, or some of them."""
-    return step.way != "compute" or step.frame.jaxpr.eqns[step.number].primitive.name in COPIES | SLICES
+    """Returns whether a step leads to the same numbers, or some of them.
+
+    A value that a `while` loop or a choice of branches depends on (`choose`) is not among the results of these.
+    """
+    computes = step.way in ("compute", "choose")
+    return not computes or step.frame.jaxpr.eqns[step.number].primitive.name in COPIES | SLICES
 
 
 def _is_solver(frame: Frame) -> bool:

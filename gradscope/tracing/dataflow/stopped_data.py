@@ -6,7 +6,8 @@ what is made of them enters the loss as a label does. A branch that was cut off 
 
 - Each path to the loss passes a `stop_gradient`.
 - A trained part has the structure of this one, or more, as that has of which it is an average. Or nothing trained goes
-  into what is stopped, and weights that are applied to something else as well read it, as a discriminator's do.
+  into what is stopped, and weights that are applied to something else as well read it, as a discriminator's do. Or
+  nothing trained goes into it, and it is only added to what such a part makes, as a centre of a teacher's outputs is.
 - No other weights read it behind there: no product with trained parameters.
 - The gradient of what is trained depends on it: it is compared with, or multiplies, a trained value, and is not a term
   of the loss of its own.
@@ -35,6 +36,8 @@ _SUMS: Final = COPIES | SLICES | ADDITIONS | {
 }  # fmt: skip
 
 _Equation: TypeAlias = tuple[Frame, int]
+#: The shapes of parameters, by their names inside a part of the model.
+_Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
 class StoppedData:
@@ -77,7 +80,9 @@ class StoppedData:
         if weights is None:
             return False
         enters = any(self._is_trained(step.frame, step.frame.jaxpr.eqns[step.number].invars[0]) for step in stops)
-        return self._has_trained_twin(start, of_layers=enters) or (bool(weights) and not enters)
+        if self._has_trained_twin(start, of_layers=enters):
+            return True
+        return not enters and (bool(weights) or self._shifts_target(start))
 
     def _weights_behind(self, behind: Collection[FrameVariable]) -> Collection[ValueKey] | None:
         """Returns the weights that read values behind a `stop_gradient`; None where these count as data in no case."""
@@ -154,26 +159,66 @@ class StoppedData:
         """
         position = next((at for at, each in enumerate(self._root.jaxpr.invars) if each is start.atom), None)
         name = self._stopped.get(-1 if position is None else position)
-        shapes = None if name is None else self._twins.get(name.split("/")[0])
+        shapes = None if name is None else self._twins.get(_part(name, self._prefixes_of_trained))
         return shapes is not None and (not of_layers or any("/" in each for each in shapes))
 
+    def _shifts_target(self, start: FrameVariable) -> bool:
+        """Returns whether a parameter is only added to what a part with a trained twin makes, as a centre is."""
+        moved = self._flow.closure([start], lambda step: step.way != "compute" or _moves(step))
+        uses = [step for each in moved for step in self._flow.steps(each) if step.way == "compute" and not _moves(step)]
+        return bool(uses) and all(self._is_sum_with_target(step, moved) for step in uses)
+
+    def _is_sum_with_target(self, step: Step, moved: Collection[FrameVariable]) -> bool:
+        equation = step.frame.jaxpr.eqns[step.number]
+        read = {FrameVariable(step.frame, atom) for atom in equation.invars if not is_literal(atom)}
+        return equation.primitive.name in ADDITIONS and any(each in self._of_targets for each in read.difference(moved))
+
     @cached_property
-    def _twins(self) -> Mapping[str, Mapping[str, tuple[int, ...]]]:
+    def _of_targets(self) -> Collection[FrameVariable]:
+        """The values that are made of parts with a trained twin."""
+        names = self._stopped.items()
+        return self._flow.closure(
+            self._variables([at for at, name in names if _part(name, self._prefixes_of_trained) in self._twins])
+        )
+
+    @cached_property
+    def _prefixes_of_trained(self) -> Collection[str]:
+        return {each for name in self._trained.values() for each in _prefixes(name)}
+
+    @cached_property
+    def _twins(self) -> Mapping[str, _Shapes]:
         """The outermost parts that get no gradient and are built as one that is trained, or as a part of one."""
-        trained, stopped = self._parts(self._trained), self._parts(self._stopped)
-        models = [shapes for part, shapes in trained.items() if part not in stopped]
+        stopped = self._parts(self._stopped, self._prefixes_of_trained)
+        models = self._parts(self._trained, {each for name in self._stopped.values() for each in _prefixes(name)})
         return {
             part: shapes for part, shapes in stopped.items()
-            if part not in trained and any(shapes.items() <= model.items() for model in models)
+            if any(shapes.items() <= model.items() for model in models.values())
         }  # fmt: skip
 
-    def _parts(self, names: Mapping[int, str]) -> Mapping[str, Mapping[str, tuple[int, ...]]]:
-        """Returns the shapes of parameters by their names without the first component, by that component."""
+    def _parts(self, names: Mapping[int, str], others: Collection[str]) -> Mapping[str, _Shapes]:
+        """Returns the shapes of parameters, by the outermost parts around them that others are not in."""
         parts: dict[str, dict[str, tuple[int, ...]]] = {}
         for position, name in names.items():
-            part, _, rest = name.partition("/")
+            part = _part(name, others)
+            rest = name.removeprefix(part).removeprefix("/")
             parts.setdefault(part, {})[rest] = tuple(self._root.jaxpr.invars[position].aval.shape)
         return parts
+
+
+def _part(name: str, others: Collection[str]) -> str:
+    """Returns the shortest path around a parameter that is around none of some others, or else its name."""
+    return next((each for each in _prefixes(name) if each not in others), name)
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    """Yields the paths around a parameter, the outermost first, and its name."""
+    parts = name.split("/")
+    return ("/".join(parts[:length]) for length in range(1, len(parts) + 1))
+
+
+def _moves(step: Step) -> bool:
+    """Returns whether a step leads to the same numbers in another shape or type, or to some of them."""
+    return step.frame.jaxpr.eqns[step.number].primitive.name in COPIES | SLICES
 
 
 def _stops(step: Step) -> bool:

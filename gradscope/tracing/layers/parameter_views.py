@@ -24,11 +24,16 @@ class ParameterOrigins:
     def __init__(self, names: Mapping[int, str]) -> None:
         self._names = names
         self._known: dict[tuple[int, Atom], str | None] = {}
+        self._sizes: dict[str | None, int] = {}
 
     def names(self, frame: Frame, atom: Atom) -> tuple[str, ...]:
         """Returns the parameter behind an atom of `frame`, as a tuple of one name; empty for any other value."""
         name = self._name(frame, atom)
         return () if name is None else (name,)
+
+    def size(self, frame: Frame, atom: Atom) -> int:
+        """Returns the number of elements of the whole parameter that an atom is a view of; 0 for any other value."""
+        return self._sizes.get(self._name(frame, atom), 0)
 
     def _name(self, frame: Frame, atom: Atom) -> str | None:
         if is_literal(atom) or atom not in frame.definitions:
@@ -43,7 +48,9 @@ class ParameterOrigins:
         if number != OPERAND:
             return self._made(frame, number, position)
         if frame.parent is None:
-            return self._names.get(position)
+            name = self._names.get(position)
+            self._sizes[name] = atom.aval.size
+            return name
         outer = operands(frame)[position]
         return None if outer is None or frame.transfer.is_carry(position) else self._name(frame.parent, outer)
 

@@ -5,19 +5,21 @@ of all pairs. It runs, its mean falls to the labels' variance, and nothing is le
 
 Losses of pairs exist, and are written on purpose with an axis that the program adds: `x[:, None] - y[None, :]`. So it
 counts only where the column has its last axis by itself, the row got its first one from the broadcast, one of them is
-an array of the batch and the other is made of parameters and of the batch, and the pairs are only summed.
+an array of the batch, or a target that is made of one element by element and gets no gradient, and the other is made of
+parameters and of the batch, and the pairs are only summed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from typing import Final
 
 from gradscope import naming
 from gradscope.dump.manifest.operation_facts.batch_broadcast import BatchBroadcast
 from gradscope.primitive_groups import ADDITIONS, COPIES, MULTIPLICATIONS
+from gradscope.tracing.dataflow.constants_before_rules import passes_tangents
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, resolve
@@ -59,7 +61,7 @@ class _Search:
         if self._is_added_axis(frame, column, size) or not self._is_added_axis(frame, row, size):
             return None
         for data, made in ((row, column), (column, row)):
-            leaf = self._leaf(frame, data, size)
+            leaf = self._leaf(frame, data, size) or self._leaf_of_target(frame, data, size)
             if leaf is not None and self._is_predicted(frame, made) and self._is_only_summed(frame, equation):
                 return BatchBroadcast(
                     input=leaf.name, size=size, column=data is column, primitive=equation.primitive.name,
@@ -89,6 +91,28 @@ class _Search:
             read = _only_operand(around.jaxpr.eqns[value.equation], size)
             value = None if read is None else resolve(around, read)
         return None if value is None else self._batch.get(value)
+
+    def _leaf_of_target(self, frame: Frame, atom: Atom, size: int) -> Leaf | None:
+        """Returns an array of the batch in a value that reaches no parameter, such as the rewards in a target."""
+        if FrameVariable(frame, atom) in self._learning:
+            return None
+        waiting = [resolve(frame, atom)]
+        seen = set(waiting)
+        while waiting:
+            value = waiting.pop(0)
+            if value is None or value in self._batch:
+                return None if value is None else self._batch[value]
+            around = self._frames[value.frame]
+            read = [] if value.equation == OPERAND else _own_elements(around.jaxpr.eqns[value.equation], size)
+            fresh = [made for each in read if (made := resolve(around, each)) not in seen]
+            waiting += fresh
+            seen.update(fresh)
+        return None
+
+    @cached_property
+    def _learning(self) -> Collection[FrameVariable]:
+        """The values through which a gradient reaches parameters."""
+        return self._flow.closure(self._leaves(naming.PARAM), passes_tangents)
 
     @cached_property
     def _batch(self) -> Mapping[ValueKey, Leaf]:
@@ -130,6 +154,14 @@ def _paired(equation: Equation) -> int:
     shapes = sorted(atom.aval.shape for atom in equation.invars)
     size = equation.outvars[0].aval.shape[:1]
     return size[0] if size and size[0] > 1 and shapes == [(1, *size), (*size, 1)] else 0
+
+
+def _own_elements(equation: Equation, size: int) -> list[Atom]:
+    """Returns the operands that have so many elements, where all others have one."""
+    counts = [math.prod(atom.aval.shape) for atom in equation.invars]
+    if not all(count in (1, size) for count in counts):
+        return []
+    return [atom for atom, count in zip(equation.invars, counts, strict=True) if count == size and not is_literal(atom)]
 
 
 def _only_operand(equation: Equation, size: int) -> Atom | None:

@@ -433,6 +433,26 @@ def test_two_faults_are_both_named_whether_on_one_way_or_on_two() -> None:
     assert "where never takes it" in said["two ways"]
 
 
+def test_a_comparison_beside_an_open_path_behind_a_stop_is_no_reason() -> None:
+    def huber(w: Any, x: Any) -> Any:
+        error = x - lax.stop_gradient(jnp.sin(w))
+        return jnp.where(jnp.abs(error) < 1.0, jnp.square(error), jnp.abs(error)).sum()
+
+    said = whys({"huber": huber}, {"huber": ONES})
+    assert re.search(r"has no gradient: stop_gradient at test_zero_gradients.py:\d+$", said["huber"])
+
+
+def test_a_stop_behind_a_while_loop_is_not_applied_to_what_the_loop_reads() -> None:
+    def settled(w: Any, x: Any) -> Any:
+        fixed = lax.while_loop(lambda z: z[1] < 3, lambda z: (jnp.tanh(w * z[0] + x), z[1] + 1), (x, 0))[0]
+        return (lax.stop_gradient(fixed) * x).sum()
+
+    said = whys({"settled": settled}, {"settled": ONES})
+    assert "while at" in said["settled"]
+    assert "stop_gradient at" in said["settled"]
+    assert "applied to the argument itself" not in said["settled"]
+
+
 def test_a_healthy_loss_is_not_run_twice() -> None:
     runs: list[int] = []
 

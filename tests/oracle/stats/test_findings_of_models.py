@@ -177,6 +177,72 @@ def test_parameters_of_a_target_are_in_the_notes_and_those_before_trained_weight
     assert notes["frozen"] == f"1 parameter of target: {why}"
 
 
+def test_a_target_may_be_beside_what_is_trained_at_any_depth() -> None:
+    def loss(variables: Any, batch: Any) -> jax.Array:
+        with jax.named_scope("head"):
+            return towers(variables["agent"], batch, read=False) * variables["scale"]
+
+    agent = {"online": kernel(1, 8, 4), "target": kernel(2, 8, 4)}
+    dump = gs.capture(loss, {"agent": agent, "scale": jnp.ones(())}, (X,))
+    assert not dump.findings()
+    assert dict(facts("", dump.manifest))["frozen"].startswith("1 parameter of agent: what is made of them counts")
+
+
+@pytest.mark.parametrize(("scaled", "found"), [(False, []), (True, ["zero-grad"])])
+def test_what_is_only_added_to_a_target_is_part_of_it(scaled: bool, found: list[str]) -> None:
+    def loss(variables: Any, batch: Any) -> jax.Array:
+        with jax.named_scope("student"):
+            prediction = batch[0] @ variables["student"]
+        with jax.named_scope("teacher"):
+            target = batch[0] @ variables["teacher"]
+            target = target * variables["shift"] if scaled else target - variables["shift"]
+        shares = jax.lax.stop_gradient(jax.nn.softmax(target))
+        return -(shares * jax.nn.log_softmax(prediction)).sum(-1).mean()
+
+    variables = {"student": kernel(1, 8, 4), "teacher": kernel(2, 8, 4), "shift": drawn(3, 4)}
+    dump = gs.capture(loss, variables, (X,))
+    assert [each.rule for each in dump.findings()] == found
+
+
+def test_an_input_that_nothing_scales_is_named_though_a_normalisation_hides_it_from_the_answer() -> None:
+    def loss(variables: Any, batch: Any) -> jax.Array:
+        x, times = batch
+        with jax.named_scope("clock"):
+            hidden = times[:, None].astype(jnp.float32) @ variables["clock"]
+        for name in ("first", "second"):
+            with jax.named_scope(name):
+                hidden = jax.nn.relu(hidden @ variables[name])
+        with jax.named_scope("sum"):
+            both = x + hidden
+            both = (both - both.mean(-1, keepdims=True)) / jnp.sqrt(both.var(-1, keepdims=True) + 1e-6)
+        with jax.named_scope("head"):
+            return cross_entropy(both @ variables["head"], LABELS)
+
+    shapes = {"clock": (1, 8), "first": (8, 8), "second": (8, 8), "head": (8, 4)}
+    variables = {name: kernel(n, *shape, scale=1.4) for n, (name, shape) in enumerate(shapes.items())}
+    times = jax.device_put(np.arange(16, dtype=np.int32) * 60)
+    (found,) = gs.capture(loss, variables, (X, times)).findings()
+    assert found.statement.startswith(
+        "input/1 is up to 900, which no layer normalises: the signal is large in 2 layers behind it"
+    )
+    assert not gs.capture(loss, variables, (X, times // 600)).findings()
+
+
+def test_shares_of_two_signals_that_are_equal_at_first_are_no_fault() -> None:
+    def loss(variables: Any, batch: Any) -> jax.Array:
+        (x,) = batch
+        with jax.named_scope("block"):
+            shares = variables["shares"]
+            x = (x * shares[0] + jnp.roll(x, 1, axis=0) * shares[1]) @ variables["kernel"]
+        with jax.named_scope("head"):
+            return cross_entropy(jax.nn.relu(x) @ variables["head"], LABELS)
+
+    variables = {"shares": filled(0.5, 2, 8), "kernel": kernel(1, 8, 8, scale=1.4), "head": kernel(2, 8, 4)}
+    assert not gs.capture(loss, variables, (X,)).findings()
+    variables["kernel"] = filled(0.5, 8, 8)
+    assert [(each.rule, each.name) for each in gs.capture(loss, variables, (X,)).findings()] == [("init", "kernel")]
+
+
 def test_kernels_that_an_inner_derivative_uses_backwards_and_the_constant_it_loses_are_no_finding() -> None:
     def energy(variables: Any, x: Any) -> jax.Array:
         with jax.named_scope("hidden"):

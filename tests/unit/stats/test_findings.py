@@ -100,7 +100,7 @@ def test_a_gradient_that_shrinks_by_the_layer_vanishes_whatever_its_scale(scale:
 def test_a_trend_beyond_the_range_of_float64_is_told() -> None:
     (only,) = find(chain([10.0 ** (300 - 60 * n) for n in range(11)]))
     assert (only.rule, only.name) == ("exploding", "dense0")
-    assert "1e+60 from layer to layer: 1e+600 times" in only.why
+    assert "1e+60 from layer to layer on its way back: 1e+600 times" in only.why
 
 
 def test_weights_whose_signal_has_no_square_in_float64_are_named() -> None:
@@ -146,6 +146,16 @@ def test_a_kernel_of_equal_weights_is_named_and_one_of_a_normalisation_is_none()
     scale = Layer(path="norm", index=9, params=("scale",), outputs=("norm",), rms={"in": 0.01, "out": 1.0})
     norm = (entry("param/scale", np.ones((3, 4)), 9), entry("activation/norm", RANDOM.standard_normal((8, 3, 4)), 9))
     assert rules(replace(network, entries=(*network.entries, *norm), layers=(*network.layers, scale))) == []
+
+
+def test_a_matrix_that_multiplies_signals_element_by_element_is_no_kernel() -> None:
+    network = chain([1.0] * 3)
+    shares = entry("param/dense1/shares", np.full((2, 4), 0.5), 2)
+    read = [replace(each, params=(*each.params, "dense1/shares")) for each in network.layers]
+    mixing = replace(network, entries=(*network.entries, shares), layers=tuple(read))
+    assert rules(mixing) == [("init", "dense1/shares")]
+    stated = tuple(replace(each, elementwise=("dense1/shares",)) for each in read)
+    assert rules(replace(mixing, layers=stated)) == []
 
 
 def test_the_gain_of_a_normalisation_that_stays_zero_is_the_cause_of_what_it_silences() -> None:
@@ -209,6 +219,21 @@ def test_nonfinite_gradients_of_finite_values_start_at_the_last_layer() -> None:
         entry("param_grad/w", [np.nan], 3),
     )
     assert found(*entries) == [("nonfinite", "b")]
+
+
+def test_a_nan_of_the_loss_alone_is_not_said_to_be_made_in_a_gradient() -> None:
+    entries = (
+        entry("input/x", [[1.0]], 0),
+        entry("input_grad/x", [[np.nan]], 0),
+        entry("activation/head", [[1.0]], 1),
+        entry("param_grad/w", [1.0], 1),
+    )
+    origin = Origin(name="mul", direction="forward", why="made the first NaN: 0 times infinity", source="model.py:7")
+    (only,) = find(Manifest(entries=entries, loss=float("nan"), origins=(origin,)))
+    assert only.statement == (
+        "activation/head leads to a loss of nan, where every value of the dump is finite: mul made the first NaN: "
+        "0 times infinity (model.py:7); 1 more tensor is affected"
+    )
 
 
 def test_a_nan_that_reaches_neither_the_loss_nor_a_parameter_is_no_finding() -> None:
@@ -277,6 +302,15 @@ def test_a_product_of_zeros_is_dead_only_where_a_gradient_is_lost_at_a_rectifier
     assert found(product, gradient, causes=(masked,)) == [("zero-grad", "w")]
     dead = replace(masked, why="dead units: the output of relu at model.py:1 is constant wherever the loss depends")
     assert found(product, gradient, causes=(dead,)) == [("dead", "scaled")]
+
+
+def test_a_rectified_value_that_its_layer_gives_another_shape_is_dead_where_its_gradient_is_lost() -> None:
+    density = entry("activation/density", np.zeros((8, 4)), 1, primitive="squeeze")
+    gradient = entry("param_grad/w", [0.0], 0)
+    lost = Cause(family="param_grad", name="w", why="dead units: the output of relu at model.py:1 is constant wherever")
+    assert found(density, gradient, causes=(lost,)) == [("dead", "density")]
+    elsewhere = replace(lost, why=lost.why.replace("model.py:1", "model.py:9"))
+    assert found(density, gradient, causes=(elsewhere,)) == [("zero-grad", "w")]
 
 
 @pytest.mark.parametrize(
@@ -567,7 +601,9 @@ def test_unused_parameters_are_reported_once_by_part_and_cut_ones_are_zero_gradi
     )
     ledger = Ledger(missing=lines)
     assert found(*entries, ledger=ledger) == [("zero-grad", "cut"), ("unused-param", "spare/a/w")]
-    assert [each.tensors for each in find(Manifest(entries=entries, ledger=ledger))] == [1, 2]
+    cut, spare = find(Manifest(entries=entries, ledger=ledger))
+    assert (cut.tensors, spare.tensors) == (1, 2)
+    assert cut.statement == "param_grad/cut is absent: every path to the loss passes stop_gradient at model.py:3"
 
 
 def test_what_no_block_uses_is_reported_once_for_all_blocks() -> None:
@@ -589,6 +625,20 @@ def test_what_no_block_uses_is_reported_once_for_all_blocks() -> None:
     assert (blocks.name, blocks.tensors) == ("blocks/0/ln1/scale", 6)
     assert blocks.why == "does not reach the loss, nor does the rest of blocks/0..2/ln1, ln2, nothing uses it"
     assert (last.name, last.why) == ("blocks/3/w", "does not reach the loss, nothing uses it")
+
+
+def test_a_loss_that_depends_on_no_parameter_is_one_finding() -> None:
+    entries = [entry(f"param/{n}/{part}", [1.0], n) for n in range(3) for part in "bw"]
+    gradients = [absent(f"param_grad/{each.name}", "disconnected") for each in entries]
+    why = "disconnected: the loss does not depend on it, its last use is add at model.py:{}"
+    lines = tuple(
+        LedgerLine(name=each.name, family="param_grad", reason="disconnected", detail=why.format(each.site.index))
+        for each in entries
+    )
+    (only,) = find(Manifest(entries=(*entries, *gradients), ledger=Ledger(missing=lines)))
+    assert (only.rule, only.name, only.tensors) == ("unused-param", "2/b", 6)
+    last = "its last use is add at model.py:2"
+    assert only.why == f"does not reach the loss, {last}, and no other parameter does: nothing is learned"
 
 
 def test_unused_parts_of_blocks_whose_names_have_a_sign_are_listed() -> None:

@@ -1,12 +1,25 @@
-"""Two rules are about the batch: `broadcast`, a loss of all pairs, and `out-of-bounds`, indices beyond a table."""
+"""These rules are about the batch: `broadcast`, `out-of-bounds`, and `exploding` where its inputs are large.
+
+- `broadcast` finds a loss of all pairs, `out_of_bounds` indices beyond a table.
+- `inputs` finds inputs that are large for the layers that read them, where nothing normalises them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Final
 
 from gradscope import naming
-from gradscope.stats.findings.rule_evidence import RuleEvidence, Suspect, Thresholds, suspect
+from gradscope.dump.manifest.manifest import Entry, Layer
+from gradscope.stats.columns import number
+from gradscope.stats.findings.rule_evidence import RuleEvidence, Suspect, Thresholds, column, suspect
+from gradscope.stats.findings.rules.kernels import KernelLayer, kernel_layers
+from gradscope.stats.findings.rules.weight_rules import LARGE, read_by_saturated
+
+#: The fewest layers behind an input whose signals are large as it is, where that of the last layer is not.
+_CARRYING: Final = 2
 
 
 def broadcast(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
@@ -34,3 +47,63 @@ def out_of_bounds(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
             )
             found = suspect("out-of-bounds", entry, f"{what}: JAX takes the nearest row in their place")
             yield replace(found, finding=replace(found.finding, source=each.source))
+
+
+def inputs(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
+    """Finds inputs that are large for the layers that read them, where nothing normalises them."""
+    kernels = kernel_layers(evidence)
+    if not kernels:
+        return
+    saturated = read_by_saturated(evidence, thresholds)
+    for layer, output, large in _reading_large(evidence):
+        throughout = column(kernels[-1].output, "rms") > LARGE or output.name in saturated
+        carrying = 0 if evidence.is_trained else _carrying(kernels, layer)
+        if throughout or carrying >= _CARRYING:
+            where = "throughout" if throughout else f"in {carrying} layers behind it"
+            why = f"{_size(large)}, which no layer normalises: the signal is large {where}"
+            yield suspect("exploding", large, why, [each.output for each in kernels])
+            return
+
+
+def _reading_large(evidence: RuleEvidence) -> Iterator[tuple[Layer, Entry, Entry]]:
+    """Yields the layers that receive and return a large signal, with their output and the input that they read.
+
+    Where a layer reads what the program makes of inputs alone, as a cast or a sum, the first large one of these counts.
+    """
+    around = {layer.parent for layer in evidence.manifest.layers}
+    for layer in sorted(evidence.manifest.layers, key=lambda layer: layer.index):
+        if layer.operation or not (layer.params and layer.outputs) or layer.path in around:
+            continue
+        output = evidence.entry(naming.ACTIVATION, layer.outputs[0])
+        received = layer.rms.get("in", math.inf)  # integers have none
+        if output is None or output.absent is not None or min(received, column(output, "rms")) <= LARGE:
+            continue
+        read = (evidence.entry(naming.INPUT, name) for name in _inputs_of(layer))
+        large = next((entry for entry in read if entry is not None and _largest(entry) > LARGE), None)
+        if large is not None:
+            yield layer, output, large
+
+
+def _inputs_of(layer: Layer) -> Sequence[str]:
+    """Returns the names of the inputs that a layer reads, or that alone, with its parameters, it is computed from."""
+    keys = [naming.split_key(each) for each in layer.sources]
+    if any(family == naming.ACTIVATION for family, _ in keys):
+        return layer.inputs
+    return (*layer.inputs, *(name for family, name in keys if family == naming.INPUT))
+
+
+def _largest(entry: Entry) -> float:
+    """Returns the root mean square of an input, or of integers the largest magnitude."""
+    limits = (number(entry.stats, "min") or 0.0, number(entry.stats, "max") or 0.0)
+    return column(entry, "rms") or max(map(abs, limits))
+
+
+def _size(entry: Entry) -> str:
+    rms = column(entry, "rms")
+    return f"has an rms of {rms:.3g} (mean {column(entry, 'mean'):.3g})" if rms else f"is up to {_largest(entry):.6g}"
+
+
+def _carrying(kernels: Sequence[KernelLayer], first: Layer) -> int:
+    """Returns how many layers behind one receive and return a signal that is large for layers of a usual scale."""
+    behind = (each for each in kernels if each.layer.index > first.index)
+    return sum(min(each.layer.rms.get("in", 0.0), column(each.output, "rms")) > LARGE for each in behind)

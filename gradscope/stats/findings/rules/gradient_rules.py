@@ -38,6 +38,9 @@ DEAD_UNITS: Final = "dead units"
 #: How it names the rectifier.
 _ENDED: Final = re.compile(rf"{DEAD_UNITS}: the output of (.*) is constant wherever")
 _NUMBER: Final = re.compile(NUMBER)
+#: What the places are at which an absent gradient ends, and how the other reasons begin.
+_PASSES: Final = "every path to the loss passes"
+_CONSTANT: Final = "constant: "
 #: The most names of unused parts of a block that a finding lists.
 _MOST_NAMES: Final = 4
 
@@ -135,8 +138,9 @@ def _lost(reason: str, params: Sequence[Entry], values: Sequence[Entry], silenci
         why = f"is zero in every element, and multiplies what goes on: no gradient reaches {many}: {reason}"
         return suspect("zero-grad", silencing, why, [*params, *values], total=True)
     state = "is exactly zero" if exact else "is absent"
-    why = f"{state}, and that of {many}{_of_part(params, closest)} with it: {naming.printable(reason)}" if values else (
-        f"{state}{'' if len(params) == 1 else f', in {many}'}: {naming.printable(reason)}"
+    because = naming.printable(reason if exact or reason.startswith(_CONSTANT) else f"{_PASSES} {reason}")
+    why = f"{state}, and that of {many}{_of_part(params, closest)} with it: {because}" if values else (
+        f"{state}{'' if len(params) == 1 else f', in {many}'}: {because}"
     )  # fmt: skip
     return suspect("zero-grad", closest, why, [*params, *values])
 
@@ -172,6 +176,11 @@ def unused_parameter(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]
         if (why := _unused(evidence, entry)) is not None and name not in constants
     }  # fmt: skip
     if not unused:
+        return
+    if len(unused) == len(params) > 1:
+        last = max(params.values(), key=lambda entry: entry.site.index)
+        why = f"does not reach the loss{unused[last.name]}, and no other parameter does: nothing is learned"
+        yield suspect("unused-param", last, why, params.values())
         return
     used = {part for name in params if name not in unused for part in _around(name)}
     parts: dict[str, list[Entry]] = {}

@@ -1,7 +1,8 @@
 """Finds the layers with a kernel, in execution order, whose weights mix the features of a signal; and what is behind.
 
 A *kernel* is a parameter of at least two axes, without the axis of a loop's iterations, that is not multiplied element
-by element. Layers without one (normalisations, activation functions, losses, attention weights) are no steps of depth.
+by element: the dump says so, or the shape, where it is that of an example of the output. Layers without one
+(normalisations, activation functions, losses, attention weights) are no steps of depth.
 """
 
 from __future__ import annotations
@@ -114,7 +115,8 @@ def _kernel_layer(evidence: RuleEvidence, layer: Layer, lengths: Mapping[str, in
     params = [entry for name in layer.params if (entry := evidence.entry(naming.PARAM, name)) is not None]
     around = [lengths[prefix] for prefix, _ in _indices(layer.path)]
     shapes = {entry.name: _own_shape(entry.shape, around) for entry in params}
-    kernels = tuple(entry for entry in params if _is_kernel(shapes[entry.name], output.shape))
+    mixing = (entry for entry in params if entry.name not in layer.elementwise)
+    kernels = tuple(entry for entry in mixing if _is_kernel(shapes[entry.name], output.shape))
     if not kernels:
         return None
     gradient = evidence.entry(naming.ACTIVATION_GRAD, layer.outputs[0])

@@ -112,8 +112,8 @@ def _norm(entry: Entry) -> float:
 
 def _sentence(what: str, found: Trend, layers: int) -> str:
     return (
-        f"is where a gradient has come to that {what} by a factor of {10**found.slope:.3g} from layer to layer: "
-        f"{_power_of_ten(found.total)} times over {layers} layers"
+        f"is reached by a gradient that {what} by a factor of {10**found.slope:.3g} from layer to layer on its way "
+        f"back: {_power_of_ten(found.total)} times over {layers} layers"
     )
 
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry
+from gradscope.primitive_groups import MOVES
 from gradscope.stats.columns import number
 from gradscope.stats.findings.rule_evidence import (
     RuleEvidence,
@@ -100,6 +101,9 @@ def _is_rectified(evidence: RuleEvidence, entry: Entry) -> bool:
     zeros = column(entry, "zeros") / max(column(entry, "size"), 1)
     if number(entry.stats, "min") != 0 or zeros < column(entry, "dead"):
         return False
+    if entry.site.primitive in MOVES:
+        # Its layer moves the elements of what it rectifies: the reason of a zero gradient says that it does.
+        return entry.site.source in evidence.places(DEAD_UNITS)
     # A product of zeros alone says nothing of a rectifier in it, unless a gradient was lost at one.
     at_rectifier = entry.site.primitive != "mul" or not is_zero(entry) or evidence.reasons(DEAD_UNITS)
     return entry.site.primitive in _RECTIFIERS and bool(at_rectifier)

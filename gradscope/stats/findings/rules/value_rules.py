@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -48,8 +49,8 @@ def nonfinite(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
     broken = [entry for entry in evidence.nonfinite if entry.family != naming.EXAMPLE_GRAD]
     if not _matters(evidence, broken):
         return
-    if not broken:
-        yield from _of_loss(evidence)
+    if not any(entry.family in _FORWARD for entry in broken) and not _is_finite(evidence.manifest.loss):
+        yield from _of_loss(evidence, broken)
         return
     first = _first(broken)
     at = _Broken(frozenset(map(key, broken)), _first_of(broken, gradient=False), _first_of(broken, gradient=True))
@@ -62,19 +63,24 @@ def nonfinite(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
         yield suspect(_rule(first), first, f"has {_counts(first)}: {_birth(first)}", broken, total=True)
 
 
-def _of_loss(evidence: RuleEvidence) -> Iterator[Suspect]:
-    """Finds where a loss got its NaN or infinity that no tensor of the dump has: behind the last layer, as a rule."""
+def _of_loss(evidence: RuleEvidence, broken: Sequence[Entry]) -> Iterator[Suspect]:
+    """Finds where a loss got its NaN or infinity that no value of the dump has: behind the last layer, as a rule."""
     values = evidence.of(naming.ACTIVATION) or evidence.of(naming.INPUT, naming.PARAM)
     last = max(values, key=lambda entry: entry.site.index, default=None)
     if last is None:
         return
-    leads = f"leads to a loss of {evidence.manifest.loss}, where every tensor of the dump is finite"
+    what = "value" if broken else "tensor"
+    leads = f"leads to a loss of {evidence.manifest.loss}, where every {what} of the dump is finite"
     for origin in evidence.manifest.origins:
         why = f"{leads}: {naming.printable(origin.name)} {origin.why}"
-        found = suspect("nonfinite", last, why, total=True)
+        found = suspect("nonfinite", last, why, broken, total=True)
         yield replace(found, finding=replace(found.finding, source=origin.source, iteration=origin.iteration))
     if not evidence.manifest.origins:
-        yield suspect("nonfinite", last, leads, total=True)
+        yield suspect("nonfinite", last, leads, broken, total=True)
+
+
+def _is_finite(loss: float | None) -> bool:
+    return loss is None or abs(loss) < math.inf
 
 
 def _birth(first: Entry) -> str:
@@ -105,7 +111,7 @@ def _rule(first: Entry) -> str:
 def _matters(evidence: RuleEvidence, broken: Sequence[Entry]) -> bool:
     """Returns whether NaNs or infinities reach the loss or the gradient of a parameter, as far as that is known."""
     loss = evidence.manifest.loss
-    if loss is not None and not abs(loss) < float("inf"):
+    if not _is_finite(loss):
         return True
     if not broken:
         return False

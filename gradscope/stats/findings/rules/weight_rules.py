@@ -1,4 +1,4 @@
-"""These rules judge what weights do to a signal: `init`, and `exploding` where weights grew or inputs are large.
+"""These rules judge what weights do to a signal: `init`, and `exploding` where weights grew.
 
 A layer's *gain* is the factor by which its weights change the root mean square of what goes through it. Random weights
 of a usual scale (LeCun, Glorot, He) have a gain of 0.5 to 2. A gain beyond the threshold counts where it does harm:
@@ -40,7 +40,7 @@ _MIXED: Final = "masked: multiplied by exact zeros in dot_general"
 #: The part of a gain's logarithm that has to reach the layers behind.
 _REACHES: Final = 0.5
 #: The root mean square of an input, or of an answer, above which it is large for layers of a usual scale.
-_LARGE: Final = 30.0
+LARGE: Final = 30.0
 #: The change of a signal over all layers, as a logarithm to base 10, and the gain of each layer, that count as a trend.
 _DEPTH: Final = 3.0
 _EACH: Final = 2.5
@@ -49,7 +49,7 @@ _EACH: Final = 2.5
 def weights(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
     """Finds layers whose weights cannot learn, or that change a signal out of all proportion."""
     layers = kernel_layers(evidence)
-    saturated = _read_by_saturated(evidence, thresholds)
+    saturated = read_by_saturated(evidence, thresholds)
     yield from _without_movement(evidence, layers)
     yield from _without_signal(evidence, layers)
     yield from _all_equal(layers)
@@ -175,7 +175,7 @@ class _Gains:
         if place == self._before[-1]:
             # The scale of the last layer is that of the model's answer; a small one is a usual choice.
             usual = self._thresholds.init * self._medians_of_all[place]
-            return gain > 1 and column(layer.output, "rms") > max(_LARGE, usual)
+            return gain > 1 and column(layer.output, "rms") > max(LARGE, usual)
         change = self._medians_behind[place] / self._medians_before[place]
         return change > gain**_REACHES if gain > 1 else change < gain**_REACHES
 
@@ -230,7 +230,7 @@ class _Gains:
         return {name: index for index, name in sorted((each.index, name) for each in readers for name in each.inputs)}
 
 
-def _read_by_saturated(evidence: RuleEvidence, thresholds: Thresholds) -> AbstractSet[str]:
+def read_by_saturated(evidence: RuleEvidence, thresholds: Thresholds) -> AbstractSet[str]:
     """Returns the names of the values that saturated functions read."""
     layers = (evidence.layer_of(each) for each in saturated_activations(evidence, thresholds))
     returning = {layer.path: layer for layer in layers if layer is not None}
@@ -258,22 +258,3 @@ def _out_of_proportion(evidence: RuleEvidence, layers: Sequence[KernelLayer]) ->
     others = "" if len(layers) == 1 else f", and {len(layers) - 1} more layers are alike"
     why = f"has weights that multiply the signal by {gain:.3g}, where usual ones do by about 1{others}"
     return suspect("init", worst.output, why, concerned)
-
-
-def inputs(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
-    """Finds inputs that are large for the layers that read them, where nothing normalises them."""
-    layers = kernel_layers(evidence)
-    saturated = _read_by_saturated(evidence, thresholds)
-    for layer in layers:
-        large = [
-            entry for name in layer.layer.inputs
-            if (entry := evidence.entry(naming.INPUT, name)) is not None and column(entry, "rms") > _LARGE
-        ]  # fmt: skip
-        reaches = column(layers[-1].output, "rms") > _LARGE or layer.output.name in saturated
-        if large and reaches and column(layer.output, "rms") > _LARGE:
-            rms, mean = column(large[0], "rms"), column(large[0], "mean")
-            why = (
-                f"has an rms of {rms:.3g} (mean {mean:.3g}), which no layer normalises: the signal is large throughout"
-            )
-            yield suspect("exploding", large[0], why, [each.output for each in layers])
-            return

@@ -110,6 +110,17 @@ def test_weights_of_examples_are_data_too() -> None:
     assert found(loss, {"x": X, "labels": COLUMN, "weights": Y}) == [("weights", N)]
 
 
+@pytest.mark.parametrize(("axis", "names"), [(None, [("rewards", N)]), (0, [])])
+def test_a_target_that_is_made_of_an_array_and_gets_no_gradient_is_data_too(axis: int | None, names: object) -> None:
+    def loss(p: Any, batch: Any) -> Any:
+        after = predicted(p, batch["x"] + 1)[:, 0]
+        target = jax.lax.stop_gradient(batch["rewards"] + 0.9 * (1 - batch["done"]) * after)
+        value = predicted(p, batch["x"])
+        return huber((value if axis is None else value[:, axis]) - target).mean()
+
+    assert found(loss, {"x": X, "rewards": Y, "done": 0 * Y}) == names
+
+
 def test_pairs_that_the_loss_does_not_read_are_not_reported() -> None:
     def loss(p: Any, batch: Any) -> Any:
         predictions = predicted(p, batch["x"])
