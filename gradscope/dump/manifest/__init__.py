@@ -2,7 +2,7 @@
 
 - `manifest` defines the dataclasses: `Manifest`, its entries, layers, ledger, and more.
 - `codec` converts a manifest to JSON text and back.
-- `compiled_entries` decodes the entries of a long manifest with msgspec, where that is installed.
+- `entries` reads the entries, which are most of it, and packs their statistics.
 - `json_fields` reads typed values out of an untrusted JSON object, `json_text` reads and writes strict JSON text.
 - `operation_facts` defines what it says of single operations inside layers.
 - `layer_graph`: which values and gradients each value and gradient is computed from.

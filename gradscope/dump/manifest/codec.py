@@ -7,7 +7,9 @@ from dataclasses import MISSING, Field, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
-from gradscope.dump.manifest.compiled_entries import compiled_entries
+from gradscope.dump.manifest.entries.compiled_entries import compiled_entries
+from gradscope.dump.manifest.entries.entry_fields import REASONS, read_entry
+from gradscope.dump.manifest.entries.packed_statistics import MOST_STATISTICS, different_names
 from gradscope.dump.manifest.json_fields import Fields, Readers, read_object
 from gradscope.dump.manifest.json_text import dumps, from_float, loads
 from gradscope.dump.manifest.manifest import (
@@ -20,19 +22,16 @@ from gradscope.dump.manifest.manifest import (
     LedgerLine,
     Manifest,
     Origin,
-    Stored,
     Tier,
 )
 from gradscope.dump.manifest.operation_facts import BatchBroadcast, OutOfBounds, Saturation, StepFunction
 from gradscope.dump.manifest.operation_facts.saturation import BOUNDED_NAMES
-from gradscope.dump.manifest.packed_statistics import MOST_STATISTICS, different_names
-from gradscope.dump.record import Json, Reason, Shard, SiteFacts
+from gradscope.dump.record import Json
 from gradscope.errors import DumpError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
 _DIRECTIONS: Final[tuple[Literal["forward", "backward"], ...]] = ("forward", "backward")
 _COMBINED_BY: Final[tuple[Literal["mean", "sum"], ...]] = ("mean", "sum")
 _TIERS: Final[tuple[Tier, ...]] = get_args(Tier)
@@ -69,7 +68,7 @@ def manifest_from_json(value: Json, entries: tuple[Entry, ...] = ()) -> Manifest
     """Returns the manifest that a JSON object describes, with some entries before its own. See `manifest_from_text`."""
     _require_schema(value)
     manifest = Fields.of(value, "the top level", Manifest)
-    entries += manifest.each("entries", lambda each, n: read_object(each, f"entry {n}", Entry, _ENTRY))
+    entries += manifest.each("entries", read_entry)
     _require_few_statistics(entries)
     return Manifest(
         entries=entries,
@@ -135,52 +134,7 @@ def _default(field: Field[Any]) -> object:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
-def _reason(fields: Fields, name: str) -> Reason:
-    return fields.choice(name, _REASONS, "captured")
-
-
-def _site(fields: Fields, name: str) -> SiteFacts:
-    return read_object(fields.values[name], f"the site of {fields.what}", SiteFacts, _SITE)
-
-
-def _stored(fields: Fields, name: str) -> Stored:
-    return read_object(fields.values[name], f"the location of {fields.what}", Stored, _STORED)
-
-
-def _shard(fields: Fields, name: str) -> Shard:
-    return read_object(fields.values[name], f"the shard of {fields.what}", Shard, _SHARD)
-
-
-#: How the fields of what a dump has thousands of are read.
-_SITE: Final[Readers] = {
-    "index": Fields.count,
-    "source": Fields.text,
-    "primitive": Fields.text,
-    "layer": Fields.text,
-    "iteration": Fields.counts,
-    "operation": Fields.flag,
-    "of": Fields.text,
-}
-_STORED: Final[Readers] = {
-    "member": Fields.text,
-    "dtype": Fields.text,
-    "crc32": Fields.count,
-    "offset": Fields.count,
-    "size_bytes": Fields.count,
-}
-_SHARD: Final[Readers] = {"of": Fields.text, "whole": Fields.sizes, "start": Fields.sizes}
-_ENTRY: Final[Readers] = {
-    "family": Fields.text,
-    "name": Fields.text,
-    "shape": Fields.sizes,
-    "dtype": Fields.text,
-    "stats": Fields.statistics,
-    "site": _site,
-    "stored": _stored,
-    "alias_of": Fields.text,
-    "absent": _reason,
-    "shard": _shard,
-}
+#: How the fields of a layer are read.
 _LAYER: Final[Readers] = {
     "path": Fields.text,
     "index": Fields.count,
@@ -284,7 +238,7 @@ def _ledger_line(value: Json, position: int) -> LedgerLine:
     return LedgerLine(
         name=line.text("name"),
         family=line.text("family"),
-        reason=line.choice("reason", _REASONS, "captured"),
+        reason=line.choice("reason", REASONS, "captured"),
         detail=line.text("detail"),
     )
 

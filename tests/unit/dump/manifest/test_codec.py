@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradscope.dump.manifest import compiled_entries
 from gradscope.dump.manifest.codec import manifest_from_text, manifest_to_text
+from gradscope.dump.manifest.entries import compiled_entries
 from gradscope.dump.manifest.manifest import (
     Cause,
     Entry,

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from gradscope.dump.manifest import compiled_entries as module
 from gradscope.dump.manifest.codec import manifest_from_json, manifest_from_text, manifest_to_text
-from gradscope.dump.manifest.compiled_entries import compiled_entries
+from gradscope.dump.manifest.entries import compiled_entries as module
+from gradscope.dump.manifest.entries.compiled_entries import compiled_entries
 from gradscope.dump.manifest.json_text import loads
 from gradscope.dump.manifest.manifest import Entry, Manifest, Stored
 from gradscope.dump.record import Shard, SiteFacts, fields_of

@@ -20,10 +20,10 @@ from itertools import chain, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+from gradscope.dump.manifest.entries.packed_statistics import EqualTexts, Packer, Values
 from gradscope.dump.manifest.json_fields import LARGEST, MOST_AXES
 from gradscope.dump.manifest.json_text import most_names, require_small
 from gradscope.dump.manifest.manifest import Entry, Manifest, Stored
-from gradscope.dump.manifest.packed_statistics import EqualTexts, Packer, Values
 from gradscope.dump.record import Json, Shard, SiteFacts
 
 if TYPE_CHECKING:
