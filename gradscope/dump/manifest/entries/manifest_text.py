@@ -188,9 +188,11 @@ def _share(values: Sequence[object], names: Iterable[str]) -> None:
     """Makes equal attributes of some values one object: most tensors have the family, dtype and shape of others."""
     for name in names:
         own = [*map(attrgetter(name), values)]
-        known = dict(zip(own, own, strict=True))
+        # Any number of shapes may have one hash. Texts are hashed with a secret.
+        keys = [*map(str, own)] if name == "shape" else own
+        known = dict(zip(keys, own, strict=True))
         if len(known) < len(own):
-            replace(values, name, map(known.__getitem__, own))
+            replace(values, name, map(known.__getitem__, keys))
 
 
 def _size_bytes(entries: Sequence[Entry]) -> int:
@@ -202,7 +204,8 @@ def _size_bytes(entries: Sequence[Entry]) -> int:
         *chain.from_iterable(map(attrgetter("source", "primitive", "layer", "of"), sites)),
         *map(attrgetter("member"), stored),
     }
-    axes = sum(map(len, {*map(attrgetter("shape"), entries)})) + sum(map(len, map(attrgetter("iteration"), sites)))
+    shapes = {id(shape): shape for shape in map(attrgetter("shape"), entries)}
+    axes = sum(map(len, shapes.values())) + sum(map(len, map(attrgetter("iteration"), sites)))
     return _ENTRY_BYTES * len(entries) + sum(map(sys.getsizeof, texts)) + _AXIS_BYTES * axes
 
 
