@@ -64,7 +64,11 @@ class BoundedRegex:
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
-        self._regex = re.compile(pattern)
+        try:
+            self._regex = re.compile(pattern)
+        except (OverflowError, RecursionError) as error:
+            reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+            raise re.error(reason) from error
         # With one repetition at most, matching takes no longer than the square of the name's length.
         self._may_explode = sum(map(pattern.count, "*+{")) > 1
 
