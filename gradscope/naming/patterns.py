@@ -48,7 +48,9 @@ _SECONDS: Final = 5.0
 class BoundedRegex:
     """A `BoundedRegex` is a compiled regular expression whose matches are bounded in time, in the main thread.
 
-    The engine looks for signals while it matches, so that a timer can end it. Other threads receive no signals.
+    The engine looks for signals while it matches, so that a timer can end it. Other threads receive no signals, and
+    cannot be ended from outside, as the engine holds the interpreter's lock. A stricter syntax for them would refuse
+    expressions that are fine, and a process for each match takes milliseconds.
 
     Args:
         pattern: The regular expression.
@@ -62,7 +64,11 @@ class BoundedRegex:
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
-        self._regex = re.compile(pattern)
+        try:
+            self._regex = re.compile(pattern)
+        except (OverflowError, RecursionError) as error:
+            reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+            raise re.error(reason) from error
         # With one repetition at most, matching takes no longer than the square of the name's length.
         self._may_explode = sum(map(pattern.count, "*+{")) > 1
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradscope import naming
+from gradscope.dump.manifest.entries.packed_statistics import numbers_of
 from gradscope.dump.manifest.manifest import Layer, Manifest
-from gradscope.dump.manifest.packed_statistics import numbers_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

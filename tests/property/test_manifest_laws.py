@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gradscope.dump.manifest.entries.packed_statistics import Packer
 from gradscope.dump.manifest.manifest import Cause, Entry, Layer, Manifest
 from gradscope.dump.manifest.operation_facts.saturation import BOUNDED_NAMES, Saturation
-from gradscope.dump.manifest.packed_statistics import Packer
 from gradscope.dump.record import SiteFacts
 from gradscope.presentation import Screen, to_csv, to_json, to_markdown, to_text
 from gradscope.stats import find

@@ -22,6 +22,7 @@ from typing import Final
 from gradscope.comparison.judging.expression_parser import parse_expression
 from gradscope.comparison.judging.expressions import Expression, Limit
 from gradscope.comparison.metrics.evidence import PairEvidence
+from gradscope.dump.storage.bounded_text import bounded_text
 from gradscope.errors import DumpError, UsageError
 from gradscope.naming.patterns import Pattern
 
@@ -122,9 +123,7 @@ def first_match(rules: Sequence[ToleranceRule], *spellings: str) -> Tolerance | 
 
 def _text(path: Path) -> str:
     try:
-        if path.stat().st_size > _LARGEST_FILE_BYTES:
-            raise DumpError(f"{path} is too large for a file of tolerances")
-        return path.read_text(encoding="utf-8")
+        return bounded_text(path, _LARGEST_FILE_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise DumpError(f"cannot read the tolerances in {path}: {reason}") from error

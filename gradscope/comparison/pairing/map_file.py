@@ -39,6 +39,7 @@ from gradscope.comparison.layout.recipes import (
 from gradscope.comparison.pairing.by_rules import MapRule, written_rules
 from gradscope.comparison.pairing.matching import Match
 from gradscope.dump.record import Json
+from gradscope.dump.storage.bounded_text import bounded_text
 from gradscope.dump.storage.writing.atomic_file import write_atomically
 from gradscope.dump.storage.writing.target_path import checked_file
 from gradscope.errors import DumpError, UsageError
@@ -85,9 +86,7 @@ def write_map(path: Path, matches: Iterable[Match]) -> None:
 
 def _text(path: Path) -> str:
     try:
-        if path.stat().st_size > _LARGEST_FILE_BYTES:
-            raise DumpError(f"{path} is too large for a map file")
-        return path.read_text(encoding="utf-8")
+        return bounded_text(path, _LARGEST_FILE_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise DumpError(f"cannot read the map file {path}: {reason}") from error

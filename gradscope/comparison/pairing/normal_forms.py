@@ -8,8 +8,9 @@ the model (`module.`, `_orig_mod.`, `params/`), and the names that frameworks ha
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable
-from itertools import chain, pairwise, takewhile
+from itertools import chain, islice, pairwise, takewhile
 from typing import Final, TypeAlias
 
 from gradscope.naming.numbering import number_of
@@ -72,14 +73,29 @@ def common_start(names: Iterable[Tokens]) -> Tokens:
     return tuple(column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns))
 
 
-def are_of_one_name(name: str, output: str) -> bool:
-    """Returns whether one of two names is the other within a collection, `batch_stats/norm/mean` for `norm/mean`.
+class NamesWithin:
+    """`NamesWithin` finds names that are another one within a collection, `batch_stats/norm/mean` for `norm/mean`.
 
     Args:
-        name: The name of a parameter or of state.
-        output: The name of an auxiliary output.
+        names: The names, each once.
     """
-    return f"/{name}".endswith(f"/{output}") or f"/{output}".endswith(f"/{name}")
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._order = {name: position for position, name in enumerate(names)}
+        self._lengths = {*map(len, self._order)}
+        # What ends with a name begins with it backwards, and has its place next to it.
+        self._backwards = sorted(f"/{name}"[::-1] for name in self._order)
+
+    def of(self, name: str) -> list[str]:
+        """Returns the names of which one is a given name within a collection, or the other way round, in order."""
+        starts = (at for at in range(len(name) + 1) if not at or name[at - 1] == "/")
+        found = {name[at:] for at in starts if len(name) - at in self._lengths} & self._order.keys()
+        backwards = f"/{name}"[::-1]
+        for each in islice(self._backwards, bisect_left(self._backwards, backwards), None):
+            if not each.startswith(backwards):
+                break
+            found.add(each[-2::-1])
+        return sorted(found, key=self._order.__getitem__)
 
 
 def iterations_of_occurrences(names: Iterable[str], others: Iterable[str]) -> dict[str, str]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradscope.dump.manifest.codec import manifest_from_json, manifest_to_json
+from gradscope.dump.manifest.codec import ITEM_READERS, manifest_from_json, manifest_to_json
+from gradscope.dump.manifest.entries.manifest_text import read_text
 from gradscope.dump.manifest.json_fields import Fields
-from gradscope.dump.manifest.json_text import dumps, loads
+from gradscope.dump.manifest.json_text import dumps
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.record import Json
 from gradscope.dump.sources.archive import MANIFEST_LIMIT
@@ -62,10 +63,10 @@ def read_index(path: Path) -> DumpIndex:
     with InputFile(path) as file:
         if file.size_bytes > MANIFEST_LIMIT:
             raise DumpError(f"it has {file.size_bytes} bytes, more than {MANIFEST_LIMIT}")
-        value = loads(file.read(0, file.size_bytes))
-    index = Fields.of(value, "the index", DumpIndex)
+        found = read_text(file.read(0, file.size_bytes), ITEM_READERS, depth=2)
+    index = Fields.of(found.rest, "the index", DumpIndex)
     return DumpIndex(
-        manifest=manifest_from_json(index.values["manifest"]),
+        manifest=manifest_from_json(index.values["manifest"], found.lists),
         files=index.each("files", _file_facts),
     )
 

@@ -2,8 +2,9 @@
 
 - `manifest` defines the dataclasses: `Manifest`, its entries, layers, ledger, and more.
 - `codec` converts a manifest to JSON text and back.
-- `compiled_entries` decodes the entries of a long manifest with msgspec, where that is installed.
-- `json_fields` reads typed values out of an untrusted JSON object, `json_text` reads and writes strict JSON text.
+- `entries` reads the entries, which are most of it, and packs their statistics.
+- `json_fields` reads typed values out of an untrusted JSON object, `json_text` reads and writes strict JSON text,
+  within the bounds of `json_scan`.
 - `operation_facts` defines what it says of single operations inside layers.
 - `layer_graph`: which values and gradients each value and gradient is computed from.
 - `provenance` collects versions, the command line and hashes of the inputs.

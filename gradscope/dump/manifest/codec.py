@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
-from gradscope.dump.manifest.compiled_entries import compiled_entries
+from gradscope.dump.manifest.entries.entry_fields import REASONS, read_entry
+from gradscope.dump.manifest.entries.manifest_text import ItemReader, read_text
+from gradscope.dump.manifest.entries.packed_statistics import MOST_STATISTICS, different_names
 from gradscope.dump.manifest.json_fields import Fields, Readers, read_object
-from gradscope.dump.manifest.json_text import dumps, from_float, loads
+from gradscope.dump.manifest.json_text import dumps, from_float
 from gradscope.dump.manifest.manifest import (
     SCHEMA,
     Cause,
@@ -20,19 +23,16 @@ from gradscope.dump.manifest.manifest import (
     LedgerLine,
     Manifest,
     Origin,
-    Stored,
     Tier,
 )
 from gradscope.dump.manifest.operation_facts import BatchBroadcast, OutOfBounds, Saturation, StepFunction
 from gradscope.dump.manifest.operation_facts.saturation import BOUNDED_NAMES
-from gradscope.dump.manifest.packed_statistics import MOST_STATISTICS, different_names
-from gradscope.dump.record import Json, Reason, Shard, SiteFacts
+from gradscope.dump.record import Json
 from gradscope.errors import DumpError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
 _DIRECTIONS: Final[tuple[Literal["forward", "backward"], ...]] = ("forward", "backward")
 _COMBINED_BY: Final[tuple[Literal["mean", "sum"], ...]] = ("mean", "sum")
 _TIERS: Final[tuple[Tier, ...]] = get_args(Tier)
@@ -59,23 +59,26 @@ def manifest_from_text(text: bytes | bytearray, *, histograms: bool = True) -> M
     Raises:
         DumpError: The text is not a manifest, or follows a schema that this version does not read.
     """
-    compiled = compiled_entries(text, histograms=histograms)
-    if compiled is None:
-        return manifest_from_json(loads(text))
-    return manifest_from_json(loads(compiled.rest), compiled.entries)
+    found = read_text(text, ITEM_READERS, histograms=histograms)
+    return manifest_from_json(found.rest, found.lists)
 
 
-def manifest_from_json(value: Json, entries: tuple[Entry, ...] = ()) -> Manifest:
-    """Returns the manifest that a JSON object describes, with some entries before its own. See `manifest_from_text`."""
+def manifest_from_json(value: Json, lists: Mapping[str, tuple[Any, ...]] = MappingProxyType({})) -> Manifest:
+    """Returns the manifest that a JSON object describes. See `manifest_from_text`.
+
+    Args:
+        value: The object.
+        lists: Items of its lists that are not in it, as `read_text` returns them.
+    """
     _require_schema(value)
     manifest = Fields.of(value, "the top level", Manifest)
-    entries += manifest.each("entries", lambda each, n: read_object(each, f"entry {n}", Entry, _ENTRY))
+    entries = manifest.each("entries", read_entry) + lists.get("entries", ())
     _require_few_statistics(entries)
     return Manifest(
         entries=entries,
-        layers=manifest.each("layers", lambda each, n: read_object(each, f"layer {n}", Layer, _LAYER)),
-        ledger=_ledger(manifest.object("ledger")),
-        causes=manifest.each("causes", _cause),
+        layers=manifest.each("layers", _layer) + lists.get("layers", ()),
+        ledger=_ledger(manifest.object("ledger"), lists.get("missing", ())),
+        causes=manifest.each("causes", _cause) + lists.get("causes", ()),
         loss=manifest.optional_number("loss"),
         complete=manifest.boolean("complete", default=True),
         tier=manifest.choice("tier", _TIERS, "full"),
@@ -135,52 +138,7 @@ def _default(field: Field[Any]) -> object:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
-def _reason(fields: Fields, name: str) -> Reason:
-    return fields.choice(name, _REASONS, "captured")
-
-
-def _site(fields: Fields, name: str) -> SiteFacts:
-    return read_object(fields.values[name], f"the site of {fields.what}", SiteFacts, _SITE)
-
-
-def _stored(fields: Fields, name: str) -> Stored:
-    return read_object(fields.values[name], f"the location of {fields.what}", Stored, _STORED)
-
-
-def _shard(fields: Fields, name: str) -> Shard:
-    return read_object(fields.values[name], f"the shard of {fields.what}", Shard, _SHARD)
-
-
-#: How the fields of what a dump has thousands of are read.
-_SITE: Final[Readers] = {
-    "index": Fields.count,
-    "source": Fields.text,
-    "primitive": Fields.text,
-    "layer": Fields.text,
-    "iteration": Fields.counts,
-    "operation": Fields.flag,
-    "of": Fields.text,
-}
-_STORED: Final[Readers] = {
-    "member": Fields.text,
-    "dtype": Fields.text,
-    "crc32": Fields.count,
-    "offset": Fields.count,
-    "size_bytes": Fields.count,
-}
-_SHARD: Final[Readers] = {"of": Fields.text, "whole": Fields.sizes, "start": Fields.sizes}
-_ENTRY: Final[Readers] = {
-    "family": Fields.text,
-    "name": Fields.text,
-    "shape": Fields.sizes,
-    "dtype": Fields.text,
-    "stats": Fields.statistics,
-    "site": _site,
-    "stored": _stored,
-    "alias_of": Fields.text,
-    "absent": _reason,
-    "shard": _shard,
-}
+#: How the fields of a layer are read.
 _LAYER: Final[Readers] = {
     "path": Fields.text,
     "index": Fields.count,
@@ -198,9 +156,13 @@ _LAYER: Final[Readers] = {
 }
 
 
-def _ledger(value: Json) -> Ledger:
+def _layer(value: Json, position: int) -> Layer:
+    return read_object(value, f"layer {position}", Layer, _LAYER)
+
+
+def _ledger(value: Json, missing: tuple[LedgerLine, ...]) -> Ledger:
     ledger = Fields.of(value, "the ledger", Ledger)
-    return Ledger(captured=ledger.count("captured"), missing=ledger.each("missing", _ledger_line))
+    return Ledger(captured=ledger.count("captured"), missing=ledger.each("missing", _ledger_line) + missing)
 
 
 def _examples(value: Json) -> Examples:
@@ -285,7 +247,7 @@ def _ledger_line(value: Json, position: int) -> LedgerLine:
     return LedgerLine(
         name=line.text("name"),
         family=line.text("family"),
-        reason=line.choice("reason", _REASONS, "captured"),
+        reason=line.choice("reason", REASONS, "captured"),
         detail=line.text("detail"),
     )
 
@@ -298,3 +260,7 @@ def _cause(value: Json, position: int) -> Cause:
         why=cause.text("why"),
         rounding=cause.boolean("rounding", default=False),
     )
+
+
+#: What makes an item of each list of a manifest that may be long, but for its entries.
+ITEM_READERS: Final[Mapping[str, ItemReader]] = {"layers": _layer, "missing": _ledger_line, "causes": _cause}

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from gradscope.arrays.dtypes import itemsize, stored_dtype
+from gradscope.dump.manifest.json_scan import MemoryBudget, parsed_bytes
 from gradscope.dump.manifest.json_text import loads
 from gradscope.dump.record import Json
 from gradscope.dump.sources.foreign import ForeignTensor
@@ -25,6 +26,9 @@ from gradscope.errors import DumpError
 
 _LENGTH_BYTES: Final = 8
 _HEADER_LIMIT: Final = 100_000_000
+
+#: The memory that a header may take when it is read. That of 100,000 tensors takes less than half.
+_HEADER_MEMORY: Final = 256 << 20
 _METADATA: Final = "__metadata__"
 _DTYPES: Final = {
     "BOOL": "bool",
@@ -58,7 +62,9 @@ def safetensors_tensors(file: InputFile) -> Iterator[ForeignTensor]:
     header_bytes = int.from_bytes(file.read(0, _LENGTH_BYTES), "little")
     if header_bytes > _HEADER_LIMIT:
         raise DumpError(f"its header claims {header_bytes} bytes, more than {_HEADER_LIMIT}")
-    header = loads(file.read(_LENGTH_BYTES, header_bytes))
+    text = file.read(_LENGTH_BYTES, header_bytes)
+    MemoryBudget(_HEADER_MEMORY).spend(parsed_bytes(text))
+    header = loads(text)
     if not isinstance(header, dict):
         raise DumpError("its header is not an object")
     position = _LENGTH_BYTES + header_bytes

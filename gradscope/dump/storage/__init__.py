@@ -7,6 +7,7 @@ Write side:
 Read side:
 
 - `input_file` reads bytes of a regular file at any offset, from any thread.
+- `bounded_text` reads a text file that a user writes.
 - `streams` reads the bytes of one tensor in order, inflates them where needed, and checks their CRC-32.
 - `stored_tensor` reads one tensor of a file: the full array, a range of its elements, or chunk by chunk.
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from gradscope import naming
-from gradscope.dump.manifest.packed_statistics import StatisticsColumns
+from gradscope.dump.manifest.entries.packed_statistics import StatisticsColumns
 from gradscope.presentation.tables.dump_rows import FACTS, Row, companions, facts_of, family_rank
 from gradscope.presentation.tables.table import Cell, Column, ColumnLines, Kind, Table, column
 from gradscope.stats.columns import ColumnKind, column_kinds

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
-from gradscope.dump.manifest.packed_statistics import EqualTexts, PackedStatistics, StatisticsTable, Values
+from gradscope.dump.manifest.entries.packed_statistics import EqualTexts, PackedStatistics, StatisticsTable, Values
 from gradscope.dump.record import Json
 from gradscope.stats.columns import base_of, column_kinds, number
 

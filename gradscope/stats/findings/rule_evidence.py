@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Final
 
 from gradscope import naming
+from gradscope.dump.manifest.entries.packed_statistics import numbers_of
 from gradscope.dump.manifest.manifest import Cause, Entry, Layer, Manifest
-from gradscope.dump.manifest.packed_statistics import numbers_of
 from gradscope.dump.manifest.zero_reasons import places_in
 from gradscope.naming import IterationIndex
 from gradscope.naming.summary import Summary

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gradscope.dump.storage.bounded_text import bounded_text
 from gradscope.errors import DumpError, UsageError
 from gradscope.naming import printable
 from gradscope.naming.patterns import BoundedRegex
 
+_LARGEST_FILE_BYTES: Final = 16 << 20
 _LINE: Final = re.compile(r"(?P<regex>.*?)\s*->\s*(?P<replacement>.*)")
 
 
@@ -43,7 +45,7 @@ def read_key_map(path: Path) -> KeyMap:
         UsageError: A line in it is not a rule; the message names it.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = bounded_text(path, _LARGEST_FILE_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise DumpError(f"{printable(str(path))}: it cannot be read as a key map: {error}") from error
     lines = enumerate(map(str.strip, text.splitlines()), 1)

@@ -15,6 +15,7 @@ import pytest
 
 from gradscope.dump.reader import open_dump
 from gradscope.dump.recover import recover
+from gradscope.dump.sources import safetensors
 from gradscope.dump.verify import verify
 from gradscope.errors import DumpError, GradscopeError
 from gradscope.naming import key_of
@@ -57,6 +58,15 @@ def test_a_hostile_safetensors_file_is_refused(tmp_path: Path, case: str) -> Non
     path = tmp_path / "hostile.safetensors"
     path.write_bytes(content)
     assert_refused(path, problem)
+
+
+def test_a_safetensors_header_of_very_many_values_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safetensors, "_HEADER_MEMORY", 1 << 20)
+    header = b'{"__metadata__":{"a":[%b0]}}' % (b'"b",' * 50_000)
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(DumpError, match="more than 1 MiB of memory"):
+        open_dump(path)
 
 
 @pytest.mark.parametrize("case", OURS)

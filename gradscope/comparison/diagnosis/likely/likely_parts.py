@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
 from gradscope.comparison.judging.rows import ComparisonRow
@@ -21,6 +22,10 @@ from gradscope.naming import PARAM, TENSOR, key_of, printable, split_key
 
 #: The families of parameters, in a file without a manifest as well.
 _STORED: Final = (PARAM, TENSOR)
+
+#: The largest number of pairs of tensors that are looked at: a few seconds. Programs that have no name in common have
+#: the square of their parameters.
+_MOST_PAIRS: Final = 300_000
 
 #: The largest number of parts that are listed by name.
 _MOST_PARTS: Final = 8
@@ -41,10 +46,14 @@ def with_likely_parts(
         if row.family in _STORED and row.counts and row.status in alone:
             alone[row.status].append(key_of(row.family, row.name))
     found: dict[tuple[str, str], str] = {}
+    looked_at = 0
     sides = (("missing", dumps.ref, "extra", dumps.cand), ("extra", dumps.cand, "missing", dumps.ref))
     for status, holder, other_status, other in sides:
         for packed in alone[status]:
             free = [key for key in alone[other_status] if (other_status, key) not in found]
+            looked_at += len(free)
+            if looked_at > _MOST_PAIRS:
+                break
             parts, how = _made_up(holder, packed, other, free)
             if parts:
                 of = " and ".join(map(_quoted, parts))
@@ -75,9 +84,11 @@ def _nearest(packed: str, names: Mapping[str, Sequence[int]]) -> list[str]:
     """Returns those of some names that share the most words with another."""
     own = _words(packed)
     shared = {name: (own & _words(name)).total() for name in names}
-    return [name for name, count in shared.items() if count == max(shared.values())]
+    most = max(shared.values(), default=0)
+    return [name for name, count in shared.items() if count == most]
 
 
+@lru_cache(maxsize=10_000)
 def _words(key: str) -> Counter[str]:
     return Counter(tokens_of(split_key(key)[1]))
 
@@ -86,7 +97,8 @@ def _quoted(key: str) -> str:
     return f"`{printable(split_key(key)[1])}`"
 
 
-def _may_be_part(part: Sequence[int], packed: Sequence[int]) -> bool:
+@lru_cache(maxsize=10_000)
+def _may_be_part(part: tuple[int, ...], packed: tuple[int, ...]) -> bool:
     """Returns whether a tensor may be a part of another, its axes in whichever order."""
     others = Counter(packed) - Counter(part)
     if len(part) == len(packed) - 1:  # one of a stack

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, reduce
 from typing import Final, TypeVar
 
-from gradscope.comparison.pairing.normal_forms import are_of_one_name
+from gradscope.comparison.pairing.normal_forms import NamesWithin
 from gradscope.comparison.precision import coarser, dtype_class
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import sources_of
@@ -72,8 +72,7 @@ class InheritedPrecision:
 
     def _updated(self, output: str) -> list[str]:
         """Returns the parameters and the state that an auxiliary output has the name of; a word alone may be any."""
-        named = self._given.get(output.rpartition("/")[2], ())
-        return [each for each in named if each == output or ("/" in output and are_of_one_name(each, output))]
+        return [each for each in self._given.of(output) if each == output or "/" in output]
 
     def _scope_of(self, name: str) -> Sequence[Layer]:
         """Returns the layer that has the name of a variable's scope, or of that within a collection, in each call."""
@@ -81,10 +80,9 @@ class InheritedPrecision:
         return self._by_path.get(scope) or self._by_path.get(scope.partition("/")[2], ())
 
     @cached_property
-    def _given(self) -> Mapping[str, Sequence[str]]:
-        """The parameters and the state by the last words of their names."""
-        given = (entry.name for entry in self._source.manifest.entries if entry.family in (PARAM, STATE))
-        return _grouped((name.rpartition("/")[2], name) for name in given)
+    def _given(self) -> NamesWithin:
+        """The names of the parameters and the state."""
+        return NamesWithin(entry.name for entry in self._source.manifest.entries if entry.family in (PARAM, STATE))
 
     @cached_property
     def _users(self) -> Mapping[str, Sequence[Layer]]:

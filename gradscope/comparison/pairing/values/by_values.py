@@ -28,7 +28,7 @@ from typing import Final
 from gradscope.comparison.layout.layouts import arranged
 from gradscope.comparison.layout.recipes import Recipe, Reshape
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
-from gradscope.comparison.pairing.normal_forms import are_of_one_name, tokens_of
+from gradscope.comparison.pairing.normal_forms import NamesWithin, tokens_of
 from gradscope.comparison.pairing.values.equal_classes import EqualClasses, equal_classes
 from gradscope.comparison.pairing.values.equality import Equality, absent_keys
 from gradscope.comparison.pairing.values.same_use import SameUse
@@ -103,10 +103,11 @@ def by_updated_state(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:  # no
         for match in unmatched.matched
         if split_key(match.ref)[0] in (PARAM, STATE) and len(match.recipe.keys) == 1
     }
-    outputs = [split_key(key)[1] for key in unmatched.only_cand if split_key(key)[0] == AUX]
+    outputs = NamesWithin(split_key(key)[1] for key in unmatched.only_cand if split_key(key)[0] == AUX)
+    given = NamesWithin(names)
     for key in (key for key in unmatched.only_ref if split_key(key)[0] == AUX):
-        for name in (name for name in names if are_of_one_name(name, split_key(key)[1])):
-            updated = [output for output in outputs if are_of_one_name(names[name], output)]
+        for name in given.of(split_key(key)[1]):
+            updated = outputs.of(names[name])
             if len(updated) == 1:
                 yield Match.of(key, key_of(AUX, updated[0]), "path")
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from gradscope.comparison.layout.recipes import RecipeStep
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.comparison.pairing.values.equality import Equality, Statistics, ValueClass, measurable
-from gradscope.dump.manifest.packed_statistics import numbers_of
+from gradscope.dump.manifest.entries.packed_statistics import numbers_of
 from gradscope.dump.record import Json
 
 #: The statistics that are compared, and the one of the reference that is the unit of each one's change.

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradscope.dump.manifest import compiled_entries
 from gradscope.dump.manifest.codec import manifest_from_text, manifest_to_text
+from gradscope.dump.manifest.entries import manifest_text
 from gradscope.dump.manifest.manifest import (
     Cause,
     Entry,
@@ -74,11 +74,14 @@ MANIFEST = Manifest(
 )
 
 
-@pytest.fixture(autouse=True, params=["msgspec", "json"])
+@pytest.fixture(autouse=True, params=["msgspec", "json in parts", "json"])
 def _decoded_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "msgspec":
         pytest.importorskip("msgspec", reason="msgspec is absent: manifests were NOT decoded with it")
-        monkeypatch.setattr(compiled_entries, "_LONG", 0)
+    if request.param == "json in parts":
+        monkeypatch.setattr(manifest_text, "compiled_entries", lambda *_, **__: None)
+    if request.param != "json":
+        monkeypatch.setattr(manifest_text, "_LONG", 0)
 
 
 @pytest.mark.parametrize("manifest", [MANIFEST, Manifest(entries=()), replace(MANIFEST, loss=-math.inf)])

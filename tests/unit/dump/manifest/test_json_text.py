@@ -10,15 +10,8 @@ import tracemalloc
 
 import pytest
 
-from gradscope.dump.manifest.json_text import (
-    CONTAINERS_LIMIT,
-    DEPTH_LIMIT,
-    VALUES_LIMIT,
-    as_float,
-    dumps,
-    from_float,
-    loads,
-)
+from gradscope.dump.manifest.json_scan import CONTAINERS_LIMIT, DEPTH_LIMIT, VALUES_LIMIT
+from gradscope.dump.manifest.json_text import as_float, dumps, from_float, loads
 from gradscope.errors import DumpError
 
 

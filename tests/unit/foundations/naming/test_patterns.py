@@ -94,6 +94,12 @@ def test_a_long_name_and_many_stars_take_no_time() -> None:
     assert time.process_time() - begin < 1
 
 
+@pytest.mark.parametrize("regex", ["(" * 5_000 + ")" * 5_000, "a{4294967296}"])
+def test_what_the_engine_cannot_compile_is_no_regular_expression(regex: str) -> None:
+    with pytest.raises(UsageError, match=r"is not a regular expression: .*(nested|too large)"):
+        Pattern.parse(f"re:{regex}")
+
+
 def test_a_regular_expression_that_takes_for_ever_ends_with_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patterns, "_SECONDS", 0.1)
     before = signal.getsignal(signal.SIGALRM)

@@ -7,6 +7,7 @@ statistic of many tensors.
 from __future__ import annotations
 
 import struct
+import sys
 from array import array
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from contextlib import suppress
@@ -30,6 +31,10 @@ _CODES: Final = {float: "d", int: "q"}
 #: The most tables, and the most columns of one. A dump has a dozen tables of thirty columns.
 _MOST_TABLES: Final = 64
 _MOST_NAMES: Final = MOST_STATISTICS
+
+#: The bytes of a number in a column, and the largest integer that is one object wherever it is.
+_NUMBER_BYTES: Final = 8
+_SHARED_INTEGER: Final = 256
 
 #: The most different texts of which each is kept once.
 _FEW: Final = 64
@@ -89,11 +94,16 @@ class StatisticsTable:
         self.columns: dict[str, Values] = {name: [] for name in names}
         self.rows = 0
 
-    def extend(self, rows: Sequence[Iterable[Json]]) -> None:
-        """Adds the values of some tensors, each in the order of the columns."""
+    def extend(self, rows: Sequence[Iterable[Json]]) -> int:
+        """Adds the values of some tensors, in the order of the columns; returns about how many bytes they take."""
+        size_bytes = 0
         for name, values in zip(self.columns, zip(*rows, strict=True), strict=True):
-            self.columns[name] = _extended(self.columns[name], values)
+            column = self.columns[name] = _extended(self.columns[name], values)
+            size_bytes += _NUMBER_BYTES * len(values)
+            if not isinstance(column, array):
+                size_bytes += sum(map(_size_bytes, values))
         self.rows += len(rows)
+        return size_bytes
 
 
 class PackedStatistics(Mapping[str, Json]):
@@ -140,16 +150,20 @@ class Packer:
     """`Packer` packs statistics, of which many tensors have those of the same names.
 
     Statistics of a hostile file, all of other names or of very many, stay as they are: a table of one row takes more.
+
+    Attributes:
+        size_bytes: About how much memory all that was packed takes.
     """
 
     def __init__(self) -> None:
+        self.size_bytes = 0
         self._tables: dict[tuple[str, ...], StatisticsTable] = {}
         self._unpacked: list[Mapping[str, Json]] = []
 
     def pack(self, statistics: Sequence[Mapping[str, Json]]) -> list[Mapping[str, Json]]:
         """Returns the statistics of some tensors, those that can be as rows of tables."""
         if max(map(len, statistics), default=0) > _MOST_NAMES:
-            self._unpacked += statistics
+            self._keep(statistics)
             return [*statistics]
         names = [*map(tuple, statistics)]
         by_names: dict[tuple[str, ...], list[Mapping[str, Json]]] = {own: [] for own in names}
@@ -162,17 +176,21 @@ class Packer:
         for own, rows in by_names.items():
             table = self._table(own)
             if table is None:
-                self._unpacked += rows
+                self._keep(rows)
                 packed[own] = iter(rows)
             else:
                 packed[own] = map(PackedStatistics, repeat(table), count(table.rows))
-                table.extend([each.values() for each in rows])
+                self.size_bytes += table.extend([each.values() for each in rows])
         return [*map(next, map(packed.__getitem__, names))]
 
     def columns(self) -> Iterator[Values | ValuesView[Json]]:
         """Yields the columns of all tables, and the values of each tensor whose statistics were not packed."""
         yield from (column for table in self._tables.values() for column in table.columns.values())
         yield from (each.values() for each in self._unpacked)
+
+    def _keep(self, statistics: Sequence[Mapping[str, Json]]) -> None:
+        self._unpacked += statistics
+        self.size_bytes += sum(map(_size_bytes, statistics))
 
     def _table(self, names: tuple[str, ...]) -> StatisticsTable | None:
         """Returns the table of statistics of some names; None where it would be one too many."""
@@ -234,6 +252,16 @@ def different_names(statistics: Iterable[Mapping[str, Json]]) -> frozenset[str]:
         else:
             names.update(each)
     return frozenset(names.union(*(table.columns for table in tables)))
+
+
+def _size_bytes(value: Any) -> int:
+    """Returns how many bytes a JSON value takes, with all in it; most small integers take none of their own."""
+    size = sys.getsizeof(value)
+    if isinstance(value, list):
+        return size + sum([_size_bytes(each) for each in value if type(each) is not int or each > _SHARED_INTEGER])
+    if isinstance(value, Mapping):
+        return size + sum([_size_bytes(name) + _size_bytes(each) for name, each in value.items()])
+    return size
 
 
 _TABLE: Final = attrgetter("table")

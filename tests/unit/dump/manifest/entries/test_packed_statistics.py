@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradscope.dump.manifest.packed_statistics import (
+from gradscope.dump.manifest.entries.packed_statistics import (
     EqualTexts,
     PackedStatistics,
     Packer,
