@@ -2,5 +2,6 @@
 
 - `by_structure`: the same place, by parameters, operations and order.
 - `packed_layers`: outputs of layers of which the other program has several as one.
+- `shuffled_layers`: the same, of layers that are packed block by block in another order.
 - `paired_inputs`: whether two values are computed from values that are paired with each other.
 """
