@@ -228,3 +228,45 @@ def test_buffers_that_a_layer_reads_in_evaluation_may_be_constants_of_the_port(t
     assert found.first_divergence.forward is None, found.sentence
     # In training nothing reads the statistics, so that nothing shows whether the port has them.
     assert found.verdict == ("different" if training else "same"), found.sentence
+
+
+@pytest.mark.parametrize("reverse", [True, False])
+def test_a_bidirectional_layer_is_named_before_the_many_steps_that_a_port_has_for_it(reverse: bool) -> None:
+    torch.manual_seed(0)
+    lstm, head, x = nn.LSTM(4, 3, bidirectional=True, batch_first=True), nn.Linear(6, 2), torch.randn(2, 3, 4)
+
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = lstm, head
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.lstm(x)[0])
+
+    def direction(own: Any, xs: Any, reverse: bool) -> Any:
+        def step(state: Any, x: Any) -> Any:
+            with jax.named_scope("cell"):
+                gates = x @ own["ih"] + state[0] @ own["hh"] + own["b"][None]
+                i, f, g, o = jnp.split(gates, 4, axis=-1)
+                cell = jax.nn.sigmoid(f) * state[1] + jax.nn.sigmoid(i) * jnp.tanh(g)
+                return (jax.nn.sigmoid(o) * jnp.tanh(cell), cell), jax.nn.sigmoid(o) * jnp.tanh(cell)
+
+        return jax.lax.scan(step, (jnp.zeros((2, 3)),) * 2, xs.swapaxes(0, 1), reverse=reverse)[1]
+
+    def loss(weights: Any, x: Any) -> Any:
+        both = [direction(weights["fw"], x, False), direction(weights["bw"], x, reverse)]
+        with jax.named_scope("Dense_0"):
+            x = jnp.concatenate(both, -1).swapaxes(0, 1) @ weights["head"]["w"] + weights["head"]["b"][None, None]
+        return jnp.square(x).mean()
+
+    state = {name: value.numpy() for name, value in Tagger().state_dict().items()}
+    weights = {
+        name: {kind: state[f"lstm.weight_{kind}_l0{end}"].T.copy() for kind in ("ih", "hh")}
+        | {"b": state[f"lstm.bias_ih_l0{end}"] + state[f"lstm.bias_hh_l0{end}"]}
+        for name, end in (("fw", ""), ("bw", "_reverse"))
+    } | {"head": {"w": state["head.weight"].T.copy(), "b": state["head.bias"]}}
+    found = gs.compare(
+        capture(Tagger(), lambda x: x.square().mean(), x), gs.capture(loss, weights, x.numpy(), origins=False)
+    )
+    assert found.verdict == ("same" if reverse else "different"), found.sentence
+    assert [row.name for row in found.blame.suspects][:1] == ([] if reverse else ["lstm.0"]), found.sentence

@@ -219,7 +219,8 @@ class _Forward:
         names = {step.row.name for step in steps}
 
         def place(step: Step) -> tuple[bool, bool]:
-            return self._is_recognised(step), not names.issuperset(step.layer.outputs)
+            used = filter(self._read[step.of_ref].is_used, step.layer.outputs)
+            return self._is_recognised(step), not names.issuperset(used)
 
         return sorted(steps, key=place)
 
