@@ -145,7 +145,7 @@ class _Forward:
         reader = reader_of(
             self._dumps, self._pairing, match, (reads, others[-1] if others else None), self._errors[match.ref]
         )
-        exact = reader is not None and reader.reads(reader.read)
+        exact = reader is not None and (reader.reads(reader.read) or reader.pads_otherwise())
         own = [name for each in (layer, *others) for name in each.params]
         differs = bool(self._wrong.intersection(own))
         shown = None if exact else self._by_what_differs(reader, match, steps)
