@@ -72,6 +72,57 @@ def test_gates_in_kernels_of_several_sizes_are_found_in_another_order() -> None:
     assert wrong.first_divergence.forward.name == "gru"
 
 
+CELL = {"ih": _draw(4, WIDTH, IN), "hh": _draw(4, WIDTH, WIDTH), "b_ih": _draw(4, WIDTH), "b_hh": _draw(4, WIDTH)}
+
+
+def _lstm(*, ported: bool, bias: float = 1.0, forget: float = 1.0) -> Dump:
+    """One step of an LSTM; a port has one kernel, other gates first, and adds one to its forget gate, as Haiku does.
+
+    Args:
+        ported: Whether it is the port.
+        bias: The factor of the biases.
+        forget: What the port takes from the bias of its forget gate.
+    """
+    i, f, g, o = range(4)
+    both = bias * (CELL["b_ih"] + CELL["b_hh"]) - forget * (np.arange(4) == f)[:, None]
+    gates = [i, g, f, o]
+    joined = np.concatenate([np.concatenate(CELL[kind][gates]) for kind in ("ih", "hh")], axis=1)
+    port = {"w": joined.T.copy(), "b": np.concatenate(both[gates]).astype(np.float32)}
+    apart = {kind: np.concatenate(each) * (bias if kind[0] == "b" else 1.0) for kind, each in CELL.items()}
+    name, own = (
+        ("linear", port) if ported else ("lstm", {kind: each.astype(np.float32) for kind, each in apart.items()})
+    )
+
+    def loss(weights: Any, batch: Any) -> Any:
+        own, (h, c) = weights[name], batch["state"]
+        with jax.named_scope("core" if ported else "lstm"):
+            if ported:
+                gates = jnp.concatenate([batch["x"], h], axis=-1) @ own["w"] + own["b"][None]
+                i, g, f, o = jnp.split(gates, 4, axis=-1)
+                f = f + 1
+            else:
+                gates = batch["x"] @ own["ih"].T + own["b_ih"][None] + h @ own["hh"].T + own["b_hh"][None]
+                i, f, g, o = jnp.split(gates, 4, axis=-1)
+            c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+            x = jax.nn.sigmoid(o) * jnp.tanh(c)
+        with jax.named_scope("Dense_0" if ported else "fc"):
+            return jnp.square(x @ weights["out"]).mean()
+
+    return gs.capture(loss, {name: own, "out": OUT}, {"x": X, "state": (STATE, STATE[::-1].copy())}, origins=False)
+
+
+@pytest.mark.parametrize("bias", [1.0, 0.0])
+def test_the_one_kernel_and_bias_of_a_cell_are_those_of_the_two_with_other_gates_first(bias: float) -> None:
+    for one, other in ((False, True), (True, False)):
+        found = gs.compare(_lstm(ported=one, bias=bias), _lstm(ported=other, bias=bias))
+        assert found.verdict == "same", found.sentence
+    reasons = {row.name: row.why for row in found.rows if row.family == "param" and row.status in ("missing", "extra")}
+    assert reasons["linear/b"] == "the sum of lstm/b_hh and lstm/b_ih"
+    wrong = gs.compare(_lstm(ported=False, bias=bias), _lstm(ported=True, bias=bias, forget=0.0))
+    assert wrong.first_divergence.forward is not None, wrong.sentence
+    assert wrong.first_divergence.forward.name == "lstm"
+
+
 TOKENS = _draw(2, 5, HEADS * EACH)
 KERNELS: Final = [
     {name: _draw(HEADS, EACH, HEADS * EACH) for name in "qkv"} | {"o": _draw(HEADS * EACH, HEADS * EACH)}

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from gradscope.comparison.layout.recipes import Reorder, Split, Unstack
+from gradscope.comparison.layout.recipes import Concatenate, Reorder, Split, Unstack
 from gradscope.comparison.pairing.matching import Match
 from gradscope.naming import PARAM, split_key
 
@@ -58,7 +58,10 @@ def shuffled_parameters(matches: Iterable[Match]) -> Iterator[Shuffled]:
     """
     in_cand: defaultdict[tuple[str, tuple[int, ...]], dict[int, str]] = defaultdict(dict)
     for match in (match for match in matches if split_key(match.ref)[0] == PARAM):
-        orders = [step.order for step in match.recipe.steps if isinstance(step, Reorder)]
+        steps = match.recipe.steps
+        orders = [step.order for step in steps if isinstance(step, Reorder)]
+        if len({step.axis for step in steps if isinstance(step, Split | Concatenate)}) > 1:
+            continue  # the parts are joined along another axis than that of the blocks
         if len(orders) == 1 and len(match.recipe.keys) > 1:
             yield Shuffled(True, match.ref, match.recipe.keys, orders[0])
         elif len(orders) == 1:
