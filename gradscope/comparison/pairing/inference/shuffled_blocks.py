@@ -72,7 +72,11 @@ def _places(blocks: Sequence[Array], pieces: Sequence[tuple[str, int, Array]]) -
     if len(pieces) < len(blocks):
         return []
     table = np.array([norms for _, _, norms in pieces])
-    near = [_near(table, block) for block in blocks]
+    near: list[list[int]] = []
+    for block in blocks:
+        near.append(_near(table, block))
+        if not near[-1]:
+            return []
     certain = {pieces[each[0]][0] for each in near if len(each) == 1}
     found: list[int] = []
     for each in near:
