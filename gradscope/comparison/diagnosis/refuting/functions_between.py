@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.diagnosis.refuting.elementwise import DERIVATIVES, ELEMENTWISE, FLAT, Elementwise
+from gradscope.comparison.diagnosis.refuting.activation_functions import DERIVATIVES, ELEMENTWISE, FLAT, Elementwise
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.interfaces import DumpSource

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.diagnosis.refuting.elementwise import ELEMENTWISE
+from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
 from gradscope.comparison.diagnosis.refuting.functions_between import MOST_ELEMENTS
 
 #: The relative error up to which a value is that of an operation.

@@ -22,7 +22,7 @@ from gradscope.arrays.widening import real_values
 from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.layout.layouts import Shape
 from gradscope.comparison.pairing.inference.equal_parts import assigned
-from gradscope.comparison.pairing.inference.terms import blocks_of_sum, pairs_adding_up, projection
+from gradscope.comparison.pairing.inference.terms_of_sums import blocks_of_sum, pairs_adding_up, projection
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.comparison.pairing.values.packed_parameters import packed_parameters
 from gradscope.comparison.precision import dtype_class

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.diagnosis.refuting.elementwise import DERIVATIVES, ELEMENTWISE
+from gradscope.comparison.diagnosis.refuting.activation_functions import DERIVATIVES, ELEMENTWISE
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.refuting.kernel_products import matrices
 from gradscope.comparison.diagnosis.suspects.reading.correlations import (

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradscope.comparison.diagnosis.refuting.elementwise import ELEMENTWISE, FLAT
+from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE, FLAT
 
 #: Between the numbers at which pieces of functions meet.
 X = np.linspace(-7.03, 7.04, 60).astype(np.float32)
