@@ -6,7 +6,8 @@ modules, and a layer of one that is no layer of the other makes no difference th
 other names or layouts, and between precisions, where casts are layers of one side; otherwise a missing layer was lost.
 Against a capture from PyTorch neither does what such a capture never holds, or what PyTorch keeps beside the program:
 outputs beside the loss, inputs of the loss alone, and counts of the batches seen. State of a port that is no statistic,
-such as the key of a random stream, needs none where the losses agree. A file without a manifest, such as
+such as the key of a random stream, needs none where the losses agree, nor do the buffers of a module of PyTorch that
+was run in evaluation and whose outputs agree, nor a second name of a parameter. A file without a manifest, such as
 one that `numpy.savez` wrote, needs the first two no more than that: it has no loss, so the gradients speak for it.
 """
 
@@ -32,6 +33,8 @@ from gradscope.naming import (
     AUX,
     INPUT,
     INPUT_GRAD,
+    PARAM,
+    PARAM_GRAD,
     STATE,
     gradient_family,
     is_gradient,
@@ -180,7 +183,7 @@ def _why_redundant(key: str, own: _PairedDump, other: _PairedDump) -> str:
         return f"only listed, without a tensor ({reason})"
     if reason := _why_of_one_framework(owner, own, other) or _why_of_bare_file(owner, own, other):
         return reason
-    if reason := _why_of_state(owner, own):
+    if reason := _why_of_state(owner, own) or _why_of_second_name(key, owner, own, other):
         return reason
     # A file without layers has one name for a tensor, not one for every layer that returns it unchanged.
     if owner != key and owner in own.compared and not other.source.manifest.layers:
@@ -229,14 +232,38 @@ def _why_of_bare_file(owner: str, own: _PairedDump, other: _PairedDump) -> str:
 def _why_of_state(owner: str, own: _PairedDump) -> str:
     """Returns why state that is no statistic needs no counterpart in a port; "" where it does.
 
-    A library may keep keys and counts of random streams, positions and masks as state, and another make them anew.
+    A library may keep keys and counts of random streams, positions and masks as state, and another make them anew. In
+    evaluation a module of PyTorch reads its buffers, which the other program may have as constants.
     """
     entry = own.source.entry(owner)
     kind = dtype_class(entry.dtype)
-    if entry.family != STATE or not (own.facts.ported and own.facts.losses_agree) or kind in ("float", "complex"):
+    if entry.family != STATE or not (own.facts.ported and own.facts.losses_agree):
         return ""
+    if kind in ("float", "complex"):
+        return "its layer, which reads it in evaluation, agrees" if _is_read_and_agrees(entry.name, own) else ""
     what = {"integer": "integers", "boolean": "a mask"}.get(kind, "a random key")
     return f"{what} that only one of the programs keeps, and the losses agree"
+
+
+def _is_read_and_agrees(name: str, own: _PairedDump) -> bool:
+    """Returns whether the layer whose state something is was run in evaluation, and all of its outputs agree."""
+    manifest, path = own.source.manifest, name.rpartition("/")[0]
+    if is_of_jax(own.source) or manifest.provenance.get("training") is not False:
+        return False
+    outputs = [key_of(ACTIVATION, each) for layer in manifest.layers if layer.path == path for each in layer.outputs]
+    known = frozenset(own.source.keys())
+    return bool(outputs) and all(each in known and own.compared.get(own.source.resolve(each)) for each in outputs)
+
+
+def _why_of_second_name(key: str, owner: str, own: _PairedDump, other: _PairedDump) -> str:
+    """Returns why the second name of a parameter needs no counterpart in a port; "" where it does, or is none.
+
+    A module of PyTorch that shares a parameter has a name of its own for it, and the other program may have one.
+    """
+    shared = owner != key and split_key(key)[0] in (PARAM, PARAM_GRAD) and owner in own.compared
+    if not shared or not own.facts.ported or key in other.known:
+        return ""
+    return f"the same tensor as {owner}, which is compared"
 
 
 def _why_between(key: str, owner: str, own: _PairedDump, other: _PairedDump) -> str:

@@ -53,7 +53,9 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
     from gradscope.comparison.pairing.by_path import by_path  # noqa: PLC0415
     from gradscope.comparison.pairing.matching import by_order  # noqa: PLC0415
     from gradscope.comparison.pairing.structure.by_structure import by_structure  # noqa: PLC0415
+    from gradscope.comparison.pairing.structure.joined_values import by_joined_values  # noqa: PLC0415
     from gradscope.comparison.pairing.structure.packed_layers import by_packed_layers  # noqa: PLC0415
+    from gradscope.comparison.pairing.structure.shuffled_layers import by_shuffled_layers  # noqa: PLC0415
     from gradscope.comparison.pairing.values.by_parts import by_parts  # noqa: PLC0415
     from gradscope.comparison.pairing.values.by_values import (  # noqa: PLC0415
         by_disconnected,
@@ -70,6 +72,8 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
         by_number,
         by_parts,
         by_packed_layers,
+        by_shuffled_layers,
+        by_joined_values,
         by_structure,
         by_sibling,
         by_disconnected,

@@ -165,3 +165,108 @@ def test_tokens_and_labels_may_be_slices_of_one_array(shifted: bool) -> None:
     found = gs.compare(reference, gs.capture(loss, weights, {"tokens": tokens.astype(np.int32)}, origins=False))
     assert found.verdict == ("same" if shifted else "different"), found.sentence
     assert found.first_divergence.forward is None
+
+
+def _tied(*, tied: bool) -> gs.Comparison:
+    """An embedding whose table PyTorch's last layer shares, against a port that has one name for it, or none of it."""
+    torch.manual_seed(0)
+    embedding, head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+    module = nn.Sequential(embedding, nn.Tanh(), head)
+    head.weight = embedding.weight
+    tokens = np.array([[1, 4, 2, 6], [3, 5, 1, 2]])
+
+    def loss(weights: Any, tokens: Any) -> Any:
+        with jax.named_scope("embed"):
+            x = weights["embed"][tokens]
+        x = jnp.tanh(x)
+        with jax.named_scope("attend"):
+            x = x @ weights["embed" if tied else "head"].T
+        return jnp.square(x).mean()
+
+    table = embedding.weight.detach().numpy()
+    weights = {"embed": table} if tied else {"embed": table, "head": table[::-1].copy()}
+    reference = capture(module, lambda x: x.square().mean(), torch.from_numpy(tokens))
+    return gs.compare(reference, gs.capture(loss, weights, tokens.astype(np.int32), origins=False))
+
+
+def test_a_second_name_of_a_shared_parameter_needs_no_counterpart() -> None:
+    found = _tied(tied=True)
+    assert found.verdict == "same", found.sentence
+    assert [row.why for row in found.rows if row.name == "2/weight"] == [
+        "the same tensor as param/0/weight, which is compared",
+        "the same tensor as param_grad/0/weight, which is compared",
+    ]
+    assert _tied(tied=False).verdict == "different"
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_buffers_that_a_layer_reads_in_evaluation_may_be_constants_of_the_port(training: bool) -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(3)
+    norm.load_state_dict({"running_mean": torch.randn(3)}, strict=False)
+    module = nn.Sequential(nn.Linear(4, 3), norm).train(training)
+    x = torch.randn(6, 4)
+    state = {name: value.numpy().copy() for name, value in module.state_dict().items()}
+
+    def loss(weights: Any, x: Any) -> Any:
+        with jax.named_scope("dense"):
+            x = x @ weights["dense"]["kernel"] + weights["dense"]["bias"][None]
+        with jax.named_scope("norm"):
+            mean = x.mean(0) if training else state["1.running_mean"]
+            variance = x.var(0) if training else state["1.running_var"]
+            x = (x - mean[None]) / jnp.sqrt(variance + 1e-5)[None]
+            x = x * weights["norm"]["scale"][None] + weights["norm"]["bias"][None]
+        return jnp.square(x).mean()
+
+    weights = {
+        "dense": {"kernel": state["0.weight"].T.copy(), "bias": state["0.bias"]},
+        "norm": {"scale": state["1.weight"], "bias": state["1.bias"]},
+    }
+    found = gs.compare(
+        capture(module, lambda x: x.square().mean(), x), gs.capture(loss, weights, x.numpy(), origins=False)
+    )
+    assert found.first_divergence.forward is None, found.sentence
+    # In training nothing reads the statistics, so that nothing shows whether the port has them.
+    assert found.verdict == ("different" if training else "same"), found.sentence
+
+
+@pytest.mark.parametrize("reverse", [True, False])
+def test_a_bidirectional_layer_is_named_before_the_many_steps_that_a_port_has_for_it(reverse: bool) -> None:
+    torch.manual_seed(0)
+    lstm, head, x = nn.LSTM(4, 3, bidirectional=True, batch_first=True), nn.Linear(6, 2), torch.randn(2, 3, 4)
+
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = lstm, head
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.lstm(x)[0])
+
+    def direction(own: Any, xs: Any, reverse: bool) -> Any:
+        def step(state: Any, x: Any) -> Any:
+            with jax.named_scope("cell"):
+                gates = x @ own["ih"] + state[0] @ own["hh"] + own["b"][None]
+                i, f, g, o = jnp.split(gates, 4, axis=-1)
+                cell = jax.nn.sigmoid(f) * state[1] + jax.nn.sigmoid(i) * jnp.tanh(g)
+                return (jax.nn.sigmoid(o) * jnp.tanh(cell), cell), jax.nn.sigmoid(o) * jnp.tanh(cell)
+
+        return jax.lax.scan(step, (jnp.zeros((2, 3)),) * 2, xs.swapaxes(0, 1), reverse=reverse)[1]
+
+    def loss(weights: Any, x: Any) -> Any:
+        both = [direction(weights["fw"], x, False), direction(weights["bw"], x, reverse)]
+        with jax.named_scope("Dense_0"):
+            x = jnp.concatenate(both, -1).swapaxes(0, 1) @ weights["head"]["w"] + weights["head"]["b"][None, None]
+        return jnp.square(x).mean()
+
+    state = {name: value.numpy() for name, value in Tagger().state_dict().items()}
+    weights = {
+        name: {kind: state[f"lstm.weight_{kind}_l0{end}"].T.copy() for kind in ("ih", "hh")}
+        | {"b": state[f"lstm.bias_ih_l0{end}"] + state[f"lstm.bias_hh_l0{end}"]}
+        for name, end in (("fw", ""), ("bw", "_reverse"))
+    } | {"head": {"w": state["head.weight"].T.copy(), "b": state["head.bias"]}}
+    found = gs.compare(
+        capture(Tagger(), lambda x: x.square().mean(), x), gs.capture(loss, weights, x.numpy(), origins=False)
+    )
+    assert found.verdict == ("same" if reverse else "different"), found.sentence
+    assert [row.name for row in found.blame.suspects][:1] == ([] if reverse else ["lstm.0"]), found.sentence

@@ -8,5 +8,6 @@
 - `traceless_gradients`: pairs of gradients that differ although nothing that is computed from them does.
 - `kernel_products`: whether a value is the product of a kernel, and of what.
 - `float_tensors`: the floating-point tensors of one dump.
+- `activation_functions`: functions of single elements, by name.
 - `functions_between`: the activation function that one value of a pair is of the other, and whether it is applied.
 """

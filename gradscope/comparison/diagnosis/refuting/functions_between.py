@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.refuting.activation_functions import DERIVATIVES, ELEMENTWISE, FLAT, Elementwise
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.interfaces import DumpSource
@@ -35,48 +36,6 @@ _LEAST_SHIFTED: Final = 8
 #: The relative error up to which gradients agree with a use of a function.
 _AGREE: Final = 1e-3
 
-_Elementwise: TypeAlias = Callable[[Array], Array]
-
-
-def _sigmoid(x: Array) -> Array:
-    return 0.5 * (1 + np.tanh(0.5 * x))
-
-
-def _erf(x: Array) -> Array:
-    return np.array([math.erf(each) for each in x.flat]).reshape(x.shape)
-
-
-#: The functions of single elements, by name.
-ELEMENTWISE: Final[Mapping[str, _Elementwise]] = MappingProxyType({
-    "relu": lambda x: np.maximum(x, 0),
-    "sigmoid": _sigmoid,
-    "tanh": np.tanh,
-    "silu": lambda x: x * _sigmoid(x),
-    "gelu by tanh": lambda x: x * _sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)),
-    "gelu by erf": lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2))),
-    "softplus": lambda x: np.logaddexp(x, 0),
-    "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
-    "relu6": lambda x: np.clip(x, 0, 6),
-    "leaky_relu of slope 0.01": lambda x: np.where(x > 0, x, 0.01 * x),
-    "leaky_relu of slope 0.2": lambda x: np.where(x > 0, x, 0.2 * x),
-})  # fmt: skip
-
-
-#: The derivatives of the functions that a layer may apply to its product, by its output.
-DERIVATIVES: Final[Mapping[str, _Elementwise]] = MappingProxyType({
-    "": np.ones_like,
-    "tanh": lambda y: 1 - y * y,
-    "sigmoid": lambda y: y * (1 - y),
-    "relu": lambda y: (y > 0).astype(y.dtype),
-})  # fmt: skip
-
-
-#: Where the functions that do not change with their argument everywhere do not, by name.
-_FLAT: Final[Mapping[str, _Elementwise]] = MappingProxyType({
-    "relu": lambda x: x < 0,
-    "relu6": lambda x: (x < 0) | (x > 6),
-})  # fmt: skip
-
 
 def _log_softmax(x: Array) -> Array:
     shifted = x - x.max(-1, keepdims=True)
@@ -84,7 +43,7 @@ def _log_softmax(x: Array) -> Array:
 
 
 #: The functions of the last axis, by name.
-_OF_ROWS: Final[Mapping[str, _Elementwise]] = MappingProxyType({
+_OF_ROWS: Final[Mapping[str, Elementwise]] = MappingProxyType({
     "softmax": lambda x: np.exp(_log_softmax(x)),
     "log_softmax": _log_softmax,
 })  # fmt: skip
@@ -179,8 +138,8 @@ def is_applied(dumps: Dumps, match: Match, found: FunctionBetween) -> bool | Non
         return None
     if found.axis is not None:
         return bool(np.abs(gradient.sum(found.axis)).sum() <= _AGREE * np.abs(gradient).sum())
-    if found.name in _FLAT:
-        return not np.any(gradient[_FLAT[found.name](values[0 if found.of_ref else 1])])
+    if found.name in FLAT:
+        return not np.any(gradient[FLAT[found.name](values[0 if found.of_ref else 1])])
     read = None if found.offset else _read_by_dense(source, key)
     return None if read is None else read == found.name
 
@@ -199,7 +158,7 @@ def _values(dumps: Dumps, match: Match) -> tuple[Array, Array] | None:
     return (one, other) if np.isfinite(one).all() and np.isfinite(other).all() else None
 
 
-def _offsets(function: _Elementwise, argument: Array, value: Array, limit: float) -> Iterator[float]:
+def _offsets(function: Elementwise, argument: Array, value: Array, limit: float) -> Iterator[float]:
     """Yields what may be added to a function: nothing, and what some elements show."""
     yield 0.0
     sample, expected = _some_elements(argument), _some_elements(value)
@@ -208,7 +167,7 @@ def _offsets(function: _Elementwise, argument: Array, value: Array, limit: float
         yield offset
 
 
-def _shifted(function: _Elementwise, offset: float, argument: Array) -> Array:
+def _shifted(function: Elementwise, offset: float, argument: Array) -> Array:
     return function(argument) + offset
 
 
@@ -223,7 +182,7 @@ def _some_rows(array: Array) -> Array:
 
 
 def _error(
-    function: _Elementwise, argument: Array, value: Array, *, limit: float, some: Callable[[Array], Array]
+    function: Elementwise, argument: Array, value: Array, *, limit: float, some: Callable[[Array], Array]
 ) -> float:
     """Returns by how much a value is no function of an argument; infinity where some of the elements rule it out.
 

@@ -1,6 +1,7 @@
 """`GradientTraces` finds what gradients show of a value that leaves no trace among the values behind it.
 
-`accounts_for_losses` finds whether a value that only the loss reads makes the losses differ.
+`accounts_for_losses` finds whether a value that only the loss reads makes the losses differ, `hides_from_losses`
+whether it could differ without a trace there.
 
 A branch that ends with a factor of zero, as many do before they are trained, hides whatever differs inside of it: what
 the branch is added to agrees. The gradient of that factor is made of the values of the branch all the same. Where it
@@ -10,7 +11,7 @@ differs, and nothing else that it is made of does, those are wrong.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,9 @@ from gradscope.naming import ACTIVATION_GRAD, is_gradient, key_of, split_key
 _NEAR: Final = 1e-3
 _CLEAR: Final = 100
 
+#: How many times its tolerance an error is that another form of a step makes, and that other steps seldom do.
+_SMALL: Final = 10
+
 
 def accounts_for_losses(dumps: Dumps, match: Match, rows: Mapping[str, ComparisonRow]) -> bool:
     """Returns whether the losses differ by the difference of a value times its gradient, which agrees.
@@ -36,20 +40,53 @@ def accounts_for_losses(dumps: Dumps, match: Match, rows: Mapping[str, Compariso
         match: The pair of values.
         rows: The rows of pairs, by the reference's keys.
     """
-    one, other = dumps.ref.manifest.loss, dumps.cand.manifest.loss
-    key = key_of(ACTIVATION_GRAD, split_key(match.ref)[1])
-    if one is None or other is None or key not in rows or rows[key].status != "same":
+    row = rows.get(key_of(ACTIVATION_GRAD, split_key(match.ref)[1]))
+    found = None if row is None or row.status != "same" else _of_losses(dumps, match)
+    return found is not None and found.is_clear and abs(found.made - found.apart) <= _NEAR * abs(found.apart)
+
+
+def hides_from_losses(dumps: Dumps, match: Match, rows: Mapping[str, ComparisonRow]) -> bool:
+    """Returns whether a small difference of a value changes the loss by less than losses show.
+
+    Args:
+        dumps: The dumps.
+        match: The pair of values.
+        rows: The rows of pairs, by the reference's keys.
+    """
+    row = rows[match.ref]
+    if row.tolerance is None or relative_error(row) > _SMALL * row.tolerance:
         return False
-    tensors = FloatTensors(dumps.ref)
-    value, gradient = tensors.tensor(match.ref), tensors.tensor(key)
-    if value is None or gradient is None or not all(map(dumps.cand.has_tensor, match.recipe.keys)):
-        return False
+    found = _of_losses(dumps, match)
+    return found is not None and not found.is_clear and abs(found.made) <= found.shown
+
+
+class _OfLosses(NamedTuple):
+    """_OfLosses has how far two losses are apart, what a difference of values makes of it, and the least they show."""
+
+    apart: float
+    made: float
+    shown: float
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the losses differ by more than rounding."""
+        return abs(self.apart) > self.shown
+
+
+def _of_losses(dumps: Dumps, match: Match) -> _OfLosses | None:
+    """Returns what a difference of values times its gradient makes of the loss; None where that is not known."""
+    one, other, tensors = dumps.ref.manifest.loss, dumps.cand.manifest.loss, FloatTensors(dumps.ref)
+    value = tensors.tensor(match.ref)
+    gradient = tensors.tensor(key_of(ACTIVATION_GRAD, split_key(match.ref)[1]))
+    if one is None or other is None or value is None or gradient is None:
+        return None
+    if not all(map(dumps.cand.has_tensor, match.recipe.keys)):
+        return None
     found = match.recipe.array(dumps.cand)
     if found.shape != value.shape or gradient.shape != value.shape:
-        return False
-    expected, rounding = other - one, float(machine_epsilon("float32")) * abs(one)
+        return None
     made = float((gradient * (found.astype(np.float64) - value)).sum())
-    return abs(expected) > _CLEAR * rounding and abs(made - expected) <= _NEAR * abs(expected)
+    return _OfLosses(other - one, made, _CLEAR * float(machine_epsilon("float32")) * abs(one))
 
 
 class GradientTraces:

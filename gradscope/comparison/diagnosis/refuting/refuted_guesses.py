@@ -30,15 +30,20 @@ from typing import Final
 
 from gradscope.comparison.diagnosis.refuting.applied_functions import without, without_applied
 from gradscope.comparison.diagnosis.refuting.errors_behind import EXACT, ErrorsBehind, relative_error
-from gradscope.comparison.diagnosis.refuting.gradient_traces import GradientTraces, accounts_for_losses
+from gradscope.comparison.diagnosis.refuting.gradient_traces import (
+    GradientTraces,
+    accounts_for_losses,
+    hides_from_losses,
+)
 from gradscope.comparison.diagnosis.refuting.kernel_products import ProductPairs
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources, lost_parameters, summed_parameters
 from gradscope.comparison.diagnosis.refuting.steps_apart import steps_apart
 from gradscope.comparison.diagnosis.refuting.traceless_gradients import traceless_gradients
+from gradscope.comparison.judging.loss_comparison import is_loss
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.manifest.layer_graph import NearestKeys
+from gradscope.dump.manifest.layer_graph import NearestKeys, inverted
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, is_gradient, key_of, split_key, subject_family
 
 #: The passes that pair by places, or by names that only resemble each other.
@@ -139,6 +144,10 @@ def _without_refuted_values(
             borne_out.add(match.ref)
             for program, key in own[match.ref]:
                 program.bear_out(key, error)
+        elif all(program.only_loss_is_behind(key) for program, key in own[match.ref]) and hides_from_losses(
+            dumps, match, rows
+        ):
+            unclear.add(match.ref)
     refuted: set[str] = set()
     related: dict[str, str] = {}
     for match in ordered:
@@ -214,6 +223,7 @@ class _Program:
         loss: float,
     ) -> None:
         self.gradients = gradients
+        self._source = source
         self._sources = forward_sources(source)
         self._rows = rows
         self._lost = lost
@@ -221,6 +231,7 @@ class _Program:
         self.differing: set[str] = set()
         errors = {key: relative_error(row) for key, row in rows.items() if key in self._sources}
         self._nearest = NearestKeys(self._sources, self._rows)
+        self._readers = NearestKeys(inverted(self._sources), self._rows)
         self._certain = ErrorsBehind(self._sources, errors, loss)
         self._likely = ErrorsBehind(self._sources, errors, loss)
 
@@ -231,6 +242,10 @@ class _Program:
     def bear_out(self, key: str, error: float) -> None:
         """Adds the relative error of a value of a pair by place that leaves a trace."""
         self._likely.add(key, error)
+
+    def only_loss_is_behind(self, key: str) -> bool:
+        """Returns whether nothing is compared behind a value but the loss, where pairs by place are left out."""
+        return all(is_loss(self._source, each) for each in self._readers.behind(key))
 
     def agreeing_before(self, key: str) -> Iterator[str]:
         """Yields the nearest compared values that agree and that a value is computed from, by the reference's keys."""

@@ -145,7 +145,7 @@ class _Forward:
         reader = reader_of(
             self._dumps, self._pairing, match, (reads, others[-1] if others else None), self._errors[match.ref]
         )
-        exact = reader is not None and reader.reads(reader.read)
+        exact = reader is not None and (reader.reads(reader.read) or reader.pads_otherwise())
         own = [name for each in (layer, *others) for name in each.params]
         differs = bool(self._wrong.intersection(own))
         shown = None if exact else self._by_what_differs(reader, match, steps)
@@ -219,7 +219,8 @@ class _Forward:
         names = {step.row.name for step in steps}
 
         def place(step: Step) -> tuple[bool, bool]:
-            return self._is_recognised(step), not names.issuperset(step.layer.outputs)
+            used = filter(self._read[step.of_ref].is_used, step.layer.outputs)
+            return self._is_recognised(step), not names.issuperset(used)
 
         return sorted(steps, key=place)
 

@@ -2,6 +2,9 @@
 
 - `layout_search`: the layouts in which two tensors agree by far best, also flipped kernels and flattened images.
 - `equal_parts`: the order of equal blocks of a tensor, such as the gates of an LSTM, and the blocks of packed tensors.
+- `packed_parts`: which tensors are joined in one.
+- `shuffled_blocks`: blocks of several tensors that make up another one in whatever order.
+- `terms_of_sums`: which two tensors add up to another, and in which order its blocks are those of a sum.
 - `layout_inference`: which pairs may have another layout, and how those decide whose values do not.
 - `layout_use`: whether what reads an activation bears out the layout that its values suggest.
 - `merged_order`: whether positions that are merged into one axis are used in the order that their values suggest.

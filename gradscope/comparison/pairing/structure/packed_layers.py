@@ -33,9 +33,9 @@ def by_packed_layers(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     if not dumps.ref.manifest.layers or not dumps.cand.manifest.layers:
         return
     in_cand, in_ref = packed_parameters(unmatched.matched)
-    outputs, usual = (_outputs(dumps.ref), _outputs(dumps.cand)), _usual(unmatched.matched)
+    outputs, usual = (outputs_of(dumps.ref), outputs_of(dumps.cand)), _usual(unmatched.matched)
     free = {*unmatched.only_ref}, {*unmatched.only_cand}
-    for packed, parts in _calls(in_cand, outputs[1], outputs[0]):
+    for packed, parts in calls_of(in_cand, outputs[1], outputs[0]):
         cut = _cut(dumps.cand, packed, dumps.ref, parts, usual, of_ref=False) if packed in free[1] else None
         if cut is not None:
             steps = (cut.step, *cut.layout.steps(cut.shape))
@@ -43,7 +43,7 @@ def by_packed_layers(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
                 if part in free[0]:
                     recipe = Recipe(keys=(packed,), steps=steps, part=number)
                     yield Match(ref=part, recipe=recipe, matched_by=cut.found_by(number))
-    for packed, parts in _calls(in_ref, outputs[0], outputs[1]):
+    for packed, parts in calls_of(in_ref, outputs[0], outputs[1]):
         alone = packed in free[0] and free[1].issuperset(parts)
         cut = _cut(dumps.ref, packed, dumps.cand, parts, usual, of_ref=True) if alone else None
         if cut is not None:
@@ -62,8 +62,12 @@ def _usual(matches: Iterable[Match]) -> dict[int, tuple[int, ...]]:
     return {rank: counts.most_common(1)[0][0] for rank, counts in found.items()}
 
 
-def _outputs(source: DumpSource) -> dict[str, list[str]]:
-    """Returns the outputs of the innermost layers that use each parameter, in execution order, by its key."""
+def outputs_of(source: DumpSource) -> dict[str, list[str]]:
+    """Returns the outputs of the innermost layers that use each parameter, in execution order, by its key.
+
+    Args:
+        source: The dump.
+    """
     composites = {layer.parent for layer in source.manifest.layers}
     stored = {key for key in source.keys() if source.has_tensor(key)}  # noqa: SIM118 - no mapping
     found: dict[str, list[str]] = {}
@@ -75,12 +79,17 @@ def _outputs(source: DumpSource) -> dict[str, list[str]]:
     return found
 
 
-def _calls(
+def calls_of(
     packed: Mapping[str, Sequence[str]], holder: Mapping[str, list[str]], other: Mapping[str, list[str]]
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yields the outputs of packed layers with those of their parts; of several parameters of a layer the last decides.
 
     A layer that is a stack of experts may use several that are apart in the other program, one after the other.
+
+    Args:
+        packed: The parts of each packed parameter, by its key.
+        holder: The outputs of the layers of the program that has packed ones, by the keys of their parameters.
+        other: The same of the other program.
     """
     found: dict[str, tuple[str, ...]] = {}
     for name, parts in packed.items():

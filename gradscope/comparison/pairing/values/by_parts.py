@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Final
@@ -24,11 +24,11 @@ from typing import Final
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.layout.layouts import AxisLayout, layouts
-from gradscope.comparison.layout.recipes import Concatenate, Recipe, Split
+from gradscope.comparison.layout.layouts import AxisLayout
 from gradscope.comparison.pairing.inference.equal_parts import Layouts, assigned
 from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
-from gradscope.comparison.pairing.matching import Dumps, Match, MatchedBy, Pairing
+from gradscope.comparison.pairing.inference.packed_parts import PackedParts, packed_parts
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.normal_forms import tokens_of
 from gradscope.comparison.pairing.values.part_candidates import (
     PartCandidates,
@@ -49,20 +49,6 @@ _INPUT_FAMILIES: Final = (PARAM, STATE, TENSOR, INPUT)
 _NUMBER: Final = re.compile(NUMBER)
 
 
-@dataclass(frozen=True, slots=True)
-class _Packed:
-    """_Packed stores which tensors a packed tensor is made of: `parts` in order along `axis`, all in one layout.
-
-    `matched_by` is the pass: by values, or only by the names of others that values show.
-    """
-
-    key: str
-    parts: tuple[str, ...]
-    axis: int
-    layout: AxisLayout
-    matched_by: MatchedBy = "fingerprint"
-
-
 def by_parts(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     """Yields matches of packed tensors with the tensors that are packed in them."""
     ref, cand = (_input_tensors(dumps.ref, unmatched.only_ref), _input_tensors(dumps.cand, unmatched.only_cand))
@@ -72,15 +58,10 @@ def by_parts(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     possible = LayoutSearch(dumps).of_shapes
     for packed in _found(dumps.cand, cand, dumps.ref, ref, possible, of_ref=False):
         taken |= {packed.key, *packed.parts}
-        steps = (Split(packed.axis, len(packed.parts)), *packed.layout.steps(_part_shape(dumps.cand, packed)))
-        for part, key in enumerate(packed.parts):
-            recipe = Recipe(keys=(packed.key,), steps=steps, part=part)
-            yield Match(ref=key, recipe=recipe, matched_by=packed.matched_by)
+        yield from packed.matches(dumps, of_ref=False)
     for packed in _found(dumps.ref, ref, dumps.cand, cand, possible, of_ref=True):
         taken |= {packed.key, *packed.parts}
-        shape = dumps.cand.entry(packed.parts[0]).shape
-        steps = (*packed.layout.steps(shape), Concatenate(packed.axis))
-        yield Match(ref=packed.key, recipe=Recipe(keys=packed.parts, steps=steps), matched_by=packed.matched_by)
+        yield from packed.matches(dumps, of_ref=True)
     yield from uneven_parts(dumps, *([key for key in keys if key not in taken] for keys in (ref, cand)))
 
 
@@ -102,9 +83,9 @@ def _found(
     possible: Layouts,
     *,
     of_ref: bool,
-) -> Iterator[_Packed]:
+) -> Iterator[PackedParts]:
     free, names = PartCandidates(other, singles), SolvedNames()
-    solved: list[_Packed] = []
+    solved: list[PackedParts] = []
     for key in packed:
         size = math.prod(holder.entry(key).shape)
         for count in free.counts(size):
@@ -112,7 +93,7 @@ def _found(
             if not named and is_constant(holder.array(key)):
                 found = _of_constant(holder, key, count, other, free, of_ref=of_ref)
             else:
-                found = _assignment(
+                found = packed_parts(
                     holder, key, count, partial(_candidates, other, free, named), possible, of_ref=of_ref
                 )
             if found is not None:
@@ -134,15 +115,15 @@ def _by_names(
     free: PartCandidates,
     *,
     names: SolvedNames,
-    solved: Sequence[_Packed],
+    solved: Sequence[PackedParts],
     of_ref: bool,
-) -> Iterator[_Packed]:
+) -> Iterator[PackedParts]:
     """Yields packed tensors with the parts that names show.
 
     They are cut as the parts show whose values agree, or else as a tensor of the same shape whose values do.
     """
     shifted = ShiftedNames()
-    alike: dict[tuple[tuple[int, ...], int], _Packed] = {}
+    alike: dict[tuple[tuple[int, ...], int], PackedParts] = {}
     of_layer: defaultdict[tuple[tuple[str, ...], ...], list[Sequence[str]]] = defaultdict(list)
     for each in solved:
         shifted.add(each.key, each.parts)
@@ -192,7 +173,7 @@ def _single(block: Array, singles: Mapping[str, Array], *, of_ref: bool) -> tupl
 
 def _partly_agreeing(
     holder: DumpSource, key: str, other: DumpSource, parts: Sequence[str], *, of_ref: bool, least: int = 1
-) -> _Packed | None:
+) -> PackedParts | None:
     """Returns the cut of a tensor in which most of some parts, in their order, agree; None where too few do."""
     array, arrays = holder.array(key), [other.array(part) for part in parts]
     layouts: Counter[tuple[int, AxisLayout]] = Counter()
@@ -201,12 +182,12 @@ def _partly_agreeing(
             found = assigned([block], {0: part}) if of_ref else assigned([part], {0: block})
             if found is not None:
                 layouts[axis, found[1]] += 1
-    return next((_Packed(key, tuple(parts), *cut) for cut, count in layouts.most_common(1) if count >= least), None)
+    return next((PackedParts(key, tuple(parts), *cut) for cut, count in layouts.most_common(1) if count >= least), None)
 
 
 def _of_constant(
     holder: DumpSource, key: str, count: int, other: DumpSource, free: PartCandidates, *, of_ref: bool
-) -> _Packed | None:
+) -> PackedParts | None:
     """Returns the parts of a constant, as biases that are all zero: its values do not show which they are."""
     array = holder.array(key)
     equal = free.equal_to(array.flat[0], array.size // count)
@@ -215,7 +196,7 @@ def _of_constant(
     gradient, shape = gradient_of(key), holder.entry(key).shape
     if holder.has_tensor(gradient) and not is_constant(holder.array(gradient)):
         own, gradients = free.gradients_of(array.flat[0], array.size // count)
-        found = _assignment(holder, gradient, count, partial(_candidates, other, gradients, ()), of_ref=of_ref)
+        found = packed_parts(holder, gradient, count, partial(_candidates, other, gradients, ()), of_ref=of_ref)
         if found is not None:
             return replace(found, key=key, parts=tuple(own[part] for part in found.parts))
     if shape[0] != count:
@@ -224,7 +205,7 @@ def _of_constant(
     if len(numbered) != count:
         return None
     stack = {each: other.array(each) for each in numbered}
-    return _assignment(holder, key, count, lambda _: stack, of_ref=of_ref)
+    return packed_parts(holder, key, count, lambda _: stack, of_ref=of_ref)
 
 
 def _numbered(key: str, singles: Iterable[str]) -> list[str]:
@@ -245,50 +226,3 @@ def _candidates(
 ) -> dict[str, Array]:
     """Returns the tensors that may be the blocks: those of the right names, or without any, of the right norms."""
     return {key: other.array(key) for key in named or free.near(blocks)}
-
-
-def _assignment(
-    holder: DumpSource,
-    key: str,
-    count: int,
-    candidates: Callable[[list[Array]], Mapping[str, Array]],
-    possible: Layouts = layouts,
-    *,
-    of_ref: bool,
-) -> _Packed | None:
-    array = holder.array(key)
-    for axis in (axis for axis, size in enumerate(array.shape) if size % count == 0):
-        blocks = np.split(array, count, axis=axis)
-        singles = candidates(blocks)
-        if len(singles) < count:
-            continue
-        if of_ref:
-            found = assigned(blocks, singles, possible)
-            if found is not None:
-                return _Packed(key, tuple(found[0]), axis, found[1])
-            continue
-        # The layout makes the reference's tensors of blocks: it is found from the reference's side.
-        reverse = _reverse_assignment(blocks, singles, possible)
-        if reverse is not None:
-            return _Packed(key, reverse[0], axis, reverse[1])
-    return None
-
-
-def _reverse_assignment(
-    blocks: Sequence[Array], singles: Mapping[str, Array], possible: Layouts
-) -> tuple[tuple[str, ...], AxisLayout] | None:
-    names: list[str] = []
-    common: AxisLayout | None = None
-    for block in blocks:
-        for name in (name for name in singles if name not in names):
-            found = assigned([singles[name]], {0: block}, possible)
-            if found is not None and common in (None, found[1]):
-                names.append(name)
-                common = found[1]
-                break
-    return (tuple(names), common) if common is not None and len(names) == len(blocks) else None
-
-
-def _part_shape(source: DumpSource, packed: _Packed) -> tuple[int, ...]:
-    shape, count = source.entry(packed.key).shape, len(packed.parts)
-    return tuple(size // count if axis == packed.axis else size for axis, size in enumerate(shape))

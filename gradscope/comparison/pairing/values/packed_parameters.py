@@ -1,11 +1,15 @@
-"""`packed_parameters` returns which parameters of one dump are packed in which of the other, by a pairing."""
+"""`packed_parameters` returns which parameters of one dump are packed in which of the other, by a pairing.
+
+`shuffled_parameters` returns those whose parts are cut into blocks that are packed in another order.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
-from gradscope.comparison.layout.recipes import Split, Unstack
+from gradscope.comparison.layout.recipes import Concatenate, Reorder, Split, Unstack
 from gradscope.comparison.pairing.matching import Match
 from gradscope.naming import PARAM, split_key
 
@@ -20,7 +24,7 @@ def packed_parameters(matches: Iterable[Match]) -> tuple[dict[str, tuple[str, ..
     in_ref: dict[str, tuple[str, ...]] = {}
     for match in matches:
         recipe = match.recipe
-        if split_key(match.ref)[0] != PARAM:
+        if split_key(match.ref)[0] != PARAM or any(isinstance(step, Reorder) for step in recipe.steps):
             continue
         if len(recipe.keys) > 1:
             in_ref[match.ref] = recipe.keys
@@ -28,3 +32,41 @@ def packed_parameters(matches: Iterable[Match]) -> tuple[dict[str, tuple[str, ..
             in_cand[match.cand][recipe.part] = match.ref
     packed = {key: parts for key, parts in in_cand.items() if sorted(parts) == list(range(len(parts))) != [0]}
     return {key: tuple(parts[number] for number in range(len(parts))) for key, parts in packed.items()}, in_ref
+
+
+class Shuffled(NamedTuple):
+    """Shuffled has a parameter that is packed, its parts in the other dump, and the order of their blocks in it.
+
+    Attributes:
+        of_ref: Whether the reference has the packed parameter.
+        packed: Its key.
+        parts: The keys of its parts.
+        blocks: For each block of the packed parameter, its place among those of the joined parts.
+    """
+
+    of_ref: bool
+    packed: str
+    parts: tuple[str, ...]
+    blocks: tuple[int, ...]
+
+
+def shuffled_parameters(matches: Iterable[Match]) -> Iterator[Shuffled]:
+    """Yields the parameters whose parts are cut into blocks that are packed in another order.
+
+    Args:
+        matches: The pairs of the dumps.
+    """
+    in_cand: defaultdict[tuple[str, tuple[int, ...]], dict[int, str]] = defaultdict(dict)
+    for match in (match for match in matches if split_key(match.ref)[0] == PARAM):
+        steps = match.recipe.steps
+        orders = [step.order for step in steps if isinstance(step, Reorder)]
+        if len({step.axis for step in steps if isinstance(step, Split | Concatenate)}) > 1:
+            continue  # the parts are joined along another axis than that of the blocks
+        if len(orders) == 1 and len(match.recipe.keys) > 1:
+            yield Shuffled(True, match.ref, match.recipe.keys, orders[0])
+        elif len(orders) == 1:
+            in_cand[match.cand, orders[0]][match.recipe.part] = match.ref
+    for (key, order), parts in in_cand.items():
+        if sorted(parts) == list(range(len(parts))) != [0]:
+            blocks = tuple(sorted(range(len(order)), key=order.__getitem__))
+            yield Shuffled(False, key, tuple(parts[number] for number in range(len(parts))), blocks)

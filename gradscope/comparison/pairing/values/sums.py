@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
 from typing import Final, NamedTuple, TypeAlias
@@ -22,6 +22,7 @@ from gradscope.arrays.widening import real_values
 from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.layout.layouts import Shape
 from gradscope.comparison.pairing.inference.equal_parts import assigned
+from gradscope.comparison.pairing.inference.terms_of_sums import blocks_of_sum, pairs_adding_up, projection
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.comparison.pairing.values.packed_parameters import packed_parameters
 from gradscope.comparison.precision import dtype_class
@@ -44,9 +45,6 @@ class _Part(NamedTuple):
 #: Parts of parameters that joined are a sum, each block alone, or its two terms.
 _Blocks: TypeAlias = tuple[tuple[_Part, ...], ...]
 
-#: The relative rounding error of a sum of float32 tensors by which two terms are looked for.
-_ROUNDING: Final = 1e-4
-
 #: The most tensors of one shape in one layer of which every two are added.
 _MOST_TERMS: Final = 8
 
@@ -68,7 +66,7 @@ def sums(dumps: Dumps, pairing: Pairing) -> dict[str, str]:
     for each in added(dumps, pairing):
         parts, pair, blocks = each.parts, each.pair, each.blocks
         names, of_parts = (" and ".join(split_key(key)[1] for key in some) for some in (pair, parts))
-        joined, apart = len(blocks) > 1, any(len(block) > 1 for block in blocks)
+        joined, apart = len(parts) > 1, any(len(block) > 1 for block in blocks)
         found |= dict.fromkeys(parts, f"a part of the sum of {names}" if joined else f"the sum of {names}")
         found |= {
             key: f"a part of {split_key(term)[1]}"
@@ -130,7 +128,9 @@ def added(dumps: Dumps, pairing: Pairing) -> Iterator[Added]:
         (dumps.cand, cand, dumps.ref, ref, in_ref), (dumps.ref, ref, dumps.cand, cand, in_cand),
     ):  # fmt: skip
         for blocks, pair in chain(
-            _added(holder, keys, other, terms), _added_in_parts(holder, keys, other, terms, packed)
+            _added(holder, keys, other, terms),
+            _added_in_parts(holder, keys, other, terms, packed),
+            _added_in_blocks(holder, keys, other, terms),
         ):
             found = Added(holder=holder, blocks=blocks, other=other, pair=pair)
             if taken.isdisjoint((*found.parts, *pair)):
@@ -167,9 +167,7 @@ def _added_in_parts(
         terms: Its parameters without a counterpart.
         packed: Its parameters that are paired as packed ones, with their parts.
     """
-    by_layer: defaultdict[tuple[str, Shape], list[str]] = defaultdict(list)
-    for key in filter(lambda key: _is_stored(other, key), (*terms, *packed)):
-        by_layer[re.split(r"[/.](?=[^/.]*$)", key)[0], other.entry(key).shape].append(key)
+    by_layer = _by_layer(other, (*terms, *packed))
     by_shape: defaultdict[Shape, list[str]] = defaultdict(list)
     for key in filter(lambda key: _is_stored(holder, key), keys):
         by_shape[holder.entry(key).shape].append(key)
@@ -192,6 +190,28 @@ def _added_in_parts(
                 if blocks and _are_whole(blocks):
                     yield blocks, pair
                     break
+
+
+def _by_layer(source: DumpSource, keys: Iterable[str]) -> Mapping[tuple[str, Shape], list[str]]:
+    """Returns parameters by the layer that has them and their shape."""
+    found: defaultdict[tuple[str, Shape], list[str]] = defaultdict(list)
+    for key in filter(lambda key: _is_stored(source, key), keys):
+        found[re.split(r"[/.](?=[^/.]*$)", key)[0], source.entry(key).shape].append(key)
+    return found
+
+
+def _added_in_blocks(
+    holder: DumpSource, keys: Sequence[str], other: DumpSource, terms: Sequence[str]
+) -> Iterator[tuple[_Blocks, tuple[str, str]]]:
+    """Yields biases, and the two whose sum they are, with other blocks first, or one from which a number is taken."""
+    sums = [key for key in keys if _is_stored(holder, key) and len(holder.entry(key).shape) == 1]
+    for (_, shape), own in _by_layer(other, terms).items() if sums else ():
+        for pair in combinations(own, 2) if len(own) <= _MOST_TERMS else ():
+            total = _wide(other.array(pair[0])) + _wide(other.array(pair[1]))
+            for key in (key for key in sums if holder.entry(key).shape == shape):
+                gradients = _gradient(other, pair[0]), _gradient(holder, key)
+                if order := blocks_of_sum(total, _wide(holder.array(key)), gradients):
+                    yield tuple((_Part(key, place, len(order)),) for place in order), pair
 
 
 def _is_multiple(size: Shape, part: Shape, most: int) -> bool:
@@ -250,27 +270,14 @@ def _added(
         if len(by_shape[shape]) < 2:
             continue
         if shape not in projected:
-            projected[shape] = np.array([_projection(other.array(key)) for key in by_shape[shape]])
+            projected[shape] = np.array([projection(other.array(key)) for key in by_shape[shape]])
         expected = holder.array(packed)
-        for places in _pairs(projected[shape], _projection(expected)):
+        for places in pairs_adding_up(projected[shape], projection(expected)):
             pair = (by_shape[shape][places[0]], by_shape[shape][places[1]])
             one, two = (_wide(other.array(key)) for key in pair)
             if np.any(one) and np.any(two) and _is_close(expected, one + two, PARAM):
                 yield ((_Part(packed),),), pair
                 break
-
-
-def _projection(array: Array) -> float:
-    """Returns a sum of the elements with fixed weights: that of a sum of tensors is the sum of those of its terms."""
-    return float(np.random.default_rng(0).normal(size=array.size) @ _wide(array).ravel())
-
-
-def _pairs(projections: Array, total: float) -> Iterator[tuple[int, int]]:
-    """Yields the places of two numbers that add up to a total but for rounding, the first pairs first."""
-    scale = _ROUNDING * max(abs(total), float(np.abs(projections).max(initial=0.0)))
-    for place, number in enumerate(projections):
-        for close in np.flatnonzero(np.abs(projections[place + 1 :] + number - total) <= scale):
-            yield place, place + 1 + int(close)
 
 
 def _is_stored(source: DumpSource, key: str) -> bool:

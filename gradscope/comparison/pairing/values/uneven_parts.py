@@ -3,6 +3,10 @@
 Where several queries share a key and a value, one kernel `[in, queries + keys + values]` is three of another framework.
 The parts are found one after the other along an axis, by their values, all as they are or all with the same order of
 axes. Where a value is wrong, those of another block of the network show what the parts are called.
+
+The parts may also be cut into blocks that are joined in another order (`shuffled_blocks`): a GRU has two gates in one
+kernel and the third in another, and a packed projection has query, key and value of each head side by side. Or the
+tensor has its gates in another order along the other axis, as the kernel of an LSTM for the input and the state.
 """
 
 from __future__ import annotations
@@ -12,14 +16,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.layout.layouts import relative_error
-from gradscope.comparison.layout.recipes import Concatenate, Recipe, RecipeStep, Split, Transpose
+from gradscope.comparison.layout.recipes import Concatenate, Recipe, RecipeStep, Reorder, Split, Transpose
+from gradscope.comparison.pairing.inference.shuffled_blocks import shuffled_blocks
 from gradscope.comparison.pairing.matching import Dumps, Match, MatchedBy
 from gradscope.comparison.pairing.values.part_candidates import ShiftedNames, spelt
 from gradscope.comparison.precision import comparable
@@ -29,6 +34,9 @@ from gradscope.naming import PARAM
 #: The most axes of a tensor whose parts are tried with their axes in every order.
 _MOST_AXES: Final = 3
 
+#: The numbers of gates of a cell whose orders are tried.
+_GATES: Final = (2, 3, 4)
+
 #: The most tensors that are tried as parts of one: all of them are read.
 _MOST_PARTS: Final = 128
 
@@ -37,7 +45,8 @@ _MOST_PARTS: Final = 128
 class _Joined:
     """_Joined stores the parts of a tensor in order along `axis`, and the order of axes that makes a part of each.
 
-    `matched_by` is the pass: by values, or only by the names of others that values show.
+    Where `blocks` are stated, the parts are joined and cut into so many equal blocks along the axis `across`, which are
+    in that order in the tensor. `matched_by` is the pass: by values, or only by the names of others that values show.
     """
 
     key: str
@@ -45,11 +54,28 @@ class _Joined:
     sizes: tuple[int, ...]
     axis: int
     order: tuple[int, ...]
+    blocks: tuple[int, ...] = ()
+    across: int = 0
     matched_by: MatchedBy = "fingerprint"
 
     def steps(self, order: tuple[int, ...]) -> tuple[RecipeStep, ...]:
         """Returns the step that puts axes into an order; none for the order that they have."""
         return (Transpose(order),) if order != tuple(range(len(order))) else ()
+
+    def joining(self) -> tuple[RecipeStep, ...]:
+        """Returns the steps that make the tensor of its parts."""
+        return (*self.steps(self.order), Concatenate(self.axis), *_in_blocks(self.across, self.blocks))
+
+    def parting(self) -> tuple[RecipeStep, ...]:
+        """Returns the steps that make the parts of the tensor."""
+        inverse = tuple(np.argsort(self.order).tolist())
+        blocks = tuple(np.argsort(self.blocks).tolist())
+        return (*_in_blocks(self.across, blocks), Split(self.axis, self.sizes), *self.steps(inverse))
+
+
+def _in_blocks(axis: int, blocks: tuple[int, ...]) -> tuple[RecipeStep, ...]:
+    """Returns the steps that put equal blocks along an axis into an order; none without any."""
+    return (Split(axis, len(blocks)), Reorder(blocks), Concatenate(axis)) if blocks else ()
 
 
 def uneven_parts(dumps: Dumps, ref: Sequence[str], cand: Sequence[str]) -> Iterator[Match]:
@@ -61,15 +87,12 @@ def uneven_parts(dumps: Dumps, ref: Sequence[str], cand: Sequence[str]) -> Itera
         cand: The candidate's.
     """
     for joined in _found(dumps.cand, cand, dumps.ref, ref):
-        inverse = tuple(np.argsort(joined.order).tolist())
-        steps = (Split(joined.axis, joined.sizes), *joined.steps(inverse))
         for part, key in enumerate(joined.parts):
-            yield Match(
-                ref=key, recipe=Recipe(keys=(joined.key,), steps=steps, part=part), matched_by=joined.matched_by
-            )
+            recipe = Recipe(keys=(joined.key,), steps=joined.parting(), part=part)
+            yield Match(ref=key, recipe=recipe, matched_by=joined.matched_by)
     for joined in _found(dumps.ref, ref, dumps.cand, cand):
-        steps = (*joined.steps(joined.order), Concatenate(joined.axis))
-        yield Match(ref=joined.key, recipe=Recipe(keys=joined.parts, steps=steps), matched_by=joined.matched_by)
+        recipe = Recipe(keys=joined.parts, steps=joined.joining())
+        yield Match(ref=joined.key, recipe=recipe, matched_by=joined.matched_by)
 
 
 def _found(holder: DumpSource, keys: Sequence[str], other: DumpSource, singles: Sequence[str]) -> Iterator[_Joined]:
@@ -133,16 +156,64 @@ def _joined(holder: DumpSource, key: str, other: DumpSource, singles: Sequence[s
     if bool((packed == packed.flat[0]).all()):
         return None  # the parts of a constant are no evidence
     arrays = {single: other.array(single) for single in singles}
-    for order in permutations(range(packed.ndim)):
-        ordered = {single: array.transpose(order) for single, array in arrays.items()}
-        for axis in range(packed.ndim):
-            parts = _cover(
-                np.moveaxis(packed, axis, 0), {n: np.moveaxis(a, axis, 0) for n, a in ordered.items()}, tolerance
-            )
-            if len(parts) > 1:
-                sizes = tuple(ordered[part].shape[axis] for part in parts)
-                return _Joined(key, parts, sizes, axis, order)
+    for find in (_in_order, _in_other_order, _with_gates_in_other_order):
+        for order in permutations(range(packed.ndim)):
+            ordered = {single: array.transpose(order) for single, array in arrays.items()}
+            for axis in range(packed.ndim):
+                if (found := find(packed, ordered, axis, tolerance)) is not None:
+                    sizes = tuple(ordered[part].shape[axis] for part in found.parts)
+                    return _Joined(key, found.parts, sizes, axis, order, found.blocks, found.across)
     return None
+
+
+class _Cover(NamedTuple):
+    """_Cover has the tensors that make up another, and the order of their blocks in it, as `_Joined` has them."""
+
+    parts: tuple[str, ...]
+    blocks: tuple[int, ...] = ()
+    across: int = 0
+
+
+def _in_order(packed: Array, parts: Mapping[str, Array], axis: int, tolerance: float) -> _Cover | None:
+    """Returns the tensors that make up another along an axis, in order."""
+    along = {name: np.moveaxis(part, axis, 0) for name, part in parts.items()}
+    found = _cover(np.moveaxis(packed, axis, 0), along, tolerance)
+    return _Cover(found) if len(found) > 1 else None
+
+
+def _in_other_order(packed: Array, parts: Mapping[str, Array], axis: int, tolerance: float) -> _Cover | None:
+    """Returns the tensors whose blocks make up another along an axis, in another order."""
+    packed = np.moveaxis(packed, axis, 0)
+    along = {name: np.moveaxis(part, axis, 0) for name, part in parts.items()}
+    fitting = {name: part for name, part in along.items() if part.shape[1:] == packed.shape[1:]}
+    found = shuffled_blocks(packed, fitting) if len(fitting) > 1 else None
+    if found is None or len(found[0]) < 2:
+        return None
+    names, blocks = found
+    made = _reordered(np.concatenate([fitting[name] for name in names]), blocks, 0)
+    return _Cover(names, blocks, axis) if relative_error(packed, made) <= tolerance else None
+
+
+def _with_gates_in_other_order(packed: Array, parts: Mapping[str, Array], axis: int, tolerance: float) -> _Cover | None:
+    """Returns the tensors that make up another along an axis, where its gates are in another order along the other."""
+    if packed.ndim != 2:
+        return None
+    across = 1 - axis
+    # The norms of rows do not depend on the order of what is in them, and rule out almost all.
+    norms = {name: np.linalg.norm(part, axis=across) for name, part in parts.items()}
+    fitting = {name: each for name, each in norms.items() if parts[name].shape[across] == packed.shape[across]}
+    names = _cover(np.linalg.norm(packed, axis=across), fitting, tolerance)
+    joined = np.concatenate([parts[name] for name in names], axis=axis) if len(names) > 1 else packed[:0]
+    for count in _GATES if len(names) > 1 else ():
+        for blocks in permutations(range(count)) if packed.shape[across] % count == 0 else ():
+            if relative_error(packed, _reordered(joined, blocks, across)) <= tolerance:
+                return _Cover(names, blocks, across)
+    return None
+
+
+def _reordered(array: Array, blocks: tuple[int, ...], axis: int) -> Array:
+    parts = np.split(array, len(blocks), axis=axis)
+    return np.concatenate([parts[block] for block in blocks], axis=axis)
 
 
 def _cover(packed: Array, parts: Mapping[str, Array], tolerance: float) -> tuple[str, ...]:

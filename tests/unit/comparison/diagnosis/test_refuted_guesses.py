@@ -298,3 +298,33 @@ def test_a_pair_by_place_is_kept_in_a_selection_where_it_is_kept_in_the_whole() 
     assert (selected.status, selected.metrics["rel_l2"]) == ("different", rows["gate"].metrics["rel_l2"])
     found = element_difference(reference.source, candidate.source, "activation/gate")
     assert found.row.counterpart == PORTED["gate"]
+
+
+def _untrained(*, ported: bool, exact: bool = False) -> Dump:
+    """A network whose logits are small, as before it is trained, so that the loss hardly depends on its layers."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        with jax.named_scope("Dense_0" if ported else "up"):
+            x = x @ weights["up"]
+        x = jax.nn.gelu(x, approximate=not exact)
+        with jax.named_scope("Dense_1" if ported else "down"):
+            x = x @ weights["down"]
+        with jax.named_scope("RMSNorm_0" if ported else "norm"):
+            x = x / jnp.sqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-5)
+        with jax.named_scope("Dense_2" if ported else "head"):
+            x = x @ weights["head"]
+        return -jax.nn.log_softmax(x)[:, 0].mean()
+
+    draw = np.random.default_rng(6).normal
+    shapes = {"up": (4, 16), "down": (16, 4), "head": (4, 6)}
+    scales = {"up": 0.5, "down": 1.0, "head": 1e-2}
+    weights = {name: draw(size=shape, scale=scales[name]).astype(np.float32) for name, shape in shapes.items()}
+    return gs.capture(loss, weights, INPUT, origins=False)
+
+
+def test_a_small_error_that_the_loss_cannot_show_refutes_no_pair() -> None:
+    reference = _untrained(ported=False)
+    assert gs.compare(reference, _untrained(ported=True)).verdict == "same"
+    found = gs.compare(reference, _untrained(ported=True, exact=True))
+    assert _first(found) == "down", found.sentence
+    assert "which reads the gelu by tanh of `up`, and in the candidate the gelu by erf" in found.sentence

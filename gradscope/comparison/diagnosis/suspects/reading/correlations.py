@@ -4,7 +4,8 @@ A dense layer has the gradient `u^T g`; its kernel may have an axis for each of 
 out]`, and is one matrix all the same. A convolution multiplies each tap of its kernel with values that lie a fixed
 distance from those of its output, so that the gradient of a tap is a correlation of `u` and `g` at that distance. Which
 distance belongs to which tap depends on padding, dilation, and whether the kernel is flipped; a wrong one of these
-leaves each tap one of the correlations. A transposed convolution has `u` and `g` in each other's place.
+leaves each tap one of the correlations. What lies behind the edges is zero, or what the padding makes of the values
+before them. A transposed convolution has `u` and `g` in each other's place.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import itertools
 import math
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -32,6 +33,10 @@ _MOST_FEATURES: Final = 4096
 _REACH: Final = 8
 
 
+#: How a convolution may go on behind the edge of what it reads.
+Padding: TypeAlias = Literal["constant", "wrap", "reflect", "symmetric", "edge"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelForm:
     """KernelForm stores how a kernel, what its layer reads and the output of its layer belong together.
@@ -43,6 +48,7 @@ class KernelForm:
         matrix: The shape of the kernel of a dense layer as a matrix, which these axes are about; None for a
             convolution.
         strides: The stride along each axis of space; none for a dense layer.
+        padding: What lies outside of what is read: zeros, or as `numpy.pad` makes it in this mode.
         reach: How far a tap may lie from an element of the output along each axis.
     """
 
@@ -52,6 +58,7 @@ class KernelForm:
     matrix: tuple[int, int] | None = None
     strides: tuple[int, ...] = ()
     reach: int = 0
+    padding: Padding = "constant"
 
     def taps(self, gradient: Array) -> Array:
         """Returns the gradient of a kernel as `[taps, inputs, outputs]`.
@@ -92,13 +99,23 @@ class KernelForm:
             max(0, stride * (size - 1) + 1 + reach - own)
             for stride, size, reach, own in zip(self.strides, sizes, reaches, large.shape[1:-1], strict=True)
         ]
-        padded = np.pad(large, [(0, 0), *zip(reaches, ends, strict=True), (0, 0)])
+        padded = np.pad(large, [(0, 0), *zip(reaches, ends, strict=True), (0, 0)], mode=self.padding)
         for distances in itertools.product(*(range(-reach, reach + 1) for reach in reaches)):
             places = tuple(
                 slice(reach + distance, reach + distance + stride * (size - 1) + 1, stride)
                 for reach, distance, stride, size in zip(reaches, distances, self.strides, sizes, strict=True)
             )
             yield padded[:, *places].reshape(-1, large.shape[-1])
+
+
+def padded_otherwise(form: KernelForm) -> Iterator[KernelForm]:
+    """Yields the forms of a convolution with other values behind the edge of what it reads; none of a dense layer.
+
+    Args:
+        form: A form.
+    """
+    modes: tuple[Padding, ...] = get_args(Padding) if form.matrix is None else ()
+    yield from (replace(form, padding=mode) for mode in modes if mode != form.padding)
 
 
 def forms(kernel: tuple[int, ...], read: tuple[int, ...], output: tuple[int, ...]) -> Iterator[KernelForm]:

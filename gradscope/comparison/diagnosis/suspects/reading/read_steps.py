@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -22,6 +24,7 @@ from gradscope.comparison.diagnosis.suspects.steps import Step
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.dump.manifest.layer_graph import before, sources_of
 from gradscope.dump.manifest.manifest import Layer
+from gradscope.naming import ACTIVATION, key_of
 
 #: The most values of which it is found whether a layer reads them in place of another.
 _MOST_READ: Final = 16
@@ -40,6 +43,18 @@ class ReadSteps:
         source, self._of_ref = dumps.ref if of_ref else dumps.cand, of_ref
         self._own, self._sources = FloatTensors(source), sources_of(source.manifest.layers)
         self._recovered = RecoveredValues(dumps, pairing, of_ref=of_ref)
+
+    @cached_property
+    def _used(self) -> frozenset[str]:
+        return frozenset(chain.from_iterable(self._sources.values()))
+
+    def is_used(self, name: str) -> bool:
+        """Returns whether anything is computed from a value: of several outputs of a layer that may be some.
+
+        Args:
+            name: The name of the value.
+        """
+        return key_of(ACTIVATION, name) in self._used
 
     def another_is(self, reader: Reader, output: str) -> bool:
         """Returns whether the other program's layer reads another value of those that its output is computed from.

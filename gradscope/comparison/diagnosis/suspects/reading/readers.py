@@ -12,16 +12,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.refuting.activation_functions import DERIVATIVES, ELEMENTWISE
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
-from gradscope.comparison.diagnosis.refuting.functions_between import DERIVATIVES, ELEMENTWISE
 from gradscope.comparison.diagnosis.refuting.kernel_products import matrices
-from gradscope.comparison.diagnosis.suspects.reading.correlations import KernelForm, forms, gradient_error
+from gradscope.comparison.diagnosis.suspects.reading.correlations import (
+    KernelForm,
+    forms,
+    gradient_error,
+    padded_otherwise,
+)
 from gradscope.comparison.diagnosis.suspects.step_kinds import orders
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.reverse import ReversePairing
@@ -56,6 +61,10 @@ class Reader(Protocol):
 
     def reorders(self) -> bool:
         """Returns whether that layer reads the same features, or the same values by other axes, in another order."""
+        ...
+
+    def pads_otherwise(self) -> bool:
+        """Returns whether that layer reads the same values, with others behind their edges."""
         ...
 
 
@@ -146,10 +155,12 @@ def _use(tensors: Iterator[Array | None]) -> _Use | None:
 
 def _by_kernel(of_ref: bool, read: Array, one: _Use, other: _Use, difference: float) -> Iterator[Reader]:
     """Yields a reader by the uses of a kernel in both programs, of which one has what it reads."""
-    for form in forms(one.kernel.shape, read.shape, one.value.shape):
-        limit = max(_EXACT, _MARGIN * min(gradient_error(form, read, each, one.kernel) for each in one.gradients()))
-        if limit <= _SHARE * difference:
-            yield _ByKernel(of_ref=of_ref, read=read, form=form, use=other, limit=limit)
+    for zeros in forms(one.kernel.shape, read.shape, one.value.shape):
+        for form in (zeros, *padded_otherwise(zeros)):
+            limit = max(_EXACT, _MARGIN * min(gradient_error(form, read, each, one.kernel) for each in one.gradients()))
+            if limit <= _SHARE * difference:
+                yield _ByKernel(of_ref=of_ref, read=read, form=form, use=other, limit=limit)
+                break
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +202,10 @@ class _ByKernel:
         form, kernel = self.form, self.use.kernel
         errors = (gradient_error(form, self.read, each, kernel, reordered=True) for each in self.use.gradients())
         return min(errors) <= self.limit or any(map(self.reads, orders(self.read)))
+
+    @implements(Reader)
+    def pads_otherwise(self) -> bool:
+        return any(replace(self, form=form).reads(self.read) for form in padded_otherwise(self.form))
 
 
 def _by_product(
@@ -240,6 +255,10 @@ class _ByProduct:
     @implements(Reader)
     def reorders(self) -> bool:
         return any(map(self.reads, orders(self.read)))
+
+    @implements(Reader)
+    def pads_otherwise(self) -> bool:
+        return False
 
 
 def _relative(found: Array, expected: Array) -> float:

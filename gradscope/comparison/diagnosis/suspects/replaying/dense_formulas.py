@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.diagnosis.refuting.functions_between import ELEMENTWISE
+from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
 from gradscope.comparison.diagnosis.refuting.kernel_products import matrices
 from gradscope.comparison.diagnosis.suspects.replaying.formulas import Formula, Reads, makes, rearrangements
 

@@ -1,0 +1,71 @@
+"""The functions of single elements that networks apply between layers, such as activation functions, by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+
+#: A function of single elements.
+Elementwise: TypeAlias = Callable[[Array], Array]
+
+
+def _sigmoid(x: Array) -> Array:
+    return 0.5 * (1 + np.tanh(0.5 * x))
+
+
+def _erf(x: Array) -> Array:
+    return np.array([math.erf(each) for each in x.flat]).reshape(x.shape)
+
+
+def _selu(x: Array) -> Array:
+    scale, alpha = 1.0507009873554805, 1.6732632423543772
+    return scale * np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0)))
+
+
+#: The functions of single elements, by name.
+ELEMENTWISE: Final[Mapping[str, Elementwise]] = MappingProxyType({
+    "relu": lambda x: np.maximum(x, 0),
+    "sigmoid": _sigmoid,
+    "tanh": np.tanh,
+    "silu": lambda x: x * _sigmoid(x),
+    "gelu by tanh": lambda x: x * _sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)),
+    "gelu by erf": lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2))),
+    "softplus": lambda x: np.logaddexp(x, 0),
+    "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+    "relu6": lambda x: np.clip(x, 0, 6),
+    "leaky_relu of slope 0.01": lambda x: np.where(x > 0, x, 0.01 * x),
+    "leaky_relu of slope 0.2": lambda x: np.where(x > 0, x, 0.2 * x),
+    "hard_sigmoid": lambda x: np.clip(x / 6 + 0.5, 0, 1),
+    "hard_sigmoid of slope 0.2": lambda x: np.clip(0.2 * x + 0.5, 0, 1),
+    "hard_swish": lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
+    "gelu by sigmoid": lambda x: x * _sigmoid(1.702 * x),
+    "mish": lambda x: x * np.tanh(np.logaddexp(x, 0)),
+    "selu": _selu,
+    "squared relu": lambda x: np.square(np.maximum(x, 0)),
+})  # fmt: skip
+
+
+#: The derivatives of the functions that a layer may apply to its product, by its output.
+DERIVATIVES: Final[Mapping[str, Elementwise]] = MappingProxyType({
+    "": np.ones_like,
+    "tanh": lambda y: 1 - y * y,
+    "sigmoid": lambda y: y * (1 - y),
+    "relu": lambda y: (y > 0).astype(y.dtype),
+})  # fmt: skip
+
+
+#: Where the functions that do not change with their argument everywhere do not, by name.
+FLAT: Final[Mapping[str, Elementwise]] = MappingProxyType({
+    "relu": lambda x: x < 0,
+    "relu6": lambda x: (x < 0) | (x > 6),
+    "squared relu": lambda x: x < 0,
+    "hard_swish": lambda x: x < -3,
+    "hard_sigmoid": lambda x: np.abs(x) > 3,
+    "hard_sigmoid of slope 0.2": lambda x: np.abs(x) > 2.5,
+})  # fmt: skip

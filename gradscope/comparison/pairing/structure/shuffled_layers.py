@@ -1,0 +1,80 @@
+"""`by_shuffled_layers` matches the output of a packed layer with those of layers that are packed block by block in it.
+
+A layer that packs the query, key and value of each head side by side has in its output the features of one head of each
+after the other, where the other program has a layer for all queries, one for all keys, and one for all values. The
+order of the blocks is that of the parameters (`values.uneven_parts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.layout.layouts import relative_error
+from gradscope.comparison.layout.recipes import Concatenate, Recipe, RecipeStep, Reorder, Split
+from gradscope.comparison.pairing.inference.equal_parts import SAME
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.comparison.pairing.structure.packed_layers import calls_of, outputs_of
+from gradscope.comparison.pairing.values.packed_parameters import Shuffled, shuffled_parameters
+from gradscope.comparison.precision import comparable
+
+
+def by_shuffled_layers(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
+    """Yields matches of activations of which one program has several as one, with their blocks in another order."""
+    free = {True: {*unmatched.only_ref}, False: {*unmatched.only_cand}}
+    shuffled = list(shuffled_parameters(unmatched.matched))
+    if not shuffled or not dumps.ref.manifest.layers or not dumps.cand.manifest.layers:
+        return
+    outputs = {True: outputs_of(dumps.ref), False: outputs_of(dumps.cand)}
+    for each in shuffled:
+        for packed, parts in calls_of({each.packed: each.parts}, outputs[each.of_ref], outputs[not each.of_ref]):
+            alone = packed in free[each.of_ref] and free[not each.of_ref].issuperset(parts)
+            if alone and len({*parts}) == len(parts):
+                free[each.of_ref].discard(packed)
+                free[not each.of_ref].difference_update(parts)
+                yield from _matches(dumps, each, packed, parts)
+
+
+def _matches(dumps: Dumps, shuffled: Shuffled, packed: str, parts: Sequence[str]) -> Iterator[Match]:
+    """Yields the matches of the output of a packed layer with those of its parts; none where the shapes do not fit."""
+    holder, other = (dumps.ref, dumps.cand) if shuffled.of_ref else (dumps.cand, dumps.ref)
+    if not all(comparable(holder.entry(packed).dtype, other.entry(part).dtype) for part in parts):
+        return
+    arrays = {part: other.array(part) for part in parts}
+    array, count = holder.array(packed), len(shuffled.blocks)
+    cut = {
+        axis: _made(arrays, parts, axis, shuffled.blocks)
+        for axis in reversed(range(array.ndim))
+        if array.shape[axis] % count == 0 and _fit(array, arrays, axis)
+    }
+    agreeing = [axis for axis, made in cut.items() if relative_error(array, made) <= SAME]
+    for axis in (agreeing or [*cut])[:1]:
+        matched_by = "fingerprint" if agreeing else "order"
+        if shuffled.of_ref:
+            recipe = Recipe(keys=tuple(parts), steps=(Concatenate(axis), *_in_blocks(axis, shuffled.blocks)))
+            yield Match(ref=packed, recipe=recipe, matched_by=matched_by)
+        else:
+            inverse = tuple(np.argsort(shuffled.blocks).tolist())
+            sizes = tuple(arrays[part].shape[axis] for part in parts)
+            for number, part in enumerate(parts):
+                steps = (*_in_blocks(axis, inverse), Split(axis, sizes))
+                yield Match(ref=part, recipe=Recipe(keys=(packed,), steps=steps, part=number), matched_by=matched_by)
+
+
+def _in_blocks(axis: int, blocks: tuple[int, ...]) -> tuple[RecipeStep, ...]:
+    return Split(axis, len(blocks)), Reorder(blocks), Concatenate(axis)
+
+
+def _made(arrays: Mapping[str, Array], parts: Sequence[str], axis: int, blocks: tuple[int, ...]) -> Array:
+    """Returns the output of the packed layer as its parts make it."""
+    joined = np.split(np.concatenate([arrays[part] for part in parts], axis=axis), len(blocks), axis=axis)
+    return np.concatenate([joined[block] for block in blocks], axis=axis)
+
+
+def _fit(array: Array, arrays: Mapping[str, Array], axis: int) -> bool:
+    """Returns whether joined along an axis, the parts have the shape of the packed output."""
+    rest = [np.delete(each.shape, axis).tolist() for each in (array, *arrays.values()) if each.ndim == array.ndim]
+    total = sum(each.shape[axis] for each in arrays.values() if each.ndim == array.ndim)
+    return len(rest) == len(arrays) + 1 and all(each == rest[0] for each in rest) and total == array.shape[axis]
