@@ -8,14 +8,20 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Final
 
+import jax
+import jax.numpy as jnp
+
 from gradscope.arrays.dtypes import is_key
 from gradscope.errors import ModelError, UsageError
 from gradscope.frameworks.detect import adapter_of, builder_of, hint_without_adapter
+from gradscope.frameworks.modules.input_spec import InputSpec
 from gradscope.frameworks.modules.request import Request
 from gradscope.naming.signature_text import signature_text
-from gradscope.tracing.data.data_shapes import ALONE, batch_like
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.user_frames import user_code
+
+#: The name of the tensor of a batch that is an array.
+_ALONE: Final = "value"
 
 #: The functions of a model and their arguments.
 _EXPECTED: Final = {"init": ("key",), "batch": ("key", "size"), "loss": ("variables", "batch")}
@@ -109,8 +115,8 @@ def _batch_like_data(request: Request) -> dict[str, Callable[..., Any]]:
     """Returns the function `batch` that real data replace; no function where there are none, or of random keys."""
     if not request.data or any(is_key(spec.dtype) for spec in request.data.values()):
         return {}
-    shapes = dict.fromkeys([ALONE], *request.data.values()) if request.data_is_array else request.data
-    return {"batch": batch_like(shapes)}
+    shapes = dict.fromkeys([_ALONE], *request.data.values()) if request.data_is_array else request.data
+    return {"batch": _batch_like(shapes)}
 
 
 def _hint_to_call(holder: Any) -> str:
@@ -200,3 +206,37 @@ def _is_module(value: Any) -> bool:
     return adapter_of(value, train=True) is not None or (
         isinstance(value, type) and builder_of(value, seed=0) is not None
     )
+
+
+def _batch_like(shapes: Mapping[str, InputSpec]) -> Callable[[Any, int], Any]:
+    """Returns the function `batch(key, size)` of zeros in the place of a batch's tensors.
+
+    `text/mask` is `batch["text"]["mask"]`, tensors that are numbered from 0 are a tuple, and a single tensor that is
+    called `value` is the batch.
+
+    Args:
+        shapes: The tensors by name, examples first.
+    """
+
+    def batch(_key: Any, size: int) -> Any:
+        leaves = {tuple(name.split("/")): _zeros(spec, size) for name, spec in shapes.items()}
+        return leaves[_ALONE,] if list(leaves) == [(_ALONE,)] else _nested(leaves)
+
+    return batch
+
+
+def _zeros(spec: InputSpec, size: int) -> jax.Array:
+    shape = (size, *spec.shape[1:]) if spec.shape else ()
+    return jnp.zeros(shape, jax.dtypes.canonicalize_dtype(jnp.dtype(spec.dtype)))
+
+
+def _nested(leaves: Mapping[tuple[str, ...], Any]) -> Any:
+    """Returns the pytree whose leaves have these paths."""
+    if list(leaves) == [()]:
+        return leaves[()]
+    inside: dict[str, dict[tuple[str, ...], Any]] = {}
+    for (key, *rest), leaf in leaves.items():
+        inside.setdefault(key, {})[tuple(rest)] = leaf
+    found = {key: _nested(each) for key, each in inside.items()}
+    positions = [str(at) for at in range(len(found))]
+    return tuple(found[at] for at in positions) if set(found) == set(positions) else found
