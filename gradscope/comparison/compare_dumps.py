@@ -79,19 +79,19 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
     require_matches(dumps, options.selection)
 
     pairing = paired(dumps, options)
-    pairs = _measured(dumps, pairing.matched, options)
-    rows = _matched_rows(dumps, pairs, options)
+    pairs, kinks = _measured(dumps, pairing.matched, options), Kinks(dumps)
+    rows = _matched_rows(dumps, pairs, options, kinks)
     whole = None if options.selection == Selection() else partial(unrefuted, dumps, options)
     kept_pairs = without_refuted(dumps, pairing, rows, whole)
     pairing = kept_pairs.pairing
     if len(pairing.matched) < len(rows):  # what is no pair makes no error, which another row would inherit
         kept = {each.ref for each in pairing.matched}
         pairs = [pair for pair in pairs if pair.match.ref in kept]
-        rows = _matched_rows(dumps, pairs, options)
+        rows = _matched_rows(dumps, pairs, options, kinks)
     missing, extra = unmatched(dumps, pairing, rows, kept_pairs.agreeing)
     if cut := list(cut_gradients(dumps, pairing, _accounted(missing, extra))):
         pairing = pairing.with_matches(cut)
-        rows = _matched_rows(dumps, [*pairs, *_measured(dumps, cut, options)], options)
+        rows = _matched_rows(dumps, [*pairs, *_measured(dumps, cut, options)], options, kinks)
         missing, extra = unmatched(dumps, pairing, rows, kept_pairs.agreeing)
     rows |= {
         key: with_loss_compared(dumps, one_sided(each, allowed, cand.manifest.ledger))
@@ -100,7 +100,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
     variances = RunningVariances(dumps)
     if not (options.bitwise or options.has_tolerance):
         rows |= variances.with_divisors(pairing.matched, rows)
-    rows |= with_likely_causes(dumps, pairing.matched, rows, variances)
+    rows |= with_likely_causes(dumps, pairing.matched, rows, variances, kinks)
     every = (
         *(rows[key] for key in ref.keys() if key in rows),  # noqa: SIM118 - no mapping
         *loop_output_rows(dumps, pairing.inverse, options),
@@ -154,7 +154,7 @@ def judged(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -> d
     Raises:
         DumpError: One of the dumps is damaged.
     """
-    return _matched_rows(dumps, _measured(dumps, matches, options), options)
+    return _matched_rows(dumps, _measured(dumps, matches, options), options, Kinks(dumps))
 
 
 def _accounted(*sides: Iterable[Unmatched]) -> frozenset[str]:
@@ -217,33 +217,33 @@ def _evidence(dumps: Dumps, owners: _Owners, options: CompareOptions) -> PairEvi
     return evidence_of(StoredOperand(source=dumps.ref, key=key), counterpart(dumps.cand, recipe), options.closeness)
 
 
-def _matched_rows(dumps: Dumps, pairs: Sequence[_Pair], options: CompareOptions) -> dict[str, ComparisonRow]:
+def _matched_rows(
+    dumps: Dumps, pairs: Sequence[_Pair], options: CompareOptions, kinks: Kinks
+) -> dict[str, ComparisonRow]:
     errors = _errors(pairs)
     # Where gradscope did not write the reference, the layers of the candidate have to do.
     layers = dumps.ref.manifest.layers or dumps.cand.manifest.layers
-    growth, sizes = growths(layers, errors), {key: error.rel_l2 for key, error in errors.items()}
+    growth, rel_l2 = growths(layers, errors), {key: error.rel_l2 for key, error in errors.items()}
     epsilons = {pair.owner: pair.epsilon for pair in pairs if pair.epsilon and pair.owner in errors}
-    limits = accumulated_tolerances(layers, sizes, {key: each.tolerance for key, each in errors.items()}, epsilons)
-    limits = {
-        pair.owner: limits.get(pair.owner, pair.tolerance) if pair.noise is None else pair.noise * WITHIN
-        for pair in pairs
-    }
-    kinks = Kinks(dumps, {pair.owner: pair.match for pair in pairs})
-    kinked = kinked_tolerances(layers, sizes, limits, kinks.share)
+    deep = accumulated_tolerances(layers, rel_l2, {key: each.tolerance for key, each in errors.items()}, epsilons)
+    own = {pair.owner: pair.tolerance if pair.noise is None else pair.noise * WITHIN for pair in pairs}
+    limits = own | {pair.owner: deep[pair.owner] for pair in pairs if pair.noise is None and pair.owner in deep}
+    share = partial(kinks.share, matches={pair.owner: pair.match for pair in pairs})
+    kinked = kinked_tolerances(layers, rel_l2, limits, share)
     rows: dict[str, ComparisonRow] = {}
     for pair in pairs:
-        entry, own = dumps.ref.entry(pair.match.ref), growth.get(pair.owner)
+        entry, grown = dumps.ref.entry(pair.match.ref), growth.get(pair.owner)
         noise = in_noise_floors(pair.evidence.metrics.get("rel_l2"), pair.noise)
         expected = kinked.get(pair.owner, limits[pair.owner])
         rows[pair.match.ref] = judge(
             pair.match,
             entry,
-            pair.evidence.with_metrics(growth=own, noise=noise),
+            pair.evidence.with_metrics(growth=grown, noise=noise),
             options.tolerance(entry.name, pair.match.ref, expected),
             pair.rounding,
             source=dumps.cand.entry(pair.match.cand).site.source or entry.site.source,
-            made_here=pair.owner in errors and is_made_here(own, errors[pair.owner]),
-            kinked=kinked_why(kinks.share(pair.owner)) if pair.owner in kinked else "",
+            made_here=pair.owner in errors and is_made_here(grown, errors[pair.owner]),
+            kinked=kinked_why(share(pair.owner)) if pair.owner in kinked else "",
         )
     return rows
 

@@ -11,8 +11,8 @@ The default of a pair follows from its coarser dtype and from whether it holds g
     integers, booleans, keys   0         0
 
 These numbers are starting points: every row of a comparison states the smallest tolerance that would have passed
-(`needed`). Those of 16 bits grow with depth (`judging/rounding/accumulated_rounding.py`). A tensor of a calibrated
-reference is judged by its noise floor instead (`judging/noise.py`).
+(`needed`). They grow with depth where rounding adds up (`judging/rounding/accumulated_rounding.py`). A tensor of a
+calibrated reference is judged by its noise floor instead (`judging/noise.py`).
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def trim_malloc() -> None:
 
 
 def held_bytes() -> int:
-    """Returns the bytes of memory that the process has now; 0 where the system does not state them."""
+    """Returns the bytes of memory that the process keeps, freed ones given back; 0 where the system states none."""
     trim_malloc()
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE

@@ -276,3 +276,8 @@ class Recipe:
 
 def _words(step: RecipeStep) -> str:
     return " ".join(f"{name} {value}" for name, value in step.spelling().items())
+
+
+def in_order_of_blocks(axis: int, blocks: tuple[int, ...]) -> tuple[RecipeStep, ...]:
+    """Returns the steps that put the equal blocks along an axis into an order; none without blocks."""
+    return (Split(axis, len(blocks)), Reorder(blocks), Concatenate(axis)) if blocks else ()

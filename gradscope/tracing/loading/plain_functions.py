@@ -1,4 +1,7 @@
-"""A model of plain functions is found on an object, and checked as far as possible without running any of them."""
+"""A model of plain functions is found on an object, and checked as far as possible without running any of them.
+
+A file that has no `batch` gets one of zeros that are shaped as the user's data, which take their place.
+"""
 
 from __future__ import annotations
 

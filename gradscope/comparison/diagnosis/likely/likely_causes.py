@@ -15,14 +15,13 @@ from typing import Final
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.arrays.dtypes import encode, itemsize
+from gradscope.arrays.dtypes import encode
 from gradscope.comparison.diagnosis.likely.running_variances import RunningVariances
-from gradscope.comparison.judging.rounding.kinks import Kinks
+from gradscope.comparison.judging.rounding.kinks import KinkedShare, Kinks
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.layout.layouts import agreeing_layouts
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.dump.manifest.manifest import Entry
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, PARAM, STATE
 from gradscope.naming.wording import counted
 
@@ -46,7 +45,7 @@ _LEAST_FACTOR: Final = 1e-3
 
 
 def with_likely_causes(
-    dumps: Dumps, matches: Sequence[Match], rows: Mapping[str, ComparisonRow], variances: RunningVariances
+    dumps: Dumps, matches: Sequence[Match], rows: Mapping[str, ComparisonRow], variances: RunningVariances, kinks: Kinks
 ) -> dict[str, ComparisonRow]:
     """Returns the rows of pairs that differ, with what explains it.
 
@@ -55,14 +54,17 @@ def with_likely_causes(
         matches: The pairs.
         rows: Their rows, by the reference's keys.
         variances: The running variances of the dumps.
+        kinks: Their kinks.
     """
     names, differing = _names_by_hash(dumps), (each for each in matches if rows[each.ref].status == "different")
     agreeing = {row.name for row in rows.values() if row.family == ACTIVATION and row.status == "same"}
-    kinks = Kinks(dumps, {dumps.ref.resolve(match.ref): match for match in matches})
+    by_owner = {dumps.ref.resolve(match.ref): match for match in matches}
     found: dict[str, str] = {}
     for match in differing:
         row = rows[match.ref]
-        likely = _at_kinks(dumps, match, row, kinks) if row.family == ACTIVATION_GRAD and row.name in agreeing else ""
+        likely = ""
+        if row.family == ACTIVATION_GRAD and row.name in agreeing:
+            likely = _at_kinks(row, kinks.share(dumps.ref.resolve(match.ref), by_owner))
         found[match.ref] = likely or _diagnosis(dumps, match, row, names, variances)
     return {key: replace(rows[key], likely=likely) for key, likely in found.items()}
 
@@ -133,19 +135,13 @@ def _other_order(dumps: Dumps, match: Match) -> str:
     return f"is permuted: its slices are the reference's {order} along the first axis" if order else ""
 
 
-def _at_kinks(dumps: Dumps, match: Match, row: ComparisonRow, kinks: Kinks) -> str:
+def _at_kinks(row: ComparisonRow, share: KinkedShare) -> str:
     """Returns that the gradients of a value differ only where rounding decides; "" where they do not."""
-    owner = dumps.ref.resolve(match.ref)
-    if row.tolerance is None or "rel_l2" not in row.metrics or _bytes(dumps.ref.entry(owner)) > _READ_AGAIN_BYTES:
+    if row.tolerance is None or "rel_l2" not in row.metrics or not share.made:
         return ""
-    share, error = kinks.share(owner), as_float(row.metrics["rel_l2"])
-    if not share.made or not error**2 - share.made**2 <= row.tolerance**2:
+    if as_float(row.metrics["rel_l2"]) ** 2 - share.made**2 > row.tolerance**2:
         return ""
     return f"differs only in {counted(share.count, 'element')} of {share.size:,}, {AT_KINKS}"
-
-
-def _bytes(entry: Entry) -> int:
-    return math.prod(entry.shape) * itemsize(entry.dtype)
 
 
 def _order_of_slices(ref: Array, cand: Array) -> list[int]:

@@ -5,5 +5,5 @@
 - `inherited_precision`: the dtype that a tensor was computed in, by what it was computed from.
 - `kinks`: how much of a gradient rounding decides, since a value is on the other side of a kink, as of a rectifier's.
 - `kinked_gradients`: how far gradients may be apart because of kinks, there and in all that is computed from them.
-- `accumulated_rounding`: how far rounding to 16 bits adds up with the depth of a network.
+- `accumulated_rounding`: how far rounding adds up with the depth of a network.
 """

@@ -64,34 +64,41 @@ _NONE: Final = KinkedShare()
 
 
 class Kinks:
-    """`Kinks` finds the kinks that decide the gradients of two dumps; each tensor is read once.
+    """`Kinks` finds the kinks that decide the gradients of two dumps; each pair of tensors is read once.
 
     Args:
         dumps: The dumps.
-        matches: The pairs of their tensors, by the keys of the reference's owners.
     """
 
-    def __init__(self, dumps: Dumps, matches: Mapping[str, Match]) -> None:
+    def __init__(self, dumps: Dumps) -> None:
         self._dumps = dumps
-        self._matches = matches
-        self._known: dict[str, KinkedShare] = {}
+        self._known: dict[tuple[Match, Match], KinkedShare] = {}
 
-    def share(self, gradient: str) -> KinkedShare:
+    def share(self, gradient: str, matches: Mapping[str, Match]) -> KinkedShare:
         """Returns the share of a gradient that kinks decide; none of another tensor, and without elements.
 
         Args:
             gradient: The key of the reference's owner.
+            matches: The pairs of tensors, by the keys of the reference's owners.
 
         Raises:
             DumpError: One of the dumps is damaged.
         """
-        if gradient not in self._known:
-            self._known[gradient] = self._found(gradient)
-        return self._known[gradient]
+        value = self._value_of(gradient)
+        if value not in matches or gradient not in matches:
+            return _NONE
+        pairs = matches[value], matches[gradient]
+        if pairs not in self._known:
+            self._known[pairs] = self._found((value, gradient), pairs)
+        return self._known[pairs]
 
-    def _found(self, gradient: str) -> KinkedShare:
-        every = (*self._operands(self._value_of(gradient)), *self._operands(gradient))
-        if len(every) < 4 or not all(each.has_tensor and is_floating(each.entry.dtype) for each in every):
+    def _found(self, owners: tuple[str, str], pairs: tuple[Match, Match]) -> KinkedShare:
+        every = tuple(
+            operand
+            for key, match in zip(owners, pairs, strict=True)
+            for operand in (StoredOperand(source=self._dumps.ref, key=key), counterpart(self._dumps.cand, match.recipe))
+        )
+        if not all(each.has_tensor and is_floating(each.entry.dtype) for each in every):
             return _NONE
         size, *others = (math.prod(each.entry.shape) for each in every)
         return _share(every, size) if size and all(other == size for other in others) else _NONE
@@ -102,12 +109,6 @@ class Kinks:
         value = key_of(ACTIVATION, name)
         known = family == ACTIVATION_GRAD and value in self._dumps.ref.keys()  # noqa: SIM118 - no mapping
         return self._dumps.ref.resolve(value) if known else ""
-
-    def _operands(self, key: str) -> tuple[Operand, ...]:
-        match = self._matches.get(key)
-        if match is None:
-            return ()
-        return StoredOperand(source=self._dumps.ref, key=key), counterpart(self._dumps.cand, match.recipe)
 
 
 class _Elements(NamedTuple):
@@ -157,7 +158,8 @@ class _Sums:
         flips = np.sign(stretch.ref) != np.sign(stretch.cand)
         at_flips = stretch.at(flips)
         self.flips += len(at_flips.ref)
-        self.largest = max([self.largest, *np.abs(at_flips.ref), *np.abs(at_flips.cand)])
+        flipped = np.abs(np.concatenate([at_flips.ref, at_flips.cand]))
+        self.largest = max(self.largest, float(flipped.max(initial=0.0)))
         self.values += _squares(stretch.ref)
         self.errors += _squares(stretch.ref - stretch.cand)
         self.gradients += _squares(stretch.ref_gradient)

@@ -55,6 +55,18 @@ def shuffled_blocks(packed: Array, parts: Mapping[str, Array]) -> tuple[tuple[st
     return None
 
 
+def reordered(array: Array, blocks: Sequence[int], axis: int) -> Array:
+    """Returns a tensor with the equal blocks along an axis in an order.
+
+    Args:
+        array: The tensor.
+        blocks: For each block of the result, its place in the tensor.
+        axis: The axis.
+    """
+    parts = np.split(array, len(blocks), axis=axis)
+    return np.concatenate([parts[block] for block in blocks], axis=axis)
+
+
 def _norms(array: Array) -> Array:
     """Returns the norm of each row."""
     return np.linalg.norm(array.reshape(len(array), -1).astype(np.float64), axis=1)

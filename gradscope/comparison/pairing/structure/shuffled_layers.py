@@ -13,8 +13,9 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.layout.layouts import relative_error
-from gradscope.comparison.layout.recipes import Concatenate, Recipe, RecipeStep, Reorder, Split
+from gradscope.comparison.layout.recipes import Concatenate, Recipe, Split, in_order_of_blocks
 from gradscope.comparison.pairing.inference.equal_parts import SAME
+from gradscope.comparison.pairing.inference.shuffled_blocks import reordered
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.structure.packed_layers import calls_of, outputs_of
 from gradscope.comparison.pairing.values.packed_parameters import Shuffled, shuffled_parameters
@@ -45,7 +46,7 @@ def _matches(dumps: Dumps, shuffled: Shuffled, packed: str, parts: Sequence[str]
     arrays = {part: other.array(part) for part in parts}
     array, count = holder.array(packed), len(shuffled.blocks)
     cut = {
-        axis: _made(arrays, parts, axis, shuffled.blocks)
+        axis: reordered(np.concatenate([arrays[part] for part in parts], axis=axis), shuffled.blocks, axis)
         for axis in reversed(range(array.ndim))
         if array.shape[axis] % count == 0 and _fit(array, arrays, axis)
     }
@@ -53,24 +54,14 @@ def _matches(dumps: Dumps, shuffled: Shuffled, packed: str, parts: Sequence[str]
     for axis in (agreeing or [*cut])[:1]:
         matched_by = "fingerprint" if agreeing else "order"
         if shuffled.of_ref:
-            recipe = Recipe(keys=tuple(parts), steps=(Concatenate(axis), *_in_blocks(axis, shuffled.blocks)))
+            recipe = Recipe(keys=tuple(parts), steps=(Concatenate(axis), *in_order_of_blocks(axis, shuffled.blocks)))
             yield Match(ref=packed, recipe=recipe, matched_by=matched_by)
         else:
             inverse = tuple(np.argsort(shuffled.blocks).tolist())
             sizes = tuple(arrays[part].shape[axis] for part in parts)
             for number, part in enumerate(parts):
-                steps = (*_in_blocks(axis, inverse), Split(axis, sizes))
+                steps = (*in_order_of_blocks(axis, inverse), Split(axis, sizes))
                 yield Match(ref=part, recipe=Recipe(keys=(packed,), steps=steps, part=number), matched_by=matched_by)
-
-
-def _in_blocks(axis: int, blocks: tuple[int, ...]) -> tuple[RecipeStep, ...]:
-    return Split(axis, len(blocks)), Reorder(blocks), Concatenate(axis)
-
-
-def _made(arrays: Mapping[str, Array], parts: Sequence[str], axis: int, blocks: tuple[int, ...]) -> Array:
-    """Returns the output of the packed layer as its parts make it."""
-    joined = np.split(np.concatenate([arrays[part] for part in parts], axis=axis), len(blocks), axis=axis)
-    return np.concatenate([joined[block] for block in blocks], axis=axis)
 
 
 def _fit(array: Array, arrays: Mapping[str, Array], axis: int) -> bool:

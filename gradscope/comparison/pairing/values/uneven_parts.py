@@ -23,8 +23,8 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.layout.layouts import relative_error
-from gradscope.comparison.layout.recipes import Concatenate, Recipe, RecipeStep, Reorder, Split, Transpose
-from gradscope.comparison.pairing.inference.shuffled_blocks import shuffled_blocks
+from gradscope.comparison.layout.recipes import Concatenate, Recipe, RecipeStep, Split, Transpose, in_order_of_blocks
+from gradscope.comparison.pairing.inference.shuffled_blocks import reordered, shuffled_blocks
 from gradscope.comparison.pairing.matching import Dumps, Match, MatchedBy
 from gradscope.comparison.pairing.values.part_candidates import ShiftedNames, spelt
 from gradscope.comparison.precision import comparable
@@ -64,18 +64,13 @@ class _Joined:
 
     def joining(self) -> tuple[RecipeStep, ...]:
         """Returns the steps that make the tensor of its parts."""
-        return (*self.steps(self.order), Concatenate(self.axis), *_in_blocks(self.across, self.blocks))
+        return (*self.steps(self.order), Concatenate(self.axis), *in_order_of_blocks(self.across, self.blocks))
 
     def parting(self) -> tuple[RecipeStep, ...]:
         """Returns the steps that make the parts of the tensor."""
         inverse = tuple(np.argsort(self.order).tolist())
         blocks = tuple(np.argsort(self.blocks).tolist())
-        return (*_in_blocks(self.across, blocks), Split(self.axis, self.sizes), *self.steps(inverse))
-
-
-def _in_blocks(axis: int, blocks: tuple[int, ...]) -> tuple[RecipeStep, ...]:
-    """Returns the steps that put equal blocks along an axis into an order; none without any."""
-    return (Split(axis, len(blocks)), Reorder(blocks), Concatenate(axis)) if blocks else ()
+        return (*in_order_of_blocks(self.across, blocks), Split(self.axis, self.sizes), *self.steps(inverse))
 
 
 def uneven_parts(dumps: Dumps, ref: Sequence[str], cand: Sequence[str]) -> Iterator[Match]:
@@ -190,7 +185,7 @@ def _in_other_order(packed: Array, parts: Mapping[str, Array], axis: int, tolera
     if found is None or len(found[0]) < 2:
         return None
     names, blocks = found
-    made = _reordered(np.concatenate([fitting[name] for name in names]), blocks, 0)
+    made = reordered(np.concatenate([fitting[name] for name in names]), blocks, 0)
     return _Cover(names, blocks, axis) if relative_error(packed, made) <= tolerance else None
 
 
@@ -206,14 +201,9 @@ def _with_gates_in_other_order(packed: Array, parts: Mapping[str, Array], axis: 
     joined = np.concatenate([parts[name] for name in names], axis=axis) if len(names) > 1 else packed[:0]
     for count in _GATES if len(names) > 1 else ():
         for blocks in permutations(range(count)) if packed.shape[across] % count == 0 else ():
-            if relative_error(packed, _reordered(joined, blocks, across)) <= tolerance:
+            if relative_error(packed, reordered(joined, blocks, across)) <= tolerance:
                 return _Cover(names, blocks, across)
     return None
-
-
-def _reordered(array: Array, blocks: tuple[int, ...], axis: int) -> Array:
-    parts = np.split(array, len(blocks), axis=axis)
-    return np.concatenate([parts[block] for block in blocks], axis=axis)
 
 
 def _cover(packed: Array, parts: Mapping[str, Array], tolerance: float) -> tuple[str, ...]:
