@@ -30,7 +30,7 @@ from gradscope.capturing.explain.self_check import nudged
 from gradscope.capturing.records.measure import TensorReading
 from gradscope.capturing.timings import Timings
 from gradscope.comparison import compare
-from gradscope.comparison.judging.noise import LOW_PRECISION_NOISE, NOISE
+from gradscope.comparison.judging.limits.noise import LOW_PRECISION_NOISE, NOISE
 from gradscope.dump.interfaces import RecordSink
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.manifest import Manifest
@@ -101,7 +101,7 @@ def calibrate(
     Args:
         model: The model.
         arguments: Its arguments.
-        lower: The arguments in lower precision, by the dtypes for which `comparison.judging.noise` has a noise floor.
+        lower: The arguments in lower precision, by the dtypes for which `judging.limits.noise` has a noise floor.
         request: What the dump contains.
         timings: Receives the seconds of each phase.
 

@@ -9,11 +9,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from operator import add
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from gradscope.comparison.diagnosis.divergence import Program, blame_of, with_inputs_paired
 from gradscope.comparison.diagnosis.growth import Error, growths, is_made_here
@@ -26,26 +26,23 @@ from gradscope.comparison.diagnosis.run_differences import extent_differences, p
 from gradscope.comparison.diagnosis.suspects.suspects import with_suspects
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.judge import Unmatched, judge, one_sided
+from gradscope.comparison.judging.limits.measured_pairs import MeasuredPair, measured_pairs
+from gradscope.comparison.judging.limits.noise import in_noise_floors
 from gradscope.comparison.judging.loop_output_rows import loop_output_rows
 from gradscope.comparison.judging.loss_comparison import with_loss_compared
-from gradscope.comparison.judging.noise import WITHIN, DefaultLimits, in_noise_floors
 from gradscope.comparison.judging.rounding.accumulated_rounding import accumulated_tolerances
 from gradscope.comparison.judging.rounding.kinked_gradients import kinked_tolerances, kinked_why
 from gradscope.comparison.judging.rounding.kinks import Kinks
-from gradscope.comparison.judging.rounding.pair_floors import PairFloors, is_within
-from gradscope.comparison.judging.rounding.rounding_floors import Floor
+from gradscope.comparison.judging.rounding.pair_floors import is_within
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.judging.unmatched import unmatched
-from gradscope.comparison.layout.operands import StoredOperand, counterpart
-from gradscope.comparison.layout.recipes import Recipe
-from gradscope.comparison.metrics.evidence import PairEvidence, evidence_of
+from gradscope.comparison.layout.operands import StoredOperand
 from gradscope.comparison.metrics.example_errors import example_error
 from gradscope.comparison.metrics.example_spread import ExampleError
 from gradscope.comparison.metrics.threads import mapper
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.passes import counterparts, require_matches
 from gradscope.comparison.pairing.values.cut_gradients import cut_gradients
-from gradscope.comparison.precision import machine_epsilon
 from gradscope.comparison.result import Comparison
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
@@ -53,9 +50,6 @@ from gradscope.naming import Selection, key_of
 from gradscope.naming.patterns import Pattern
 
 _DEFAULTS: Final = CompareOptions()
-
-#: The key of the reference's owner, and the recipe of its counterpart over the candidate's owners.
-_Owners: TypeAlias = tuple[str, Recipe]
 
 
 def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEFAULTS) -> Comparison:
@@ -79,19 +73,19 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
     require_matches(dumps, options.selection)
 
     pairing = paired(dumps, options)
-    pairs, kinks = _measured(dumps, pairing.matched, options), Kinks(dumps)
-    rows = _matched_rows(dumps, pairs, options, kinks)
-    whole = None if options.selection == Selection() else partial(unrefuted, dumps, options)
-    kept_pairs = without_refuted(dumps, pairing, rows, whole)
+    pairs, kinks = measured_pairs(dumps, pairing.matched, options), Kinks(dumps)
+    whole = None if options.selection == Selection() else cache(partial(_whole, dumps, options, kinks))
+    rows = _matched_rows(dumps, pairs, options, kinks, whole)
+    kept_pairs = without_refuted(dumps, pairing, rows, None if whole is None else lambda: whole().unrefuted)
     pairing = kept_pairs.pairing
     if len(pairing.matched) < len(rows):  # what is no pair makes no error, which another row would inherit
         kept = {each.ref for each in pairing.matched}
         pairs = [pair for pair in pairs if pair.match.ref in kept]
-        rows = _matched_rows(dumps, pairs, options, kinks)
+        rows = _matched_rows(dumps, pairs, options, kinks, whole)
     missing, extra = unmatched(dumps, pairing, rows, kept_pairs.agreeing)
     if cut := list(cut_gradients(dumps, pairing, _accounted(missing, extra))):
         pairing = pairing.with_matches(cut)
-        rows = _matched_rows(dumps, [*pairs, *_measured(dumps, cut, options)], options, kinks)
+        rows = _matched_rows(dumps, [*pairs, *measured_pairs(dumps, cut, options)], options, kinks, whole)
         missing, extra = unmatched(dumps, pairing, rows, kept_pairs.agreeing)
     rows |= {
         key: with_loss_compared(dumps, one_sided(each, allowed, cand.manifest.ledger))
@@ -129,6 +123,19 @@ def paired(dumps: Dumps, options: CompareOptions) -> Pairing:
     return counterparts(dumps, options.map_rules, options.selection, mapper(dumps.ref, options.threads))
 
 
+class _Whole(NamedTuple):
+    """_Whole has all pairs of two dumps, whatever is selected, and those of them that nothing refutes."""
+
+    pairs: Sequence[MeasuredPair]
+    unrefuted: Unrefuted
+
+
+def _whole(dumps: Dumps, options: CompareOptions, kinks: Kinks) -> _Whole:
+    pairing = paired(dumps, replace(options, selection=Selection()))
+    pairs = measured_pairs(dumps, pairing.matched, options)
+    return _Whole(pairs, without_refuted(dumps, pairing, _matched_rows(dumps, pairs, options, kinks)))
+
+
 def unrefuted(dumps: Dumps, options: CompareOptions) -> Unrefuted:
     """Returns the pairs of all tensors, whatever is selected, that nothing which is computed from them refutes.
 
@@ -139,8 +146,7 @@ def unrefuted(dumps: Dumps, options: CompareOptions) -> Unrefuted:
     Raises:
         DumpError: One of the dumps is damaged.
     """
-    pairing = paired(dumps, replace(options, selection=Selection()))
-    return without_refuted(dumps, pairing, judged(dumps, pairing.matched, options))
+    return _whole(dumps, options, Kinks(dumps)).unrefuted
 
 
 def judged(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -> dict[str, ComparisonRow]:
@@ -154,7 +160,7 @@ def judged(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -> d
     Raises:
         DumpError: One of the dumps is damaged.
     """
-    return _matched_rows(dumps, _measured(dumps, matches, options), options, Kinks(dumps))
+    return _matched_rows(dumps, measured_pairs(dumps, matches, options), options, Kinks(dumps))
 
 
 def _accounted(*sides: Iterable[Unmatched]) -> frozenset[str]:
@@ -164,71 +170,26 @@ def _accounted(*sides: Iterable[Unmatched]) -> frozenset[str]:
     )
 
 
-class _Pair(NamedTuple):
-    """_Pair has a pair, how the owners of its values differ, and its limits.
-
-    Attributes:
-        match: The pair.
-        owner: The key of the reference's owner.
-        evidence: How the owners differ.
-        tolerance: The default tolerance on `rel_l2`.
-        noise: The noise floor of the owners; None where there is none.
-        rounding: How far rounding can move it; None where that is not known.
-        epsilon: The machine epsilon of the coarser of the types that both were computed in; 0 where there is none.
-    """
-
-    match: Match
-    owner: str
-    evidence: PairEvidence
-    tolerance: float
-    noise: float | None
-    rounding: Floor | None
-    epsilon: float
-
-
-def _measured(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -> list[_Pair]:
-    """Returns pairs, each with how its owners differ; those of several pairs are compared once."""
-    limits, floors = DefaultLimits(dumps, options.cand_dtype), PairFloors(dumps.ref, dumps.cand)
-    owners = [_owners(dumps, match) for match in matches]
-    once = list(dict.fromkeys(owners))
-    evidence = dict(
-        zip(once, mapper(dumps.ref, options.threads)(lambda each: _evidence(dumps, each, options), once), strict=True)
-    )
-    pairs: list[_Pair] = []
-    for match, own in zip(matches, owners, strict=True):
-        key, (owner, *_) = match.cand, own[1].keys
-        ref, cand = dumps.ref.entry(match.ref), dumps.cand.entry(key)
-        dtype = limits.dtype(ref, cand)
-        rounding = None if dtype is None else floors.floor(match.ref, match.recipe.keys, dtype)
-        noise = limits.noise_floor(dumps.ref.entry(own[0]), dumps.cand.entry(owner))
-        epsilon = 0.0 if dtype is None else machine_epsilon(dtype)
-        pairs.append(_Pair(match, own[0], evidence[own], limits.tolerance(ref, cand), noise, rounding, epsilon))
-    return pairs
-
-
-def _owners(dumps: Dumps, match: Match) -> _Owners:
-    keys = tuple(map(dumps.cand.resolve, match.recipe.keys))
-    recipe = match.recipe if keys == match.recipe.keys else replace(match.recipe, keys=keys)
-    return dumps.ref.resolve(match.ref), recipe
-
-
-def _evidence(dumps: Dumps, owners: _Owners, options: CompareOptions) -> PairEvidence:
-    key, recipe = owners
-    return evidence_of(StoredOperand(source=dumps.ref, key=key), counterpart(dumps.cand, recipe), options.closeness)
-
-
 def _matched_rows(
-    dumps: Dumps, pairs: Sequence[_Pair], options: CompareOptions, kinks: Kinks
+    dumps: Dumps,
+    pairs: Sequence[MeasuredPair],
+    options: CompareOptions,
+    kinks: Kinks,
+    whole: Callable[[], _Whole] | None = None,
 ) -> dict[str, ComparisonRow]:
-    errors = _errors(pairs)
+    """Returns the rows of pairs; where only some are selected, what they are computed from is that of the whole."""
+    around = pairs
+    if whole is not None and not (options.bitwise or options.has_tolerance) and _is_any_over(pairs):
+        around = _with_others(pairs, whole())
+    errors = _errors(around)
     # Where gradscope did not write the reference, the layers of the candidate have to do.
     layers = dumps.ref.manifest.layers or dumps.cand.manifest.layers
     growth, rel_l2 = growths(layers, errors), {key: error.rel_l2 for key, error in errors.items()}
-    epsilons = {pair.owner: pair.epsilon for pair in pairs if pair.epsilon and pair.owner in errors}
+    epsilons = {pair.owner: pair.epsilon for pair in around if pair.epsilon and pair.owner in errors}
     deep = accumulated_tolerances(layers, rel_l2, {key: each.tolerance for key, each in errors.items()}, epsilons)
-    own = {pair.owner: pair.tolerance if pair.noise is None else pair.noise * WITHIN for pair in pairs}
-    limits = own | {pair.owner: deep[pair.owner] for pair in pairs if pair.noise is None and pair.owner in deep}
-    share = partial(kinks.share, matches={pair.owner: pair.match for pair in pairs})
+    limits = {pair.owner: pair.limit for pair in around}
+    limits |= {pair.owner: deep[pair.owner] for pair in around if pair.noise is None and pair.owner in deep}
+    share = partial(kinks.share, matches={pair.owner: pair.match for pair in around})
     kinked = kinked_tolerances(layers, rel_l2, limits, share)
     rows: dict[str, ComparisonRow] = {}
     for pair in pairs:
@@ -248,7 +209,18 @@ def _matched_rows(
     return rows
 
 
-def _errors(pairs: Sequence[_Pair]) -> dict[str, Error]:
+def _is_any_over(pairs: Sequence[MeasuredPair]) -> bool:
+    return any(error.rel_l2 > error.tolerance for error in _errors(pairs).values())
+
+
+def _with_others(pairs: Sequence[MeasuredPair], whole: _Whole) -> list[MeasuredPair]:
+    """Returns pairs, and those of the whole that are of other tensors and are not refuted."""
+    own = {pair.owner for pair in pairs}
+    kept = {each.ref for each in whole.unrefuted.pairing.matched}
+    return [*pairs, *(pair for pair in whole.pairs if pair.match.ref in kept and pair.owner not in own)]
+
+
+def _errors(pairs: Sequence[MeasuredPair]) -> dict[str, Error]:
     """Returns the errors of pairs by the keys of the reference's owners."""
     errors: dict[str, Error] = {}
     for pair in pairs:

@@ -12,7 +12,7 @@ The default of a pair follows from its coarser dtype and from whether it holds g
 
 These numbers are starting points: every row of a comparison states the smallest tolerance that would have passed
 (`needed`). They grow with depth where rounding adds up (`judging/rounding/accumulated_rounding.py`). A tensor of a
-calibrated reference is judged by its noise floor instead (`judging/noise.py`).
+calibrated reference is judged by its noise floor instead (`judging/limits/noise.py`).
 """
 
 from __future__ import annotations

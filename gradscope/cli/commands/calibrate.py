@@ -47,7 +47,7 @@ def calibrate(
     from gradscope.capturing.timings import Timings
     from gradscope.cli.running.progress import Progress
     from gradscope.cli.standard_streams import stdout_to_stderr
-    from gradscope.comparison.judging.noise import LOW_PRECISION_NOISE
+    from gradscope.comparison.judging.limits.noise import LOW_PRECISION_NOISE
     from gradscope.dump.writer import DumpWriter
     from gradscope.instrument.query.capture_spec import EVERYTHING, CaptureSpec
 

@@ -12,7 +12,7 @@ from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, Blame, 
 from gradscope.comparison.diagnosis.growth import FLAGGED
 from gradscope.comparison.diagnosis.likely.likely_causes import AT_KINKS
 from gradscope.comparison.diagnosis.likely.loss_difference import LossDifference
-from gradscope.comparison.judging.noise import WITHIN
+from gradscope.comparison.judging.limits.noise import WITHIN
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, is_gradient

@@ -7,7 +7,6 @@
 - `compare_options`: `CompareOptions.tolerance` selects what a tensor is judged by: a rule of the user
   (`tolerance_rules`), else one limit for all tensors, else the default (`comparison/default_tolerances.py`).
 - `expressions` and `expression_parser`: a *tolerance* is an expression over metrics, by default a limit on `rel_l2`.
-- `noise`: a *noise floor* is how far a tensor of the reference moves under changes that make no difference. A
-  calibrated reference stores one with each computed tensor, and is judged by it.
+- `limits`: how far the tensors of pairs may be apart by default, also by the noise of a calibrated reference.
 - `rounding`: how far rounding can move a tensor beyond its tolerance, by cancellation or by depth.
 """

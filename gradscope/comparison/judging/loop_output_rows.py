@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.judge import judge
-from gradscope.comparison.judging.noise import WITHIN, DefaultLimits, in_noise_floors
+from gradscope.comparison.judging.limits.noise import WITHIN, DefaultLimits, in_noise_floors
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.layout.operands import StoredOperand, counterpart
 from gradscope.comparison.metrics.evidence import PairEvidence, evidence_of

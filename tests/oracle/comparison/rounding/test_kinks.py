@@ -92,3 +92,12 @@ def test_a_wrong_gradient_behind_a_kink_is_found_at_its_layer(activation: str) -
 def test_more_flips_than_rounding_makes_and_larger_values_are_differences() -> None:
     for apart in (5e-3, 0.05):
         assert not gs.compare(_dump("relu"), _dump("relu", apart=apart), tol=["activation/.*=1"])
+
+
+@pytest.mark.parametrize("selected", ["first", "behind", "norm"])
+def test_a_selection_has_the_verdict_of_the_whole(selected: str) -> None:
+    found = gs.compare(_dump("relu"), _dump("relu", apart=3e-5), select=selected)
+    assert found, found.sentence
+    assert any(row.kinked for row in found.rows)
+    wrong = gs.compare(_dump("relu"), _dump("relu", apart=3e-5, scale=1.1), select=selected)
+    assert bool(wrong) is (selected == "norm")

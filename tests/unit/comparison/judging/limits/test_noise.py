@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gradscope.comparison import CompareOptions, ToleranceRule, compare
-from gradscope.comparison.judging.noise import noise_floor
+from gradscope.comparison.judging.limits.noise import noise_floor
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.sources.memory_dump import MemoryDump
 from tests.unit.comparison.judging.test_verdicts import LAYERS, MODEL, NUMBERS, changed, dump, entry, off_by, row

@@ -1,0 +1,6 @@
+"""Limits are how far the tensors of pairs may be apart by default.
+
+- `noise`: a *noise floor* is how far a tensor of the reference moves under changes that make no difference. A
+  calibrated reference stores one with each computed tensor, and is judged by it.
+- `measured_pairs`: pairs with the evidence of how they differ, and the limits that they are judged by.
+"""

@@ -1,0 +1,88 @@
+"""`measured_pairs` measures pairs, and has the limits that each is judged by where no option sets another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
+
+from gradscope.comparison.judging.compare_options import CompareOptions
+from gradscope.comparison.judging.limits.noise import WITHIN, DefaultLimits
+from gradscope.comparison.judging.rounding.pair_floors import PairFloors
+from gradscope.comparison.judging.rounding.rounding_floors import Floor
+from gradscope.comparison.layout.operands import StoredOperand, counterpart
+from gradscope.comparison.layout.recipes import Recipe
+from gradscope.comparison.metrics.evidence import PairEvidence, evidence_of
+from gradscope.comparison.metrics.threads import mapper
+from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.comparison.precision import machine_epsilon
+
+#: The key of the reference's owner, and the recipe of its counterpart over the candidate's owners.
+_Owners: TypeAlias = tuple[str, Recipe]
+
+
+class MeasuredPair(NamedTuple):
+    """MeasuredPair has a pair, how the owners of its values differ, and its limits.
+
+    Attributes:
+        match: The pair.
+        owner: The key of the reference's owner.
+        evidence: How the owners differ.
+        tolerance: The default tolerance on `rel_l2`.
+        noise: The noise floor of the owners; None where there is none.
+        rounding: How far rounding can move it; None where that is not known.
+        epsilon: The machine epsilon of the coarser of the types that both were computed in; 0 where there is none.
+    """
+
+    match: Match
+    owner: str
+    evidence: PairEvidence
+    tolerance: float
+    noise: float | None
+    rounding: Floor | None
+    epsilon: float
+
+    @property
+    def limit(self) -> float:
+        """The largest `rel_l2` that passes, by the noise where that is known."""
+        return self.tolerance if self.noise is None else self.noise * WITHIN
+
+
+def measured_pairs(dumps: Dumps, matches: Sequence[Match], options: CompareOptions) -> list[MeasuredPair]:
+    """Returns pairs, each with how its owners differ; those of several pairs are compared once.
+
+    Args:
+        dumps: The dumps of the pairs.
+        matches: The pairs.
+        options: How strictly they are judged.
+
+    Raises:
+        DumpError: One of the dumps is damaged.
+    """
+    limits, floors = DefaultLimits(dumps, options.cand_dtype), PairFloors(dumps.ref, dumps.cand)
+    owners = [_owners(dumps, match) for match in matches]
+    once = list(dict.fromkeys(owners))
+    evidence = dict(
+        zip(once, mapper(dumps.ref, options.threads)(lambda each: _evidence(dumps, each, options), once), strict=True)
+    )
+    pairs: list[MeasuredPair] = []
+    for match, own in zip(matches, owners, strict=True):
+        key, (owner, *_) = match.cand, own[1].keys
+        ref, cand = dumps.ref.entry(match.ref), dumps.cand.entry(key)
+        dtype = limits.dtype(ref, cand)
+        rounding = None if dtype is None else floors.floor(match.ref, match.recipe.keys, dtype)
+        noise = limits.noise_floor(dumps.ref.entry(own[0]), dumps.cand.entry(owner))
+        epsilon = 0.0 if dtype is None else machine_epsilon(dtype)
+        pairs.append(MeasuredPair(match, own[0], evidence[own], limits.tolerance(ref, cand), noise, rounding, epsilon))
+    return pairs
+
+
+def _owners(dumps: Dumps, match: Match) -> _Owners:
+    keys = tuple(map(dumps.cand.resolve, match.recipe.keys))
+    recipe = match.recipe if keys == match.recipe.keys else replace(match.recipe, keys=keys)
+    return dumps.ref.resolve(match.ref), recipe
+
+
+def _evidence(dumps: Dumps, owners: _Owners, options: CompareOptions) -> PairEvidence:
+    key, recipe = owners
+    return evidence_of(StoredOperand(source=dumps.ref, key=key), counterpart(dumps.cand, recipe), options.closeness)
