@@ -26,6 +26,7 @@ from gradscope.comparison.diagnosis.run_differences import extent_differences, p
 from gradscope.comparison.diagnosis.suspects.suspects import with_suspects
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.judge import Unmatched, judge, one_sided
+from gradscope.comparison.judging.limits.joint_sources import joint_sources
 from gradscope.comparison.judging.limits.measured_pairs import MeasuredPair, measured_pairs
 from gradscope.comparison.judging.limits.noise import in_noise_floors
 from gradscope.comparison.judging.loop_output_rows import loop_output_rows
@@ -182,15 +183,14 @@ def _matched_rows(
     if whole is not None and not (options.bitwise or options.has_tolerance) and _is_any_over(pairs):
         around = _with_others(pairs, whole())
     errors = _errors(around)
-    # Where gradscope did not write the reference, the layers of the candidate have to do.
-    layers = dumps.ref.manifest.layers or dumps.cand.manifest.layers
-    growth, rel_l2 = growths(layers, errors), {key: error.rel_l2 for key, error in errors.items()}
+    sources = joint_sources(dumps, around)
+    growth, rel_l2 = growths(sources, errors), {key: error.rel_l2 for key, error in errors.items()}
     epsilons = {pair.owner: pair.epsilon for pair in around if pair.epsilon and pair.owner in errors}
-    deep = accumulated_tolerances(layers, rel_l2, {key: each.tolerance for key, each in errors.items()}, epsilons)
+    deep = accumulated_tolerances(sources, rel_l2, {key: each.tolerance for key, each in errors.items()}, epsilons)
     limits = {pair.owner: pair.limit for pair in around}
     limits |= {pair.owner: deep[pair.owner] for pair in around if pair.noise is None and pair.owner in deep}
     share = partial(kinks.share, matches={pair.owner: pair.match for pair in around})
-    kinked = kinked_tolerances(layers, rel_l2, limits, share)
+    kinked = kinked_tolerances(sources, rel_l2, limits, share)
     rows: dict[str, ComparisonRow] = {}
     for pair in pairs:
         entry, grown = dumps.ref.entry(pair.match.ref), growth.get(pair.owner)

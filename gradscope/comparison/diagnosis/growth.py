@@ -6,12 +6,11 @@ or by a floor where that is larger, because ratios of rounding errors carry no i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gradscope.dump.manifest.layer_graph import NearestKeys, sources_of
-from gradscope.dump.manifest.manifest import Layer
+from gradscope.dump.manifest.layer_graph import NearestKeys, Sources
 
 #: Growth above which an error counts as made by the layer itself.
 FLAGGED: Final = 10.0
@@ -28,17 +27,17 @@ class Error:
     tolerance: float
 
 
-def growths(layers: Sequence[Layer], errors: Mapping[str, Error]) -> dict[str, float]:
+def growths(sources: Sources, errors: Mapping[str, Error]) -> dict[str, float]:
     """Returns the growth of every value and gradient that could inherit an error, by key.
 
     Args:
-        layers: The layers in execution order, composites before their parts.
+        sources: What tensors are computed from.
         errors: Known errors by the keys of owners, by which layers name values.
     """
-    sources = NearestKeys(sources_of(layers), errors)
+    nearest = NearestKeys(sources, errors)
     found: dict[str, float] = {}
     for key, error in errors.items():
-        inherited = [errors[source].rel_l2 for source in sources.behind(key)]
+        inherited = [errors[source].rel_l2 for source in nearest.behind(key)]
         floor = error.tolerance * _FLOOR
         if inherited and floor > 0:
             found[key] = _quotient(error.rel_l2, max(floor, *inherited))

@@ -270,3 +270,49 @@ def test_a_bidirectional_layer_is_named_before_the_many_steps_that_a_port_has_fo
     )
     assert found.verdict == ("same" if reverse else "different"), found.sentence
     assert [row.name for row in found.blame.suspects][:1] == ([] if reverse else ["lstm.0"]), found.sentence
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.1])
+def test_what_joins_outputs_between_modules_is_known_from_the_port(scale: float) -> None:
+    """A block returns the rectified sum of two layers, whose signs rounding decides at some of many elements."""
+    torch.manual_seed(0)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(16, 4096, bias=False), nn.Linear(16, 4096, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.one(x) + self.two(x)).relu()
+
+    module, x = nn.Sequential(Block(), nn.Linear(4096, 8, bias=False)), torch.randn(64, 16)
+
+    @jax.custom_vjp
+    def scaled(values: Any) -> Any:
+        return values
+
+    scaled.defvjp(lambda values: (values, None), lambda _, gradient: (scale * gradient,))
+
+    def loss(weights: Any, x: Any) -> Any:
+        with jax.named_scope("block"):
+            with jax.named_scope("a"):
+                one = x @ weights["block"]["a"]
+                one += 3e-5 * jax.lax.stop_gradient(jnp.sin(1e3 * one))
+            one = scaled(one) if scale != 1 else one
+            with jax.named_scope("b"):
+                two = x @ weights["block"]["b"]
+            x = jax.nn.relu(one + two)
+        with jax.named_scope("head"):
+            x = x @ weights["head"]
+        return jnp.square(x).mean()
+
+    state = {name: value.detach().numpy().T.copy() for name, value in module.state_dict().items()}
+    weights = {"block": {"a": state["0.one.weight"], "b": state["0.two.weight"]}, "head": state["1.weight"]}
+    found = gs.compare(
+        capture(module, lambda x: x.square().mean(), x), gs.capture(loss, weights, x.numpy(), origins=False)
+    )
+    assert bool(found) is (scale == 1), found.sentence
+    assert any(row.kinked for row in found.rows)
+    assert [row.name for row in found.rows if row.family == "activation_grad" and row.status == "different"] == (
+        [] if found else ["0/one"]
+    )

@@ -3,4 +3,5 @@
 - `noise`: a *noise floor* is how far a tensor of the reference moves under changes that make no difference. A
   calibrated reference stores one with each computed tensor, and is judged by it.
 - `measured_pairs`: pairs with the evidence of how they differ, and the limits that they are judged by.
+- `joint_sources`: what the tensors of pairs are computed from, as far as either program tells.
 """

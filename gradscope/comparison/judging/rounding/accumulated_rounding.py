@@ -28,8 +28,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gradscope.comparison.judging.rounding.rounding_floors import NARROW
-from gradscope.dump.manifest.layer_graph import NearestKeys, inverted, sources_of
-from gradscope.dump.manifest.manifest import Layer
+from gradscope.dump.manifest.layer_graph import NearestKeys, Sources, inverted
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, is_gradient, key_of, split_key
 
 #: How many times the largest inherited error an error of rounding may be, and where terms cancel.
@@ -54,20 +53,20 @@ _MOST: Final = 0.75
 
 
 def accumulated_tolerances(
-    layers: Sequence[Layer], errors: Mapping[str, float], tolerances: Mapping[str, float], epsilons: Mapping[str, float]
+    sources: Sources, errors: Mapping[str, float], tolerances: Mapping[str, float], epsilons: Mapping[str, float]
 ) -> dict[str, float]:
     """Returns the tolerances of tensors that are over their default, and may be by rounding that adds up.
 
     Args:
-        layers: The layers of the reference.
+        sources: What tensors are computed from.
         errors: The `rel_l2` of the tensors that are compared, by the keys of owners.
         tolerances: Their default tolerances.
         epsilons: The machine epsilons of those that are rounded, each of the type that the tensor was computed in.
     """
     if all(errors[key] <= tolerances[key] for key in epsilons):
         return {}
-    sources = NearestKeys(sources_of(layers), errors)
-    read = {key: [each for each in sources.behind(key) if each != key] or _of_loss(key, errors) for key in errors}
+    nearest = NearestKeys(sources, errors)
+    read = {key: [each for each in nearest.behind(key) if each != key] or _of_loss(key, errors) for key in errors}
     limits: dict[str, float] = {}
     depths: dict[str, int] = {}
     creeping: set[str] = set()

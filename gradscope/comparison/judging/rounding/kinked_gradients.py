@@ -16,8 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from gradscope.comparison.judging.rounding.kinks import KinkedShare
-from gradscope.dump.manifest.layer_graph import NearestKeys, sources_first, sources_of
-from gradscope.dump.manifest.manifest import Layer
+from gradscope.dump.manifest.layer_graph import NearestKeys, Sources, sources_first
 from gradscope.naming import is_gradient, split_key
 from gradscope.naming.wording import counted
 
@@ -34,12 +33,12 @@ class _ShareOf(Protocol):
 
 
 def kinked_tolerances(
-    layers: Sequence[Layer], errors: Mapping[str, float], tolerances: Mapping[str, float], share: _ShareOf
+    sources: Sources, errors: Mapping[str, float], tolerances: Mapping[str, float], share: _ShareOf
 ) -> dict[str, float]:
     """Returns the tolerances of gradients that are over theirs because of kinks.
 
     Args:
-        layers: The layers of the reference.
+        sources: What tensors are computed from.
         errors: The `rel_l2` of the tensors that are compared, by the keys of owners.
         tolerances: Their tolerances.
         share: Returns the share of a gradient that kinks decide.
@@ -47,8 +46,8 @@ def kinked_tolerances(
     if not any(_is_gradient(key) and errors[key] > tolerances[key] for key in errors):
         return {}
     walk = _Walk(errors, tolerances, share)
-    sources = NearestKeys(sources_of(layers), errors)
-    read = {key: [each for each in sources.behind(key) if each != key] for key in errors}
+    nearest = NearestKeys(sources, errors)
+    read = {key: [each for each in nearest.behind(key) if each != key] for key in errors}
     for key in sources_first(read, errors):
         walk.add(key, read[key])
     return {key: limit for key, limit in walk.limits.items() if limit > tolerances[key]}

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from gradscope.comparison.diagnosis.growth import FLAGGED, Error, growths
+from gradscope.dump.manifest.layer_graph import sources_of
 from gradscope.dump.manifest.manifest import Layer
 
 TOLERANCE = 1e-4
@@ -24,7 +25,7 @@ def errors(**by_key: float) -> dict[str, Error]:
 
 def test_a_forward_error_is_relative_to_the_inputs_of_the_innermost_layer() -> None:
     found = growths(
-        CHAIN,
+        sources_of(CHAIN),
         errors(
             **{"input/x": 1e-6, "activation/block/dense": 1e-2, "activation/block/relu": 2e-2, "activation/head": 1e-2}
         ),
@@ -37,34 +38,38 @@ def test_a_forward_error_is_relative_to_the_inputs_of_the_innermost_layer() -> N
 
 def test_a_backward_error_is_relative_to_the_layers_that_read_the_value() -> None:
     gradients = {"activation_grad/head": 1e-6, "activation_grad/block/relu": 2e-2, "activation_grad/block/dense": 2e-2}
-    found = growths(CHAIN, errors(**gradients, **{"activation/block/relu": 1e-5, "activation/block/dense": 1e-6}))
+    found = growths(
+        sources_of(CHAIN), errors(**gradients, **{"activation/block/relu": 1e-5, "activation/block/dense": 1e-6})
+    )
     assert found["activation_grad/block/relu"] == pytest.approx(2e3)
     assert found["activation_grad/block/dense"] == pytest.approx(1)
 
 
 def test_the_largest_error_of_several_inputs_is_inherited() -> None:
     add = Layer(path="add", index=2, inputs=("left", "right"), outputs=("add",))
-    found = growths([add], errors(**{"activation/left": 1e-5, "activation/right": 1e-3, "activation/add": 2e-3}))
+    found = growths(
+        sources_of([add]), errors(**{"activation/left": 1e-5, "activation/right": 1e-3, "activation/add": 2e-3})
+    )
     assert found == pytest.approx({"activation/add": 2})
 
 
 def test_rounding_is_not_blamed_on_exact_inputs() -> None:
-    found = growths(CHAIN, errors(**{"input/x": 0.0, "activation/block/dense": 3e-7}))
+    found = growths(sources_of(CHAIN), errors(**{"input/x": 0.0, "activation/block/dense": 3e-7}))
     assert found["activation/block/dense"] == pytest.approx(0.3)
 
 
 def test_an_infinite_error_that_was_inherited_did_not_grow() -> None:
-    found = growths(CHAIN, errors(**{"activation/block/relu": math.inf, "activation/head": math.inf}))
+    found = growths(sources_of(CHAIN), errors(**{"activation/block/relu": math.inf, "activation/head": math.inf}))
     assert found == {"activation/head": 1}
-    assert growths(CHAIN, errors(**{"activation/block/relu": math.inf, "activation/head": 1.0})) == {
+    assert growths(sources_of(CHAIN), errors(**{"activation/block/relu": math.inf, "activation/head": 1.0})) == {
         "activation/head": 0
     }
 
 
 def test_without_a_known_input_there_is_no_growth() -> None:
-    assert growths(CHAIN, errors(**{"activation/head": 1.0, "param/w": 1.0})) == {}
+    assert growths(sources_of(CHAIN), errors(**{"activation/head": 1.0, "param/w": 1.0})) == {}
 
 
 def test_values_without_rounding_have_no_growth() -> None:
     exact = {key: Error(rel_l2=1.0, tolerance=0.0) for key in ("input/x", "activation/block/dense")}
-    assert growths(CHAIN, exact) == {}
+    assert growths(sources_of(CHAIN), exact) == {}

@@ -13,6 +13,7 @@ import pytest
 import gradscope as gs
 from gradscope.api.reading import Dump
 from gradscope.comparison.judging.rounding.accumulated_rounding import accumulated_tolerances
+from gradscope.dump.manifest.layer_graph import sources_of
 from gradscope.dump.manifest.manifest import Layer
 
 DEPTH, WIDTH = 12, 16
@@ -36,7 +37,7 @@ def _chain(errors: list[float], *, family: str = "activation", narrow: bool = Tr
     keys = [f"{family}/{name}" for name in names]
     tolerance = 2e-2 if family == "activation" else 1e-1
     raised = accumulated_tolerances(
-        layers,
+        sources_of(layers),
         dict(zip(keys, errors, strict=True)),
         dict.fromkeys(keys, tolerance),
         dict.fromkeys(keys, 2**-8) if narrow else {},
@@ -72,7 +73,7 @@ def _wide(errors: list[float]) -> dict[str, float]:
         for number, name in enumerate(names)
     ]
     found = {f"activation/{name}": error for name, error in zip(names, errors, strict=True)} | {"aux/state": 1.5e-4}
-    raised = accumulated_tolerances(layers, found, dict.fromkeys(found, 1e-4), dict.fromkeys(found, 2**-23))
+    raised = accumulated_tolerances(sources_of(layers), found, dict.fromkeys(found, 1e-4), dict.fromkeys(found, 2**-23))
     return {key.partition("/")[2]: limit for key, limit in raised.items()}
 
 
@@ -103,14 +104,16 @@ def test_the_gradient_of_a_parameter_is_held_to_three_times_its_tolerance(error:
     first = Layer(path="first", index=0, params=("w",), outputs=("x0",))
     others = [Layer(path=f"{n}", index=n + 1, inputs=(f"x{n}",), outputs=(f"x{n + 1}",)) for n in range(12)]
     errors = {**{f"activation_grad/x{n}": 9e-2 for n in range(13)}, "param_grad/w": error}
-    raised = accumulated_tolerances([first, *others], errors, dict.fromkeys(errors, 1e-1), dict.fromkeys(errors, 2**-8))
+    raised = accumulated_tolerances(
+        sources_of([first, *others]), errors, dict.fromkeys(errors, 1e-1), dict.fromkeys(errors, 2**-8)
+    )
     assert (error <= raised["param_grad/w"]) is same
 
 
 def test_a_graph_with_a_cycle_has_the_default() -> None:
     layers = [Layer(path=a, index=0, inputs=(b,), outputs=(a,)) for a, b in (("one", "two"), ("two", "one"))]
     keys = {"activation/one": 3e-2, "activation/two": 3e-2}
-    assert accumulated_tolerances(layers, keys, dict.fromkeys(keys, 2e-2), dict.fromkeys(keys, 2**-8)) == {}
+    assert accumulated_tolerances(sources_of(layers), keys, dict.fromkeys(keys, 2e-2), dict.fromkeys(keys, 2**-8)) == {}
 
 
 def _deep(dtype: Any, names: str, *, fault: str = "") -> Dump:

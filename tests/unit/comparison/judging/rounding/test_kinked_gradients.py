@@ -9,6 +9,7 @@ import pytest
 
 from gradscope.comparison.judging.rounding.kinked_gradients import kinked_tolerances
 from gradscope.comparison.judging.rounding.kinks import KinkedShare
+from gradscope.dump.manifest.layer_graph import sources_of
 from gradscope.dump.manifest.manifest import Layer
 
 TOLERANCE = 5e-4
@@ -25,7 +26,7 @@ def _raised(errors: list[float], shares: dict[int, KinkedShare], value_errors: f
     found |= {f"activation/{name}": value_errors for name in names}
     by_key = {f"activation_grad/layer{number}": share for number, share in shares.items()}
     raised = kinked_tolerances(
-        layers, found, dict.fromkeys(found, TOLERANCE), lambda key: by_key.get(key, KinkedShare())
+        sources_of(layers), found, dict.fromkeys(found, TOLERANCE), lambda key: by_key.get(key, KinkedShare())
     )
     return {int(key.removeprefix("activation_grad/layer")): limit for key, limit in raised.items()}
 

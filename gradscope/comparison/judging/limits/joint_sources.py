@@ -1,0 +1,39 @@
+"""`joint_sources` returns what the tensors of a comparison are computed from, as far as either program tells.
+
+A capture from PyTorch knows the inputs of its modules, and not what becomes of an output between them: of the last
+layer in a residual block, nothing says that the block's output is made of it. The other program may tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from gradscope.comparison.judging.limits.measured_pairs import MeasuredPair
+from gradscope.comparison.pairing.matching import Dumps
+from gradscope.dump.manifest.layer_graph import NearestKeys, Sources, sources_of
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT_GRAD, PARAM_GRAD, split_key
+
+#: The families of what a program computes and its layers tell the sources of.
+_COMPUTED: Final = (ACTIVATION, ACTIVATION_GRAD, INPUT_GRAD, PARAM_GRAD)
+
+
+def joint_sources(dumps: Dumps, pairs: Sequence[MeasuredPair]) -> Sources:
+    """Returns the sources of tensors, by the keys of the reference's owners; those of the candidate where it has none.
+
+    Args:
+        dumps: The dumps.
+        pairs: The pairs of their tensors.
+    """
+    own = sources_of(dumps.ref.manifest.layers)
+    lacking = [each for each in pairs if not own.get(each.owner) and split_key(each.owner)[0] in _COMPUTED]
+    if not lacking or not dumps.cand.manifest.layers:
+        return own
+    owners = {dumps.cand.resolve(key): pair.owner for pair in pairs for key in pair.match.recipe.keys}
+    sources = NearestKeys(sources_of(dumps.cand.manifest.layers), owners)
+    return {**own, **{pair.owner: _behind(dumps, pair, sources, owners) for pair in lacking}}
+
+
+def _behind(dumps: Dumps, pair: MeasuredPair, sources: NearestKeys, owners: dict[str, str]) -> list[str]:
+    found = (owners[each] for key in pair.match.recipe.keys for each in sources.behind(dumps.cand.resolve(key)))
+    return [each for each in dict.fromkeys(found) if each != pair.owner]
