@@ -82,7 +82,7 @@ def test_right_programs_are_the_same_where_rounding_decides_at_a_kink(activation
     assert all(row.tolerance < 0.05 for row in found.rows if row.tolerance is not None)
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", ["relu", "clipped", "pooled"])
 def test_a_wrong_gradient_behind_a_kink_is_found_at_its_layer(activation: str) -> None:
     found = gs.compare(_dump(activation), _dump(activation, apart=3e-5, scale=1.1))
     assert not found
