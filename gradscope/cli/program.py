@@ -17,10 +17,9 @@ from types import MappingProxyType
 from typing import Annotated, Any, Final, cast
 
 import typer
-from typer.core import TyperCommand
 
 from gradscope.cli.interrupts import Interrupts
-from gradscope.cli.options.grouping import with_groups, with_parameters
+from gradscope.cli.options.grouping import GroupedHelpCommand, with_groups, with_parameters
 from gradscope.cli.options.shared import Traceback, remember_start
 from gradscope.cli.running.version import VERSION_OPTIONS, print_version
 from gradscope.errors import UsageError
@@ -44,6 +43,12 @@ _COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
         "explain": "explain",
     }
 )
+
+#: The most columns of `--help`; longer lines are hard to read.
+_HELP_COLUMNS: Final = 100
+
+#: What separates two sentences.
+_SENTENCE_END: Final = re.compile(r"(?<=\.)\s+")
 
 #: How Typer ends the message of an option that takes a number and got something else.
 _NO_NUMBER: Final = re.compile(r"is not (a valid (int|integer|float)( range)?|in the range \S+)$")
@@ -76,15 +81,17 @@ def _program(commands: Iterable[str]) -> typer.Typer:
         help="Gradient inspection for JAX: what every layer computes and what flows back through it.",
         invoke_without_command=True,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": _HELP_COLUMNS},
     )
     app.callback()(_options)
     for name in commands:
         command = getattr(import_module(f"gradscope.cli.commands.{_COMMANDS[name]}"), name)
-        app.command(cls=_class_of(name), help=_help_text(command.__doc__ or ""))(
+        text = _help_text(command.__doc__ or "")
+        app.command(cls=_class_of(name), help=text, short_help=_SENTENCE_END.split(text, maxsplit=1)[0])(
             _without_file_checks(_with_traceback(with_groups(command)))
         )
-    app.command("help")(_help)
+    app.command("help", cls=GroupedHelpCommand)(_help)
     return app
 
 
@@ -134,10 +141,10 @@ def _without_file_checks(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def _class_of(command: str) -> type[TyperCommand] | None:
-    """Returns the class that parses a command's arguments; None for Typer's own."""
+def _class_of(command: str) -> type[GroupedHelpCommand]:
+    """Returns the class that parses a command's arguments."""
     if command != "dump":
-        return None
+        return GroupedHelpCommand
     from gradscope.cli.options.observation_options import OptionalValueCommand
 
     return OptionalValueCommand

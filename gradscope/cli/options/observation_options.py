@@ -13,9 +13,9 @@ from itertools import zip_longest
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from gradscope.cli.options import shared as options
+from gradscope.cli.options.grouping import GroupedHelpCommand
 
 _PANEL = "What is shown"
 
@@ -67,7 +67,7 @@ class OperationOptions:
         return self.ops is Operations.INPUTS
 
 
-class OptionalValueCommand(TyperCommand):
+class OptionalValueCommand(GroupedHelpCommand):
     """An `OptionalValueCommand` is a command in which `--ops` may come without a value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
