@@ -23,14 +23,14 @@ from gradscope.naming import (
 )
 from gradscope.naming.wording import counted
 
-#: The nouns for tensors of families without a direction; other families are called by their names.
+#: What a run is given, in words.
+_GIVEN: Final = {INPUT: "inputs", PARAM: "parameters", STATE: "state"}
+
+#: The nouns for tensors of the other families without a direction; those not here are called by their names.
 _NOUNS: Final = {
-    INPUT: "input",
     INPUT_GRAD: "input gradient",
-    PARAM: "parameter",
     PARAM_GRAD: "parameter gradient",
     EXAMPLE_GRAD: "per-example gradient",
-    STATE: "state tensor",
     AUX: "auxiliary output",
 }
 
@@ -67,9 +67,24 @@ def reordered(rows: Sequence[ComparisonRow]) -> list[str]:
     return ["the batch has its examples in another order"] if any(r.made_by.endswith(REORDERED) for r in rows) else []
 
 
+def given(rows: Sequence[ComparisonRow]) -> str:
+    """Returns a sentence about what differs of what the runs were given: inputs, parameters and state; "" where none.
+
+    It comes first, since all other differences may follow from it.
+    """
+    parts = [
+        f"{nouns} ({some_of(names)})"
+        for family, nouns in _GIVEN.items()
+        if (names := [row.name for row in rows if row.family == family and row.status == "different"])
+    ]
+    *some, last = parts or [""]
+    which = f"{', '.join(some)} and {last}" if some else last
+    return f"The runs start from different {which}" if which else ""
+
+
 def others(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) -> list[str]:
-    """Returns clauses about families without a direction: possible causes, then consequences, then the rest."""
-    directed = (*FORWARD, *BACKWARD)
+    """Returns clauses about families without a direction and not given: consequences, then the rest."""
+    directed = (*FORWARD, *BACKWARD, *_GIVEN)
     different = [
         row
         for row in rows
@@ -77,14 +92,14 @@ def others(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) 
     ]
     follows = Counter(row.family for row in different if _follows(row, blame))
     others = Counter(row.family for row in different) - follows
-    parts = [f"{_together(others, [each])} {_verb(others[each])}" for each in (PARAM, STATE, INPUT) if others[each]]
+    parts: list[str] = []
     where = "above it " if divergence.backward is not None else ""
     if caused := follows.total():
         parts.append(f"{_together(follows, _GRADIENTS)} {where}{'follows' if caused == 1 else 'follow'} from that")
     if own := sum(others[each] for each in _GRADIENTS):
         parts.append(f"{_together(others, _GRADIENTS)} {_verb(own)}{' in addition' if caused else ''}")
-    known = {PARAM, STATE, INPUT, *_GRADIENTS}
-    return [*parts, *(f"{_together(others, [each])} {_verb(others[each])}" for each in others if each not in known)]
+    rest = (f"{_together(others, [each])} {_verb(others[each])}" for each in others if each not in _GRADIENTS)
+    return [*parts, *rest]
 
 
 def _together(counts: Counter[str], families: Sequence[str]) -> str:

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from gradscope.comparison.diagnosis.clauses import one_sided, others, quoted, rearranged, reordered, some_of, unproven
+from gradscope.comparison.diagnosis.clauses import (
+    given,
+    one_sided,
+    others,
+    quoted,
+    rearranged,
+    reordered,
+    some_of,
+    unproven,
+)
 from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, Blame, Divergence
 from gradscope.comparison.diagnosis.growth import FLAGGED
 from gradscope.comparison.diagnosis.likely.likely_causes import AT_KINKS
@@ -47,11 +56,13 @@ def _of_rows(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame
         *([] if losses is None or losses.explains or losses.in_rows else [losses.sentence]),
         *one_sided(rows),
     ]
-    directions = _directions(rows, divergence, blame)
-    advice = _advice(rows)
-    if not directions:
-        return _capitalised("; ".join(rest)) + f".{advice}"
-    return ". ".join(directions) + "".join(f"; {each}" for each in rest) + f".{advice}"
+    begin, directions = given(rows), _directions(rows, divergence, blame)
+    sentences = [begin, *directions] if begin else directions
+    if directions:
+        sentences[-1] += "".join(f"; {each}" for each in rest)
+    elif rest:
+        sentences.append(_capitalised("; ".join(rest)))
+    return ". ".join(sentences) + f".{_advice(rows)}"
 
 
 def same_sentence(rows: Sequence[ComparisonRow], losses: LossDifference | None = None) -> str:

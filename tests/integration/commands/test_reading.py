@@ -169,9 +169,8 @@ def test_pairs_that_were_found_can_be_saved_and_repeated(tmp_path: Path) -> None
 def test_several_candidates_are_judged_by_one_reference(dumps: Path) -> None:
     done = gradscope("compare", "a.npz", "a.npz", "b.npz", folder=dumps)
     assert done.status == 1
-    assert done.output.startswith(
-        "different  1 of 2 candidates not the same: `b.npz`. Forward first differs at `first`"
-    )
+    begin = "The runs start from different inputs (`x`) and parameters (`first/w`). Forward first differs at `first`"
+    assert done.output.startswith(f"different  1 of 2 candidates not the same: `b.npz`. {begin}")
     found = gradscope("compare", "a.npz", "a.npz", "b.npz", "--json", folder=dumps).json
     assert [(each["name"], each["verdict"]) for each in found["comparisons"]] == [
         ("a.npz", "same"),
@@ -191,9 +190,8 @@ def test_steps_in_folders_are_compared_in_the_order_of_their_numbers(dumps: Path
             (tmp_path / run / f"step_{name}.npz").write_bytes(source.read_bytes())
     done = gradscope("compare", "one", "other", folder=tmp_path)
     assert done.status == 1
-    assert done.output.startswith(
-        "different  1 step the same, then `step_10` differs. Forward first differs at `first`"
-    )
+    begin = "The runs start from different inputs (`x`) and parameters (`first/w`). Forward first differs at `first`"
+    assert done.output.startswith(f"different  1 step the same, then `step_10` differs. {begin}")
     assert "Only in the reference: `step_11`. Only in the candidate: `step_12`." in done.output.splitlines()[0]
     assert gradscope("compare", "one", "one", folder=tmp_path).output.startswith("same  3 steps the same.\n")
     (tmp_path / "other" / "step_10.npz").write_bytes((dumps / "a.npz").read_bytes())

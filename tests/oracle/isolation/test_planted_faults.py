@@ -43,7 +43,7 @@ SCORES = "attention[1]/scores"
 FAULTS = {
     "changed epsilon": Found(forward="norm", backward=HEAD, says="made here", alone=("norm",)),
     "swapped weights": Found(
-        forward="up", backward=HEAD, says="2 parameters differ",
+        forward="up", backward=HEAD, says="different parameters (`",
         likely=(("param/up/w", "has the values of down/w"), ("param/down/w", "has the values of up/w")),
     ),
     "transposed kernel": Found(
@@ -60,7 +60,7 @@ FAULTS = {
     "off-by-one mask": Found(forward=SCORES, backward=HEAD, says="made here", alone=(SCORES,)),
     "bf16 accumulation": Found(forward="down", backward=HEAD, says="made here", alone=("down",)),
     "sign error in a head": Found(forward=SCORES, backward=HEAD, says="made here", alone=(SCORES,)),
-    "stale batch statistic": Found(forward="centre", backward=HEAD, says="1 state tensor differs"),
+    "stale batch statistic": Found(forward="centre", backward=HEAD, says="different state (`"),
     "permuted scan layers": Found(
         forward="attention[0]/scores", backward=HEAD, says="4 parameters have another layout: `attention/key`",
         alone=tuple(f"attention[{at}]/{part}" for at in (0, 1) for part in ("scores", "mix", "out")),

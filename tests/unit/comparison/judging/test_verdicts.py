@@ -139,8 +139,8 @@ def test_likely_causes_are_named_in_addition_to_the_directions() -> None:
     other = {key: array for key, array in MODEL.items() if key != "param_grad/first/w"}
     other |= {"activation/first": off_by("activation/first", 0.02), "param/first/w": NUMBERS, "input/more": NUMBERS}
     assert compare(dump(), dump(other)).sentence == (
-        "Forward first differs at `first` (rel_l2 2.0e-2, made here). Backward agrees; "
-        "1 parameter differs; 1 name only in the reference; 1 name only in the candidate."
+        "The runs start from different parameters (`first/w`). Forward first differs at `first` (rel_l2 2.0e-2, made "
+        "here). Backward agrees; 1 name only in the reference; 1 name only in the candidate."
     )
 
 
@@ -238,7 +238,7 @@ def test_two_widths_of_one_kind_are_judged_by_the_coarser() -> None:
 
 def test_integers_have_no_tolerance() -> None:
     found = compare(dump({"state/step": np.array(10**9)}), dump({"state/step": np.array(10**9 + 1)}))
-    assert found.sentence == "1 state tensor differs."
+    assert found.sentence == "The runs start from different state (`step`)."
     assert found.rows[0].tolerance == 0
 
 

@@ -100,6 +100,8 @@ class _Side:
 
     def recovered(self) -> str:
         """Returns in words that what the layer reads differs, as far as it is recovered; "" where it does not."""
+        if not all(map(_agree, filter(None, map(self._pairs.pair, self._read)))):
+            return ""  # no step is needed where an input differs that both programs are given
         found = [] if self._layer is None else list(islice(self._pairs.of(self._key, self._layer), 1, None))
         if self._layer is None or not found or any(_agree(each) for each in found):
             return ""

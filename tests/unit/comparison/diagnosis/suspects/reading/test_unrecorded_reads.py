@@ -22,7 +22,7 @@ KERNELS = [(_draw(size=(3, 3, size, 4)) / 4).astype(np.float32) for size in (2, 
 IMAGES = _draw(size=(3, 7, 7, 2)).astype(np.float32)
 
 
-def _attention(fault: str = "", *, port: bool = False) -> Dump:
+def _attention(fault: str = "", *, port: bool = False, tokens: Any = TOKENS) -> Dump:
     """An attention, and a dense layer behind an activation function; only projections have scopes."""
 
     def named(name: str) -> str:
@@ -48,7 +48,7 @@ def _attention(fault: str = "", *, port: bool = False) -> Dump:
         return jnp.square(x).mean()
 
     weights = {named(name): WEIGHTS[name] * (1.1 if fault == name else 1) for name in NAMES}
-    return gs.capture(loss, weights, {"of_port" if port else "of_reference": TOKENS}, origins=False)
+    return gs.capture(loss, weights, {"of_port" if port else "of_reference": tokens}, origins=False)
 
 
 def _convolutions(function: Any, *, names: tuple[str, str]) -> Dump:
@@ -97,5 +97,11 @@ def test_a_convolution_reads_another_function_of_the_value_before_it() -> None:
 @pytest.mark.parametrize(("fault", "layer"), [("out", "block/out"), ("fc", "fc")])
 def test_a_layer_that_reads_the_same_is_at_fault_itself(fault: str, layer: str) -> None:
     found = gs.compare(_attention(), _attention(fault, port=True))
-    assert found.sentence.startswith(f"Forward first differs at `{layer}` ("), found.sentence
+    assert f"). Forward first differs at `{layer}` (" in found.sentence
+    assert "reads" not in found.sentence
+
+
+def test_a_layer_that_reads_another_input_needs_no_step_before_it() -> None:
+    found = gs.compare(_attention(), _attention(tokens=_draw(size=TOKENS.shape).astype(np.float32)))
+    assert found.sentence.startswith("The runs start from different inputs (`of_reference`). Forward first differs at")
     assert "reads" not in found.sentence
