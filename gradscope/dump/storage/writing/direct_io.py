@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 #: Direct I/O needs positions in the file, sizes and addresses that are multiples of a disk's block. A page always is.
 _PAGE_BYTES: Final = mmap.PAGESIZE
 
@@ -87,6 +89,6 @@ class DirectWriter:
             self._descriptor = os.open(self._path, os.O_WRONLY | _DIRECT | os.O_NOFOLLOW | os.O_CLOEXEC)
         if self._pages is None or len(self._pages) < len(pages):
             self._pages = mmap.mmap(-1, len(pages))  # its address is that of a page
-        self._pages[: len(pages)] = pages
-        with memoryview(self._pages)[: len(pages)] as aligned:
-            return os.pwrite(self._descriptor, aligned, offset)
+        aligned = np.frombuffer(self._pages, np.uint8, len(pages))
+        np.copyto(aligned, np.frombuffer(pages, np.uint8))  # other threads compute meanwhile, unlike with a slice
+        return os.pwrite(self._descriptor, aligned.data, offset)
