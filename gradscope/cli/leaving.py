@@ -1,4 +1,4 @@
-"""How a process ends: one that runs no model at once, one that runs a model without threads that never end.
+"""A process that runs no model ends at once; one that runs a model ends without threads that never do.
 
 A process that runs no model ends without giving its memory back, which the system takes at once.
 
