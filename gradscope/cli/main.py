@@ -12,7 +12,7 @@ from functools import partial
 from typing import NoReturn
 
 from gradscope.cli.interrupts import Interrupts
-from gradscope.cli.leaving import leave, leave_at_once
+from gradscope.cli.leaving import leave, leave_at_once, leave_threads
 from gradscope.cli.running.joining import leave_failed
 from gradscope.cli.running.supervisor import runs_model, supervise
 from gradscope.cli.running.version import VERSION_OPTIONS, print_version
@@ -45,6 +45,8 @@ def main(*, own_process: bool = False) -> NoReturn:
         if ends_with is not None:
             ends_with(status)
             leave_failed(status)
+            if own_process:
+                leave_threads(status)
             sys.stdout = sys.stderr  # what the model registered with atexit prints no result
         leave(status)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
@@ -16,10 +15,9 @@ from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import dtype_name, encode
 from gradscope.capturing.isolate.reproduction import Expectation, Reproduction
 from gradscope.dump.storage.storage_errors import machine_errors
-from gradscope.dump.storage.writing.atomic_file import write_atomically
 from gradscope.dump.storage.writing.atomic_folder import write_folder
+from gradscope.dump.storage.writing.companions import write_together
 from gradscope.dump.storage.writing.target_path import checked_file
-from gradscope.errors import GradscopeError
 
 #: Prefixes of the names of the file's arrays.
 _INPUT, _COTANGENT, _FORWARD, _VJP = "input", "cotangent", "forward", "vjp"
@@ -113,9 +111,7 @@ if __name__ == "__main__":
 
 
 def write_reproduction(folder: Path, reproduction: Reproduction, *, file: str, dump: Path, force: bool) -> None:
-    """Writes the script and its arrays into a folder crash-safely: a new folder in one step, or else each file.
-
-    Where one of two new files cannot be written, neither is left.
+    """Writes the script and its arrays into a folder crash-safely: a new folder in one step, or else both together.
 
     Args:
         folder: The folder.
@@ -139,24 +135,8 @@ def write_reproduction(folder: Path, reproduction: Reproduction, *, file: str, d
         return
     with machine_errors("write to", folder):
         folder.mkdir(exist_ok=True)
-    fresh: dict[Path, bytes] = {}
-    for name, data in files.items():
-        target = checked_file(folder / name, force=force, inputs=(dump,))
-        if not target.exists():
-            fresh[target] = data
-        try:
-            write_atomically(target, data, replace=force)
-        except GradscopeError:
-            _withdraw(fresh)
-            raise
-
-
-def _withdraw(written: Mapping[Path, bytes]) -> None:
-    """Removes files as far as they have what was written; the disk may fail at this, too."""
-    for path, data in written.items():
-        with suppress(OSError):
-            if path.read_bytes() == data:
-                path.unlink()
+    checked = {checked_file(folder / name, force=force, inputs=(dump,)): data for name, data in files.items()}
+    write_together(checked, replace=force)
 
 
 def script(reproduction: Reproduction, *, file: str, dump: str) -> str:

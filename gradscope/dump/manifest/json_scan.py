@@ -31,10 +31,9 @@ _WITH_BRACKETS: Final = re.compile(rb'"[^"]*"?')
 _NAME: Final = re.compile(rb'("[^"]*")\s*:')
 _BLANKS: Final = (b" ", b"\n", b"\r", b"\t")
 
-#: Bytes that parsed JSON takes: an object or a list, and a tuple that is made of one; a field of an object, a name that
-#: was not seen before, a text but for its characters, a number, and an escaped character.
+#: Bytes that parsed JSON takes: an object or a list, a field of an object, a name that was not seen before, a text but
+#: for its characters, a number, and an escaped character.
 _CONTAINER_BYTES: Final = 150
-_TUPLE_BYTES: Final = 90
 _FIELD_BYTES: Final = 35
 _NAME_BYTES: Final = 120
 _TEXT_BYTES: Final = 60
@@ -115,19 +114,6 @@ def parsed_bytes(text: bytes | bytearray) -> int:
         + found.containers * _CONTAINER_BYTES
         + fields * _FIELD_BYTES
         + names * _NAME_BYTES
-        + texts * _TEXT_BYTES
-        + max(found.commas + 1 - texts, 0) * _NUMBER_BYTES
-        + found.escape_bytes
-    )
-
-
-def kept_bytes(text: bytes | bytearray) -> int:
-    """Returns about how much memory is taken by objects with fields of fixed names that are made of JSON text."""
-    found = _Counts.of(text)
-    texts = max(found.texts - (most_names(text) or 0), 0)
-    return (
-        len(text) * (1 if text.isascii() else 4)
-        + found.containers * _TUPLE_BYTES
         + texts * _TEXT_BYTES
         + max(found.commas + 1 - texts, 0) * _NUMBER_BYTES
         + found.escape_bytes

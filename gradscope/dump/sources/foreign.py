@@ -20,6 +20,9 @@ from gradscope.naming import key_of, split_key
 
 NOTE: Final = "not written by gradscope"
 
+#: The most tensors of a foreign file: one takes 128 bytes there, and 2 kB where it is opened.
+MOST_TENSORS: Final = 100_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignTensor:
@@ -42,11 +45,13 @@ def foreign_contents(found: Iterable[ForeignTensor], *, note: str = NOTE) -> Con
     """Returns the tensors of foreign files as the contents of a dump.
 
     Raises:
-        DumpError: There is no tensor, or two have the same name.
+        DumpError: There is no tensor, two have the same name, or there are more than `MOST_TENSORS`.
     """
     entries: dict[str, Entry] = {}
     tensors: dict[str, StoredTensor] = {}
     for position, each in enumerate(found):
+        if position == MOST_TENSORS:
+            raise DumpError(f"it holds more than {MOST_TENSORS:,} tensors")
         entry = _entry(each, position)
         key = key_of(entry.family, entry.name)
         if key in entries:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
-from gradscope.dump.manifest.entries.packed_statistics import EqualTexts, PackedStatistics, StatisticsTable, Values
+from gradscope.dump.manifest.entries.packed_statistics import PackedStatistics, StatisticsTable, Values
+from gradscope.dump.manifest.entries.packed_values import EqualTexts, Histograms
 from gradscope.dump.record import Json
 from gradscope.stats.columns import base_of, column_kinds, number
 
@@ -76,6 +77,8 @@ def _kinds_in(values: Values) -> set[type]:
     """Returns the types of values."""
     if isinstance(values, list):
         return {*map(type, values)}
+    if isinstance(values, Histograms):
+        return {dict}
     return {str} if isinstance(values, EqualTexts) else {float}
 
 

@@ -59,7 +59,7 @@ def load_model(text: str, request: Request | None = None) -> Model:
     return replace(
         model,
         source=source,
-        file_sha256=None if source is None else hashlib.sha256(source.read_bytes()).hexdigest(),
+        file_sha256=None if source is None else _hash(source),
         optimizer=_optimizer(holder) or _optimizer(module),
         choices=(_location_choice(target, source), *model.choices),
     )
@@ -101,6 +101,13 @@ def _name(target: Target) -> str:
 def _source(module: ModuleType) -> Path | None:
     file = getattr(module, "__file__", None)
     return None if file is None else Path(file).resolve()
+
+
+def _hash(file: Path) -> str | None:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:  # it was removed when it ran, as a script of a temporary folder is
+        return None
 
 
 def _optimizer(holder: Any) -> Callable[[], Any] | None:

@@ -116,6 +116,17 @@ def test_a_killed_parent_leaves_no_process_behind(tmp_path: Path) -> None:
         assert running.wait(10) == -signal.SIGKILL
 
 
+@pytest.mark.parametrize(("seconds", "left"), [(60, True), (0.5, False)])
+def test_a_thread_that_never_ends_does_not_keep_the_command(tmp_path: Path, seconds: float, left: bool) -> None:
+    more = f"import atexit, threading, time\natexit.register(print, 'at exit')\nNAMED = time.sleep, ({seconds},)"
+    start = "threading.Thread(target=NAMED[0], args=NAMED[1], name='saver').start()"
+    models.write(tmp_path, models.source(more=f"{more}\n{start}"))
+    done = gradscope_process("inspect", "model.py", "--json", folder=tmp_path)
+    assert (done.status, done.json["command"]) == (0, "inspect")
+    assert ("ends without threads of the model that go on: saver" in done.errors) == left
+    assert ("at exit" in done.errors) != left
+
+
 #: Everything but `print` that reaches the descriptor of standard output, at once and later.
 NOISE = """
 import atexit, ctypes, os, subprocess, threading, time

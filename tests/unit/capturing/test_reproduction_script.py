@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import errno
 import os
+from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -78,3 +80,61 @@ def test_a_new_folder_has_both_files_at_any_time_and_the_next_removes_what_a_dea
     monkeypatch.setattr(os, call, look)
     write_reproduction(folder, FOUND, file="isolated", dump=tmp_path / "a.npz", force=False)
     assert [path.name for path in tmp_path.iterdir()] == ["repro"]
+
+
+OTHER = replace(FOUND, name="other", inputs={"x": np.ones(3)})
+CALLS = ["fsync", "pwrite", "ftruncate", "rename", "replace", "unlink"]
+
+
+def pair(folder: Path) -> tuple[str | None, int]:
+    """Returns what the script is of, None where there is none, and the length of the array beside it."""
+    text = folder / "isolated.py"
+    with np.load(folder / "isolated.npz") as arrays:
+        length = len(arrays["input/x"])
+    return (("other" if "other" in text.read_text().split("\n")[0] else "layer") if text.exists() else None), length
+
+
+def write_into(folder: Path, found: Reproduction) -> None:
+    write_reproduction(folder, found, file="isolated", dump=folder / "a.npz", force=True)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_script_is_at_no_time_beside_the_arrays_of_another(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_into(tmp_path, FOUND)
+    real, seen = getattr(os, call), list[tuple[str | None, int]]()
+
+    def look(*arguments: Any, **named: Any) -> Any:
+        seen.append(pair(tmp_path))
+        done = real(*arguments, **named)
+        seen.append(pair(tmp_path))
+        return done
+
+    monkeypatch.setattr(os, call, look)
+    write_into(tmp_path, OTHER)
+    assert {*seen} <= {("layer", 2), (None, 2), (None, 3), ("other", 3)}
+    assert pair(tmp_path) == ("other", 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["isolated.npz", "isolated.py"]
+
+
+@pytest.mark.parametrize("call", CALLS[:-1])
+def test_a_failure_in_a_folder_that_exists_leaves_no_mixture(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = getattr(os, call)
+    for failing in range(3):
+        monkeypatch.setattr(os, call, real)
+        write_into(tmp_path, FOUND)
+        numbers = count()
+
+        def fail(*arguments: Any, numbers: Any = numbers, failing: int = failing, **named: Any) -> Any:
+            if next(numbers) == failing:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return real(*arguments, **named)
+
+        monkeypatch.setattr(os, call, fail)
+        with suppress(MachineError):
+            write_into(tmp_path, OTHER)
+        assert pair(tmp_path) in {("layer", 2), (None, 3), ("other", 3)}
+        assert {path.name for path in tmp_path.iterdir()} <= {"isolated.npz", "isolated.py"}

@@ -19,6 +19,7 @@ from itertools import chain, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+from gradscope.dump.manifest.entries.packed_values import HISTOGRAM
 from gradscope.dump.manifest.json_fields import LARGEST, MOST_AXES
 from gradscope.dump.manifest.json_scan import most_names
 from gradscope.dump.manifest.manifest import Entry, Stored
@@ -27,8 +28,6 @@ from gradscope.dump.record import Json, Shard, SiteFacts
 if TYPE_CHECKING:
     import msgspec
     from _typeshed import DataclassInstance
-
-_HISTOGRAM: Final = "histogram"
 
 #: The attribute of a type that msgspec made, with the names of its fields.
 _FIELDS: Final = "__struct_fields__"
@@ -73,11 +72,11 @@ def replace(values: Iterable[object], name: str, new: Iterable[object]) -> None:
 
 def _histogram_names(statistics: Sequence[dict[str, Json]]) -> int:
     """Returns how many fields histograms name; takes those out of which the counts stayed text."""
-    histograms = [each.get(_HISTOGRAM) for each in statistics]
+    histograms = [each.get(HISTOGRAM) for each in statistics]
     kinds = {*map(type, histograms)} - {type(None)}
     if any(hasattr(kind, _FIELDS) for kind in kinds):
         for each in statistics:
-            each.pop(_HISTOGRAM, None)
+            each.pop(HISTOGRAM, None)
     if len(kinds) == 1 and hasattr(kind := kinds.pop(), _FIELDS):
         return len(getattr(kind, _FIELDS)) * (len(histograms) - histograms.count(None))
     fields = (each if isinstance(each, dict) else getattr(each, _FIELDS, ()) for each in histograms)

@@ -18,10 +18,12 @@ from typing import Any, Final, TypeAlias, cast
 
 from gradscope.dump.manifest.entries.compiled_entries import compiled_entries, replace
 from gradscope.dump.manifest.entries.entry_fields import read_entry
+from gradscope.dump.manifest.entries.held_bytes import held_bytes
 from gradscope.dump.manifest.entries.list_parts import ListLayout, Part, read_parts
-from gradscope.dump.manifest.entries.packed_statistics import EqualTexts, Packer, Values
+from gradscope.dump.manifest.entries.packed_statistics import Packer, Values
+from gradscope.dump.manifest.entries.packed_values import HISTOGRAM, EqualTexts, Histograms
 from gradscope.dump.manifest.json_fields import LARGEST, Fields
-from gradscope.dump.manifest.json_scan import MemoryBudget, kept_bytes, open_brackets, parsed_bytes, require_small
+from gradscope.dump.manifest.json_scan import MemoryBudget, open_brackets, parsed_bytes, require_small
 from gradscope.dump.manifest.json_text import loads
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.dump.record import Json
@@ -29,12 +31,15 @@ from gradscope.dump.record import Json
 #: Bytes of the text from which on it is read in parts.
 _LONG: Final = 1 << 20
 
-#: The memory that a manifest may take, besides half more than the length of its text; and that of its histograms.
-_MOST_BYTES: Final = 96 << 20
-_MOST_HISTOGRAM_BYTES: Final = 192 << 20
+#: The memory that a manifest may take, besides half more than the length of its text.
+_MOST_BYTES: Final = 72 << 20
 
-#: Bytes that an item of another list takes, but for its values.
-_ITEM_BYTES: Final = 250
+#: The texts of a list's items that are those of other items, too.
+_REPEATED: Final[Mapping[str, tuple[str, ...]]] = {
+    "layers": ("parent", "source", "primitive"),
+    "missing": ("family", "detail"),
+    "causes": ("family", "why"),
+}
 
 #: Bytes that an entry takes, but for its texts, axes and statistics; and one axis or index.
 _ENTRY_BYTES: Final = 600
@@ -87,8 +92,8 @@ def read_text(
     if len(text) < _LONG:
         return ReadText(rest=loads(text), lists={})
     require_small(text)
-    budget = MemoryBudget(_MOST_BYTES + len(text) * 3 // 2 + (_MOST_HISTOGRAM_BYTES if histograms else 0))
-    own = {name: _ListReader(reader, budget) for name, reader in readers.items()}
+    budget = MemoryBudget(_MOST_BYTES + len(text) * 3 // 2)
+    own = {name: _ListReader(name, reader, budget) for name, reader in readers.items()}
     entries = _EntryReader(budget, histograms=histograms)
     cuts = _without_lists(text, depth, {**{name: each.read for name, each in own.items()}, "entries": entries.read})
     rest = b"".join(bytes(memoryview(text)[start:end]) for start, end in cuts)
@@ -128,8 +133,9 @@ def _place(cuts: Sequence[tuple[int, int]], at: int) -> int:
 class _ListReader:
     """_ListReader makes the items of a list."""
 
-    def __init__(self, make: ItemReader, budget: MemoryBudget) -> None:
+    def __init__(self, name: str, make: ItemReader, budget: MemoryBudget) -> None:
         self.items: list[object] = []
+        self._repeated = _REPEATED.get(name, ())
         self._make = make
         self._budget = budget
 
@@ -137,7 +143,8 @@ class _ListReader:
         """Makes the items of a part of the list."""
         values = part.values()
         found = [self._make(cast("Json", value), number) for number, value in enumerate(values, len(self.items))]
-        self._budget.spend(kept_bytes(part.text) + _ITEM_BYTES * len(found))
+        _share(found, self._repeated)
+        self._budget.spend(held_bytes(found))
         self.items += found
 
 
@@ -147,7 +154,7 @@ class _EntryReader:
     def __init__(self, budget: MemoryBudget, *, histograms: bool) -> None:
         self._budget = budget
         self._histograms = histograms
-        self._packer = Packer()
+        self._packer = Packer(budget.spend)
         self._entries: list[Entry] = []
 
     def read(self, part: Part) -> None:
@@ -170,17 +177,16 @@ class _EntryReader:
         values = part.values()
         found = [read_entry(cast("Json", value), number) for number, value in enumerate(values, len(self._entries))]
         if not self._histograms:
-            kept = [{name: value for name, value in each.stats.items() if name != "histogram"} for each in found]
+            kept = [{name: value for name, value in each.stats.items() if name != HISTOGRAM} for each in found]
             replace(found, "stats", kept)
         return found
 
     def _keep(self, found: list[Entry]) -> None:
-        packed_bytes = self._packer.size_bytes
         replace(found, "stats", self._packer.pack([each.stats for each in found]))
         _share(found, ("family", "dtype", "shape"))
         _share([each.site for each in found], ("source", "layer", "primitive"))
         _share([each.stored for each in found if each.stored is not None], ("dtype",))
-        self._budget.spend(self._packer.size_bytes - packed_bytes + _size_bytes(found))
+        self._budget.spend(_size_bytes(found))
         self._entries += found
 
 
@@ -215,5 +221,6 @@ def _are_small(column: Values | ValuesView[Json]) -> bool:
         return True
     if isinstance(column, array):
         return column.typecode != "q" or min(column, default=0) >= -LARGEST  # no array has a larger one
-    numbers = [value for value in column if type(value) is int]
+    values = column.odd.values() if isinstance(column, Histograms) else column
+    numbers = [value for value in values if type(value) is int]
     return min(numbers, default=0) >= -LARGEST and max(numbers, default=0) <= LARGEST

@@ -9,12 +9,13 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from contextlib import suppress
 from itertools import count, repeat
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
+from gradscope.dump.manifest.entries.packed_values import HISTOGRAM, EqualTexts, Histograms
 from gradscope.dump.manifest.json_fields import LARGEST
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.record import Json
@@ -23,7 +24,7 @@ from gradscope.dump.record import Json
 MOST_STATISTICS: Final = 256
 
 #: The values of one statistic: an array where all are floats, or all integers of 64 bits.
-Values: TypeAlias = "array[float] | array[int] | EqualTexts | list[Json]"
+Values: TypeAlias = "array[float] | array[int] | EqualTexts | Histograms | list[Json]"
 
 #: The code of the arrays that hold numbers of a type.
 _CODES: Final = {float: "d", int: "q"}
@@ -32,52 +33,18 @@ _CODES: Final = {float: "d", int: "q"}
 _MOST_TABLES: Final = 64
 _MOST_NAMES: Final = MOST_STATISTICS
 
-#: The bytes of a number in a column, and the largest integer that is one object wherever it is.
+#: The bytes of a number in a column, and the integers that are one object wherever they are.
 _NUMBER_BYTES: Final = 8
-_SHARED_INTEGER: Final = 256
+_SHARED_INTEGERS: Final = range(-5, 257)
+
+#: The bytes of a number in a list, but for the pointer to it.
+_OBJECT_BYTES: Final = 32
 
 #: The most different texts of which each is kept once.
 _FEW: Final = 64
 
-
-class EqualTexts:
-    """`EqualTexts` are texts of ASCII of one length, such as hashes, in one buffer.
-
-    Args:
-        length: The length.
-    """
-
-    __slots__ = ("_buffer", "_length")
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-        self._buffer = bytearray()
-
-    @classmethod
-    def of(cls, texts: Sequence[str]) -> EqualTexts | None:
-        """Returns some texts; None where they are not of one length, or not of ASCII."""
-        found = cls(len(texts[0]))
-        return found if found.extend(texts) else None
-
-    def extend(self, texts: Sequence[str]) -> bool:
-        """Adds some texts, and returns true; or adds none, where one has another length, or is not of ASCII."""
-        joined = "".join(texts)
-        if not joined.isascii() or {*map(len, texts)} != {self._length}:
-            return False
-        self._buffer += joined.encode()
-        return True
-
-    def __getitem__(self, index: int) -> str:
-        start = index * self._length
-        return self._buffer[start : start + self._length].decode()
-
-    def __len__(self) -> int:
-        return len(self._buffer) // self._length
-
-    def tolist(self) -> list[Any]:
-        """Returns the texts as a list."""
-        text, length = self._buffer.decode(), self._length
-        return [text[start : start + length] for start in range(0, len(text), length)]
+#: Does something about a number of bytes, such as to take them of a budget.
+Spend: TypeAlias = Callable[[int], object]
 
 
 class StatisticsTable:
@@ -91,19 +58,14 @@ class StatisticsTable:
     __slots__ = ("columns", "rows")
 
     def __init__(self, names: Iterable[str]) -> None:
-        self.columns: dict[str, Values] = {name: [] for name in names}
+        self.columns: dict[str, Values] = {name: Histograms() if name == HISTOGRAM else [] for name in names}
         self.rows = 0
 
-    def extend(self, rows: Sequence[Iterable[Json]]) -> int:
-        """Adds the values of some tensors, in the order of the columns; returns about how many bytes they take."""
-        size_bytes = 0
+    def extend(self, rows: Sequence[Iterable[Json]], spend: Spend) -> None:
+        """Adds the values of some tensors, in the order of the columns; spends about as many bytes as they take."""
         for name, values in zip(self.columns, zip(*rows, strict=True), strict=True):
-            column = self.columns[name] = _extended(self.columns[name], values)
-            size_bytes += _NUMBER_BYTES * len(values)
-            if not isinstance(column, array):
-                size_bytes += sum(map(_size_bytes, values))
+            self.columns[name] = _extended(self.columns[name], values, spend)
         self.rows += len(rows)
-        return size_bytes
 
 
 class PackedStatistics(Mapping[str, Json]):
@@ -151,12 +113,12 @@ class Packer:
 
     Statistics of a hostile file, all of other names or of very many, stay as they are: a table of one row takes more.
 
-    Attributes:
-        size_bytes: About how much memory all that was packed takes.
+    Args:
+        spend: Is called with about how many bytes statistics take, before they are kept or take more than they did.
     """
 
-    def __init__(self) -> None:
-        self.size_bytes = 0
+    def __init__(self, spend: Spend = lambda _: None) -> None:
+        self._spend = spend
         self._tables: dict[tuple[str, ...], StatisticsTable] = {}
         self._unpacked: list[Mapping[str, Json]] = []
 
@@ -180,7 +142,7 @@ class Packer:
                 packed[own] = iter(rows)
             else:
                 packed[own] = map(PackedStatistics, repeat(table), count(table.rows))
-                self.size_bytes += table.extend([each.values() for each in rows])
+                table.extend([each.values() for each in rows], self._spend)
         return [*map(next, map(packed.__getitem__, names))]
 
     def columns(self) -> Iterator[Values | ValuesView[Json]]:
@@ -189,8 +151,8 @@ class Packer:
         yield from (each.values() for each in self._unpacked)
 
     def _keep(self, statistics: Sequence[Mapping[str, Json]]) -> None:
+        self._spend(sum(map(_size_bytes, statistics)))
         self._unpacked += statistics
-        self.size_bytes += sum(map(_size_bytes, statistics))
 
     def _table(self, names: tuple[str, ...]) -> StatisticsTable | None:
         """Returns the table of statistics of some names; None where it would be one too many."""
@@ -258,7 +220,9 @@ def _size_bytes(value: Any) -> int:
     """Returns how many bytes a JSON value takes, with all in it; most small integers take none of their own."""
     size = sys.getsizeof(value)
     if isinstance(value, list):
-        return size + sum([_size_bytes(each) for each in value if type(each) is not int or each > _SHARED_INTEGER])
+        return size + sum(
+            [_size_bytes(each) for each in value if type(each) is not int or each not in _SHARED_INTEGERS]
+        )
     if isinstance(value, Mapping):
         return size + sum([_size_bytes(name) + _size_bytes(each) for name, each in value.items()])
     return size
@@ -268,10 +232,15 @@ _TABLE: Final = attrgetter("table")
 _ROW: Final = attrgetter("row")
 
 
-def _extended(column: Values, values: tuple[Any, ...]) -> Values:
+def _extended(column: Values, values: tuple[Any, ...], spend: Spend) -> Values:
     """Returns a column with more values."""
+    if isinstance(column, Histograms):
+        odd = column.extend(values, spend)
+        spend(sum(map(_size_bytes, odd)))
+        return column
     kinds = [*map(type, values)]
     code = _CODES.get(kinds[0]) if kinds.count(kinds[0]) == len(kinds) else None
+    spend(_NUMBER_BYTES * len(values))
     if code is not None and (not column or (isinstance(column, array) and column.typecode == code)):
         try:
             more = struct.pack(f"{len(values)}{code}", *values)
@@ -281,11 +250,14 @@ def _extended(column: Values, values: tuple[Any, ...]) -> Values:
             packed = column if isinstance(column, array) else array(code)
             packed.frombytes(more)
             return packed
+    spend(sum(map(_size_bytes, values)))
     if kinds.count(str) == len(kinds):
         if isinstance(column, EqualTexts) and column.extend(values):
             return column
         if not column and len({*values}) > _FEW and (texts := EqualTexts.of(values)) is not None:
             return texts
+    if isinstance(column, array):
+        spend(_OBJECT_BYTES * len(column))
     listed: list[Json] = column if isinstance(column, list) else [*column.tolist()]
     listed += _shared(values, {*kinds})
     return listed

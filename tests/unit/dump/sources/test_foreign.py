@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from gradscope.dump.reader import open_dump
+from gradscope.dump.sources import foreign
 from gradscope.dump.verify import verify
 from gradscope.errors import DumpError
 from tests.support.dumps import npy, record, write
@@ -156,3 +157,13 @@ def test_a_damaged_file_in_a_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "b.npy").write_bytes(npy(ARRAYS["a"])[:-1])
     with pytest.raises(DumpError, match=r"b\.npy: its shape"):
         open_dump(tmp_path)
+
+
+def test_a_file_of_very_many_tensors_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign, "MOST_TENSORS", 3)
+    path = tmp_path / "leaves.eqx"
+    path.write_bytes(npy(np.zeros(0)) * 3)
+    assert verify(path).tensors == 3
+    path.write_bytes(npy(np.zeros(0)) * 4)
+    with pytest.raises(DumpError, match="more than 3 tensors"):
+        open_dump(path)

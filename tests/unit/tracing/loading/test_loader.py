@@ -72,6 +72,12 @@ def test_a_file_is_a_model_and_loading_runs_none_of_it() -> None:
         model.loss(None, None)
 
 
+def test_a_file_that_removes_itself_has_no_hash() -> None:
+    write("net.py", f"{FUNCTIONS}\nimport os\nos.remove(__file__)\n")
+    model = load_model("net.py")
+    assert (model.name, model.file_sha256) == ("net", None)
+
+
 def test_an_object_of_a_file_is_a_model() -> None:
     write("net.py", CLASS)
     model = load_model("net.py:configs.small")

@@ -6,6 +6,7 @@ import json
 import re
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from gradscope.dump.manifest.codec import manifest_from_json, manifest_from_text, manifest_to_json, manifest_to_text
 from gradscope.dump.manifest.entries import list_parts, manifest_text
+from gradscope.dump.manifest.json_scan import MemoryBudget
 from gradscope.dump.manifest.json_text import loads
 from gradscope.dump.manifest.manifest import Cause, Entry, Layer, Ledger, LedgerLine, Manifest, Stored
 from gradscope.dump.record import Json, SiteFacts
@@ -165,6 +167,7 @@ def _repeated(item: bytes) -> bytes:
 LISTS = HEAD + b',"provenance":{"x":[%b]}}'
 BARE = b'{"schema":1,"entries":[%b]}'
 FACTS = b'{"family":"","name":"%d","shape":[%b],"dtype":"x","stats":{%b},"site":{"index":0}}'
+COUNTS = b'"histogram":{"first":0,"counts":[%s]}' % b",".join([b"1000000000000", *[b"7"] * 999])
 LINE = b'{"name":"%d","family":"","reason":"opaque"}'
 HOSTILE: dict[str, Callable[[], bytes]] = {
     "texts": lambda: LISTS % _repeated(b'"ab"'),
@@ -175,6 +178,10 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "ledger": lambda: HEAD + b',"ledger":{"missing":[%b]}}' % _numbered(LINE),
     "entries": lambda: BARE % _numbered(FACTS.replace(b"%b", b"")),
     "statistics": lambda: BARE % _numbered(FACTS.replace(b"[%b]", b"[]").replace(b"%b", b'"a":"b","c":[7,8,9]')),
+    "histograms": lambda: BARE % _numbered(FACTS.replace(b"[%b]", b"[]").replace(b"%b", COUNTS)),
+    "negative counts": lambda: (
+        BARE % _numbered(FACTS.replace(b"[%b]", b"[]").replace(b"%b", b'"c":[%b]' % b",".join([b"-999"] * 500)))
+    ),
     "axes": lambda: BARE % (FACTS % (0, _repeated(b"999"), b"")),
     "escapes": lambda: LISTS % (b'"%b"' % _repeated(b"\\u0394").replace(b",", b"")),
 }
@@ -188,7 +195,7 @@ def test_a_manifest_of_very_many_values_is_refused_in_little_memory(kind: str, m
     tracemalloc.start()
     try:
         with pytest.raises(DumpError, match="MiB"):
-            manifest_from_text(text, histograms=False)
+            manifest_from_text(text, histograms=kind == "histograms")
         assert tracemalloc.get_traced_memory()[1] < 10 * MIB
     finally:
         tracemalloc.stop()
@@ -199,7 +206,30 @@ def test_a_dump_as_large_as_is_allowed_for_is_read(monkeypatch: pytest.MonkeyPat
     count, scale = 700, 100
     text = manifest_to_text(manifest(count)).encode()
     assert 60 * MIB < len(text) * scale < 256 * MIB
-    for name in ("_MOST_BYTES", "_MOST_HISTOGRAM_BYTES"):
-        monkeypatch.setattr(manifest_text, name, getattr(manifest_text, name) // scale)
+    name = "_MOST_BYTES"
+    monkeypatch.setattr(manifest_text, name, getattr(manifest_text, name) // scale)
     for histograms in (True, False):
         assert len(manifest_from_text(text, histograms=histograms).entries) == count
+
+
+def test_layers_and_missing_tensors_without_entries_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    count, scale = 700, 100
+    lines = (LedgerLine(name=f"encoder/layers[{n}]/attention", family="x", reason="filtered") for n in range(2 * count))
+    bare = replace(manifest(0), layers=tuple(map(layer, range(count))), ledger=Ledger(captured=0, missing=tuple(lines)))
+    name = "_MOST_BYTES"
+    monkeypatch.setattr(manifest_text, name, getattr(manifest_text, name) // scale)
+    assert manifest_from_text(manifest_to_text(bare).encode()) == bare
+
+
+@pytest.mark.parametrize("kind", ["layers", "causes", "ledger"])
+def test_what_items_hold_is_about_the_memory_that_they_take(kind: str) -> None:
+    spent: list[int] = []
+    text = HOSTILE[kind]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MemoryBudget, "spend", lambda _, size_bytes: spent.append(size_bytes))
+        tracemalloc.start()
+        found = manifest_from_text(text)
+        taken = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+    assert found.entries == ()
+    assert 0.9 < sum(spent) / taken < 1.3

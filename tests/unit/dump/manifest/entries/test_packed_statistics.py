@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradscope.dump.manifest.entries.packed_statistics import (
-    EqualTexts,
     PackedStatistics,
     Packer,
     StatisticsColumns,
     different_names,
     numbers_of,
 )
+from gradscope.dump.manifest.entries.packed_values import EqualTexts, Histograms
+from gradscope.dump.manifest.json_scan import MemoryBudget
 from gradscope.errors import DumpError
 
 HASHES = [f"{number:032x}" for number in range(200)]
@@ -33,8 +34,17 @@ VALUES: st.SearchStrategy[Any] = st.one_of(
     st.text(max_size=3),
     st.lists(st.integers(0, 3), max_size=2),
 )
+HISTOGRAMS = st.one_of(
+    st.fixed_dictionaries(
+        {"first": st.integers(0, 5), "counts": st.lists(st.integers(0, 300) | st.integers(0, 2**64), max_size=3)}
+    ),
+    st.fixed_dictionaries({"first": VALUES, "counts": st.lists(VALUES, max_size=2)}),
+    VALUES,
+)
+NAMES = ("a", "b", "c", "d", "histogram")
 ROWS: st.SearchStrategy[list[dict[str, Any]]] = st.lists(
-    st.dictionaries(st.sampled_from("abcd"), VALUES, max_size=4), max_size=12
+    st.fixed_dictionaries({}, optional={name: HISTOGRAMS if name == "histogram" else VALUES for name in NAMES}),
+    max_size=12,
 )
 
 
@@ -57,10 +67,10 @@ def test_rows_are_what_was_packed(rows: list[dict[str, Any]], size: int) -> None
         assert len(one) == len(other)
         assert {name: written(one[name]) for name in one} == {name: written(value) for name, value in other.items()}
         assert [*one.items()] == [*other.items()]
-        assert [(one.get(name, 5), name in one) for name in "abcd"] == [
-            (other.get(name, 5), name in other) for name in "abcd"
+        assert [(one.get(name, 5), name in one) for name in NAMES] == [
+            (other.get(name, 5), name in other) for name in NAMES
         ]
-    for name in "abcd":
+    for name in NAMES:
         read = [StatisticsColumns(each).values(name) for each in (found, rows)]
         assert read == [[row.get(name) for row in rows]] * 2
 
@@ -75,6 +85,26 @@ def test_numbers_and_texts_of_one_length_are_kept_in_arrays(size: int) -> None:
     columns = table.columns
     assert [type(columns[name]) for name in ("mean", "nan", "dtype", "hash")] == [array, array, list, EqualTexts]
     assert found == rows
+
+
+def test_counts_of_histograms_take_as_few_bits_as_they_need() -> None:
+    rows: list[dict[str, Any]] = [{"histogram": {"first": 7, "counts": [largest] * 100}} for largest in (3, 300, 2**40)]
+    spent: list[int] = []
+    packer = Packer(spent.append)
+    found = [row for each in rows for row in packer.pack([each])]
+    assert found == rows
+    assert [type(column) for column in packer.columns()] == [Histograms]
+    assert 1_100 < sum(spent) < 1_200
+
+
+@pytest.mark.parametrize("late", ["text", None, [1]])
+def test_numbers_that_become_objects_are_paid_for_before_they_do(late: Any) -> None:
+    budget = MemoryBudget(20_000)
+    packer = Packer(budget.spend)
+    packer.pack([{"a": float(number)} for number in range(1000)])
+    with pytest.raises(DumpError, match="more than"):
+        packer.pack([{"a": late}])
+    assert [type(column) for column in packer.columns()] == [array]
 
 
 @pytest.mark.parametrize("late", ["short", "ü" * 32, 7, None])
