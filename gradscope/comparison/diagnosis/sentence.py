@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from gradscope.comparison.diagnosis.clauses import one_sided, others, quoted, rearranged, reordered, some_of, unproven
+from gradscope.comparison.diagnosis.clauses import (
+    kept_alone,
+    one_sided,
+    others,
+    quoted,
+    rearranged,
+    reordered,
+    some_of,
+    unproven,
+)
 from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, Blame, Divergence
 from gradscope.comparison.diagnosis.growth import FLAGGED
 from gradscope.comparison.diagnosis.likely.likely_causes import AT_KINKS
@@ -46,6 +55,7 @@ def _of_rows(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame
         *reordered(rows),
         *([] if losses is None or losses.explains or losses.in_rows else [losses.sentence]),
         *one_sided(rows),
+        *kept_alone(rows),
     ]
     directions = _directions(rows, divergence, blame)
     advice = _advice(rows)
@@ -66,7 +76,9 @@ def same_sentence(rows: Sequence[ComparisonRow], losses: LossDifference | None =
     tensors = counted(len(compared), "tensor")
     undecided = sum("bit_equal" not in row.metrics for row in compared)
     bits = f"bit-equal {equal}" + (f", and {undecided} judged by statistics alone" if undecided else "")
-    order = "".join(f"; {each}" for each in reordered(rows)) + ("" if losses is None else f"; but {losses.sentence}")
+    order = "".join(f"; {each}" for each in (*reordered(rows), *kept_alone(rows))) + (
+        "" if losses is None else f"; but {losses.sentence}"
+    )
     if equal == len(compared):
         return f"Same bit for bit: {tensors}{order}."
     rounded = sum(_is_rounding(row) for row in compared)
