@@ -19,6 +19,7 @@ from gradscope.comparison.judging.loss_comparison import is_loss
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.judging.unpaired.paired_dumps import PairedDump, paired_dumps
 from gradscope.comparison.judging.unpaired.unmatched_state import why_of_state
+from gradscope.comparison.pairing.inference.zero_terms import zero_terms
 from gradscope.comparison.pairing.matching import Dumps, Pairing, is_of_jax
 from gradscope.comparison.pairing.values.sums import sums
 from gradscope.comparison.precision import dtype_class
@@ -51,7 +52,7 @@ def unmatched(
         stages: Why tensors of one program that the other computes, too, have no counterpart, by their keys.
     """
     ref, cand = paired_dumps(dumps, pairing, rows)
-    summed = {**sums(dumps, pairing), **stages}
+    summed = {**zero_terms(dumps, pairing), **sums(dumps, pairing), **stages}
     missing = [
         Unmatched(ref.source.entry(key), "missing", summed.get(key) or _why_redundant(key, ref, cand))
         for key in pairing.only_ref
