@@ -14,7 +14,7 @@ import pytest
 import gradscope as gs
 from gradscope.api.reading import Dump
 from tests.support.ports.networks.convnet import CONVNET, WIDTH
-from tests.support.ports.port import FAULTS, captured
+from tests.support.ports.port import FAULTS, captured, named_first
 
 torch = pytest.importorskip("torch", reason="PyTorch is absent: ports of its captures were NOT compared")
 
@@ -353,3 +353,43 @@ def test_what_joins_outputs_between_modules_is_known_from_the_port(scale: float)
     assert [row.name for row in found.rows if row.family == "activation_grad" and row.status == "different"] == (
         [] if found else ["0/one"]
     )
+
+
+@pytest.mark.parametrize(("fault", "blamed"), [("", ""), ("bias", "1/conv"), ("act", "0/out")])
+def test_a_causal_convolution_is_a_part_of_one_that_pads_both_sides(fault: str, blamed: str) -> None:
+    torch.manual_seed(0)
+
+    class Mixer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.out = nn.Conv1d(4, 4, 3, groups=4, padding=2), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.out(nn.functional.silu(self.conv(x.mT)[..., : x.shape[1]].mT))
+
+    module, x = nn.Sequential(Mixer(), Mixer()), torch.randn(2, 5, 4)
+
+    def loss(weights: Any, x: Any) -> Any:
+        for number, own in enumerate(weights):
+            with jax.named_scope("ab"[number]):
+                with jax.named_scope("conv"):
+                    y = jax.lax.conv_general_dilated(
+                        x, own["k"], (1,), [(2, 0)], dimension_numbers=("NWC", "WIO", "NWC"), feature_group_count=4
+                    )
+                    y += 0 if (fault, number) == ("bias", 1) else own["b"][None, None]
+                y = jax.nn.gelu(y) if (fault, number) == ("act", 0) else jax.nn.silu(y)
+                with jax.named_scope("out"):
+                    x += y @ own["out"]["k"] + own["out"]["b"][None, None]
+        return jnp.square(x).mean()
+
+    state = {name: value.numpy() for name, value in module.state_dict().items()}
+    weights = [
+        {"k": state[f"{number}.conv.weight"].transpose(2, 1, 0).copy(), "b": state[f"{number}.conv.bias"]}
+        | {"out": {"k": state[f"{number}.out.weight"].T.copy(), "b": state[f"{number}.out.bias"]}}
+        for number in range(2)
+    ]
+    found = gs.compare(
+        capture(module, lambda x: x.square().mean(), x), gs.capture(loss, weights, x.numpy(), origins=False)
+    )
+    assert found.verdict == ("different" if fault else "same"), found.sentence
+    assert not fault or blamed in {*named_first(found)}, found.sentence
