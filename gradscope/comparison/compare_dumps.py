@@ -36,7 +36,7 @@ from gradscope.comparison.judging.rounding.kinked_gradients import kinked_tolera
 from gradscope.comparison.judging.rounding.kinks import Kinks
 from gradscope.comparison.judging.rounding.pair_floors import is_within
 from gradscope.comparison.judging.rows import ComparisonRow
-from gradscope.comparison.judging.unmatched import unmatched
+from gradscope.comparison.judging.unpaired.unmatched import unmatched
 from gradscope.comparison.layout.operands import StoredOperand
 from gradscope.comparison.metrics.example_errors import example_error
 from gradscope.comparison.metrics.example_spread import ExampleError

@@ -9,6 +9,7 @@ from typing import Final
 from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, Blame, Divergence
 from gradscope.comparison.judging.judge import UNPROVEN
 from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.judging.unpaired.unmatched_state import CONSTANTS, STATISTICS
 from gradscope.comparison.layout.recipes import REORDERED
 from gradscope.naming import (
     AUX,
@@ -119,6 +120,18 @@ def one_sided(rows: Sequence[ComparisonRow]) -> list[str]:
     counts = Counter(row.status for row in rows if row.counts)
     sides = (("missing", "reference"), ("extra", "candidate"))
     return [f"{counted(counts[status], 'name')} only in the {side}" for status, side in sides if counts[status]]
+
+
+def kept_alone(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Returns clauses about state that one of the dumps has alone, which does not count."""
+    clauses: list[str] = []
+    for why, verb, noun in ((STATISTICS, "updates", "running statistic"), (CONSTANTS, "keeps", "state tensor")):
+        for status, side, other in (("missing", "reference", "candidate"), ("extra", "candidate", "reference")):
+            names = [row.name for row in rows if (row.status, row.why) == (status, why) and row.family != AUX]
+            if names:
+                what = f"{counted(len(names), noun)} that the {other} does not have"
+                clauses.append(f"the {side} {verb} {what}, {some_of(names)}")
+    return clauses
 
 
 def _verb(count: int) -> str:

@@ -9,6 +9,7 @@ from typing import Final
 
 from gradscope.comparison.diagnosis.clauses import (
     given,
+    kept_alone,
     one_sided,
     others,
     quoted,
@@ -55,6 +56,7 @@ def _of_rows(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame
         *reordered(rows),
         *([] if losses is None or losses.explains or losses.in_rows else [losses.sentence]),
         *one_sided(rows),
+        *kept_alone(rows),
     ]
     begin, directions = given(rows), _directions(rows, divergence, blame)
     sentences = [begin, *directions] if begin else directions
@@ -77,7 +79,9 @@ def same_sentence(rows: Sequence[ComparisonRow], losses: LossDifference | None =
     tensors = counted(len(compared), "tensor")
     undecided = sum("bit_equal" not in row.metrics for row in compared)
     bits = f"bit-equal {equal}" + (f", and {undecided} judged by statistics alone" if undecided else "")
-    order = "".join(f"; {each}" for each in reordered(rows)) + ("" if losses is None else f"; but {losses.sentence}")
+    order = "".join(f"; {each}" for each in (*reordered(rows), *kept_alone(rows))) + (
+        "" if losses is None else f"; but {losses.sentence}"
+    )
     if equal == len(compared):
         return f"Same bit for bit: {tensors}{order}."
     rounded = sum(_is_rounding(row) for row in compared)

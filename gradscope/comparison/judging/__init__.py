@@ -2,8 +2,8 @@
 
 - `rows`: a *row* stores the status of one name: `same`, `different`, `missing` or `extra`.
 - `judge` makes the row of a pair; `loop_output_rows` those of loop outputs that only the candidate has;
-  `unmatched` lists the tensors without a counterpart, and why some of them do not count; `loss_comparison` compares a
-  loss that one program has no value for.
+  `loss_comparison` compares a loss that one program has no value for.
+- `unpaired` lists the tensors without a counterpart, and why some of them do not count.
 - `compare_options`: `CompareOptions.tolerance` selects what a tensor is judged by: a rule of the user
   (`tolerance_rules`), else one limit for all tensors, else the default (`comparison/default_tolerances.py`).
 - `expressions` and `expression_parser`: a *tolerance* is an expression over metrics, by default a limit on `rel_l2`.

@@ -169,14 +169,17 @@ def test_an_lstm_of_pytorch_is_the_same_as_one_with_a_single_bias(factor: float)
     assert not gs.compare(reference, captured((loss(1.01), weights, {"x": x.numpy()})))
 
 
-def _reset_gated(*, packed: bool, wrong: bool = False, zeros: bool = False, joined: bool = False) -> Dump:
+def _reset_gated(
+    *, packed: bool, wrong: bool = False, zeros: bool = False, joined: bool = False, scale: float = 1.0
+) -> Dump:
     """One step of a GRU from two kernels: of PyTorch's two biases, Flax adds those of two gates.
 
     A port from Flax to PyTorch has zeros in one of the terms. Equinox joins the sums with the first term of the third.
+    The scale is that of all biases.
     """
     draw = np.random.default_rng(4).normal
     inputs, carried = (draw(size=(8, 12)).astype(np.float32) for _ in range(2))
-    biases = {name: draw(size=12).astype(np.float32) for name in ("b_ih", "b_hh")}
+    biases = {name: draw(size=12).astype(np.float32) * np.float32(scale) for name in ("b_ih", "b_hh")}
     biases["b_hh"] *= np.repeat([not zeros, not zeros, True], 4)
     one, two = (np.split(each, 3) for each in biases.values())
     apart = {"r": one[0] + two[0], "z": one[1] + two[1], "n": one[2], "hn": two[2] + 0.1 * wrong}
@@ -231,3 +234,39 @@ def test_a_bias_that_is_zero_but_for_one_gate_is_the_bias_of_that_gate() -> None
         assert reasons["gru/hn"] == "a part of gru/b_hh"
     for wrong in (_reset_gated(packed=False, zeros=True, wrong=True), _reset_gated(packed=False)):
         assert not gs.compare(packed, wrong)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_biases_of_zeros_are_one_where_their_gradients_show_it(joined: bool) -> None:
+    packed, apart = _reset_gated(packed=True, scale=0), _reset_gated(packed=False, scale=0, joined=joined)
+    for one, other in ((packed, apart), (apart, packed)):
+        found = gs.compare(one, other)
+        assert found, found.sentence
+        alone = {row.name for row in found.rows if row.family == "param" and row.status != "same"}
+        assert len(alone) == 2
+        assert all("zero, and its gradient is" in row.why for row in found.rows if row.name in alone)
+    assert not gs.compare(packed, _reset_gated(packed=False, scale=0, joined=joined, wrong=True))
+
+
+def test_a_second_bias_of_zeros_is_a_term_where_its_gradient_is_that_of_the_first() -> None:
+    def dump(name: str, *, biases: Mapping[str, Any]) -> Dump:
+        def loss(weights: Any, batch: Any) -> Any:
+            with jax.named_scope(name):
+                y = batch["x"] @ weights[name]["kernel"] + sum(weights[name][each] for each in biases)
+            return jnp.square(y).mean()
+
+        return captured((loss, {name: {"kernel": QUERY, **biases}}, X))
+
+    bias, zeros = VALUE.ravel()[:8], np.zeros(8, np.float32)
+    one, other = dump("fc", biases={"b_ih": bias, "b_hh": zeros}), dump("dense", biases={"bias": bias})
+    for found in (gs.compare(one, other), gs.compare(other, one)):
+        assert found, found.sentence
+    # A bias that is added elsewhere has another gradient, also where all values are the same.
+    weights = {"fc": {"kernel": QUERY, "b_ih": bias, "b_hh": zeros}}
+
+    def elsewhere(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("fc"):
+            y = (batch["x"] + weights["fc"]["b_hh"]) @ weights["fc"]["kernel"] + weights["fc"]["b_ih"]
+        return jnp.square(y).mean()
+
+    assert not gs.compare(captured((elsewhere, weights, X)), other)

@@ -128,14 +128,16 @@ KERNELS: Final = [
     {name: _draw(HEADS, EACH, HEADS * EACH) for name in "qkv"} | {"o": _draw(HEADS * EACH, HEADS * EACH)}
     for _ in range(2)
 ]
+BIASES: Final = [{name: _draw(HEADS, EACH) for name in "qkv"} for _ in range(2)]
 
 
-def _heads(*, ported: bool, wrong: str = "") -> Dump:
+def _heads(*, ported: bool, wrong: str = "", general: bool = False) -> Dump:
     """Two attentions: one program packs query, key and value of each head side by side, the port has a layer for each.
 
     Args:
         ported: Whether it is the port.
         wrong: What is wrong in the second block: the `scale` of its queries, or the `kernel` of its keys.
+        general: Whether the port has an axis for the heads, as `DenseGeneral` of Flax.
     """
 
     def block(own: Any, x: Any, number: int) -> Any:
@@ -143,12 +145,12 @@ def _heads(*, ported: bool, wrong: str = "") -> Dump:
             parts: list[Any] = []
             for name in "qkv":
                 with jax.named_scope(name):
-                    made = x @ own[name]
+                    made = jnp.tensordot(x, own[name], 1) + own[f"{name}_bias"][None, None]
                     parts.append(2 * made if (name, wrong, number) == ("q", "scale", 1) else made)
             q, k, v = (part.reshape(*x.shape[:2], HEADS, EACH) for part in parts)
         else:
             with jax.named_scope("qkv"):
-                packed = x @ own["qkv"].T
+                packed = x @ own["qkv"].T + own["bias"][None, None]
             q, k, v = jnp.split(packed.reshape(*x.shape[:2], HEADS, 3 * EACH), 3, axis=-1)
         shares = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k))
         with jax.named_scope("o"):
@@ -163,27 +165,31 @@ def _heads(*, ported: bool, wrong: str = "") -> Dump:
     weights: dict[str, Any] = {}
     for number, kernels in enumerate(KERNELS):
         packed = np.concatenate([kernels[name] for name in "qkv"], axis=1).reshape(-1, HEADS * EACH)
-        apart = {name: kernels[name].reshape(-1, HEADS * EACH).T.copy() for name in "qkv"}
+        bias = np.concatenate([BIASES[number][name] for name in "qkv"], axis=1).ravel()
+        kernel, shape = ((-1, HEADS, EACH), (HEADS, EACH)) if general else ((-1, HEADS * EACH), (-1,))
+        apart = {name: kernels[name].reshape(-1, HEADS * EACH).T.reshape(kernel).copy() for name in "qkv"}
+        apart |= {f"{name}_bias": BIASES[number][name].reshape(shape) for name in "qkv"}
         weights[f"{'Block_' if ported else 'layer'}{number}"] = {
             "o": kernels["o"],
-            **(apart if ported else {"qkv": packed}),
+            **(apart if ported else {"qkv": packed, "bias": bias}),
         }
     if wrong == "kernel":
         weights["Block_1"]["k"] = weights["Block_0"]["k"].copy()
     return gs.capture(loss, weights, TOKENS, origins=False)
 
 
-def test_projections_of_which_one_program_has_those_of_a_head_side_by_side_are_found() -> None:
+@pytest.mark.parametrize("general", [False, True])
+def test_projections_of_which_one_program_has_those_of_a_head_side_by_side_are_found(general: bool) -> None:
     for one, other in ((False, True), (True, False)):
-        found = gs.compare(_heads(ported=one), _heads(ported=other))
+        found = gs.compare(_heads(ported=one, general=general), _heads(ported=other, general=general))
         assert found.verdict == "same", found.sentence
         names = {"layer1/qkv"} if other else {"Block_1/q", "Block_1/k", "Block_1/v"}
         assert names <= {row.name for row in found.rows if row.family == "activation" and row.status == "same"}
 
 
-@pytest.mark.parametrize("wrong", ["scale", "kernel"])
-def test_a_wrong_one_of_such_projections_is_named(wrong: str) -> None:
-    found = gs.compare(_heads(ported=False), _heads(ported=True, wrong=wrong))
+@pytest.mark.parametrize(("wrong", "general"), [("scale", False), ("kernel", False), ("scale", True)])
+def test_a_wrong_one_of_such_projections_is_named(wrong: str, general: bool) -> None:
+    found = gs.compare(_heads(ported=False), _heads(ported=True, wrong=wrong, general=general))
     assert found.first_divergence.forward is not None, found.sentence
     assert found.first_divergence.forward.name == "layer1/qkv"
 

@@ -14,7 +14,7 @@ import pytest
 import gradscope as gs
 from gradscope.api.reading import Dump
 from tests.support.ports.networks.convnet import CONVNET, WIDTH
-from tests.support.ports.port import FAULTS, captured
+from tests.support.ports.port import FAULTS, captured, named_first
 
 torch = pytest.importorskip("torch", reason="PyTorch is absent: ports of its captures were NOT compared")
 
@@ -200,34 +200,71 @@ def test_a_second_name_of_a_shared_parameter_needs_no_counterpart() -> None:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_buffers_that_a_layer_reads_in_evaluation_may_be_constants_of_the_port(training: bool) -> None:
+def test_buffers_may_be_constants_of_the_port_or_left_out_of_it_where_nothing_reads_them(training: bool) -> None:
     torch.manual_seed(0)
     norm = nn.BatchNorm1d(3)
     norm.load_state_dict({"running_mean": torch.randn(3)}, strict=False)
-    module = nn.Sequential(nn.Linear(4, 3), norm).train(training)
+    module = nn.Sequential(nn.Linear(4, 3, bias=False), norm).train(training)
     x = torch.randn(6, 4)
     state = {name: value.numpy().copy() for name, value in module.state_dict().items()}
 
     def loss(weights: Any, x: Any) -> Any:
         with jax.named_scope("dense"):
-            x = x @ weights["dense"]["kernel"] + weights["dense"]["bias"][None]
+            x = x @ weights["dense"]["kernel"]
         with jax.named_scope("norm"):
             mean = x.mean(0) if training else state["1.running_mean"]
             variance = x.var(0) if training else state["1.running_var"]
             x = (x - mean[None]) / jnp.sqrt(variance + 1e-5)[None]
             x = x * weights["norm"]["scale"][None] + weights["norm"]["bias"][None]
-        return jnp.square(x).mean()
+        return jnp.tanh(x + 1).mean()
 
     weights = {
-        "dense": {"kernel": state["0.weight"].T.copy(), "bias": state["0.bias"]},
+        "dense": {"kernel": state["0.weight"].T.copy()},
         "norm": {"scale": state["1.weight"], "bias": state["1.bias"]},
     }
     found = gs.compare(
-        capture(module, lambda x: x.square().mean(), x), gs.capture(loss, weights, x.numpy(), origins=False)
+        capture(module, lambda x: torch.tanh(x + 1).mean(), x), gs.capture(loss, weights, x.numpy(), origins=False)
     )
     assert found.first_divergence.forward is None, found.sentence
-    # In training nothing reads the statistics, so that nothing shows whether the port has them.
-    assert found.verdict == ("different" if training else "same"), found.sentence
+    assert found.verdict == "same", found.sentence
+    told = "the reference updates 2 running statistics that the candidate does not have, `1/running_mean`"
+    assert (told in found.sentence) is training
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_a_table_of_floating_point_numbers_may_be_a_constant_of_the_port(factor: int) -> None:
+    torch.manual_seed(0)
+
+    class Positioned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(7, 4), nn.Linear(4, 7)
+            self.register_buffer("table", torch.randn(5, 4))
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.head(torch.tanh(self.embed(tokens) + self.table))
+
+    module, tokens = Positioned(), np.array([[1, 4, 2, 6, 0], [3, 3, 5, 1, 2]])
+    state = {name: value.numpy() for name, value in module.state_dict().items()}
+
+    def loss(weights: Any, tokens: Any) -> Any:
+        with jax.named_scope("tokens"):
+            x = weights["tokens"][tokens]
+        x = jnp.tanh(x + factor * state["table"][None])
+        with jax.named_scope("out"):
+            x = x @ weights["out"]["kernel"] + weights["out"]["bias"][None, None]
+        return jnp.square(x).mean()
+
+    out = {"kernel": state["head.weight"].T.copy(), "bias": state["head.bias"]}
+    weights = {"tokens": state["embed.weight"], "out": out}
+    found = gs.compare(
+        capture(module, lambda x: x.square().mean(), torch.from_numpy(tokens)),
+        gs.capture(loss, weights, tokens.astype(np.int32), origins=False),
+    )
+    assert found.verdict == ("same" if factor == 1 else "different"), found.sentence
+    assert ("the reference keeps 1 state tensor that the candidate does not have, `table`" in found.sentence) is (
+        factor == 1
+    )
 
 
 @pytest.mark.parametrize("reverse", [True, False])
@@ -316,3 +353,43 @@ def test_what_joins_outputs_between_modules_is_known_from_the_port(scale: float)
     assert [row.name for row in found.rows if row.family == "activation_grad" and row.status == "different"] == (
         [] if found else ["0/one"]
     )
+
+
+@pytest.mark.parametrize(("fault", "blamed"), [("", ""), ("bias", "1/conv"), ("act", "0/out")])
+def test_a_causal_convolution_is_a_part_of_one_that_pads_both_sides(fault: str, blamed: str) -> None:
+    torch.manual_seed(0)
+
+    class Mixer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.out = nn.Conv1d(4, 4, 3, groups=4, padding=2), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.out(nn.functional.silu(self.conv(x.mT)[..., : x.shape[1]].mT))
+
+    module, x = nn.Sequential(Mixer(), Mixer()), torch.randn(2, 5, 4)
+
+    def loss(weights: Any, x: Any) -> Any:
+        for number, own in enumerate(weights):
+            with jax.named_scope("ab"[number]):
+                with jax.named_scope("conv"):
+                    y = jax.lax.conv_general_dilated(
+                        x, own["k"], (1,), [(2, 0)], dimension_numbers=("NWC", "WIO", "NWC"), feature_group_count=4
+                    )
+                    y += 0 if (fault, number) == ("bias", 1) else own["b"][None, None]
+                y = jax.nn.gelu(y) if (fault, number) == ("act", 0) else jax.nn.silu(y)
+                with jax.named_scope("out"):
+                    x += y @ own["out"]["k"] + own["out"]["b"][None, None]
+        return jnp.square(x).mean()
+
+    state = {name: value.numpy() for name, value in module.state_dict().items()}
+    weights = [
+        {"k": state[f"{number}.conv.weight"].transpose(2, 1, 0).copy(), "b": state[f"{number}.conv.bias"]}
+        | {"out": {"k": state[f"{number}.out.weight"].T.copy(), "b": state[f"{number}.out.bias"]}}
+        for number in range(2)
+    ]
+    found = gs.compare(
+        capture(module, lambda x: x.square().mean(), x), gs.capture(loss, weights, x.numpy(), origins=False)
+    )
+    assert found.verdict == ("different" if fault else "same"), found.sentence
+    assert not fault or blamed in {*named_first(found)}, found.sentence

@@ -17,7 +17,7 @@ from gradscope.comparison.diagnosis.divergence import first_divergence
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.loss_comparison import is_loss, losses_agree
 from gradscope.comparison.judging.rows import ComparisonRow
-from gradscope.comparison.judging.unmatched import loss_tolerance
+from gradscope.comparison.judging.unpaired.paired_dumps import loss_tolerance
 from gradscope.comparison.pairing.matching import Dumps
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.record import Json

@@ -41,7 +41,7 @@ from gradscope.comparison.diagnosis.refuting.steps_apart import steps_apart
 from gradscope.comparison.diagnosis.refuting.traceless_gradients import traceless_gradients
 from gradscope.comparison.judging.loss_comparison import is_loss
 from gradscope.comparison.judging.rows import ComparisonRow
-from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, is_of_jax
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import NearestKeys, inverted
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, is_gradient, key_of, split_key, subject_family
@@ -134,7 +134,8 @@ def _without_refuted_values(
     traces: dict[str, float] = {}
     for match in reversed(ordered):  # a pair that is borne out bears out what it is computed from
         error = relative_error(rows[match.ref])
-        traces[match.ref] = max(program.trace(key) for program, key in own[match.ref])
+        telling = [each for each in own[match.ref] if math.isfinite(error) or each[0].tells_what_reads(each[1])]
+        traces[match.ref] = max(program.trace(key) for program, key in telling or own[match.ref])
         if match.matched_by == "path":
             by_gradients = [program.gradients.largest(key) for program, key in own[match.ref]]
             traces[match.ref] = max(traces[match.ref], *(each or 0.0 for each in by_gradients))
@@ -231,13 +232,19 @@ class _Program:
         self.differing: set[str] = set()
         errors = {key: relative_error(row) for key, row in rows.items() if key in self._sources}
         self._nearest = NearestKeys(self._sources, self._rows)
-        self._readers = NearestKeys(inverted(self._sources), self._rows)
+        readers = inverted(self._sources)
+        self._read = None if is_of_jax(source) else readers.keys()
+        self._readers = NearestKeys(readers, self._rows)
         self._certain = ErrorsBehind(self._sources, errors, loss)
         self._likely = ErrorsBehind(self._sources, errors, loss)
 
     def trace(self, key: str) -> float:
         """Returns the largest error of what is compared next behind a value, with and without pairs by place."""
         return max(self._certain.largest(key), self._likely.largest(key))
+
+    def tells_what_reads(self, key: str) -> bool:
+        """Returns whether the graph has what reads a value, if anything: PyTorch's ends where no module is called."""
+        return self._read is None or key in self._read
 
     def bear_out(self, key: str, error: float) -> None:
         """Adds the relative error of a value of a pair by place that leaves a trace."""

@@ -4,22 +4,30 @@ Such a pair differs, whatever else is right. One value is a function of the othe
 function inside of a layer, and the other behind it (`functions_between`). Or one has a term that the other program adds
 elsewhere: of the two biases of a gate, one program adds the sum in one layer, and the other each in a layer of its own;
 the terms of a loss, one for each layer, are added up on the way or at the end. A lost term is no such term: what
-reads it sends a gradient back to it in one of the programs alone.
+reads it sends a gradient back to it in one of the programs alone. Or one value is the beginning or end of the other, as
+where a causal convolution pads both sides and cuts off what looks ahead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import permutations
+from operator import le, ne
+from typing import Final
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.refuting.functions_between import function_between, is_applied
+from gradscope.comparison.layout.layouts import Shape
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import ACTIVATION_GRAD, PARAM, key_of, printable, split_key
+
+#: The most axes of a value of which a part is looked for in every order of them.
+_MOST_AXES: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +60,8 @@ def steps_apart(
     """
     if tolerance is None:
         return None
+    if (stages := _of_part(dumps, match, tolerance)) is not None:
+        return StepsApart(applied=True, stages=stages)
     if (found := function_between(dumps, match, tolerance)) is not None:
         return StepsApart(applied=is_applied(dumps, match, found), stages=dict(found.stages(match)))
     if summed and _differ_by_biases(dumps, match, summed, tolerance):
@@ -63,6 +73,42 @@ def steps_apart(
         words = f"`{printable(split_key(term.ref)[1])}` is added elsewhere"
         return StepsApart(applied=True, stages=dict.fromkeys((match.ref, *match.recipe.keys), words), shifted=True)
     return None
+
+
+def _of_part(dumps: Dumps, match: Match, tolerance: float) -> Mapping[str, str] | None:
+    """Returns what two values and their gradients are, of which one is the beginning or end of the other; else None.
+
+    Args:
+        dumps: The dumps of the pair.
+        match: A pair of activations.
+        tolerance: The largest relative error.
+    """
+    one, other = FloatTensors(dumps.ref).tensor(match.ref), FloatTensors(dumps.cand).tensor(match.cand)
+    if len(match.recipe.keys) > 1 or one is None or other is None or one.ndim != other.ndim or one.size == other.size:
+        return None
+    (whole, array), (part, cut) = sorted(((match.ref, one), (match.cand, other)), key=lambda each: -each[1].size)
+    if not any(_is_part(turned, array, tolerance) for turned in _turned(cut, array.shape)):
+        return None
+    words = {
+        part: f"a part of `{printable(split_key(whole)[1])}`",
+        whole: f"`{printable(split_key(part)[1])}` is a part",
+    }
+    return words | {_gradient_of(key): f"its value is {what}" for key, what in words.items()}
+
+
+def _turned(array: Array, shape: Shape) -> Iterator[Array]:
+    """Yields an array in the orders of axes in which it has a shape along all axes but one, and is shorter there."""
+    for axes in permutations(range(array.ndim)) if array.ndim <= _MOST_AXES else ():
+        turned = array.transpose(axes)
+        if turned.size and sum(map(ne, turned.shape, shape)) == 1 and all(map(le, turned.shape, shape)):
+            yield turned
+
+
+def _is_part(part: Array, whole: Array, tolerance: float) -> bool:
+    """Returns whether an array is the beginning or the end of another along the axis along which that is longer."""
+    limit = tolerance * float(np.linalg.norm(part))
+    first, last = tuple(map(slice, part.shape)), tuple(slice(-size, None) for size in part.shape)
+    return any(float(np.linalg.norm(whole[each] - part)) <= limit for each in (first, last)) and limit > 0
 
 
 def _differ_by(dumps: Dumps, match: Match, term: Match, tolerance: float) -> bool:

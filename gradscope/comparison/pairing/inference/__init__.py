@@ -5,6 +5,7 @@
 - `packed_parts`: which tensors are joined in one.
 - `shuffled_blocks`: blocks of several tensors that make up another one in whatever order.
 - `terms_of_sums`: which two tensors add up to another, and in which order its blocks are those of a sum.
+- `zero_terms`: which parameters of zeros are added to others, as their gradients show.
 - `layout_inference`: which pairs may have another layout, and how those decide whose values do not.
 - `layout_use`: whether what reads an activation bears out the layout that its values suggest.
 - `merged_order`: whether positions that are merged into one axis are used in the order that their values suggest.

@@ -13,7 +13,7 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.layout.layouts import relative_error
-from gradscope.comparison.layout.recipes import Concatenate, Recipe, Split, in_order_of_blocks
+from gradscope.comparison.layout.recipes import Concatenate, Recipe, RecipeStep, Reshape, Split, in_order_of_blocks
 from gradscope.comparison.pairing.inference.equal_parts import SAME
 from gradscope.comparison.pairing.inference.shuffled_blocks import reordered
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
@@ -43,8 +43,10 @@ def _matches(dumps: Dumps, shuffled: Shuffled, packed: str, parts: Sequence[str]
     holder, other = (dumps.ref, dumps.cand) if shuffled.of_ref else (dumps.cand, dumps.ref)
     if not all(comparable(holder.entry(packed).dtype, other.entry(part).dtype) for part in parts):
         return
-    arrays = {part: other.array(part) for part in parts}
     array, count = holder.array(packed), len(shuffled.blocks)
+    stored = {part: other.array(part) for part in parts}
+    arrays = {part: _with_heads_merged(each, array.ndim) for part, each in stored.items()}
+    merged, apart = _reshaping([*arrays.values()], [*stored.values()])
     cut = {
         axis: reordered(np.concatenate([arrays[part] for part in parts], axis=axis), shuffled.blocks, axis)
         for axis in reversed(range(array.ndim))
@@ -54,14 +56,29 @@ def _matches(dumps: Dumps, shuffled: Shuffled, packed: str, parts: Sequence[str]
     for axis in (agreeing or [*cut])[:1]:
         matched_by = "fingerprint" if agreeing else "order"
         if shuffled.of_ref:
-            recipe = Recipe(keys=tuple(parts), steps=(Concatenate(axis), *in_order_of_blocks(axis, shuffled.blocks)))
+            recipe = Recipe(
+                keys=tuple(parts), steps=(*merged, Concatenate(axis), *in_order_of_blocks(axis, shuffled.blocks))
+            )
             yield Match(ref=packed, recipe=recipe, matched_by=matched_by)
         else:
             inverse = tuple(np.argsort(shuffled.blocks).tolist())
             sizes = tuple(arrays[part].shape[axis] for part in parts)
             for number, part in enumerate(parts):
-                steps = (*in_order_of_blocks(axis, inverse), Split(axis, sizes))
+                steps = (*in_order_of_blocks(axis, inverse), Split(axis, sizes), *apart)
                 yield Match(ref=part, recipe=Recipe(keys=(packed,), steps=steps, part=number), matched_by=matched_by)
+
+
+def _with_heads_merged(array: Array, rank: int) -> Array:
+    """Returns an output that has an axis more, for the heads, with that merged into the last one."""
+    return array.reshape(*array.shape[:-2], -1) if array.ndim == rank + 1 else array
+
+
+def _reshaping(
+    merged: Sequence[Array], stored: Sequence[Array]
+) -> tuple[tuple[RecipeStep, ...], tuple[RecipeStep, ...]]:
+    """Returns the steps that merge the heads of all parts, and those that set them apart; none where none has any."""
+    one, other = merged[0].shape, stored[0].shape
+    return ((Reshape(one),), (Reshape(other),)) if one != other else ((), ())
 
 
 def _fit(array: Array, arrays: Mapping[str, Array], axis: int) -> bool:

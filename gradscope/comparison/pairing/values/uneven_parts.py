@@ -5,8 +5,9 @@ The parts are found one after the other along an axis, by their values, all as t
 axes. Where a value is wrong, those of another block of the network show what the parts are called.
 
 The parts may also be cut into blocks that are joined in another order (`shuffled_blocks`): a GRU has two gates in one
-kernel and the third in another, and a packed projection has query, key and value of each head side by side. Or the
-tensor has its gates in another order along the other axis, as the kernel of an LSTM for the input and the state.
+kernel and the third in another, and a packed projection has query, key and value of each head side by side. Parts of
+one shape may have an axis for the heads, as in Flax. Or the tensor has its gates in another order along the other axis,
+as the kernel of an LSTM for the input and the state.
 """
 
 from __future__ import annotations
@@ -15,15 +16,23 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
+from itertools import permutations, product
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.default_tolerances import default_tolerance
-from gradscope.comparison.layout.layouts import relative_error
-from gradscope.comparison.layout.recipes import Concatenate, Recipe, RecipeStep, Split, Transpose, in_order_of_blocks
+from gradscope.comparison.layout.layouts import Shape, relative_error
+from gradscope.comparison.layout.recipes import (
+    Concatenate,
+    Recipe,
+    RecipeStep,
+    Reshape,
+    Split,
+    Transpose,
+    in_order_of_blocks,
+)
 from gradscope.comparison.pairing.inference.shuffled_blocks import reordered, shuffled_blocks
 from gradscope.comparison.pairing.matching import Dumps, Match, MatchedBy
 from gradscope.comparison.pairing.values.part_candidates import ShiftedNames, spelt
@@ -41,6 +50,39 @@ _GATES: Final = (2, 3, 4)
 _MOST_PARTS: Final = 128
 
 
+class _Axes(NamedTuple):
+    """_Axes has the order of a part's axes in a packed tensor.
+
+    Attributes:
+        order: The order.
+        apart: The shape in that order of parts that have an axis more, for the heads; () of other parts.
+        shape: The same with that axis merged into the next one.
+    """
+
+    order: tuple[int, ...]
+    apart: Shape = ()
+    shape: Shape = ()
+
+    def of(self, array: Array) -> Array:
+        """Returns a part with its axes in the order of the packed tensor."""
+        ordered = array.transpose(self.order)
+        return ordered.reshape(self.shape) if self.apart else ordered
+
+    def steps(self) -> tuple[RecipeStep, ...]:
+        """Returns the steps that put the axes of a part into order."""
+        return (*_turned(self.order), *((Reshape(self.shape),) if self.apart else ()))
+
+    def inverse(self) -> tuple[RecipeStep, ...]:
+        """Returns the steps that put them back."""
+        back = tuple(np.argsort(self.order).tolist())
+        return (*((Reshape(self.apart),) if self.apart else ()), *_turned(back))
+
+
+def _turned(order: tuple[int, ...]) -> tuple[RecipeStep, ...]:
+    """Returns the step that puts axes into an order; none for the order that they have."""
+    return (Transpose(order),) if order != tuple(range(len(order))) else ()
+
+
 @dataclass(frozen=True, slots=True)
 class _Joined:
     """_Joined stores the parts of a tensor in order along `axis`, and the order of axes that makes a part of each.
@@ -53,24 +95,19 @@ class _Joined:
     parts: tuple[str, ...]
     sizes: tuple[int, ...]
     axis: int
-    order: tuple[int, ...]
+    axes: _Axes
     blocks: tuple[int, ...] = ()
     across: int = 0
     matched_by: MatchedBy = "fingerprint"
 
-    def steps(self, order: tuple[int, ...]) -> tuple[RecipeStep, ...]:
-        """Returns the step that puts axes into an order; none for the order that they have."""
-        return (Transpose(order),) if order != tuple(range(len(order))) else ()
-
     def joining(self) -> tuple[RecipeStep, ...]:
         """Returns the steps that make the tensor of its parts."""
-        return (*self.steps(self.order), Concatenate(self.axis), *in_order_of_blocks(self.across, self.blocks))
+        return (*self.axes.steps(), Concatenate(self.axis), *in_order_of_blocks(self.across, self.blocks))
 
     def parting(self) -> tuple[RecipeStep, ...]:
         """Returns the steps that make the parts of the tensor."""
-        inverse = tuple(np.argsort(self.order).tolist())
         blocks = tuple(np.argsort(self.blocks).tolist())
-        return (*in_order_of_blocks(self.across, blocks), Split(self.axis, self.sizes), *self.steps(inverse))
+        return (*in_order_of_blocks(self.across, blocks), Split(self.axis, self.sizes), *self.axes.inverse())
 
 
 def uneven_parts(dumps: Dumps, ref: Sequence[str], cand: Sequence[str]) -> Iterator[Match]:
@@ -139,10 +176,29 @@ def _by_names(
                 break
 
 
-def _may_be_part(part: Sequence[int], packed: Sequence[int]) -> bool:
+def _may_be_part(part: Shape, packed: Shape) -> bool:
     """Returns whether a shape is that of a part: smaller along one axis, and the same along the others."""
+    if len(part) == len(packed) + 1 <= _MOST_AXES:
+        return any(_may_be_part(axes.shape, packed) for axes in _with_heads(part))
     others = Counter(packed) - Counter(part)
     return len(part) == len(packed) and others.total() == 1 and math.prod(part) < math.prod(packed)
+
+
+def _with_heads(part: Shape) -> Iterator[_Axes]:
+    """Yields the orders of a part's axes with two of them merged."""
+    for order in permutations(range(len(part))):
+        apart = tuple(part[axis] for axis in order)
+        for at in range(len(part) - 1):
+            yield _Axes(order, apart, (*apart[:at], apart[at] * apart[at + 1], *apart[at + 2 :]))
+
+
+def _arrangements(packed: Shape, parts: Iterable[Shape]) -> Iterator[tuple[Shape, _Axes]]:
+    """Yields shapes of parts, () for all of as many axes as a tensor, and the orders that their axes may have in it."""
+    yield from (((), _Axes(order)) for order in permutations(range(len(packed))))
+    for shape in dict.fromkeys(each for each in parts if len(each) > len(packed)):
+        for axes in _with_heads(shape):
+            if sum(one != other for one, other in zip(axes.shape, packed, strict=True)) == 1:
+                yield shape, axes
 
 
 def _joined(holder: DumpSource, key: str, other: DumpSource, singles: Sequence[str]) -> _Joined | None:
@@ -151,13 +207,16 @@ def _joined(holder: DumpSource, key: str, other: DumpSource, singles: Sequence[s
     if bool((packed == packed.flat[0]).all()):
         return None  # the parts of a constant are no evidence
     arrays = {single: other.array(single) for single in singles}
-    for find in (_in_order, _in_other_order, _with_gates_in_other_order):
-        for order in permutations(range(packed.ndim)):
-            ordered = {single: array.transpose(order) for single, array in arrays.items()}
-            for axis in range(packed.ndim):
-                if (found := find(packed, ordered, axis, tolerance)) is not None:
-                    sizes = tuple(ordered[part].shape[axis] for part in found.parts)
-                    return _Joined(key, found.parts, sizes, axis, order, found.blocks, found.across)
+    possible = list(_arrangements(packed.shape, (array.shape for array in arrays.values())))
+    for find, (shape, axes) in product((_in_order, _in_other_order, _with_gates_in_other_order), possible):
+        fitting = (
+            each for each in arrays if (arrays[each].shape == shape if shape else arrays[each].ndim == packed.ndim)
+        )
+        ordered = {single: axes.of(arrays[single]) for single in fitting}
+        for axis in range(packed.ndim) if len(ordered) > 1 else ():
+            if (found := find(packed, ordered, axis, tolerance)) is not None:
+                sizes = tuple(ordered[part].shape[axis] for part in found.parts)
+                return _Joined(key, found.parts, sizes, axis, axes, found.blocks, found.across)
     return None
 
 

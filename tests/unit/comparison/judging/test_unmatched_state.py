@@ -1,4 +1,4 @@
-"""Keys, counts and masks that only a port keeps as state do not count where the losses agree; statistics do."""
+"""State that only a port keeps does not count where all else agrees; state of both that is not the same does."""
 
 from __future__ import annotations
 
@@ -39,9 +39,49 @@ def test_keys_counts_and_masks_of_a_port_do_not_count(value: Any, reason: str) -
         assert [row.why for row in found.rows if row.family == "state"] == [reason]
 
 
-def test_statistics_count_and_so_does_all_state_under_equal_names_or_where_the_losses_differ() -> None:
+STATISTICS = {"mean": np.zeros(3, np.float32), "var": np.ones(3, np.float32)}
+
+
+def _training(name: str, state: Any, *, updating: bool = True, slope: float = 1.0) -> Dump:
+    """A step that returns new statistics, of all that it has."""
+
+    def loss(variables: Any, batch: Any) -> Any:
+        with jax.named_scope(name):
+            y = batch @ variables["params"][name]["kernel"]
+        new = jax.tree.map(lambda old: 0.9 * old + 0.1, variables["stats"])
+        return (slope * y**2).mean(), {"stats": new} if updating else {}
+
+    return gs.capture(loss, {"params": {name: {"kernel": KERNEL}}, "stats": state}, X, origins=False)
+
+
+def test_running_statistics_that_only_one_program_keeps_are_told_beside_the_verdict() -> None:
+    one, other = _training("fc", {"norm": STATISTICS}), _training("dense", {})
+    for found, sides in (
+        (gs.compare(one, other), ("reference", "candidate")),
+        (gs.compare(other, one), ("candidate", "reference")),
+    ):
+        assert found.verdict == "same", found.sentence
+        told = "the {} updates 2 running statistics that the {} does not have, `stats/norm/mean`, `stats/norm/var`"
+        assert told.format(*sides) in found.sentence
+
+
+def test_constants_that_only_one_program_keeps_as_state_are_told_beside_the_verdict() -> None:
+    found = gs.compare(_dump("fc", {}), _dump("dense", {"table": np.ones(3, np.float32)}))
+    assert found.verdict == "same", found.sentence
+    assert "the candidate keeps 1 state tensor that the reference does not have, `extra/table`" in found.sentence
+
+
+def test_state_counts_that_both_programs_keep_and_that_is_not_the_same() -> None:
     one, count = _dump("fc", {}), {"count": np.array(2, np.int32)}
-    assert gs.compare(one, _dump("dense", {"mean": np.ones(3, np.float32)})).verdict == "different"
     assert gs.compare(one, _dump("fc", count)).verdict == "different"
     rows = gs.compare(one, _dump("dense", count, factor=2.0)).rows
     assert [row.counts for row in rows if row.family == "state"] == [True]
+    both = _training("fc", {"norm1": STATISTICS, "norm2": STATISTICS})
+    for other in (
+        _training("dense", {"a": STATISTICS}),  # those of one layer
+        _training("dense", {"a": STATISTICS, "b": STATISTICS}, updating=False),
+        _training("dense", {"a": {"m": np.full(3, 7, np.float32), "v": np.full(3, 9, np.float32)}}),  # other values
+        _training("dense", {}, slope=1.1),
+    ):
+        assert gs.compare(both, other).verdict == "different"
+        assert gs.compare(other, both).verdict == "different"

@@ -1,0 +1,178 @@
+"""`PairedDump` stores a dump and what its pairing with the other says of its tensors."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+
+from gradscope.comparison.default_tolerances import default_tolerance
+from gradscope.comparison.judging.loss_comparison import losses_agree
+from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.comparison.pairing.normal_forms import NamesWithin
+from gradscope.comparison.pairing.values.equality import absent_keys
+from gradscope.comparison.precision import coarser, dtype_class
+from gradscope.dump.interfaces import DumpSource
+from gradscope.dump.manifest.layer_graph import sources_of
+from gradscope.naming import ACTIVATION, AUX, PARAM, PARAM_GRAD, STATE, is_gradient, key_of, split_key
+
+
+def paired_dumps(dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRow]) -> tuple[PairedDump, PairedDump]:
+    """Returns both dumps with what their pairing says of them.
+
+    Args:
+        dumps: The dumps.
+        pairing: Their pairing.
+        rows: The rows of the pairs, by the reference's keys.
+    """
+    in_ref: dict[str, bool] = {}
+    in_cand: dict[str, bool] = {}
+    for match in pairing.matched:
+        same = rows[match.ref].status == "same"
+        for found, source, keys in ((in_ref, dumps.ref, (match.ref,)), (in_cand, dumps.cand, match.recipe.keys)):
+            for key in map(source.resolve, keys):
+                found[key] = found.get(key, True) and same
+    loop_outputs = {match.ref: match for match in pairing.matched if match.matched_by == "iterations"}
+    dtypes = [_coarsest(source) for source in (dumps.ref, dumps.cand)]
+    facts = PairingFacts(
+        ported=any(map(_is_ported, pairing.matched)) or dtypes[0] != dtypes[1],
+        all_agree=any(row.compared for row in rows.values()) and all(row.status == "same" for row in rows.values()),
+        losses_agree=_losses_agree(dumps),
+        gradients_agree=_gradients_agree(rows.values()),
+    )
+    return (
+        PairedDump(dumps.ref, in_ref, loop_outputs, facts),
+        PairedDump(dumps.cand, in_cand, {match.ref: match for match in pairing.inverse}, facts),
+    )
+
+
+def _is_ported(match: Match) -> bool:
+    """Returns whether a pair has another name or layout in the candidate, which the user did not state."""
+    return match.matched_by in ("path", "order", "fingerprint") or (
+        match.matched_by == "name" and not match.recipe.as_stored
+    )
+
+
+def _coarsest(source: DumpSource) -> str:
+    """Returns the coarsest floating-point dtype of a dump's activations."""
+    dtypes = dict.fromkeys(entry.dtype for entry in source.manifest.entries if entry.family == ACTIVATION)
+    return reduce(coarser, (dtype for dtype in dtypes if dtype_class(dtype) == "float"), "float64")
+
+
+def _losses_agree(dumps: Dumps) -> bool:
+    one, other = dumps.ref.manifest.loss, dumps.cand.manifest.loss
+    return one is not None and other is not None and losses_agree(one, other, loss_tolerance(dumps))
+
+
+def loss_tolerance(dumps: Dumps) -> float:
+    """Returns the default tolerance on the relative error of the loss, by the coarsest dtype of activations.
+
+    Args:
+        dumps: The dumps.
+    """
+    dtype = reduce(coarser, (_coarsest(source) for source in (dumps.ref, dumps.cand)))
+    return default_tolerance(ACTIVATION, dtype, dtype, reduced=False)
+
+
+def _gradients_agree(rows: Iterable[ComparisonRow]) -> bool:
+    """Returns whether gradients are compared, and all of them agree."""
+    gradients = [row.status for row in rows if is_gradient(row.family)]
+    return bool(gradients) and all(status == "same" for status in gradients)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairingFacts:
+    """PairingFacts stores whether one program is a port or a cast of the other, and what of both agrees.
+
+    Attributes:
+        ported: Whether one program is a port or a cast of the other.
+        all_agree: Whether something is compared, and all of it agrees.
+        losses_agree: Whether both losses are known, and agree.
+        gradients_agree: Whether gradients are compared, and all of them agree.
+    """
+
+    ported: bool
+    all_agree: bool
+    losses_agree: bool
+    gradients_agree: bool
+
+
+@dataclass(frozen=True)
+class PairedDump:
+    """PairedDump stores a dump, whether each of its owners that are compared agrees, and its loop outputs' matches."""
+
+    source: DumpSource
+    compared: Mapping[str, bool]
+    loop_outputs: Mapping[str, Match]
+    facts: PairingFacts
+
+    @cached_property
+    def computed_from(self) -> Mapping[str, Iterable[str]]:
+        """The keys that are computed from each key."""
+        found: defaultdict[str, list[str]] = defaultdict(list)
+        for key, sources in sources_of(self.source.manifest.layers).items():
+            for source in sources:
+                found[source].append(key)
+        return found
+
+    @cached_property
+    def values_of_state(self) -> frozenset[str]:
+        """The keys of state of floating-point numbers, and of such parameters that the loss has no gradient of."""
+        absent = absent_keys(self.source)
+        return frozenset(
+            key_of(entry.family, entry.name)
+            for entry in self.source.manifest.entries
+            if dtype_class(entry.dtype) in ("float", "complex")
+            and (entry.family == STATE or (entry.family == PARAM and key_of(PARAM_GRAD, entry.name) in absent))
+        )
+
+    @cached_property
+    def state_families(self) -> Mapping[str, Sequence[str]]:
+        """The families that state of floating-point numbers is in, by its name."""
+        found: defaultdict[str, list[str]] = defaultdict(list)
+        for family, name in map(split_key, self.values_of_state):
+            found[name].append(family)
+        return found
+
+    @cached_property
+    def state_names(self) -> NamesWithin:
+        """The names of state of floating-point numbers."""
+        return NamesWithin(sorted(self.state_families))
+
+    @cached_property
+    def output_names(self) -> NamesWithin:
+        """The names of what the program returns beside the loss."""
+        return NamesWithin(dict.fromkeys(entry.name for entry in self.source.manifest.entries if entry.family == AUX))
+
+    @cached_property
+    def known(self) -> frozenset[str]:
+        """All keys of the dump, and those of the program that it lacks."""
+        manifest = self.source.manifest
+        return frozenset((
+            *self.source.keys(), *(key_of(line.family, line.name) for line in manifest.ledger.missing),
+            *(key_of(ACTIVATION, name) for layer in manifest.layers for name in layer.outputs),
+        ))  # fmt: skip
+
+    def lies_between(self, owner: str) -> bool:
+        """Returns whether what is computed from a tensor in its direction is compared, and all of it agrees.
+
+        The last values are compared by the loss that is computed from them.
+
+        Args:
+            owner: The key of the tensor, which is no alias.
+        """
+        backward = is_gradient(split_key(owner)[0])
+        reached: list[bool] = []
+        seen, pending = {owner}, [owner]
+        while pending:
+            for key in self.computed_from.get(pending.pop(), ()):
+                if key in seen or is_gradient(split_key(key)[0]) is not backward:
+                    continue
+                seen.add(key)
+                if key in self.compared:
+                    reached.append(self.compared[key])
+                else:
+                    pending.append(key)
+        return all(reached) if reached else backward or self.facts.losses_agree

@@ -1,0 +1,155 @@
+"""`unmatched` lists the tensors without a counterpart, and why some need none.
+
+A tensor needs no counterpart where its values are compared under another name, where neither dump has values, or where
+it is a step in between: everything that is computed from it is compared, and agrees. Two programs can have different
+modules, and a layer of one that is no layer of the other makes no difference then. That holds for ports, which have
+other names or layouts, and between precisions, where casts are layers of one side; otherwise a missing layer was lost.
+Against a capture from PyTorch neither does what such a capture never holds, or what PyTorch keeps beside the program:
+outputs beside the loss, inputs of the loss alone, and counts of the batches seen. Nor does state of a port that the
+other program keeps none of (`unmatched_state`), nor a second name of a parameter. A file without a manifest, such as
+one that `numpy.savez` wrote, needs the first two no more than that: it has no loss, so the gradients speak for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gradscope.comparison.judging.judge import Unmatched
+from gradscope.comparison.judging.loss_comparison import is_loss
+from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.judging.unpaired.paired_dumps import PairedDump, paired_dumps
+from gradscope.comparison.judging.unpaired.unmatched_state import why_of_state
+from gradscope.comparison.pairing.inference.zero_terms import zero_terms
+from gradscope.comparison.pairing.matching import Dumps, Pairing, is_of_jax
+from gradscope.comparison.pairing.values.sums import sums
+from gradscope.comparison.precision import dtype_class
+from gradscope.naming import (
+    ACTIVATION,
+    ACTIVATION_GRAD,
+    AUX,
+    INPUT,
+    INPUT_GRAD,
+    PARAM,
+    PARAM_GRAD,
+    STATE,
+    gradient_family,
+    is_gradient,
+    key_of,
+    split_key,
+    subject_family,
+)
+
+
+def unmatched(
+    dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRow], stages: Mapping[str, str]
+) -> tuple[list[Unmatched], list[Unmatched]]:
+    """Returns the tensors that only the reference has, and those that only the candidate has.
+
+    Args:
+        dumps: The dumps.
+        pairing: Their pairing.
+        rows: The rows of the pairs, by the reference's keys.
+        stages: Why tensors of one program that the other computes, too, have no counterpart, by their keys.
+    """
+    ref, cand = paired_dumps(dumps, pairing, rows)
+    summed = {**zero_terms(dumps, pairing), **sums(dumps, pairing), **stages}
+    missing = [
+        Unmatched(ref.source.entry(key), "missing", summed.get(key) or _why_redundant(key, ref, cand))
+        for key in pairing.only_ref
+    ]
+    extra = [
+        Unmatched(cand.source.entry(key), "extra", summed.get(key) or _why_redundant(key, cand, ref))
+        for key in pairing.only_cand
+    ]
+    return missing, extra
+
+
+def _why_redundant(key: str, own: PairedDump, other: PairedDump) -> str:
+    """Returns why a tensor needs no counterpart; "" where it does."""
+    owner = own.source.resolve(key)
+    if reason := own.source.entry(owner).absent:
+        return f"only listed, without a tensor ({reason})"
+    if reason := _why_of_one_framework(owner, own, other) or _why_of_bare_file(owner, own, other):
+        return reason
+    if reason := why_of_state(owner, own, other) or _why_of_second_name(key, owner, own, other):
+        return reason
+    # A file without layers has one name for a tensor, not one for every layer that returns it unchanged.
+    if owner != key and owner in own.compared and not other.source.manifest.layers:
+        return f"the same tensor as {owner}, which is compared"
+    # A loop output that is also used inside the loop, such as a stacked carry, receives a part of the gradient only.
+    totals = _total_gradients(key, own)
+    known = frozenset(other.source.keys()) if totals else frozenset[str]()
+    if totals and all(each in known and other.source.resolve(each) in other.compared for each in totals):
+        return f"a part of what arrives at {', '.join(totals)}, which is compared"
+    return _why_between(key, owner, own, other)
+
+
+def _why_of_one_framework(owner: str, own: PairedDump, other: PairedDump) -> str:
+    """Returns why a capture of the other framework has no such tensor; "" where it has, or is none."""
+    entry = own.source.entry(owner)
+    if not other.source.manifest.layers or is_of_jax(own.source) is is_of_jax(other.source):
+        return ""
+    if not is_of_jax(own.source):
+        integer = dtype_class(entry.dtype) == "integer"
+        # The other program may slice tokens and labels out of one array.
+        if entry.family == INPUT and integer and own.facts.losses_agree and own.lies_between(owner):
+            return "integers of another shape in the other program's batch, and what is computed from them agrees"
+        return "a count that only PyTorch keeps" if entry.family == STATE and not entry.shape and integer else ""
+    if entry.family == AUX:
+        return "captures of PyTorch hold no outputs beside the loss"
+    start = key_of(subject_family(entry.family) or entry.family, entry.name)
+    if entry.family in (INPUT, INPUT_GRAD) and own.facts.losses_agree and own.lies_between(start):
+        return "captures of PyTorch hold no inputs of the loss alone, and the losses agree"
+    return ""
+
+
+def _why_of_bare_file(owner: str, own: PairedDump, other: PairedDump) -> str:
+    """Returns why a file without a manifest needs no such tensor; "" where it does, or has one."""
+    manifest = other.source.manifest
+    if manifest.layers or manifest.loss is not None or not own.source.manifest.layers:
+        return ""
+    entry = own.source.entry(owner)
+    if entry.family == AUX and not any(each.family == AUX for each in manifest.entries):
+        return "the other file has no manifest, and no outputs beside the loss"
+    start = key_of(subject_family(entry.family) or entry.family, entry.name)
+    if entry.family in (INPUT, INPUT_GRAD) and own.facts.gradients_agree and start not in own.computed_from:
+        return "only the loss reads it, and the gradients agree"
+    return ""
+
+
+def _why_of_second_name(key: str, owner: str, own: PairedDump, other: PairedDump) -> str:
+    """Returns why the second name of a parameter needs no counterpart in a port; "" where it does, or is none.
+
+    A module of PyTorch that shares a parameter has a name of its own for it, and the other program may have one.
+    """
+    shared = owner != key and split_key(key)[0] in (PARAM, PARAM_GRAD) and owner in own.compared
+    if not shared or not own.facts.ported or key in other.known:
+        return ""
+    return f"the same tensor as {owner}, which is compared"
+
+
+def _why_between(key: str, owner: str, own: PairedDump, other: PairedDump) -> str:
+    """Returns why a step that only one program has needs no counterpart; "" where it does.
+
+    A name that the other program has, too, is missing from its dump for another reason, and counts.
+    """
+    family, name = split_key(key)
+    if family not in (ACTIVATION, ACTIVATION_GRAD) or not (own.source.manifest.layers and other.source.manifest.layers):
+        return ""
+    if not own.facts.ported or key in other.known or key_of(ACTIVATION, name) in other.known:
+        return ""
+    if owner in own.compared:
+        return f"the same tensor as {owner}, which is compared" if own.compared[owner] else ""
+    start = key_of(ACTIVATION, split_key(owner)[1]) if is_gradient(family) else owner
+    if is_gradient(family) and other.source.manifest.loss is not None and is_loss(own.source, start):
+        return "the gradient of the loss is one on either side"
+    # A gradient is a step in between where its value is, and what is computed from the gradient agrees.
+    return "a step between tensors that agree" if own.lies_between(start) and own.lies_between(owner) else ""
+
+
+def _total_gradients(key: str, own: PairedDump) -> list[str]:
+    """Returns the other dump's keys of the total gradients of which the gradient `key` of a loop output is a part."""
+    family, name = split_key(key)
+    value = own.loop_outputs.get(key_of(ACTIVATION, name)) if family == ACTIVATION_GRAD else None
+    iterations = [] if value is None else map(split_key, value.recipe.keys)
+    return [key_of(gradient, name) for family, name in iterations if (gradient := gradient_family(family)) is not None]

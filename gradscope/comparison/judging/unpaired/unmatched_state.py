@@ -1,0 +1,85 @@
+"""`why_of_state` says why state that only one program keeps needs no counterpart in a port.
+
+A library may keep keys and counts of random streams, positions and masks as state, and another make them anew. A
+program that trains may update running statistics that nothing reads before evaluation, and a port leave them out; or a
+table be a buffer of one program and a constant of the other. Where everything else agrees, such state is no difference
+in what is computed: it is told beside the verdict.
+
+Why it is told and does not count (2026-11): who ports a network asks whether the port computes the same, and a capture
+from PyTorch always has the buffers of its batch norms. State counts where both programs keep some and it is not the
+same: statistics of some layers only, statistics that are not updated, tables of other values.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Final
+
+from gradscope.comparison.judging.unpaired.paired_dumps import PairedDump
+from gradscope.comparison.pairing.matching import is_of_jax
+from gradscope.comparison.precision import dtype_class
+from gradscope.naming import ACTIVATION, AUX, STATE, key_of, split_key
+
+#: Why running statistics do not count that one program keeps and the other does not.
+STATISTICS: Final = "running statistics that only one of the programs updates, and all else agrees"
+
+#: Why other state does not count that one program keeps and the other does not.
+CONSTANTS: Final = "state that only one of the programs keeps, and all else agrees"
+
+#: The buffer that the modules of PyTorch have beside the running statistics which they update.
+_COUNT: Final = "num_batches_tracked"
+
+
+def why_of_state(owner: str, own: PairedDump, other: PairedDump) -> str:
+    """Returns why state, or an output that updates it, needs no counterpart in a port; "" where it does, or is none.
+
+    Args:
+        owner: The key of a tensor without a counterpart, which is no alias.
+        own: The dump that has it.
+        other: The dump that lacks it.
+    """
+    if not (own.facts.ported and own.facts.losses_agree):
+        return ""
+    family, name = split_key(owner)
+    if family == AUX:
+        updated = [key_of(each, found) for found in own.state_names.of(name) for each in own.state_families[found]]
+        return next((why for key in updated if (why := _why_of_values(key, own, other)) == STATISTICS), "")
+    kind = dtype_class(own.source.entry(owner).dtype)
+    if family == STATE and kind not in ("float", "complex"):
+        what = {"integer": "integers", "boolean": "a mask"}.get(kind, "a random key")
+        return f"{what} that only one of the programs keeps, and the losses agree"
+    if family == STATE and _is_read_and_agrees(name, own):
+        return "its layer, which reads it in evaluation, agrees"
+    return _why_of_values(owner, own, other) if owner in own.values_of_state else ""
+
+
+def _why_of_values(key: str, own: PairedDump, other: PairedDump) -> str:
+    """Returns why state of numbers that the other program does not keep needs no counterpart; "" where it does."""
+    size = prod(own.source.entry(key).shape)
+    alone = [each for each in other.values_of_state if each not in other.compared]
+    if not own.facts.all_agree or key in own.compared or any(prod(other.source.entry(e).shape) == size for e in alone):
+        return ""
+    if not _is_updated(key, own):
+        return CONSTANTS if split_key(key)[0] == STATE else ""
+    kept = (each in own.compared and _is_updated(each, own) for each in own.values_of_state)
+    return "" if any(kept) or any(_is_updated(each, other) for each in alone) else STATISTICS
+
+
+def _is_updated(key: str, own: PairedDump) -> bool:
+    """Returns whether a program updates state in the step: an output has its name, or a module of PyTorch does so."""
+    family, name = split_key(key)
+    manifest = own.source.manifest
+    if is_of_jax(own.source):
+        return bool(own.output_names.of(name))
+    counted = key_of(family, f"{name.rpartition('/')[0]}/{_COUNT}") in own.known
+    return counted and manifest.provenance.get("training") is not False
+
+
+def _is_read_and_agrees(name: str, own: PairedDump) -> bool:
+    """Returns whether the layer whose state something is was run in evaluation, and all of its outputs agree."""
+    manifest, path = own.source.manifest, name.rpartition("/")[0]
+    if is_of_jax(own.source) or manifest.provenance.get("training") is not False:
+        return False
+    outputs = [key_of(ACTIVATION, each) for layer in manifest.layers if layer.path == path for each in layer.outputs]
+    known = frozenset(own.source.keys())
+    return bool(outputs) and all(each in known and own.compared.get(own.source.resolve(each)) for each in outputs)
