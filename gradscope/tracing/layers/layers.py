@@ -221,7 +221,8 @@ def _use(frame: Frame, runs: list[tuple[LayerCall, ...]], number: int, atom: Ato
 
 def _mark_elementwise(frame: Frame, runs: list[tuple[LayerCall, ...]], origins: ParameterOrigins) -> None:
     """Records the parameters that signals are multiplied by, or added to, element by element, and not as a matrix."""
-    summed = {equation.invars[0] for equation in frame.jaxpr.eqns if equation.primitive.name == "reduce_sum"}
+    sums = (equation.invars[0] for equation in frame.jaxpr.eqns if equation.primitive.name == "reduce_sum")
+    summed = {atom for atom in sums if not is_literal(atom)}
     for number, equation in enumerate(frame.jaxpr.eqns):
         # A function may have a product inside.
         is_product = equation.primitive.name in MATRIX_PRODUCTS or number in frame.children
