@@ -65,6 +65,11 @@ class LayerCall:
         return self.parent if self.operation else self
 
     @property
+    def depth(self) -> int:
+        """The number of layers around it."""
+        return 0 if self.parent is None else self.parent.depth + 1
+
+    @property
     def source(self) -> str | None:
         """The `file:line` of the first equation that has one."""
         sources = (source_in(self.frame, self.frame.jaxpr.eqns[number]) for number in self.equations)
