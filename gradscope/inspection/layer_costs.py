@@ -124,7 +124,7 @@ class _Walk:
 
 
 def _outermost_first(layers: tuple[LayerCall, ...]) -> list[LayerCall]:
-    return sorted(layers, key=lambda layer: len(layer.path.components))
+    return sorted(layers, key=lambda layer: layer.depth)
 
 
 def _active(trace: Trace) -> Mapping[FrameVariable, None]:

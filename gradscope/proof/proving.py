@@ -233,7 +233,7 @@ def _made_through(trace: Trace, allowed: Sequence[str]) -> dict[int, str]:
 
 def _sources(trace: Trace) -> dict[str, str]:
     """Returns the source of the innermost layer that uses each parameter, by the parameter's name."""
-    users = sorted(trace.layers, key=lambda layer: len(layer.path.components), reverse=True)
+    users = sorted(trace.layers, key=lambda layer: layer.depth, reverse=True)
     found: dict[str, str] = {}
     for layer in users:
         for name in layer.params:

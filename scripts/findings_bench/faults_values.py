@@ -191,7 +191,7 @@ FAULTS = (
            lambda: _chain(_biased(nets.chain(4), "dense1", jnp.where(jnp.arange(32) < 29, -20.0, 0.0)))),
     _fault("dead-conv", "the bias of conv1 is -20", "dead", "conv1|act1",
            lambda: Run(nets.convnet_loss, _biased(nets.convnet(3), "conv1", -20.0), nets.images())),
-    _fault("dead-linen", "the bias of Dense_1 is -20, and the ReLU has no name", "dead", "Net/Dense_1", _linen_dead),
+    _fault("dead-linen", "the bias of Dense_1 is -20, and the ReLU has no name", "dead", "Dense_1", _linen_dead),
     _fault("rate-sgd-relu", "20 steps of SGD with rate 30, positive inputs", "dead", _INNER,
            lambda: _after(30.0, nets.chain(3), jax.nn.relu, batch=_positive())),
     _fault("rate-adam-relu", "20 steps of Adam with rate 3", "dead|exploding", f"{_INNER}|head|loss",

@@ -204,9 +204,9 @@ _ANY = r"(?:dense|act|conv|block|relu)\d+"
 FAULTS = (
     _fault("h-nnx-dead", "NNX: the biases of `second` are -50", "dead", "second|.*second", _nnx_dead),
     _fault("h-keras-sigmoids", "Keras: 9 dense layers with sigmoids", "vanishing", r".*layer[0-3]", _keras_sigmoids),
-    _fault("h-linen-sigmoids", "Linen: 12 dense layers with unnamed sigmoids", "vanishing", r"Net/Dense_[0-4]",
+    _fault("h-linen-sigmoids", "Linen: 12 dense layers with unnamed sigmoids", "vanishing", r"Dense_[0-4]",
            lambda: _linen(12, jax.nn.sigmoid)),
-    _fault("h-linen-init", "Linen: Dense_2's kernel has deviation 5", "init", "Net/Dense_2",
+    _fault("h-linen-init", "Linen: Dense_2's kernel has deviation 5", "init", "Dense_2",
            lambda: _linen(5, jax.nn.relu, jax.nn.initializers.normal(5.0), 2)),
     _fault("h-linen-constant", "Linen: Dense_1's kernel is 0.05 throughout", "init", "(?:Net/)?Dense_1",
            lambda: _linen(3, jax.nn.gelu, _constant(0.05), 1)),

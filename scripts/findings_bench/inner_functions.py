@@ -305,7 +305,7 @@ FAULTS = (
     _fault("scanned-attention", "scores are not scaled in the blocks of a scan", r"block(?:\[\d\])?",
            lambda: Run(_scanned(_unscaled), _blocks(), nets.tokens())),
     _fault("linen-attention", "scores are multiplied by 10 in an attention function of Linen",
-           r"Net/MultiHeadDotProductAttention_\d", _linen_unscaled),
+           r"MultiHeadDotProductAttention_\d", _linen_unscaled),
     _fault("unscoped-gate", "the bias of a gate is 30, and its sigmoid has no scope", "gate",
            lambda: Run(_highway, {**(p := {**nets.chain(2), "gate": nets.layer(50, (32, 32))}),
                                   "gate": {**p["gate"], "bias": jnp.full(32, 30.0)}}, nets.points())),

@@ -62,7 +62,7 @@ class LayerTree:
         """Returns every selected layer in execution order, composites before their parts."""
         shown = (call for call in self._trace.layers if self._spec.operations or not call.operation)
         calls = [(call, iteration) for call in shown for iteration in iterations(call.frame.loops)]
-        calls.sort(key=lambda at: (self._rank(*at), len(at[0].path.components)))
+        calls.sort(key=lambda at: (self._rank(*at), at[0].depth))
         self._computed_from = NamedSources(self._frames, self._keys)
         return tuple(self._layer(call, iteration) for call, iteration in calls if not call.frame.opaque)
 

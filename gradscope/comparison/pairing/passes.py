@@ -54,6 +54,7 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
     from gradscope.comparison.pairing.matching import by_order  # noqa: PLC0415
     from gradscope.comparison.pairing.structure.by_structure import by_structure  # noqa: PLC0415
     from gradscope.comparison.pairing.structure.joined_values import by_joined_values  # noqa: PLC0415
+    from gradscope.comparison.pairing.structure.left_out_roots import by_root  # noqa: PLC0415
     from gradscope.comparison.pairing.structure.packed_layers import by_packed_layers  # noqa: PLC0415
     from gradscope.comparison.pairing.structure.shuffled_layers import by_shuffled_layers  # noqa: PLC0415
     from gradscope.comparison.pairing.values.by_parts import by_parts  # noqa: PLC0415
@@ -66,6 +67,7 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
     )
 
     yield from (
+        by_root,
         by_path,
         by_order,
         by_fingerprint,

@@ -198,7 +198,7 @@ def _connected(layers: Sequence[Layer]) -> list[Layer]:
     last_inside: dict[str, tuple[str, ...]] = {}
     found: list[Layer] = []
     for layer in layers:
-        around = _around(layer, by_path)
+        around = layers_around(layer, by_path)
         if layer.outputs:
             last_inside |= {
                 each.path: layer.outputs for each in around if each.primitive in _LOOPS and not each.sources
@@ -208,7 +208,7 @@ def _connected(layers: Sequence[Layer]) -> list[Layer]:
     return [*found, *(replace(by_path[path], inputs=outputs) for path, outputs in last_inside.items())]
 
 
-def _around(layer: Layer, by_path: Mapping[str, Layer]) -> list[Layer]:
+def layers_around(layer: Layer, by_path: Mapping[str, Layer]) -> list[Layer]:
     """Returns the layers around a layer, the innermost first."""
     found: list[Layer] = []
     # The manifest of an untrusted file can have cycles of parents.

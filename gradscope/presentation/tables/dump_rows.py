@@ -171,6 +171,9 @@ class _Facts:
         keyed = ((naming.key_of(entry.family, entry.name), entry) for entry in manifest.entries if self._aliased)
         self._by_key = {key: entry for key, entry in keyed if key in self._aliased}
         self._layers = {layer.path: layer for layer in manifest.layers}
+        self._depths: dict[str, int] = {}
+        for layer in manifest.layers:  # each is behind the one around it
+            self._depths[layer.path] = 1 + self._depths.get(layer.parent or "", -1)
         self._gains = layer_gains(manifest.layers)
         self._ratios = gradient_ratios(manifest)
         self.has_aliases = bool(self._aliased)
@@ -199,7 +202,9 @@ class _Facts:
         layer = self._layer(entry) if self._layers else None
         # A composite layer computes its output last, but people read it first.
         index = site.index if layer is None else layer.index
-        return (rank, index, entry.name.count("/"), site.index, position, is_gradient, own)
+        # A layer in a root need not have its name.
+        depth = max(entry.name.count("/"), 0 if layer is None else self._depths[layer.path])
+        return (rank, index, depth, site.index, position, is_gradient, own)
 
     def _layer(self, entry: Entry) -> Layer | None:
         """Returns the layer from which an activation has its name, with or without the index of one of its outputs."""

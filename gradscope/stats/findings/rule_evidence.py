@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
 from gradscope import naming
 from gradscope.dump.manifest.entries.packed_statistics import numbers_of
+from gradscope.dump.manifest.layer_graph import layers_around
 from gradscope.dump.manifest.manifest import Cause, Entry, Layer, Manifest
 from gradscope.dump.manifest.zero_reasons import places_in
 from gradscope.naming import IterationIndex
@@ -179,6 +180,11 @@ class RuleEvidence:
     def layers(self) -> Mapping[str, Layer]:
         """The layers by path."""
         return {layer.path: layer for layer in self.manifest.layers}
+
+    def with_those_around(self, path: str | None) -> Iterator[Layer]:
+        """Yields the layer at a path and those around it, the innermost first."""
+        if path is not None and (layer := self.layers.get(path)) is not None:
+            yield from (layer, *layers_around(layer, self.layers))
 
     def layer_of(self, entry: Entry) -> Layer | None:
         """Returns the layer that outputs a value; None where there is none."""

@@ -2,7 +2,7 @@
 
 A user's own `lax.scan` is under a scope that the user chose, and its iterations are that scope's: `blocks[3]/attn`.
 The scan of Flax's `nn.scan(Block)(name="layers")` is in the module that owns `layers`, but its body is one call of
-`layers`. Its iterations are `Net/layers[3]/attn`, as those of the same blocks unrolled, not `Net[3]/layers/attn`.
+`layers`. Its iterations are `layers[3]/attn`, as those of the same blocks unrolled, and not those of `Net`.
 
 Sharp edge: the body of a lift may do more than call one module, as that of `nnx.scan` of a user's function may. The
 iterations of such a lift are those of the scope around it, like those of any other loop.

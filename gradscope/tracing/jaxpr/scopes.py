@@ -55,6 +55,12 @@ class ScopePath:
         last = self.components[-1]
         return ScopePath(components=(*self.components[:-1], replace(last, loops=last.loops + 1)))
 
+    def without_outermost(self, scopes: int) -> ScopePath:
+        """Returns the path without some outermost scopes, whose iterations are those of the next one: `attn[0]`."""
+        outermost, (first, *rest) = self.components[:scopes], self.components[scopes:]
+        loops = sum(component.loops for component in outermost)
+        return replace(self, components=(replace(first, loops=loops + first.loops), *rest))
+
     def occurring(self, occurrence: int) -> ScopePath:
         """Returns the path for the `occurrence`-th entry into the same scopes."""
         return replace(self, occurrence=occurrence)

@@ -2,7 +2,8 @@
 
 1. `fallback_scopes` returns the scopes of equations, which it infers in a model that has none.
 2. `layers` finds the layers. A *layer* is a maximal run of equations under one entry into one scope.
-3. `parameter_views` finds the values that are parameters, converted or sliced.
-4. `sites` finds the sites. A *site* is a value that a layer returns or reads, and that can therefore be observed.
-5. `uses` finds the uses. A *use* is one operand at which an operation reads a value.
+3. `root_names` finds the roots whose names are left out of those of the layers inside them.
+4. `parameter_views` finds the values that are parameters, converted or sliced.
+5. `sites` finds the sites. A *site* is a value that a layer returns or reads, and that can therefore be observed.
+6. `uses` finds the uses. A *use* is one operand at which an operation reads a value.
 """

@@ -23,6 +23,7 @@ from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, is_dropped, is_lit
 from gradscope.tracing.jaxpr.scopes import ScopePath
 from gradscope.tracing.layers.fallback_scopes import OperationScope, Scoping, scoping_of, with_operations
 from gradscope.tracing.layers.parameter_views import ParameterOrigins
+from gradscope.tracing.layers.root_names import roots_left_out, scopes_of_root
 
 _ELEMENTWISE: Final = MULTIPLICATIONS | ADDITIONS
 
@@ -41,6 +42,7 @@ class LayerCall:
         parent: The layer around it in the same frame or a frame further out; None at the top.
         equations: Numbers of its equations in the frame.
         params: Names of the parameters it uses, in order of use.
+        reads: Names of these, and of those that another layer converts for it.
         elementwise: Of those that a signal is multiplied by or added to element by element, or a product of matrices
             reads: whether only the former.
         inputs: Values it uses that are made outside it, parameters excepted, in order of use.
@@ -55,6 +57,7 @@ class LayerCall:
     parent: LayerCall | None = None
     equations: list[int] = field(default_factory=list[int])
     params: dict[str, None] = field(default_factory=dict[str, None])
+    reads: set[str] = field(default_factory=set[str])
     elementwise: dict[str, bool] = field(default_factory=dict[str, bool])
     inputs: dict[ValueKey, None] = field(default_factory=dict[ValueKey, None])
     outputs: dict[ValueKey, None] = field(default_factory=dict[ValueKey, None])
@@ -63,6 +66,11 @@ class LayerCall:
     def innermost_layer(self) -> LayerCall | None:
         """The layer itself; for an operation, the layer that it is in; None outside all layers."""
         return self.parent if self.operation else self
+
+    @property
+    def depth(self) -> int:
+        """The number of layers around it."""
+        return 0 if self.parent is None else self.parent.depth + 1
 
     @property
     def source(self) -> str | None:
@@ -92,8 +100,18 @@ def find_layers(
     finding = _Finding(with_operations(scoping) if operations else scoping, liveness, origins)
     _enter(root, None, finding, layers)
     layers.sort(key=lambda layer: (layer.order, len(layer.path.components)))
+    _leave_out_roots(layers)
     _number_calls(layers)
     return layers
+
+
+def _leave_out_roots(layers: Sequence[LayerCall]) -> None:
+    """Takes the names of roots from the paths of the layers inside them, and of the operations in these."""
+    left_out = roots_left_out((layer.path, layer.reads) for layer in layers if not layer.operation)
+    for layer in layers:
+        scopes, depth = layer.path.components, scopes_of_root(layer.path)
+        if scopes[0].name in left_out and len(scopes) - layer.operation > depth:
+            layer.path = layer.path.without_outermost(depth)
 
 
 def _number_calls(layers: Sequence[LayerCall]) -> None:
@@ -210,9 +228,11 @@ def _use(frame: Frame, runs: list[tuple[LayerCall, ...]], number: int, atom: Ato
     shared = 0 if definition == OPERAND else _shared_prefix(runs[definition], runs[number])
     # A parameter that another layer returns, viewed otherwise, is that layer's output and no parameter of this one.
     handed_on = definition != OPERAND and len(runs[definition]) > shared
-    names = () if handed_on else origins.names(frame, atom)
+    read = origins.names(frame, atom)
+    names = () if handed_on else read
     value = None if names else resolve(frame, atom)
     for layer in runs[number][shared:]:
+        layer.reads.update(read)
         layer.params.update(dict.fromkeys(names))
         if value is not None:
             layer.inputs[value] = None
@@ -221,7 +241,8 @@ def _use(frame: Frame, runs: list[tuple[LayerCall, ...]], number: int, atom: Ato
 
 def _mark_elementwise(frame: Frame, runs: list[tuple[LayerCall, ...]], origins: ParameterOrigins) -> None:
     """Records the parameters that signals are multiplied by, or added to, element by element, and not as a matrix."""
-    summed = {equation.invars[0] for equation in frame.jaxpr.eqns if equation.primitive.name == "reduce_sum"}
+    sums = (equation.invars[0] for equation in frame.jaxpr.eqns if equation.primitive.name == "reduce_sum")
+    summed = {atom for atom in sums if not is_literal(atom)}
     for number, equation in enumerate(frame.jaxpr.eqns):
         # A function may have a product inside.
         is_product = equation.primitive.name in MATRIX_PRODUCTS or number in frame.children

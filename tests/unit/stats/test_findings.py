@@ -201,14 +201,25 @@ def test_nonfinite_is_one_finding_at_the_origin_with_all_tensors_counted() -> No
 
 
 @pytest.mark.parametrize(("value", "is_origin"), [(np.nan, True), (np.inf, False)])
+@pytest.mark.parametrize(
+    ("part", "layers"),
+    [
+        ("block/out", ()),
+        ("out", (Layer(path="block", index=4), Layer(path="out", index=4, parent="block"))),
+    ],
+)
 def test_a_nan_that_began_in_a_layer_around_the_first_broken_one_is_told_by_its_origin(
-    value: float, is_origin: bool
+    part: str, layers: tuple[Layer, ...], value: float, is_origin: bool
 ) -> None:
-    entries = (entry("activation/block/out", [[value, 1.0]], 4), entry("activation/block", [[np.nan, 1.0]], 6))
+    entries = (
+        entry(f"activation/{part}", [[value, 1.0]], 4, layer=part),
+        entry("activation/block", [[np.nan, 1.0]], 6),
+        entry("param_grad/w", [np.nan], 3),
+    )
     why = "made NaN in the forward pass: every entry of the row is masked"
     origin = Origin(direction="forward", name="block/sub", layer="block", why=why, source="net.py:7")
-    (only,) = find(Manifest(entries=(*entries, entry("param_grad/w", [np.nan], 3)), origins=(origin,)))
-    assert (only.name, only.why.startswith("made NaN")) == (("block", True) if is_origin else ("block/out", False))
+    (only,) = find(Manifest(entries=entries, layers=layers, origins=(origin,)))
+    assert (only.name, only.why.startswith("made NaN")) == (("block", True) if is_origin else (part, False))
 
 
 def test_nonfinite_gradients_of_finite_values_start_at_the_last_layer() -> None:

@@ -245,9 +245,3 @@ FRAMEWORKS: Mapping[str, tuple[str, Callable[[Faults], Made]]] = {
     "nnx": ("flax", of_nnx),
     "equinox": ("equinox", of_equinox),
 }
-#: Where a framework's own construct decides on a path: Linen scans the module itself and names a branch's function.
-PATHS: Mapping[str, Mapping[str, str]] = {
-    "linen": {"loop": "Net/loop[{}]", "branch": "Net/Net.<lambda>/branch"},
-    "nnx": {"loop": "Net[{}]/loop", "branch": "Net/branch"},
-    "equinox": {"loop": "Net[{}]/loop", "branch": "Net/branch"},
-}

@@ -126,11 +126,10 @@ def layers_of(net: Any, state: Any, x: Any, scale: Any, key: Any) -> dict[str, A
         dropped = block.drop(jax.nn.relu(normed), key=each)
         x = dropped + x
         parts = {"/fc": linear, "/norm": normed, "/drop": dropped, "": x}
-        seen |= {f"Net/blocks/{number}{part}": value for part, value in parts.items()}
+        seen |= {f"blocks/{number}{part}": value for part, value in parts.items()}
     hidden = net.head.layers[0](x[net.table] * scale)
     logits = net.head.layers[1](jax.nn.relu(hidden))
-    last = {"/head/layers/0": hidden, "/head/layers/1": logits, "/head": logits, "": logits}
-    return seen | {f"Net{part}": value for part, value in last.items()}
+    return seen | {"head/layers/0": hidden, "head/layers/1": logits, "head": logits, "Net": logits}
 
 
 def test_names_and_values_survive_scan_vmap_and_checkpoint(folder: Path) -> None:
@@ -149,13 +148,13 @@ def lifted_layers_of(net: Any, x: Any) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     for iteration in range(3):
         layer = jax.tree.map(lambda leaf: leaf[iteration] if eqx.is_array(leaf) else leaf, net.layers)  # noqa: B023 - at once
-        seen[f"Lifted[{iteration}]/layers"] = jax.vmap(layer)(x)
-        x = jax.nn.gelu(seen[f"Lifted[{iteration}]/layers"])
+        seen[f"layers[{iteration}]"] = jax.vmap(layer)(x)
+        x = jax.nn.gelu(seen[f"layers[{iteration}]"])
     hidden = (jnp.zeros(4), jnp.zeros(4))
     for iteration, each in enumerate(x):
-        hidden = seen[f"Lifted[{iteration}]/cell"] = net.cell(each, hidden)
+        hidden = seen[f"cell[{iteration}]"] = net.cell(each, hidden)
     heads = jnp.einsum("hoi,i->ho", net.heads.weight, hidden[0]) + net.heads.bias
-    return {**seen, "Lifted/heads": heads, "Lifted": heads}
+    return {**seen, "heads": heads, "Lifted": heads}
 
 
 def test_naming_changes_no_bit_and_not_the_users_tree(folder: Path) -> None:
@@ -252,8 +251,8 @@ def recording(net: Any, patched: pytest.MonkeyPatch) -> tuple[set[str], dict[str
 
     A `vmap` is a loop as long as this lasts, so that every value is one to keep.
     """
-    modules = modules_of(net, type(net).__name__)
-    names = {id(module): name for name, module in modules.items()}
+    modules = modules_of(net)
+    names = {id(module): name or type(net).__name__ for name, module in modules.items()}
     returned: dict[str, list[Any]] = {}
 
     def keeping(call: Any) -> Any:
@@ -269,7 +268,9 @@ def recording(net: Any, patched: pytest.MonkeyPatch) -> tuple[set[str], dict[str
         patched.setattr(cls, "__call__", keeping(call))
     for mapping in (jax, "vmap"), (eqx, "filter_vmap"):
         patched.setattr(*mapping, looped)
-    return {name for name, module in modules.items() if isinstance(module, eqx.nn.Identity | eqx.nn.Dropout)}, returned
+    return {
+        names[id(module)] for module in modules.values() if isinstance(module, eqx.nn.Identity | eqx.nn.Dropout)
+    }, returned
 
 
 def looped(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -277,12 +278,13 @@ def looped(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *rows: jax.tree.map(lambda *each: jnp.stack(each), *map(function, *rows))
 
 
-def modules_of(value: Any, name: str) -> dict[str, Any]:
-    """A module and all inside it by name."""
+def modules_of(value: Any, name: str = "") -> dict[str, Any]:
+    """A module and all inside it by name; that of the root is empty."""
     found = {name: value} if isinstance(value, eqx.Module) else {}
     for path, child in jax.tree_util.tree_leaves_with_path(value, is_leaf=lambda child: child is not value):
         if child is not value:
-            found |= modules_of(child, f"{name}/{jax.tree_util.keystr(path, simple=True, separator='/')}")
+            inside = jax.tree_util.keystr(path, simple=True, separator="/")
+            found |= modules_of(child, f"{name}/{inside}" if name else inside)
     return found
 
 
@@ -308,9 +310,9 @@ def test_a_module_that_a_solver_calls_is_named_by_its_path(folder: Path) -> None
     seen = agreement.dump(f"{agreement.source(folder, SOLVER)}:Net", "float32[6,4]")
     paths = {layer.path for layer in seen.layers}
     assert not any("loop" in path for path in paths)
-    assert {"Net[0]/field", "Net[2]/field", "Net/head"} <= paths
+    assert {"field[0]", "field[2]", "head"} <= paths
 
     y = jnp.asarray(seen["input/y"])
     params = {name: jnp.asarray(each) for name, each in agreement.family(seen, "param").items()}
     found = y @ params["field/weight"].T + params["field/bias"]
-    np.testing.assert_allclose(seen["activation/Net[0]/field"], found, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(seen["activation/field[0]"], found, rtol=1e-5, atol=1e-6)

@@ -22,14 +22,15 @@ def variables_of(seen: agreement.Dump) -> dict[str, Any]:
     }
 
 
-def captured(intermediates: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """What every call of every module returned, by the name that it has in a dump."""
+def captured(intermediates: Mapping[str, Any], root: str, path: str = "") -> dict[str, Any]:
+    """What every call of every module returned, by the name that it has in a dump: the root's has its own."""
     found: dict[str, Any] = {}
     for name, inside in intermediates.items():
         if name == "__call__":
-            found |= {path if call == 1 else f"{path}#{call}": value for call, value in enumerate(inside, 1)}
+            own = path or root
+            found |= {own if call == 1 else f"{own}#{call}": value for call, value in enumerate(inside, 1)}
         elif isinstance(inside, Mapping):
-            found |= captured(inside, f"{path}/{name}")
+            found |= captured(inside, root, f"{path}/{name}" if path else name)
     return found
 
 
@@ -61,7 +62,7 @@ def called_by(run: Callable[[], Any], added: Mapping[str, Any] | None = None) ->
         if context.method_name != "__call__":
             return call(*args, **kwargs)
         around.append(context.module.name or type(context.module).__name__)
-        name = "/".join(around)
+        name = "/".join(around[1:] or around)  # the root's name is its own alone
         calls[name] += 1
         name += "" if calls[name] == 1 else f"#{calls[name]}"
         value = call(*args, **kwargs)

@@ -144,7 +144,7 @@ class _Search:
         self._names = OperandNames(run.trace, neighbourhood)
         self._layers = {
             (layer.frame, number): layer.path.template
-            for layer in sorted(run.trace.layers, key=lambda layer: len(layer.path.components))
+            for layer in sorted(run.trace.layers, key=lambda layer: layer.depth)
             for number in layer.equations
         }
 

@@ -2,6 +2,7 @@
 
 - `by_structure`: the same place, by parameters, operations and order.
 - `packed_layers`: outputs of layers of which the other program has several as one.
+- `left_out_roots`: layers whose names have that of the root around them in one dump alone.
 - `shuffled_layers`: the same, of layers that are packed block by block in another order.
 - `joined_values`: values that are two of the other program, joined.
 - `paired_inputs`: whether two values are computed from values that are paired with each other.

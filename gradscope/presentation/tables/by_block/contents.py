@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gradscope import naming
+from gradscope.dump.manifest.layer_graph import layers_around
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.presentation.tables.by_block.folded_blocks import Block, components_of
 from gradscope.presentation.tables.dump_rows import Row, value_family
@@ -118,11 +119,20 @@ class _Making:
 
 def _users(layers: Sequence[Layer], blocks: Mapping[str, Block]) -> dict[str, list[Block]]:
     """Returns the blocks to which each parameter belongs: those of the innermost layers that use it."""
-    paths: dict[str, dict[str, None]] = {}
+    by_path = {layer.path: layer for layer in layers}
+    around = {layer.path: [each.path for each in layers_around(layer, by_path)] for layer in layers if layer.params}
+    users: dict[str, list[Layer]] = {}
     for layer in layers:
-        shown = _nearest(layer.path, blocks)
-        for name in layer.params if shown is not None else ():
-            paths.setdefault(name, {})[str(shown)] = None
+        for name in layer.params:
+            users.setdefault(name, []).append(layer)
+    paths: dict[str, dict[str, None]] = {}
+    for name, found in users.items():
+        outer = {path for layer in found for path in around[layer.path]}
+        for layer in found:
+            places = (_nearest(path, blocks) for path in (layer.path, *around[layer.path]))
+            shown = next((place for place in places if place is not None), None)
+            if layer.path not in outer and shown is not None:
+                paths.setdefault(name, {})[shown] = None
     return {name: [blocks[path] for path in _innermost(found)] for name, found in paths.items()}
 
 

@@ -12,7 +12,6 @@ from gradscope.dump.manifest.manifest import Entry, Layer
 from gradscope.dump.manifest.operation_facts.saturation import Saturation
 from gradscope.stats.columns import number
 from gradscope.stats.findings.rule_evidence import (
-    DEEPEST,
     RuleEvidence,
     Suspect,
     Thresholds,
@@ -149,7 +148,7 @@ class _Shown:
         what = f"a {inner.function} that {_of_function(inner)}"
         if (own := self._first(inner.names)) is not None:
             return _Saturated(inner.index, own[1], own[0], inner.source, _of_function(inner))
-        for layer in self._and_around(inner.layer):
+        for layer in self._evidence.with_those_around(inner.layer):
             if (returned := self._of_layer(layer)) is not None:
                 return _Saturated(inner.index, returned[1], returned[0], inner.source, f"computes {what}")
         if (received := self._first(reversed(inner.inputs))) is not None:
@@ -165,14 +164,6 @@ class _Shown:
     def _first(self, names: Iterable[str]) -> tuple[str, Entry] | None:
         entries = ((name, self._evidence.entry(naming.ACTIVATION, name)) for name in names)
         return next(((name, entry) for name, entry in entries if entry is not None), None)
-
-    def _and_around(self, path: str | None) -> Iterator[Layer]:
-        """Yields the layer at a path and those around it, the innermost first."""
-        for _ in range(DEEPEST):  # those of a file from anywhere may be around themselves
-            if path is None or (layer := self._evidence.layers.get(path)) is None:
-                return
-            yield layer
-            path = layer.parent
 
 
 def saturated_activations(evidence: RuleEvidence, thresholds: Thresholds) -> Sequence[Entry]:

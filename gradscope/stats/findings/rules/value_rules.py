@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -57,7 +57,7 @@ def nonfinite(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
     origins = [_of_origin(evidence, origin, at) for origin in evidence.manifest.origins]
     # The search names where a NaN began. Where an infinity was there before, that is the cause, unless it was written
     # there on purpose.
-    if origins and (first.family not in _FORWARD or first.site.primitive in _FILLS or _is_at(origins, first)):
+    if origins and (first.family not in _FORWARD or first.site.primitive in _FILLS or _is_at(evidence, origins, first)):
         yield from origins
     else:
         yield suspect(_rule(first), first, f"has {_counts(first)}: {_birth(first)}", broken, total=True)
@@ -93,15 +93,20 @@ def _birth(first: Entry) -> str:
     return f"it is the first captured value that is not finite{made}"
 
 
-def _is_at(origins: Sequence[Suspect], first: Entry) -> bool:
-    return any(origin.begin <= first.site.index or _is_in_layer_of(first, origin.finding) for origin in origins)
+def _is_at(evidence: RuleEvidence, origins: Sequence[Suspect], first: Entry) -> bool:
+    around = {layer.path for layer in evidence.with_those_around(first.site.layer)} - {first.name}
+    return any(origin.begin <= first.site.index or _is_in_layer_of(first, origin.finding, around) for origin in origins)
 
 
-def _is_in_layer_of(first: Entry, origin: Finding) -> bool:
-    """Returns whether an origin is in a layer around the first tensor, whose own output comes later."""
+def _is_in_layer_of(first: Entry, origin: Finding, around: Collection[str]) -> bool:
+    """Returns whether an origin is in one of the layers around the first tensor, whose own output comes later."""
     # The first NaN of a run is no later than one that a tensor has; an infinity may have been there before.
-    around = origin.family == first.family == naming.ACTIVATION and first.name.startswith(f"{origin.name}/")
-    return around and column(first, "nan") > 0 == column(first, "inf")
+    is_around = origin.name in around or first.name.startswith(f"{origin.name}/")
+    return (
+        is_around
+        and origin.family == first.family == naming.ACTIVATION
+        and column(first, "nan") > 0 == column(first, "inf")
+    )
 
 
 def _rule(first: Entry) -> str:
@@ -149,7 +154,7 @@ def _of_origin(evidence: RuleEvidence, origin: Origin, broken: _Broken) -> Suspe
     """Returns the finding at the tensor around an origin, which is an operation."""
     gradient = origin.direction == "backward"
     families = (naming.ACTIVATION_GRAD, naming.ACTIVATION) if gradient else _FORWARD
-    paths = [origin.name, *_with_those_around(origin.layer or origin.name)]
+    paths = [origin.name, *_with_those_around(evidence, origin.layer or origin.name)]
     keys = [naming.split_key(origin.name), *((family, path) for path in paths for family in families)]
     first = broken.backward if gradient else broken.forward
     place = next((entry for at in keys if (entry := evidence.entry(*at)) is not None), first)
@@ -167,13 +172,15 @@ def _of_origin(evidence: RuleEvidence, origin: Origin, broken: _Broken) -> Suspe
     return Suspect(finding=found, keys=broken.keys, begin=begin, total=True)
 
 
-def _with_those_around(path: str) -> Iterator[str]:
-    """Yields a path and the innermost ones around it, the innermost first."""
+def _with_those_around(evidence: RuleEvidence, path: str) -> Iterator[str]:
+    """Yields a path and those around it, the innermost first, and then the layers around it of any name."""
+    innermost = path
     for _ in range(DEEPEST):
         if not path:
-            return
+            break
         yield path
         path = path.rpartition("/")[0]
+    yield from (layer.path for layer in evidence.with_those_around(innermost))
 
 
 def overflow(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from typing import Any
 
@@ -252,3 +253,50 @@ def test_the_gradient_of_a_packed_kernel_of_which_a_part_is_not_trained_has_zero
         assert any(row.family == "param_grad" and row.compared and row.name != "head" for row in found.rows)
         wrong = _halves(packed=candidate is packed, fault=True)
         assert gs.compare(reference, wrong).verdict == "different"
+
+
+def _rooted(scale: float = 1.0) -> Dump:
+    """Two roots in a loss: one in a loop that calls a method of itself, and one with an activation function."""
+    weights = {"fc": QKV[0], "mix": QKV[1], "out": HEAD}
+
+    def step(x: Any, _: Any) -> Any:
+        with jax.named_scope("Net"):
+            with jax.named_scope("Net.mixed"), jax.named_scope("mix"):
+                x = jnp.sin(scale * (x @ weights["mix"]))
+            with jax.named_scope("fc"):
+                x = x @ weights["fc"]
+            return jnp.cos(x), None
+
+    def loss(params: Any, x: Any) -> Any:
+        weights.update(params)
+        x, _ = jax.lax.scan(step, x, length=2)
+        with jax.named_scope("Head"):
+            with jax.named_scope("out"):
+                x = x @ params["out"]
+            with jax.named_scope("tanh"):
+                x = jnp.tanh(x)
+        return jnp.square(x).mean()
+
+    return gs.capture(loss, weights, X, ops=True, origins=False)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.5])
+def test_a_dump_that_states_the_roots_is_paired_with_one_that_leaves_them_out(
+    monkeypatch: pytest.MonkeyPatch, scale: float
+) -> None:
+    shorter = _rooted(scale)
+    monkeypatch.setattr("gradscope.tracing.layers.layers.roots_left_out", lambda _: frozenset())
+    stated = _rooted()
+    assert {"activation/fc[1]", "activation/mix[0]/sin", "activation/tanh", "activation/Net[1]/cos"} <= set(shorter)
+    assert {"activation/Net[1]/fc", "activation/Net[0]/Net.mixed/mix/sin", "activation/Head/tanh"} <= set(stated)
+    for reference, candidate in ((stated, shorter), (shorter, stated)):
+        found = gs.compare(reference, candidate)
+        assert found.verdict == ("same" if scale == 1 else "different")
+        assert {row.matched_by for row in found.rows} == {"name", "path"}
+        pairs = [(row.name, row.counterpart) for row in found.rows if row.counterpart]
+        assert len(pairs) > 30
+        for pair in pairs:
+            one, other = (
+                re.sub(r"\[\d\]", "", name).removeprefix("Head/").rpartition("Net.mixed/")[2] for name in pair
+            )
+            assert one.removeprefix("Net/") == other.removeprefix("Net/")

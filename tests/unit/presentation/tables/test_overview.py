@@ -11,6 +11,7 @@ import pytest
 
 from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
 from gradscope.presentation.reports.dump_overview import dump_blocks
+from gradscope.presentation.tables.by_block.contents import block_tree
 from gradscope.presentation.tables.by_block.folded_blocks import Block, Folding
 from gradscope.presentation.tables.dump_rows import rows_of
 from gradscope.presentation.tables.numbers import Range
@@ -181,3 +182,15 @@ def test_numbers_are_those_of_numpy() -> None:
     line = cells(made, 5)["p"]
     assert line["parameters l2"] == pytest.approx(np.linalg.norm(np.concatenate(list(weights.values()))))
     assert line["parameters g/w"] == pytest.approx(3.0)
+
+
+def test_a_parameter_is_that_of_the_layer_inside_a_root_and_of_the_root_where_that_is_hidden() -> None:
+    layers = (Layer(path="Net", index=0, params=("fc/kernel",)),
+              Layer(path="fc", index=0, parent="Net", params=("fc/kernel",)))  # fmt: skip
+    kernel, net, fc = (entry(family, name) for family, name in
+                       [("param", "fc/kernel"), ("activation", "Net"), ("activation", "fc")])  # fmt: skip
+    for entries, owner in ((kernel, net, fc), "fc"), ((kernel, net), "Net"):
+        shown = manifest(*entries, layers=layers)
+        tree = block_tree(rows_of(shown), layers, {})
+        owners = [block.component for block, contents in tree.contents.items() if contents.parameters]
+        assert owners == [owner]

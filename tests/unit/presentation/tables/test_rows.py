@@ -164,3 +164,9 @@ def test_the_strings_of_json_become_numbers() -> None:
 def test_a_statistic_that_is_no_number_is_refused(wrong: object) -> None:
     with pytest.raises(DumpError):
         rows_of(Manifest(entries=(entry("param", "w", stats={"rms": wrong}),)))
+
+
+def test_a_root_stands_before_the_layers_inside_that_are_named_without_it() -> None:
+    layers = (Layer(path="Net", index=0), Layer(path="fc", index=0, parent="Net"))
+    rows = rows_of(Manifest(entries=(entry("activation", "fc"), entry("activation", "Net")), layers=layers))
+    assert [row.name for row in rows] == ["Net", "fc"]

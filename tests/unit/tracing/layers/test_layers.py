@@ -436,3 +436,8 @@ def test_what_uses_no_parameter_is_then_named_by_its_line() -> None:
 def test_a_scope_without_a_name_is_none(name: str) -> None:
     trace = traced(lambda w, x: under("outer", lambda: under(name, lambda: under("inner", jnp.matmul, x, w))))
     assert aliases(trace) == [["outer/inner", "outer"]]
+
+
+def test_a_sum_of_a_number_that_the_program_states_is_traced() -> None:
+    trace = traced(lambda w, x: under("dense", jnp.matmul, x, w) * jnp.sum(2.0))
+    assert names(trace) == ["dense"]
