@@ -10,7 +10,7 @@ import typer
 from gradscope.cli.options import shared as options
 
 if TYPE_CHECKING:
-    from gradscope.capturing.isolate.reproduction import Reproduction
+    from gradscope.capturing.isolate.reproducing.reproduction import Reproduction
 
 #: Name of the script and of the file of its arrays, without suffix.
 _FILE: Final = "isolated"
@@ -44,8 +44,8 @@ def isolate(
     folder, read = output.absolute(), dump.absolute()
     with open_dump(dump) as opened, stdout_to_stderr(), Progress(quiet=quiet) as progress:
         model = rerun_model(target, options_of(dump, opened.manifest.provenance))
-        from gradscope.capturing.isolate.reproduction import reproduce
-        from gradscope.capturing.isolate.reproduction_script import write_reproduction
+        from gradscope.capturing.isolate.reproducing.reproduction import reproduce
+        from gradscope.capturing.isolate.reproducing.reproduction_script import write_reproduction
 
         progress.phase("run")
         found = reproduce(model, name, opened)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import gradscope as gs
-from gradscope.capturing.isolate.reproduction import Reproduction, reproduce
-from gradscope.capturing.isolate.reproduction_script import arrays, script
+from gradscope.capturing.isolate.reproducing.reproduction import Reproduction, reproduce
+from gradscope.capturing.isolate.reproducing.reproduction_script import arrays, script
 from gradscope.errors import UsageError
 from gradscope.tracing.loading.model import Model
 from models.transformer import Transformer

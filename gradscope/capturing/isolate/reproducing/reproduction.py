@@ -23,10 +23,10 @@ from gradscope import naming
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import is_key
 from gradscope.capturing.explain.zeros.neighbourhood import is_hidden, observe_values
-from gradscope.capturing.isolate.layer_functions import LayerFunctions
-from gradscope.capturing.isolate.layer_values import LayerValues
 from gradscope.capturing.isolate.pinned_arguments import pinned_arguments
 from gradscope.capturing.isolate.pinned_values import pinned_values
+from gradscope.capturing.isolate.reproducing.layer_functions import LayerFunctions
+from gradscope.capturing.isolate.reproducing.layer_values import LayerValues
 from gradscope.comparison.default_tolerances import default_tolerance, reduced_matmul
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.pairing.reverse import ReversePairing
