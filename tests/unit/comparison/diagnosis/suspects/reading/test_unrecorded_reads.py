@@ -99,3 +99,29 @@ def test_a_layer_that_reads_the_same_is_at_fault_itself(fault: str, layer: str) 
     found = gs.compare(_attention(), _attention(fault, port=True))
     assert found.sentence.startswith(f"Forward first differs at `{layer}` ("), found.sentence
     assert "reads" not in found.sentence
+
+
+def _normalised(fault: str = "") -> Dump:
+    """A dense layer, a norm that reads an activation function of it, and a head; the norm has no kernel."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("dense"):
+            x = batch @ weights["query"]
+        x = jnp.sin(x) if fault == "before" else jnp.tanh(x)
+        with jax.named_scope("norm"):
+            x = x - x.mean(-1, keepdims=True)
+            x = 1.1 * x if fault == "inside" else x
+        with jax.named_scope("head"):
+            return jnp.square(x @ weights["out"]).mean()
+
+    return gs.capture(loss, WEIGHTS, TOKENS, origins=False)
+
+
+@pytest.mark.parametrize(
+    ("fault", "where"),
+    [("before", ", in what it reads: a step that neither program has an entry for"), ("inside", "made here)")],
+)
+def test_the_power_of_what_a_layer_without_a_kernel_reads_shows_whether_it_is_right(fault: str, where: str) -> None:
+    sentence = gs.compare(_normalised(), _normalised(fault)).sentence
+    assert sentence.startswith("Forward first differs at `norm` (rel_l2 ")
+    assert where in sentence.partition(". Backward")[0]
