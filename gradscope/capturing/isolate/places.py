@@ -66,8 +66,7 @@ class Places:
                 found |= dict.fromkeys(map(self._place, wrong))
                 continue
             found |= dict.fromkeys([self._place(end)] if gradient_of is None else self._returning(end, gradient_of))
-            unknown = [each for each in self._between(end) if self._agrees(each, gradient=False) is None]
-            found |= dict.fromkeys(map(self._place, unknown))
+            found |= dict.fromkeys(map(self._place, filter(self._may_be_wrong, self._between(end))))
         return tuple(found if gradient_of is None else sorted(found, key=lambda name: not self._has_rule(name)))
 
     def all(self) -> dict[str, Place]:
@@ -154,6 +153,10 @@ class Places:
         return self._agrees(value_at, gradient=False) is False and not any(
             self._agrees(each, gradient=False) is False for each in made_of
         )
+
+    def _may_be_wrong(self, value_at: ValueAt) -> bool:
+        """Returns whether it is not known that a value agrees which is computed from others, and no constant."""
+        return self._agrees(value_at, gradient=False) is None and bool(self._segment(value_at).read)
 
     def _agrees(self, value_at: ValueAt, *, gradient: bool) -> bool | None:
         if (value_at, gradient) not in self._agreeing:
