@@ -19,12 +19,32 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.result import EXIT_CODES, Verdict
 from gradscope.dump.record import Json
 from gradscope.naming import is_gradient, key_of, printable
+from gradscope.naming.paths import BEFORE
 from gradscope.naming.wording import brief, counted
+
+#: The number of source lines that a text has.
+_LINES: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Place stores where code is that an error can be assigned to: a layer's, or that before a layer.
+
+    Attributes:
+        lines: `file:line` of the code, in program order; of a layer without an error, only the first.
+        reads: Of the code before a layer, the layers and inputs whose values it reads; empty for a layer.
+        inside: Of the code before a layer, the layer that has the code; None for a layer, and at the top.
+    """
+
+    lines: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    inside: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +53,13 @@ class LocalFinding:
 
     Attributes:
         row: The row of the tensor.
-        layers: Paths of the layers that may have computed it, or the part of it that differs, in execution order. A
-            tensor of which several parts differ, each computed by other layers, has a finding for each.
+        places: The names of the layers, or of the code before layers, that may have computed it, or the part of it that
+            differs, in execution order. A tensor of which several parts differ, each computed by others, has a finding
+            for each.
     """
 
     row: ComparisonRow
-    layers: tuple[str, ...]
+    places: tuple[str, ...]
 
     @property
     def differs(self) -> bool:
@@ -48,25 +69,35 @@ class LocalFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRow:
-    """LocalRow stores the result for one layer of the candidate, run in isolation.
+    """LocalRow stores the result for one layer of the candidate, or for the code before one, run in isolation.
 
     Attributes:
-        name: Its path in the candidate.
-        source: `file:line` of the layer; None where unknown.
+        name: The layer's path in the candidate; of the code before it, `before PATH`.
+        place: Where the code is.
         forward: The row of the output with the largest error; None where none was compared.
         vjp: The row of the returned cotangent with the largest error; None where none was compared.
         shared_with: Other layers that may have made the error of the VJP.
     """
 
     name: str
-    source: str | None = None
+    place: Place = Place()
     forward: ComparisonRow | None = None
     vjp: ComparisonRow | None = None
     shared_with: tuple[str, ...] = ()
 
     @property
+    def source(self) -> str | None:
+        """`file:line` where the code begins; None where unknown."""
+        return next(iter(self.place.lines), None)
+
+    @property
+    def is_layer(self) -> bool:
+        """Whether the row is about a layer, and not about the code before one."""
+        return not self.name.startswith(BEFORE)
+
+    @property
     def differs(self) -> bool:
-        """Whether the layer makes an error over tolerance."""
+        """Whether the layer or the code makes an error over tolerance."""
         return any(row is not None and row.status == "different" for row in (self.forward, self.vjp))
 
     @property
@@ -85,7 +116,13 @@ class LocalRow:
                     f"{direction}_tolerance": row.rule or row.tolerance,
                     f"{direction}_why": row.why or None,
                 }
-        named |= {"shared_with": list(self.shared_with) or None, "source": self.source}
+        named |= {
+            "shared_with": list(self.shared_with) or None,
+            "source": self.source,
+            "lines": list(self.place.lines[1:] and self.place.lines) or None,
+            "reads": list(self.place.reads) or None,
+            "inside": self.place.inside,
+        }
         return {column: value for column, value in named.items() if value is not None}
 
 
@@ -133,13 +170,14 @@ class Isolation:
         """The verdict as a sentence."""
         if not self.rows:
             return "No layer could be run alone: the reference holds no activation of the candidate's."
-        of_all = counted(len(self.rows), "layer")
+        of_all = counted(sum(row.is_layer for row in self.rows), "layer")
         if not self.different:
             return f"None of {of_all} makes error by itself, given what the reference gave it."
         worst = max(self.different, key=_badness)
         more = len(self.different) - 1
         others = f", and so {'does' if more == 1 else 'do'} {more} more" if more else ""
-        return f"`{printable(worst.name)}` of {of_all} makes error by itself ({_errors(worst)}){others}."
+        subject = f"`{printable(worst.name)}` of {of_all}" if worst.is_layer else _code_before(worst)
+        return f"{subject} makes error by itself ({_errors(worst)}){others}."
 
     def to_json(self) -> dict[str, Json]:
         """Returns the value of `isolation` in the comparison's JSON; infinities are floats."""
@@ -152,42 +190,43 @@ class Isolation:
         }
 
 
-def local_rows(findings: Sequence[LocalFinding], sources: Mapping[str, str | None]) -> tuple[LocalRow, ...]:
-    """Returns one row for each layer that has findings.
+def local_rows(findings: Sequence[LocalFinding], places: Mapping[str, Place]) -> tuple[LocalRow, ...]:
+    """Returns one row for each place that has findings.
 
     Args:
         findings: The finding of every tensor that was compared.
-        sources: `file:line` of each layer by path, in execution order. Tensors without a layer come last, under their
-            keys.
+        places: Each place by name, in execution order. Tensors without a layer come last, under their keys.
     """
     blamed = _blamed([number for number, each in enumerate(findings) if each.differs], findings)
-    rows = {name: LocalRow(name=name, source=source) for name, source in sources.items()}
+    rows = {name: LocalRow(name=name, place=place) for name, place in places.items()}
     for number, finding in enumerate(findings):
-        for name, shared_with in blamed.get(number) or [(name, ()) for name in finding.layers]:
+        for name, shared_with in blamed.get(number) or [(name, ()) for name in finding.places]:
             rows[name] = _with_finding(rows.get(name, LocalRow(name=name)), finding, shared_with)
     return tuple(row for row in rows.values() if row.forward is not None or row.vjp is not None)
 
 
 def _blamed(wrong: Sequence[int], findings: Sequence[LocalFinding]) -> dict[int, list[tuple[str, tuple[str, ...]]]]:
-    """Returns the layers that wrong findings are assigned to, each with the layers that may be at fault instead.
+    """Returns the places that wrong findings are assigned to, each with the places that may be at fault instead.
 
     Args:
         wrong: The numbers of the wrong findings.
         findings: All findings.
     """
-    layers = {number: findings[number].layers for number in wrong}
-    known = {each[0] for each in layers.values() if len(each) == 1}
+    places = {number: findings[number].places for number in wrong}
+    known = {each[0] for each in places.values() if len(each) == 1}
     found: dict[int, list[tuple[str, tuple[str, ...]]]] = {
-        number: [(name, ()) for name in each if name in known] for number, each in layers.items()
+        number: [(name, ()) for name in each if name in known] for number, each in places.items()
     }
-    unexplained = [number for number in wrong if not found[number]]
+    # Values come before gradients, which differ behind wrong values, too.
+    ordered = sorted(wrong, key=lambda number: is_gradient(findings[number].row.family))
+    unexplained = [number for number in ordered if not found[number]]
     while unexplained:
-        counts = Counter(name for number in unexplained for name in layers[number])
+        counts = Counter(name for number in unexplained for name in places[number])
         most = max(counts.values())
-        first = next(name for number in unexplained for name in layers[number] if counts[name] == most)
+        first = next(name for number in unexplained for name in places[number] if counts[name] == most)
         for number in unexplained:
-            if first in layers[number]:
-                equal = tuple(name for name in layers[number] if counts[name] == most and name != first)
+            if first in places[number]:
+                equal = tuple(name for name in places[number] if counts[name] == most and name != first)
                 found[number] = [(first, equal)]
         unexplained = [number for number in unexplained if not found[number]]
     return found
@@ -199,7 +238,7 @@ def _with_finding(row: LocalRow, finding: LocalFinding, shared_with: tuple[str, 
     worst = finding.row if before is None else max(before, finding.row, key=_rank)
     return LocalRow(
         name=row.name,
-        source=row.source,
+        place=row.place,
         forward=row.forward if gradient else worst,
         vjp=worst if gradient else row.vjp,
         shared_with=tuple(dict.fromkeys((*row.shared_with, *shared_with))),
@@ -212,6 +251,26 @@ def _rank(row: ComparisonRow) -> tuple[bool, float]:
 
 def _badness(row: LocalRow) -> float:
     return max(_rank(each)[1] for each in (row.forward, row.vjp) if each is not None and each.status == "different")
+
+
+def _code_before(row: LocalRow) -> str:
+    """Returns the code before a layer as the subject of a sentence."""
+    layer, read = f"`{printable(row.name.removeprefix(BEFORE))}`", [f"`{printable(each)}`" for each in row.place.reads]
+    where = f"between {', '.join(read)} and {layer}" if read else f"before {layer}"
+    inside = [] if row.place.inside is None else [f"in `{printable(row.place.inside)}`"]
+    known = ", ".join([*inside, *([printable(joined_lines(row.place.lines))] if row.place.lines else [])])
+    return f"The code {where} ({known})" if known else f"The code {where}"
+
+
+def joined_lines(lines: Sequence[str]) -> str:
+    """Returns source lines as one text, each file once: `model.py:98, 99, block.py:7`."""
+    found: list[str] = []
+    before = ""
+    for file, _, number in (line.rpartition(":") for line in lines):
+        found.append(number if file == before else f"{file}:{number}")
+        before = file
+    more = len(found) - _LINES
+    return ", ".join(found) if more <= 1 else f"{', '.join(found[:_LINES])} and {more} more lines"
 
 
 def _errors(row: LocalRow) -> str:

@@ -7,7 +7,7 @@ program shows for each segment what it computes from right operands, and what it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -46,8 +46,8 @@ class IsolatedRun(NamedTuple):
     Attributes:
         loss: The loss.
         auxiliary: The loss's other outputs, flat.
-        values: The computed value at each pinned value.
-        cotangents: The cotangent that arrived at each pinned value, if any arrives.
+        values: The computed value at each pinned and each watched value.
+        cotangents: The cotangent that arrived at each of them, if any arrives.
         gradients: The gradient that arrived at each differentiated argument, by number, if any arrives.
     """
 
@@ -58,25 +58,33 @@ class IsolatedRun(NamedTuple):
     gradients: Mapping[int, Any]
 
 
-def run_isolated(trace: Trace, pinned: Mapping[ValueKey, PinnedValue], leaves: Sequence[Any]) -> IsolatedRun:
+def run_isolated(
+    trace: Trace,
+    pinned: Mapping[ValueKey, PinnedValue],
+    leaves: Sequence[Any],
+    *,
+    watched: Collection[ValueKey] = (),
+) -> IsolatedRun:
     """Runs every segment of a trace on injected values.
 
     Args:
         trace: A traced loss.
         pinned: What is injected, by value; none of them inside a `while` or a custom rule.
         leaves: The loss's flat arguments.
+        watched: Further values of the segments, which are observed and not replaced.
     """
     loss = resolve(trace.root, trace.root.jaxpr.outvars[0])
     trace = _as_seeded(trace, pinned, loss)
-    sites = tuple(trace.site_at(value) for value in _values(pinned, loss))
+    sites = tuple(trace.site_at(value) for value in dict.fromkeys((*_values(pinned, loss), *watched)))
     numbers = {site.value: number for number, site in enumerate(sites)}
+    observed = [numbers[value] for value in (*pinned, *watched)]
     injected = {numbers[value]: each for value, each in pinned.items()}
     seeds = {n: jnp.asarray(each.cotangents) for n, each in injected.items() if each.cotangents is not None}
     if loss is not None and numbers[loss] not in seeds:
         seeds[numbers[loss]] = jnp.ones(sites[numbers[loss]].shape, sites[numbers[loss]].dtype)
     plan = Plan(
         sites=sites,
-        gradients=frozenset(number for number in injected if has_gradient(sites[number])),
+        gradients=frozenset(number for number in observed if has_gradient(sites[number])),
         observe=full_tensor,
         seeds=tuple(Seed(number, ()) for number in seeds),
         fed={number: each.iterations for number, each in injected.items()},
@@ -88,7 +96,7 @@ def run_isolated(trace: Trace, pinned: Mapping[ValueKey, PinnedValue], leaves: S
     return IsolatedRun(
         loss=seen.loss,
         auxiliary=seen.auxiliary,
-        values={sites[number].value: seen.captured.values[number] for number in injected},
+        values={sites[number].value: seen.captured.values[number] for number in observed},
         cotangents={sites[n].value: each for n, each in seen.cotangents.items() if n in reached.sites},
         gradients={n: each for n, each in seen.gradients.items() if n in reached.arguments},
     )

@@ -22,6 +22,9 @@ _ROOT: Final = "value"
 #: How a slash inside a key is written where the name would otherwise be that of two leaves.
 _SLASH: Final = "%2F"
 
+#: How the name of the code before a layer begins: `before block/norm`.
+BEFORE: Final = "before "
+
 #: The iteration of all loops around a value: one index for each loop, the outermost first; empty outside of loops.
 IterationIndex: TypeAlias = tuple[int, ...]
 

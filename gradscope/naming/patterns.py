@@ -44,6 +44,9 @@ _MOST_WORK: Final = 2_000
 #: Seconds that a regular expression may take for one name.
 _SECONDS: Final = 5.0
 
+#: A whole number in a pattern, of no more digits than an iteration has.
+_NUMBER: Final = re.compile(r"(?<!\d)\d{1,9}(?!\d)")
+
 
 class BoundedRegex:
     """A `BoundedRegex` is a compiled regular expression whose matches are bounded in time, in the main thread.
@@ -164,7 +167,17 @@ class Selection:
     def selects(self, *spellings: str) -> bool:
         """Returns whether a tensor is selected, by any of its `spellings` (its name and its key)."""
         chosen = not self.select or any(pattern.matches(*spellings) for pattern in self.select)
-        return chosen and not any(pattern.matches(*spellings) for pattern in self.exclude)
+        return chosen and not self.excludes(*spellings)
+
+    def excludes(self, *spellings: str) -> bool:
+        """Returns whether a tensor is excluded, by any of its `spellings`."""
+        return any(pattern.matches(*spellings) for pattern in self.exclude)
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        """The whole numbers in the `select` patterns, among them the iterations that they name."""
+        found = (number for pattern in self.select for number in _NUMBER.findall(pattern.spelling))
+        return frozenset(map(int, found))
 
     def require_matches(self, names: Iterable[str]) -> None:
         """Raises an error for a `select` pattern that matches none of `names`.

@@ -4,8 +4,7 @@
 
 - `isolate` runs all layers of a candidate, each on the values and cotangents that a reference has for it, and compares
   the results (`compare --isolate`). `pinned_arguments` and `pinned_values` collect the reference's values; `boundaries`
-  are the values at which the segments between pinned values end.
-- `reproduction` takes one layer with its values from a dump (`gradscope isolate`): `layer_functions` is the layer and
-  its VJP as functions, `layer_values` its values in the dump. `reproduction_script` writes the script, `to_python`
-  writes a jaxpr as Python, and `lax_calls` writes one equation.
+  are the values at which the segments between pinned values end. `layer_inputs` compares what layers read between them,
+  and `places` tells whether a layer or the code before it is at fault.
+- `reproducing` writes one layer with its values from a dump as a script (`gradscope isolate`).
 """

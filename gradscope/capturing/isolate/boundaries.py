@@ -26,14 +26,16 @@ class Boundaries:
         pinned: The pinned values of its layers.
 
     Attributes:
+        pinned: The pinned values.
+        order: The execution order.
         loss: The loss's own value; None where it is a constant.
         outputs: The names of the outputs that are not a layer's.
     """
 
     def __init__(self, trace: Trace, pinned: PinnedValues) -> None:
         self._trace = trace
-        self._pinned = pinned
-        self._order = ExecutionOrder.of_trace(trace)
+        self.pinned = pinned
+        self.order = ExecutionOrder.of_trace(trace)
         value = resolve(trace.root, trace.root.jaxpr.outvars[0])
         self.loss = None if value is None else ValueAt(value, ())
         self.outputs = dict(self._named_outputs())
@@ -60,43 +62,52 @@ class Boundaries:
                     numbers |= {ValueAt(received, iteration): iteration[-1] for iteration in iterations(frame.loops)}
         if not numbers:
             return ()
-        known = {*self._pinned.keys, *numbers}
+        known = {*self.pinned.keys, *numbers}
         readers = SegmentsBetween(self._trace.root, known).readers(self._pulled)
         found = [list(readers.get(argument, ())) for _ in range(1 + max(numbers.values()))]
         for slice_at, number in numbers.items():
             found[number] += readers.get(slice_at, ())
         return tuple(map(tuple, found))
 
-    def layers(self, boundaries: Iterable[ValueAt]) -> tuple[str, ...]:
-        """Returns the layers of some boundaries, in execution order."""
-        return tuple(dict.fromkeys(self._name(boundary) for boundary in sorted(boundaries, key=self._rank)))
+    def ordered(self, boundaries: Iterable[ValueAt]) -> list[ValueAt]:
+        """Returns some boundaries in execution order."""
+        return sorted(boundaries, key=self._rank)
 
-    def sources(self) -> dict[str, str | None]:
-        """Returns the source of every layer by path, in execution order, and None for the further outputs."""
+    def layers(self) -> dict[str, tuple[int, tuple[str, ...]]]:
+        """Returns the rank of each layer and each further output, with the source of a layer, by name."""
         known = {layer.path: layer.source for layer in self._trace.layers}
-        found: dict[str, str | None] = {}
-        for value_at in sorted(self._pinned.keys, key=self._rank):
-            found.setdefault(self._name(value_at), known[self._pinned.sites[value_at.value].names[0].path])
-        return found | dict.fromkeys(self.outputs.values())
+        found: dict[str, tuple[int, tuple[str, ...]]] = {}
+        for value_at in sorted(self.pinned.keys, key=self._rank):
+            source = known[self.pinned.sites[value_at.value].names[0].path]
+            found.setdefault(self.name(value_at), (self._rank(value_at), () if source is None else (source,)))
+        return found | dict.fromkeys(self.outputs.values(), (self.order.rank_after_all, ()))
+
+    def name(self, boundary: ValueAt) -> str:
+        """Returns the name of the layer or output that a boundary is."""
+        if boundary in self.outputs:
+            return self.outputs[boundary]
+        return str(self.pinned.sites[boundary.value].names[0].path.at(boundary.iteration))
+
+    def name_of_read(self, value_at: ValueAt) -> str | None:
+        """Returns the name of the layer or the key of the input that a value is; None for a parameter."""
+        if value_at in self.pinned.keys:
+            return self.name(value_at)
+        leaf = self._trace.arguments[value_at.value.position]
+        return naming.key_of(leaf.family, leaf.name) if leaf.family == naming.INPUT else None
 
     def _named_outputs(self) -> Iterator[tuple[ValueAt, str]]:
         names = (_LOSS, *(naming.key_of(naming.AUX, leaf.name) for leaf in self._trace.auxiliary))
         for name, atom in zip(names, self._trace.root.jaxpr.outvars, strict=True):
             value = resolve(self._trace.root, atom)
             value_at = None if value is None else ValueAt(value, ())
-            if value_at is not None and value_at not in self._pinned.keys and not is_key(str(atom.aval.dtype)):
+            if value_at is not None and value_at not in self.pinned.keys and not is_key(str(atom.aval.dtype)):
                 yield value_at, name
-
-    def _name(self, boundary: ValueAt) -> str:
-        if boundary in self.outputs:
-            return self.outputs[boundary]
-        return str(self._pinned.sites[boundary.value].names[0].path.at(boundary.iteration))
 
     def _rank(self, boundary: ValueAt) -> int:
         if boundary in self.outputs:
-            return self._order.rank_after_all
-        site = self._pinned.sites[boundary.value]
-        return self._order.rank(site.loops, site.order, boundary.iteration)
+            return self.order.rank_after_all
+        site = self.pinned.sites[boundary.value]
+        return self.order.rank(site.loops, site.order, boundary.iteration)
 
 
 def _receiving(loop: Frame, value: ValueKey) -> Iterator[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -17,8 +17,10 @@ from gradscope import naming
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import is_key
 from gradscope.capturing.isolate.boundaries import Boundaries
+from gradscope.capturing.isolate.layer_inputs import CallAt, LayerInputs, inputs_between
 from gradscope.capturing.isolate.pinned_arguments import PinnedArguments, pinned_arguments
 from gradscope.capturing.isolate.pinned_values import PinnedValues, gradient_key, pinned_values
+from gradscope.capturing.isolate.places import Places
 from gradscope.capturing.timings import Timings
 from gradscope.comparison.compare_dumps import judged, unrefuted
 from gradscope.comparison.diagnosis.refuting.functions_between import function_between
@@ -65,31 +67,42 @@ def isolate(model: Model, dumps: Dumps, options: CompareOptions, timings: Timing
     with timings.phase("trace"):
         arguments = pinned_arguments(model, dumps, placing)
     try:
-        pinned, run = _run(model, arguments, dumps, placing, timings)
+        single = _run(model, arguments, dumps, placing, timings)
     except ModelError:
         # A derivative rule may refuse an input, which only an observation differentiates.
         constant = with_constant_inputs(arguments.trace)
         if constant is None:
             raise
         arguments = replace(arguments, trace=constant)
-        pinned, run = _run(model, arguments, dumps, placing, timings)
-    boundaries = Boundaries(arguments.trace, pinned)
-    local = _LocalDump(dumps, arguments, pinned, run, boundaries=boundaries, placing=placing)
-    rows = local_rows(tuple(local.findings(pairing.matched, options)), boundaries.sources())
+        single = _run(model, arguments, dumps, placing, timings)
+    boundaries = Boundaries(arguments.trace, single.pinned)
+    inputs = LayerInputs(dumps, pairing.matched, arguments, **single._asdict())
+    places = Places(arguments.trace, boundaries, single.readers, inputs)
+    local = _LocalDump(dumps, arguments, single.run, boundaries=boundaries, places=places, placing=placing)
+    rows = local_rows(tuple(local.findings(pairing.matched, options)), places.all())
+    left_out = (*single.pinned.left_out, *local.left_out)
     return Isolation(
         rows=tuple(row for row in rows if options.selection.selects(row.name, *row.tensors)),
-        left_out=tuple(each for each in (*pinned.left_out, *local.left_out) if options.selection.selects(each.name)),
+        left_out=tuple(each for each in left_out if options.selection.selects(each.name)),
         arguments=arguments.origins,
     )
 
 
-def _run(
-    model: Model, arguments: PinnedArguments, dumps: Dumps, placing: ReversePairing, timings: Timings
-) -> tuple[PinnedValues, IsolatedRun]:
+class _Single(NamedTuple):
+    """A `_Single` is an isolated run, with the values that were pinned in it, and those that layers read of it."""
+
+    pinned: PinnedValues
+    readers: Mapping[ValueAt, Sequence[CallAt]]
+    run: IsolatedRun
+
+
+def _run(model: Model, arguments: PinnedArguments, dumps: Dumps, placing: ReversePairing, timings: Timings) -> _Single:
     with timings.phase("trace"):
         pinned = pinned_values(arguments.trace, dumps.cand, placing)
+        readers = inputs_between(arguments.trace, pinned)
+    watched = dict.fromkeys(value_at.value for value_at in readers)
     with timings.phase("run"), user_code(f"running the layers of {model.name}"):
-        return pinned, run_isolated(arguments.trace, pinned.arrays, arguments.leaves)
+        return _Single(pinned, readers, run_isolated(arguments.trace, pinned.arrays, arguments.leaves, watched=watched))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +112,14 @@ class _Tensor:
     Attributes:
         array: Its value; None where no gradient arrives.
         boundaries: The boundaries.
-        argument: The argument with respect to which it is the gradient; None for other tensors.
+        gradient_of: The value or argument with respect to which it is the gradient; None for other tensors.
+        argument: Whether that is an argument.
     """
 
     array: Array | None
     boundaries: tuple[ValueAt, ...]
-    argument: ValueAt | None = None
+    gradient_of: ValueAt | None = None
+    argument: bool = False
 
 
 class _LocalDump:
@@ -114,18 +129,19 @@ class _LocalDump:
         self,
         dumps: Dumps,
         arguments: PinnedArguments,
-        pinned: PinnedValues,
         run: IsolatedRun,
         *,
         boundaries: Boundaries,
+        places: Places,
         placing: ReversePairing,
     ) -> None:
         self._dumps = dumps
         self._placing = placing
         self._trace = arguments.trace
-        self._pinned = pinned
+        self._pinned = boundaries.pinned
         self._run = run
         self._boundaries = boundaries
+        self._places = places
         self.left_out: list[LeftOut] = []
         known = frozenset(dumps.cand.keys())
         self._tensors = {key: each for key, each in self._made() if key in known}
@@ -141,11 +157,18 @@ class _LocalDump:
             if row.status == "different" and (why := [unclear[each] for each in made if each in unclear]):
                 self.left_out.append(LeftOut(name=ref, why=why[0]))
                 continue
-            wrong = list(self._made_wrong(row, mine[ref].recipe.keys)) if row.status == "different" else []
-            for boundaries in wrong or [made]:
+            tensors = [self._tensors[key] for key in mine[ref].recipe.keys]
+            wrong = list(self._wrong_parts(row, mine[ref].recipe.keys)) if row.status == "different" else []
+            for parts in [[part] for part in wrong] or [tensors]:
+                places = dict.fromkeys(name for part in parts for name in self._places_of(part, row))
                 # Where no layer of the candidate reads a value, the layer that reads it in the reference is named.
-                layers = self._boundaries.layers(boundaries) or (self._dumps.ref.entry(ref).site.layer or ref,)
-                yield LocalFinding(row=row, layers=layers)
+                yield LocalFinding(row=row, places=tuple(places) or (self._dumps.ref.entry(ref).site.layer or ref,))
+
+    def _places_of(self, tensor: _Tensor, row: ComparisonRow) -> Iterable[str]:
+        """Returns the places that may have made the error of a tensor; of one without, the layers that made it."""
+        if row.status == "different":
+            return self._places.of(tensor.boundaries, tensor.gradient_of)
+        return map(self._boundaries.name, self._boundaries.ordered(tensor.boundaries))
 
     def _reading_functions(self, dumps: Dumps, differing: Iterable[Match]) -> Iterator[tuple[ValueAt, str]]:
         """Yields the boundaries of segments that read a value at another side of a function, and why that is unclear.
@@ -176,7 +199,7 @@ class _LocalDump:
                 found = self._run.gradients.get(number)
                 array = None if found is None else np.asarray(found)
                 for key, tensor in self._gradient(naming.key_of(family, leaf.name), value_at, array):
-                    yield key, replace(tensor, argument=value_at)
+                    yield key, replace(tensor, argument=True)
         boundaries = {name: value_at for value_at, name in self._boundaries.outputs.items()}
         for leaf, value in zip(self._trace.auxiliary, self._run.auxiliary, strict=True):
             key = naming.key_of(naming.AUX, leaf.name)
@@ -188,24 +211,31 @@ class _LocalDump:
         readers = tuple(self._boundaries.readers(value_at))
         unknown = [each for each in readers if each in self._pinned.without_cotangent and each != self._boundaries.loss]
         if not unknown:
-            yield key, _Tensor(array, readers)
+            yield key, _Tensor(array, readers, gradient_of=value_at)
             return
         lacking = naming.printable(gradient_key(self._pinned.keys[unknown[0]]))
         self.left_out.append(LeftOut(name=key, why=f"it depends on {lacking}, which the reference does not have"))
 
-    def _made_wrong(self, row: ComparisonRow, keys: Iterable[str]) -> Iterator[Sequence[ValueAt]]:
-        """Yields the boundaries that made each wrong part of the tensors that a row is about.
+    def _wrong_parts(self, row: ComparisonRow, keys: Iterable[str]) -> Iterator[_Tensor]:
+        """Yields each wrong part of the tensors that a row is about, with the boundaries that made it.
 
         A loop that reads an argument slice by slice returns the gradient of each slice from one iteration.
         """
         for key in keys:
             tensor, ref = self._tensors[key], self._placing.array(key)
             if tensor.array is None or ref is None or row.tolerance is None:
-                yield tensor.boundaries
+                yield tensor
                 continue
-            slices = () if tensor.argument is None else self._boundaries.readers_of_slices(tensor.argument)
+            slices = self._slices(tensor)
             parts = zip(slices, tensor.array, ref, strict=True) if slices else [(tensor.boundaries, tensor.array, ref)]
-            yield from (made for made, mine, its in parts if _differ(mine, its, row.tolerance))
+            for boundaries, mine, its in parts:
+                if _differ(mine, its, row.tolerance):
+                    yield replace(tensor, boundaries=tuple(boundaries))
+
+    def _slices(self, tensor: _Tensor) -> Sequence[Sequence[ValueAt]]:
+        """Returns the boundaries that made each slice of an argument's gradient; none for other tensors."""
+        argument = tensor.gradient_of if tensor.argument else None
+        return () if argument is None else self._boundaries.readers_of_slices(argument)
 
     def _of_owners(self, matches: Iterable[Match]) -> dict[str, Match]:
         """Returns the pairs of tensors that were made, by the reference's key; each tensor under one name."""

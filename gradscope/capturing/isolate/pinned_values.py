@@ -71,7 +71,7 @@ class _PinnedValuesBuilder:
     def of(self, trace: Trace) -> PinnedValues:
         for site in trace.sites:
             if site.names and not site.eliminated:
-                reason = _unreachable(site)
+                reason = why_unreachable(site)
                 if reason:
                     self._leave_out(site, (0,) * len(site.loops), reason)
                 else:
@@ -126,8 +126,8 @@ def gradient_key(key: str) -> str:
     return naming.key_of(naming.ACTIVATION_GRAD, naming.split_key(key)[1])
 
 
-def _unreachable(site: Site) -> str:
-    """Returns why no value can be pinned at a site; "" where it can."""
+def why_unreachable(site: Site) -> str:
+    """Returns why no value can be pinned or watched at a site; "" where it can."""
     if site.opaque or site.beside:
         return "it is inside a custom rule, which runs unchanged"
     if any(loop.length is None for loop in site.loops):

@@ -181,9 +181,9 @@ def _arrives(run: Run, value_at: ValueAt) -> bool:
 def _named(run: Run, site: Site, family: str, origin: TensorOrigin, source: Source) -> PendingTensor:
     """Returns the tensor of one site in one iteration, under every name that is selected."""
     iteration = origin.facts.iteration
-    # A fetch was looked up before it was known how often a `while` runs.
-    asked = iteration if run.spec.keys is None else origin.iteration
-    names = [str(name.at(iteration)) for name in site.names if run.spec.selects_layer(family, name, asked)]
+    names = [
+        str(name.at(iteration)) for name in site.names if run.spec.selects_recorded(family, name, iteration, site.loops)
+    ]
     record = record_of(family, names[0] if names else "", site, origin)
     pending = pending_of(record, origin, source, shown=bool(names))
     own = naming.key_of(family, record.name)

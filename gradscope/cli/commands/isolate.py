@@ -10,14 +10,21 @@ import typer
 from gradscope.cli.options import shared as options
 
 if TYPE_CHECKING:
-    from gradscope.capturing.isolate.reproduction import Reproduction
+    from gradscope.capturing.isolate.reproducing.reproduction import Reproduction
 
 #: Name of the script and of the file of its arrays, without suffix.
 _FILE: Final = "isolated"
 
 
 def isolate(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The layer's name in the dump, such as block[3]/attn.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="The layer's name in the dump, such as block[3]/attn; 'before block[3]/attn' for the layer and the "
+            "code before it.",
+        ),
+    ],
     dump: Annotated[Path, typer.Argument(metavar="DUMP", help="The dump that contains its inputs and cotangents.")],
     target: options.Target,
     *,
@@ -44,8 +51,8 @@ def isolate(
     folder, read = output.absolute(), dump.absolute()
     with open_dump(dump) as opened, stdout_to_stderr(), Progress(quiet=quiet) as progress:
         model = rerun_model(target, options_of(dump, opened.manifest.provenance))
-        from gradscope.capturing.isolate.reproduction import reproduce
-        from gradscope.capturing.isolate.reproduction_script import write_reproduction
+        from gradscope.capturing.isolate.reproducing.reproduction import reproduce
+        from gradscope.capturing.isolate.reproducing.reproduction_script import write_reproduction
 
         progress.phase("run")
         found = reproduce(model, name, opened)
@@ -66,13 +73,18 @@ def _require_free(folder: Path, *, force: bool, dump: Path) -> None:
 
 
 def _summary(folder: Path, found: Reproduction) -> list[str]:
+    from gradscope.naming.paths import BEFORE
     from gradscope.naming.wording import counted
 
     expected = (*found.outputs, *found.gradients)
     ins, outs = counted(len(found.inputs), "input"), counted(len(found.outputs), "output")
     of_dump = sum(each.origin == "dump" for each in expected)
     others = "" if of_dump == len(expected) else ", the others from a run of the layer"
-    return [
+    lines = [
         f"{folder / _FILE}.py  {found.name}: {ins}, {outs}",
         f"expected  {of_dump} of {len(expected)} arrays are the dump's{others}",
     ]
+    if found.computed and not found.name.startswith(BEFORE):
+        computed = f"{', '.join(found.computed)} {'is' if len(found.computed) == 1 else 'are'} computed by the model"
+        lines.append(f"inputs    {computed}; '{BEFORE}{found.name}' has the code that computes this, too")
+    return lines

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from gradscope import naming
 from gradscope.errors import UsageError
 from gradscope.naming import IterationIndex, Selection
+from gradscope.tracing.jaxpr.frames import Loop, iterations
 from gradscope.tracing.layers.sites import SiteName
 
 EVERYTHING: Final = frozenset(naming.FAMILIES)
@@ -100,6 +102,40 @@ class CaptureSpec:
     def selects_layer(self, family: str, name: SiteName, iteration: IterationIndex) -> bool:
         """Returns whether a layer's output is selected at one iteration."""
         return self.shows(name) and self.selects(family, str(name.at(iteration)))
+
+    def selects_recorded(self, family: str, name: SiteName, iteration: IterationIndex, loops: Sequence[Loop]) -> bool:
+        """Returns whether a layer's output is selected at the iteration that was recorded.
+
+        Args:
+            family: Its family.
+            name: Its name.
+            iteration: The iteration; of a `while` the last one, whichever of them a pattern names.
+            loops: The loops around it.
+        """
+        if all(loop.length is not None for loop in loops):
+            return self.selects_layer(family, name, iteration)
+        recorded = str(name.at(iteration))
+        if self.keys is None and self.selection.excludes(recorded, naming.key_of(family, recorded)):
+            return False
+        known = [at if loop.length is not None else None for at, loop in zip(iteration, loops, strict=True)]
+        return any(self.selects_layer(family, name, each) for each in (iteration, *self._named(known)))
+
+    def iterations(self, loops: Sequence[Loop]) -> Iterator[IterationIndex]:
+        """Yields the iterations of some loops; of a `while`, which may have any number, those that patterns name."""
+        if all(loop.length is not None for loop in loops):
+            return iterations(loops)
+        counted = (range(1 if loop.length is None else loop.length) for loop in loops)
+        whiles = [loop.length is None for loop in loops]
+        return (
+            each
+            for known in itertools.product(*counted)
+            for each in self._named([None if of_while else at for at, of_while in zip(known, whiles, strict=True)])
+        )
+
+    def _named(self, known: Sequence[int | None]) -> Iterator[IterationIndex]:
+        """Yields an iteration with each number that patterns name, and 0, in the place of those that are not known."""
+        named = sorted({0, *self.selection.numbers})
+        return itertools.product(*(named if at is None else (at,) for at in known))
 
     def selects_term(self, name: str, of: str | None) -> bool:
         """Returns whether a term is selected.

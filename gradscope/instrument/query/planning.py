@@ -63,7 +63,7 @@ def has_gradient(tap_point: Site | Use) -> bool:
 def selects_site(spec: CaptureSpec, site: Site, family: str) -> bool:
     """Returns whether a site is selected under any of its names in any iteration."""
     return any(
-        spec.selects_layer(family, name, iteration) for name in site.names for iteration in iterations(site.loops)
+        spec.selects_layer(family, name, iteration) for name in site.names for iteration in spec.iterations(site.loops)
     )
 
 
@@ -115,7 +115,7 @@ def known_names(trace: Trace, spec: CaptureSpec, terms: Terms, *, shown: bool) -
         shown: Whether names of layers and operations are left out that the spec does not show, whatever it selects.
     """
     found = ((name, site.loops) for site in trace.sites for name in site.names if not shown or spec.shows(name))
-    paths = [str(name.at(iteration)) for name, loops in found for iteration in iterations(loops)]
+    paths = [str(name.at(iteration)) for name, loops in found for iteration in spec.iterations(loops)]
     layers = [(family, path) for path in paths for family in _LAYER_FAMILIES]
     leaves = [(leaf.family, leaf.name) for leaf in (*trace.arguments, *trace.auxiliary)]
     gradients = [(gradient, name) for family, name in leaves if (gradient := naming.gradient_family(family))]

@@ -10,11 +10,19 @@ not followed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, resolve, variable_of
 from gradscope.tracing.jaxpr.iterations import ValueAt, sources
+
+
+class Segment(NamedTuple):
+    """A `Segment` has the known values and arguments that it reads, and the values that it makes of them."""
+
+    read: tuple[ValueAt, ...]
+    made: tuple[ValueAt, ...]
 
 
 class SegmentsBetween:
@@ -37,22 +45,23 @@ class SegmentsBetween:
         """
         found: dict[ValueAt, list[ValueAt]] = {}
         for end in filter(self._has_gradients, ends):
-            for read in self._made_of(end):
+            for read in self.segment(end).read:
                 found.setdefault(read, []).append(end)
         return found
 
-    def _made_of(self, end: ValueAt) -> Iterator[ValueAt]:
-        """Yields the known values and arguments that one segment reads."""
+    def segment(self, end: ValueAt) -> Segment:
+        """Returns the segment that ends at a known value or an output."""
         seen, waiting = {end}, [end]
+        read: list[ValueAt] = []
+        made: list[ValueAt] = []
         while waiting:
-            for value_at in self._operands(waiting.pop()):
+            made.append(waiting.pop())
+            for value_at in self._operands(made[-1]):
                 if value_at in seen:
                     continue
                 seen.add(value_at)
-                if value_at in self._known or _is_argument(value_at):
-                    yield value_at
-                else:
-                    waiting.append(value_at)
+                (read if value_at in self._known or _is_argument(value_at) else waiting).append(value_at)
+        return Segment(tuple(read), tuple(made))
 
     def _operands(self, value_at: ValueAt) -> list[ValueAt]:
         """Returns the values that a value is directly made of, or is in another frame."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 from gradscope import naming
 from gradscope.errors import UsageError
+from gradscope.naming import IterationIndex
+from gradscope.naming.paths import BEFORE
 from gradscope.naming.patterns import nearest_hint
-from gradscope.tracing.jaxpr.frames import ValueKey, iterations, resolve
+from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, iterations, resolve
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.jaxpr.jaxcompat import Atom, bind, is_dropped, is_literal
 from gradscope.tracing.layers.layers import LayerCall
+
+#: Whether the value of an atom of a frame is known in one iteration of the loops around that.
+Known: TypeAlias = Callable[[Frame, Atom, IterationIndex], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,21 +25,18 @@ class IsolatedLayer:
     """An `IsolatedLayer` is one call of one layer in one iteration of the loops around it, isolated as a function.
 
     Attributes:
-        layer: The layer.
+        layer: The layer; with the code before it, this has the equations of both.
         iteration: The iteration.
         inputs: The variables of its frame that it reads and does not make, in order of use.
         outputs: The variables that it makes and returns.
+        name: The path of the layer, or that of the code before it.
     """
 
     layer: LayerCall
     iteration: tuple[int, ...]
     inputs: tuple[Atom, ...]
     outputs: tuple[Atom, ...]
-
-    @property
-    def name(self) -> str:
-        """The path of the layer."""
-        return str(self.layer.path.at(self.iteration))
+    name: str
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
         """Returns the layer's outputs for the values of its inputs."""
@@ -59,25 +61,30 @@ class IsolatedLayer:
         return _equation_in(value, depth) in self.layer.equations
 
 
-def isolated_layer(layers: Sequence[LayerCall], name: str) -> IsolatedLayer:
+def isolated_layer(layers: Sequence[LayerCall], name: str, known: Known) -> IsolatedLayer:
     """Returns the call of a layer that a name selects.
 
     Args:
         layers: All layers.
-        name: Its path, `block[3]/attn`, or the key of its activation.
+        name: Its path, `block[3]/attn`, or the key of its activation; `before PATH` for the layer with the code before
+            it, from the values that are known.
+        known: Whether a value is known.
 
     Raises:
         UsageError: There is none; the hint names the nearest names.
     """
-    known = {
+    calls = {
         str(layer.path.at(iteration)): (layer, iteration)
         for layer in layers
         for iteration in iterations(layer.frame.loops)
     }
     path = name.removeprefix(f"{naming.ACTIVATION}/")
-    if path not in known:
-        raise UsageError(f"no layer is called {naming.printable(name)}", hint=nearest_hint(path, known))
-    layer, iteration = known[path]
+    own = path if path in calls else path.removeprefix(BEFORE)
+    if own not in calls:
+        raise UsageError(f"no layer is called {naming.printable(name)}", hint=nearest_hint(path, calls))
+    layer, iteration = calls[own]
+    if own != path:
+        layer = replace(layer, equations=_with_code_before(layer, iteration, known))
     made = [v for number in layer.equations for v in layer.frame.jaxpr.eqns[number].outvars if not is_dropped(v)]
     read = [atom for number in layer.equations for atom in layer.frame.jaxpr.eqns[number].invars]
     return IsolatedLayer(
@@ -85,7 +92,21 @@ def isolated_layer(layers: Sequence[LayerCall], name: str) -> IsolatedLayer:
         iteration=iteration,
         inputs=tuple(dict.fromkeys(atom for atom in read if not is_literal(atom) and atom not in frozenset(made))),
         outputs=tuple(atom for atom in made if resolve(layer.frame, atom) in layer.outputs),
+        name=path,
     )
+
+
+def _with_code_before(layer: LayerCall, iteration: tuple[int, ...], known: Known) -> list[int]:
+    """Returns the equations of a layer, and those in its frame that compute what it reads from known values."""
+    frame, equations = layer.frame, {*layer.equations}
+    waiting = list(equations)
+    while waiting:
+        for atom in frame.jaxpr.eqns[waiting.pop()].invars:
+            number = OPERAND if is_literal(atom) else frame.definitions.get(atom, (OPERAND, 0))[0]
+            if number != OPERAND and number not in equations and not known(frame, atom, iteration):
+                equations.add(number)
+                waiting.append(number)
+    return sorted(equations)
 
 
 def _equation_in(value: ValueKey, depth: int) -> int:

@@ -226,3 +226,25 @@ def test_a_class_that_has_to_be_called_is_a_wrong_target_and_no_broken_model(fol
     done = gradscope("inspect", "net.py:Net", "--input", "float32[2,4]", folder=folder)
     assert done.status == 2, done.errors
     assert "Net" in done.errors
+
+
+@pytest.mark.parametrize("pattern", ["loop[2]/cell", "activation/loop[2]/cell", "loop[0]/cell", "re:loop.[1-2]./cell"])
+def test_a_printed_name_inside_of_a_while_loop_selects_its_last_iteration(folder: Path, pattern: str) -> None:
+    (folder / "loop.py").write_text(LOOP.replace("KIND", "unending"))
+    shown(folder, "loop.py", "-o", "all.npz")
+    assert "activation/loop[2]/cell" in gs.load(folder / "all.npz")
+    shown(folder, "loop.py", "-o", "one.npz", "--select", pattern)
+    assert [key for key in gs.load(folder / "one.npz") if "cell" in key] == ["activation/loop[2]/cell"]
+
+
+def test_the_last_iteration_of_a_while_loop_is_excluded_by_its_name(folder: Path) -> None:
+    (folder / "loop.py").write_text(LOOP.replace("KIND", "unending"))
+    shown(folder, "loop.py", "-o", "others.npz", "--select", "*", "--exclude", "loop[2]/cell")
+    assert [key for key in gs.load(folder / "others.npz") if key.endswith("loop[2]/cell")] == []
+
+
+def test_a_name_inside_of_a_while_loop_that_there_is_none_of_is_refused(folder: Path) -> None:
+    (folder / "loop.py").write_text(LOOP.replace("KIND", "unending"))
+    done = gradscope("dump", "loop.py", "--select", "loop[2]/cells", "-o", "none.npz", folder=folder)
+    assert done.status == 2
+    assert "did you mean loop[2]/cell" in done.errors

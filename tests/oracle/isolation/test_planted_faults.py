@@ -63,7 +63,12 @@ FAULTS = {
     "stale batch statistic": Found(forward="centre", backward=HEAD, says="different state (`"),
     "permuted scan layers": Found(
         forward="attention[0]/scores", backward=HEAD, says="4 parameters have another layout: `attention/key`",
-        alone=tuple(f"attention[{at}]/{part}" for at in (0, 1) for part in ("scores", "mix", "out")),
+        # The projections are made outside of the parts.
+        alone=tuple(
+            f"{before}attention[{at}]/{part}"
+            for at in (0, 1)
+            for before, part in (("before ", "scores"), ("before ", "mix"), ("", "out"))
+        ),
     ),
 }  # fmt: skip
 

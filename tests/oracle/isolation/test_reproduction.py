@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import numpy as np
 import pytest
 
 import gradscope as gs
-from gradscope.capturing.isolate.reproduction import Reproduction, reproduce
-from gradscope.capturing.isolate.reproduction_script import arrays, script
+from gradscope.capturing.isolate.reproducing.reproduction import Reproduction, reproduce
+from gradscope.capturing.isolate.reproducing.reproduction_script import arrays, script
 from gradscope.errors import UsageError
 from gradscope.tracing.loading.model import Model
 from models.transformer import Transformer
+from tests.oracle.isolation.test_places import BATCH, PARAMS, network
 from tests.oracle.zoo import ShortResNet
 from tests.support.reproduction import Ran, run_here
 
@@ -60,6 +62,27 @@ def test_a_block_of_convolutions_and_batch_normalisations(tmp_path: Path) -> Non
     done = ran(tmp_path, found)
     assert done.status == 0
     assert max(done.errors.values()) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "wrong"),
+    [
+        ("rule", "before block/down", {("vjp", "up")}),
+        ("sum", "block", {("forward", "block"), ("vjp", "up"), ("vjp", "down")}),
+        ("loop rule", "before loop[1]/out", {("vjp", "x_in")}),
+    ],
+)
+def test_the_code_before_a_layer_shows_its_fault(
+    tmp_path: Path, fault: str, name: str, wrong: set[tuple[str, str]]
+) -> None:
+    reference = gs.capture(network, PARAMS, BATCH, origins=False).source
+    found = reproduce(Model.of_values("model", partial(network, fault=fault), PARAMS, BATCH), name, reference)
+    done = ran(tmp_path, found)
+    assert done.status == 1
+    assert {key for key, error in done.errors.items() if error > 1e-3} == wrong
+    assert found.computed == (() if name.startswith("before") else ("x",))
+    again = reproduce(Model.of_values("model", network, PARAMS, BATCH), name, reference)
+    assert ran(tmp_path, again).status == 0
 
 
 def odd(params: Any, batch: Any) -> Any:

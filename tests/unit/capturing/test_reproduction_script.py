@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradscope.capturing.isolate.reproduction import Reproduction
-from gradscope.capturing.isolate.reproduction_script import script, write_reproduction
+from gradscope.capturing.isolate.reproducing.reproduction import Reproduction
+from gradscope.capturing.isolate.reproducing.reproduction_script import script, write_reproduction
 from gradscope.dump.storage.writing import partial_file
 from gradscope.errors import MachineError
 

@@ -6,20 +6,21 @@ import math
 
 import pytest
 
-from gradscope.comparison.isolation import Isolation, LocalFinding, local_rows
+from gradscope.comparison.isolation import Isolation, LocalFinding, Place, local_rows
 from gradscope.comparison.judging.rows import ComparisonRow
 
-SOURCES = {"dense": "model.py:1", "left": "model.py:2", "right": None, "sum": "model.py:4"}
+LINES = {"dense": ("model.py:1",), "left": ("model.py:2",), "right": (), "sum": ("model.py:4",)}
+PLACES = {name: Place(lines=lines) for name, lines in LINES.items()}
 
 
-def finding(key: str, error: float, *layers: str) -> LocalFinding:
+def finding(key: str, error: float, *places: str) -> LocalFinding:
     """A tensor with an error, judged by a tolerance of 1e-3."""
     family, _, name = key.partition("/")
     row = ComparisonRow(
         name=name, family=family, status="different" if error > 1e-3 else "same", index=0,
         metrics={"rel_l2": error}, tolerance=1e-3, needed=error,
     )  # fmt: skip
-    return LocalFinding(row=row, layers=layers)
+    return LocalFinding(row=row, places=places)
 
 
 RIGHT = (
@@ -32,12 +33,12 @@ RIGHT = (
 
 
 def of(*findings: LocalFinding) -> Isolation:
-    return Isolation(rows=local_rows((*RIGHT, *findings), SOURCES))
+    return Isolation(rows=local_rows((*RIGHT, *findings), PLACES))
 
 
 def test_layers_are_in_execution_order_without_those_that_were_not_compared() -> None:
     assert [row.name for row in of().rows] == ["dense", "left", "right", "sum"]
-    assert [row.name for row in local_rows(RIGHT[1:3], SOURCES)] == ["left", "right"]
+    assert [row.name for row in local_rows(RIGHT[1:3], PLACES)] == ["left", "right"]
 
 
 def test_right_layers_are_the_same() -> None:
@@ -88,3 +89,33 @@ def test_a_tensor_that_no_layer_of_the_candidate_reads_has_a_row_of_its_own() ->
 def test_both_directions_are_in_the_sentence(error: float, text: str) -> None:
     found = of(finding("activation/sum", error, "sum"), finding("activation_grad/right", 0.5, "sum"))
     assert f"(forward {text}, VJP rel_l2 0.50)" in found.sentence
+
+
+BEFORE = Place(lines=("net.py:7", "net.py:9", "block.py:3"), reads=("dense", "input/x"), inside="block")
+
+
+def test_the_code_before_a_layer_is_no_layer_and_has_its_lines() -> None:
+    places = {"dense": PLACES["dense"], "before left": BEFORE, "left": PLACES["left"]}
+    wrong = finding("activation/left", 0.5, "before left")
+    found = Isolation(rows=local_rows((RIGHT[0], wrong, finding("param_grad/v", 0.0, "left")), places))
+    assert [row.name for row in found.rows] == ["dense", "before left", "left"]
+    (row,) = found.different
+    assert row.to_json() == {
+        "name": "before left", "status": "different",
+        "forward": 0.5, "forward_tensor": "activation/left", "forward_tolerance": 1e-3, "source": "net.py:7",
+        "lines": ["net.py:7", "net.py:9", "block.py:3"], "reads": ["dense", "input/x"], "inside": "block",
+    }  # fmt: skip
+    assert found.sentence == (
+        "The code between `dense`, `input/x` and `left` (in `block`, net.py:7, 9, block.py:3) makes error by itself "
+        "(forward rel_l2 0.50)."
+    )
+
+
+def test_code_that_reads_parameters_alone_is_before_its_layer() -> None:
+    found = Isolation(rows=local_rows([finding("activation/left", 0.5, "before left")], {"before left": Place()}))
+    assert found.sentence == "The code before `left` makes error by itself (forward rel_l2 0.50)."
+
+
+def test_an_error_of_a_value_is_assigned_before_those_of_gradients() -> None:
+    gradient, value = finding("param_grad/w", 0.5, "right", "left"), finding("activation/left", 0.5, "left", "right")
+    assert [row.name for row in of(gradient, value).different] == ["left"]

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 import gradscope as gs
-from gradscope.capturing.isolate.reproduction import reproduce
+from gradscope.capturing.isolate.reproducing.reproduction import reproduce
 from gradscope.tracing.loading.model import Model
 from tests.oracle.isolation.isolating import isolated, wrong
 from tests.oracle.isolation.test_reproduction import ran

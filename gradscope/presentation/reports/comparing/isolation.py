@@ -12,7 +12,7 @@ from typing import Final
 
 from gradscope import naming
 from gradscope.comparison import Comparison
-from gradscope.comparison.isolation import Isolation, LocalRow
+from gradscope.comparison.isolation import Isolation, LocalRow, joined_lines
 from gradscope.dump.record import Json
 from gradscope.naming.wording import counted
 from gradscope.presentation.render.document import Document, Note, Notes
@@ -130,5 +130,5 @@ class IsolationReport:
 
 
 def _line(row: LocalRow) -> Line:
-    values = row.to_json()
+    values = row.to_json() | {"source": joined_lines(row.place.lines) or None}
     return Line(cells=(row.name, *(each.cell(values) for each in _COLUMNS)), keys=row.tensors)

@@ -2,7 +2,8 @@
 
 Programs without a scope around an attention, or around an activation function, have nothing between two layers. Then
 what the layer behind reads shows where the difference is made: it is recovered of both programs (`recovered_values`),
-or it is a function of what both programs have before, which the gradient of the kernel shows (`correlations`).
+or it is a function of what both programs have before, which the gradient of the kernel shows (`correlations`). Where
+the layer is the same in both programs, its root mean square shows it.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def unrecorded_read(dumps: Dumps, pairing: Pairing, key: str) -> str:
     sides = [_Side(dumps, pairing, match.ref, of_ref=True), _Side(dumps, pairing, match.cand, of_ref=False)]
     # A capture of PyTorch does not state what a layer reads: the other program may.
     words = (words for side in sides for words in (side.functions(),) if words)
-    return next(words, None) or sides[0].recovered()
+    return next(words, None) or sides[0].recovered() or sides[0].stated(sides[1])
 
 
 class _Side:
@@ -107,7 +108,24 @@ class _Side:
             return ""
         if any(have_same_elements(each.other, each.own) for each in found):
             return "in the order of what it reads"
-        around = _around(self._layers, self._layer, self._read)
+        return self._in_a_step(self._layer)
+
+    def stated(self, other: _Side) -> str:
+        """Returns in words that what the layer reads differs, by the power of that; "" where it does not.
+
+        Only a layer of the same path and parameters begins with the same step.
+        """
+        own, its = self._layer, other._layer
+        if own is None or its is None or (own.path, own.params) != (its.path, its.params):
+            return ""
+        pairs = [self._pairs.pair(key) for key in self._read]
+        if not all(pair is not None and _agree(pair) for pair in pairs) or "in" not in own.rms or "in" not in its.rms:
+            return ""
+        differs = abs(its.rms["in"] - own.rms["in"]) > _AGREE * own.rms["in"]
+        return self._in_a_step(own) if differs and own.elements.get("in") == its.elements.get("in") else ""
+
+    def _in_a_step(self, layer: Layer) -> str:
+        around = _around(self._layers, layer, self._read)
         step = f"a step of `{printable(around)}`" if around else "a step"
         return f"in what it reads: {step} that neither program has an entry for"
 

@@ -105,3 +105,29 @@ def test_a_layer_that_reads_another_input_needs_no_step_before_it() -> None:
     found = gs.compare(_attention(), _attention(tokens=_draw(size=TOKENS.shape).astype(np.float32)))
     assert found.sentence.startswith("The runs start from different inputs (`of_reference`). Forward first differs at")
     assert "reads" not in found.sentence
+
+
+def _normalised(fault: str = "") -> Dump:
+    """A dense layer, a norm that reads an activation function of it, and a head; the norm has no kernel."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("dense"):
+            x = batch @ weights["query"]
+        x = jnp.sin(x) if fault == "before" else jnp.tanh(x)
+        with jax.named_scope("norm"):
+            x = x - x.mean(-1, keepdims=True)
+            x = 1.1 * x if fault == "inside" else x
+        with jax.named_scope("head"):
+            return jnp.square(x @ weights["out"]).mean()
+
+    return gs.capture(loss, WEIGHTS, TOKENS, origins=False)
+
+
+@pytest.mark.parametrize(
+    ("fault", "where"),
+    [("before", ", in what it reads: a step that neither program has an entry for"), ("inside", "made here)")],
+)
+def test_the_power_of_what_a_layer_without_a_kernel_reads_shows_whether_it_is_right(fault: str, where: str) -> None:
+    sentence = gs.compare(_normalised(), _normalised(fault)).sentence
+    assert sentence.startswith("Forward first differs at `norm` (rel_l2 ")
+    assert where in sentence.partition(". Backward")[0]

@@ -23,19 +23,23 @@ from gradscope import naming
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import is_key
 from gradscope.capturing.explain.zeros.neighbourhood import is_hidden, observe_values
-from gradscope.capturing.isolate.layer_functions import LayerFunctions
-from gradscope.capturing.isolate.layer_values import LayerValues
 from gradscope.capturing.isolate.pinned_arguments import pinned_arguments
-from gradscope.capturing.isolate.pinned_values import pinned_values
+from gradscope.capturing.isolate.pinned_values import PinnedValues, pinned_values
+from gradscope.capturing.isolate.reproducing.layer_functions import LayerFunctions
+from gradscope.capturing.isolate.reproducing.layer_values import COMPUTED, LayerValues
 from gradscope.comparison.default_tolerances import default_tolerance, reduced_matmul
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.pairing.reverse import ReversePairing
 from gradscope.dump.interfaces import DumpSource
 from gradscope.errors import UsageError
 from gradscope.tracing.dataflow.forward import FrameVariable
+from gradscope.tracing.jaxpr.frames import Frame, resolve
+from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.jaxpr.jaxcompat import Atom
+from gradscope.tracing.layers.parameter_views import ParameterOrigins
 from gradscope.tracing.loading.model import Model
-from gradscope.tracing.lookup.layer_call import IsolatedLayer, isolated_layer
+from gradscope.tracing.lookup.layer_call import IsolatedLayer, Known, isolated_layer
+from gradscope.tracing.tracer import Trace
 from gradscope.tracing.user_frames import user_code
 
 #: JAX's names of the implementations of random keys, by the dtypes of their keys.
@@ -76,6 +80,7 @@ class Reproduction:
         constants: Arrays that the code reads.
         outputs: The expected results of `forward`.
         gradients: The expected results of `vjp`.
+        computed: The inputs with gradients that the code before the layer computes, and the dump does not have.
     """
 
     name: str
@@ -87,6 +92,7 @@ class Reproduction:
     constants: dict[str, Array]
     outputs: tuple[Expectation, ...]
     gradients: tuple[Expectation, ...]
+    computed: tuple[str, ...] = ()
 
 
 def reproduce(model: Model, name: str, dump: DumpSource) -> Reproduction:
@@ -94,7 +100,7 @@ def reproduce(model: Model, name: str, dump: DumpSource) -> Reproduction:
 
     Args:
         model: The model.
-        name: The layer.
+        name: The layer; `before LAYER` for the layer with the code before it.
         dump: A dump of the model, or of another that has the same names.
 
     Returns:
@@ -108,13 +114,14 @@ def reproduce(model: Model, name: str, dump: DumpSource) -> Reproduction:
     dumps = Dumps(ref=dump, cand=dump)
     placing = ReversePairing(dumps, [Match.of(key, key, "name") for key in dump.keys()])  # noqa: SIM118 - no mapping
     arguments = pinned_arguments(model, dumps, placing)
-    isolated = isolated_layer(arguments.trace.layers, name)
+    pinned = pinned_values(arguments.trace, dump, placing)
+    isolated = isolated_layer(arguments.trace.layers, name, _known(arguments.trace, pinned))
     if is_hidden(isolated.layer.frame):
         raise UsageError(
             f"{naming.printable(name)} is inside a while loop, a custom rule or a sharded function",
             hint="isolate the layer around it",
         )
-    values = LayerValues(isolated, arguments, pinned_values(arguments.trace, dump, placing), dump)
+    values = LayerValues(isolated, arguments, pinned, dump)
     variables = [FrameVariable(isolated.layer.frame, atom) for atom in isolated.inputs]
     with user_code(f"running {isolated.name} of {model.name}"):
         seen = observe_values(arguments.trace, arguments.leaves, variables)
@@ -123,6 +130,20 @@ def reproduce(model: Model, name: str, dump: DumpSource) -> Reproduction:
             for variable in variables
         }
         return _reproduction(isolated, values, inputs, reduced=reduced_matmul(dump.manifest.provenance))
+
+
+def _known(trace: Trace, pinned: PinnedValues) -> Known:
+    """Returns whether a dump has the value of an atom, or that is a view of a parameter."""
+    loops = {frame.key: len(frame.loops) for frame in trace.root.walk()}
+    params = {at: leaf.name for at, leaf in enumerate(trace.arguments) if leaf.family == naming.PARAM}
+    views = ParameterOrigins(params)
+
+    def known(frame: Frame, atom: Atom, iteration: naming.IterationIndex) -> bool:
+        value = resolve(frame, atom)
+        stored = value is not None and ValueAt(value, iteration[: loops[value.frame]]) in pinned.keys
+        return stored or bool(views.names(frame, atom))
+
+    return known
 
 
 def _value(isolated: IsolatedLayer, values: LayerValues, variable: FrameVariable, computed: Any) -> Any:
@@ -196,6 +217,7 @@ def _reproduction(
             expected(naming.ACTIVATION_GRAD, input_names[atom], values.own_gradient(atom), own)
             for atom, own in zip(functions.differentiated, gradients, strict=True)
         ),
+        computed=tuple(input_names[atom] for atom in functions.differentiated if values.origin(atom) == COMPUTED),
     )
 
 

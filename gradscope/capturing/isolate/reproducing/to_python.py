@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from gradscope.capturing.isolate.lax_calls import call, scalar
+from gradscope.capturing.isolate.reproducing.lax_calls import call, scalar
 from gradscope.errors import UsageError
 from gradscope.tracing.jaxpr.jaxcompat import (
     CUSTOM_RULES,

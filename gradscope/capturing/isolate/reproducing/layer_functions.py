@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from gradscope.arrays.blocks import Array
-from gradscope.capturing.isolate.to_python import PythonSource
+from gradscope.capturing.isolate.reproducing.to_python import PythonSource
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.jaxcompat import trace
 from gradscope.tracing.lookup.layer_call import IsolatedLayer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from gradscope import naming
@@ -16,6 +18,9 @@ from gradscope.tracing.jaxpr.jaxcompat import Atom
 from gradscope.tracing.layers.parameter_views import ParameterOrigins
 from gradscope.tracing.lookup.layer_call import IsolatedLayer
 from gradscope.tracing.tracer import Leaf
+
+#: The origin of a value that neither the dump nor the loss's arguments have.
+COMPUTED: Final = "computed by the model"
 
 
 class LayerValues:
@@ -66,7 +71,7 @@ class LayerValues:
         if value_at is not None and value_at in self._pinned.keys:
             return f"{self._pinned.keys[value_at]} of the dump"
         viewed = self._parameters.names(self._isolated.layer.frame, atom)
-        return "".join(f"the layer's view of param/{name}" for name in viewed) or "computed by the model"
+        return "".join(f"the layer's view of param/{name}" for name in viewed) or COMPUTED
 
     def full_gradient(self, atom: Atom) -> Array | None:
         """Returns the gradient of the loss with respect to a variable; None where the dump does not have it."""

@@ -1,0 +1,9 @@
+"""Reproducing writes one layer, with its values from a dump, as a script of its own (`gradscope isolate`).
+
+- `reproduction`: the layer with its inputs and the expected results.
+- `layer_functions`: the layer and its VJP as functions.
+- `layer_values`: its values in the dump.
+- `reproduction_script`: writes the script.
+- `to_python`: writes a jaxpr as Python.
+- `lax_calls`: writes one equation.
+"""
