@@ -14,9 +14,12 @@ import jax
 
 from gradscope.tracing.jaxpr.jaxcompat import Equation
 
+#: The libraries whose modules are called.
+_FRAMEWORKS: Final = ("flax", "equinox", "haiku", "keras")
+
 #: Packages whose frames are never "the user's line": JAX, and the libraries that models are written with.
 _LIBRARIES: Final = (
-    *("jax", "jaxlib", "flax", "equinox", "haiku", "keras", "optax", "gradscope"),
+    *("jax", "jaxlib", *_FRAMEWORKS, "optax", "gradscope"),
     *("diffrax", "jaxopt", "lineax", "optimistix"),
 )
 
@@ -108,6 +111,17 @@ def library_function(equation: Equation) -> str | None:
         if not is_library_file(frame.file_name):
             break
     return None if found is None or not is_library_file(found.file_name) else found.function_name
+
+
+def is_in_module(equation: Equation) -> bool:
+    """Returns whether a framework, or our adapter of one, calls a module that traced an equation."""
+    traceback = equation.source_info.traceback
+    return any(_is_of_framework(frame.file_name) for frame in ([] if traceback is None else traceback.frames))
+
+
+@cache
+def _is_of_framework(file_name: str) -> bool:
+    return file_name.startswith(f"{_PACKAGE}frameworks/") or any(is_file_of(each, file_name) for each in _FRAMEWORKS)
 
 
 def is_lifted(equation: Equation) -> bool:

@@ -107,7 +107,8 @@ def find_layers(
 
 def _leave_out_roots(layers: Sequence[LayerCall]) -> None:
     """Takes the names of roots from the paths of the layers inside them, and of the operations in these."""
-    left_out = roots_left_out((layer.path, layer.reads) for layer in layers if not layer.operation)
+    calls = [layer for layer in layers if not layer.operation]
+    left_out = roots_left_out((call.path, call.reads, call.frame.jaxpr.eqns[call.equations[0]]) for call in calls)
     for layer in layers:
         scopes, depth = layer.path.components, scopes_of_root(layer.path)
         if scopes[0].name in left_out and len(scopes) - layer.operation > depth:

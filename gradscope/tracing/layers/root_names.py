@@ -4,9 +4,9 @@ Frameworks open a scope for the root, `Net/fc1`, and their trees of parameters b
 the root's name a layer and its parameters have one name. The root itself keeps its name, and so do its methods and the
 operations that are in none of its layers. Flax opens a scope for a method, too: `Net/Net.encode/fc1` is `fc1`.
 
-Any outermost scope counts as a root whose layers read parameters of their own names. Its name stays where the tree of
-parameters has that of an outermost scope (`mlp/linear_0/w`, or `embed/table` beside `blocks`), and where names without
-it would be ambiguous:
+An outermost scope counts as a root that a framework has opened, and whose layers read parameters of their own names: a
+scope of the user's own is a name that was chosen. A root's name stays where the tree of parameters has that of an
+outermost scope (`mlp/linear_0/w`, or `embed/table` beside `blocks`), and where names without it would be ambiguous:
 
 - A layer inside has the name of another outermost layer.
 - Calls of one layer read parameters of its name and others, as those of a student and a teacher of one class.
@@ -20,7 +20,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import NamedTuple, TypeVar
 
+from gradscope.tracing.jaxpr.jaxcompat import Equation
 from gradscope.tracing.jaxpr.scopes import Component, ScopePath
+from gradscope.tracing.jaxpr.source_lines import is_in_module
 
 _Key = TypeVar("_Key")
 
@@ -32,11 +34,13 @@ class _Call(NamedTuple):
         root: The root's name.
         inside: The path from the root.
         owns: Whether it reads a parameter whose name begins with that of the outermost layer inside the root.
+        equation: Its first equation.
     """
 
     root: str
     inside: tuple[Component, ...]
     owns: bool
+    equation: Equation
 
     @property
     def child(self) -> str:
@@ -44,26 +48,28 @@ class _Call(NamedTuple):
         return self.inside[0].name
 
 
-def roots_left_out(layers: Iterable[tuple[ScopePath, Collection[str]]]) -> frozenset[str]:
+def roots_left_out(layers: Iterable[tuple[ScopePath, Collection[str], Equation]]) -> frozenset[str]:
     """Returns the names of roots that the names of layers are to be without.
 
     Args:
-        layers: The path of each call of a layer with the names of the parameters that it reads, also inside it.
+        layers: The path of each call of a layer, the names of the parameters that it reads, also inside it, and its
+            first equation.
     """
     outermost: set[str] = set()
     in_tree = False
     calls: list[_Call] = []
-    for path, params in layers:
+    for path, params, equation in layers:
         root = path.components[0].name
         heads = {name.partition("/")[0] for name in params}
         outermost.add(root)
         in_tree |= root in heads
         if inside := path.components[scopes_of_root(path) :]:
-            calls.append(_Call(root, inside, inside[0].name in heads))
+            calls.append(_Call(root, inside, inside[0].name in heads, equation))
     if in_tree:
         return frozenset()
     ambiguous = {call.root for call in calls if call.child in outermost}
-    found = {call.root for call in calls if call.owns} - ambiguous
+    owning = {call.root: call for call in reversed(calls) if call.owns}  # one of each root is looked at
+    found = {root for root, call in owning.items() if is_in_module(call.equation)} - ambiguous
     left_out = [call for call in calls if call.root in found]
     return frozenset(found - _of_other_parameters(left_out) - _of_other_modules(left_out))
 

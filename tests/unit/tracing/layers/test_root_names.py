@@ -9,12 +9,19 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from gradscope.tracing.layers import root_names
 from gradscope.tracing.tracer import Trace, trace_loss
 from tests.support.data import evenly
 
 X = evenly(-1.0, 1.0, 3, 3)
 W = evenly(-1.0, 1.0, 3, 3)
 NET = {"fc1": {"kernel": W}, "fc2": {"kernel": W}}
+
+
+@pytest.fixture(autouse=True)
+def _frameworks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scopes here stand for those that a framework opens."""
+    monkeypatch.setattr(root_names, "is_in_module", lambda _: True)
 
 
 def called(root: str, params: Any, x: Any, parts: Sequence[str] = ("fc1", "fc2")) -> Any:
@@ -43,6 +50,11 @@ def names(function: Callable[[Any, Any], Any], params: Any) -> list[str]:
 
 def test_layers_are_named_as_their_parameters_and_the_root_keeps_its_name() -> None:
     assert names(lambda p, x: called("Net", p, x), NET) == ["Net", "fc1", "fc2"]
+
+
+def test_a_scope_that_no_framework_has_opened_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert names(lambda p, x: called("Net", p, x), NET) == ["Net", "Net/fc1", "Net/fc2"]
 
 
 def test_operations_in_no_layer_inside_keep_the_roots_name() -> None:
