@@ -87,7 +87,8 @@ def _of_part(dumps: Dumps, match: Match, tolerance: float) -> Mapping[str, str] 
     if len(match.recipe.keys) > 1 or one is None or other is None or one.ndim != other.ndim or one.size == other.size:
         return None
     (whole, array), (part, cut) = sorted(((match.ref, one), (match.cand, other)), key=lambda each: -each[1].size)
-    if not any(_is_part(turned, array, tolerance) for turned in _turned(cut, array.shape)):
+    # Half of a value or less is rather one of those that were joined in it, as the directions of a recurrent layer.
+    if 2 * cut.size <= array.size or not any(_is_part(each, array, tolerance) for each in _turned(cut, array.shape)):
         return None
     words = {
         part: f"a part of `{printable(split_key(whole)[1])}`",
