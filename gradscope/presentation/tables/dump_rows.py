@@ -80,6 +80,11 @@ class Row:
         """The key of the tensor whose numbers these are: its own, unless it is an alias."""
         return str(self.facts.get("alias_of", self.key))
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether there is something to say of its elements; of none that is finite, the rms is not."""
+        return "rms" in self.values or bool(self.values.get("nan") or self.values.get("inf"))
+
     def to_json(self) -> dict[str, Json]:
         """Returns name, family and values."""
         return {"name": self.name, "family": self.family, **self.values}

@@ -250,3 +250,17 @@ def test_of_the_calls_of_a_helper_the_one_is_named_that_fails() -> None:
 def test_an_infinity_of_small_operands_is_no_overflow() -> None:
     found = origin_of(lambda w, x: jax.scipy.special.gammaln(jnp.abs(x) * w["one"][None]).sum())
     assert ("pole" in found.why, "overflow" in found.why) == (True, False)
+
+
+@pytest.mark.parametrize("signs", [1.0, -1.0])
+def test_a_maximum_over_windows_that_loses_nans_is_not_where_they_began(signs: float) -> None:
+    weights = jnp.where(jnp.arange(4) % 2 == 0, signs, 1.0)  # infinities of one sign, or a NaN that is made of them
+
+    def loss(w: Any, x: Any) -> Any:
+        images = jnp.zeros((8, 4, 4, 32)) + x[1, 2] * w["one"][0]
+        logs = jnp.log(images)  # here
+        largest = jax.lax.reduce_window(logs, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+        return jnp.square(largest.reshape(-1)[:4] @ weights)
+
+    found = origin_of(loss)
+    assert (found.direction, found.primitive, found.source) == ("forward", "log", line_of(loss))

@@ -39,15 +39,16 @@ class Births:
 
     def of(self, start: ValueAt) -> Birth:
         """Returns the earliest value before another, or itself, that is not finite although its operands are."""
-        kind = NAN if self._flags.value(start) & NAN else INF
         found: dict[ValueAt, None] = {}
-        seen, waiting = {start}, [start]
+        seen, waiting = {start}, [(start, NAN if self._flags.value(start) & NAN else INF)]
         while waiting:
-            value_at = waiting.pop()
-            culprits = [each for each in behind(self._operations, value_at) if self._flags.value(each) & kind]
+            value_at, kind = waiting.pop()
+            culprits = self._operands(value_at, kind)
+            if not culprits and (culprits := self._lost_behind(value_at)):
+                kind = NAN
             if not culprits:
                 found[value_at] = None
-            waiting += [each for each in culprits if each not in seen]
+            waiting += [(each, kind) for each in culprits if each not in seen]
             seen.update(culprits)
         births = [Birth(value_at, self._is_stated(value_at)) for value_at in found]
         return min(births, key=lambda birth: (not birth.stated, self._flags.rank(birth.value)))
@@ -71,6 +72,30 @@ class Births:
                 elif not (birth := self.of(each)).stated and birth.value.value.equation != OPERAND:
                     return maker, birth
         return None
+
+    def _operands(self, value_at: ValueAt, kind: int) -> list[ValueAt]:
+        return [each for each in behind(self._operations, value_at) if self._flags.value(each) & kind]
+
+    def _lost_behind(self, value_at: ValueAt) -> list[ValueAt]:
+        """Returns the NaNs in the place of which there are the infinities that a value is made of, or is."""
+        # A maximum of NaNs is a NaN, but XLA's on a CPU, over windows, is minus infinity, with which it begins.
+        found: list[ValueAt] = []
+        waiting = [value_at] if self._flags.value(value_at) == INF else self._operands(value_at, INF)
+        seen = {*waiting}
+        while waiting:
+            infinite = waiting.pop()
+            operands = self._operands(infinite, INF)
+            if not operands and not self._is_replaced(infinite):
+                found += self._operands(infinite, NAN)
+            waiting += [each for each in operands if each not in seen]
+            seen.update(operands)
+        return found
+
+    def _is_replaced(self, value_at: ValueAt) -> bool:
+        """Returns whether an infinity may be meant to stand in the place of a NaN."""
+        if value_at.value.equation == OPERAND or self._is_stated(value_at):
+            return True
+        return self._operations.maker(value_at).primitive in _REPLACING
 
     def _is_stated(self, value_at: ValueAt) -> bool:
         """Returns whether a value that is not finite was made of a constant, or given, as an infinity."""

@@ -41,7 +41,7 @@ class BlockFacts:
 
     def outputs(self, kind: _Kind) -> list[Row]:
         """Returns the rows of the blocks' outputs, or of their parts' where they have none of their own."""
-        own = [row for each in self.own for row in kind(each) if "rms" in row.values]
+        own = [row for each in self.own for row in kind(each) if row.is_measured]
         return own or self.all(kind)
 
     def all(self, kind: _Kind) -> list[Row]:
@@ -85,7 +85,10 @@ def _state(contents: Contents) -> Sequence[Row]:
 
 
 def _rms(kind: _Kind) -> Callable[[BlockFacts], Cell]:
-    return lambda facts: _range(_numbers(facts.outputs(kind), "rms"))
+    """Returns the cell of an rms, which is NaN where none of the elements is finite."""
+    return lambda facts: _range(
+        as_float(row.values.get("rms", math.nan)) for row in facts.outputs(kind) if row.is_measured
+    )
 
 
 def _share(kind: _Kind, name: str) -> Callable[[BlockFacts], Cell]:

@@ -69,7 +69,7 @@ def block_tree(rows: Sequence[Row], layers: Sequence[Layer], notes: Mapping[str,
         The tree, in the order of the rows.
     """
     making = _Making(notes)
-    shown = [row for row in rows if "rms" in row.values or row.key in notes]
+    shown = [row for row in rows if row.is_measured or row.key in notes]
     blocks = {row.name: making.root.at(_place(row)) for row in shown if value_family(row.family) in _IN_ORDER}
     users = _users(layers, blocks)
     beside = {_parent(name): found for name, found in users.items()}

@@ -194,3 +194,11 @@ def test_a_parameter_is_that_of_the_layer_inside_a_root_and_of_the_root_where_th
         tree = block_tree(rows_of(shown), layers, {})
         owners = [block.component for block, contents in tree.contents.items() if contents.parameters]
         assert owners == [owner]
+
+
+def test_a_tensor_without_a_finite_element_has_a_line() -> None:
+    filled = (("activation", "fc", np.nan), ("activation_grad", "fc", np.nan), ("activation", "head", np.inf))
+    entries = [entry(family, name, stats=stats_of(np.full(3, value))) for family, name, value in filled]
+    found = cells(manifest(*entries), 5)
+    assert math.isnan(float(str(found["fc"]["activation rms"])))
+    assert (found["fc"]["activation nan"], found["fc"]["gradient nan"], found["head"]["activation inf"]) == (3, 3, 3)
