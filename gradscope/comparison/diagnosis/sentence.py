@@ -216,10 +216,12 @@ def _in_brackets(row: ComparisonRow, makers: Sequence[str]) -> str:
 def _new_errors(rows: Sequence[ComparisonRow], divergence: Divergence) -> list[str]:
     """Returns a clause about tensors, other than the first, that differ by far more than all of their sources."""
     first = (divergence.forward, divergence.backward)
+    # A gradient is also made of the values that the rule of its layer kept, which differ where the forward pass does.
+    directed = (*FORWARD, *BACKWARD) if divergence.forward is None else FORWARD
     made = [
         row.name
         for row in rows
-        if row.family in (*FORWARD, *BACKWARD)
+        if row.family in directed
         and row.status == "different"
         and row not in first
         and row.inputs_paired
