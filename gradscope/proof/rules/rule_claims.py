@@ -21,6 +21,7 @@ from gradscope.proof.rules.wrong_arguments import WrongArgument, wrong_arguments
 from gradscope.proof.solvers.solver_tolerance import tightened, tightenings
 from gradscope.tracing.dataflow.forward import FrameVariable
 from gradscope.tracing.dataflow.liveness import Liveness
+from gradscope.tracing.jaxpr.frames import iterations
 from gradscope.tracing.jaxpr.jaxcompat import is_literal
 from gradscope.tracing.tracer import Trace
 
@@ -61,9 +62,10 @@ def rule_outcomes(
 
 
 def _operands(neighbourhood: Neighbourhood, call: CustomRuleCall) -> list[Any] | None:
-    """Returns the operands of a call in the first iteration of the loops around it; None where they are unknown."""
-    iteration = (0,) * len(call.frame.loops)
-    if not neighbourhood.was_executed(call.frame, iteration):
+    """Returns the operands of a call in the first iteration that makes it; None where they are unknown."""
+    made = (each for each in iterations(call.frame.loops) if neighbourhood.was_executed(call.frame, each))
+    iteration = next(made, None)
+    if iteration is None:
         return None
     values = [neighbourhood.value(FrameVariable(call.frame, atom), iteration) for atom in call.equation.invars]
     return None if any(value is None for value in values) else [jnp.asarray(value) for value in values]

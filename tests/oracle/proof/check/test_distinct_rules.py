@@ -179,3 +179,13 @@ sine_and_cosine.defvjp(lambda x: (sine_and_cosine(x), x), lambda x, g: (g[0] * j
 def test_each_output_that_a_loss_differentiates_is_checked() -> None:
     found = proof(lambda w, x: sine_and_cosine(x @ w)[0].sum() + sine_and_cosine(x @ w)[1].sum())
     assert [(row.status, row.factor) for row in found.rules] == [("correct", None), ("wrong", -1.0)]
+
+
+def test_a_rule_is_checked_in_the_first_iteration_that_calls_it() -> None:
+    wrong = closure(2.0)
+
+    def step(h: Any, number: Any) -> tuple[Any, None]:
+        return lax.cond(number == 1, lambda h: wrong(0.9 * h), jnp.cos, h), None
+
+    found = proof(lambda w, x: lax.scan(step, x @ w, jnp.arange(3))[0].sum())
+    assert [(row.status, row.factor) for row in found.rules] == [("wrong", 2.0)]
