@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from gradscope import naming
 from gradscope.dump.record import Json
 from gradscope.proof.claims import Outcome, Status, rounded_factor
-from gradscope.proof.rules.rule_calls import CustomRuleCall
+from gradscope.proof.rules.distinct_rules import DistinctRule
 from gradscope.proof.rules.wrong_arguments import WrongArgument
 from gradscope.tracing.tracer import Leaf
 
@@ -53,19 +53,17 @@ class ProofRow:
         return {name: fact for name, fact in facts.items() if fact is not None}
 
 
-def rule_row(
-    call: CustomRuleCall, outcome: Outcome, wrong: Sequence[WrongArgument], allowed: Sequence[str]
-) -> ProofRow:
+def rule_row(rule: DistinctRule, outcome: Outcome, wrong: Sequence[WrongArgument], allowed: Sequence[str]) -> ProofRow:
     """Returns the row of a custom rule.
 
     Args:
-        call: A call of its function.
+        rule: The rule.
         outcome: The outcome of the claim.
         wrong: The arguments for which the rule is wrong.
         allowed: The names of functions whose rule is meant to be no derivative.
     """
-    used = "" if call.source is None or call.source == call.rule.source else f", used at {call.source}"
-    row = _row(f"custom rule of {call.rule.function}{used}", outcome, call.rule.source)
+    function = rule.call.rule
+    row = _row(f"custom rule of {function.function}{_uses(rule)}", outcome, function.source)
     factors = {each.factor for each in wrong}
     row = replace(
         row,
@@ -73,8 +71,17 @@ def rule_row(
         factor=factors.pop() if len(factors) == 1 else None,
         why="; ".join(map(str, wrong)) or None,
     )
-    excused = row.status == "wrong" and call.rule.function in allowed
+    excused = row.status == "wrong" and function.function in allowed
     return replace(row, status="excused", why=f"allowed; {row.why}" if row.why else "allowed") if excused else row
+
+
+def _uses(rule: DistinctRule) -> str:
+    """Returns where a rule is used first, and how often besides."""
+    source = rule.call.source
+    line = "" if source is None or source == rule.call.rule.source else f" at {source}"
+    turn = "" if rule.turn is None else f" (call {rule.turn}{' there' if line else ''})"
+    more = "" if rule.uses == 1 else f" and in {rule.uses - 1:,} more call{'s' if rule.uses > 2 else ''}"
+    return f", used{line}{turn}{more}" if line or turn else ""
 
 
 def leaf_row(leaves: list[Leaf], outcome: Outcome, sources: Mapping[str, str], excused: str | None) -> ProofRow:

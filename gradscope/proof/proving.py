@@ -168,8 +168,8 @@ def _rows_at(model: Model, trace: Trace, variables: Any, batch: Any, options: Pr
     with user_code(f"loss of {model.name}"):
         here = _as_prepared(trace_loss(model.loss, variables, batch), trace)
         rules = tuple(
-            rule_row(call, outcome, wrong, options.allowed)
-            for call, outcome, wrong in rule_outcomes(here, leaves, options.seed, tolerance=tolerance)
+            rule_row(rule, outcome, wrong, options.allowed)
+            for rule, outcome, wrong in rule_outcomes(here, leaves, options.seed, tolerance=tolerance)
         )
         numbers = [number for number, leaf in enumerate(trace.arguments) if leaf.differentiated]
         frames = list(here.root.walk())

@@ -1,6 +1,7 @@
 """Rules checks the functions with a differentiation rule of their own, each at the operands that it has in the model.
 
 - `rule_calls` finds their calls, and which of their operands are distinct.
+- `distinct_rules` tells which calls are of one rule, by `same_programs`.
 - `rule_claims` compares each rule with finite differences of its function.
 - `wrong_arguments` names the arguments for which a wrong rule is wrong, and the factor where it is one.
 """

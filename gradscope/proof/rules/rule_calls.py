@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from gradscope.capturing.explain.zeros.neighbourhood import is_hidden
 from gradscope.tracing.dataflow.forward import FrameVariable
 from gradscope.tracing.dataflow.reachability import Reach, is_inexact
 from gradscope.tracing.jaxpr.custom_rules import CustomRule, custom_rule
 from gradscope.tracing.jaxpr.frames import Frame, source_in
-from gradscope.tracing.jaxpr.jaxcompat import Equation, closed_over, is_literal, sees_symbolic_zeros
+from gradscope.tracing.jaxpr.jaxcompat import Equation, bind, closed_over, is_literal, sees_symbolic_zeros
 from gradscope.tracing.tracer import Trace
 
 
@@ -42,6 +43,20 @@ class CustomRuleCall:
     def source(self) -> str | None:
         """`file:line` of the call in the user's code."""
         return source_in(self.frame, self.equation)
+
+    def outputs_at(self, operands: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Returns the outputs that the rule gets a gradient of.
+
+        Args:
+            operands: The operands.
+            variables: The values of the distinct operands that the rule differentiates, in the place of those.
+        """
+        values = list(operands)
+        for positions, value in zip(self.variables, variables, strict=True):
+            for at in positions:
+                values[at] = value
+        made = bind(self.equation, values)
+        return [made[at] for at in self.outputs]
 
 
 def custom_rule_calls(trace: Trace) -> Iterator[CustomRuleCall]:

@@ -15,19 +15,21 @@ from gradscope.capturing.explain.zeros.neighbourhood import Neighbourhood, obser
 from gradscope.proof.claims import Claim, Outcome, outcome
 from gradscope.proof.directions import DIRECTIONS, Directions, inner
 from gradscope.proof.float64 import coarsest_epsilon
+from gradscope.proof.rules.distinct_rules import DistinctRule, distinct_rules
 from gradscope.proof.rules.rule_calls import CustomRuleCall, custom_rule_calls
 from gradscope.proof.rules.wrong_arguments import WrongArgument, wrong_arguments
 from gradscope.proof.solvers.solver_tolerance import tightened, tightenings
 from gradscope.tracing.dataflow.forward import FrameVariable
 from gradscope.tracing.dataflow.liveness import Liveness
-from gradscope.tracing.jaxpr.jaxcompat import bind, is_literal
+from gradscope.tracing.jaxpr.frames import iterations
+from gradscope.tracing.jaxpr.jaxcompat import is_literal
 from gradscope.tracing.tracer import Trace
 
 
 def rule_outcomes(
     trace: Trace, arguments: Sequence[Any], seed: int, *, tolerance: float = 0.0
-) -> Iterator[tuple[CustomRuleCall, Outcome, tuple[WrongArgument, ...]]]:
-    """Yields the outcome of one call for each function with a custom rule and each shape of operands.
+) -> Iterator[tuple[DistinctRule, Outcome, tuple[WrongArgument, ...]]]:
+    """Yields the outcome of the first call of each custom rule and each shape of operands.
 
     Args:
         trace: The traced loss.
@@ -36,38 +38,34 @@ def rule_outcomes(
         tolerance: The relative error that a rule may have in any case.
 
     Yields:
-        The call, its outcome, and the arguments for which a wrong rule is wrong.
+        The rule, its outcome, and the arguments for which a wrong rule is wrong.
     """
-    calls = _of_one_kind(trace)
-    operands = (
-        FrameVariable(call.frame, atom) for call in calls for atom in call.equation.invars if not is_literal(atom)
-    )
-    if not calls:
+    rules = distinct_rules([call for call in custom_rule_calls(trace) if call.variables])
+    if not rules:
         return
+    operands = (
+        FrameVariable(rule.call.frame, atom)
+        for rule in rules
+        for atom in rule.call.equation.invars
+        if not is_literal(atom)
+    )
     neighbourhood = observe_values(trace, arguments, operands)
     directions = Directions(seed)
-    for call in calls:
-        values = _operands(neighbourhood, call)
+    for rule in rules:
+        values = _operands(neighbourhood, rule.call)
         if values is None:
-            yield call, Outcome(status="not checked", error=math.nan, expected=math.nan), ()
+            yield rule, Outcome(status="not checked", error=math.nan, expected=math.nan), ()
         else:
-            rule = _RuleOfCall(call, trace.liveness, directions, values, tolerance)
-            found = rule.outcome()
-            yield call, found, wrong_arguments(trace, call, rule.of_one) if found.status == "wrong" else ()
-
-
-def _of_one_kind(trace: Trace) -> list[CustomRuleCall]:
-    """Returns the first call of each function and each shape of operands."""
-    kinds: dict[object, CustomRuleCall] = {}
-    for call in (call for call in custom_rule_calls(trace) if call.variables):
-        kinds.setdefault((call.rule, tuple(str(atom.aval) for atom in call.equation.invars)), call)
-    return list(kinds.values())
+            compared = _RuleOfCall(rule.call, trace.liveness, directions, values, tolerance)
+            found = compared.outcome()
+            yield rule, found, wrong_arguments(trace, rule.call, compared.of_one) if found.status == "wrong" else ()
 
 
 def _operands(neighbourhood: Neighbourhood, call: CustomRuleCall) -> list[Any] | None:
-    """Returns the operands of a call in the first iteration of the loops around it; None where they are unknown."""
-    iteration = (0,) * len(call.frame.loops)
-    if not neighbourhood.was_executed(call.frame, iteration):
+    """Returns the operands of a call in the first iteration that makes it; None where they are unknown."""
+    made = (each for each in iterations(call.frame.loops) if neighbourhood.was_executed(call.frame, each))
+    iteration = next(made, None)
+    if iteration is None:
         return None
     values = [neighbourhood.value(FrameVariable(call.frame, atom), iteration) for atom in call.equation.invars]
     return None if any(value is None for value in values) else [jnp.asarray(value) for value in values]
@@ -99,12 +97,11 @@ class _RuleOfCall:
         self._epsilon = max(*types, coarsest_epsilon(frames, liveness))
         self._tolerance = tolerance
         self._directions = directions
-        self._operands = operands
-        self._variables = call.variables
-        self._here = [operands[positions[0]] for positions in self._variables]
+        self._here = [operands[positions[0]] for positions in call.variables]
         self._moved = directions.nearby(self._here)
-        self._usual = _Programs(self._run, jax.jit)
-        self._tighter = [_Programs(self._run, partial(tightened, tightening=each)) for each in tightenings(frames)]
+        run = partial(call.outputs_at, operands)
+        self._usual = _Programs(run, jax.jit)
+        self._tighter = [_Programs(run, partial(tightened, tightening=each)) for each in tightenings(frames)]
 
     def outcome(self) -> Outcome:
         """Returns the worst outcome of the rule's derivative along random directions of all operands."""
@@ -151,14 +148,6 @@ class _RuleOfCall:
             scale=math.hypot(*(inner(gradient, way)[1] for gradient, _, way in pairs)),
             epsilon=self._epsilon,
         )
-
-    def _run(self, variables: Sequence[Any]) -> list[Any]:
-        values = list(self._operands)
-        for positions, value in zip(self._variables, variables, strict=True):
-            for at in positions:
-                values[at] = value
-        made = bind(self._equation, values)
-        return [made[at] for at in self._outputs]
 
 
 class _Programs:
