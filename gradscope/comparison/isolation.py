@@ -10,7 +10,8 @@
 An error in such a sum is assigned to those of the layers that another tensor shows to be wrong: a tensor that the layer
 computed alone, or else the most of these sums. Of layers that share a weight, that is the one whose cotangent differs,
 too. Where several layers explain equally many, the sum is assigned to the first, and the others are named in
-`shared_with`.
+`shared_with`. An error behind code that rearranges values, of which only the sizes are known, is assigned to that code
+where a gradient which it alone returns shows it to be wrong, and the layer is named in `shared_with`.
 """
 
 from __future__ import annotations
@@ -56,10 +57,12 @@ class LocalFinding:
         places: The names of the layers, or of the code before layers, that may have computed it, or the part of it that
             differs, in execution order. A tensor of which several parts differ, each computed by others, has a finding
             for each.
+        rearranging: The code before layers that may have made an error which leaves sizes as they are.
     """
 
     row: ComparisonRow
     places: tuple[str, ...]
+    rearranging: tuple[str, ...] = ()
 
     @property
     def differs(self) -> bool:
@@ -213,9 +216,16 @@ def _blamed(wrong: Sequence[int], findings: Sequence[LocalFinding]) -> dict[int,
         findings: All findings.
     """
     places = {number: findings[number].places for number in wrong}
-    known = {each[0] for each in places.values() if len(each) == 1}
+    rearranging = {number: frozenset(findings[number].rearranging) - {*places[number]} for number in wrong}
+    alone = {number: each[0] for number, each in places.items() if len(each) == 1}
+    wrong_code = {name for number, name in alone.items() if not rearranging[number]}
+    explained = {number: each & wrong_code for number, each in rearranging.items() if each & wrong_code}
+    known = {name for number, name in alone.items() if number not in explained}
     found: dict[int, list[tuple[str, tuple[str, ...]]]] = {
-        number: [(name, ()) for name in each if name in known] for number, each in places.items()
+        number: [(name, each) for name in explained[number]]
+        if number in explained
+        else [(name, ()) for name in each if name in known]
+        for number, each in places.items()
     }
     # Values come before gradients, which differ behind wrong values, too.
     ordered = sorted(wrong, key=lambda number: is_gradient(findings[number].row.family))

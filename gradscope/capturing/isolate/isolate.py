@@ -162,7 +162,9 @@ class _LocalDump:
             for parts in [[part] for part in wrong] or [tensors]:
                 places = dict.fromkeys(name for part in parts for name in self._places_of(part, row))
                 # Where no layer of the candidate reads a value, the layer that reads it in the reference is named.
-                yield LocalFinding(row=row, places=tuple(places) or (self._dumps.ref.entry(ref).site.layer or ref,))
+                named = tuple(places) or (self._dumps.ref.entry(ref).site.layer or ref,)
+                ends = [end for part in parts for end in part.boundaries] if row.status == "different" else []
+                yield LocalFinding(row=row, places=named, rearranging=self._places.rearranging(ends))
 
     def _places_of(self, tensor: _Tensor, row: ComparisonRow) -> Iterable[str]:
         """Returns the places that may have made the error of a tensor; of one without, the layers that made it."""

@@ -69,6 +69,17 @@ class Places:
             found |= dict.fromkeys(map(self._place, filter(self._may_be_wrong, self._between(end))))
         return tuple(found if gradient_of is None else sorted(found, key=lambda name: not self._has_rule(name)))
 
+    def rearranging(self, ends: Iterable[ValueAt]) -> tuple[str, ...]:
+        """Returns the code before layers that may have made an error which no root mean square shows.
+
+        Code that merges heads in another order, or turns a sign, changes neither that of the value nor of its gradient.
+
+        Args:
+            ends: The boundaries of the segments that made the tensor.
+        """
+        between = (value_at for end in self._boundaries.ordered(ends) for value_at in self._between(end))
+        return tuple(dict.fromkeys(map(self._place, filter(self._has_right_sizes, between))))
+
     def all(self) -> dict[str, Place]:
         """Returns every layer and the code before layers that `of` has returned, by name in execution order."""
         layers = self._boundaries.layers()
@@ -157,6 +168,11 @@ class Places:
     def _may_be_wrong(self, value_at: ValueAt) -> bool:
         """Returns whether it is not known that a value agrees which is computed from others, and no constant."""
         return self._agrees(value_at, gradient=False) is None and bool(self._segment(value_at).read)
+
+    def _has_right_sizes(self, value_at: ValueAt) -> bool:
+        """Returns whether the sizes of a value, which is no constant, and of its gradient are the reference's."""
+        agreeing = (self._agrees(value_at, gradient=gradient) is True for gradient in (False, True))
+        return all(agreeing) and bool(self._segment(value_at).read)
 
     def _agrees(self, value_at: ValueAt, *, gradient: bool) -> bool | None:
         if (value_at, gradient) not in self._agreeing:

@@ -116,10 +116,10 @@ def _leave_out_roots(layers: Sequence[LayerCall]) -> None:
 
 
 def _number_calls(layers: Sequence[LayerCall]) -> None:
-    """Numbers repeated calls, and skips names that a scope may have on purpose: `dense#2`, `block[0]`, `lstm.1`."""
+    """Numbers repeated calls, operations last, and skips names a scope may have on purpose: `dense#2`, `lstm.1`."""
     seen: Counter[str] = Counter()
     taken: set[str] = set()
-    for layer in layers:
+    for layer in sorted(layers, key=lambda layer: layer.operation):
         template = layer.path.template
         while True:
             seen[template] += 1

@@ -46,7 +46,7 @@ def network(params: Any, batch: Any, *, fault: str = "") -> Array:
     with jax.named_scope("dense"):
         x = scale("dense") * (batch["x"] @ params["dense"])
     x = jnp.sin(x) if fault == "activation" else jnp.tanh(x)
-    x = scale("before block") * x
+    x = scale("before block") * (x[:, ::-1] if fault == "order" else x)
     with jax.named_scope("block"):
         with jax.named_scope("norm"):
             y = x - x.mean(-1, keepdims=True)
@@ -54,7 +54,7 @@ def network(params: Any, batch: Any, *, fault: str = "") -> Array:
             y = y @ params["up"]
         y = tanh_with(scale("rule"), y)
         with jax.named_scope("down"):
-            y = y @ params["down"]
+            y = y @ params["down"] + scale("bias") - 1.0
         x = (lax.stop_gradient(x) if fault == "stop" else x) + scale("sum") * y
 
     def body(x: Array, iteration: Any) -> tuple[Array, None]:
@@ -88,7 +88,9 @@ FAULTS = {
     "dense": (["dense"], ()),
     "activation": (["before block"], ("dense",)),
     "before block": (["before block"], ("dense",)),
+    "order": (["before block"], ("dense",)),
     "rule": (["before block/down"], ("block/up",)),
+    "bias": (["block/down"], ()),
     "sum": (["block"], ()),
     "stop": (["block"], ()),
     "loop": (ITERATIONS, ("loop[0]/in",)),
@@ -149,6 +151,11 @@ def test_the_layer_around_is_named() -> None:
 
 def test_of_several_layers_that_may_return_a_gradient_the_one_that_stops_it_is_named() -> None:
     assert [row.shared_with for row in with_fault("stop")] == [("block/norm",)]
+
+
+def test_the_layer_behind_code_that_rearranges_may_have_made_the_error_and_one_with_right_gradients_has() -> None:
+    assert [row.shared_with for row in with_fault("order")] == [("block/norm", "block")]
+    assert [row.shared_with for row in with_fault("bias")] == [()]
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,16 @@ def test_operations_in_no_layer_inside_keep_the_roots_name() -> None:
     assert "Net/dot_general" not in operations
 
 
+def test_a_layer_with_the_name_of_an_operation_outside_keeps_it() -> None:
+    def function(params: Any, x: Any) -> Any:
+        return called("Net", params, jnp.tanh(x), ("tanh",))
+
+    params = {"tanh": {"kernel": W}}
+    assert names(function, params) == ["Net", "tanh"]
+    operations = {layer.path.template for layer in traced(function, params, operations=True).layers if layer.operation}
+    assert "tanh#2" in operations
+
+
 @pytest.mark.parametrize("wrapped", [jax.jit, jax.checkpoint, lambda f: jax.vmap(f, in_axes=(None, 0))])
 def test_it_is_left_out_inside_transformations(wrapped: Callable[..., Any]) -> None:
     assert names(wrapped(lambda p, x: called("Net", p, x)), NET) == ["Net", "fc1", "fc2"]
