@@ -56,6 +56,7 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
     from gradscope.comparison.pairing.structure.joined_values import by_joined_values  # noqa: PLC0415
     from gradscope.comparison.pairing.structure.left_out_roots import by_root  # noqa: PLC0415
     from gradscope.comparison.pairing.structure.packed_layers import by_packed_layers  # noqa: PLC0415
+    from gradscope.comparison.pairing.structure.second_names import by_second_name  # noqa: PLC0415
     from gradscope.comparison.pairing.structure.shuffled_layers import by_shuffled_layers  # noqa: PLC0415
     from gradscope.comparison.pairing.values.by_parts import by_parts  # noqa: PLC0415
     from gradscope.comparison.pairing.values.by_values import (  # noqa: PLC0415
@@ -80,6 +81,7 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
         by_sibling,
         by_disconnected,
         by_updated_state,
+        by_second_name,
     )
 
 

@@ -5,5 +5,6 @@
 - `left_out_roots`: layers whose names have that of the root around them in one dump alone.
 - `shuffled_layers`: the same, of layers that are packed block by block in another order.
 - `joined_values`: values that are two of the other program, joined.
+- `second_names`: second names of tensors whose first names are paired.
 - `paired_inputs`: whether two values are computed from values that are paired with each other.
 """

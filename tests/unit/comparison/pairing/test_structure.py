@@ -300,3 +300,23 @@ def test_a_dump_that_states_the_roots_is_paired_with_one_that_leaves_them_out(
                 re.sub(r"\[\d\]", "", name).removeprefix("Head/").rpartition("Net.mixed/")[2] for name in pair
             )
             assert one.removeprefix("Net/") == other.removeprefix("Net/")
+
+
+@pytest.mark.parametrize("stats_only", [False, True])
+def test_a_root_that_returns_what_its_last_layer_does_may_have_another_name(
+    monkeypatch: pytest.MonkeyPatch, stats_only: bool
+) -> None:
+    monkeypatch.setattr("gradscope.tracing.layers.root_names.is_in_module", lambda _: True)
+
+    def captured(root: str) -> Any:
+        def loss(params: Any, x: Any) -> Any:
+            with jax.named_scope(root), jax.named_scope("head"):
+                x = x @ params["head"]
+            return jnp.square(x).mean()
+
+        return gs.capture(loss, {"head": jnp.ones((3, 2))}, jnp.ones((4, 3)), stats_only=stats_only, origins=False)
+
+    found = gs.compare(captured("MyNet"), captured("OurNet"))
+    assert found.verdict == "same", found.sentence
+    pairs = {row.name: row.counterpart for row in found.rows if row.family == "activation"}
+    assert pairs.items() >= {"MyNet": "OurNet"}.items()
