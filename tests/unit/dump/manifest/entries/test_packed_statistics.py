@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradscope.dump.manifest.entries.packed_statistics import (
@@ -58,6 +58,7 @@ def written(value: object) -> tuple[type, str]:
     return type(value), repr(value)
 
 
+@settings(max_examples=25)
 @given(rows=ROWS, size=st.integers(1, 5))
 def test_rows_are_what_was_packed(rows: list[dict[str, Any]], size: int) -> None:
     found = packed(rows, size)
