@@ -158,3 +158,13 @@ def lenient() -> Iterator[None]:
     yield
     for name, value in before.items():
         jax.config.update(name, value)
+
+
+@pytest.fixture(scope="module")
+def compiled_in_a_hurry() -> Iterator[None]:
+    """XLA takes less time over the programs of a module, in which layers and faults are the same."""
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -20,6 +20,8 @@ from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.naming import Selection
 from tests.oracle.isolation.isolating import isolated
 from tests.support.data import drawn, filled
+
+pytestmark = pytest.mark.usefixtures("compiled_in_a_hurry")
 
 #: Returns the next carry, and an output to stack, from a carry and a slice.
 Body = Callable[[Array, Array], tuple[Array, Any]]
@@ -109,13 +111,6 @@ def loss_of(network: Callable[[Loop, Array, Array], Array], loop: Loop) -> Calla
 
 def arguments() -> tuple[dict[str, Array], dict[str, Array]]:
     return {"w": drawn(1, ITERATIONS, 4, 4)}, {"x": filled(1 / 3, 2, 4)}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_in_a_hurry() -> Iterator[None]:
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @cache

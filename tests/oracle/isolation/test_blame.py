@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache, partial
 from typing import Any
 
@@ -14,6 +13,8 @@ from jax import Array
 
 import gradscope as gs
 from tests.oracle.isolation.isolating import isolated, wrong
+
+pytestmark = pytest.mark.usefixtures("compiled_in_a_hurry")
 
 
 @jax.custom_vjp
@@ -71,13 +72,6 @@ SHAPES = {"dense": (3, 4), "shared": (4, 4), "bilinear": (4, 4), "cell": (3, 4, 
 RANDOM = np.random.default_rng(0)
 PARAMS = {name: RANDOM.normal(scale=0.5, size=shape).astype(np.float32) for name, shape in SHAPES.items()}
 BATCH = {"x": RANDOM.standard_normal((5, 3), np.float32)}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_in_a_hurry() -> Iterator[None]:
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -24,6 +23,8 @@ from gradscope.comparison.pairing.matching import Dumps
 from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.tracing.loading.model import Model
 from tests.oracle.isolation.isolating import isolated, wrong
+
+pytestmark = pytest.mark.usefixtures("compiled_in_a_hurry")
 
 
 def tanh_with(factor: float, x: Array) -> Array:
@@ -104,13 +105,6 @@ SHAPES = {"dense": (3, 4), "up": (4, 4), "down": (4, 4), "cell": (3, 4, 4), "hea
 RANDOM = np.random.default_rng(0)
 PARAMS = {name: RANDOM.normal(scale=0.5, size=shape).astype(np.float32) for name, shape in SHAPES.items()}
 BATCH = {"x": RANDOM.standard_normal((5, 3), np.float32)}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_in_a_hurry() -> Iterator[None]:
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @cache

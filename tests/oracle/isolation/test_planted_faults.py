@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -17,6 +17,8 @@ from gradscope.comparison import Comparison
 from tests.oracle.isolation import faulty
 from tests.oracle.isolation.isolating import isolated, wrong
 from tests.support.data import drawn, filled
+
+pytestmark = pytest.mark.usefixtures("compiled_in_a_hurry")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +73,6 @@ FAULTS = {
         ),
     ),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_in_a_hurry() -> Iterator[None]:
-    """Faults are the same in programs that XLA takes less time over."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,8 @@ from tests.oracle.isolation.test_places import BATCH, PARAMS, network
 from tests.oracle.zoo import ShortResNet
 from tests.support.reproduction import Ran, run_here
 
+pytestmark = pytest.mark.usefixtures("compiled_in_a_hurry")
+
 
 def reproduction(loss: Any, variables: Any, batch: Any, layer: str) -> Reproduction:
     dump = gs.capture(loss, variables, batch)
@@ -33,14 +35,6 @@ def ran(folder: Path, found: Reproduction) -> Ran:
     path = folder / "isolated.py"
     path.write_text(script(found, file="isolated", dump="dump.npz"))
     return run_here(path)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_in_a_hurry() -> Any:
-    """The layers are the same in programs that XLA takes less time over."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def test_an_attention_layer_in_a_scanned_and_checkpointed_network(tmp_path: Path) -> None:

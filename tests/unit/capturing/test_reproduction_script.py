@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import errno
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -39,20 +40,25 @@ FOUND = Reproduction(
 )  # fmt: skip
 
 
+def failing_once(call: Callable[..., Any], failing: int) -> Callable[..., Any]:
+    """A system call that finds the disk full the time of this number, from 0."""
+    numbers = count()
+
+    def fail(*arguments: Any, **named: Any) -> Any:
+        if next(numbers) == failing:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return call(*arguments, **named)
+
+    return fail
+
+
 @pytest.mark.parametrize("call", ["fsync", "pwrite", "link", "ftruncate"])
 def test_a_failure_of_any_call_leaves_both_files_as_they_were(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = getattr(os, call)
     for failing in count():
-        numbers = count()
-
-        def fail(*arguments: Any, numbers: Any = numbers, failing: int = failing, **named: Any) -> Any:
-            if next(numbers) == failing:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return real(*arguments, **named)
-
-        monkeypatch.setattr(os, call, fail)
+        monkeypatch.setattr(os, call, failing_once(real, failing))
         folder = tmp_path / str(failing)
         try:
             write_reproduction(folder, FOUND, file="isolated", dump=tmp_path / "a.npz", force=False)
@@ -126,14 +132,7 @@ def test_a_failure_in_a_folder_that_exists_leaves_no_mixture(
     for failing in range(3):
         monkeypatch.setattr(os, call, real)
         write_into(tmp_path, FOUND)
-        numbers = count()
-
-        def fail(*arguments: Any, numbers: Any = numbers, failing: int = failing, **named: Any) -> Any:
-            if next(numbers) == failing:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return real(*arguments, **named)
-
-        monkeypatch.setattr(os, call, fail)
+        monkeypatch.setattr(os, call, failing_once(real, failing))
         with suppress(MachineError):
             write_into(tmp_path, OTHER)
         assert pair(tmp_path) in {("layer", 2), (None, 3), ("other", 3)}

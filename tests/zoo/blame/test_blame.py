@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 
 import gradscope as gs
@@ -16,6 +15,8 @@ from gradscope.tracing.loading.model import Model
 from tests.oracle.isolation.isolating import isolated, wrong
 from tests.oracle.isolation.test_reproduction import ran
 from tests.zoo.blame.faulty_modules import BATCH, FRAMEWORKS, ITERATIONS, Faults, Made
+
+pytestmark = pytest.mark.usefixtures("compiled_in_a_hurry")
 
 #: Every call with a fault in either pass. Those of one run are far apart: each layer is isolated from the others.
 RUNS = (
@@ -26,13 +27,6 @@ RUNS = (
     {"shared#2": "forward", "loop[*]/residual": "backward"},
     {"shared#2": "backward", "loop[*]/residual": "forward"},
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_in_a_hurry() -> Iterator[None]:
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def test_every_call_has_both_faults() -> None:
