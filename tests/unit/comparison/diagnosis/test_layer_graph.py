@@ -131,6 +131,14 @@ def test_an_error_that_is_made_anew_is_named() -> None:
     assert found == ("Forward first differs at `dense` (rel_l2 2.1e-2, 200x its inputs); error is made anew at `head`.")
 
 
+def test_a_second_name_of_the_first_and_gradients_behind_a_wrong_value_are_no_new_errors() -> None:
+    found = sentence(
+        row("activation", "dense", growth=200.0), row("activation", "block/left", growth=200.0),
+        row("activation_grad", "head"), row("activation_grad", "block/left", growth=50.0),
+    )  # fmt: skip
+    assert "made anew" not in found
+
+
 def test_gradients_of_parameters_alone_are_backward_only_too() -> None:
     rows = (row("activation", "head", agrees=True), row("activation_grad", "head", agrees=True), row("param_grad", "w"))
     assert sentence(*rows) == (
