@@ -6,7 +6,7 @@ Python frees object by object what a function had when it returns, and what is l
 tensors that was a twelfth of `show` (2026-11).
 
 Python waits for every thread that is no daemon before it ends. One that a model started, and never ends, would keep the
-command for ever behind its result. It has a few seconds, as a program's last writes take, and is then left.
+command for ever behind its result. It has some seconds, as a program's last writes take, and is then left.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SEARCHED_AFTER: Final = 1_000_000
 _TOOLS: Final = 6
 
 #: Seconds that threads of a model have to end in.
-_THREAD_SECONDS: Final = 3.0
+_THREAD_SECONDS: Final = 10.0
 
 #: What is said of those that have not.
 _NO_DAEMONS: Final = "gradscope: the command ends without threads of the model that go on"
@@ -65,7 +65,7 @@ def keep(value: object) -> None:
 
 
 def leave_threads(status: int) -> None:
-    """Makes this process end with a status in a few seconds, whatever threads there are.
+    """Makes this process end with a status in some seconds, whatever threads there are.
 
     Where threads end in time, the process ends as any other. It has to be about to end.
     """
@@ -83,9 +83,7 @@ def leave_threads(status: int) -> None:
 
 def _running_threads() -> list[str]:
     """Returns the names of the threads that Python waits for."""
-    from gradscope.naming import (
-        printable,
-    )  # imported only here: interrupts are not handled when this module is imported
+    from gradscope.naming import printable  # only here: interrupts are not handled when this module is imported
 
     main = threading.main_thread()
     return [printable(each.name) for each in threading.enumerate() if not each.daemon and each is not main]

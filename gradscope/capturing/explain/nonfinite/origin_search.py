@@ -5,9 +5,9 @@ few operations that matter once more.
 
 Forward, the search goes back from the loss: from a result that is not finite to the operands that are not, until all
 operands of an operation are finite. A NaN is followed through NaNs only: an infinity may be intended, as in a mask, but
-the operation that makes a NaN of it is an error. An infinity is followed to NaNs where an operation has lost them, as a
-maximum over windows does on a CPU. Where an operand of that operation is an infinity that was computed
-and not stated as a constant, and without which there would be no NaN, the origin is where the infinity began.
+the operation that makes a NaN of it is an error. Where an operand of that operation is an infinity that was computed
+and not stated as a constant, and without which there would be no NaN, the origin is where the infinity began. Where an
+operation has infinities in the place of its operand's NaNs, as a maximum over windows on a CPU, these are followed.
 
 Backward, where the loss is finite, the search takes the gradient that is not finite and closest to the loss. One of the
 uses of its value returned it. The backward rules of these uses run once more to find which. Where it would be finite
