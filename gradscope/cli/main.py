@@ -12,7 +12,7 @@ from functools import partial
 from typing import NoReturn
 
 from gradscope.cli.interrupts import Interrupts
-from gradscope.cli.leaving import leave, leave_at_once, leave_threads
+from gradscope.cli.leaving import leave, leave_at_once, leave_behind_the_last, leave_threads
 from gradscope.cli.running.joining import leave_failed
 from gradscope.cli.running.supervisor import runs_model, supervise
 from gradscope.cli.running.version import VERSION_OPTIONS, print_version
@@ -35,6 +35,8 @@ def main(*, own_process: bool = False) -> NoReturn:
     ends_with = None
     if runs_model(sys.argv[1:]):
         ends_with = supervise()
+        if own_process:
+            leave_behind_the_last()
         keep_stdout_for_results()
     elif own_process and sys.argv[1:2] != ["watch"]:  # which goes on for days
         leave_at_once()

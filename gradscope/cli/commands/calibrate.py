@@ -39,13 +39,13 @@ def calibrate(
     start = Path.cwd()
     request = model_options.request(target)
     selection, families = selection_options.selection(), selection_options.family_set()
-    for note in set_up_jax(model_options, cache=not no_cache):
+    for note in set_up_jax(model_options, programs_of=None if no_cache else (target, "calibrate")):
         if not quiet:
             say(note)
     from gradscope.capturing.calibration import calibrate as calibrated
     from gradscope.capturing.dump_model import DumpRequest
     from gradscope.capturing.timings import Timings
-    from gradscope.cli.running.progress import Progress
+    from gradscope.cli.running.terminal.progress import Progress
     from gradscope.cli.standard_streams import stdout_to_stderr
     from gradscope.comparison.judging.limits.noise import LOW_PRECISION_NOISE
     from gradscope.dump.writer import DumpWriter

@@ -48,11 +48,11 @@ def check(
     """
     from gradscope.cli.printing import print_report, say
     from gradscope.cli.running.jax_setup import set_up_jax
-    from gradscope.cli.running.progress import Progress
+    from gradscope.cli.running.terminal.progress import Progress
     from gradscope.presentation import ProofReport
 
     request = model_options.request(target)
-    notes = set_up_jax(model_options, cache=not no_cache)
+    notes = set_up_jax(model_options, programs_of=None if no_cache else (target, "check"))
     from gradscope.capturing.timings import Timings
     from gradscope.proof.proving import ProofOptions, prove
 

@@ -157,8 +157,8 @@ def _single(found: Comparison | Series) -> Comparison:
 
 def _isolated(ref: Path, cand: Path, target: str, compare_options: CompareOptions) -> Isolation:
     """Runs the candidate's model layer by layer, with the options of its dump."""
-    from gradscope.cli.running.progress import Progress
     from gradscope.cli.running.rerun import options_of, rerun_model
+    from gradscope.cli.running.terminal.progress import Progress
     from gradscope.cli.standard_streams import stdout_to_stderr
     from gradscope.comparison.pairing.matching import Dumps
     from gradscope.dump.reader import open_dump

@@ -183,7 +183,9 @@ def dump(
     options.require_compatible(_EXCLUDED, run_options, operation_options, query_options)
     model_request, failing_rules = model_options.request(target), result_options.failing_rules()
     selection, families = selection_options.selection(), selection_options.family_set()
-    notes = set_up_jax(model_options, cache=not run_options.no_cache, distributed=run_options.distributed)
+    asked = (target, "dump", selection_options, operation_options, query_options, run_options.max_memory)
+    programs_of = None if run_options.no_cache else asked
+    notes = set_up_jax(model_options, programs_of=programs_of, distributed=run_options.distributed)
     from gradscope.capturing.records.distributed import speaks_for_all
     from gradscope.instrument.query.capture_spec import EVERYTHING, CaptureSpec
 
@@ -240,7 +242,7 @@ def _run(
     from gradscope.capturing.timings import Timings
     from gradscope.cli.printing import say
     from gradscope.cli.running.default_output import replaces_own_dump
-    from gradscope.cli.running.progress import Progress
+    from gradscope.cli.running.terminal.progress import Progress
     from gradscope.cli.standard_streams import stdout_to_stderr
     from gradscope.dump.manifest.provenance import without_folder
 

@@ -41,8 +41,8 @@ def isolate(
     within tolerance. The model file is imported and run with your rights.
     """
     from gradscope.cli.printing import print_line
-    from gradscope.cli.running.progress import Progress
     from gradscope.cli.running.rerun import options_of, rerun_model
+    from gradscope.cli.running.terminal.progress import Progress
     from gradscope.cli.standard_streams import stdout_to_stderr
     from gradscope.dump.reader import open_dump
 

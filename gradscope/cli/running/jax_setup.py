@@ -1,4 +1,4 @@
-"""`jax_setup` imports JAX, starts its backend, and sets precision and the cache of compiled programs for one command.
+"""`jax_setup` imports JAX, starts its backend, and sets its precision for one command.
 
 JAX is imported only here, after the command line has been read, so that a command without JAX starts fast. The module
 itself imports without JAX, because it reports why JAX cannot be imported.
@@ -10,14 +10,14 @@ import gc
 import logging
 import os
 import platform
-import warnings
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any, Final, NoReturn
 
 from gradscope.cli.options.model_options import FloatType, ModelOptions
 from gradscope.cli.running.joining import join_processes
+from gradscope.cli.running.kept_programs import keep_programs
 from gradscope.errors import MachineError, UsageError
-from gradscope.user_cache import cache_folder
 
 
 def backend_ready() -> None:
@@ -81,12 +81,15 @@ def _version(name: str) -> str:
 _COLLECT_EVERY: Final = 200_000
 
 
-def set_up_jax(model: ModelOptions, *, cache: bool, distributed: str | None = None) -> tuple[str, ...]:
+def set_up_jax(
+    model: ModelOptions, *, programs_of: Sequence[object] | None, distributed: str | None = None
+) -> tuple[str, ...]:
     """Imports JAX and configures it.
 
     Args:
         model: The options that state the model's precision.
-        cache: Whether compiled programs are kept in the user's cache folder.
+        programs_of: What the programs depend on, the target first and its options behind it: compiled ones are kept in
+            the user's cache folder, and are loaded early where all of that is as it was. None for keeping nothing.
         distributed: How to join other processes; None for a single process.
 
     Returns:
@@ -115,7 +118,9 @@ def set_up_jax(model: ModelOptions, *, cache: bool, distributed: str | None = No
         raise UsageError("--dtype float64 without --x64 would compute in float32", hint="add --x64")
     if model.matmul_precision is not None:
         config.update("jax_default_matmul_precision", model.matmul_precision.value)
-    return _keep_programs(config) if cache and config.jax_compilation_cache_dir is None else ()
+    if programs_of is None or config.jax_compilation_cache_dir is not None:
+        return ()
+    return keep_programs(config, (model, *programs_of))
 
 
 def _collect_rarely() -> None:
@@ -123,22 +128,6 @@ def _collect_rarely() -> None:
     # Importing and tracing make millions of objects that live until the end. Collecting took a sixth of the time of
     # importing JAX, and a fifth of the time of tracing and lowering a ResNet-50.
     gc.set_threshold(_COLLECT_EVERY, 30, 10)
-
-
-def _keep_programs(config: Any) -> tuple[str, ...]:
-    """Makes JAX keep compiled programs in the cache folder, if there is one."""
-    # Later errors of the cache are not reported: the result does not depend on it.
-    try:
-        folder = cache_folder("compiled")
-        folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
-        return (f"compiled programs are not kept: {error}",)
-    if not os.access(folder, os.W_OK):
-        return (f"compiled programs are not kept: {folder} is read-only",)
-    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry")
-    config.update("jax_compilation_cache_dir", str(folder))
-    config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    return ()
 
 
 class _LogMessages(logging.Handler):

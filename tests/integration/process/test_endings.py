@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pstats
 import signal
@@ -185,3 +186,32 @@ def test_a_profiler_has_what_it_saw_of_a_command(dumps: Path, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     functions = {name for _, _, name in pstats.Stats(str(tmp_path / "seen")).stats}  # type: ignore[attr-defined]
     assert "print_report" in functions
+
+
+#: A model that has something to do when Python takes its process apart, and keeps a file open or does not.
+LEFT_TO_THE_END = """
+import atexit
+class Log:
+    def __del__(self):
+        print("taken apart")
+LOG = Log()
+atexit.register(print, "at exit")
+if {opens}:
+    FILE = open("log.txt", "w")
+    FILE.write("written last")
+"""
+
+
+@pytest.mark.parametrize("opens", [False, True])
+def test_a_process_is_taken_apart_only_where_a_file_has_something_to_lose(tmp_path: Path, opens: bool) -> None:
+    models.write(tmp_path, models.source(more=LEFT_TO_THE_END.format(opens=opens)))
+    program = "from gradscope.cli.main import command; command()"
+    line = [sys.executable, "-P", "-c", program, "inspect", "model.py", "--json"]
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    done = subprocess.run(
+        line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+    assert (done.returncode, json.loads(done.stdout)["command"]) == (0, "inspect")
+    assert "at exit" in done.stderr
+    assert ("taken apart" in done.stderr) == opens
+    assert not opens or (tmp_path / "log.txt").read_text() == "written last"

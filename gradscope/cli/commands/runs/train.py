@@ -85,7 +85,8 @@ def train(
     start, model_request = Path.cwd(), model_options.request(target)
     step_options.factors()
     checked = record_options.checked()
-    notes = set_up_jax(model_options, cache=not no_cache, distributed=distributed)
+    programs_of = None if no_cache else (target, "train", step_options)
+    notes = set_up_jax(model_options, programs_of=programs_of, distributed=distributed)
     from gradscope.capturing.records.distributed import speaks_for_all
 
     quiet = quiet or not speaks_for_all()
@@ -121,8 +122,8 @@ def _trained(
 ) -> Outcome:  # fmt: skip
     from gradscope.capturing.records.distributed import is_shared
     from gradscope.cli.printing import say
-    from gradscope.cli.running.progress import Progress
-    from gradscope.cli.running.training_progress import TrainingProgress
+    from gradscope.cli.running.terminal.progress import Progress
+    from gradscope.cli.running.terminal.training_progress import TrainingProgress
     from gradscope.cli.standard_streams import stdout_to_stderr
     from gradscope.training.loop.placement import Placement
     from gradscope.training.loop.processes import Processes

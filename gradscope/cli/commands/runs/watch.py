@@ -42,7 +42,7 @@ def watch(
     """
     keep_single_threaded()
     from gradscope.cli.printing import print_report
-    from gradscope.cli.running.live_view import show_live
+    from gradscope.cli.running.terminal.live_view import show_live
     from gradscope.presentation import Which
 
     which = Which(selection=name_options.selection())

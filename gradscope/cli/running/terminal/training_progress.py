@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from gradscope.cli.running.progress import Progress
+from gradscope.cli.running.terminal.progress import Progress
 
 #: Seconds between two changes of the line on a terminal.
 _REFRESH_SECONDS: Final = 0.1

@@ -1,0 +1,143 @@
+"""Compiled programs that a command is likely to need are loaded before JAX requests them, and are what it requests."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from gradscope.cli.running.kept_programs import _Expected
+from gradscope.cli.running.program_notes import ProgramNotes
+from tests.integration import models
+from tests.integration.command import TIMEOUT
+
+
+#: Options as XLA has them: they can be written, and read again.
+class Options:
+    def __init__(self, text: bytes = b"options") -> None:
+        self.text = text
+
+    def SerializeAsString(self) -> bytes:
+        return self.text
+
+    @classmethod
+    def ParseFromString(cls, text: bytes) -> Options:
+        return cls(text)
+
+
+class Cache:
+    """It loads a program by its name, and knows which thread has loaded which."""
+
+    def __init__(self, missing: str = "") -> None:
+        self.loaded: list[tuple[str, bytes, str]] = []
+        self.missing = missing
+
+    def load(self, name: str, options: Options, *place: str) -> tuple[object, object]:
+        self.loaded.append((name, options.text, threading.current_thread().name))
+        if name == self.missing:
+            raise OSError(name)
+        return (name, place), 1
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gradscope").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+
+def expected(cache: Cache, noted: dict[str, bytes]) -> _Expected:
+    notes = ProgramNotes(["model.py"])
+    notes.write(noted)
+    return _Expected(cache.load, notes)
+
+
+def test_noted_programs_are_loaded_by_a_thread_at_the_first_request() -> None:
+    cache = Cache()
+    programs = expected(cache, {"b": b"options", "c": b"others"})
+    assert programs.load("a", Options(), "cpu") == (("a", ("cpu",)), 1)
+    assert programs.load("b", Options(), "cpu") == (("b", ("cpu",)), 1)
+    assert programs.load("c", Options(b"others"), "cpu") == (("c", ("cpu",)), 1)
+    threads = {name: thread for name, _, thread in cache.loaded}
+    assert len(cache.loaded) == 3
+    assert threads["b"] == threads["c"] == "gradscope-programs" != threads["a"]
+
+
+@pytest.mark.parametrize(("options", "place"), [(Options(b"others"), "cpu"), (Options(), "gpu")])
+def test_a_program_is_used_for_what_it_was_loaded_for(options: Options, place: str) -> None:
+    cache = Cache()
+    programs = expected(cache, {"b": b"options"})
+    programs.load("a", Options(), "cpu")
+    assert programs.load("b", options, place) == (("b", (place,)), 1)
+    assert ("b", options.text, threading.current_thread().name) in cache.loaded
+
+
+def test_what_fails_early_fails_where_jax_requests_it() -> None:
+    programs = expected(Cache(missing="b"), {"b": b"options"})
+    programs.load("a", Options(), "cpu")
+    with pytest.raises(OSError, match="b"):
+        programs.load("b", Options(), "cpu")
+
+
+@pytest.mark.parametrize("text", ["", "[", "[1]", "{}", '{"COMMAND": 3}', '{"COMMAND": {"a": 3, "b": "x", "c": "6f"}}'])
+def test_notes_that_nobody_wrote_are_read_as_far_as_they_are_notes(tmp_path: Path, text: str) -> None:
+    ProgramNotes(["model.py"]).write({"a": b"o"})
+    (path,) = (tmp_path / "gradscope").iterdir()
+    (command,) = json.loads(path.read_text())
+    path.write_text(text.replace("COMMAND", command))
+    assert ProgramNotes(["model.py"]).read() == ({"c": b"o"} if "6f" in text else {})
+
+
+def test_an_edited_file_has_other_programs_and_so_have_other_options(tmp_path: Path) -> None:
+    models.write(tmp_path, models.source())
+    ProgramNotes(["model.py:make", 3]).write({"a": b"o"})
+    assert ProgramNotes(["model.py:make", 3]).read() == {"a": b"o"}
+    assert not ProgramNotes(["model.py:make", 4]).read()
+    (tmp_path / "model.py").write_text("make = 3")
+    assert not ProgramNotes(["model.py:make", 3]).read()
+
+
+def test_the_oldest_notes_are_dropped() -> None:
+    for number in range(40):
+        ProgramNotes([number]).write({"a": b"o"})
+    noted = [bool(ProgramNotes([number]).read()) for number in range(40)]
+    assert noted == [False] * 8 + [True] * 32
+
+
+#: Runs a command that takes every program for one that is worth noting, and prints which were there before JAX asked.
+TWICE = """
+import sys
+from gradscope.cli.running import kept_programs
+from gradscope.cli.main import main
+
+kept_programs._LOADED_SECONDS = kept_programs._COMPILED_SECONDS = 0
+begin = kept_programs._Expected._begin
+def counted(self, parsed):
+    begin(self, parsed)
+    print("expected", len(self._loading), file=sys.stderr)
+kept_programs._Expected._begin = counted
+sys.argv[1:] = ["dump", "mlp", "--json", *sys.argv[1:]]
+main()
+"""
+
+
+def test_the_second_run_of_a_command_loads_early_what_the_first_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    command, dumps = [sys.executable, "-P", "-c", TWICE], []
+    for more in ([], ["-o", "b.npz", "--stats-only"]):
+        done = subprocess.run(
+            [*command, *more], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        dumps.append((done.stderr.splitlines(), json.loads(done.stdout)["rows"]))
+    (first, rows), (second, same) = dumps
+    assert "expected 0" in first
+    assert re.search(r"^expected [1-9]", "\n".join(second), re.MULTILINE)
+    assert rows == same
