@@ -17,7 +17,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
 from typing import Any, Final
@@ -108,7 +108,7 @@ class _Expected:
             loading = self._loading.pop(name, None)
         if loading is not None and stated == self._noted[name] and place == self._place:
             self.note(name)
-            with suppress(Exception):  # it is raised again, to JAX
+            if loading.exception() is None:  # which is raised again, to JAX
                 return loading.result()
         begin = time.perf_counter()
         found = self._load(name, options, *place)
@@ -124,14 +124,9 @@ class _Expected:
                 self._notes.write(self._needed)
 
     def _begin(self, parsed: Callable[[bytes], Any]) -> None:
-        self._loading = {each: Future() for each in self._noted}
-        if self._loading:
-            arguments = (list(self._loading.items()), parsed)
-            threading.Thread(target=self._load_each, args=arguments, name="gradscope-programs").start()
+        def load(name: str) -> _Loaded:
+            return self._load(name, parsed(self._noted[name]), *self._place)
 
-    def _load_each(self, loading: Sequence[tuple[str, Future[_Loaded]]], parsed: Callable[[bytes], Any]) -> None:
-        for name, future in loading:
-            try:
-                future.set_result(self._load(name, parsed(self._noted[name]), *self._place))
-            except Exception as error:  # it is the requesting thread's
-                future.set_exception(error)
+        pool = ThreadPoolExecutor(1, thread_name_prefix="gradscope-programs")
+        self._loading = {each: pool.submit(load, each) for each in self._noted}
+        pool.shutdown(wait=False)
