@@ -90,6 +90,9 @@ def _end() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # ValueError: it is closed
             stream.flush()
+    import ctypes
+
+    ctypes.CDLL(None).fflush(None)  # what a library printed
     os._exit(status)
 
 
