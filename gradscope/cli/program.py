@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
@@ -44,8 +45,11 @@ _COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 
-#: The most columns of `--help`; longer lines are hard to read.
+#: The most columns of `--help`; longer lines are hard to read. Typer takes no fewer than 50, whatever the terminal has.
 _HELP_COLUMNS: Final = 100
+#: Columns that Typer leaves free at the right, and the fewest that it can lay out.
+_HELP_MARGIN: Final = 2
+_FEWEST_HELP_COLUMNS: Final = 30
 
 #: What separates two sentences.
 _SENTENCE_END: Final = re.compile(r"(?<=\.)\s+")
@@ -82,7 +86,7 @@ def _program(commands: Iterable[str]) -> typer.Typer:
         invoke_without_command=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": _HELP_COLUMNS},
+        context_settings={"help_option_names": ["-h", "--help"], "terminal_width": _help_columns()},
     )
     app.callback()(_options)
     for name in commands:
@@ -93,6 +97,12 @@ def _program(commands: Iterable[str]) -> typer.Typer:
         )
     app.command("help", cls=GroupedHelpCommand)(_help)
     return app
+
+
+def _help_columns() -> int:
+    """Returns the columns of `--help`: those of the terminal, as far as its lines are readable."""
+    columns = min(shutil.get_terminal_size().columns, _HELP_COLUMNS) - _HELP_MARGIN
+    return max(columns, _FEWEST_HELP_COLUMNS)
 
 
 def _command_names() -> list[str]:

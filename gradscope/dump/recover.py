@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gradscope.arrays.dtypes import is_key
 from gradscope.dump.manifest.manifest import MEMBER, RunFacts
+from gradscope.dump.reader import open_dump
 from gradscope.dump.record import Record, SiteFacts
 from gradscope.dump.storage.input_file import InputFile
 from gradscope.dump.storage.member_facts import logical_dtype, stored_as
@@ -39,13 +40,15 @@ class Recovery:
         path: The new dump.
         tensors: Number of tensors in it.
         size_bytes: Bytes of those tensors.
-        lost_bytes: Bytes of the old file behind the last complete tensor.
+        lost_bytes: Bytes of the old file behind the last complete tensor that are not read; 0 where it is whole.
+        was_whole: Whether the old file is a whole dump, which has more than its tensors.
     """
 
     path: Path
     tensors: int
     size_bytes: int
     lost_bytes: int
+    was_whole: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +92,18 @@ def recover(source: str | os.PathLike[str], out: str | os.PathLike[str], *, forc
             if not tensors:
                 raise DumpError("no tensor in it is complete")
             writer.commit(RunFacts(complete=False, note=f"recovered from {source.name}"))
-    return Recovery(path=out, tensors=tensors, size_bytes=size_bytes, lost_bytes=file.size_bytes - end)
+    was_whole = _is_whole(source, tensors)
+    lost_bytes = 0 if was_whole else file.size_bytes - end
+    return Recovery(path=out, tensors=tensors, size_bytes=size_bytes, lost_bytes=lost_bytes, was_whole=was_whole)
+
+
+def _is_whole(path: Path, tensors: int) -> bool:
+    """Returns whether a file opens as a dump of so many tensors."""
+    try:
+        with open_dump(path, histograms=False) as dump:
+            return sum(entry.stored is not None for entry in dump.manifest.entries) == tensors
+    except DumpError:
+        return False
 
 
 def _finished_members(file: InputFile) -> Iterator[_Finished]:

@@ -4,6 +4,7 @@
 - `schema` defines the tables, their columns and units.
 - `history_rows` defines what is in a table's row.
 - `history_writer` writes a history from a thread of its own, in one transaction a step.
+- `left_out_roots` finds the layers of runs that older versions began, whose names had the root's.
 - `alarms` has the rules that raise alarms, and applies them step by step.
 - `history_reader` reads a history that anybody may have written, after it has checked all of its schema;
   `untrusted_database` opens the file so that nothing in it runs.

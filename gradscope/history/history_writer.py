@@ -14,8 +14,10 @@ from typing import Final, Self, TypeVar
 from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.errors import MachineError
 from gradscope.history.history_rows import Alarm, Smoothed, StepRecord, TensorRow
+from gradscope.history.left_out_roots import without_roots
 from gradscope.history.run_folder import HISTORY
 from gradscope.history.schema import ALL_PARAMETERS, APPLICATION_ID, NOISE, STATS, STEPS, TABLES, VERSION
+from gradscope.history.untrusted_database import stored_shape
 from gradscope.naming import printable
 
 _Result = TypeVar("_Result")
@@ -202,8 +204,12 @@ class HistoryWriter:
     def _describe(self, facts: Mapping[str, str], tensors: list[TensorRow]) -> None:
         with _transaction(self._connection) as connection:
             connection.executemany("INSERT OR REPLACE INTO run VALUES (?, ?)", list(facts.items()))
-            known = connection.execute("SELECT id, family, name FROM tensors")
-            self._ids = {f"{family}/{name}": number for number, family, name in known}
+            known = connection.execute("SELECT id, family, name, shape, dtype FROM tensors").fetchall()
+            rows = [_row(family, name, shape, dtype) for _, family, name, shape, dtype in known]
+            self._ids = {row.key: number for row, (number, *_) in zip(rows, known, strict=True)}
+            # Of a run that an older version began, curves go on under the name that a layer has now.
+            renamed = without_roots({row.key: row for row in rows}, {row.key: row for row in tensors})
+            self._ids |= {new: self._ids.pop(old) for old, new in renamed.items()}
             for tensor in tensors:
                 number = self._ids.setdefault(tensor.key, len(self._ids))
                 shape = None if tensor.shape is None else json.dumps(tensor.shape)
@@ -250,6 +256,10 @@ class HistoryWriter:
     def _release(self, folder: str) -> None:
         with _transaction(self._connection) as connection:
             connection.execute("UPDATE alarms SET folder = NULL WHERE folder = ?", (folder,))
+
+
+def _row(family: str, name: str, shape: str | None, dtype: str | None) -> TensorRow:
+    return TensorRow(family=family, name=name, shape=stored_shape(shape), dtype=dtype)
 
 
 def _insertion(table: str, columns: int) -> str:

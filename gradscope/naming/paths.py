@@ -12,10 +12,13 @@ A variable's path joins the keys of its pytree likewise. Where two variables wou
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
+
+from gradscope.naming.numbering import NUMBER
 
 #: The name of a leaf that has no path, because it is the tree.
 _ROOT: Final = "value"
@@ -27,6 +30,11 @@ BEFORE: Final = "before "
 
 #: The iteration of all loops around a value: one index for each loop, the outermost first; empty outside of loops.
 IterationIndex: TypeAlias = tuple[int, ...]
+
+_LOOPS: Final = rf"((?:\[{NUMBER}\])*)"
+
+#: The outermost component of a path: the scope, its iterations, and the number of a call or an output.
+_OUTERMOST: Final = re.compile(rf"(.*?){_LOOPS}((?:#{NUMBER})?(?:\.{NUMBER})?)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,3 +84,25 @@ def unique_names(paths: Sequence[Sequence[str]]) -> list[str]:
 def plain_name(name: str) -> str:
     """Returns the name that a variable has in the user's program, which it may share: `a/b` for `a%2Fb`."""
     return name.replace(_SLASH, "/")
+
+
+def root_of(path: str) -> str:
+    """Returns the outermost scope of a path, without iterations and the number of a call."""
+    return _parts(path.partition("/")[0])[0]
+
+
+def without_root(name: str) -> str:
+    """Returns a name without the scopes of its root, whose iterations are those of the next one: `attn[0]`."""
+    root, _, inside = name.partition("/")
+    module, loops = root_of(root).partition(".")[0], _parts(root)[1]
+    while inside.startswith(f"{module}.") and "/" in inside:
+        method, _, inside = inside.partition("/")
+        loops += _parts(method)[1]
+    first, slash, rest = inside.partition("/")
+    scope, own, end = _parts(first)
+    return scope + loops + own + end + slash + rest
+
+
+def _parts(component: str) -> tuple[str, str, str]:
+    found = _OUTERMOST.fullmatch(component)
+    return (component, "", "") if found is None else (found[1], found[2], found[3])

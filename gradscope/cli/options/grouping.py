@@ -10,9 +10,12 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
-from typing import Any, get_type_hints
+from typing import Any, Final, get_type_hints
 
 from typer.core import TyperCommand
+
+#: The most columns of an option and its metavar beside what is said of it; in a narrow terminal, two fifths of its own.
+_MOST_OPTION_COLUMNS: Final = 30
 
 
 class GroupedHelpCommand(TyperCommand):
@@ -30,7 +33,7 @@ class GroupedHelpCommand(TyperCommand):
                 sections.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
         for heading, records in sections.items():
             with formatter.section(heading):
-                formatter.write_dl(records)
+                formatter.write_dl(records, col_max=min(_MOST_OPTION_COLUMNS, formatter.width * 2 // 5))
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:

@@ -70,7 +70,8 @@ PerExample: TypeAlias = Annotated[
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Short for --format json.", rich_help_panel=_OUTPUT)]
 Quiet: TypeAlias = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print no progress and no messages.", rich_help_panel=_OUTPUT)
+    bool,
+    typer.Option("--quiet", "-q", help="Print no progress and no messages; results stay.", rich_help_panel=_OUTPUT),
 ]
 Verbose: TypeAlias = Annotated[
     bool,

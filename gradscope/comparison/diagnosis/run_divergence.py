@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -26,6 +26,7 @@ from gradscope.dump.record import Json
 from gradscope.errors import UsageError
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import TensorRow
+from gradscope.history.left_out_roots import by_shared_key
 from gradscope.naming import printable
 from gradscope.naming.wording import counted
 
@@ -165,8 +166,8 @@ class _Judge:
     def __init__(self, ref: History, cand: History, options: CompareOptions) -> None:
         self._ref, self._cand, self._options = ref, cand, options
         self._reduced = reduced_matmul(ref.facts) or reduced_matmul(cand.facts)
-        ours, theirs = ({each.key: number for number, each in side.tensors.items()} for side in (ref, cand))
-        tensors = {key: ref.tensors[number] for key, number in ours.items()}
+        ours, theirs = by_shared_key(ref.tensors, cand.tensors), by_shared_key(cand.tensors, ref.tensors)
+        tensors = {key: _named(ref.tensors[number], key) for key, number in ours.items()}
         tensors |= {key: cand.tensors[number] for key, number in theirs.items() if key not in tensors}
         options.selection.require_matches([name for each in tensors.values() for name in (each.name, each.key)])
         chosen = [key for key, each in tensors.items() if options.selection.selects(each.name, key)]
@@ -250,6 +251,10 @@ class _Judge:
         # What is computed from gradients has their error.
         judged_as = naming.PARAM_GRAD if follows_the_loss(family) else family
         return default_tolerance(judged_as, dtype, dtype, reduced=self._reduced)
+
+
+def _named(tensor: TensorRow, key: str) -> TensorRow:
+    return replace(tensor, name=naming.split_key(key)[1])
 
 
 def _is_input(key: str) -> bool:

@@ -11,6 +11,10 @@ from gradscope import naming
 from gradscope.history.history_rows import Alarm
 
 NONFINITE: Final = "nonfinite"
+DIVERGING: Final = "diverging"
+
+#: How the reason of an alarm ends where a dump of its step may say more.
+ZERO_GRADIENT: Final = "its gradient is exactly zero"
 
 #: Tensors that deviate by this share of the largest deviation deviate alike.
 _ALIKE: Final = 0.9
@@ -65,6 +69,14 @@ RULES: Final = (
         families=(naming.PARAM_GRAD,),
     ),
     AlarmRule(
+        name=DIVERGING,
+        sentence="The loss grows by orders after updates about as large as the parameters: the learning rate is too "
+        "large.",
+        formula="loss above 10 times that of the first step, and of the median of the last 32, at 5 steps in a row, "
+        "after l2(updates) / l2(parameters) of at least 0.3; or above 1,000 times, after one of at least 1; or not "
+        "finite, after one of at least 10, or 0.3 where it was above 10 times",
+    ),
+    AlarmRule(
         name="loss-spike", sentence="The loss jumps up.", formula=_SPIKE, watches="loss",
         families=(naming.INPUT, naming.PARAM, naming.ACTIVATION), least_deviation=_LEAST_DEVIATION,
     ),
@@ -79,7 +91,8 @@ RULES: Final = (
     AlarmRule(
         name="stuck",
         sentence="A trained parameter does not change.",
-        formula="its bytes are the same after the step, at 3 recorded steps in a row",
+        formula="its bytes are the same after the step, at 3 recorded steps in a row; not where it is kept constant on "
+        "purpose, as a target network is",
         families=(naming.PARAM,),
     ),
     AlarmRule(

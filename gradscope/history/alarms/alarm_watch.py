@@ -6,12 +6,14 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 
 from gradscope import naming
 from gradscope.history.alarms.alarm_rules import BY_NAME, NONFINITE, RULES, Statistics, forward_most
+from gradscope.history.alarms.divergence import Divergence
 from gradscope.history.alarms.tensor_rules import TensorRules
 from gradscope.history.history_rows import Alarm
 
@@ -49,13 +51,15 @@ class AlarmWatch:
 
     Args:
         sizes: The number of elements of each tensor, by key; may be filled later.
+        unreached: Why no gradient reaches a parameter, by name; may be filled later.
     """
 
-    def __init__(self, sizes: Mapping[str, int]) -> None:
+    def __init__(self, sizes: Mapping[str, int], unreached: Mapping[str, str] = MappingProxyType({})) -> None:
         self._windows = {rule.name: deque[float](maxlen=_WINDOW) for rule in RULES if rule.watches is not None}
         self._above: set[str] = set()
         self._logarithms: dict[str, deque[float]] = {}
-        self._tensors = TensorRules(sizes)
+        self._tensors = TensorRules(sizes, unreached)
+        self._divergence = Divergence()
 
     def step(self, number: int, numbers: Mapping[str, float]) -> list[Alarm]:
         """Returns the alarms about the numbers of a step, without a tensor.
@@ -64,7 +68,7 @@ class AlarmWatch:
             number: The step.
             numbers: Its numbers by the columns of `steps`, as far as they are known; in the order of the steps.
         """
-        found: list[Alarm] = []
+        found = self.diverging(number, numbers)
         for rule in RULES:
             value = numbers.get(rule.watches or "")
             if value is None:
@@ -84,6 +88,16 @@ class AlarmWatch:
                 found.append(Alarm(step=number, rule=rule.name, why=why, value=value, limit=limit))
         self._above.discard(NONFINITE)
         return found
+
+    def diverging(self, number: int, numbers: Mapping[str, float]) -> list[Alarm]:
+        """Returns the alarm that a step is too large for the model; `step` calls it where the step is taken.
+
+        Args:
+            number: The step.
+            numbers: As for `step`.
+        """
+        alarm = self._divergence.step(number, numbers)
+        return [] if alarm is None else [alarm]
 
     def skipped(self) -> None:
         """Notes that the update of the last step was skipped: a step after it that is as wrong is another alarm.
@@ -107,15 +121,18 @@ class AlarmWatch:
         key = forward_most({key: each for key, each in deviations.items() if each >= rule.least_deviation})
         return alarm if key is None else replace(alarm, key=key, why=f"deviates most: {alarm.why}")
 
-    def recorded(self, number: int, stats: Statistics, unchanged: Mapping[str, bool]) -> list[Alarm]:
+    def recorded(
+        self, number: int, stats: Statistics, unchanged: Mapping[str, bool], rate: float | None = None
+    ) -> list[Alarm]:
         """Returns the alarms about the tensors of a recorded step.
 
         Args:
             number: The step.
             stats: The statistics of the tensors, by key, in the order of the step.
             unchanged: Whether the step left a trained parameter as it was, by name, as far as that is known.
+            rate: The learning rate; None where it is not known.
         """
-        found = list(self._tensors.alarms(stats, unchanged))
+        found = list(self._tensors.alarms(stats, unchanged, rate))
         for key, each in stats.items():
             logarithm = _logarithm(each)
             if logarithm is not None:
@@ -129,6 +146,7 @@ class AlarmWatch:
             "above": sorted(self._above),
             "logarithms": {key: list(each) for key, each in self._logarithms.items()},
             "tensors": self._tensors.to_json(),
+            "divergence": self._divergence.to_json(),
         }
 
     def restore(self, found: Mapping[str, Any]) -> None:
@@ -137,7 +155,10 @@ class AlarmWatch:
         self._above = set(found["above"])
         self._logarithms = {key: deque(each, _COMPARED) for key, each in found["logarithms"].items()}
         self._tensors.restore(found["tensors"])
+        if "divergence" in found:  # a state of an older gradscope has none
+            self._divergence.restore(found["divergence"])
 
+    @np.errstate(over="ignore", invalid="ignore")  # of a run in float64 that diverges
     def _limits(self, rule: str, value: float) -> tuple[float, float]:
         """Returns what a value has to be above to be a spike, and the value below which the last spike is over."""
         window = self._windows[rule]

@@ -11,7 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from gradscope import naming
-from gradscope.history.alarms.alarm_rules import Statistics, forward_most
+from gradscope.dump.record import AS_DATA, STOPPED
+from gradscope.history.alarms.alarm_rules import ZERO_GRADIENT, Statistics, forward_most
 from gradscope.history.history_rows import Alarm
 
 #: Recorded steps in a row at which a condition has to hold: a single one may be the schedule's or the batch's.
@@ -57,25 +58,38 @@ class TensorRules:
 
     Args:
         sizes: The number of elements of each tensor, by key; may be filled later.
+        unreached: Why no gradient reaches a parameter, by name; may be filled later.
     """
 
-    def __init__(self, sizes: Mapping[str, int]) -> None:
+    def __init__(self, sizes: Mapping[str, int], unreached: Mapping[str, str]) -> None:
         self._sizes = sizes
+        self._unreached = unreached
         self._least_dead: dict[str, float] = {}
         self._ratios: dict[str, deque[float]] = {}
         self._depths: list[tuple[float, dict[str, float]]] = []
         self._streaks = {name: _Streak() for name in ("stuck", "dying", "high", "low", "vanishing", "exploding")}
 
-    def alarms(self, stats: Statistics, unchanged: Mapping[str, bool]) -> Iterable[Alarm]:
+    def alarms(self, stats: Statistics, unchanged: Mapping[str, bool], rate: float | None = None) -> Iterable[Alarm]:
         """Yields the alarms of a recorded step, of step 0.
+
+        A parameter that is not trained on purpose, as that of a target network, has none: it stays, or is a copy.
 
         Args:
             stats: The statistics of the tensors, by key, in the order of the step.
             unchanged: Whether the step left a trained parameter as it was, by name, as far as that is known.
+            rate: The learning rate; None where it is not known.
         """
-        yield from self._stuck(unchanged)
+        on_purpose = {name for name, why in self._unreached.items() if why.endswith((STOPPED, AS_DATA))}
+        still = {name: each for name, each in unchanged.items() if name not in on_purpose}
+        ratios = {
+            key: ratio
+            for key, each in stats.items()
+            for name in [naming.split_key(key)[1]]
+            if (ratio := each.get("ratio")) is not None and name not in on_purpose and not still.get(name)
+        }
+        yield from self._stuck(stats, still, rate)
         yield from self._dying(stats)
-        yield from self._update_ratio(stats)
+        yield from self._update_ratio(stats, ratios)
         yield from self._depth(stats)
 
     def to_json(self) -> dict[str, Any]:
@@ -94,11 +108,26 @@ class TensorRules:
         self._depths = [(decades, dict(each)) for decades, each in found["depths"]]
         self._streaks = {name: _Streak(dict(each)) for name, each in found["streaks"].items()}
 
-    def _stuck(self, unchanged: Mapping[str, bool]) -> Iterable[Alarm]:
+    def _stuck(self, stats: Statistics, unchanged: Mapping[str, bool], rate: float | None) -> Iterable[Alarm]:
         names = self._streaks["stuck"].reached(unchanged, _IN_A_ROW)
         if names:
             why = f"did not change at {_IN_A_ROW} recorded steps in a row{_others(names)}"
+            if cause := self._cause(names[0], stats, rate):
+                why = f"{why}: {cause}"
             yield Alarm(step=0, rule="stuck", key=naming.key_of(naming.PARAM, names[0]), why=why)
+
+    def _cause(self, name: str, stats: Statistics, rate: float | None) -> str:
+        """Returns why a parameter does not change, as far as its numbers say; "" where they do not."""
+        gradient, update = (stats.get(naming.key_of(family, name), {}) for family in (naming.PARAM_GRAD, naming.UPDATE))
+        if name in self._unreached:
+            return f"no gradient reaches it ({self._unreached[name]})"
+        if gradient.get("l2") == 0:
+            return ZERO_GRADIENT
+        if rate == 0:
+            return "the learning rate is 0"
+        if update.get("l2") == 0:
+            return "its gradient is not zero, but the update that the optimizer makes of it is"
+        return f"{update['l2']:.2g}, the norm of its update, is lost in its rounding" if update.get("l2") else ""
 
     def _dying(self, stats: Statistics) -> Iterable[Alarm]:
         shares = {
@@ -115,8 +144,7 @@ class TensorRules:
             why = f"is zero in {shares[key]:.0%} of its elements, and was in {self._least_dead[key]:.0%}{_others(keys)}"
             yield Alarm(step=0, rule="dying", key=key, why=why, value=shares[key], limit=_DEAD)
 
-    def _update_ratio(self, stats: Statistics) -> Iterable[Alarm]:
-        ratios = {key: ratio for key, each in stats.items() if (ratio := each.get("ratio")) is not None}
+    def _update_ratio(self, stats: Statistics, ratios: Mapping[str, float]) -> Iterable[Alarm]:
         for key, ratio in ratios.items():
             self._ratios.setdefault(key, deque(maxlen=_RATIO_ROW)).append(ratio)
         middle = float(np.median(list(ratios.values()))) if ratios else 0.0

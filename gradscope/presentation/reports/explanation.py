@@ -1,9 +1,9 @@
 """`explain` reports what a column, a metric, a finding, a reason of the ledger or another word of a table is.
 
-Words that label parts of reports have their texts here. All others are those of the tables that the program works by:
-`COLUMNS`, `METRICS`, `RULES`, `REASONS`, families (`MEANINGS`), `ZERO_REASONS`, `STATUSES`, `PASSES`, the verdicts and
-outcomes of `compare` and `check`, and of training runs the rules of alarms and the columns of `STEPS`, `STATS`, `NOISE`
-and `TRENDS`.
+Words that label parts of reports have their texts in `printed_words`. All others are those of the tables that the
+program works by: `COLUMNS`, `METRICS`, `RULES`, `REASONS`, families (`MEANINGS`), `ZERO_REASONS`, `STATUSES`, `PASSES`,
+the verdicts and outcomes of `compare` and `check`, and of training runs the rules of alarms and the columns of `STEPS`,
+`STATS`, `NOISE` and `TRENDS`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from gradscope.naming.families import MEANINGS
 from gradscope.naming.patterns import nearest_hint
 from gradscope.presentation.render.document import Document, Note, Notes
 from gradscope.presentation.render.screen import Screen
+from gradscope.presentation.reports.printed_words import WORDS
 from gradscope.presentation.reports.proof import OUTCOMES, PROOF_VERDICTS
 from gradscope.stats import COLUMNS, RULES, ColumnSpec, FindingRule, Thresholds
 from gradscope.stats.columns import base_of
@@ -136,20 +137,8 @@ _LISTS: Final = {
     "outcome": "Outcomes of claims of check",
     "word": "Words in reports",
 }
-#: Words that label parts of reports.
-_WORDS: Final = {
-    "verdict": "The first line of a report: the finding that comes first, or whether two dumps are the same",
-    "repair": "What is likely to mend the operation at which a NaN or an infinity began",
-    "origin": "The operation that made the first NaN or infinity, with its line and its operands",
-    "ledger": "The list of all values that were not captured, with the reason of each",
-    "notes": "The findings at a tensor, and the reasons why something of it is missing",
-    "source": "The line of the program that made a value",
-    "alias_of": "The key of another tensor of the dump that is the same value",
-    "tier": "Which statistics a tensor has: full, or core, those that a training step computes",
-    "seconds": "The time of each phase of a run, from tracing to what was searched for after it",
-}
 _MEANINGS: Final = (
-    ("word", _WORDS),
+    ("word", WORDS),
     ("family", MEANINGS),
     ("status", STATUSES),
     ("pass", PASSES),
@@ -187,6 +176,7 @@ def explained_names() -> tuple[str, ...]:
 
 def _is_called(explanation: Explanation, name: str) -> bool:
     requested, known = " ".join(name.casefold().split()), explanation.name.casefold()
+    known = known.removesuffix(" layer") if explanation.kind == "word" and requested != known else known
     return requested == known or base_of(requested) == base_of(known) != known or requested == base_of(known)
 
 

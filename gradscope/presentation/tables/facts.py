@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Final
@@ -74,6 +75,7 @@ def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "examples", "" if manifest.examples is None else manifest.examples.sentence
     yield "seconds", ", ".join(f"{phase} {_seconds(seconds)}" for phase, seconds in manifest.timings.items())
     yield "run", ", ".join(_provenance(manifest.provenance))
+    yield "command", _command(manifest.provenance.get("argv"))
     yield "names", _NAMING.get(str(manifest.provenance.get("naming")), "")
     yield "statistics", "" if manifest.tier == "full" else f"of the {manifest.tier} tier only"
     yield "dump", path
@@ -131,6 +133,10 @@ def _self_check(found: Mapping[str, Json]) -> str:
         else ""
     )
     return f"{equality}; the largest rel_l2 is {number(as_float(found.get('max_rel_l2', 0.0)))}{largest}{without}"
+
+
+def _command(argv: Json) -> str:
+    return printable(shlex.join(map(str, argv))) if isinstance(argv, list) else ""
 
 
 def _examples(examples: Examples) -> dict[str, Json]:

@@ -1,7 +1,8 @@
 """Batches are read from a file or an input pipeline, in place of the model's own.
 
 A file's tensors become the batch's leaves by name: `image` is `batch["image"]`, `text/mask` is `batch["text"]["mask"]`.
-A `.npy` file has the only leaf of a batch that has one. A dump serves as well: its inputs are a batch.
+A `.npy` file has the only leaf of a batch that has one. A dump serves as well: its inputs are a batch, also where all
+of them are in one argument of a function, `batch/image`.
 
 The model's own `batch` determines what is expected. The leading axis of every leaf is the example, and the file decides
 how many there are; everything else must agree. Numbers are converted to the width that the model expects, and a note
@@ -175,7 +176,9 @@ def _names(file: DumpFile, path: Path, model_leaves: Mapping[str, Any]) -> dict[
     keys = {entry.name: naming.key_of(entry.family, entry.name) for entry in entries}
     if path.suffix == ".npy" and len(model_leaves) == 1:
         return dict(zip(model_leaves, keys.values(), strict=True))
-    return keys
+    inside = {name.partition("/")[2]: key for name, key in keys.items()}
+    in_one = len({name.partition("/")[0] for name in keys}) == 1
+    return inside if in_one and inside.keys() == model_leaves.keys() else keys
 
 
 def _stated(file: DumpFile, key: str) -> _Leaf:

@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from gradscope.dump.record import Json
-from gradscope.history.alarms.alarm_rules import NONFINITE
+from gradscope.history.alarms.alarm_rules import DIVERGING, NONFINITE
 from gradscope.history.alarms.alarm_watch import AlarmWatch
 from gradscope.history.history_rows import Alarm, StepRecord, TensorRow
 from gradscope.history.run_folder import RunFolder, alarm_path
 from gradscope.tracing.loading.model import Model
 from gradscope.training.loop.alarm_files import save_step
 from gradscope.training.loop.step_programs import StepPrograms
-from gradscope.training.recording.alarm_notes import nonfinite_alarm, write_alarms
+from gradscope.training.recording.alarm_notes import explained, write_alarms
 from gradscope.training.recording.state_ring import StateRing
 from gradscope.training.recording.step_rows import step_record
 from gradscope.training.recording.unwritten_history import RunHistory
@@ -73,13 +73,15 @@ class RunAlarms:
         self._notify = notify
         self._ring = StateRing(_KEEP_EVERY)
         self._sizes: dict[str, int] = {}
-        self._watch = AlarmWatch(self._sizes)
+        self._unreached: dict[str, str] = {}
+        self._watch = AlarmWatch(self._sizes, self._unreached)
         self.found: list[Alarm] = []
         self.skipped = 0
 
     def describe(self, tensors: Iterable[TensorRow]) -> None:
         """Learns what is recorded, and reports what is wrong with the loss whatever its numbers are."""
         self._sizes.update({each.key: math.prod(each.shape) for each in tensors if each.shape is not None})
+        self._unreached.update(self._programs.unreached())
         for each in self._programs.broadcasts():
             self._notify(each.sentence)
 
@@ -89,7 +91,7 @@ class RunAlarms:
             self._ring.keep(number, state, batch)
 
     def of_step(
-        self, number: int, numbers: Mapping[str, float], record: StepRecord | None, *, stays: bool
+        self, number: int, numbers: Mapping[str, float], record: StepRecord | None, *, sound: bool, stays: bool
     ) -> list[Alarm]:
         """Returns the alarms of a step, which have no tensor yet where they are about the step.
 
@@ -97,14 +99,19 @@ class RunAlarms:
             number: The step.
             numbers: Its numbers.
             record: What was recorded of it; None where nothing was.
+            sound: Whether its loss and gradients are finite.
             stays: Whether its record counts for those after it. That of a last step does not: the run that goes on from
                 it has to be the one that did not stop there.
         """
-        alarms = self._watch.step(number, numbers)
+        if not sound:
+            nonfinite = Alarm(step=number, rule=NONFINITE, why="its loss or a gradient is not finite")
+            return [*self._watch.diverging(number, numbers), nonfinite]
+        norm = None if record is None or not stays else record.numbers.get("param_norm")
+        alarms = self._watch.step(number, {**numbers, **({} if norm is None else {"param_norm": norm})})
         if record is not None:
             alarms = [self._watch.named(alarm, record.stats) for alarm in alarms]
         if record is not None and stays:
-            alarms += self._watch.recorded(number, record.stats, record.unchanged)
+            alarms += self._watch.recorded(number, record.stats, record.unchanged, numbers.get("learning_rate"))
         return alarms
 
     def judged(self, number: int) -> None:
@@ -166,7 +173,7 @@ class RunAlarms:
 
     def _with_tensor(self, alarm: Alarm, state: TrainState, batch: Any) -> Alarm:
         """Returns an alarm about a step that was not recorded with the tensor that deviates, which running it shows."""
-        if alarm.key is not None or alarm.rule == NONFINITE:
+        if alarm.key is not None or alarm.rule in {NONFINITE, DIVERGING}:
             return alarm
         own = StateRing(1)
         own.keep(alarm.step, state, batch)  # a copy: the program donates the state
@@ -181,7 +188,7 @@ class RunAlarms:
             return alarms
         folder = alarm_path(self._folder.path, number)
         dump = save_step(self._model, state, batch, folder=folder, facts=self._facts)
-        named = [nonfinite_alarm(each, dump) if each.rule == NONFINITE else each for each in alarms]
+        named = [explained(each, dump) for each in alarms]
         write_alarms(folder, named, loss=dump.loss)
         for removed in self._folder.keep_alarms(self._keep, self._history.alarm_folders() | {folder.name}):
             self._history.release(removed)

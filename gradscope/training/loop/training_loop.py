@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gradscope.errors import GradscopeError
-from gradscope.history.alarms.alarm_rules import NONFINITE
 from gradscope.history.history_rows import Alarm, StepRecord, fact_texts
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import RunFolder, dump_path, state_path, states_in, trace_path
@@ -256,9 +255,8 @@ class _Loop:
             numbers = {name: float(value) for name, value in step.numbers.items()}
             self._request.progress(step.number, numbers)
             record = None if step.record is None else step.record()
-            alarms = [Alarm(step=step.number, rule=NONFINITE, why="its loss or a gradient is not finite")]
-            if sound:
-                alarms = self._alarms.of_step(step.number, numbers, record, stays=self._is_on_a_clock(step.number))
+            stays = self._is_on_a_clock(step.number)
+            alarms = self._alarms.of_step(step.number, numbers, record, sound=sound, stays=stays)
             if record is not None:
                 skipped = self._alarms.skipped + bool(alarms and self._request.on_alarm == "skip")
                 written = replace(record, numbers={**record.numbers, "skipped": skipped})

@@ -97,13 +97,20 @@ def save_step(
         with DumpWriter(folder / name, force=True) as writer:
             for at in sorted(chosen):
                 key = names.get(at, naming.key_of(naming.AUX, f"arguments/{paths[at]}"))
-                writer.add(record_of(key, arrays[at], index=at))
+                writer.add(record_of(_as_state(key, names) if at in state else key, arrays[at], index=at))
             writer.commit(RunFacts(provenance=facts))
     capturing = _Capturing(folder / "dump.npz", facts)
     args, kwargs = arguments
     with collecting(capturing), suppress(_CapturedError):
         function(*args, **kwargs)
     return capturing.manifest
+
+
+def _as_state(key: str, names: Mapping[int, str]) -> str:
+    """Returns the key of a leaf that the loop hands on: what the loss takes beside its parameters is no batch then."""
+    family, name = naming.split_key(key)
+    own = naming.key_of(naming.STATE, name)
+    return own if family == naming.INPUT and own not in names.values() else key
 
 
 def saved_arguments(folder: Path, like: Arguments) -> Arguments:

@@ -12,9 +12,8 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gradscope.dump.manifest.manifest import Manifest
 from gradscope.errors import ModelError
-from gradscope.history.alarms.alarm_rules import NONFINITE, suspects_batch
+from gradscope.history.alarms.alarm_rules import DIVERGING, NONFINITE, suspects_batch
 from gradscope.history.alarms.alarm_watch import AlarmWatch
 from gradscope.history.history_rows import Alarm, StepRecord
 from gradscope.history.run_folder import alarm_path
@@ -24,7 +23,7 @@ from gradscope.training.probing.collecting import Collected
 from gradscope.training.probing.probe_history import ProbeHistory
 from gradscope.training.probing.probed_step import ProbedStep
 from gradscope.training.probing.step_replay import Arguments, StepReplay
-from gradscope.training.recording.alarm_notes import nonfinite_alarm, write_alarms
+from gradscope.training.recording.alarm_notes import explained, write_alarms
 from gradscope.training.recording.recorded import Recorded
 from gradscope.training.recording.step_rows import step_record
 
@@ -57,7 +56,7 @@ class ProbeAlarms:
         self._on_alarm: OnAlarm = on_alarm
         self._keep = keep
         self._every = every
-        self._watch = AlarmWatch(history.sizes)
+        self._watch = AlarmWatch(history.sizes, history.unreached)
         self._losses: list[tuple[int, Any]] = []
         self._found: deque[_Found] = deque()
         self._judged = 0
@@ -108,7 +107,7 @@ class ProbeAlarms:
             record = step_record(number, keys, recorded, examples=None, follows=follows)
             numbers = {name: value for name, value in record.numbers.items() if value is not None}
             alarms = [self._watch.named(alarm, record.stats) for alarm in self._watch.step(number, numbers)]
-            alarms += self._watch.recorded(number, record.stats, record.unchanged)
+            alarms += self._watch.recorded(number, record.stats, record.unchanged, numbers.get("learning_rate"))
             self._note(alarms, float(numbers["loss"]))
             self._judged = number + 1
             return record
@@ -174,12 +173,13 @@ class ProbeAlarms:
         if not np.array_equal(np.float32(loss), np.float32(found.loss), equal_nan=True):
             return found.alarms  # the loop changed its state between two steps, by other means than the step
         alarms, loss = found.alarms, found.loss
-        if alarms[0].rule == NONFINITE and (began := replay.began(number)) < number:
+        if any(each.rule == NONFINITE for each in alarms) and (began := replay.began(number)) < number:
             # Of a step that is not recorded only the loss is known, which shows what a step before it made.
             why = f"its update is not finite, and the loss is {found.loss} at step {number:,}"
-            alarms, loss, number = [Alarm(step=began, rule=NONFINITE, why=why)], None, began
+            causes = [replace(each, step=began) for each in alarms if each.rule == DIVERGING]
+            alarms, loss, number = [*causes, Alarm(step=began, rule=NONFINITE, why=why)], None, began
             arguments = replay.arguments_of(number) or arguments
-        if any(alarm.key is None and alarm.rule != NONFINITE for alarm in alarms):
+        if any(alarm.key is None and alarm.rule not in {NONFINITE, DIVERGING} for alarm in alarms):
             args, kwargs = replay.arguments_of(number) or again
             record = _record_of(number, step.observed(*args, **kwargs)[1])
             alarms = [alarm if alarm.key is not None else self._watch.named(alarm, record.stats) for alarm in alarms]
@@ -188,7 +188,7 @@ class ProbeAlarms:
         dump = save_step(
             step.function, arguments, state=replay.state, names=step.layout.names, folder=folder, facts=facts
         )  # fmt: skip
-        alarms = [_with_origin(alarm, dump) for alarm in alarms]
+        alarms = alarms if dump is None else [explained(alarm, dump) for alarm in alarms]
         write_alarms(folder, alarms, loss=dump.loss if loss is None and dump is not None else loss)
         for removed in self._folder.keep_alarms(self._keep, self._history.alarm_folders() | {folder.name}):
             self._history.release(removed)
@@ -217,7 +217,3 @@ def _record_of(number: int, collected: Collected) -> StepRecord:
     gradients = dict.fromkeys(collected.gradients, 0.0)
     recorded = Recorded(collected.vectors, gradients, collected.numbers, collected.unchanged)
     return step_record(number, collected.keys, recorded, examples=None, follows=False)
-
-
-def _with_origin(alarm: Alarm, dump: Manifest | None) -> Alarm:
-    return alarm if alarm.rule != NONFINITE or dump is None else nonfinite_alarm(alarm, dump)

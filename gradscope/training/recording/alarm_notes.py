@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.record import Json
 from gradscope.dump.storage.storage_errors import machine_errors
-from gradscope.history.alarms.alarm_rules import NONFINITE
+from gradscope.history.alarms.alarm_rules import NONFINITE, ZERO_GRADIENT
 from gradscope.history.history_rows import Alarm
 
 
@@ -36,8 +37,19 @@ def write_alarms(folder: Path, alarms: Sequence[Alarm], *, loss: float | None) -
         (folder / "alarm.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
-def nonfinite_alarm(alarm: Alarm, manifest: Manifest) -> Alarm:
-    """Returns the alarm about a step that is not finite with what a dump of it has: its loss, or a gradient."""
+def explained(alarm: Alarm, manifest: Manifest) -> Alarm:
+    """Returns an alarm with what a dump of its step says: what is not finite, or why a gradient is exactly zero."""
+    if alarm.rule == NONFINITE:
+        return _nonfinite_alarm(alarm, manifest)
+    if not alarm.why.endswith(ZERO_GRADIENT) or alarm.key is None:
+        return alarm
+    name = naming.split_key(alarm.key)[1]
+    causes = (each.why for each in manifest.causes if (each.family, each.name) == (naming.PARAM_GRAD, name))
+    why = next(causes, None)
+    return alarm if why is None else replace(alarm, why=f"{alarm.why}, {why}")
+
+
+def _nonfinite_alarm(alarm: Alarm, manifest: Manifest) -> Alarm:
     loss = manifest.loss
     if loss is not None and not math.isfinite(loss):
         return Alarm(step=alarm.step, rule=NONFINITE, why=f"the loss is {loss}")

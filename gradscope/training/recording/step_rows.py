@@ -12,6 +12,7 @@ import numpy as np
 
 from gradscope import naming
 from gradscope.capturing.records.measure import CoreReading
+from gradscope.capturing.records.session import Session
 from gradscope.capturing.seen import Seen
 from gradscope.history.history_rows import StepRecord, TensorRow
 from gradscope.instrument.rewriting.core_columns import statistics_of
@@ -42,15 +43,40 @@ def tensor_rows(outlines: Sequence[Seen], keys: Sequence[str], leaves: Mapping[s
             yield TensorRow(family=family, name=name, shape=shape, dtype=dtype)
 
 
+def unreached_params(outlines: Sequence[Seen]) -> dict[str, str]:
+    """Returns why no gradient reaches a parameter, by name, of those that none of some losses reaches.
+
+    Args:
+        outlines: The shapes of the observations of each loss and its gradients.
+    """
+    of_each = [_unreached(_session(outline)) for outline in outlines]
+    first, *others = of_each or [{}]
+    return {name: why for name, why in first.items() if all(name in each for each in others)}
+
+
+def _unreached(session: Session) -> dict[str, str]:
+    for _ in session.records():
+        pass  # what is missing is known behind the last one
+    return {
+        line.name: line.detail
+        for line in session.facts().ledger.missing
+        if line.family == naming.PARAM_GRAD and line.reason == "disconnected"
+    }
+
+
 def _backward_rows(outline: Seen, known: frozenset[str]) -> Iterator[TensorRow]:
     """Yields the tensors of a loss and its gradients, as a dump of the same step would describe them."""
-    zeros = jax.tree_util.tree_map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), outline)
-    for record in zeros.session(CoreReading()).records():
+    for record in _session(outline).records():
         if naming.key_of(record.family, record.name) in known:
             yield TensorRow(
                 family=record.family, name=record.name, shape=record.shape, dtype=record.dtype,
                 layer=record.site.layer, source=record.site.source,
             )  # fmt: skip
+
+
+def _session(outline: Seen) -> Session:
+    zeros = jax.tree_util.tree_map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), outline)
+    return zeros.session(CoreReading())
 
 
 def step_record(

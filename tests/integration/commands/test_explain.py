@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from typing import get_args
 
@@ -15,9 +16,13 @@ from gradscope.dump.manifest.reasons import REASONS
 from gradscope.dump.manifest.zero_reasons import ZERO_REASONS
 from gradscope.history.alarms.alarm_rules import RULES as ALARMS
 from gradscope.history.schema import NOISE, STATS, STEPS
+from gradscope.presentation.reports.explanation import explained_names
 from gradscope.proof import claims, proving
 from gradscope.stats import COLUMNS, RULES
 from tests.integration.command import gradscope, in_terminal
+
+PACKAGE = Path(result.__file__).parents[1]
+PRESENTATION = PACKAGE / "presentation"
 
 TABLES = {
     "column": COLUMNS, "metric": METRICS, "finding": RULES, "reason": REASONS, "zero": ZERO_REASONS, "alarm": ALARMS
@@ -51,6 +56,48 @@ def test_every_number_of_a_history_is_explained_as_its_table_of_units_says(tmp_p
     assert meanings == {
         name: meaning.lower() for table in (STEPS, STATS, NOISE) for name, (_, meaning) in table.items()
     }
+
+
+def _printed_words() -> set[str]:
+    """The labels of notes and the headings of columns that the reports have in their source."""
+    found: set[str] = set()
+    for path in PRESENTATION.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = {
+            node.target.id: node.value
+            for node in ast.walk(tree) if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        }  # fmt: skip
+        for node in ast.walk(tree):
+            texts: list[ast.expr | None] = []
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"Note", "Column"}:
+                texts = [each.value for each in node.keywords if each.arg in {"label", "heading", "group"}]
+            elif isinstance(node, ast.Yield) and isinstance(node.value, ast.Tuple):  # a label and its text
+                texts = [node.value.elts[0]]
+            known = (names.get(each.id) if isinstance(each, ast.Name) else each for each in texts)
+            found |= {each.value for each in known if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+    return found - {""}
+
+
+def test_every_label_and_heading_of_a_report_is_explained() -> None:
+    printed, known = _printed_words(), {name.casefold() for name in explained_names()}
+    assert {"verdict", "not counted", "of median", "hashes"} <= printed
+    assert sorted(each for each in printed if each.casefold() not in known) == []
+
+
+#: Words of sentences, each with the text of the program that says it.
+SAID = {
+    "made anew": "error is made anew at", "absent": "is absent", "not counted": 'label="not counted"',
+    "joined": '"joined"', "added up": '"added up"', "made here": ", made here", "before LAYER": "before {layer}",
+    "follow from that": "'follow'} from that",
+}  # fmt: skip
+
+
+def test_words_of_sentences_are_explained_and_still_said(tmp_path: Path) -> None:
+    files = (path for path in PACKAGE.rglob("*.py") if path.name != "printed_words.py")
+    source = "".join(path.read_text(encoding="utf-8") for path in files)
+    assert [word for word, said in SAID.items() if said not in source] == []
+    assert SAID.keys() <= {*explained_names()}
+    assert gradscope("explain", "before", folder=tmp_path).output.startswith("before LAYER: a word in reports\n")
 
 
 def test_words_of_a_name_need_no_quotes(tmp_path: Path) -> None:

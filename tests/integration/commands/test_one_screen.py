@@ -94,7 +94,7 @@ def test_a_comparison_is_one_screen_too(large: Path, columns: int) -> None:
 
 def test_provenance_takes_a_line_each_and_hashes_are_requested(dumps: Path) -> None:
     def differences(line: str) -> list[str]:
-        text = shown(dumps, line, 80).plain.partition("The runs differ in\n")[2].partition("\n\n")[0]
+        text = shown(dumps, line, 160).plain.partition("The runs differ in\n")[2].partition("\n\n")[0]
         return text.splitlines()
 
     short = differences("compare a.npz b.npz")

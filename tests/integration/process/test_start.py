@@ -84,6 +84,8 @@ def test_help_fits_the_terminal_and_cuts_nothing(tmp_path: Path, command: str) -
     assert "…" not in shown
     wide = gradscope(command, "--help", folder=tmp_path, COLUMNS="200").output
     assert shown.split() == wide.split()
+    narrow = gradscope(command, "--help", folder=tmp_path, COLUMNS="48").output.splitlines()
+    assert [line for line in narrow if len(line) > 48 and not line.startswith("      gradscope ")] == []
 
 
 def test_the_program_without_a_command_shows_its_commands(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gradscope.dump.record import AS_DATA, STOPPED
 from gradscope.history.alarms.alarm_rules import RULES
 from gradscope.history.alarms.alarm_watch import AlarmWatch
 from gradscope.history.history_rows import Alarm
@@ -33,6 +34,7 @@ class Training:
             "loss": level * float(self._rng.lognormal(0, 0.1)),
             "grad_norm": level * float(self._rng.lognormal(0, 0.25)),
             "update_norm": 0.01 * float(self._rng.lognormal(0, 0.1)),
+            "param_norm": 12.0,
         }
 
     def stats(self, step: int) -> Stats:
@@ -283,9 +285,127 @@ def test_updates_as_large_as_a_parameter_about_zero_are_no_alarm() -> None:
     assert watched(Training(7), noise) == []
 
 
+CURVATURES = np.geomspace(0.01, 1.0, 20)
+
+
+def descended(rate: float, *, momentum: float = 0.0, zeros: bool = False, every: int = 10) -> list[Alarm]:
+    """The alarms of gradient descent on a quadratic loss, which is stable up to a learning rate of 2."""
+    rng, watch, found = np.random.default_rng(0), AlarmWatch({}), list[Alarm]()
+    best, trace = rng.normal(0, 1, 20), np.zeros(20)
+    params = np.zeros(20) if zeros else rng.normal(0, 1, 20)
+    for step in range(120):
+        with np.errstate(over="ignore", invalid="ignore"):
+            gradient = CURVATURES * (params - best)
+            trace = momentum * trace + gradient
+            numbers = {"loss": float(0.5 * (CURVATURES * (params - best) ** 2).sum()), "learning_rate": rate,
+                       "grad_norm": float(np.linalg.norm(gradient)),
+                       "update_norm": float(rate * np.linalg.norm(trace))}  # fmt: skip
+            numbers |= {"param_norm": float(np.linalg.norm(params))} if step % every == 0 else {}
+            params = params - rate * trace
+        found += watch.step(step, numbers)
+        watch = again(watch, {}, step)
+        if not np.isfinite(numbers["grad_norm"] + numbers["loss"]):
+            break  # the run ends
+    return [alarm for alarm in found if alarm.rule == "diverging"]
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_a_learning_rate_that_is_far_too_large_is_named(zeros: bool) -> None:
+    for rate in (4.0, 20.0, 200.0, 2000.0):
+        (alarm,) = descended(rate, zeros=zeros)
+        assert alarm.step <= 12
+        assert alarm.why.endswith(f"the learning rate, {rate:g}, is too large")
+        assert len(descended(rate, momentum=0.9, zeros=zeros)) == 1
+
+
+def test_a_learning_rate_is_blamed_with_the_numbers_that_say_so() -> None:
+    rng = np.random.default_rng(0)
+    best, params = rng.normal(0, 1, 20), rng.normal(0, 1, 20)
+    gradient = CURVATURES * (params - best)
+    share, first = 200 * np.linalg.norm(gradient) / np.linalg.norm(params), 0.5 * gradient @ (params - best)
+    (alarm,) = descended(200.0)
+    begin = f"the update of step 0 is {share:.2g} times the parameters, and the loss grew from {first:.4g} to "
+    assert alarm.why.startswith(begin)
+    assert alarm.limit == pytest.approx(10 * first)
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_a_learning_rate_at_which_a_run_converges_is_not(zeros: bool) -> None:
+    for rate in (1e-3, 0.1, 1.0, 1.99):
+        assert descended(rate, zeros=zeros) == []
+        assert descended(rate, momentum=0.5, zeros=zeros, every=1) == []
+
+
+def test_a_loss_that_grows_is_not_due_to_updates_that_are_small_or_soon_over() -> None:
+    def raised(losses: list[float], share: float) -> list[int]:
+        watch = AlarmWatch({})
+        numbers = [{"loss": loss, "grad_norm": loss, "update_norm": share, "param_norm": 1.0} for loss in losses]
+        found = [alarm for step, each in enumerate(numbers) for alarm in watch.step(step, each)]
+        return [alarm.step for alarm in found if alarm.rule == "diverging"]
+
+    grows = [1.0, *[50.0] * 20]
+    assert (raised(grows, 0.4), raised(grows, 0.2)) == ([5], [])
+    catapult = [1.0, 50.0, 300.0, 80.0, 11.0, *[0.5] * 20]
+    assert raised(catapult, 0.9) == []
+    assert raised([1.0, *[9.0] * 20], 5.0) == []  # large but working, and noise of a loss that has become tiny
+    assert raised([1.0, *[1e-9] * 40, *[1e-3] * 40], 5.0) == []
+    assert raised([1.0, 2000.0, 1.0], 2.0) == [1]
+    assert (raised([1.0, float("nan")], 20.0), raised([1.0, float("nan")], 2.0)) == ([1], [])
+    assert (raised([1.0, 20.0, float("nan")], 0.4), raised([1.0, 20.0, float("nan")], 0.2)) == ([2], [])
+
+
+def test_a_parameter_that_comes_down_to_zero_is_no_learning_rate_that_is_too_large() -> None:
+    """The square root of a parameter that has a constant gradient is not finite at last."""
+    watch, found, param = AlarmWatch({}), list[Alarm](), 1.0
+    for step in range(12):
+        numbers = {"loss": param**0.5 if param >= 0 else float("nan"), "update_norm": 0.099, "param_norm": abs(param)}
+        found += watch.step(step, numbers)
+        param -= 0.099
+    assert [alarm.rule for alarm in found] == ["nonfinite"]
+
+
+def test_a_run_that_an_older_version_saved_is_gone_on_with() -> None:
+    saved = AlarmWatch({}).to_json()
+    del saved["divergence"]
+    watch = AlarmWatch({})
+    watch.restore(saved)
+    assert watch.step(0, {"loss": 1.0}) == []
+
+
+def without_change(unreached: dict[str, str], rate: float | None = 0.1, **l2: float) -> list[str]:
+    """The reasons of the alarms of a parameter that stays as it is, while another one is trained."""
+    watch, found = AlarmWatch({}, unreached), list[str]()
+    for step in range(15):
+        stats: Stats = {"param/a": {"l2": 1.0, "rms": 1.0}, "param/b": {"l2": 1.0, "rms": 1.0}}
+        stats |= {"update/b": {"l2": 0.01, "ratio": 0.01}}
+        stats |= {f"{family}/a": {"l2": each, "ratio": each} for family, each in l2.items()}
+        found += [alarm.why for alarm in watch.recorded(step, stats, {"a": True, "b": False}, rate)]
+    return found
+
+
+def test_a_parameter_that_stays_has_the_reason_beside_it() -> None:
+    (cut,) = without_change({"a": "stop_gradient at net.py:3"}, update=0.0)
+    assert cut == "did not change at 3 recorded steps in a row: no gradient reaches it (stop_gradient at net.py:3)"
+    (zero,) = without_change({}, param_grad=0.0, update=0.0)
+    assert zero.endswith(" in a row: its gradient is exactly zero")
+    (masked,) = without_change({}, param_grad=1.0, update=0.0)
+    assert masked.endswith(": its gradient is not zero, but the update that the optimizer makes of it is")
+    (rate,) = without_change({}, 0.0, param_grad=1.0, update=0.0)
+    assert rate.endswith(": the learning rate is 0")
+    (rounded,) = without_change({}, param_grad=1.0, update=3e-9)
+    assert rounded.endswith(": 3e-09, the norm of its update, is lost in its rounding")
+
+
+@pytest.mark.parametrize("end", [STOPPED, AS_DATA])
+def test_a_target_network_is_not_stuck_and_its_updates_are_not_too_small(end: str) -> None:
+    assert without_change({"a": f"stop_gradient at net.py:3{end}"}, update=0.0) == []
+
+
 def test_every_rule_is_tested_here() -> None:
-    tested = {"nonfinite", "loss-spike", "grad-spike", "update-spike", "stuck", "dying", "update-ratio", "vanishing",
-              "exploding"}  # fmt: skip
+    tested = {
+        "nonfinite", "diverging", "loss-spike", "grad-spike", "update-spike", "stuck", "dying", "update-ratio",
+        "vanishing", "exploding",
+    }  # fmt: skip
     assert {rule.name for rule in RULES} == tested
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import gradscope as gs
 from gradscope.tracing.data.checkpoint_folders import checkpoint_in
-from tests.integration.command import Finished, gradscope
+from tests.integration.command import Finished, gradscope, in_terminal
 from tests.integration.training.trained import contents, rows, write_files
 
 pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
@@ -144,3 +144,53 @@ def test_a_rule_that_does_not_exist_is_one_message(folder: Path) -> None:
     done = gradscope(*TRAIN, "--steps", 2, "--check", "loss-spik", "-o", "bad", folder=folder)
     assert (done.status, done.errors.count("error:")) == (2, 1)
     assert "loss-spike" in done.errors
+
+
+#: An online and a target network of one structure; a first bias far below zero keeps every unit at zero.
+NETWORKS = """
+import jax, jax.numpy as jnp
+
+def layers(key):
+    return {"w": jax.random.normal(key, (6, 16)) / 2, "b": jnp.full(16, BIAS), "out": jnp.ones((16, 1)) / 4}
+
+def init(key):
+    return {"online": layers(key), "target": layers(key)}
+
+def batch(key, size=16):
+    state, after = jax.random.normal(key, (2, size, 6))
+    return {"state": state, "next": after}
+
+def value(params, state):
+    return jax.nn.relu(state @ params["w"] + params["b"][None]) @ params["out"]
+
+def loss(variables, batch):
+    target = jax.lax.stop_gradient(1 + 0.9 * value(variables["target"], batch["next"]))
+    return ((value(variables["online"], batch["state"]) - target) ** 2).mean()
+"""
+
+
+def test_a_parameter_that_is_stuck_has_its_cause_and_a_target_network_is_not(tmp_path: Path) -> None:
+    lines: dict[str, list[str]] = {}
+    for name, bias in (("dead", "-99.0"), ("sound", "0.0")):
+        (tmp_path / f"{name}.py").write_text(NETWORKS.replace("BIAS", bias), encoding="utf-8")
+        options = ("--steps", 12, "--every", 1, "--optimizer", "sgd(0.01)", "-o", f"run_{name}")
+        lines[name] = [line for line in gradscope("train", f"{name}.py", *options, folder=tmp_path).lines if line]
+    assert lines["sound"] == []
+    (line,) = lines["dead"]
+    assert line.startswith(
+        "step 2: stuck: param/online/b did not change at 3 recorded steps in a row, and 2 others too"
+    )
+    assert "its gradient is exactly zero, dead units: the output of relu at dead.py:15 " in line
+
+
+def test_a_learning_rate_that_is_too_large_is_the_verdict_also_where_the_run_ends_by_a_nan(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NETWORKS.replace("BIAS", "0.0"), encoding="utf-8")
+    options = ("--steps", 60, "--every", 10, "--optimizer", "sgd(100)", "--on-alarm", "note", "-o", "run")
+    done = gradscope("train", "net.py", *options, folder=tmp_path)
+    assert done.status == 1
+    rules = [(each.split(":")[1].strip()) for each in done.lines if each.startswith("step ")]
+    assert rules[0] == "diverging"
+    assert rules[-1] == "nonfinite"
+    shown = in_terminal("show", "run", folder=tmp_path, columns=160).plain
+    assert "verdict  diverging: at step 1 the update of step 0 is " in shown
+    assert "the learning rate, 100, is too" in shown

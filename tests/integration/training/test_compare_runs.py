@@ -14,6 +14,7 @@ from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import StepRecord, TensorRow
 from gradscope.history.history_writer import HistoryWriter
+from gradscope.history.left_out_roots import without_roots
 from tests.integration.command import gradscope
 from tests.integration.training.histories import write
 
@@ -238,3 +239,53 @@ def test_a_path_that_does_not_exist_is_no_run_of_another_kind(tmp_path: Path, tu
     paths = (recorded(tmp_path / "a", {0: steps_of()[0]}), "nowhere")
     done = gradscope("compare", *(reversed(paths) if turned else paths), folder=tmp_path)
     assert (done.status, "nowhere: it cannot be opened" in done.errors) == (3, True)
+
+
+def rooted(folder: Path, root: str, scale: float = 1.0) -> Path:
+    """A run whose layers have the root's name or not, as of an older version or a newer one."""
+    values = np.ones((2, 3))
+    names = {f"{root}first": 1.0, f"{root}block[0]/dense": 2.0, "Net": 3.0}
+    keys = {f"{family}/{name}": each for family in ("activation", "activation_grad") for name, each in names.items()}
+    rows = [TensorRow(family=key.partition("/")[0], name=key.partition("/")[2], shape=(2, 3), dtype="float32")
+            for key in keys]  # fmt: skip
+    folder.mkdir(exist_ok=True)
+    begin = 1 if (folder / "history.sqlite").exists() else 0
+    with HistoryWriter(folder, from_step=begin, facts={"model": "net"}) as history:
+        history.describe({}, rows)
+        stats = {key: statistics(each * scale * values) for key, each in keys.items()}
+        history.write(lambda: StepRecord(numbers={"step": begin, "loss": 1.0}, stats=stats))
+    return folder
+
+
+def test_layers_are_compared_where_one_run_states_the_root(tmp_path: Path) -> None:
+    old, new, other = (rooted(tmp_path / name, root, scale)
+                       for name, root, scale in (("old", "Net/", 1), ("new", "", 1), ("other", "", 2)))  # fmt: skip
+    for one, two in ((old, new), (new, old)):
+        same = compared(one, two)
+        assert (same.verdict, len(same.rows)) == ("same", 7)  # with the loss
+        assert {row.name for row in same.rows} == {"first", "block[0]/dense", "Net", "loss"}
+    assert compared(old, other).sentence.endswith("`activation/first`, rel_l2 at least 1, tolerance 0.0001.")
+
+
+def test_curves_go_on_under_the_name_that_a_layer_has_now(tmp_path: Path) -> None:
+    rooted(rooted(tmp_path / "run", "Net/"), "")
+    with gs.load(tmp_path / "run") as run:
+        assert run.series("activation_grad/first", "l2").tolist() == pytest.approx([6**0.5] * 2)
+    with History(tmp_path / "run") as history:
+        assert sorted(each.key for each in history.tensors.values() if each.family == "activation") == [
+            "activation/Net", "activation/block[0]/dense", "activation/first",
+        ]  # fmt: skip
+
+
+def test_a_layer_of_another_shape_or_without_its_root_is_another_layer() -> None:
+    def row(name: str, *shape: int) -> TensorRow:
+        return TensorRow(family="activation", name=name, shape=shape, dtype="float32")
+
+    def paired(*names: TensorRow, others: list[TensorRow]) -> dict[str, str]:
+        return without_roots({each.key: each for each in names}, {each.key: each for each in others})
+
+    root = row("Net", 2)
+    assert paired(root, row("Net/a", 2), others=[root, row("a", 2)]) == {"activation/Net/a": "activation/a"}
+    assert paired(root, row("Net/a", 2), others=[root, row("a", 3)]) == {}
+    assert paired(row("Net/a", 2), others=[row("a", 2)]) == {}
+    assert paired(root, row("Net/a", 2), row("a", 2), others=[root, row("a", 2)]) == {}

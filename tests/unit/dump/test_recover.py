@@ -73,6 +73,16 @@ def test_a_finished_dump_cut_short_is_recovered_too(tmp_path: Path) -> None:
     assert list(read_all(tmp_path / "saved.npz")) == ["activation/a"]
 
 
+def test_a_whole_dump_has_lost_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path / "dump.npz", some_of_everything())
+    result = recover(path, tmp_path / "saved.npz")
+    assert (result.tensors, result.lost_bytes, result.was_whole) == (7, 0, True)
+    path.write_bytes(path.read_bytes()[:-1])
+    result = recover(path, tmp_path / "again.npz")
+    assert (result.tensors, result.was_whole) == (7, False)
+    assert result.lost_bytes > 0
+
+
 def test_a_dump_that_is_still_being_written_is_refused(tmp_path: Path) -> None:
     with DumpWriter(tmp_path / "dump.npz") as writer:
         writer.add(record("a", np.zeros(3)))

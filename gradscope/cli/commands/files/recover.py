@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gradscope.cli.options import shared as options
 from gradscope.cli.running.blas import keep_single_threaded
+
+if TYPE_CHECKING:
+    from gradscope.dump.recover import Recovery
 
 
 def recover(
@@ -23,6 +26,12 @@ def recover(
     from gradscope.cli.printing import print_line
     from gradscope.dump.recover import recover as recovered
 
-    found = recovered(partial, output, force=force)
+    print_line(f"{output}: {_sentence(partial, recovered(partial, output, force=force))}")
+
+
+def _sentence(partial: Path, found: Recovery) -> str:
     saved = f"{found.tensors:,} tensors ({found.size_bytes:,} bytes) saved"
-    print_line(f"{output}: {saved}; {found.lost_bytes:,} bytes after them are not a complete tensor")
+    if found.was_whole:
+        return f"{saved}; {partial} is a whole dump, which also has their statistics: nothing of it was lost"
+    behind = f"{found.lost_bytes:,} bytes after them are not a complete tensor" if found.lost_bytes else ""
+    return "; ".join(filter(None, (saved, behind)))

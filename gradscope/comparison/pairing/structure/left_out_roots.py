@@ -16,11 +16,7 @@ from gradscope.dump.manifest.layer_graph import layers_around
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import key_of, split_key
 from gradscope.naming.numbering import NUMBER
-
-_LOOPS: Final = rf"((?:\[{NUMBER}\])*)"
-
-#: The outermost component of a path: the scope, its iterations, and the number of a call or an output.
-_OUTERMOST: Final = re.compile(rf"(.*?){_LOOPS}((?:#{NUMBER})?(?:\.{NUMBER})?)")
+from gradscope.naming.paths import root_of, without_root
 
 #: The number of a call, at the end of a name.
 _CALL: Final = re.compile(rf"#{NUMBER}(?=(?:\.{NUMBER})?$)")
@@ -39,14 +35,14 @@ def _across(
 ) -> Iterator[tuple[str, str]]:
     """Yields pairs of a key of the dump that states a root and one of the dump that leaves it out."""
     by_path = {layer.path: layer for layer in leaving_out.manifest.layers}
-    known = {_root_of(layer.path) for layer in stating.manifest.layers} if by_path else set[str]()
-    rooted = [key for key in keys if "/" in split_key(key)[1] and _root_of(split_key(key)[1]) in known]
+    known = {root_of(layer.path) for layer in stating.manifest.layers} if by_path else set[str]()
+    rooted = [key for key in keys if "/" in split_key(key)[1] and root_of(split_key(key)[1]) in known]
     calls = _calls(leaving_out, others, str)
-    for same, found in _calls(stating, rooted, _without_root).items():
+    for same, found in _calls(stating, rooted, without_root).items():
         # Calls of one name in several methods of a root are numbered where the root is left out.
         pairs = zip(found, calls.get(same, ()), strict=False) if len(found) == len(calls.get(same, ())) else ()
         for key, other in pairs:
-            if _outermost_around(leaving_out, other, by_path) == _root_of(split_key(key)[1]):
+            if _outermost_around(leaving_out, other, by_path) == root_of(split_key(key)[1]):
                 yield key, other
 
 
@@ -59,29 +55,7 @@ def _calls(source: DumpSource, keys: Iterable[str], named: Callable[[str], str])
     return found
 
 
-def _root_of(path: str) -> str:
-    """Returns the outermost scope of a path, without iterations and the number of a call."""
-    return _parts(path.partition("/")[0])[0]
-
-
-def _without_root(name: str) -> str:
-    """Returns a name without the scopes of its root, whose iterations are those of the next one: `attn[0]`."""
-    root, _, inside = name.partition("/")
-    module, loops = _root_of(root).partition(".")[0], _parts(root)[1]
-    while inside.startswith(f"{module}.") and "/" in inside:
-        method, _, inside = inside.partition("/")
-        loops += _parts(method)[1]
-    first, slash, rest = inside.partition("/")
-    scope, own, end = _parts(first)
-    return scope + loops + own + end + slash + rest
-
-
-def _parts(component: str) -> tuple[str, str, str]:
-    found = _OUTERMOST.fullmatch(component)
-    return (component, "", "") if found is None else (found[1], found[2], found[3])
-
-
 def _outermost_around(source: DumpSource, key: str, by_path: Mapping[str, Layer]) -> str | None:
     """Returns the scope of the outermost layer around a tensor; None outside of all layers."""
     layer = by_path.get(source.entry(key).site.layer or "")
-    return None if layer is None else _root_of([layer, *layers_around(layer, by_path)][-1].path)
+    return None if layer is None else root_of([layer, *layers_around(layer, by_path)][-1].path)

@@ -1,4 +1,4 @@
-"""Notes state how two runs differ, one line each on a terminal: versions, options, and the command lines.
+"""Notes state how two runs differ: versions and options, one line each on a terminal, and the whole command lines.
 
 A hash says that something differs and not how, and much that one run does not state may be the same: both are named.
 """
@@ -118,7 +118,7 @@ def _change(
     difference: Mapping[str, Json], stating: Sequence[str], room: int | None, screen: Screen, *, verbose: bool
 ) -> str:
     ref, cand = (_side(difference, side, stating, verbose=verbose) for side in _SIDES)
-    if room is None or len(ref) + len(_ARROW) + len(cand) <= room:
+    if room is None or difference["field"] == _COMMAND_LINE or len(ref) + len(_ARROW) + len(cand) <= room:
         return f"{ref}{_ARROW}{cand}"
     # A short side leaves its room to the other one.
     half = (room - len(_ARROW)) // 2

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from gradscope import naming
 from gradscope.dump.record import Json
-from gradscope.history.alarms.alarm_rules import NONFINITE, suspects_batch
+from gradscope.history.alarms.alarm_rules import DIVERGING, NONFINITE, suspects_batch
 from gradscope.history.history_rows import Alarm
 from gradscope.presentation.render.document import Note
 from gradscope.presentation.render.screen import BAD, GOOD
@@ -31,7 +32,7 @@ def alarm_json(alarm: Alarm) -> dict[str, Json]:
 
 
 def run_verdict(alarms: Sequence[Alarm]) -> Note:
-    """Returns the verdict on a run: what was not finite, else its first alarm, or that there was none."""
+    """Returns the verdict on a run: why it diverged, what was not finite, its first alarm, or that there was none."""
     # What is not finite ends a run, and is what a reader comes for; the alarms before it are listed, too.
     first = worst_alarm(alarms)
     text = "no alarm" if first is None else f"{first.rule}: {alarm_sentence(first)}"
@@ -40,5 +41,8 @@ def run_verdict(alarms: Sequence[Alarm]) -> Note:
 
 def worst_alarm(alarms: Sequence[Alarm]) -> Alarm | None:
     """Returns the alarm that the verdict on a run states; None without alarms."""
-    fatal = (each for each in alarms if each.rule == NONFINITE)
-    return next(fatal, next(iter(alarms), None))
+    # That a learning rate is too large is why a number is not finite at that step or behind it.
+    fatal = [each for each in alarms if each.rule == NONFINITE]
+    end = fatal[0].step if fatal else math.inf
+    causes = (each for each in alarms if each.rule == DIVERGING and each.step <= end)
+    return next(causes, next(iter((*fatal, *alarms)), None))

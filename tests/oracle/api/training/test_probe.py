@@ -567,3 +567,27 @@ def test_scalars_are_a_flat_dictionary_of_floats(tmp_path: Path) -> None:
     )
     with pytest.raises(gs.UsageError, match="several steps or examples"):
         several[1].scalars()
+
+
+def test_what_a_loop_hands_on_is_state_of_a_checkpoint_and_the_rest_a_batch(tmp_path: Path) -> None:
+    """Batch norm's statistics, which a loss takes as an argument of their own."""
+
+    def with_statistics(params: Any, stats: Any, batch: Any) -> Any:
+        centred = {**batch, "x": batch["x"] - stats["mean"][None]}
+        return loss(params, centred) * batch["trap"], {"mean": batch["x"].mean(0)}
+
+    with gs.Probe(tmp_path) as probe:
+
+        def train_step(params: Any, stats: Any, batch: Any) -> Any:
+            (value, stats), _ = probe.value_and_grad(with_statistics, has_aux=True)(params, stats, batch)
+            return params, stats, value
+
+        step, params, stats = probe.jit(train_step), initial()[0], {"mean": jnp.zeros(4)}
+        for number in range(2):
+            data = {**batch(number), "trap": np.float32("nan" if number else 1)}
+            params, stats, _ = step(params, stats, data)
+    with gs.load(tmp_path / "alarm-000001/state.npz") as state, gs.load(tmp_path / "alarm-000001/batch.npz") as given:
+        assert list(state) == ["param/head/w", "param/hidden/w", "state/stats/mean"]
+        assert list(given) == ["input/batch/trap", "input/batch/x", "input/batch/y"]
+    again = gs.Probe.arguments_before(tmp_path / "alarm-000001", params, stats, data)
+    np.testing.assert_allclose(again[1]["mean"], np.asarray(batch(0)["x"]).mean(0), rtol=1e-5)

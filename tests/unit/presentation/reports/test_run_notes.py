@@ -7,7 +7,7 @@ import pytest
 from gradscope.dump.record import Json
 from gradscope.presentation.reports.comparing.run_notes import provenance_notes
 from gradscope.training.loop.resuming import DATA_FILE, MODEL_FILE, option_facts
-from tests.support.report_samples import PIPE
+from tests.support.report_samples import PIPE, TERMINAL
 
 
 @pytest.mark.parametrize("verbose", [False, True])
@@ -37,3 +37,10 @@ def test_what_one_run_does_not_state_is_one_line(verbose: bool) -> None:
             "backend": "torch cpu -> cpu", "argv": "port.py -> gradscope", "train": "(not given) -> 1",
             "unknown": "of the reference versions, x64; of the candidate training (--verbose shows them)",
         }  # fmt: skip
+
+
+def test_a_command_line_is_whole_where_the_terminal_is_narrow() -> None:
+    words: list[Json] = ["gradscope", "dump", "model.py", "--select", "block[0]/attention/query", "--force"]
+    differences: list[dict[str, Json]] = [{"field": "argv", "ref": words[:3], "cand": words}]
+    (note,) = provenance_notes(differences, TERMINAL, verbose=False)
+    assert note.text == "gradscope dump model.py -> gradscope dump model.py --select 'block[0]/attention/query' --force"

@@ -30,3 +30,10 @@ def test_what_gradients_are_of_is_said_where_it_is_not_the_loss() -> None:
     assert shown["gradients"] == "of hidden, out in place of the loss; with x as constant"
     assert shown["fed"] == "mid"
     assert not {"gradients", "fed"} & dict(facts("run.npz", small_network())).keys()
+
+
+def test_the_command_that_made_a_dump_is_one_to_paste() -> None:
+    made = {"argv": ["gradscope", "dump", "model.py", "--select", "block[0]/*"]}
+    shown = dict(facts("run.npz", replace(small_network(), provenance=made)))
+    assert shown["command"] == "gradscope dump model.py --select 'block[0]/*'"
+    assert "command" not in dict(facts("run.npz", small_network()))

@@ -57,6 +57,13 @@ def test_members_become_leaves_and_decide_the_number_of_examples(tmp_path: Path)
     np.testing.assert_array_equal(found.batch["label"], label)
 
 
+def test_the_leaves_may_be_in_the_one_argument_that_a_loop_has_for_them(tmp_path: Path) -> None:
+    image, label = floats(5, 4, 3), np.arange(5, dtype=np.int32)
+    found = read(tmp_path, EXPECTED, **{"data/label": label, "data/image": image})
+    np.testing.assert_array_equal(found.batch["image"], image)
+    assert "it lacks label" in problems(tmp_path, EXPECTED, **{"data/label": label, "other/image": image})
+
+
 def test_leaves_are_named_by_their_path_in_any_pytree(tmp_path: Path) -> None:
     expected = {"text": {"mask": leaf(1, 3)}, "pair": (leaf(1), leaf(1, 2)), "scale": leaf()}
     members = {"text/mask": floats(4, 3), "pair/0": floats(4), "pair/1": floats(4, 2), "scale": floats()}

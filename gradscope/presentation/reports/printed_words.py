@@ -1,0 +1,102 @@
+"""`WORDS` are the words that reports print beside the names of the program's own tables, with what each says.
+
+They label notes, head columns, or stand in the sentence of a comparison; a test reads the reports for labels and
+headings that are not here. A word in capitals stands for a name, as of a layer.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_LABELS: Final = {
+    "verdict": "The first line of a report: the finding that comes first, or whether two dumps are the same",
+    "repair": "What is likely to mend the operation at which a NaN or an infinity began",
+    "origin": "The operation that made the first NaN or infinity, with its line and its operands",
+    "tensors": "How many tensors were captured, and how many were not, by reason",
+    "gradients": "What gradients are of where that is not the loss, and which values count as constant",
+    "fed": "The values that were given in place of those that the model computes (--feed)",
+    "run": "The versions, the device and the options of the run; of a training run, its folder",
+    "command": "The command line that made the dump, with absolute paths reduced to their file names",
+    "names": "What the names of layers are made of where the program opens no scopes",
+    "statistics": "The tier of the statistics where it is not the full one",
+    "dump": "The file that is shown",
+    "note": "What the program that wrote the dump states about it",
+    "incomplete": "The run that wrote the dump did not finish, so that tensors are missing",
+    "why zero": "The reason why every element of this gradient is zero, or that none exists",
+    "more": "The options that show the rest, or a part",
+    "explain": "The command that says what a word means",
+    "steps": "How many steps a training run has taken and recorded",
+    "model": "The model whose layers or operations are listed",
+    "parameters": "The number of parameters and their bytes; of a comparison of runs, those before the step",
+    "activations": "The elements and bytes of what layers return in one run forward",
+    "flops": "The floating-point operations of one run forward and backward, counted in the traced program",
+    "inputs": "The leaves of the batch, with their shapes",
+    "loops": "The loops of the program, and how many iterations each has",
+    "fetch": "Which share of the program is needed for the values that --fetch names",
+    "unused": "The parameters that the loss does not read",
+    "left out": "What a page leaves out to stay small, and the option that includes it",
+}
+_OF_COMPARISONS: Final = {
+    "reference": "The first of two dumps or runs, which counts as right",
+    "candidate": "The second of two dumps or runs, which is judged",
+    "likely": "A cause that fits how the tensors of a row differ; it is not proved",
+    "not counted": "Rows that differ or lack a counterpart and do not make the verdict, with the reason under --full",
+    "would pass": "The smallest tolerance with which all rows would be the same",
+    "never passes": "Rows that no tolerance makes the same, such as those of two shapes or with a NaN on one side",
+    "one side only": "How many names only one dump has, and the option that lets them pass",
+    "not in both": "The tensors or steps that only one of two runs has recorded",
+    "compared": "What was compared of two runs, and at which steps",
+    "difference": "By how much two values differ, of two runs, in how many recorded steps",
+    "extent": "What one dump recorded and the other left out by its options",
+    "hashes": "The fields whose hashes differ, such as that of the batch: what differs in them is not known",
+    "unknown": "The fields that one of two dumps does not state, so that they may be the same",
+    "not judged": "Layers that were not run apart on the reference's values, with the reason",
+    "of the reference": "Layers of the reference that no layer of the candidate was found for",
+    "made anew": "The error of a value is far larger than those of all values that it is computed from: a second place "
+    "that is wrong, beside the first difference",
+    "made here": "The error arises in this layer: what it reads is the same but for rounding",
+    "added up": "Two tensors of one dump are the terms of one tensor of the other, by their shapes and names",
+    "follow from that": "Rows that differ no more than what they are computed from explains",
+    "joined": "Two or more tensors of one dump, side by side along an axis, are one tensor of the other, as a packed "
+    "projection of query, key and value",
+    "before LAYER": "The code between what a layer reads and the layer, which no layer has: it is run apart",
+    "absent": "The gradient does not exist: no path leads from the value to the loss, or each is cut off; one that is "
+    "zero exists",
+}
+_HEADINGS: Final = {
+    "notes": "The findings at a tensor, and the reasons why something of it is missing",
+    "source": "The line of the program that made a value",
+    "alias_of": "The key of another tensor of the dump that is the same value",
+    "tier": "Which statistics a tensor has: full, or core, those that a training step computes",
+    "seconds": "The time of each phase of a run, from tracing to what was searched for after it",
+    "ledger": "The list of all values that were not captured, with the reason of each",
+    "family": "What kind of tensor a name is of: an activation, its gradient, a parameter, ...",
+    "status": "Whether a tensor of two dumps is the same, different, or on one side only",
+    "reason": "Why a value was not captured",
+    "detail": "Where the reason applies: the operation, its line, or other names of the value",
+    "statistic": "Which number of a tensor its trend is of",
+    "over time": "The values of the recorded steps as a small chart; ! stands for one that is not finite",
+    "of median": "The size of a gradient over its median in the last 32 recorded steps",
+    "magnitude": "A range of absolute values",
+    "count": "How many elements have a magnitude in the range",
+    "tolerance": "The largest value of the metric with which a row counts as the same",
+    "rel_l2 at least": "The least rel_l2 that two tensors can have by their statistics, of which a run has no more",
+    "largest rel_l2": "The largest rel_l2 of the rows of one comparison",
+    "worst rel_l2": "The largest rel_l2 of a family",
+    "forward": "The first value in execution order that differs",
+    "backward": "The first gradient on the way back from the loss that differs",
+    "stage": "A part of a training step: batch, parameters, activations, loss, gradients, slots, updates",
+    "differ": "How many tensors of the stage differ, of how many",
+    "ref": "The number of the reference",
+    "cand": "The number of the candidate",
+    "gradient": "The gradient of the loss with respect to the tensor of the line",
+    "index": "The place of an element, from 0 along each axis",
+    "axis": "An axis of the tensor, from 0",
+    "worst index": "The index along the axis at which most of the squared difference is",
+    "its share": "The share of the squared difference that is at this index",
+    "effective indices": "How many indices of the axis the difference is spread over: 1 where it is at one alone",
+    "what": "The claim that is checked: a derivative, a rule, or that two runs agree",
+}  # fmt: skip
+
+#: Every word, with a text without a full stop.
+WORDS: Final = {**_LABELS, **_OF_COMPARISONS, **_HEADINGS}
