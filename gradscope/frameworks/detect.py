@@ -26,8 +26,8 @@ _ADAPTERS: Final = (
 _CARRIERS: Final = ("flax.nnx", "equinox")
 
 
-#: Those whose modules open no scopes, and may be built by any function from a pytree.
-_CALLED: Final = ("flax.nnx",)
+#: Those whose modules open no scopes or others than their names, and may be built by any function from a pytree.
+_CALLED: Final = ("flax.linen", "flax.nnx")
 
 #: The frameworks that have their own formats of checkpoints.
 _SAVERS: Final = ("equinox", "keras")

@@ -69,7 +69,7 @@ def rule_row(rule: DistinctRule, outcome: Outcome, wrong: Sequence[WrongArgument
         row,
         arguments=tuple(each.name for each in wrong),
         factor=factors.pop() if len(factors) == 1 else None,
-        why="; ".join(map(str, wrong)) or None,
+        why="; ".join([*([f"where {rule.chosen}"] if rule.chosen else []), *map(str, wrong)]) or None,
     )
     excused = row.status == "wrong" and function.function in allowed
     return replace(row, status="excused", why=f"allowed; {row.why}" if row.why else "allowed") if excused else row

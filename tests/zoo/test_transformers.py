@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="transformers is not installed: pip i
 import jax
 import jax.numpy as jnp
 
-from tests.zoo.flax.linen import called_by, captured
+from tests.zoo.flax.linen import calls_of, captured
 
 TRANSFORMERS = """
 from transformers import BartConfig, FlaxBartForConditionalGeneration, FlaxGPT2LMHeadModel
@@ -101,7 +101,7 @@ def test_more_models_of_transformers(folder: Path, name: str, inputs: tuple[str,
     labels = batch.pop("labels")
 
     def run(params: Any, added: Any) -> Any:
-        return called_by(lambda: net(**batch, params=params, train=False), added)
+        return calls_of(lambda: net(**batch, params=params, train=False), added)
 
     def loss(params: Any, added: Any) -> Any:
         outputs, called = run(params, added)

@@ -1,8 +1,14 @@
-"""The adapter of Flax Linen takes modules, which carry no variables and open a scope for every submodule themselves."""
+"""The adapter of Flax Linen takes modules, which carry no variables.
+
+Flax opens a scope for every call by the name of the module, wherever that is called: `Sequential_0/Dense_0` for a
+layer whose parameters are `Dense_0`. While a function is traced, scopes by the module's path are opened in their place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,12 +20,16 @@ from jax import Array
 from gradscope.frameworks.modules.adapter import RNGS, CalledObject, Variables
 from gradscope.frameworks.modules.calling import CallShape
 from gradscope.frameworks.modules.input_spec import InputSpec
+from gradscope.frameworks.modules.module_scopes import module_scope
 
 #: Names of the keys that a module may use. Flax uses `params` for any other name.
 _STREAMS: Final = ("params", "dropout")
 
 #: Collections that an application may not change: parameters, and the zeros that `perturb` would add to values.
 _FIXED: Final = DenyList(["params", "perturbations"])
+
+#: The name of the outermost module that is being called; empty where there is none.
+_ROOT: Final[ContextVar[str]] = ContextVar("root", default="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +65,26 @@ def adapt(found: Any, *, train: bool) -> LinenAdapter | None:  # noqa: ARG001 - 
 def builder(found: Any, *, seed: int) -> Callable[..., nn.Module] | None:  # noqa: ARG001 - building uses no random numbers
     """Returns a class of Linen modules itself; None for another object."""
     return found if isinstance(found, type) and issubclass(found, nn.Module) else None
+
+
+@contextmanager
+def naming_calls() -> Generator[None]:
+    """Makes modules open scopes by their paths, and not those that Flax opens."""
+    with nn.override_named_call(enable=False), nn.intercept_methods(_opening):
+        yield
+
+
+def _opening(call: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+    path, method = context.module.path, context.method_name
+    if method == "__call__" or not hasattr(type(context.module), method):  # a function that `nn.scan` or its like calls
+        method = ""
+    root = _ROOT.get() if path else context.module.name or type(context.module).__name__
+    token = _ROOT.set(root)
+    try:
+        with module_scope("/".join(filter(None, (root, *path))), method):
+            return call(*args, **kwargs)
+    finally:
+        _ROOT.reset(token)
 
 
 def _streams(key: Array) -> dict[str, Array]:

@@ -1,8 +1,10 @@
-"""Module scopes name modules of frameworks that open no scopes, by the attribute path from the outermost module.
+"""Module scopes name modules of frameworks by their path from the outermost module, which is that of their parameters.
 
-A module's scope is relative to the module that calls it. One that is not called from inside its owner, as tied weights
-are, is named by its path from the outermost module: `Net/decoder/encoder/embed`. A module that calls itself, or the
-`__call__` of its base class, opens no second scope.
+A module's scope is relative to the module that calls it, so that scopes of the user's own between the two stay in its
+name. One that another module than its owner calls, as tied weights are, has its complete path for a scope, which
+begins with `FROM_ROOT`: `//Net/encoder/embed` inside `Net/decoder` names the layer `Net/encoder/embed`. A method other
+than `__call__` is a layer beside its module, `vae.encode`, and the modules that it calls are the module's, `vae/fc1`.
+A module that calls itself, or the `__call__` of its base class, opens no second scope.
 
 The module being called is stored per thread: modules may be built in one while a loss is traced in another.
 """
@@ -12,30 +14,59 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Final
+from typing import Final, NamedTuple
 
 import jax
 
-#: The path of the module whose call is being traced.
-_CALLED: Final[ContextVar[tuple[str, ...]]] = ContextVar("called", default=())
+#: Begins a scope that is not relative to the one around it, but to the outermost module, whose name follows.
+FROM_ROOT: Final = "//"
+
+
+class _Call(NamedTuple):
+    """A `_Call` is the call of a module by its path, or of one of its methods; without a path, there is none."""
+
+    path: tuple[str, ...] = ()
+    method: str = ""
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """The components of its path, the last with the method."""
+        return (*self.path[:-1], f"{self.path[-1]}.{self.method}") if self.method else self.path
+
+
+_NO_CALL: Final = _Call()
+
+#: The call that is being traced.
+_CALLED: Final[ContextVar[_Call]] = ContextVar("called", default=_NO_CALL)
 
 
 @contextmanager
-def module_scope(path: str) -> Generator[None]:
+def module_scope(path: str, method: str = "") -> Generator[None]:
     """Opens the scope of a module for the duration of its call.
 
     Args:
         path: Attribute names joined by `/`, the class of the outermost module first: `Net/blocks/0/conv`.
+        method: The method that is called; empty for `__call__`.
     """
-    components = tuple(path.split("/"))
+    called = _Call(tuple(path.split("/")), method)
     around = _CALLED.get()
-    if components == around:
+    if called == around:
         yield
         return
-    inside = components[len(around) :] if components[: len(around)] == around else components[1:]
-    token = _CALLED.set(components)
+    token = _CALLED.set(called)
     try:
-        with jax.named_scope("/".join(inside or components)):
+        with jax.named_scope(_scope_of(called, around)):
             yield
     finally:
         _CALLED.reset(token)
+
+
+def _scope_of(called: _Call, around: _Call) -> str:
+    """Returns the name of the scope of a call inside that of another."""
+    depth = len(around.path)
+    if len(called.path) == 1:
+        return called.scopes[0]
+    if len(called.path) > depth and called.path[:depth] == around.path and not (around.method and depth > 1):
+        return "/".join(called.scopes[depth:])
+    same_root = around.path[:1] == called.path[:1]
+    return FROM_ROOT + "/".join(called.scopes) if same_root else "/".join(called.scopes[1:])

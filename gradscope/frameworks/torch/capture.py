@@ -36,6 +36,7 @@ def capture(
     path: str | os.PathLike[str] | None = None,
     *,
     force: bool = False,
+    updates: bool = False,
 ) -> Dump:
     """Runs a module and a loss forward and backward once, and writes a dump such as `gradscope dump` writes.
 
@@ -51,6 +52,9 @@ def capture(
             gradients.
         path: The file to write; None to keep the dump in memory.
         force: Whether a file that exists at the path may be replaced.
+        updates: Whether the buffers that the run changes, such as running statistics, are written as they are after it,
+            too. A port whose running variances divide by the number of values, as those of Flax do, differs in them:
+            PyTorch divides by one less.
 
     Returns:
         The dump.
@@ -62,9 +66,9 @@ def capture(
     """
     if path is None:
         memory = MemoryWriter()
-        return Dump(memory.dump(_run(module, loss_fn, inputs, memory)))
+        return Dump(memory.dump(_run(module, loss_fn, inputs, memory, updates=updates)))
     with DumpWriter(path, force=force) as writer:
-        _run(module, loss_fn, inputs, writer)
+        _run(module, loss_fn, inputs, writer, updates=updates)
     return load(path)
 
 
@@ -83,18 +87,23 @@ class _Inputs:
     leaves: list[Tensor]
 
 
-def _run(model: nn.Module, loss_fn: Callable[[Any], Tensor], inputs: Any, sink: RecordSink) -> Manifest:
+def _run(
+    model: nn.Module, loss_fn: Callable[[Any], Tensor], inputs: Any, sink: RecordSink, *, updates: bool
+) -> Manifest:
     module = as_written(model)
     values = Values(sink=sink)
     calls = ModuleCalls(module, values)
     facts = provenance(module, [tensor for _, tensor in tensors_in(inputs)])
     with _untouched(module), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
+        before = {name: buffer.detach().clone() for name, buffer in module.named_buffers() if updates}
         for name, buffer in module.named_buffers():
             values.add_leaf(naming.STATE, plain_name(name), buffer, SiteFacts(index=0))
         module_inputs = _written_inputs(module, inputs, values)
         with calls.recording():
             output = module(*module_inputs.args, **module_inputs.kwargs)
         calls.add_root(output)
+        if updates:
+            _write_updated_buffers(module, before, values)
         loss = _checked(loss_fn(output))
         parameters = _write_parameters(module, values, calls)
         differentiated = [parameter for parameter, _ in parameters if parameter.requires_grad]
@@ -197,6 +206,13 @@ def _checked(loss: Any) -> Tensor:
     if not loss.requires_grad:
         raise ModelError("the loss depends on no parameter and no input", hint="do not detach what it is computed from")
     return loss
+
+
+def _write_updated_buffers(module: nn.Module, before: Mapping[str, Tensor], values: Values) -> None:
+    """Writes the buffers that the forward pass changed, such as running statistics, as JAX's models return them."""
+    for name, buffer in module.named_buffers():
+        if name in before and not torch.equal(buffer, before[name]):
+            values.add_leaf(naming.AUX, plain_name(name), buffer, SiteFacts(index=0))
 
 
 def _write_parameters(module: nn.Module, values: Values, calls: ModuleCalls) -> list[tuple[nn.Parameter, Value]]:

@@ -25,14 +25,21 @@ class DistinctRule:
     """DistinctRule is a rule at operands of some shapes.
 
     Attributes:
-        call: Its first call.
-        uses: The number of its calls.
+        call: Its first call, or the one at which it is wrong.
+        calls: All its calls.
         turn: Which call at its line the first one is, from 1; None where no other rule of its name is used there.
+        chosen: The operands of that call by which it differs from others: `mode is 2`; "" where there are none.
     """
 
     call: CustomRuleCall
-    uses: int
+    calls: Sequence[CustomRuleCall]
     turn: int | None
+    chosen: str = ""
+
+    @property
+    def uses(self) -> int:
+        """The number of its calls."""
+        return len(self.calls)
 
 
 def distinct_rules(calls: Sequence[CustomRuleCall]) -> list[DistinctRule]:
@@ -47,15 +54,16 @@ def distinct_rules(calls: Sequence[CustomRuleCall]) -> list[DistinctRule]:
 
 
 def _with_turns(calls: Sequence[CustomRuleCall], rules: Sequence[Hashable]) -> list[DistinctRule]:
-    uses = Counter(rules)
+    calls_of: dict[Hashable, list[CustomRuleCall]] = {}
     seen: Counter[Hashable] = Counter()
     first: dict[Hashable, tuple[CustomRuleCall, int]] = {}
     for call, rule in zip(calls, rules, strict=True):
         seen[_place(call)] += 1
+        calls_of.setdefault(rule, []).append(call)
         first.setdefault(rule, (call, seen[_place(call)]))
     rows_there = Counter(_place(call) for call, _ in first.values())
     return [
-        DistinctRule(call=call, uses=uses[rule], turn=turn if rows_there[_place(call)] > 1 else None)
+        DistinctRule(call=call, calls=calls_of[rule], turn=turn if rows_there[_place(call)] > 1 else None)
         for rule, (call, turn) in first.items()
     ]
 

@@ -1,9 +1,10 @@
-"""`rule_outcomes` checks the `custom_vjp` and `custom_jvp` functions of a model, each at the operands of one call."""
+"""`rule_outcomes` checks the `custom_vjp` and `custom_jvp` functions of a model, each at operands of its calls."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,25 +12,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradscope.capturing.explain.zeros.neighbourhood import Neighbourhood, observe_values
+from gradscope.capturing.explain.zeros.neighbourhood import observe_values
 from gradscope.proof.claims import Claim, Outcome, outcome
 from gradscope.proof.directions import DIRECTIONS, Directions, inner
 from gradscope.proof.float64 import coarsest_epsilon
 from gradscope.proof.rules.distinct_rules import DistinctRule, distinct_rules
 from gradscope.proof.rules.rule_calls import CustomRuleCall, custom_rule_calls
+from gradscope.proof.rules.rule_operands import RuleOperands, operands_to_check, variables_to_observe
 from gradscope.proof.rules.wrong_arguments import WrongArgument, wrong_arguments
 from gradscope.proof.solvers.solver_tolerance import tightened, tightenings
-from gradscope.tracing.dataflow.forward import FrameVariable
 from gradscope.tracing.dataflow.liveness import Liveness
-from gradscope.tracing.jaxpr.frames import iterations
-from gradscope.tracing.jaxpr.jaxcompat import is_literal
 from gradscope.tracing.tracer import Trace
 
 
 def rule_outcomes(
     trace: Trace, arguments: Sequence[Any], seed: int, *, tolerance: float = 0.0
 ) -> Iterator[tuple[DistinctRule, Outcome, tuple[WrongArgument, ...]]]:
-    """Yields the outcome of the first call of each custom rule and each shape of operands.
+    """Yields the outcome of each custom rule and each shape of operands, the worst of the calls that are checked.
 
     Args:
         trace: The traced loss.
@@ -43,32 +42,22 @@ def rule_outcomes(
     rules = distinct_rules([call for call in custom_rule_calls(trace) if call.variables])
     if not rules:
         return
-    operands = (
-        FrameVariable(rule.call.frame, atom)
-        for rule in rules
-        for atom in rule.call.equation.invars
-        if not is_literal(atom)
-    )
-    neighbourhood = observe_values(trace, arguments, operands)
+    neighbourhood = observe_values(trace, arguments, (each for rule in rules for each in variables_to_observe(rule)))
     directions = Directions(seed)
     for rule in rules:
-        values = _operands(neighbourhood, rule.call)
-        if values is None:
+        found: list[tuple[Outcome, RuleOperands, _RuleOfCall]] = []
+        for operands in operands_to_check(neighbourhood, rule):
+            compared = _RuleOfCall(operands.call, trace.liveness, directions, operands.values, tolerance)
+            found.append((compared.outcome(), operands, compared))
+        if not found:
             yield rule, Outcome(status="not checked", error=math.nan, expected=math.nan), ()
+            continue
+        worst, operands, compared = max(found, key=lambda each: each[0].rank)
+        if worst.status == "wrong":
+            there = replace(rule, call=operands.call, chosen=operands.chosen)
+            yield there, worst, wrong_arguments(trace, operands.call, compared.of_one)
         else:
-            compared = _RuleOfCall(rule.call, trace.liveness, directions, values, tolerance)
-            found = compared.outcome()
-            yield rule, found, wrong_arguments(trace, rule.call, compared.of_one) if found.status == "wrong" else ()
-
-
-def _operands(neighbourhood: Neighbourhood, call: CustomRuleCall) -> list[Any] | None:
-    """Returns the operands of a call in the first iteration that makes it; None where they are unknown."""
-    made = (each for each in iterations(call.frame.loops) if neighbourhood.was_executed(call.frame, each))
-    iteration = next(made, None)
-    if iteration is None:
-        return None
-    values = [neighbourhood.value(FrameVariable(call.frame, atom), iteration) for atom in call.equation.invars]
-    return None if any(value is None for value in values) else [jnp.asarray(value) for value in values]
+            yield rule, worst, ()
 
 
 class _RuleOfCall:

@@ -4,6 +4,9 @@ The stacks of names inside a sub-jaxpr are relative to the equation that runs it
 A loop adds an iteration to the component that encloses it: a scan under the scope `blocks` whose body opens `attn`
 gives `blocks[0]/attn`, `blocks[1]/attn`, ... A loop that no scope encloses marks the first scope inside it, and so does
 one that a framework runs on behalf of a module (see `module_loops`).
+
+A scope that begins with `FROM_ROOT` is that of a module which another than its owner calls, and takes the place of the
+scopes since the outermost module. Loops under those of its owner stay there, and others mark the module itself.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gradscope.frameworks.modules.module_scopes import FROM_ROOT
 from gradscope.naming import LayerPath
 
 
@@ -38,11 +42,29 @@ class ScopePath:
 
     def scope(self, name: str) -> ScopePath:
         """Returns the path one scope deeper; a name that contains `/` is several scopes."""
+        parts = [part for part in name.split("/") if part]
+        if name.startswith(FROM_ROOT):
+            return self._from_root(parts)
         path = self
-        for part in filter(None, name.split("/")):
+        for part in parts:
             component = Component(name=part, loops=path.pending_loops)
             path = ScopePath(components=(*path.components, component))
         return path
+
+    def _from_root(self, parts: Sequence[str]) -> ScopePath:
+        root, *own = parts
+        opened = [number for number, each in enumerate(self.components) if module_of(each.name) == root]
+        if not opened:
+            return self.scope("/".join(own))
+        owners, inside = self.components[: opened[-1] + 1], self.components[opened[-1] + 1 :]
+        shared = 0
+        while shared < min(len(own), len(inside)) and module_of(own[shared]) == module_of(inside[shared].name):
+            shared += 1
+        kept = (Component(name=name, loops=each.loops) for name, each in zip(own, inside[:shared], strict=False))
+        loops = sum(each.loops for each in inside[shared:]) + self.pending_loops
+        new = (Component(name=name) for name in own[shared:])
+        found = (*owners, *kept, *new)
+        return ScopePath(components=(*found[:-1], replace(found[-1], loops=found[-1].loops + loops)))
 
     def loop_within(self) -> ScopePath:
         """Returns the path inside a loop that runs here and whose iterations are those of the next scope."""
@@ -78,3 +100,8 @@ class ScopePath:
         remaining = iter(marks)
         components = tuple(c.name + "".join(f"[{next(remaining)}]" for _ in range(c.loops)) for c in self.components)
         return LayerPath(components=components, occurrence=self.occurrence)
+
+
+def module_of(scope: str) -> str:
+    """Returns the module of a scope, which is that of the module or of one of its methods: `vae` for `vae.encode`."""
+    return scope.partition(".")[0]

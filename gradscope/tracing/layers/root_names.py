@@ -21,7 +21,7 @@ from itertools import takewhile
 from typing import NamedTuple, TypeVar
 
 from gradscope.tracing.jaxpr.jaxcompat import Equation
-from gradscope.tracing.jaxpr.scopes import Component, ScopePath
+from gradscope.tracing.jaxpr.scopes import Component, ScopePath, module_of
 from gradscope.tracing.jaxpr.source_lines import is_in_module
 
 _Key = TypeVar("_Key")
@@ -77,11 +77,7 @@ def roots_left_out(layers: Iterable[tuple[ScopePath, Collection[str], Equation]]
 def scopes_of_root(path: ScopePath) -> int:
     """Returns how many of the outermost scopes of a path are those of a root: its own one, and those of its methods."""
     root, *inside = (component.name for component in path.components)
-    return 1 + sum(1 for _ in takewhile(lambda name: "." in name and _module_of(name) == _module_of(root), inside))
-
-
-def _module_of(scope: str) -> str:
-    return scope.partition(".")[0]
+    return 1 + sum(1 for _ in takewhile(lambda name: "." in name and module_of(name) == module_of(root), inside))
 
 
 def _of_other_parameters(calls: Sequence[_Call]) -> set[str]:
@@ -94,7 +90,7 @@ def _of_other_modules(calls: Sequence[_Call]) -> set[str]:
     """Returns the roots with a layer whose name a layer in another root has, too."""
     several = _grouped((call.child, call) for call in calls)
     return {
-        call.root for found in several.values() if len({_module_of(each.root) for each in found}) > 1 for call in found
+        call.root for found in several.values() if len({module_of(each.root) for each in found}) > 1 for call in found
     }
 
 

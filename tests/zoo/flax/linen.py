@@ -47,26 +47,23 @@ def unrolled(captured: Mapping[str, Any], module: str, iterations: int) -> dict[
     return found
 
 
-def called_by(run: Callable[[], Any], added: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-    """What a function returns, and what every call of a module in it did, named by the modules that called it.
+def calls_of(run: Callable[[], Any], added: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    """What a function returns, and what every call of a module in it did, named by the module's path.
 
     Args:
         run: The function.
         added: What to add to what a call returns first, by the same names.
     """
-    around: list[str] = []
     returned: dict[str, Any] = {}
     calls: Counter[str] = Counter()
 
     def keep(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         if context.method_name != "__call__":
             return call(*args, **kwargs)
-        around.append(context.module.name or type(context.module).__name__)
-        name = "/".join(around[1:] or around)  # the root's name is its own alone
+        name = "/".join(context.module.path) or context.module.name or type(context.module).__name__
         calls[name] += 1
         name += "" if calls[name] == 1 else f"#{calls[name]}"
         value = call(*args, **kwargs)
-        around.pop()
         returned[name] = value + added[name] if added and name in added else value
         return returned[name]
 

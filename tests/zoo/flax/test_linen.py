@@ -184,7 +184,7 @@ def test_scanned_and_checkpointed_modules_with_state_and_keys_have_flaxs_values(
     assert {"tied", "tied#2", "rnn", "Deep"} < expected.keys()
     expected = {name: value for name, value in expected.items() if "rnn/" not in name}
     agreement.assert_activations(seen, expected)
-    assert {f"rnn/cell.scan_fn[{iteration}]/cell" for iteration in range(3)} <= {layer.path for layer in seen.layers}
+    assert {f"rnn/cell[{iteration}]" for iteration in range(3)} <= {layer.path for layer in seen.layers}
 
 
 def test_a_module_in_evaluation_keeps_its_running_averages_and_draws_nothing(folder: Path) -> None:
@@ -228,6 +228,41 @@ def test_a_file_of_modules_is_refused_with_how_to_name_one(folder: Path) -> None
     with pytest.raises(ModelError) as failed:
         agreement.dump(agreement.source(folder, NET), "float32[6,7]")
     assert failed.value.hint == "to run a framework's module, name it: FILE.py:broken"
+
+
+CALLED_FROM_ELSEWHERE = """
+import flax.linen as nn
+
+class Coder(nn.Module):
+    def setup(self):
+        self.fc1, self.fc2 = nn.Dense(3), nn.Dense(4)
+    def encode(self, x):
+        return self.fc1(x)
+    def decode(self, x):
+        return self.fc2(x)
+    def __call__(self, x):
+        return self.decode(self.encode(x))
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        coder = Coder(name="coder")
+        x = coder(coder.decode(coder.encode(x)))
+        x = nn.Sequential([nn.Dense(4), nn.relu, nn.Dense(4)])(x)
+        return nn.RNN(nn.SimpleCell(2))(x.reshape(2, 2, 2))
+"""
+
+
+def test_a_module_has_the_name_of_its_parameters_whoever_calls_it(folder: Path) -> None:
+    seen = agreement.dump(f"{agreement.source(folder, CALLED_FROM_ELSEWHERE)}:Net", "float32[2,4]", loss="mse")
+    agreement.assert_layers_hold_parameters(seen)
+    assert [layer.path for layer in seen.layers if "SimpleCell" not in layer.path] == [
+        "Net", "coder.encode", "coder/fc1", "coder.decode", "coder/fc2",
+        "coder", "coder.encode#2", "coder/fc1#2", "coder.decode#2", "coder/fc2#2",
+        "Sequential_0", "Dense_0", "Dense_1", "RNN_0", "loss",
+    ]  # fmt: skip
+    cells = {layer.path for layer in seen.layers if "SimpleCell" in layer.path and "[0]" in layer.path}
+    assert cells == {"SimpleCell_0[0]", "SimpleCell_0[0]/i", "SimpleCell_0[0]/h"}
 
 
 #: Blocks whose shortcut is their input as it is, in ResNet18.

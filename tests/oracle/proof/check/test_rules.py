@@ -164,6 +164,49 @@ def test_a_rule_that_is_wrong_for_one_operand_is_wrong() -> None:
     assert rule(found, "one_of_two").status == "wrong"
 
 
+def of_modes(right: Callable[[Any], Any]) -> Any:
+    """A power whose rule is right for the modes of which `right` is true, and twice the derivative for others."""
+
+    @jax.custom_vjp
+    def power(mode: Any, x: Any) -> Any:
+        return jnp.where(mode == 2, x * x, x)
+
+    def backward(kept: tuple[Any, Any], g: Any) -> Any:
+        mode, x = kept
+        factor = jnp.where(right(mode), 1.0, 2.0)
+        return np.zeros((), jax.dtypes.float0), factor * g * jnp.where(mode == 2, 2.0 * x, 1.0)
+
+    power.defvjp(lambda mode, x: (power(mode, x), (mode, x)), backward)
+    return power
+
+
+def in_calls(power: Any) -> Callable[[Any, Any], Any]:
+    return lambda w, x: sum(power(jnp.int32(mode), x @ w).sum() for mode in (0, 1, 2))
+
+
+def in_iterations(power: Any) -> Callable[[Any, Any], Any]:
+    return lambda w, x: lax.fori_loop(0, 3, lambda mode, total: total + power(mode, x @ w).sum(), 0.0)
+
+
+@pytest.mark.parametrize("loss", [in_calls, in_iterations])
+def test_a_rule_is_checked_at_each_value_of_a_number_that_may_choose(loss: Callable[[Any], Any]) -> None:
+    assert rule(proof(loss(of_modes(lambda mode: True))), "power").status == "correct"
+    wrong = rule(proof(loss(of_modes(lambda mode: mode != 2))), "power")
+    assert (wrong.status, wrong.factor, wrong.why) == (
+        "wrong",
+        2.0,
+        "where argument 1 is 2; argument 2: 2 times the derivative",
+    )
+
+
+def test_a_rule_is_checked_where_it_runs() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        y = lax.cond(x[0, 0] > 100.0, half_squared, jnp.sin, x @ w)
+        return half_squared(y).sum()
+
+    assert rule(proof(loss), "half_squared").status == "wrong"
+
+
 def test_of_two_rules_the_wrong_one_is_named() -> None:
     found = proof(lambda w, x: half_squared(cubed(squared(x @ w))).sum())
     assert [rule(found, name).status for name in ("squared", "cubed", "half_squared")] == [

@@ -39,3 +39,23 @@ def test_slashes_divide_a_name_and_make_no_empty_scopes() -> None:
 
 def test_a_new_scope_is_entered_for_the_first_time() -> None:
     assert ScopePath().scope("a").occurring(3).scope("b").occurrence == 1
+
+
+def test_a_module_that_another_calls_has_its_own_path_and_the_iterations_of_the_call() -> None:
+    student = ScopePath().scope("student").scope("Net")
+    decoder = student.scope("decoder")
+    assert decoder.scope("//Net/encoder/embed").template == "student/Net/encoder/embed"
+    assert decoder.loop().scope("//Net/encoder/embed").template == "student/Net/encoder/embed[*]"
+    assert student.loop().scope("decoder").scope("//Net/encoder").template == "student/Net[*]/encoder"
+    assert student.loop_within().scope("//Net/cell").template == "student/Net/cell[*]"
+
+
+def test_what_a_method_calls_is_its_modules() -> None:
+    method = ScopePath().scope("Net").scope("vae.encode")
+    assert method.scope("//Net/vae/fc").template == "Net/vae/fc"
+    assert method.loop().scope("//Net/vae/fc").template == "Net/vae[*]/fc"
+    assert ScopePath().scope("Net.encode").scope("vae").scope("//Net/fc").template == "Net.encode/fc"
+
+
+def test_a_path_from_a_root_that_is_not_there_is_relative() -> None:
+    assert ScopePath().scope("solver").scope("//Net/vae/fc").template == "solver/vae/fc"
