@@ -11,6 +11,8 @@ from gradscope.cli.leaving import keep
 from gradscope.cli.options.report_options import Format
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rich.text import Text
 
     from gradscope.presentation import Report, Screen
@@ -33,9 +35,9 @@ def print_report(report: Report, output_format: Format) -> None:
     if output_format is Format.TABLE:
         _print_text(render.to_text(report, screen()))
     elif output_format is Format.JSON:
-        print_plain(render.to_json(report))
+        _print_parts(render.json_parts(report))
     elif output_format is Format.CSV:
-        print_plain(render.to_csv(report))
+        _print_parts(render.csv_parts(report))
     elif output_format is Format.MARKDOWN:
         print_plain(render.to_markdown(report))
     else:
@@ -50,10 +52,14 @@ def print_plain(text: str) -> None:
     Raises:
         MachineError: It cannot be delivered, because the disk is full, for example.
     """
+    _print_parts([text])
+
+
+def _print_parts(parts: Iterable[str]) -> None:
     from gradscope.errors import MachineError
 
     try:
-        sys.stdout.write(text)
+        sys.stdout.writelines(parts)
         sys.stdout.flush()
     except BrokenPipeError:
         raise

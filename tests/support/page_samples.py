@@ -129,8 +129,8 @@ def content_of(page: str) -> tuple[dict[str, Any], bytes]:
     """The JSON and the packed numbers in the file of a page."""
     (encoded,) = re.findall(r'id="content">([A-Za-z0-9+/=]*)</script>', page)
     content = gzip.decompress(base64.b64decode(encoded))
-    (size,) = struct.unpack("<I", content[:4])
-    return json.loads(content[4 : 4 + size]), content[4 + size :]
+    (size,) = struct.unpack("<I", content[-4:])
+    return json.loads(content[:size]), content[size:-4]
 
 
 def write_pages(folder: Path) -> dict[str, Path]:

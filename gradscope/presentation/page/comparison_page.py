@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from gradscope import naming
@@ -16,6 +17,7 @@ from gradscope.presentation.page.content.block_content import blocks_content
 from gradscope.presentation.page.content.depth_content import DIRECTIONS, Measured, depth_content, innermost
 from gradscope.presentation.page.content.graph_content import graph_content, sources_content
 from gradscope.presentation.page.content.json_values import Keys, rounded, shortened
+from gradscope.presentation.page.content.streamed_json import Streamed
 from gradscope.presentation.page.content.table_content import tables_content
 from gradscope.presentation.page.content.tensor_content import tensors_content
 from gradscope.presentation.page.dump_page import fewer_rows
@@ -69,7 +71,6 @@ def comparison_page(ref: str, series: Series, compared: Sequence[Compared]) -> P
     all_rows = rows_of(first.ref)
 
     def made(level: int) -> Page:
-        keys = Keys()
         statuses = _statuses(first.comparison)
         rows, left_out = fewer_rows(all_rows, level, statuses)
         octaves = level < 1
@@ -78,22 +79,23 @@ def comparison_page(ref: str, series: Series, compared: Sequence[Compared]) -> P
         if len(sides) < len(shown):
             left_out = (f"the statistics of {len(shown) - len(sides):,} of {len(shown):,} candidates", *left_out)
         dumps = [Measured(name=ref, manifest=first.ref), *(_measured(each) for each in sides)]
-        content: dict[str, Json] = {
-            "sets": [{"name": each.name, "tables": tables_content(_tables(each), keys)} for each in compared],
-            "depth": [*_errors(compared, keys, with_tolerance=len(compared) == 1), *_values(dumps, keys)],
-            "blocks": blocks_content(rows, first.ref.layers, statuses, keys, _needed(first.comparison)),
-            "sides": [
-                {"name": ref, "tensors": tensors_content(rows, first.ref, keys, octaves=octaves)},
-                *(_side(each, keys, level, octaves=octaves) for each in sides),
-            ],
-            "graph": graph_content(first.ref, rows, keys),
-            "sources": sources_content(first.ref),
-        }
+
+        def content() -> Iterator[tuple[str, Streamed]]:
+            keys = Keys()
+            yield "sets", ({"name": each.name, "tables": tables_content(_tables(each), keys)} for each in compared)
+            yield "depth", [*_errors(compared, keys, with_tolerance=len(compared) == 1), *_values(dumps, keys)]
+            yield "blocks", blocks_content(rows, first.ref.layers, statuses, keys, _needed(first.comparison))
+            own = {"name": ref, "tensors": tensors_content(rows, first.ref, keys, octaves=octaves)}
+            yield "sides", chain([own], (_side(each, keys, level, octaves=octaves) for each in sides))
+            yield "graph", graph_content(first.ref, rows, keys)
+            yield "sources", sources_content(first.ref)
+            yield "keys", keys.to_json()
+
         return Page(
             kind="comparison",
             title=f"{ref} and {compared[0].name if len(compared) == 1 else f'{len(compared):,} others'}",
             summary=tuple(_summary(series, first)),
-            content={**content, "keys": keys.to_json()},
+            content=content(),
             left_out=left_out,
         )
 
@@ -132,7 +134,7 @@ def _tables(compared: Compared) -> Iterator[Table]:
     yield from ComparisonReport(comparison=compared.comparison, everything=True).tables()
 
 
-def _side(compared: Compared, keys: Keys, level: int, *, octaves: bool) -> Json:
+def _side(compared: Compared, keys: Keys, level: int, *, octaves: bool) -> Streamed:
     rows, _ = fewer_rows(rows_of(compared.cand), level, ())
     counterparts = _counterparts(compared.comparison)
     return {

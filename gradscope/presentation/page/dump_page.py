@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
@@ -14,6 +14,7 @@ from gradscope.presentation.page.content.block_content import blocks_content
 from gradscope.presentation.page.content.depth_content import Measured, depth_content
 from gradscope.presentation.page.content.graph_content import graph_content, sources_content
 from gradscope.presentation.page.content.json_values import Keys
+from gradscope.presentation.page.content.streamed_json import Streamed
 from gradscope.presentation.page.content.table_content import tables_content
 from gradscope.presentation.page.content.tensor_content import tensors_content
 from gradscope.presentation.page.page_parts import Page, PageMaker, PageNotes
@@ -54,25 +55,28 @@ def dump_page(
     summary = dump_summary(report)
 
     def made(level: int) -> Page:
-        keys = Keys()
         rows, left_out = fewer_rows(report.selected, level, report.rules_by_key())
         octaves = level < 1
         if not octaves:
             left_out = ("the histograms of tensors", *left_out)
-        tables = replace(report, selected=rows).tables(Screen())
-        content: dict[str, Json] = {
-            "sets": [{"name": path, "tables": tables_content(tables, keys)}],
-            "depth": _depth(path, manifest, before, keys),
-            "blocks": blocks_content(rows, manifest.layers, report.rules_by_key(), keys),
-            "sides": [{"name": path, "tensors": tensors_content(rows, manifest, keys, octaves=octaves)}],
-            "graph": graph_content(manifest, rows, keys),
-            "sources": sources_content(manifest),
-        }
+
+        def content() -> Iterator[tuple[str, Streamed]]:
+            keys = Keys()
+            tables = replace(report, selected=rows).tables(Screen())
+            yield "sets", iter([{"name": path, "tables": tables_content(tables, keys)}])
+            yield "depth", _depth(path, manifest, before, keys)
+            yield "blocks", blocks_content(rows, manifest.layers, report.rules_by_key(), keys)
+            tensors = tensors_content(rows, manifest, keys, octaves=octaves)
+            yield "sides", iter([{"name": path, "tensors": tensors}])
+            yield "graph", graph_content(manifest, rows, keys)
+            yield "sources", sources_content(manifest)
+            yield "keys", keys.to_json()
+
         return Page(
             kind="dump",
             title=path or "dump",
             summary=summary,
-            content={**content, "keys": keys.to_json()},
+            content=content(),
             left_out=left_out,
         )
 

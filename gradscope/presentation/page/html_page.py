@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
-import json
 import re
-import struct
 from collections.abc import Iterator
 from importlib.resources import files
+from itertools import chain
 from typing import Final
 
+from gradscope.presentation.page.content.streamed_json import encoded
 from gradscope.presentation.page.page_parts import Page, PageMaker, PageNotes
 from gradscope.presentation.page.static_html import summary_html, text_html
 from gradscope.presentation.render.document import Note
@@ -88,15 +87,9 @@ def _document(page: Page, *, scripted: bool) -> str:
 
 def _scripts(page: Page, library: str, own: str) -> Iterator[str]:
     # In base64 no text can end the element, whatever names it has.
-    yield f'<script type="application/octet-stream" id="content">{_encoded(page)}</script>'
+    content = encoded(chain([("kind", page.kind)], page.content), page.packed)
+    yield f'<script type="application/octet-stream" id="content">{content}</script>'
     yield f"<script>{library}</script><script>{own}</script>"
-
-
-def _encoded(page: Page) -> str:
-    """Returns the content in base64 of gzip: the size of the JSON in four bytes, the JSON, the packed numbers."""
-    text = json.dumps({"kind": page.kind, **page.content}, separators=(",", ":"), allow_nan=False).encode()
-    content = struct.pack("<I", len(text)) + text + page.packed
-    return base64.b64encode(gzip.compress(content, mtime=0)).decode()
 
 
 def _own() -> str:

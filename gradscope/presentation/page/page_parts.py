@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from gradscope.dump.record import Json
+from gradscope.presentation.page.content.streamed_json import Streamed
 from gradscope.presentation.render.document import Document, Note
 from gradscope.presentation.tables.table import Table
 
@@ -39,7 +39,7 @@ class Page:
         kind: What it is of.
         title: Its title.
         summary: What is read without JavaScript.
-        content: What the scripts show, as JSON.
+        content: What the scripts show, as the names and values of a JSON object, each made when it is written.
         packed: Numbers that the content refers to by offset.
         left_out: Sentences about what is not on the page, so that it stays small.
     """
@@ -47,7 +47,7 @@ class Page:
     kind: PageKind
     title: str
     summary: Sequence[PageNotes | Table]
-    content: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    content: Iterable[tuple[str, Streamed]] = ()
     packed: bytes = b""
     left_out: tuple[str, ...] = ()
 

@@ -11,12 +11,12 @@ import numpy as np
 from gradscope import naming
 from gradscope.comparison.diagnosis.run_divergence import RunDivergence
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.dump.record import Json
 from gradscope.history.history_reader import History
 from gradscope.history.views.at_step import manifest_at
 from gradscope.presentation.page.content.block_content import blocks_content
 from gradscope.presentation.page.content.json_values import Keys, rounded
 from gradscope.presentation.page.content.run_content import RecordedRun
+from gradscope.presentation.page.content.streamed_json import Streamed
 from gradscope.presentation.page.content.table_content import tables_content
 from gradscope.presentation.page.page_parts import Page, PageMaker, PageNotes, document_parts
 from gradscope.presentation.render.document import Note
@@ -75,13 +75,16 @@ def run_page(path: str, history: History, candidates: Sequence[ComparedRun] = ()
         keys = Keys()
         found = [run.content(level, keys) for run in runs]
         offsets = np.cumsum([0, *(len(each.packed) for each in found)]).tolist()
-        content: dict[str, Json] = {
-            "sets": [{"name": run.name, "tables": run.tables(keys)} for run in runs],
-            "depth": [],
-            "runs": [{**each.facts, "offset": offset} for each, offset in zip(found, offsets, strict=False)],
-            "differences": [_difference(each, keys) for each in candidates],
-            **({} if level >= _NO_TREE else {"blocks": blocks_content(rows, layers, _rules(reports[0]), keys)}),
-        }
+
+        def content() -> Iterator[tuple[str, Streamed]]:
+            yield "sets", ({"name": run.name, "tables": run.tables(keys)} for run in runs)
+            yield "depth", []
+            yield "runs", ({**each.facts, "offset": offset} for each, offset in zip(found, offsets, strict=False))
+            yield "differences", (_difference(each, keys) for each in candidates)
+            if level < _NO_TREE:
+                yield "blocks", blocks_content(rows, layers, _rules(reports[0]), keys)
+            yield "keys", keys.to_json()
+
         several = len(runs) > 1
         left_out = [f"{run.name}: {text}" if several else text
                     for run, each in zip(runs, found, strict=True) for text in each.left_out]  # fmt: skip
@@ -89,7 +92,7 @@ def run_page(path: str, history: History, candidates: Sequence[ComparedRun] = ()
             kind="run",
             title=path if not several else " and ".join(run.name for run in runs),
             summary=summary,
-            content={**content, "keys": keys.to_json()},
+            content=content(),
             packed=b"".join(each.packed for each in found),
             left_out=(*left_out, *(("the tree of layers",) if level >= _NO_TREE else ())),
         )
@@ -118,7 +121,7 @@ def _rules(report: RunReport) -> dict[str, list[str]]:
     return found
 
 
-def _difference(candidate: ComparedRun, keys: Keys) -> Json:
+def _difference(candidate: ComparedRun, keys: Keys) -> Streamed:
     divergence = candidate.divergence
     return {
         "name": candidate.path,

@@ -6,7 +6,7 @@ the same rows. Annotations for GitHub are next to source lines. All functions re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from rich.text import Text
@@ -17,7 +17,7 @@ from gradscope.presentation.render.document import Document, lay_out_document
 from gradscope.presentation.render.github import AnnotatedReport, annotations_text
 from gradscope.presentation.render.markdown import document_markdown
 from gradscope.presentation.render.screen import Screen
-from gradscope.presentation.render.structured import csv_text, indented_json
+from gradscope.presentation.render.structured import JsonObject, csv_text, indented_json
 
 
 class Report(Protocol):
@@ -31,7 +31,7 @@ class Report(Protocol):
         """Returns the rows, each with a name."""
         ...
 
-    def to_json(self) -> dict[str, Json]:
+    def to_json(self) -> JsonObject:
         """Returns everything, as the command line's JSON has it; NaN and infinities are floats."""
         ...
 
@@ -61,11 +61,21 @@ def to_github(report: Report, located: Callable[[str], str | None]) -> str:
     return annotations_text(report.annotations(), located)
 
 
+def json_parts(report: Report) -> Iterator[str]:
+    """Yields the parts of what `to_json` returns, so that a long one need not be in memory at once."""
+    return indented_json(report.to_json())
+
+
 def to_json(report: Report) -> str:
     """Returns a report as one JSON object, indented by two spaces, in ASCII, with NaN and infinities as strings."""
-    return indented_json(report.to_json())
+    return "".join(json_parts(report))
+
+
+def csv_parts(report: Report) -> Iterator[str]:
+    """Yields the parts of what `to_csv` returns."""
+    return csv_text(report.rows())
 
 
 def to_csv(report: Report) -> str:
     """Returns the rows of a report as CSV."""
-    return csv_text(report.rows())
+    return "".join(csv_parts(report))

@@ -168,7 +168,7 @@ def _norm(node: Node, norms: Mapping[str, float]) -> float | None:
 
 
 def _operation(row: Row) -> Node | None:
-    inputs, layers = row.values.get("inputs"), row.values.get("layers")
+    inputs, layers = row.value("inputs"), row.value("layers")
     if not isinstance(inputs, list) or not isinstance(layers, list):
         return None
     namespace, _, label = row.name.rpartition("/")
@@ -187,7 +187,7 @@ def _argument(row: Row) -> Node:
 
 
 def _facts(row: Row, *names: str) -> dict[str, str]:
-    return {name: str(row.values[name]) for name in names if name in row.values}
+    return {name: str(value) for name in names if (value := row.value(name)) is not None}
 
 
 def _quoted(*lines: str) -> str:

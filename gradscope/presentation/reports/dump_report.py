@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -13,6 +13,7 @@ from gradscope.dump.record import Json
 from gradscope.presentation.render.document import Document, Note, Notes
 from gradscope.presentation.render.github import Annotation
 from gradscope.presentation.render.screen import Screen, style_of_words
+from gradscope.presentation.render.structured import JsonObject, MadeRows
 from gradscope.presentation.reports.dump_overview import OverviewFacts, dump_blocks, overview_document
 from gradscope.presentation.tables.dump_rows import Row, rows_of
 from gradscope.presentation.tables.facts import facts, facts_json
@@ -146,17 +147,17 @@ class DumpReport:
             source=origin.source,
         )
 
-    def rows(self) -> list[dict[str, Json]]:
+    def rows(self) -> Sequence[Mapping[str, Json]]:
         """Returns name, family and values of each row."""
-        return [row.to_json() for row in self.selected]
+        return MadeRows(Row.to_json, self.selected)
 
-    def to_json(self) -> dict[str, Json]:
+    def to_json(self) -> JsonObject:
         """Returns rows, findings and facts."""
         return {
             "schema": SCHEMA,
             "command": self.command,
             **facts_json(self.path, self.manifest),
-            "rows": list(self.rows()),
+            "rows": self.rows(),
             "findings": [_finding_json(finding) for finding in self.findings],
             **({"origins": list(map(self._origin_json, self.manifest.origins))} if self.manifest.origins else {}),
         }

@@ -222,7 +222,8 @@ def _inputs(rows: Sequence[Row]) -> Iterator[Note]:
 
 
 def _line(row: Row, columns: Sequence[Column]) -> Line:
-    return Line(cells=(row.name, *(each.cell(row.values) for each in columns)), keys=(row.key,))
+    values = row.values
+    return Line(cells=(row.name, *(each.cell(values) for each in columns)), keys=(row.key,))
 
 
 def pruned_sentence(fragment: Mapping[str, Json]) -> str:

@@ -11,18 +11,19 @@ next to each other. The tables of families have the same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from itertools import repeat
 from operator import attrgetter
 from typing import Final, NamedTuple, cast
 
 from gradscope import naming
+from gradscope.dump.manifest.entries.packed_statistics import StatisticsColumns
 from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
 from gradscope.dump.record import Json
 from gradscope.presentation.tables.shown_statistics import OF_ENTRY, all_numbers, shown
-from gradscope.stats import LayerGains, gradient_ratios, layer_gains
+from gradscope.stats import gradient_ratios, layer_gains
 from gradscope.stats.columns import columns_of
 
 #: The rank of each family of values in execution order; a gradient has that of its value.
@@ -35,13 +36,13 @@ def family_rank(family: str) -> int:
 
 
 #: The facts that are computed from several entries: those of layers, and of parameters with gradients.
-_OF_LAYERS: Final = frozenset(spec.name for spec in columns_of("layer"))
+_OF_LAYERS: Final = {spec.name: frozenset(spec.families) for spec in columns_of("layer")}
 _OF_PARAMETERS: Final = frozenset(spec.name for spec in columns_of("parameter"))
 
 #: The names of a row's facts.
 FACTS: Final = (
     frozenset({*OF_ENTRY, "source", "of", "layer", "primitive", "iteration", "alias_of", "absent"})
-    | _OF_LAYERS
+    | frozenset(_OF_LAYERS)
     | _OF_PARAMETERS
 )
 
@@ -62,13 +63,19 @@ class Row:
     facts: Mapping[str, Json]
     statistics: Mapping[str, Json] = field(default_factory=dict[str, Json])
 
-    @cached_property
+    @property
     def values(self) -> Mapping[str, Json]:
         """Facts and statistics by column name, in the order of columns."""
-        # Only now, because a table of many rows reads a few columns, and merging took a tenth of the time of `show`.
-        own = {name: self.facts[name] for name in OF_ENTRY if name in self.facts}
-        statistics = dict(self.statistics.items())
-        return {**own, **{name: statistics[name] for name in shown(tuple(statistics)).names}, **self.facts}
+        # Merged anew each time: a dump may have a hundred thousand rows, and most are read once, or a few columns are.
+        facts, statistics = self.facts, dict(self.statistics.items())
+        own = {name: facts[name] for name in OF_ENTRY if name in facts}
+        return {**own, **{name: statistics[name] for name in shown(tuple(statistics)).names}, **facts}
+
+    def value(self, name: str) -> Json:
+        """Returns one of the values; None where it does not apply."""
+        if name not in FACTS and name in self.statistics:
+            return self.statistics[name]
+        return self.facts.get(name)
 
     @property
     def key(self) -> str:
@@ -83,7 +90,7 @@ class Row:
     @property
     def is_measured(self) -> bool:
         """Whether there is something to say of its elements; of none that is finite, the rms is not."""
-        return "rms" in self.values or bool(self.values.get("nan") or self.values.get("inf"))
+        return "rms" in self.statistics or bool(self.value("nan") or self.value("inf"))
 
     def to_json(self) -> dict[str, Json]:
         """Returns name, family and values."""
@@ -106,7 +113,7 @@ class _EntryRow(Row):
         self.entry = entry
         self.known = known
 
-    @cached_property
+    @property
     def facts(self) -> Mapping[str, Json]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.known.of(self.entry)
 
@@ -127,9 +134,25 @@ def facts_of(rows: Sequence[Row], name: str) -> Sequence[Json | tuple[int, ...]]
     if rows and {*map(type, rows)} == {_EntryRow}:
         if name in _OF_ROW:
             return [*map(_OF_ROW[name], rows)]
-        if cast("_EntryRow", rows[0]).known.lacks(name):  # rows of one dump are known to one
-            return [None] * len(rows)
+        own = cast("Sequence[_EntryRow]", rows)
+        return own[0].known.values([row.entry for row in own], name)  # rows of one dump are known to one
     return [row.facts.get(name) for row in rows]
+
+
+class RowColumns:
+    """`RowColumns` read the values of rows column by column, in little of the time and memory of each row's values.
+
+    Args:
+        rows: The rows.
+    """
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = rows
+        self._statistics = StatisticsColumns([row.statistics for row in rows])
+
+    def values(self, name: str) -> Sequence[Json | tuple[int, ...]]:
+        """Returns one value of each row; None where it does not apply."""
+        return facts_of(self._rows, name) if name in FACTS else self._statistics.values(name)
 
 
 def value_family(family: str) -> str:
@@ -183,9 +206,20 @@ class _Facts:
         self._ratios = gradient_ratios(manifest)
         self.has_aliases = bool(self._aliased)
 
-    def lacks(self, name: str) -> bool:
-        """Returns whether a fact is computed from several entries, and from none of these."""
-        return (name in _OF_PARAMETERS and not self._ratios) or (name in _OF_LAYERS and not self._layers)
+    def values(self, entries: Sequence[Entry], name: str) -> list[Json]:
+        """Returns one fact of some entries, as `of` has it; None where it does not apply."""
+        if name in _OF_PARAMETERS:
+            known = self._ratios
+            return [known.get(each.name) if each.family == naming.PARAM_GRAD else None for each in entries]
+        if name in _OF_LAYERS:
+            return [self._gain(each, name) for each in entries] if self._layers else [None] * len(entries)
+        return [self.of(each).get(name) for each in entries]
+
+    def _gain(self, entry: Entry, name: str) -> Json:
+        """Returns the gain of the layer that an entry is of, where it belongs to its family."""
+        families = _OF_LAYERS[name]
+        layer = self._layer(entry) if entry.family in families else None
+        return None if layer is None else getattr(self._gains[layer.path], name)
 
     def in_order(self) -> list[Entry]:
         """Returns the entries in execution order; entries of one rank in the order written."""
@@ -226,16 +260,11 @@ class _Facts:
         facts: dict[str, Json] = {"shape": list(entry.shape), "dtype": entry.dtype}
         if entry.family == naming.PARAM_GRAD and entry.name in self._ratios:
             facts["g/w"] = self._ratios[entry.name]
-        if self._layers and value_family(entry.family) == naming.ACTIVATION and (layer := self._layer(entry)):
-            facts.update(_gains(self._gains[layer.path], entry.family))
+        if self._layers:
+            gains = ((name, self._gain(entry, name)) for name in _OF_LAYERS)
+            facts.update((name, gain) for name, gain in gains if gain is not None)
         _add_origin(facts, entry)
         return facts
-
-
-def _gains(gains: LayerGains, family: str) -> Iterator[tuple[str, Json]]:
-    """Yields the gains of a layer that belong to a family: forward to its activation, backward to the gradient."""
-    found = ((spec.name, getattr(gains, spec.name)) for spec in columns_of("layer") if family in spec.families)
-    yield from ((name, gain) for name, gain in found if gain is not None)
 
 
 def _add_origin(facts: dict[str, Json], entry: Entry) -> None:

@@ -12,8 +12,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from gradscope import naming
-from gradscope.dump.manifest.entries.packed_statistics import StatisticsColumns
-from gradscope.presentation.tables.dump_rows import FACTS, Row, companions, facts_of, family_rank
+from gradscope.presentation.tables.dump_rows import Row, RowColumns, companions, facts_of, family_rank
 from gradscope.presentation.tables.table import Cell, Column, ColumnLines, Kind, Table, column
 from gradscope.stats.columns import ColumnKind, column_kinds
 
@@ -190,14 +189,12 @@ class _Read:
 
     def __init__(self, rows: Sequence[Row | None]) -> None:
         self._rows = [row for row in rows if row is not None]
-        self._statistics = StatisticsColumns([row.statistics for row in self._rows])
+        self._columns = RowColumns(self._rows)
         self._present = None if len(self._rows) == len(rows) else [row is not None for row in rows]
 
     def cells(self, column: Column) -> Sequence[Cell]:
         """Returns the cells of a column."""
-        name = column.heading
-        read = facts_of(self._rows, name) if name in FACTS else self._statistics.values(name)
-        found = column.cells(read, lambda: self._statistics.values(_SIZE))
+        found = column.cells(self._columns.values(column.heading), lambda: self._columns.values(_SIZE))
         if self._present is None:
             return found
         rest = iter(found)

@@ -47,15 +47,21 @@ class Column:
 
     def cell(self, values: Mapping[str, Json | tuple[int, ...]]) -> Cell:
         """Returns the value of a row for this column; in a column of shares, a count as a share of the size."""
-        value = values.get(self.heading)
+        return self.cell_of(values.get)
+
+    def cell_of(self, value_of: Callable[[str], Json | tuple[int, ...]]) -> Cell:
+        """Returns what `cell` does, of a row whose values are looked up one by one."""
+        value = value_of(self.heading)
         if isinstance(value, list):
             return tuple(each for each in value if isinstance(each, str)) or _sizes(value)
         if self.kind == "share" and isinstance(value, int):
-            size = values.get("size")
+            size = value_of("size")
             return value / size if isinstance(size, int) and size else None
         return None if isinstance(value, dict) else value
 
-    def cells(self, values: Sequence[Json | tuple[int, ...]], sizes: Callable[[], Sequence[Json]]) -> Sequence[Cell]:
+    def cells(
+        self, values: Sequence[Json | tuple[int, ...]], sizes: Callable[[], Sequence[Json | tuple[int, ...]]]
+    ) -> Sequence[Cell]:
         """Returns some values as cells, as `cell` does.
 
         Args:
@@ -115,15 +121,19 @@ class ColumnLines(Sequence[Line]):
     Args:
         columns: The cells of each column.
         keys: Returns the keys of each line.
+
+    Attributes:
+        columns: The cells.
+        keys: Returns the keys.
     """
 
     def __init__(self, columns: Sequence[Sequence[Cell]], keys: Callable[[], Iterable[tuple[str, ...]]]) -> None:
         self.columns = [*map(tuple, columns)]
-        self._keys = keys
+        self.keys = keys
 
     @cached_property
     def _lines(self) -> tuple[Line, ...]:
-        return tuple(map(Line, zip(*self.columns, strict=True), self._keys()))
+        return tuple(map(Line, zip(*self.columns, strict=True), self.keys()))
 
     @overload
     def __getitem__(self, index: int) -> Line: ...
@@ -167,6 +177,10 @@ class Table:
             return self.lines.columns
         columns = list(zip(*(line.cells for line in self.lines), strict=True))
         return columns or [()] * len(self.columns)
+
+    def keys_of_lines(self) -> Iterable[tuple[str, ...]]:
+        """Returns the keys of the tensors of each line."""
+        return self.lines.keys() if isinstance(self.lines, ColumnLines) else (line.keys for line in self.lines)
 
     def without_empty_columns(self) -> Table:
         """Returns the table without the columns that have no values; the name stays."""

@@ -5,6 +5,7 @@
   computed from, `depth_content` lines along depth.
 - `run_content` writes a run: its curves, statistics, histograms, alarms, and the noise of gradients. `packed_series`
   packs statistics over steps in three bytes each.
+- `streamed_json` writes all of it, piece by piece.
 - `json_values` has what they share: keys by number, numbers of six digits, texts of bounded length.
 
 `script/types.d.ts` states the same for the scripts.

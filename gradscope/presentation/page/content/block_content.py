@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -14,6 +14,7 @@ from gradscope.presentation.tables.by_block.block_cells import CELLS, BlockFacts
 from gradscope.presentation.tables.by_block.contents import BlockTree, Contents, block_tree
 from gradscope.presentation.tables.by_block.folded_blocks import Block
 from gradscope.presentation.tables.dump_rows import Row
+from gradscope.presentation.tables.table import Cell, Column
 
 _NOTHING: Final = Contents()
 #: So many blocks have numbers of all that is in them; of more, only their own.
@@ -43,7 +44,7 @@ def blocks_content(
     """
     tree = block_tree(rows, layers, notes)
     blocks, paths, parents = _laid_out(tree.root)
-    facts = [_facts(tree, block, summed=len(blocks) <= _MOST_SUMMED) for block in blocks]
+    facts = _AllFacts(tree, blocks)
     return {
         "names": [shortened(block.component) for block in blocks],
         "parents": list(parents),
@@ -59,25 +60,33 @@ def _laid_out(root: Block) -> tuple[list[Block], list[str], list[int]]:
     blocks: list[Block] = []
     paths: list[str] = []
     parents: list[int] = []
-    pending = [(part, "", -1) for part in reversed(root.parts.values())]
+    pending = [(part, "", -1) for part in reversed([*root.parts.values()])]
     while pending:
         block, around, parent = pending.pop()
         path = f"{around}/{block.component}" if around else block.component
-        pending += [(part, path, len(blocks)) for part in reversed(block.parts.values())]
+        pending += [(part, path, len(blocks)) for part in reversed([*block.parts.values()])]
         blocks.append(block)
         paths.append(path)
         parents.append(parent)
     return blocks, paths, parents
 
 
-def _facts(tree: BlockTree, block: Block, *, summed: bool) -> BlockFacts:
-    instance = list(block.below()) if summed else [block]
-    return BlockFacts(
-        own=[tree.contents.get(block, _NOTHING)], instances=[[tree.contents.get(each, _NOTHING) for each in instance]]
-    )
+class _AllFacts:
+    """_AllFacts has the contents of every block; where these are many, they are looked up anew each time."""
+
+    def __init__(self, tree: BlockTree, blocks: Sequence[Block]) -> None:
+        self._contents, self._blocks = tree.contents, blocks
+        self._known = [self._facts([*each.below()]) for each in blocks] if len(blocks) <= _MOST_SUMMED else None
+
+    def __iter__(self) -> Iterator[BlockFacts]:
+        return iter(self._known) if self._known is not None else (self._facts([each]) for each in self._blocks)
+
+    def _facts(self, instance: Sequence[Block]) -> BlockFacts:
+        found = [self._contents.get(each, _NOTHING) for each in instance]
+        return BlockFacts(own=found[:1], instances=[found])
 
 
-def _errors(facts: Sequence[BlockFacts], errors: Mapping[str, float]) -> Iterator[Json]:
+def _errors(facts: Iterable[BlockFacts], errors: Mapping[str, float]) -> Iterator[Json]:
     if errors:
         found = ([errors.get(row.key) for instance in each.instances for part in instance for row in part.rows]
                  for each in facts)  # fmt: skip
@@ -85,9 +94,12 @@ def _errors(facts: Sequence[BlockFacts], errors: Mapping[str, float]) -> Iterato
         yield {"name": "rel_l2", "kind": "number", "cells": [cell_content(each) for each in worst]}
 
 
-def _columns(facts: Sequence[BlockFacts]) -> Iterator[Json]:
-    for column, cell in CELLS.items():
-        cells = [cell(each) for each in facts]
+def _columns(facts: Iterable[BlockFacts]) -> Iterator[Json]:
+    found: dict[Column, list[Cell]] = {column: [] for column in CELLS}
+    for each in facts:  # once, because those of very many blocks are looked up anew each time
+        for column, cell in CELLS.items():
+            found[column].append(cell(each))
+    for column, cells in found.items():
         if column.has_values(cells):
             yield {"name": column.full_heading, "kind": column.kind, "cells": [cell_content(each) for each in cells]}
 

@@ -16,6 +16,7 @@ from gradscope.history.value_histograms import ValueHistogram
 from gradscope.naming import INPUT, SLOT_PREFIX
 from gradscope.presentation.page.content.json_values import Keys, rounded, shortened
 from gradscope.presentation.page.content.packed_series import OCTAVE_PARTS, packed
+from gradscope.presentation.page.content.streamed_json import Streamed
 from gradscope.presentation.page.content.table_content import tables_content
 from gradscope.presentation.tables.numbers import count
 from gradscope.presentation.tables.over_time.run_tables import (
@@ -103,7 +104,7 @@ class RecordedRun:
         noise_steps = [step for step in _some(self.noise_steps, _STEPS[level]).tolist() if step in self.noise]
         series = b"".join(packed(planes[name]) for name in shown)
         noise, noise_series = self._noise(noise_steps, keys, len(series))
-        facts: dict[str, Json] = {
+        facts: dict[str, Streamed] = {
             "name": shortened(self.name),
             "steps": steps.tolist(),
             "curves": _curves(self.steps),
@@ -132,7 +133,7 @@ class RecordedRun:
         ]
         return RunContent(facts=facts, packed=series + noise_series, left_out=left_out)
 
-    def tables(self, keys: Keys) -> Json:
+    def tables(self, keys: Keys) -> Iterator[Streamed]:
         """Returns the tables of a step, whose cells the scripts replace by those of the step that is chosen."""
         rows = (StepRow(tensor=tensor, stats=self._last(at)) for at, tensor in self.tensors.items())
         return tables_content(step_tables(list(rows)), keys)
@@ -146,7 +147,7 @@ class RecordedRun:
         known = {name: value for name, value in stats.items() if not math.isnan(value)}
         return {**known, **({"l2": known["rms"]} if "rms" in known else {})}
 
-    def _noise(self, steps: Sequence[int], keys: Keys, offset: int) -> tuple[Json, bytes]:
+    def _noise(self, steps: Sequence[int], keys: Keys, offset: int) -> tuple[Streamed, bytes]:
         """Returns the noise of gradients: of all parameters, then of each; None where none was measured."""
         if not steps:
             return None, b""
@@ -160,7 +161,7 @@ class RecordedRun:
         shown = [name for name in NOISE_COLUMNS if not np.isnan(planes[name]).all()]
         last = [NoiseRow(tensor=None if at is None else self.tensors[at], noise=_known(planes, row))
                 for row, at in enumerate(numbers)]  # fmt: skip
-        facts: Json = {
+        facts: Streamed = {
             "steps": list(steps),
             "keys": [None if number is None else keys.number(self.tensors[number].key) for number in numbers],
             "packed": list(shown),
@@ -180,7 +181,7 @@ class RunContent:
         left_out: Sentences about what is not there.
     """
 
-    facts: dict[str, Json]
+    facts: Mapping[str, Streamed]
     packed: bytes
     left_out: Sequence[str]
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gradscope.comparison.metrics.metrics import METRICS
 from gradscope.dump.record import Json
 from gradscope.presentation.page.content.json_values import Keys, rounded, shortened
+from gradscope.presentation.page.content.streamed_json import Streamed
 from gradscope.presentation.tables.numbers import Range
 from gradscope.presentation.tables.table import Cell, Table
 from gradscope.stats.columns import COLUMNS
@@ -15,18 +16,18 @@ from gradscope.stats.columns import COLUMNS
 _ABOUT: Final = {spec.name: spec.sentence for spec in (*METRICS, *COLUMNS)}
 
 
-def tables_content(tables: Iterable[Table], keys: Keys) -> list[Json]:
-    """Returns tables as content, without columns that have no values.
+def tables_content(tables: Iterable[Table], keys: Keys) -> Iterator[Streamed]:
+    """Yields tables as content, without columns that have no values.
 
     Args:
         tables: The tables.
         keys: Numbers the tensors that lines are of.
 
-    Returns:
+    Yields:
         For each table its `title`, `columns` (`heading`, `group`, `kind`, `about`, `priority`), `cells` by column and
             line, and the numbers of the `keys` of each line.
     """
-    return [_table(table.without_empty_columns(), keys) for table in tables]
+    return (_table(table, keys) for table in tables)
 
 
 def cell_content(cell: Cell) -> Json:
@@ -43,20 +44,27 @@ def cell_content(cell: Cell) -> Json:
     return None if cell is None else rounded(cell)
 
 
-def _table(table: Table, keys: Keys) -> Json:
+def _lists(lists: Iterable[Iterable[Json]]) -> Iterator[Json]:
+    return (list(each) for each in lists)
+
+
+def _table(table: Table, keys: Keys) -> Streamed:
+    columns, cells = table.filled_columns()
+    about: list[Json] = [
+        {
+            "heading": column.heading,
+            "group": column.group,
+            "kind": column.kind,
+            "priority": column.priority,
+            "about": _ABOUT.get(column.heading, ""),
+        }
+        for column in columns
+    ]
+    notes: list[Json] = [*table.notes]
     return {
         "title": table.title,
-        "columns": [
-            {
-                "heading": column.heading,
-                "group": column.group,
-                "kind": column.kind,
-                "priority": column.priority,
-                "about": _ABOUT.get(column.heading, ""),
-            }
-            for column in table.columns
-        ],
-        "cells": [[cell_content(cell) for cell in cells] for cells in table.cells_by_column()],
-        "keys": [[keys.number(key) for key in line.keys] for line in table.lines],
-        "notes": list(table.notes),
+        "columns": about,
+        "cells": _lists(map(cell_content, each) for each in cells),
+        "keys": _lists(map(keys.number, each) for each in table.keys_of_lines()),
+        "notes": notes,
     }

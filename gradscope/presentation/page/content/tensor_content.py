@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.record import Json
 from gradscope.presentation.page.content.json_values import Keys, rounded, shortened
-from gradscope.presentation.tables.dump_rows import Row
+from gradscope.presentation.page.content.streamed_json import Streamed
+from gradscope.presentation.tables.dump_rows import Row, RowColumns
 from gradscope.stats import TensorStats
 from gradscope.stats.columns import base_of, column_kinds
 
 _KINDS: Final = column_kinds()
 
 
-def tensors_content(rows: Sequence[Row], manifest: Manifest, keys: Keys, *, octaves: bool) -> Json:
+def tensors_content(rows: Sequence[Row], manifest: Manifest, keys: Keys, *, octaves: bool) -> Streamed:
     """Returns the statistics of tensors as content.
 
     Args:
@@ -30,35 +31,33 @@ def tensors_content(rows: Sequence[Row], manifest: Manifest, keys: Keys, *, octa
             tensor the exponent of the first octave and the counts from there, or None.
     """
     names = dict.fromkeys(name for row in rows for name in row.values)
-    columns: list[Json] = [
-        {
-            "name": name,
-            "kind": _KINDS.get(base_of(name), "text"),
-            "cells": [_value(row.values.get(name)) for row in rows],
-        }
-        for name in names
-    ]
+    columns = RowColumns(rows)
     return {
-        "keys": [keys.number(row.key) for row in rows],
-        "columns": columns,
+        "keys": (keys.number(row.key) for row in rows),
+        "columns": (
+            {
+                "name": name,
+                "kind": _KINDS.get(base_of(name), "text"),
+                "cells": list(map(_value, columns.values(name))),
+            }
+            for name in names
+        ),
         "octaves": _octaves(rows, manifest) if octaves else [],
     }
 
 
-def _value(value: Json) -> Json:
+def _value(value: Json | tuple[int, ...]) -> Json:
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int | float):
         return rounded(value)
-    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else shortened(str(value))
+    return f"[{','.join(map(str, value))}]" if isinstance(value, list | tuple) else shortened(str(value))
 
 
-def _octaves(rows: Sequence[Row], manifest: Manifest) -> list[Json]:
+def _octaves(rows: Sequence[Row], manifest: Manifest) -> Iterator[Json]:
     entries = {naming.key_of(entry.family, entry.name): entry for entry in manifest.entries}
-    found: list[Json] = []
     for row in rows:
         entry = entries.get(row.own_key)
         stats = TensorStats.from_json(entry.stats) if entry is not None and "histogram" in entry.stats else None
         pairs = list(stats.histogram.octaves()) if stats is not None and stats.histogram is not None else []
-        found.append([pairs[0][0], *(number for _, number in pairs)] if pairs else None)
-    return found
+        yield [pairs[0][0], *(number for _, number in pairs)] if pairs else None

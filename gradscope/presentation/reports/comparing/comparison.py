@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
 from functools import partial
@@ -25,6 +25,7 @@ from gradscope.presentation.render.document import Document, Note, Notes, fitted
 from gradscope.presentation.render.github import Annotation
 from gradscope.presentation.render.heat_strip import heat_strips
 from gradscope.presentation.render.screen import BAD, DOUBTFUL, GOOD, Screen, style_of_words
+from gradscope.presentation.render.structured import MadeRows
 from gradscope.presentation.reports.comparing.comparison_overview import overview_tables
 from gradscope.presentation.reports.comparing.comparison_rows import (
     COLUMNS,
@@ -102,9 +103,9 @@ class ComparisonReport:
         source = None if first is None else first.source
         return [verdict_annotation(self.comparison.verdict, self.comparison.sentence, source)]
 
-    def rows(self) -> list[dict[str, Json]]:
+    def rows(self) -> Sequence[Mapping[str, Json]]:
         """Returns every row, also those that are the same."""
-        return [row.to_json() for row in self.comparison.rows]
+        return MadeRows(ComparisonRow.to_json, self.comparison.rows)
 
     def to_json(self) -> dict[str, Json]:
         """Returns the comparison as JSON."""

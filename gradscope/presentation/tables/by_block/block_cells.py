@@ -87,20 +87,22 @@ def _state(contents: Contents) -> Sequence[Row]:
 def _rms(kind: _Kind) -> Callable[[BlockFacts], Cell]:
     """Returns the cell of an rms, which is NaN where none of the elements is finite."""
     return lambda facts: _range(
-        as_float(row.values.get("rms", math.nan)) for row in facts.outputs(kind) if row.is_measured
+        math.nan if (rms := row.value("rms")) is None else as_float(rms)
+        for row in facts.outputs(kind)
+        if row.is_measured
     )
 
 
 def _share(kind: _Kind, name: str) -> Callable[[BlockFacts], Cell]:
     shown = column(name, 0, "share")
     return lambda facts: _range(
-        cell for row in facts.all(kind) if isinstance(cell := shown.cell(row.values), int | float)
+        cell for row in facts.all(kind) if isinstance(cell := shown.cell_of(row.value), int | float)
     )
 
 
 def _count(kind: _Kind, name: str) -> Callable[[BlockFacts], Cell]:
     def counted(facts: BlockFacts) -> Cell:
-        found = [value for row in facts.all(kind) if isinstance(value := row.values.get(name), int)]
+        found = [value for row in facts.all(kind) if isinstance(value := row.value(name), int)]
         return sum(found) if found else None
 
     return counted
@@ -128,7 +130,7 @@ def _norm(instance: Iterable[Contents], kind: _Kind) -> float | None:
 
 
 def _numbers(rows: Iterable[Row], name: str) -> list[float]:
-    return [as_float(row.values[name]) for row in rows if name in row.values]
+    return [as_float(value) for row in rows if (value := row.value(name)) is not None]
 
 
 def _range(numbers: Iterable[float]) -> Cell:

@@ -43,5 +43,5 @@ def _labels(calls: Sequence[Block], contents: Mapping[Block, Contents]) -> Itera
 
 
 def _axes(row: Row) -> int:
-    shape = row.values.get("shape")
+    shape = row.value("shape")
     return len(shape) if isinstance(shape, list) else 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from gradscope import naming
@@ -20,6 +21,9 @@ from gradscope.presentation.tables.dump_rows import Row, value_family
 _STATE: Final = (naming.STATE, naming.AUX)
 #: The families whose rows are in the order in which they are computed.
 _IN_ORDER: Final = (naming.INPUT, naming.ACTIVATION)
+
+
+_NO_WORDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
 
 
 @dataclass(slots=True, eq=False)
@@ -35,12 +39,13 @@ class Contents:
         words: The rules that found something in these tensors, by the tensor's key.
     """
 
-    values: list[Row] = field(default_factory=list[Row])
-    gradients: list[Row] = field(default_factory=list[Row])
-    parameters: list[Row] = field(default_factory=list[Row])
-    parameter_gradients: list[Row] = field(default_factory=list[Row])
-    state: list[Row] = field(default_factory=list[Row])
-    words: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    # One empty list for all that have none: a dump may have a hundred thousand blocks, most of one or two rows.
+    values: Sequence[Row] = ()
+    gradients: Sequence[Row] = ()
+    parameters: Sequence[Row] = ()
+    parameter_gradients: Sequence[Row] = ()
+    state: Sequence[Row] = ()
+    words: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _NO_WORDS)
 
     @property
     def rows(self) -> Iterator[Row]:
@@ -105,16 +110,31 @@ class _Making:
         self._notes = notes
 
     def add(self, block: Block, row: Row) -> None:
-        contents = self.contents.setdefault(block, Contents())
+        contents = self.contents.get(block)
+        if contents is None:
+            contents = self.contents[block] = Contents()
         gradient = naming.is_gradient(row.family)
-        if value_family(row.family) == naming.PARAM:
-            (contents.parameter_gradients if gradient else contents.parameters).append(row)
+        if value_family(row.family) == naming.PARAM and gradient:
+            contents.parameter_gradients = _with(contents.parameter_gradients, row)
+        elif value_family(row.family) == naming.PARAM:
+            contents.parameters = _with(contents.parameters, row)
         elif row.family in _STATE:
-            contents.state.append(row)
+            contents.state = _with(contents.state, row)
+        elif gradient:
+            contents.gradients = _with(contents.gradients, row)
         else:
-            (contents.gradients if gradient else contents.values).append(row)
+            contents.values = _with(contents.values, row)
         if row.key in self._notes:
-            contents.words[row.key] = tuple(self._notes[row.key])
+            words = contents.words if isinstance(contents.words, dict) else {}
+            words[row.key] = tuple(self._notes[row.key])
+            contents.words = words
+
+
+def _with(rows: Sequence[Row], row: Row) -> list[Row]:
+    """Returns some rows with one more; a list that is there already grows."""
+    found = rows if isinstance(rows, list) else [*rows]
+    found.append(row)
+    return found
 
 
 def _users(layers: Sequence[Layer], blocks: Mapping[str, Block]) -> dict[str, list[Block]]:

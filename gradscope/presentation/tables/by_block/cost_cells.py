@@ -29,7 +29,7 @@ def _around(name: str) -> list[str]:
 
 def _sum(each: Column) -> Callable[[BlockFacts], Cell]:
     def total(facts: BlockFacts) -> Cell:
-        found = [value for row in _layers(facts) if isinstance(value := row.values.get(each.heading), int | float)]
+        found = [value for row in _layers(facts) if isinstance(value := row.value(each.heading), int | float)]
         return sum(found) if found else None
 
     return total
@@ -37,7 +37,7 @@ def _sum(each: Column) -> Callable[[BlockFacts], Cell]:
 
 def _common(each: Column) -> Callable[[BlockFacts], Cell]:
     def common(facts: BlockFacts) -> Cell:
-        found = {each.cell(row.values) for row in _layers(facts)}
+        found = {each.cell_of(row.value) for row in _layers(facts)}
         return found.pop() if len(found) == 1 else None
 
     return common

@@ -14,10 +14,11 @@ order share a line, so that the lines from top to bottom are still the way throu
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 from gradscope.naming.numbering import NUMBER
 
@@ -30,6 +31,9 @@ _MOST_COMPONENTS: Final = 64
 _LONGEST_PERIOD: Final = 16
 
 
+_NO_PARTS: Final[Mapping[str, Block]] = MappingProxyType({})
+
+
 @dataclass(slots=True, eq=False)
 class Block:
     """A `Block` is a layer, or another name of a dump, with those below it.
@@ -40,13 +44,18 @@ class Block:
     """
 
     component: str
-    parts: dict[str, Block] = field(default_factory=dict[str, "Block"])
+    parts: Mapping[str, Block] = field(default_factory=lambda: _NO_PARTS)
 
     def at(self, path: str) -> Block:
         """Returns the block with a path below this one, which is added where there is none."""
         block = self
         for component in components_of(path):
-            block = block.parts.setdefault(component, Block(component))
+            part = block.parts.get(component)
+            if part is None:
+                parts = block.parts if isinstance(block.parts, dict) else {}
+                part = parts[component] = Block(component)
+                block.parts = parts  # most blocks have none, and share an empty mapping
+            block = part
         return block
 
     def below(self) -> Iterator[Block]:
@@ -110,6 +119,7 @@ class Folding:
         self._shapes: dict[tuple[tuple[str, int], ...], int] = {}
         self._shape_of: dict[Block, int] = {}
         self._numbers = count()
+        self._known: dict[Any, Any] = {}
 
     def groups(self, blocks: Sequence[Block], path: str = "") -> list[Group]:
         """Returns the groups of the parts of some blocks.
@@ -142,7 +152,10 @@ class Folding:
     def _numbered(self, block: Block, position: int) -> _Numbered:
         template, numbers = _split(block.component, loops_only=self._loops_only)
         ranges = tuple((value, value) for value in map(_value, numbers))
-        return _Numbered((template, self._shape(block)), ranges, tuple(map(_is_iteration, numbers)), (position,))
+        key, loops = (template, self._shape(block)), tuple(map(_is_iteration, numbers))
+        # Neighbours that repeat have equal ones, which they share: there may be a hundred thousand.
+        known = self._known
+        return _Numbered(known.setdefault(key, key), ranges, known.setdefault(loops, loops), (position,))
 
     def _shape(self, block: Block) -> int:
         """Returns a number that blocks have in common whose trees are alike."""

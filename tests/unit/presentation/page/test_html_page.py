@@ -186,7 +186,7 @@ def test_a_page_that_cannot_be_small_enough_is_its_summary() -> None:
             kind="dump",
             title="t",
             summary=[PageNotes(notes=[Note(label="verdict", text="fine")])],
-            content={"keys": [noise]},
+            content=[("keys", [noise])],
         )
 
     page = page_html(make, 20_000)

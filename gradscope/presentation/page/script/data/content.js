@@ -1,4 +1,4 @@
-/** Reads the content of the page: base64 of gzip of the size of the JSON, the JSON, and packed numbers. */
+/** Reads the content of the page: base64 of gzip of the JSON, packed numbers, and the size of the JSON. */
 
 /**
  * Returns the content and the packed numbers.
@@ -11,9 +11,9 @@ export async function readContent(encoded) {
   for (let at = 0; at < bytes.length; at++) bytes[at] = characters.charCodeAt(at);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   const unzipped = new Uint8Array(await new Response(stream).arrayBuffer());
-  const size = new DataView(unzipped.buffer).getUint32(0, true);
-  const text = new TextDecoder().decode(unzipped.subarray(4, 4 + size));
-  return { content: JSON.parse(text), packed: unzipped.subarray(4 + size) };
+  const size = new DataView(unzipped.buffer).getUint32(unzipped.length - 4, true);
+  const text = new TextDecoder().decode(unzipped.subarray(0, size));
+  return { content: JSON.parse(text), packed: unzipped.subarray(size, -4) };
 }
 
 const MISSING = 400_001;
