@@ -10,6 +10,6 @@ whose own deviation is the largest, the forward-most where several deviate alike
 
 Why no rule has an absolute default (2026-11): a loss of 7 and a gradient of norm 100 are sound in one model and the end
 of another. The rule for spikes is that of OLMo-core and MaxText; those about
-tensors wait until a condition held at several
-recorded steps in a row, because a single one may be due to the schedule or the batch.
+tensors wait until a condition held at several recorded steps in a row, because a single one may be due to the schedule
+or the batch.
 """

@@ -90,7 +90,7 @@ class Divergence:
         updates = [[each.step, each.share] for each in self.updates]
         return {
             "first": self.first, "losses": list(self.losses), "updates": updates, "reach": self.reach,
-            "widest": self.widest,            "streak": self.streak, "most": self.most, "raised": self.raised,
+            "widest": self.widest, "streak": self.streak, "most": self.most, "raised": self.raised,
         }  # fmt: skip
 
     def restore(self, found: Mapping[str, Any]) -> None:
