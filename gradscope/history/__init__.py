@@ -1,13 +1,12 @@
 """A history has what was recorded at which step of a training run, in a file of SQLite. Never imports JAX.
 
 - `run_folder` names the files of a run, and locks the folder for the one process that writes to it.
-- `schema` defines the tables, their columns and units.
+- `database` has the tables of the file, their columns and units, and opens it.
 - `history_rows` defines what is in a table's row.
 - `history_writer` writes a history from a thread of its own, in one transaction a step.
-- `left_out_roots` finds the layers of runs that older versions began, whose names had the root's.
+- `renamed_tensors` finds the layers of runs that older versions began, whose names had the root's.
 - `alarms` has the rules that raise alarms, and applies them step by step.
-- `history_reader` reads a history that anybody may have written, after it has checked all of its schema;
-  `untrusted_database` opens the file so that nothing in it runs.
+- `history_reader` reads a history that anybody may have written, after it has checked all of its schema.
 - `value_histograms` defines the bins of histograms, and counts.
 - `tensor_trends` summarises a series: its first and last value, and its slope.
 - `views` state what a history has of one step as a dump would, how far the run came, and where a NaN in it began.

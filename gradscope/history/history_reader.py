@@ -19,10 +19,10 @@ import numpy as np
 
 from gradscope.dump.storage.storage_errors import located
 from gradscope.errors import DumpError, MissingKeyError, UsageError
+from gradscope.history.database.schema import ALL_PARAMETERS, NOISE, STATS, STEPS
+from gradscope.history.database.untrusted_database import WORK_UNIT, is_strange, opened, require_schema, stored_shape
 from gradscope.history.history_rows import Alarm, TensorRow
 from gradscope.history.run_folder import HISTORY, folder_hint, is_run
-from gradscope.history.schema import ALL_PARAMETERS, NOISE, STATS, STEPS
-from gradscope.history.untrusted_database import WORK_UNIT, is_strange, opened, require_schema, stored_shape
 from gradscope.history.value_histograms import ValueHistogram
 from gradscope.naming import printable
 from gradscope.naming.patterns import nearest_hint

@@ -13,11 +13,11 @@ from typing import Final, Self, TypeVar
 
 from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.errors import MachineError
+from gradscope.history.database.schema import ALL_PARAMETERS, APPLICATION_ID, NOISE, STATS, STEPS, TABLES, VERSION
+from gradscope.history.database.untrusted_database import stored_shape
 from gradscope.history.history_rows import Alarm, Smoothed, StepRecord, TensorRow
-from gradscope.history.left_out_roots import without_roots
+from gradscope.history.renamed_tensors import without_roots
 from gradscope.history.run_folder import HISTORY
-from gradscope.history.schema import ALL_PARAMETERS, APPLICATION_ID, NOISE, STATS, STEPS, TABLES, VERSION
-from gradscope.history.untrusted_database import stored_shape
 from gradscope.naming import printable
 
 _Result = TypeVar("_Result")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gradscope.history.alarms.alarm_rules import RULES
-from gradscope.history.schema import NOISE, STATS, STEPS, TABLES
+from gradscope.history.database.schema import NOISE, STATS, STEPS, TABLES
 from scripts.docs_blocks.markdown import code, table
 
 

@@ -26,7 +26,7 @@ from gradscope.dump.record import Json
 from gradscope.errors import UsageError
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import TensorRow
-from gradscope.history.left_out_roots import by_shared_key
+from gradscope.history.renamed_tensors import by_shared_key
 from gradscope.naming import printable
 from gradscope.naming.wording import counted
 

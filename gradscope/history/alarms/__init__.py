@@ -2,14 +2,13 @@
 
 - `alarm_rules` has the table of all rules.
 - `tensor_rules` applies those about tensors to recorded steps.
-- `divergence` says of a loss that grows by orders that the learning rate is too large.
+- `diverging_loss` says of a loss that grows by orders that the learning rate is too large.
 - `alarm_watch` applies all of them, step by step, and names the tensor that deviates most.
 
 A rule raises an alarm where its condition begins to hold, and not again while it holds. The alarm names the tensor
 whose own deviation is the largest, the forward-most where several deviate alike.
 
 Why no rule has an absolute default (2026-11): a loss of 7 and a gradient of norm 100 are sound in one model and the end
-of another. The rule for spikes is that of OLMo-core and MaxText; those about
-tensors wait until a condition held at several recorded steps in a row, because a single one may be due to the schedule
-or the batch.
+of another. The rule for spikes is that of OLMo-core and MaxText; those about tensors wait until a
+condition held at several recorded steps in a row, because a single one may be due to the schedule or the batch.
 """

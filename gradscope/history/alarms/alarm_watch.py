@@ -13,7 +13,7 @@ import numpy as np
 
 from gradscope import naming
 from gradscope.history.alarms.alarm_rules import BY_NAME, NONFINITE, RULES, Statistics, forward_most
-from gradscope.history.alarms.divergence import Divergence
+from gradscope.history.alarms.diverging_loss import Divergence
 from gradscope.history.alarms.tensor_rules import TensorRules
 from gradscope.history.history_rows import Alarm
 

@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Final, TextIO
 
+from gradscope.history.database.schema import STEPS
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import TensorRow
-from gradscope.history.schema import STEPS
 from gradscope.naming import spreadsheet_text
 
 HEADINGS: Final = ("step", "family", "name", "statistic", "value")

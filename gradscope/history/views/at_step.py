@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from gradscope.dump.manifest.manifest import Entry, Manifest
 from gradscope.dump.record import Json, SiteFacts
 from gradscope.errors import UsageError
+from gradscope.history.database.schema import STATS
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import TensorRow
 from gradscope.history.run_folder import is_alarm_name
-from gradscope.history.schema import STATS
 from gradscope.naming import printable
 
 #: The statistics of a history that a dump has under the same names.

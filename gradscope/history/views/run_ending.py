@@ -13,10 +13,10 @@ from gradscope.dump.manifest.manifest import Origin
 from gradscope.dump.reader import open_dump
 from gradscope.errors import DumpError, GradscopeError
 from gradscope.history.alarms.alarm_rules import NONFINITE
+from gradscope.history.database.schema import TAKEN
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import Alarm
 from gradscope.history.run_folder import is_alarm_name, states_in
-from gradscope.history.schema import TAKEN
 from gradscope.naming import printable
 
 #: A number of steps, as a text of anybody's may state one.

@@ -24,7 +24,7 @@ from gradscope.dump.record import Json
 from gradscope.errors import UsageError
 from gradscope.history.alarms.alarm_rules import RULES as ALARMS
 from gradscope.history.alarms.alarm_rules import AlarmRule
-from gradscope.history.schema import NOISE, STATS, STEPS
+from gradscope.history.database.schema import NOISE, STATS, STEPS
 from gradscope.history.tensor_trends import TRENDS
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD
 from gradscope.naming.families import MEANINGS

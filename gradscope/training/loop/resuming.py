@@ -10,9 +10,9 @@ from typing import Any, Final
 import jax
 
 from gradscope.errors import DumpError, UsageError
+from gradscope.history.database.schema import RUN_OPTION
 from gradscope.history.history_reader import History
 from gradscope.history.run_folder import RunFolder, is_run, states_in
-from gradscope.history.schema import RUN_OPTION
 from gradscope.naming import printable
 from gradscope.naming.wording import counted
 from gradscope.training.loop.processes import Processes

@@ -12,11 +12,11 @@ import jax
 
 from gradscope.capturing.run_environment import machine_provenance
 from gradscope.errors import UsageError
+from gradscope.history.database.schema import TAKEN
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import StepRecord, fact_texts
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import RunFolder, is_run
-from gradscope.history.schema import TAKEN
 from gradscope.naming import printable
 from gradscope.tracing.lookup.batch_broadcasts import batch_broadcasts
 from gradscope.training.probing.collecting import Collected

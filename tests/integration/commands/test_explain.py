@@ -15,7 +15,7 @@ from gradscope.comparison.pairing import matching
 from gradscope.dump.manifest.reasons import REASONS
 from gradscope.dump.manifest.zero_reasons import ZERO_REASONS
 from gradscope.history.alarms.alarm_rules import RULES as ALARMS
-from gradscope.history.schema import NOISE, STATS, STEPS
+from gradscope.history.database.schema import NOISE, STATS, STEPS
 from gradscope.presentation.reports.explanation import explained_names
 from gradscope.proof import claims, proving
 from gradscope.stats import COLUMNS, RULES
@@ -71,6 +71,8 @@ def _printed_words() -> set[str]:
             texts: list[ast.expr | None] = []
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"Note", "Column"}:
                 texts = [each.value for each in node.keywords if each.arg in {"label", "heading", "group"}]
+            elif "page" in path.parts:  # what it yields are the keys of its content
+                continue
             elif isinstance(node, ast.Yield) and isinstance(node.value, ast.Tuple):  # a label and its text
                 texts = [node.value.elts[0]]
             known = (names.get(each.id) if isinstance(each, ast.Name) else each for each in texts)

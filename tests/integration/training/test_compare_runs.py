@@ -14,7 +14,7 @@ from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import StepRecord, TensorRow
 from gradscope.history.history_writer import HistoryWriter
-from gradscope.history.left_out_roots import without_roots
+from gradscope.history.renamed_tensors import without_roots
 from tests.integration.command import gradscope
 from tests.integration.training.histories import write
 

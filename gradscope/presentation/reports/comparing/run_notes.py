@@ -14,7 +14,7 @@ from typing import Final
 
 from gradscope.dump.manifest.json_text import dumps
 from gradscope.dump.record import Json
-from gradscope.history.schema import RUN_OPTION
+from gradscope.history.database.schema import RUN_OPTION
 from gradscope.presentation.render.document import Note
 from gradscope.presentation.render.github import Annotation
 from gradscope.presentation.render.screen import Screen, widest

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from gradscope.dump.storage.input_file import InputFile
 from gradscope.errors import DumpError
-from gradscope.history.schema import ALL_PARAMETERS, APPLICATION_ID, TABLES, VERSION
+from gradscope.history.database.schema import ALL_PARAMETERS, APPLICATION_ID, TABLES, VERSION
 from gradscope.naming import printable
 
 _HEADER: Final = b"SQLite format 3\0"
