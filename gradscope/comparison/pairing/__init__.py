@@ -4,7 +4,7 @@ Pairing runs in *passes*. Each pass considers only the tensors that earlier pass
 `passes`):
 
     map          `by_rules`       the rules of a map file (`map_file`)
-    name         `matching`       equal keys
+    name         `matching`       equal keys; nothing where the values of parameters refute the names
     path         `by_path`        equal normal forms of the names (`normal_forms`); `[L, ...]` with L numbered tensors;
                                   nothing where the values of parameters refute the names
     fingerprint  `values`         equal values in any layout, found by statistics and verified element by element, and
@@ -13,6 +13,8 @@ Pairing runs in *passes*. Each pass considers only the tensors that earlier pass
                                   values; of dumps without layers, the same position among tensors of one operation
                                   and shape (`matching`)
     iterations   `loops`          outputs of a scanned loop with the iterations of an unrolled one
+
+Names of values that are uncertain (`structure.uncertain_names`) count behind equal values.
 
 A gradient is matched as its value is. A `Match` stores a key of the reference and the recipe of its counterpart;
 `inference` then adds transposes, reshapes and flips to recipes. A match is *inverse* where the candidate has the loop

@@ -19,9 +19,7 @@ from gradscope.comparison.pairing.normal_forms import (
     tokens_of,
     without_gradient_word,
 )
-from gradscope.comparison.pairing.values.equal_classes import equal_classes
-from gradscope.comparison.pairing.values.equality import Equality
-from gradscope.comparison.pairing.values.misnamed import without_misnamed
+from gradscope.comparison.pairing.values.misnamed import are_refuted, without_misnamed
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import ACTIVATION, AUX, INPUT, PARAM, STATE, TENSOR, gradient_family, split_key
 from gradscope.naming.numbering import number_of
@@ -84,7 +82,7 @@ def by_path(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     their values under another name are not matched either.
     """
     matches = list(_of_names(dumps, unmatched))
-    if not _refuted(dumps, unmatched, matches):
+    if not are_refuted(dumps, unmatched, matches):
         yield from without_misnamed(dumps, matches)
 
 
@@ -97,29 +95,6 @@ def _of_names(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
         used = {key for match in matches for key in (match.ref, *match.recipe.keys)}
         ref[one], cand[other] = _without(ref[one], used), _without(cand[other], used)
         yield from matches
-
-
-def _refuted(dumps: Dumps, unmatched: Pairing, matches: Iterable[Match]) -> bool:
-    """Returns whether more parameters have their values under another name than under that of their match."""
-    stored = [match for match in matches if match.recipe.plain and _is_kernel(dumps, match)]
-    if not stored:
-        return False
-    equality = Equality(dumps)
-    wrong = [match for match in stored if not equality.agree(match)]
-    if 2 * len(wrong) <= len(stored):
-        return False
-    kernels = (
-        tuple(key for key in keys if split_key(key)[0] == PARAM) for keys in (unmatched.only_ref, unmatched.only_cand)
-    )
-    only_ref, only_cand = kernels
-    classes = equal_classes(dumps, Pairing(only_ref=only_ref, only_cand=only_cand), equality)
-    elsewhere = {key for each in classes for key in each.refs}
-    return 2 * sum(match.ref in elsewhere for match in wrong) > len(stored)
-
-
-def _is_kernel(dumps: Dumps, match: Match) -> bool:
-    values = dumps.ref.has_tensor(match.ref) and dumps.cand.has_tensor(match.cand)
-    return split_key(match.ref)[0] == PARAM and len(dumps.ref.entry(match.ref).shape) > 1 and values
 
 
 def _of_one_form(ref: _FamilyNames, cand: _FamilyNames) -> Iterator[Match]:

@@ -10,7 +10,9 @@ from gradscope.comparison.pairing.inference.example_order import with_example_or
 from gradscope.comparison.pairing.inference.layout_inference import Mapper, with_layouts
 from gradscope.comparison.pairing.inference.merged_order import with_positions_in_order
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass, by_name, pair
-from gradscope.naming import INPUT, Selection, split_key
+from gradscope.comparison.pairing.structure.uncertain_names import certain, uncertain
+from gradscope.comparison.pairing.values.misnamed import are_refuted
+from gradscope.naming import INPUT, INPUT_GRAD, Selection, split_key
 
 
 def counterparts(dumps: Dumps, rules: Sequence[MapRule], selection: Selection, mapper: Mapper) -> Pairing:
@@ -48,7 +50,7 @@ def require_matches(dumps: Dumps, selection: Selection) -> None:
 
 def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
     yield by_rules(rules)
-    yield by_name
+    yield certain(_by_right_name)
     # Imported on use: most comparisons have nothing left for these passes, and importing them takes 50 ms.
     from gradscope.comparison.pairing.by_path import by_path  # noqa: PLC0415
     from gradscope.comparison.pairing.matching import by_order  # noqa: PLC0415
@@ -69,11 +71,13 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
 
     yield from (
         by_root,
-        by_path,
+        certain(by_path),
         by_order,
         by_fingerprint,
         by_number,
         by_parts,
+        uncertain(_by_right_name),
+        uncertain(by_path),
         by_packed_layers,
         by_shuffled_layers,
         by_joined_values,
@@ -83,6 +87,14 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
         by_updated_state,
         by_second_name,
     )
+
+
+def _by_right_name(dumps: Dumps, unmatched: Pairing) -> list[Match]:
+    """Returns matches of equal keys, of inputs alone where the values of parameters refute the names."""
+    matches = by_name(dumps, unmatched)
+    if not are_refuted(dumps, unmatched, matches):
+        return matches
+    return [match for match in matches if split_key(match.ref)[0] in (INPUT, INPUT_GRAD)]
 
 
 def _with_loop_outputs(dumps: Dumps, pairing: Pairing) -> Pairing:

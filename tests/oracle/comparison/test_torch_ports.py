@@ -393,3 +393,40 @@ def test_a_causal_convolution_is_a_part_of_one_that_pads_both_sides(fault: str, 
     )
     assert found.verdict == ("different" if fault else "same"), found.sentence
     assert not fault or blamed in {*named_first(found)}, found.sentence
+
+
+class _Gated(nn.Module):
+    """Layers, behind the first of which PyTorch calls no module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = (nn.Linear(6, 6) for _ in range(3))
+        self.tanh = nn.Tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = self.first(x).softmax(-1) @ x.T @ x
+        return self.last(self.tanh(self.second(mixed)))
+
+
+def test_a_scope_around_more_than_a_module_is_not_at_fault_where_what_reads_it_agrees() -> None:
+    torch.manual_seed(4)
+    module, x = _Gated(), torch.randn(5, 6)
+    for parameter in module.parameters():
+        parameter.data *= 2
+    weights = {name: np.array(value.numpy()) for name, value in module.state_dict().items()}
+
+    def loss(weights: Any, batch: Any) -> Any:
+        def dense(name: str, x: Any) -> Any:
+            return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"][None]
+
+        with jax.named_scope("mix"):
+            mixed = jax.nn.softmax(dense("first", batch["x"])) @ batch["x"].T @ batch["x"]
+        with jax.named_scope("second"):
+            y = dense("second", mixed)
+        with jax.named_scope("last"):
+            y = dense("last", jnp.sin(y))
+        return jnp.square(y).mean()
+
+    port = gs.capture(loss, weights, {"x": x.numpy()}, origins=False)
+    found = gs.compare(capture(module, lambda y: y.square().mean(), {"x": x}), port)
+    assert named_first(found) & {"tanh", "last"}, found.sentence

@@ -134,7 +134,8 @@ def _without_refuted_values(
     traces: dict[str, float] = {}
     for match in reversed(ordered):  # a pair that is borne out bears out what it is computed from
         error = relative_error(rows[match.ref])
-        telling = [each for each in own[match.ref] if math.isfinite(error) or each[0].tells_what_reads(each[1])]
+        # Where PyTorch's graph ends, the loss would stand for all that is behind: the other program shows more.
+        telling = [each for each in own[match.ref] if each[0].tells_what_reads(each[1])]
         traces[match.ref] = max(program.trace(key) for program, key in telling or own[match.ref])
         if match.matched_by == "path":
             by_gradients = [program.gradients.largest(key) for program, key in own[match.ref]]

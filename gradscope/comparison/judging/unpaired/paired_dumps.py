@@ -147,6 +147,10 @@ class PairedDump:
         return NamesWithin(dict.fromkeys(entry.name for entry in self.source.manifest.entries if entry.family == AUX))
 
     @cached_property
+    def _stored(self) -> frozenset[str]:
+        return frozenset(self.source.keys())
+
+    @cached_property
     def known(self) -> frozenset[str]:
         """All keys of the dump, and those of the program that it lacks."""
         manifest = self.source.manifest
@@ -154,6 +158,14 @@ class PairedDump:
             *self.source.keys(), *(key_of(line.family, line.name) for line in manifest.ledger.missing),
             *(key_of(ACTIVATION, name) for layer in manifest.layers for name in layer.outputs),
         ))  # fmt: skip
+
+    def lacks(self, key: str) -> bool:
+        """Returns whether the program has a tensor of this name that is paired with none of any name.
+
+        Args:
+            key: The key of a tensor of the other program.
+        """
+        return key in self.known and not (key in self._stored and self.source.resolve(key) in self.compared)
 
     def lies_between(self, owner: str) -> bool:
         """Returns whether what is computed from a tensor in its direction is compared, and all of it agrees.

@@ -131,12 +131,13 @@ def _why_of_second_name(key: str, owner: str, own: PairedDump, other: PairedDump
 def _why_between(key: str, owner: str, own: PairedDump, other: PairedDump) -> str:
     """Returns why a step that only one program has needs no counterpart; "" where it does.
 
-    A name that the other program has, too, is missing from its dump for another reason, and counts.
+    A name that the other program has, too, is missing from its dump for another reason, and counts, unless it is that
+    of another tensor there.
     """
     family, name = split_key(key)
     if family not in (ACTIVATION, ACTIVATION_GRAD) or not (own.source.manifest.layers and other.source.manifest.layers):
         return ""
-    if not own.facts.ported or key in other.known or key_of(ACTIVATION, name) in other.known:
+    if not own.facts.ported or other.lacks(key) or other.lacks(key_of(ACTIVATION, name)):
         return ""
     if owner in own.compared:
         return f"the same tensor as {owner}, which is compared" if own.compared[owner] else ""

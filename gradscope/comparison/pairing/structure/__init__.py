@@ -6,5 +6,6 @@
 - `shuffled_layers`: the same, of layers that are packed block by block in another order.
 - `joined_values`: values that are two of the other program, joined.
 - `second_names`: second names of tensors whose first names are paired.
+- `uncertain_names`: which names of values count, and when, where those of parameters differ.
 - `paired_inputs`: whether two values are computed from values that are paired with each other.
 """

@@ -1,4 +1,7 @@
-"""`without_misnamed` drops pairs of values that are called alike and have their values under another pair's name.
+"""Names mislead where the values that are called alike have theirs under other names.
+
+`are_refuted` tells it of all names, by the parameters, as where one program counts layers from 0 and the other from 1.
+`without_misnamed` drops pairs of activations that have their values under another pair's name.
 
 The outputs of a PyTorch module are numbered (`lstm.0`), and so are the layers of a port (`lstm_0`). Such a name is only
 misleading where the values of both pairs differ: where one of them agrees, the other may be wrong.
@@ -6,14 +9,52 @@ misleading where the values of both pairs differ: where one of them agrees, the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 
 from gradscope.comparison.metrics.bounds import least_rel_l2
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.values.equal_classes import equal_classes
 from gradscope.comparison.pairing.values.equality import Equality
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, key_of, split_key
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM, key_of, split_key
+
+
+def are_refuted(dumps: Dumps, unmatched: Pairing, matches: Iterable[Match]) -> bool:
+    """Returns whether more kernels have their values under another name than under that of their match.
+
+    Only statistics are read of kernels that are far from each other, or have one hash.
+
+    Args:
+        dumps: The dumps.
+        unmatched: The tensors among which names are matched.
+        matches: The matches by name.
+    """
+    stored = [match for match in matches if match.recipe.plain and _is_kernel(dumps, match)]
+    if not stored:
+        return False
+    equality = Equality(dumps)
+    wrong = [match for match in stored if not _agree(match, equality)]
+    if 2 * len(wrong) <= len(stored):
+        return False
+    only_ref, only_cand = (
+        tuple(key for key in keys if split_key(key)[0] == PARAM) for keys in (unmatched.only_ref, unmatched.only_cand)
+    )
+    classes = equal_classes(dumps, Pairing(only_ref=only_ref, only_cand=only_cand), equality)
+    elsewhere = {key for each in classes for key in each.refs}
+    return 2 * sum(match.ref in elsewhere for match in wrong) > len(stored)
+
+
+def _is_kernel(dumps: Dumps, match: Match) -> bool:
+    values = dumps.ref.has_tensor(match.ref) and dumps.cand.has_tensor(match.cand)
+    return split_key(match.ref)[0] == PARAM and len(dumps.ref.entry(match.ref).shape) > 1 and values
+
+
+def _agree(match: Match, equality: Equality) -> bool:
+    if equality.ref_class(match.ref)[1:] == equality.cand_class(match.cand)[1:]:
+        return True
+    limit = equality.tolerance(match.ref, match.cand)
+    bound = least_rel_l2(equality.ref_stats(match.ref), equality.cand_stats(match.cand))
+    return (limit is None or bound is None or bound.rel_l2 <= limit) and equality.agree(match)
 
 
 def without_misnamed(dumps: Dumps, matches: Sequence[Match]) -> list[Match]:

@@ -171,20 +171,33 @@ def _unmatched_names(rows: Sequence[ComparisonRow]) -> Iterator[Note]:
 
 
 def _what_would_pass(rows: Sequence[ComparisonRow]) -> Iterator[Note]:
-    """Yields the options that would make the differing rows pass, and the number of rows that no option would."""
+    """Yields the options that would make the differing rows pass, and the number of rows that no option would.
+
+    A tolerance is only proposed up to what a default one may be, or up to a tenth: beyond that, faults pass it, too.
+    """
     differing = [row for row in rows if row.status == "different" and row.judged_by_tolerance]
     needed = [row.needed for row in rows if row.needed is not None and math.isfinite(row.needed)]
     hopeless = [row for row in differing if row.needed == math.inf]
     if len(hopeless) < len(differing):
         # One tolerance for all replaces the defaults, so it must be enough for the rows that passed by theirs, too.
-        text = f"--tol {rounded_up(max(needed))} is the smallest tolerance on rel_l2 for all rows"
-        yield Note(label="would pass", text=text + (f" but {len(hopeless):,}" if hopeless else ""))
+        largest = max([_LARGEST_PROPOSED, *(row.tolerance for row in rows if row.tolerance is not None)])
+        if max(needed) <= largest:
+            text = f"--tol {rounded_up(max(needed))} is the smallest tolerance on rel_l2 for all rows"
+            yield Note(label="would pass", text=text + (f" but {len(hopeless):,}" if hopeless else ""))
+        else:
+            over = counted(sum(each > largest for each in needed), "row")
+            text = f"no --tol up to {largest:g}, beyond which it hides faults: {over} with a rel_l2 of up to"
+            yield Note(label="would pass", text=f"{text} {rounded_up(max(needed))}")
     if hopeless:
         yield Note(label="never passes", text=f"{counted(len(hopeless), 'row')}, at any tolerance")
     one_sided = sum(row.status in ("missing", "extra") for row in rows)
     if one_sided:
         text = f"--allow-missing REGEX lets names pass that one dump lacks, here {count(one_sided)}"
         yield Note(label="one side only", text=text)
+
+
+#: The largest tolerance that is proposed where no row is judged by a larger one: the default of the narrowest dtype.
+_LARGEST_PROPOSED: Final = 0.1
 
 
 def rounded_up(tolerance: float) -> str:

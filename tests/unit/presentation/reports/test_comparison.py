@@ -72,6 +72,17 @@ def test_the_tolerance_that_would_pass_suffices_for_rows_that_passed_by_a_wider_
     assert "would pass  --tol 2.0e-2 is the smallest tolerance on rel_l2 for all rows\n" in text_of(*rows)
 
 
+def test_no_tolerance_is_proposed_that_faults_would_pass() -> None:
+    rows = (compared("param", "w", 0.51), compared("param", "v", 2e-3))
+    assert (
+        "would pass  no --tol up to 0.1, beyond which it hides faults: 1 row with a rel_l2 of up to 5.1e-1\n"
+        in text_of(*rows)
+    )
+    # A row that is judged by a wider tolerance shows what a tolerance may be here.
+    narrow = compared("param_grad", "w", 0.4, tolerance=0.5)
+    assert "--tol 4.0e-1 is the smallest tolerance" in text_of(compared("param", "v", 0.2, tolerance=0.1), narrow)
+
+
 def test_rows_that_no_tolerance_passes_are_counted_and_explained() -> None:
     hopeless = replace(compared("param", "v", 1e-3), needed=math.inf, why="3 positions finite on one side only")
     text = text_of(compared("param", "w", 2e-3), hopeless)

@@ -1,0 +1,185 @@
+"""Names of values are uncertain where the layers that make them have parameters that are called otherwise.
+
+Two programs may call different layers alike: `down` is a block in one and the convolution behind it in the other, or a
+scope of the user's own has the name of a layer inside of a module. Such names are left to the passes that find equal
+values, and count behind them, unless the parameters show that they are those of other layers: both programs use them
+in layers, and in none of this name.
+
+Where the parameters have the same names in both programs, a layer may use those of another one by mistake. Its name is
+refuted only where a layer that is called as the parameters are uses them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass
+from gradscope.comparison.pairing.normal_forms import Tokens, spelt, tokens_of
+from gradscope.dump.interfaces import DumpSource
+from gradscope.dump.manifest.layer_graph import layers_around
+from gradscope.dump.manifest.manifest import Layer
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM, split_key
+
+
+class _Maker(NamedTuple):
+    """A `_Maker` is the layer that makes a value, or the innermost one around it that has parameters.
+
+    Attributes:
+        path: Its path.
+        params: The names of its parameters.
+        is_itself: Whether the layer that makes the value has them.
+    """
+
+    path: str = ""
+    params: frozenset[str] = frozenset()
+    is_itself: bool = False
+
+    def forms(self) -> frozenset[str]:
+        """Returns the normal forms of the names of its parameters inside it, without numbers, as of iterations."""
+        layer = _words(self.path)
+        names = map(_words, self.params)
+        return frozenset(spelt(name[len(layer) :] if name[: len(layer)] == layer else name) for name in names)
+
+
+def certain(find: Pass) -> Pass:
+    """Returns a pass by names without the matches of values whose names are uncertain.
+
+    Args:
+        find: The pass.
+    """
+
+    def found(dumps: Dumps, unmatched: Pairing) -> Iterable[Match]:
+        matches = find(dumps, unmatched)
+        is_uncertain = _uncertainty(dumps, unmatched)
+        return matches if is_uncertain is None else [each for each in matches if not is_uncertain(each)]
+
+    return found
+
+
+def uncertain(find: Pass) -> Pass:
+    """Returns a pass by names without the matches of values that parameters show to be those of other layers.
+
+    Args:
+        find: The pass.
+    """
+
+    def found(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
+        is_uncertain = _uncertainty(dumps, unmatched)
+        if is_uncertain is None:
+            return
+        refutes = _Parameters(dumps, unmatched).refute
+        yield from (each for each in find(dumps, unmatched) if is_uncertain(each) and not refutes(each))
+
+    return found
+
+
+def _uncertainty(dumps: Dumps, pairing: Pairing) -> Callable[[Match], bool] | None:
+    """Returns whether a match by name is uncertain; None where none is."""
+    layers = dumps.ref.manifest.layers, dumps.cand.manifest.layers
+    if not all(layers) or layers[0] == layers[1]:
+        return None
+    ref, cand = map(_makers, layers)
+    stated = {split_key(each.ref)[1]: each.recipe.keys for each in _of_parameters(pairing) if each.matched_by == "map"}
+
+    def is_uncertain(match: Match) -> bool:
+        if not match.recipe.plain or split_key(match.ref)[0] not in (ACTIVATION, ACTIVATION_GRAD):
+            return False
+        (_, one), (_, other) = split_key(match.ref), split_key(match.cand)
+        own, others = ref.get(one, _Maker()), cand.get(other, _Maker())
+        if not (own.is_itself or others.is_itself or (own.params and others.params)):
+            return False  # captures of PyTorch do not have the parameters of parts in layers around them
+        if own == others or any(
+            split_key(key)[1] in others.params for name in own.params for key in stated.get(name, ())
+        ):
+            return False
+        return own.params != others.params and own.forms().isdisjoint(others.forms())
+
+    return is_uncertain
+
+
+def _makers(layers: Iterable[Layer]) -> Mapping[str, _Maker]:
+    """Returns the layers that make values, by the names of those."""
+    by_path = {layer.path: layer for layer in layers}
+    found: dict[str, _Maker] = {}
+    for layer in by_path.values():
+        holder = next((each for each in (layer, *layers_around(layer, by_path)) if each.params), layer)
+        # A part comes after its composite, and is more exact.
+        maker = _Maker(holder.path, frozenset(holder.params), bool(layer.params))
+        found.update(dict.fromkeys(layer.outputs, maker))
+    return found
+
+
+def _words(name: str) -> Tokens:
+    return tuple(token for token in tokens_of(name) if not token.isdecimal())
+
+
+class _Parameters:
+    """_Parameters finds whether parameters show that two values of one name are those of different layers.
+
+    Args:
+        dumps: The dumps.
+        pairing: Their pairing so far; parameters are paired already.
+    """
+
+    def __init__(self, dumps: Dumps, pairing: Pairing) -> None:
+        self._ref, self._cand = (_makers(source.manifest.layers) for source in (dumps.ref, dumps.cand))
+        self._used_in_ref, self._used_in_cand = _used_by(dumps.ref), _used_by(dumps.cand)
+        self._of_ref: defaultdict[str, set[str]] = defaultdict(set)
+        self._of_cand: defaultdict[str, set[str]] = defaultdict(set)
+        self._renamed: set[str] = set()
+        for match in _of_parameters(pairing):
+            name, others = split_key(match.ref)[1], [split_key(key)[1] for key in match.recipe.keys]
+            self._of_ref[name].update(others)
+            for other in others:
+                self._of_cand[other].add(name)
+            if match.matched_by not in ("name", "path"):
+                self._renamed.update((name, *others))
+
+    def refute(self, match: Match) -> bool:
+        """Returns whether other layers than those that make the values of a match use the same parameters.
+
+        Args:
+            match: A match of two values by their names.
+        """
+        own = self._ref.get(split_key(match.ref)[1], _Maker()).params
+        others = self._cand.get(split_key(match.cand)[1], _Maker()).params
+        in_cand, in_ref = _counterparts(own, self._of_ref), _counterparts(others, self._of_cand)
+        if in_cand & others or not (in_cand or in_ref):
+            return False
+        elsewhere = self._are_used(in_cand, self._used_in_cand), self._are_used(in_ref, self._used_in_ref)
+        return all(found for found, params in zip(elsewhere, (own, others), strict=True) if params)
+
+    def _are_used(self, params: Collection[str], used_by: Mapping[str, Collection[str]]) -> bool:
+        """Returns whether layers use parameters, which have other names in the other program or are called as these."""
+        return any(
+            name in self._renamed or any(_is_called_after(path, name) for path in used_by.get(name, ()))
+            for name in params
+            if name in used_by
+        )
+
+
+def _of_parameters(pairing: Pairing) -> Iterator[Match]:
+    yield from (each for each in pairing.matched if split_key(each.ref)[0] == PARAM)
+
+
+def _counterparts(params: Iterable[str], known: Mapping[str, Collection[str]]) -> set[str]:
+    return {other for name in params for other in known.get(name, ())}
+
+
+def _used_by(source: DumpSource) -> Mapping[str, Collection[str]]:
+    """Returns the paths of the innermost layers that use a parameter, by its name."""
+    composites = {layer.parent for layer in source.manifest.layers}
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for layer in source.manifest.layers:
+        if layer.path not in composites:
+            for name in layer.params:
+                found[name].add(layer.path)
+    return found
+
+
+def _is_called_after(path: str, param: str) -> bool:
+    """Returns whether the name of a layer is that of the scope of a parameter, with or without scopes around it."""
+    scope, layer = tokens_of(param)[:-1], tokens_of(path)
+    return bool(scope) and layer[-len(scope) :] == scope

@@ -1,0 +1,140 @@
+"""Names that two programs have for different layers pair nothing, and those of the same layers pair them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as fl
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+
+WIDTH = 6
+LAYERS = 4
+
+
+def _drawn(seed: int, *shape: int) -> Any:
+    return np.random.default_rng([seed, *shape]).normal(size=shape, scale=0.6).astype(np.float32)
+
+
+BATCH = {"x": _drawn(1, 5, WIDTH), "y": _drawn(2, 5, WIDTH)}
+
+
+def _weights(names: Sequence[str]) -> dict[str, Any]:
+    return {
+        name: {"kernel": _drawn(number, WIDTH, WIDTH), "bias": _drawn(number, 1, WIDTH)}
+        for number, name in enumerate(names)
+    }
+
+
+def _captured(names: Sequence[str], *, transposed: str = "", used: Sequence[str] = ()) -> Dump:
+    """The dump of a chain of layers of these names, which use the weights of these names."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        x = batch["x"]
+        for scope, name in zip(names, used or names, strict=True):
+            with jax.named_scope(scope):
+                kernel = weights[name]["kernel"]
+                x = jnp.tanh(x @ (kernel.T if name == transposed else kernel) + weights[name]["bias"])
+        return jnp.square(x - batch["y"]).mean()
+
+    return gs.capture(loss, _weights(names), BATCH, origins=False)
+
+
+FROM_ZERO = [f"conv{number}" for number in range(LAYERS)]
+FROM_ONE = [f"conv{number + 1}" for number in range(LAYERS)]
+
+
+@pytest.fixture(scope="module")
+def from_zero() -> Dump:
+    return _captured(FROM_ZERO)
+
+
+def test_layers_with_the_names_of_the_layers_before_them_are_the_same(from_zero: Dump) -> None:
+    found = gs.compare(from_zero, _captured(FROM_ONE))
+    assert found.verdict == "same", found.sentence
+
+
+def test_a_fault_is_found_at_its_layer_where_names_are_those_of_other_layers(from_zero: Dump) -> None:
+    found = gs.compare(from_zero, _captured(FROM_ONE, transposed="conv3"))
+    assert found.sentence.startswith("Forward first differs at `conv2` "), found.sentence
+
+
+def test_kernels_that_are_exchanged_by_mistake_keep_their_names(from_zero: Dump) -> None:
+    exchanged = _captured(["conv0", "conv2", "conv1", "conv3"])  # in this order of the weights
+    found = gs.compare(from_zero, exchanged)
+    assert "start from different parameters (`conv1/bias`, `conv1/kernel`" in found.sentence
+
+
+def test_layers_that_use_each_others_parameters_by_mistake_keep_their_names() -> None:
+    names = ["stem", "left", "right", "head"]
+    found = gs.compare(_captured(names), _captured(names, used=["stem", "right", "left", "head"]))
+    rows = {f"{row.family}/{row.name}": row for row in found.rows}
+    assert rows["activation/left"].matched_by == rows["activation/right"].matched_by == "name"
+    assert found.sentence.startswith("Forward first differs at `left` "), found.sentence
+
+
+def _blocks(block: str, dense: str, *, transposed: bool = False) -> Dump:
+    """The dump of a block and the dense layer behind it, under two names."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope(block):
+            x = batch["x"]
+            for part in ("first", "second"):
+                with jax.named_scope(part):
+                    x = jnp.tanh(x @ weights[block][part]["kernel"] + weights[block][part]["bias"])
+        with jax.named_scope(dense):
+            kernel = weights[dense]["kernel"]
+            x = jnp.tanh(x @ (kernel.T if transposed else kernel) + weights[dense]["bias"])
+        return jnp.square(x - batch["y"]).mean()
+
+    first, second, last = _weights(["first", "second", "last"]).values()
+    return gs.capture(loss, {block: {"first": first, "second": second}, dense: last}, BATCH, origins=False)
+
+
+def test_a_name_that_is_a_block_in_one_program_and_a_layer_in_the_other_pairs_neither() -> None:
+    reference = _blocks("down", "downsample")
+    found = gs.compare(reference, _blocks("encode", "down"))
+    assert found.verdict == "same", [(row.family, row.name, row.why) for row in found.rows if row.counts]
+    faulty = gs.compare(reference, _blocks("encode", "down", transposed=True))
+    assert faulty.sentence.startswith("Forward first differs at `downsample` "), faulty.sentence
+
+
+class _Net(fl.Module):
+    @fl.compact
+    def __call__(self, x: Any) -> Any:
+        x = fl.tanh(fl.Dense(WIDTH, name="fc1")(x))
+        return fl.Dense(WIDTH, name="fc2")(x)
+
+
+def _network(scope: str = "", *, transposed: bool = False) -> Dump:
+    """The dump of a network, behind which a scope of the user's own has a given name."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        if transposed:
+            weights = weights | {"fc2": weights["fc2"] | {"kernel": weights["fc2"]["kernel"].T}}
+        x = _Net().apply({"params": weights}, batch["x"])
+        with jax.named_scope(scope or "error"):
+            error = x - batch["y"]
+        return jnp.square(error).mean()
+
+    layers = _weights(["fc1", "fc2"]).items()
+    return gs.capture(loss, {name: each | {"bias": each["bias"][0]} for name, each in layers}, BATCH, origins=False)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_scope_of_the_users_own_is_no_layer_inside_a_root(turned: bool) -> None:
+    def compared(one: Dump, other: Dump) -> gs.Comparison:
+        return gs.compare(*((other, one) if turned else (one, other)))
+
+    named = _network("fc2")
+    found = compared(named, _network())
+    assert found.verdict == "same", found.sentence
+    faulty = compared(named, _network(transposed=True))
+    assert faulty.first_divergence.forward is not None
+    assert faulty.first_divergence.forward.name == ("fc2" if turned else "_Net/fc2"), faulty.sentence
