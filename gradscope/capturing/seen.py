@@ -9,7 +9,7 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from gradscope import naming
 from gradscope.capturing.execution.observation import gathered, with_global_facts
-from gradscope.capturing.execution.run import Run
+from gradscope.capturing.execution.run import Run, observed_iterations
 from gradscope.capturing.records.measure import CoreReading, Reading
 from gradscope.capturing.records.session import Session
 from gradscope.errors import MissingKeyError, UsageError
@@ -34,7 +35,6 @@ from gradscope.naming.patterns import nearest_hint
 from gradscope.naming.small_chart import SmallChart
 from gradscope.naming.summary import Summary
 from gradscope.naming.wording import counted
-from gradscope.tracing.jaxpr.frames import iterations
 from gradscope.tracing.tracer import Trace
 
 if TYPE_CHECKING:
@@ -79,30 +79,31 @@ class Watching:
 
     @cached_property
     def indexes(self) -> Mapping[str, ObservationIndex]:
-        """Returns where the observation of each key is stored."""
-        return {index.key: index for index in (*self._argument_indexes(), *self._site_indexes())}
+        """Where the observation of each key is stored; the iteration of a `while` loop counts as 0."""
+        return self.indexes_of({})
+
+    def indexes_of(self, counts: Mapping[int, Any]) -> Mapping[str, ObservationIndex]:
+        """Returns where the observation of each key is stored, by the number of iterations that `while` loops ran."""
+        return {index.key: index for index in (*self._argument_indexes(), *self._site_indexes(counts))}
 
     def _argument_indexes(self) -> Iterator[ObservationIndex]:
         for number, leaf in enumerate(self.trace.arguments):
             if leaf.family == naming.PARAM and leaf.differentiated:
-                yield from self._if_selected(naming.PARAM, leaf.name, ObservationIndex("", "arguments", number, ()))
-                yield from self._if_selected(
-                    naming.PARAM_GRAD, leaf.name, ObservationIndex("", "gradients", number, ())
-                )
+                for family, holder in ((naming.PARAM, "arguments"), (naming.PARAM_GRAD, "gradients")):
+                    yield from self._if_selected(family, leaf.name, ObservationIndex("", holder, number, ()))
 
     def _if_selected(self, family: str, name: str, index: ObservationIndex) -> Iterator[ObservationIndex]:
         if self.spec.selects(family, name):
             yield index._replace(key=naming.key_of(family, name))
 
-    def _site_indexes(self) -> Iterator[ObservationIndex]:
+    def _site_indexes(self, counts: Mapping[int, Any]) -> Iterator[ObservationIndex]:
         for number, site in enumerate(self.plan.sites):
-            for iteration in iterations(site.loops):
-                at = tuple(t for t, loop in zip(iteration, site.loops, strict=True) if loop.length is not None)
+            for at, iteration, last, _ in observed_iterations(site.loops, counts.get(number)):
                 for name in site.names:
                     for family, holder in ((naming.ACTIVATION, "values"), (naming.ACTIVATION_GRAD, "cotangents")):
                         shown = self.spec.selects_layer(family, name, iteration)
                         if shown and (holder == "values" or number in self.plan.gradients):
-                            yield ObservationIndex(naming.key_of(family, str(name.at(iteration))), holder, number, at)
+                            yield ObservationIndex(naming.key_of(family, str(name.at(last))), holder, number, at)
 
 
 class ObservationIndex(NamedTuple):
@@ -138,11 +139,9 @@ class Seen(Mapping[str, Kept]):
         self.arguments = arguments
 
     def __getitem__(self, key: str) -> Kept:
-        index = self.watching.indexes.get(key)
+        index = self._indexes.get(key) or self.watching.indexes.get(key)
         if index is None:
-            raise MissingKeyError(
-                f"nothing was observed as {printable(key)}", hint=nearest_hint(key, self.watching.indexes)
-            )
+            raise MissingKeyError(f"nothing was observed as {printable(key)}", hint=nearest_hint(key, self._indexes))
         holders = {
             "arguments": self.arguments,
             "gradients": self.observed.gradients,
@@ -153,7 +152,7 @@ class Seen(Mapping[str, Kept]):
         return cast("Kept", CoreStatistics(observation) if self.watching.statistics else observation)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.watching.indexes)
+        return iter(self._indexes)
 
     def __len__(self) -> int:
         return len(self.watching.indexes)
@@ -182,7 +181,10 @@ class Seen(Mapping[str, Kept]):
         """Returns what was observed; numbers only where the step has run, which this then waits for."""
         kind = "statistics" if self.watching.statistics else "tensors"
         first: list[tuple[str, Any]] = [(key, self[key]) for key in islice(self, Summary.most())]
-        headings, rows = rows_of(first) if self.watching.statistics else (("tensor", "type"), _types(first))
+        if self.watching.statistics:
+            headings, rows = rows_of(first)
+        else:
+            headings, rows = ("tensor", "type"), tuple((key, jax.typeof(value).str_short()) for key, value in first)
         return Summary(
             line=f"{kind}: {counted(len(self), 'key')}", headings=headings, rows=rows, total=len(self),
             chart=SmallChart(title="rms along depth", lines=self._along_depth()) if "rms" in headings else None,
@@ -194,7 +196,7 @@ class Seen(Mapping[str, Kept]):
         split = [naming.split_key(key) for key in self]
         names = list(dict.fromkeys(name for family, name in split if family == naming.ACTIVATION))[:_MOST_DRAWN]
         keys = {family: [naming.key_of(family, name) for name in names] for family in families}
-        known = self.watching.indexes
+        known = self._indexes
         found: list[tuple[str, Any]] = [(key, self[key]) for each in keys.values() for key in each if key in known]
         headings, rows = rows_of(found)
         rms = {row[0]: row[headings.index("rms")] for row in rows}
@@ -219,6 +221,13 @@ class Seen(Mapping[str, Kept]):
 
     def __hash__(self) -> int:
         return id(self)
+
+    @cached_property
+    def _indexes(self) -> Mapping[str, ObservationIndex]:
+        """Where the observation of each key is stored; only what has run knows how often a `while` loop did."""
+        counts = self.observed.captured.iterations
+        known = counts and not self._all_steps and not any(isinstance(each, Tracer) for each in counts.values())
+        return self.watching.indexes_of(counts) if known else self.watching.indexes
 
     @property
     def _all_steps(self) -> tuple[slice, ...]:
@@ -271,13 +280,9 @@ class Seen(Mapping[str, Kept]):
         return cls(watching, *children)
 
 
-def _types(found: Iterable[tuple[str, Any]]) -> tuple[tuple[str, str], ...]:
-    return tuple((key, jax.typeof(value).str_short()) for key, value in found)
-
-
-#: The families that a step observes. The caller has all other arguments and auxiliary outputs.
 #: The most layers in the chart of a notebook; each is read from the device.
 _MOST_DRAWN: Final = 200
+#: The families that a step observes. The caller has all other arguments and auxiliary outputs.
 _SEEN: Final = (naming.ACTIVATION, naming.ACTIVATION_GRAD, naming.PARAM, naming.PARAM_GRAD)
 
 

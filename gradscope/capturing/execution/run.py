@@ -13,7 +13,7 @@ from gradscope.instrument.plan import Plan
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.rewriting.observed_values import Captured
 from gradscope.naming import IterationIndex
-from gradscope.tracing.jaxpr.frames import iterations
+from gradscope.tracing.jaxpr.frames import Loop, iterations
 from gradscope.tracing.tracer import Trace
 
 
@@ -69,16 +69,32 @@ def site_iterations(run: Run, number: int) -> Iterator[SiteIteration]:
     captured = run.observed.captured
     executed = captured.executed.get(number)
     counts = captured.iterations.get(number)
+    for at, iteration, last, ran in observed_iterations(loops, counts, run.iterations):
+        yield SiteIteration(at, iteration, last, ran and (executed is None or bool(np.asarray(executed)[at])))
+
+
+def observed_iterations(
+    loops: Sequence[Loop], counts: Any, ran: range | None = None
+) -> Iterator[tuple[tuple[int, ...], IterationIndex, IterationIndex, bool]]:
+    """Yields, for each iteration of some loops, the index of its observation, its nominal number, and the one that ran.
+
+    The last of the four is whether any ran.
+
+    Args:
+        loops: The loops around a value, outermost first.
+        counts: How many iterations each `while` among them ran, along the last axis; None where there is none, or where
+            that is not known yet: the nominal number counts as the one that ran.
+        ran: The iterations of the outermost loop that were observed; None for all.
+    """
     for iteration in iterations(loops):
-        if run.iterations is not None and iteration[0] not in run.iterations:
+        if ran is not None and iteration[0] not in ran:
             continue
         at = tuple(index for index, loop in zip(iteration, loops, strict=True) if loop.length is not None)
-        if run.iterations is not None:
-            at = (at[0] - run.iterations.start, *at[1:])
-        ran = executed is None or bool(np.asarray(executed)[at])
+        if ran is not None:
+            at = (at[0] - ran.start, *at[1:])
         if counts is None:
-            yield SiteIteration(at, iteration, iteration, ran)
+            yield at, iteration, iteration, True
             continue
         counted = iter(np.asarray(counts)[at].tolist())
-        last = tuple(next(counted) - 1 if loop.length is None else t for t, loop in zip(iteration, loops, strict=True))
-        yield SiteIteration(at, iteration, tuple(max(index, 0) for index in last), ran and min(last) >= 0)
+        last = [next(counted) - 1 if loop.length is None else t for t, loop in zip(iteration, loops, strict=True)]
+        yield at, iteration, tuple(max(index, 0) for index in last), min(last, default=0) >= 0

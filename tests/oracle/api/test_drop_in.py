@@ -379,3 +379,26 @@ def test_what_was_observed_keeps_no_array_of_the_batch_in_memory() -> None:
     gc.collect()
     assert seen["activation/dense"] is not None
     assert alive() is None
+
+
+def test_the_iteration_of_a_while_loop_is_the_last_that_ran(tmp_path: Path) -> None:
+    def loss(w: Any, x: Any) -> Any:
+        def body(carry: Any) -> Any:
+            with jax.named_scope("cell"):
+                moved = jnp.tanh(carry[1] @ jax.lax.stop_gradient(w))
+            return carry[0] + 1, moved
+
+        return jax.lax.while_loop(lambda carry: carry[0] < 4, body, (0, jax.lax.stop_gradient(x)))[1].sum() + w.sum()
+
+    w, x = 0.5 * np.eye(3, dtype=np.float32), np.ones((2, 3), np.float32)
+    _, seen = gs.value_and_grad(loss, observe="tensors")(w, x)
+    (key,) = (each for each in seen if each.startswith("activation/cell"))
+    assert key == "activation/cell[3]"
+    gs.save(tmp_path / "seen.npz", seen)
+    with gs.load(tmp_path / "seen.npz") as saved:
+        assert np.array_equal(saved[key], seen[key])
+    # While the step is traced, nobody knows how often the loop will run.
+    assert jnp.shape(jax.jit(lambda: gs.value_and_grad(loss, observe="tensors")(w, x)[1]["activation/cell[0]"])()) == (
+        2,
+        3,
+    )

@@ -638,6 +638,21 @@ def test_what_no_block_uses_is_reported_once_for_all_blocks() -> None:
     assert (last.name, last.why) == ("blocks/3/w", "does not reach the loss, nothing uses it")
 
 
+def test_what_ends_at_one_place_is_reported_once() -> None:
+    ends = {"position/w": 8, "token/w": 8, "proj/bias": 8, "proj/w": 8, "other/w": 9}
+    entries = [entry(f"param/{name}", [1.0]) for name in (*ends, "used")]
+    why = "disconnected: the loss does not depend on it, its last use is add at model.py:{}"
+    lines = tuple(
+        LedgerLine(name=name, family="param_grad", reason="disconnected", detail=why.format(line))
+        for name, line in ends.items()
+    )
+    gradients = [*(absent(f"param_grad/{name}", "disconnected") for name in ends), entry("param_grad/used", [1.0])]
+    first, other = find(Manifest(entries=(*entries, *gradients), ledger=Ledger(missing=lines)))
+    rest = "nor does the rest of position, token, proj, its last use is add at model.py:8"
+    assert (first.name, first.tensors, first.why) == ("position/w", 4, f"does not reach the loss, {rest}")
+    assert (other.name, other.tensors) == ("other/w", 1)
+
+
 def test_a_loss_that_depends_on_no_parameter_is_one_finding() -> None:
     entries = [entry(f"param/{n}/{part}", [1.0], n) for n in range(3) for part in "bw"]
     gradients = [absent(f"param_grad/{each.name}", "disconnected") for each in entries]

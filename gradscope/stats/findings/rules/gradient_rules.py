@@ -41,6 +41,8 @@ _NUMBER: Final = re.compile(NUMBER)
 #: What the places are at which an absent gradient ends, and how the other reasons begin.
 _PASSES: Final = "every path to the loss passes"
 _CONSTANT: Final = "constant: "
+#: What the reason of an unused parameter says that another place than the parameter tells.
+_LAST_USE: Final = "its last use is "
 #: The most names of unused parts of a block that a finding lists.
 _MOST_NAMES: Final = 4
 
@@ -190,10 +192,24 @@ def unused_parameter(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]
     alike: dict[tuple[tuple[str, ...], str], list[str]] = {}
     for part, entries in parts.items():
         alike.setdefault((_without_numbers(part), unused[entries[0].name]), []).append(part)
-    for together in alike.values():
-        entries = [entry for part in together for entry in parts[part]]
-        of = "" if len(entries) == 1 else f", nor does the rest of {naming.printable(_paths(together))}"
+    for together in _of_one_cause(alike):
+        entries = [entry for alike_parts in together for part in alike_parts for entry in parts[part]]
+        rest = _listed([_paths(alike_parts) for alike_parts in together])
+        of = "" if len(entries) == 1 else f", nor does the rest of {naming.printable(rest)}"
         yield suspect("unused-param", entries[0], f"does not reach the loss{of}{unused[entries[0].name]}", entries)
+
+
+def _of_one_cause(alike: Mapping[tuple[tuple[str, ...], str], Sequence[str]]) -> list[list[Sequence[str]]]:
+    """Returns parts, in groups of alike ones, together where one place is the last use of all of them."""
+    found: dict[object, list[Sequence[str]]] = {}
+    for (common, why), parts in alike.items():
+        found.setdefault(why if _LAST_USE in why else (common, why), []).append(parts)
+    return list(found.values())
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def _without_numbers(part: str) -> tuple[str, ...]:
@@ -211,8 +227,7 @@ def _paths(parts: Sequence[str]) -> str:
     between = iter(ranges)
     block = _NUMBER.sub(lambda _: next(between), blocks[0])
     names = list(dict.fromkeys(last))
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return (f"{block}/" if block else "") + ", ".join(names[:_MOST_NAMES]) + more
+    return (f"{block}/" if block else "") + _listed(names)
 
 
 def _around(name: str) -> list[str]:
