@@ -13,7 +13,7 @@ from gradscope.history.history_rows import Alarm
 NONFINITE: Final = "nonfinite"
 DIVERGING: Final = "diverging"
 
-#: How the reason of an alarm ends where a dump of its step may say more.
+#: The words in the reason of an alarm behind which a dump of its step may say more.
 ZERO_GRADIENT: Final = "its gradient is exactly zero"
 
 #: Tensors that deviate by this share of the largest deviation deviate alike.
