@@ -13,7 +13,7 @@ from gradscope.history.history_rows import Alarm
 NONFINITE: Final = "nonfinite"
 DIVERGING: Final = "diverging"
 
-#: How the reason of an alarm ends where a dump of its step may say more.
+#: The words in the reason of an alarm behind which a dump of its step may say more.
 ZERO_GRADIENT: Final = "its gradient is exactly zero"
 
 #: Tensors that deviate by this share of the largest deviation deviate alike.
@@ -106,8 +106,8 @@ RULES: Final = (
         name="update-ratio",
         sentence="The updates of a parameter are far too large or too small for it.",
         formula="l2(update) / l2(parameter) outside 1e-7..1e-1 at 10 recorded steps in a row, and not on its way back; "
-        "too large only where the parameter's rms is above a tenth of the median of all, too small only while the "
-        "median of these ratios is not",
+        "too large only where the parameter's rms was never below a tenth of the median of all, too small only while "
+        "the median of these ratios is not",
         families=(naming.UPDATE,),
     ),
     AlarmRule(

@@ -12,8 +12,20 @@ from typing import Any, Final
 import numpy as np
 
 from gradscope import naming
+<<<<<<< HEAD
 from gradscope.history.alarms.alarm_rules import BY_NAME, NONFINITE, RULES, Statistics, forward_most
 from gradscope.history.alarms.diverging_loss import Divergence
+=======
+from gradscope.history.alarms.alarm_rules import (
+    BY_NAME,
+    NONFINITE,
+    RULES,
+    ZERO_GRADIENT,
+    Statistics,
+    forward_most,
+)
+from gradscope.history.alarms.divergence import Divergence
+>>>>>>> users
 from gradscope.history.alarms.tensor_rules import TensorRules
 from gradscope.history.history_rows import Alarm
 
@@ -132,12 +144,17 @@ class AlarmWatch:
             unchanged: Whether the step left a trained parameter as it was, by name, as far as that is known.
             rate: The learning rate; None where it is not known.
         """
-        found = list(self._tensors.alarms(stats, unchanged, rate))
+        found = [self._after_update(alarm) for alarm in self._tensors.alarms(stats, unchanged, rate)]
         for key, each in stats.items():
             logarithm = _logarithm(each)
             if logarithm is not None:
                 self._logarithms.setdefault(key, deque(maxlen=_COMPARED)).append(logarithm)
         return [replace(alarm, step=number) for alarm in found]
+
+    def _after_update(self, alarm: Alarm) -> Alarm:
+        """Returns an alarm about units that get no gradient with the update that may have taken them there."""
+        update = self._divergence.large_update() if alarm.rule == "dying" or ZERO_GRADIENT in alarm.why else ""
+        return replace(alarm, why=f"{alarm.why}; {update}") if update else alarm
 
     def to_json(self) -> dict[str, Any]:
         """Returns everything that it remembers, for `restore`."""

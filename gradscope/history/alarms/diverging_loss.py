@@ -85,6 +85,11 @@ class Divergence:
         self._follow(number, numbers)
         return found
 
+    def large_update(self) -> str:
+        """Returns how large the first of the last updates is that is as large as the parameters; "" for none."""
+        found = next((each for each in self.updates if each.share >= _WHOLE), None)
+        return "" if found is None else f"the update of step {found.step:,} is {_share(found)} the parameters"
+
     def to_json(self) -> dict[str, Any]:
         """Returns everything that it remembers, for `restore`."""
         updates = [[each.step, each.share] for each in self.updates]
@@ -127,14 +132,17 @@ class Divergence:
     def _alarm(self, number: int, usual: float, numbers: Mapping[str, float]) -> Alarm:
         loss, rate = numbers.get("loss", math.nan), numbers.get("learning_rate")
         update = next(each for each in self.updates if each.share >= _SHARE)  # the first, which came before the growth
-        share = f"{update.share:.0%} of" if update.share < _WHOLE else f"{float(f'{update.share:.2g}'):,g} times"
         lost = math.isfinite(loss) and not math.isfinite(numbers.get("grad_norm", 0.0))
         gradient = ", whose gradient is not finite" if lost else ""
         verb = "grew" if loss > usual else "went"
         which = "learning rate" if rate is None else f"learning rate, {rate:.4g},"
         why = (
-            f"the update of step {update.step:,} is {share} the parameters, and the loss {verb} from {usual:.4g} to "
-            f"{loss:.4g}{gradient}: the {which} is too large"
+            f"the update of step {update.step:,} is {_share(update)} the parameters, and the loss {verb} from "
+            f"{usual:.4g} to {loss:.4g}{gradient}: the {which} is too large"
         )
         value = loss if math.isfinite(loss) else None
         return Alarm(step=number, rule=DIVERGING, why=why, value=value, limit=_GROWTH * usual)
+
+
+def _share(update: _Update) -> str:
+    return f"{update.share:.0%} of" if update.share < _WHOLE else f"{float(f'{update.share:.2g}'):,g} times"

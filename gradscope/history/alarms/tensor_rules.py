@@ -66,6 +66,7 @@ class TensorRules:
         self._unreached = unreached
         self._least_dead: dict[str, float] = {}
         self._ratios: dict[str, deque[float]] = {}
+        self._from_zero: set[str] = set()
         self._depths: list[tuple[float, dict[str, float]]] = []
         self._streaks = {name: _Streak() for name in ("stuck", "dying", "high", "low", "vanishing", "exploding")}
 
@@ -97,6 +98,7 @@ class TensorRules:
         return {
             "least_dead": self._least_dead,
             "ratios": {key: list(each) for key, each in self._ratios.items()},
+            "from_zero": sorted(self._from_zero),
             "depths": self._depths,
             "streaks": {name: each.lengths for name, each in self._streaks.items()},
         }
@@ -105,6 +107,7 @@ class TensorRules:
         """Remembers what `to_json` returned."""
         self._least_dead = dict(found["least_dead"])
         self._ratios = {key: deque(each, _RATIO_ROW) for key, each in found["ratios"].items()}
+        self._from_zero = set(found.get("from_zero", ()))  # a state of an older gradscope has none
         self._depths = [(decades, dict(each)) for decades, each in found["depths"]]
         self._streaks = {name: _Streak(dict(each)) for name, each in found["streaks"].items()}
 
@@ -148,8 +151,9 @@ class TensorRules:
         for key, ratio in ratios.items():
             self._ratios.setdefault(key, deque(maxlen=_RATIO_ROW)).append(ratio)
         middle = float(np.median(list(ratios.values()))) if ratios else 0.0
-        near_zero = _near_zero(stats)
-        high = {key: ratio > _MOST_RATIO and key not in near_zero for key, ratio in ratios.items()}
+        # One that was about zero has the size that its updates gave it, such as a bias that noise moves.
+        self._from_zero |= _near_zero(stats)
+        high = {key: ratio > _MOST_RATIO and key not in self._from_zero for key, ratio in ratios.items()}
         low = {key: ratio < _LEAST_RATIO <= middle for key, ratio in ratios.items()}
         sides = (
             ("high", _MOST_RATIO, high, lambda first, last: last * _BACK < first),

@@ -12,8 +12,9 @@ from gradscope import naming
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.record import Json
 from gradscope.dump.storage.storage_errors import machine_errors
-from gradscope.history.alarms.alarm_rules import NONFINITE, ZERO_GRADIENT
+from gradscope.history.alarms.alarm_rules import DIVERGING, NONFINITE, ZERO_GRADIENT
 from gradscope.history.history_rows import Alarm
+from gradscope.stats import find
 
 
 def write_alarms(folder: Path, alarms: Sequence[Alarm], *, loss: float | None) -> None:
@@ -38,15 +39,20 @@ def write_alarms(folder: Path, alarms: Sequence[Alarm], *, loss: float | None) -
 
 
 def explained(alarm: Alarm, manifest: Manifest) -> Alarm:
-    """Returns an alarm with what a dump of its step says: what is not finite, or why a gradient is exactly zero."""
+    """Returns an alarm with what a dump of its step says about it: what is not finite, or why a gradient is zero.
+
+    A learning rate is also too large where inputs are.
+    """
     if alarm.rule == NONFINITE:
         return _nonfinite_alarm(alarm, manifest)
-    if not alarm.why.endswith(ZERO_GRADIENT) or alarm.key is None:
+    if alarm.rule == DIVERGING:
+        return _with_inputs(alarm, manifest)
+    if ZERO_GRADIENT not in alarm.why or alarm.key is None:
         return alarm
     name = naming.split_key(alarm.key)[1]
     causes = (each.why for each in manifest.causes if (each.family, each.name) == (naming.PARAM_GRAD, name))
     why = next(causes, None)
-    return alarm if why is None else replace(alarm, why=f"{alarm.why}, {why}")
+    return alarm if why is None else replace(alarm, why=alarm.why.replace(ZERO_GRADIENT, f"{ZERO_GRADIENT}, {why}"))
 
 
 def _nonfinite_alarm(alarm: Alarm, manifest: Manifest) -> Alarm:
@@ -62,6 +68,12 @@ def _nonfinite_alarm(alarm: Alarm, manifest: Manifest) -> Alarm:
     entry = bad[0]
     why = f"has {_nonfinite_elements(entry.stats)}"
     return Alarm(step=alarm.step, rule=NONFINITE, why=why, key=naming.key_of(entry.family, entry.name))
+
+
+def _with_inputs(alarm: Alarm, manifest: Manifest) -> Alarm:
+    found = (each for each in find(manifest) if each.family == naming.INPUT)
+    inputs = "; ".join(f"{naming.key_of(each.family, each.name)} {each.why}" for each in found)
+    return replace(alarm, why=f"{alarm.why}; {inputs}") if inputs else alarm
 
 
 def _nonfinite_elements(stats: Mapping[str, Json]) -> str:

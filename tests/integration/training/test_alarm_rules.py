@@ -372,6 +372,16 @@ def test_a_run_that_an_older_version_saved_is_gone_on_with() -> None:
     assert watch.step(0, {"loss": 1.0}) == []
 
 
+def test_a_bias_that_has_grown_from_zero_has_the_size_of_its_updates() -> None:
+    """As in a network that learns by SGD at a learning rate of 0.3, whose biases noise moves."""
+
+    def noise(step: int, numbers: Any, stats: Stats, unchanged: Any) -> None:
+        scaled(stats, "param/third", 0.0 if step == 0 else 0.3)
+        stats["update/third"]["ratio"] = 0.25 if step else None
+
+    assert watched(Training(8), noise) == []
+
+
 def without_change(unreached: dict[str, str], rate: float | None = 0.1, **l2: float) -> list[str]:
     """The reasons of the alarms of a parameter that stays as it is, while another one is trained."""
     watch, found = AlarmWatch({}, unreached), list[str]()

@@ -194,3 +194,22 @@ def test_a_learning_rate_that_is_too_large_is_the_verdict_also_where_the_run_end
     shown = in_terminal("show", "run", folder=tmp_path, columns=160).plain
     assert "verdict  diverging: at step 1 the update of step 0 is " in shown
     assert "the learning rate, 100, is too" in shown
+
+
+@pytest.mark.parametrize(
+    ("rectifier", "said"),
+    [
+        ("leaky_relu", ("step 2: diverging: the update of step 0 is 4 times the parameters, and the loss grew from ",
+                        "the learning rate, 0.001, is too large; input/", "which no layer normalises")),
+        ("relu", ("step 3: stuck: param/online/b ", "is exactly zero, dead units: the output of relu at net.py:15 ",
+                  "; the update of step 0 is 4 times the parameters")),
+    ],
+)  # fmt: skip
+def test_inputs_that_nothing_scales_are_named_and_the_update_that_killed_units(
+    tmp_path: Path, rectifier: str, said: tuple[str, ...]
+) -> None:
+    scaled = NETWORKS.replace("BIAS", "0.0").replace("jax.random.normal(key, (2", "100 + jax.random.normal(key, (2")
+    (tmp_path / "net.py").write_text(scaled.replace("nn.relu", f"nn.{rectifier}"), encoding="utf-8")
+    options = ("--steps", 9, "--every", 1, "--optimizer", "sgd(0.001)", "--on-alarm", "stop", "-o", "run")
+    (line, *_) = gradscope("train", "net.py", *options, folder=tmp_path).lines
+    assert [each for each in said if each not in line] == []
