@@ -28,7 +28,12 @@ from gradscope.dump.record import Record
 from gradscope.dump.storage.member_facts import member_facts
 from gradscope.dump.storage.npy_header import AXES_LIMIT, npy_header
 from gradscope.dump.storage.writing.partial_file import PartialFile, sweep
-from gradscope.dump.storage.writing.target_path import checked_target, incomplete_target, require_space
+from gradscope.dump.storage.writing.target_path import (
+    checked_target,
+    incomplete_target,
+    require_no_input,
+    require_space,
+)
 from gradscope.dump.zip.member_names import member_name
 from gradscope.dump.zip.zip_writer import Payload, ZipWriter
 from gradscope.errors import UsageError
@@ -50,13 +55,15 @@ class DumpWriter:
 
     def __init__(self, path: str | os.PathLike[str], *, force: bool = False, inputs: Iterable[Path] = ()) -> None:
         self._inputs = tuple(inputs)
-        self._target = checked_target(Path(path), force=force, inputs=self._inputs)
+        self._path = Path(path)
+        self._target = checked_target(self._path, force=force, inputs=self._inputs)
         self._force = force
         self._file = PartialFile(self._target)
         self._zip = ZipWriter(self._file)
         self._entries: dict[str, Entry] = {}
 
     def __enter__(self) -> Self:
+        require_no_input(self._target, self._path, self._inputs)  # the model may have read it meanwhile
         sweep(self._target)
         try:
             self._file.create()
@@ -115,10 +122,12 @@ class DumpWriter:
             The manifest.
 
         Raises:
-            UsageError: Another process has written a file to the path meanwhile, and none may be replaced.
+            UsageError: Another process has written a file to the path meanwhile, and none may be replaced; or the run
+                has read the file that is there.
             MachineError: The disk is full or fails; an old file at the path is unchanged.
         """
         manifest = Manifest.of(self._entries.values(), facts)
+        require_no_input(self._target, self._path, self._inputs)
         self._publish(manifest, self._target, replace=self._force)
         return manifest
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -26,6 +26,9 @@ from gradscope.history.run_folder import HISTORY, folder_hint, is_run
 from gradscope.history.value_histograms import ValueHistogram
 from gradscope.naming import printable
 from gradscope.naming.patterns import nearest_hint
+
+#: Rows that are objects at the same time.
+_ROWS_AT_ONCE: Final = 4_096
 
 #: What a damaged file makes SQLite and its texts raise.
 _DAMAGED: Final = (sqlite3.Error, UnicodeDecodeError)
@@ -250,23 +253,29 @@ class History:
 
     def _columns(self, table: str, names: Sequence[str], which: str, *values: int) -> dict[str, np.ndarray]:
         with self._reading():
-            rows = self._rows(table, names, float, which, *values)
-        columns = dict(zip(names, np.array(rows, np.float64).reshape(-1, len(names)).T, strict=True))
+            # Part by part, because objects take five times the memory of an array's numbers.
+            parts = [np.array(rows, np.float64) for rows in self._parts(table, names, float, which, *values)]
+        columns = dict(zip(names, np.concatenate([np.empty((0, len(names))), *parts]).T, strict=True))
         if np.isnan(columns["step"]).any():
             raise DumpError(f"a row of its table {table} has no step")
         return {**columns, "step": columns["step"].astype(np.int64)}
 
     def _rows(self, table: str, columns: Sequence[str], kind: type, which: str = "", *values: int) -> list[Any]:
         """Returns rows of a table whose columns are all texts, all numbers, or all blobs; the first two may be NULL."""
+        return [*chain.from_iterable(self._parts(table, columns, kind, which, *values))]
+
+    def _parts(self, table: str, columns: Sequence[str], kind: type, which: str, *values: int) -> Generator[list[Any]]:
+        """Yields the rows that `_rows` returns, some at once."""
         self._work = 0
         # SQLite stores any value in any column. The check is SQLite's, as Python takes a second for a million values.
         wrong = " OR ".join(is_strange(column, kind) for column in columns)
         listed = ", ".join(columns)
         query = f"SELECT {wrong}, {listed} FROM {table} {which}"  # noqa: S608 - our own names
-        rows = self._connection.execute(query, values).fetchall()
-        if any(row[0] for row in rows):
-            raise DumpError(f"a value in its table {table} is of a wrong type, sign or size")
-        return [row[1:] for row in rows]
+        cursor = self._connection.execute(query, values)
+        while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+            if any(row[0] for row in rows):
+                raise DumpError(f"a value in its table {table} is of a wrong type, sign or size")
+            yield [row[1:] for row in rows]
 
     def _tensor_rows(self) -> Generator[tuple[int, TensorRow]]:
         texts = self._rows("tensors", ("family", "name", "shape", "dtype", "layer", "source"), str, "ORDER BY id")

@@ -48,6 +48,7 @@ def calibrate(
     from gradscope.cli.running.terminal.progress import Progress
     from gradscope.cli.standard_streams import stdout_to_stderr
     from gradscope.comparison.judging.limits.noise import LOW_PRECISION_NOISE
+    from gradscope.dump.storage.writing.read_files import reads_remembered
     from gradscope.dump.writer import DumpWriter
     from gradscope.instrument.query.capture_spec import EVERYTHING, CaptureSpec
 
@@ -56,14 +57,16 @@ def calibrate(
         per_example=per_example,
     )  # fmt: skip
     with stdout_to_stderr(), Progress(quiet=quiet) as progress:
-        model = model_options.model(target, request)
+        with reads_remembered(anew=True):
+            model = model_options.model(target, request)
         with chdir(start):
             writer = DumpWriter(output, force=force, inputs=model_options.input_files)
         context.obj.on_interrupt(writer.discard)
-        arguments = model_options.arguments(model)
+        with reads_remembered():
+            arguments = model_options.arguments(model)
         dtypes = [dtype for dtype in LOW_PRECISION_NOISE if model_options.x64 or dtype != "float32"]
         lower = {dtype: model_options.arguments(model, dtype=dtype) for dtype in dtypes}
-        with writer:
+        with writer, reads_remembered():
             dump_request = DumpRequest(spec=spec, facts=model_options.facts(arguments), explain=False)
             found = calibrated(model, arguments, lower, dump_request, Timings(progress.phase))
             found.write_to(writer)

@@ -245,26 +245,28 @@ def _run(
     from gradscope.cli.running.terminal.progress import Progress
     from gradscope.cli.standard_streams import stdout_to_stderr
     from gradscope.dump.manifest.provenance import without_folder
+    from gradscope.dump.storage.writing.read_files import reads_remembered
 
     # A relative path is one of the folder at the start, whatever the model does to it.
     named, start = without_folder(target), Path.cwd()
     # What the model prints are messages; standard output is for results.
     with stdout_to_stderr(), Progress(quiet=run_options.quiet) as progress:
-        model = model_options.model(target, model_request)
+        with reads_remembered(anew=True):
+            model = model_options.model(target, model_request)
         path = run_options.output or Path(model.slug if is_shared() else f"{model.slug}.npz")
         with chdir(start):
             own = run_options.output is None and not run_options.force and replaces_own_dump(path, named)
             writer = dump_writer(path, force=run_options.force or own, inputs=(*kept, *model_options.input_files))
         interrupts.on_interrupt(writer.discard)
-        arguments = model_options.arguments(model, partial=bool(request.query))
+        with reads_remembered():
+            arguments = model_options.arguments(model, partial=bool(request.query))
         for choice in model.choices if run_options.verbose else ():
             say(choice)
         run_options.say(*arguments.notes)
-        with writer:
+        with writer, reads_remembered():
             limit = run_options.max_memory
             bounds = None if limit is None else Bounds(memory=limit, scratch=(start / path).parent)
-            facts = {"target": named, **model_options.facts(arguments)}
-            request = replace(request, facts=facts, bounds=bounds)
+            request = replace(request, facts={"target": named, **model_options.facts(arguments)}, bounds=bounds)
             manifest = dump_model(model, arguments, request, writer, Timings(progress.phase))
     return path, manifest
 

@@ -45,17 +45,20 @@ def isolate(
     from gradscope.cli.running.terminal.progress import Progress
     from gradscope.cli.standard_streams import stdout_to_stderr
     from gradscope.dump.reader import open_dump
+    from gradscope.dump.storage.writing.read_files import reads_remembered
 
     _require_free(output, force=force, dump=dump)
     # Of the folder at the start, whatever the model does to it.
     folder, read = output.absolute(), dump.absolute()
     with open_dump(dump) as opened, stdout_to_stderr(), Progress(quiet=quiet) as progress:
-        model = rerun_model(target, options_of(dump, opened.manifest.provenance))
+        with reads_remembered(anew=True):
+            model = rerun_model(target, options_of(dump, opened.manifest.provenance))
         from gradscope.capturing.isolate.reproducing.reproduction import reproduce
         from gradscope.capturing.isolate.reproducing.reproduction_script import write_reproduction
 
         progress.phase("run")
-        found = reproduce(model, name, opened)
+        with reads_remembered():
+            found = reproduce(model, name, opened)
     write_reproduction(folder, found, file=_FILE, dump=read, force=force)
     for line in _summary(output, found):
         print_line(line)

@@ -358,4 +358,10 @@ def test_no_input_is_overwritten(tmp_path: Path) -> None:
         done = gradscope("dump", "model.py", *options, "--force", "-o", output, folder=tmp_path)
         assert (done.status, done.output) == (2, "")
         assert done.lines[0].endswith(f"{output}: it is {role}")
+    own = "import numpy as np\ndef batch(key, size):\n    return dict(np.load('data.npz'))\n"
+    models.write(tmp_path, models.source(batch=own), name="own.py")
+    for command in ("dump", "calibrate"):
+        done = gradscope(command, "own.py", "--force", "-o", "data.npz", folder=tmp_path)
+        assert (done.status, done.output) == (2, "")
+        assert done.lines[0].endswith(f"data.npz: it is {read}")
     assert (model.read_bytes(), (tmp_path / "data.npz").read_bytes()) == (text, data)

@@ -1,6 +1,7 @@
 """Writing is crash-safe: a path has the old file or the complete new one, whatever ends the process.
 
 - `target_path` checks, before any work is done, that a file can be written to a path.
+- `read_files` remembers which files a model's code has read, none of which is replaced.
 - `partial_file` is the crash-safe write: a locked temporary file next to its target, `fsync`, then a rename.
 - `atomic_file` writes a small file in one piece, by the same crash-safe write; `atomic_folder` a folder of some.
 - `companions` writes files that belong together into a folder that exists.

@@ -32,6 +32,7 @@ from typing import Final
 from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.dump.storage.writing.direct_io import DirectWriter
 from gradscope.dump.storage.writing.flushing import Flusher
+from gradscope.dump.storage.writing.read_files import reads_ignored
 from gradscope.errors import UsageError
 from gradscope.naming import printable
 
@@ -90,7 +91,7 @@ class PartialFile:
             MachineError: A step failed; the file at `target` is the old one or the complete new one.
         """
         self._flusher.stop()
-        with machine_errors("write to", target):
+        with machine_errors("write to", target), reads_ignored():
             os.ftruncate(self._descriptor, size_bytes)
             mode = _mode(target)
             if mode is not None:

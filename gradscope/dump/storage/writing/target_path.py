@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from gradscope.dump.storage.storage_errors import machine_error, machine_errors
+from gradscope.dump.storage.writing.read_files import remembered_reads
 from gradscope.errors import MachineError, UsageError
 from gradscope.naming import printable
 
@@ -24,7 +25,8 @@ def checked_target(path: Path, *, force: bool | None, inputs: Iterable[Path] = (
     Args:
         path: The path as the user wrote it.
         force: Whether a file that exists may be replaced; None where the user cannot say so.
-        inputs: Files that are read, which are not replaced in any case. The sources of imported modules never are.
+        inputs: Files that are read, which are not replaced in any case. The sources of imported modules never are, nor
+            what a model's code has opened to read (see `read_files`).
 
     Raises:
         UsageError: The path exists (without `force`), is an input, is not a regular file, or has no parent folder.
@@ -53,13 +55,32 @@ def checked_target(path: Path, *, force: bool | None, inputs: Iterable[Path] = (
             else "give another path, or replace it with --force (in Python, force=True)"
         )
         raise UsageError(f"{shown} exists", hint=instead)
-    if mode is not None and (role := _role(target, inputs)):
-        raise UsageError(f"cannot write to {shown}: it is {role}", hint="give another path")
+    if mode is not None:
+        require_no_input(target, path, inputs)
     if parent is None or not stat.S_ISDIR(parent):
         raise UsageError(f"cannot write to {shown}: there is no folder {printable(str(target.parent))}")
     if not os.access(target.parent, os.W_OK | os.X_OK):
         raise MachineError(f"cannot write to {shown}: its folder is read-only", hint="choose a folder you may write to")
     return target
+
+
+def require_no_input(target: Path, path: Path, inputs: Iterable[Path] = ()) -> None:
+    """Raises an error where a file that exists has to be kept.
+
+    Args:
+        target: The file.
+        path: Its path as the user wrote it.
+        inputs: As for `checked_target`.
+
+    Raises:
+        UsageError: It is one of the files that are read.
+    """
+    try:
+        role = _role(target, inputs)
+    except OSError:
+        return  # there is none
+    if role:
+        raise UsageError(f"cannot write to {printable(str(path))}: it is {role}", hint="give another path")
 
 
 def is_stream(path: Path) -> bool:
@@ -157,7 +178,9 @@ def _role(target: Path, inputs: Iterable[Path]) -> str:
     if any(_is_same(path, facts) for path in inputs):
         return "one of the files that are read"
     sources = (getattr(module, "__file__", None) for module in tuple(sys.modules.values()))
-    return "the source of a module" if any(path and _is_same(path, facts) for path in sources) else ""
+    if any(path and _is_same(path, facts) for path in sources):
+        return "the source of a module"
+    return "one of the files that are read" if any(_is_same(path, facts) for path in remembered_reads()) else ""
 
 
 def _is_same(path: str | Path, facts: os.stat_result) -> bool:

@@ -17,6 +17,7 @@ import pytest
 from gradscope.dump.manifest.manifest import RunFacts
 from gradscope.dump.storage.writing import partial_file
 from gradscope.dump.storage.writing.atomic_file import write_atomically
+from gradscope.dump.storage.writing.read_files import reads_remembered
 from gradscope.dump.storage.writing.target_path import checked_file, checked_target, files_of
 from gradscope.dump.writer import DumpWriter
 from gradscope.errors import MachineError, UsageError
@@ -93,6 +94,48 @@ def test_inputs_and_sources_are_kept_even_with_force(tmp_path: Path) -> None:
             DumpWriter(path, force=True, inputs=[data])
     with pytest.raises(UsageError, match="source of a module"):
         DumpWriter(hostile.__file__, force=True)
+
+
+def test_what_a_model_has_opened_to_read_is_kept(tmp_path: Path) -> None:
+    text, array, written, other = (tmp_path / name for name in ("rows.txt", "rows.npy", "made.txt", "other.npy"))
+    text.write_text("1 2")
+    np.save(array, np.ones(2))
+    np.save(other, np.ones(2))
+    np.load(other)
+    with reads_remembered():
+        np.loadtxt(text)
+        np.load(array)
+        written.write_text("made by the model")
+        os.close(os.open(os.fsencode(tmp_path), os.O_RDONLY))
+    np.load(other)
+    for path in (text, array):
+        with pytest.raises(UsageError, match=f"{path.name}: it is one of the files that are read"):
+            DumpWriter(path, force=True)
+    for path in (written, other):
+        assert checked_target(path, force=True) == path
+
+
+@pytest.mark.parametrize("when", ["before the first tensor", "before the end"])
+def test_a_file_is_kept_that_the_model_reads_later(tmp_path: Path, when: str) -> None:
+    path = write(tmp_path / "a.npz", [])
+    old = path.read_bytes()
+    writer = DumpWriter(path, force=True)
+
+    def read() -> None:
+        with reads_remembered():
+            path.read_bytes()
+
+    def write_anew() -> None:
+        if when == "before the first tensor":
+            read()
+        with writer:
+            read()
+            writer.commit(RunFacts())
+
+    with pytest.raises(UsageError, match="one of the files that are read"):
+        write_anew()
+    assert path.read_bytes() == old
+    assert litter(tmp_path) == []
 
 
 def test_a_folder_that_is_read_is_not_walked_through_for_a_new_file(tmp_path: Path) -> None:

@@ -1,0 +1,34 @@
+"""A history is read in the memory of its numbers, and not of an object for each."""
+
+from __future__ import annotations
+
+import sqlite3
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+
+from gradscope.history.history_reader import History
+from gradscope.history.history_writer import HistoryWriter
+from gradscope.history.run_folder import HISTORY
+from gradscope.history.schema import STEPS
+
+RECORDED = 20_000
+
+
+def test_many_steps_are_read_in_about_the_memory_of_their_numbers(tmp_path: Path) -> None:
+    HistoryWriter(tmp_path, from_step=0, facts={}).close()
+    with sqlite3.connect(tmp_path / HISTORY) as connection:
+        rows = ((step, step / 7, step / 3, step / 9) for step in range(RECORDED))
+        connection.executemany("INSERT INTO steps (step, loss, grad_norm, param_norm) VALUES (?, ?, ?, ?)", rows)
+    with History(tmp_path) as history:
+        tracemalloc.start()
+        try:
+            steps = history.steps()
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak < 3 * RECORDED * len(STEPS) * 8
+    np.testing.assert_array_equal(steps["step"], np.arange(RECORDED))
+    np.testing.assert_array_equal(steps["loss"], np.arange(RECORDED) / 7)
+    assert np.isnan(steps["learning_rate"]).all()
