@@ -39,7 +39,7 @@ def calibrate(
     start = Path.cwd()
     request = model_options.request(target)
     selection, families = selection_options.selection(), selection_options.family_set()
-    for note in set_up_jax(model_options, programs_of=None if no_cache else (target, "calibrate")):
+    for note in set_up_jax(model_options, (target, "calibrate"), cache=not no_cache):
         if not quiet:
             say(note)
     from gradscope.capturing.calibration import calibrate as calibrated

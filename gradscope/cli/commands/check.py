@@ -52,7 +52,7 @@ def check(
     from gradscope.presentation import ProofReport
 
     request = model_options.request(target)
-    notes = set_up_jax(model_options, programs_of=None if no_cache else (target, "check"))
+    notes = set_up_jax(model_options, (target, "check"), cache=not no_cache)
     from gradscope.capturing.timings import Timings
     from gradscope.proof.proving import ProofOptions, prove
 

@@ -183,9 +183,8 @@ def dump(
     options.require_compatible(_EXCLUDED, run_options, operation_options, query_options)
     model_request, failing_rules = model_options.request(target), result_options.failing_rules()
     selection, families = selection_options.selection(), selection_options.family_set()
-    asked = (target, "dump", selection_options, operation_options, query_options, run_options.max_memory)
-    programs_of = None if run_options.no_cache else asked
-    notes = set_up_jax(model_options, programs_of=programs_of, distributed=run_options.distributed)
+    programs_of = (target, "dump", selection_options, operation_options, query_options, run_options.max_memory)
+    notes = set_up_jax(model_options, programs_of, cache=not run_options.no_cache, distributed=run_options.distributed)
     from gradscope.capturing.records.distributed import speaks_for_all
     from gradscope.instrument.query.capture_spec import EVERYTHING, CaptureSpec
 
@@ -240,7 +239,6 @@ def _run(
     from gradscope.capturing.execution.preparation import Bounds
     from gradscope.capturing.records.distributed import dump_writer, is_shared
     from gradscope.capturing.timings import Timings
-    from gradscope.cli.printing import say
     from gradscope.cli.running.default_output import replaces_own_dump
     from gradscope.cli.running.terminal.progress import Progress
     from gradscope.cli.standard_streams import stdout_to_stderr
@@ -260,9 +258,7 @@ def _run(
         interrupts.on_interrupt(writer.discard)
         with reads_remembered():
             arguments = model_options.arguments(model, partial=bool(request.query))
-        for choice in model.choices if run_options.verbose else ():
-            say(choice)
-        run_options.say(*arguments.notes)
+        run_options.say(*(model.choices if run_options.verbose else ()), *arguments.notes)
         with writer, reads_remembered():
             limit = run_options.max_memory
             bounds = None if limit is None else Bounds(memory=limit, scratch=(start / path).parent)

@@ -88,7 +88,7 @@ def inspect(
         raise UsageError("--gradients are an overlay for Model Explorer", hint="add --format model-explorer")
     norms = None if gradients is None else _manifest(gradients)
     request, query = model_options.request(target), selection_options.query(sort)
-    set_up_jax(model_options, programs_of=None)
+    set_up_jax(model_options, (target,), cache=False)
     from gradscope.inspection.inspect_loss import inspect_loss
     from gradscope.tracing.user_frames import user_code
 

@@ -82,14 +82,15 @@ _COLLECT_EVERY: Final = 200_000
 
 
 def set_up_jax(
-    model: ModelOptions, *, programs_of: Sequence[object] | None, distributed: str | None = None
+    model: ModelOptions, programs_of: Sequence[object], *, cache: bool = True, distributed: str | None = None
 ) -> tuple[str, ...]:
     """Imports JAX and configures it.
 
     Args:
         model: The options that state the model's precision.
-        programs_of: What the programs depend on, the target first and its options behind it: compiled ones are kept in
-            the user's cache folder, and are loaded early where all of that is as it was. None for keeping nothing.
+        programs_of: What the programs depend on beside these options: those of the last time are loaded early where all
+            of that is as it was.
+        cache: Whether compiled programs are kept in the user's cache folder.
         distributed: How to join other processes; None for a single process.
 
     Returns:
@@ -118,7 +119,7 @@ def set_up_jax(
         raise UsageError("--dtype float64 without --x64 would compute in float32", hint="add --x64")
     if model.matmul_precision is not None:
         config.update("jax_default_matmul_precision", model.matmul_precision.value)
-    if programs_of is None or config.jax_compilation_cache_dir is not None:
+    if not cache or config.jax_compilation_cache_dir is not None:
         return ()
     return keep_programs(config, (model, *programs_of))
 

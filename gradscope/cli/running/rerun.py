@@ -57,7 +57,7 @@ def rerun_model(target: str, options: ModelOptions) -> Model:
     from gradscope.cli.running.jax_setup import set_up_jax
 
     request = options.request(target)
-    for note in set_up_jax(options, programs_of=(target, "isolate")):
+    for note in set_up_jax(options, (target, "isolate")):
         say(note)
     return options.model(target, request)
 

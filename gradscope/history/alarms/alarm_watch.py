@@ -12,10 +12,6 @@ from typing import Any, Final
 import numpy as np
 
 from gradscope import naming
-<<<<<<< HEAD
-from gradscope.history.alarms.alarm_rules import BY_NAME, NONFINITE, RULES, Statistics, forward_most
-from gradscope.history.alarms.diverging_loss import Divergence
-=======
 from gradscope.history.alarms.alarm_rules import (
     BY_NAME,
     NONFINITE,
@@ -24,8 +20,7 @@ from gradscope.history.alarms.alarm_rules import (
     Statistics,
     forward_most,
 )
-from gradscope.history.alarms.divergence import Divergence
->>>>>>> users
+from gradscope.history.alarms.diverging_loss import Divergence
 from gradscope.history.alarms.tensor_rules import TensorRules
 from gradscope.history.history_rows import Alarm
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import flax.linen as fl
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -103,38 +102,3 @@ def test_a_name_that_is_a_block_in_one_program_and_a_layer_in_the_other_pairs_ne
     assert found.verdict == "same", [(row.family, row.name, row.why) for row in found.rows if row.counts]
     faulty = gs.compare(reference, _blocks("encode", "down", transposed=True))
     assert faulty.sentence.startswith("Forward first differs at `downsample` "), faulty.sentence
-
-
-class _Net(fl.Module):
-    @fl.compact
-    def __call__(self, x: Any) -> Any:
-        x = fl.tanh(fl.Dense(WIDTH, name="fc1")(x))
-        return fl.Dense(WIDTH, name="fc2")(x)
-
-
-def _network(scope: str = "", *, transposed: bool = False) -> Dump:
-    """The dump of a network, behind which a scope of the user's own has a given name."""
-
-    def loss(weights: Any, batch: Any) -> Any:
-        if transposed:
-            weights = weights | {"fc2": weights["fc2"] | {"kernel": weights["fc2"]["kernel"].T}}
-        x = _Net().apply({"params": weights}, batch["x"])
-        with jax.named_scope(scope or "error"):
-            error = x - batch["y"]
-        return jnp.square(error).mean()
-
-    layers = _weights(["fc1", "fc2"]).items()
-    return gs.capture(loss, {name: each | {"bias": each["bias"][0]} for name, each in layers}, BATCH, origins=False)
-
-
-@pytest.mark.parametrize("turned", [False, True])
-def test_a_scope_of_the_users_own_is_no_layer_inside_a_root(turned: bool) -> None:
-    def compared(one: Dump, other: Dump) -> gs.Comparison:
-        return gs.compare(*((other, one) if turned else (one, other)))
-
-    named = _network("fc2")
-    found = compared(named, _network())
-    assert found.verdict == "same", found.sentence
-    faulty = compared(named, _network(transposed=True))
-    assert faulty.first_divergence.forward is not None
-    assert faulty.first_divergence.forward.name == ("fc2" if turned else "_Net/fc2"), faulty.sentence

@@ -7,11 +7,11 @@ import tracemalloc
 from pathlib import Path
 
 import numpy as np
+from gradscope.history.schema import STEPS
 
 from gradscope.history.history_reader import History
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import HISTORY
-from gradscope.history.schema import STEPS
 
 RECORDED = 20_000
 

@@ -85,8 +85,7 @@ def train(
     start, model_request = Path.cwd(), model_options.request(target)
     step_options.factors()
     checked = record_options.checked()
-    programs_of = None if no_cache else (target, "train", step_options)
-    notes = set_up_jax(model_options, programs_of=programs_of, distributed=distributed)
+    notes = set_up_jax(model_options, (target, "train", step_options), cache=not no_cache, distributed=distributed)
     from gradscope.capturing.records.distributed import speaks_for_all
 
     quiet = quiet or not speaks_for_all()
