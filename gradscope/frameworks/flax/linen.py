@@ -78,13 +78,20 @@ def _opening(call: Callable[..., Any], args: Any, kwargs: Any, context: nn.modul
     path, method = context.module.path, context.method_name
     if method == "__call__" or not hasattr(type(context.module), method):  # a function that `nn.scan` or its like calls
         method = ""
-    root = _ROOT.get() if path else context.module.name or type(context.module).__name__
+    root = (_ROOT.get() if path else "") or _root_of(context.module)
     token = _ROOT.set(root)
     try:
         with module_scope("/".join(filter(None, (root, *path))), method):
             return call(*args, **kwargs)
     finally:
         _ROOT.reset(token)
+
+
+def _root_of(module: Any) -> str:
+    """Returns the name of the outermost module around one that is bound to variables."""
+    while isinstance(module.parent, nn.Module):
+        module = module.parent
+    return module.name or type(module).__name__
 
 
 def _streams(key: Array) -> dict[str, Array]:

@@ -1,8 +1,9 @@
 """Module scopes name modules of frameworks by their path from the outermost module, which is that of their parameters.
 
 A module's scope is relative to the module that calls it, so that scopes of the user's own between the two stay in its
-name. One that another module than its owner calls, as tied weights are, has its complete path for a scope, which
-begins with `FROM_ROOT`: `//Net/encoder/embed` inside `Net/decoder` names the layer `Net/encoder/embed`. A method other
+name. One that another module than its owner calls, as tied weights are, has its complete path for a scope, behind
+`FROM_ROOT` and the number of components that it shares with the path of the module that calls it:
+`//1/Net/encoder/embed` inside `Net/decoder` names the layer `Net/encoder/embed`. A method other
 than `__call__` is a layer beside its module, `vae.encode`, and the modules that it calls are the module's, `vae/fc1`.
 A module that calls itself, or the `__call__` of its base class, opens no second scope.
 
@@ -14,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import takewhile
 from typing import Final, NamedTuple
 
 import jax
 
-#: Begins a scope that is not relative to the one around it, but to the outermost module, whose name follows.
+#: Begins a scope that is not relative to the one around it, but to the outermost module.
 FROM_ROOT: Final = "//"
 
 
@@ -68,5 +70,7 @@ def _scope_of(called: _Call, around: _Call) -> str:
         return called.scopes[0]
     if len(called.path) > depth and called.path[:depth] == around.path and not (around.method and depth > 1):
         return "/".join(called.scopes[depth:])
-    same_root = around.path[:1] == called.path[:1]
-    return FROM_ROOT + "/".join(called.scopes) if same_root else "/".join(called.scopes[1:])
+    if depth and called.path[0] != around.path[0]:
+        return "/".join(called.scopes[1:])
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(called.path, around.path, strict=False)))
+    return f"{FROM_ROOT}{shared}/{'/'.join(called.scopes)}"

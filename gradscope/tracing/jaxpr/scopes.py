@@ -44,26 +44,29 @@ class ScopePath:
         """Returns the path one scope deeper; a name that contains `/` is several scopes."""
         parts = [part for part in name.split("/") if part]
         if name.startswith(FROM_ROOT):
-            return self._from_root(parts)
+            return self._from_root(int(parts[0]), parts[1:])
         path = self
         for part in parts:
             component = Component(name=part, loops=path.pending_loops)
             path = ScopePath(components=(*path.components, component))
         return path
 
-    def _from_root(self, parts: Sequence[str]) -> ScopePath:
+    def _from_root(self, shared: int, parts: Sequence[str]) -> ScopePath:
+        """Returns the path of a module that shares so many components with the one around it, whose path it has."""
         root, *own = parts
         opened = [number for number, each in enumerate(self.components) if module_of(each.name) == root]
         if not opened:
             return self.scope("/".join(own))
-        owners, inside = self.components[: opened[-1] + 1], self.components[opened[-1] + 1 :]
-        shared = 0
-        while shared < min(len(own), len(inside)) and module_of(own[shared]) == module_of(inside[shared].name):
-            shared += 1
-        kept = (Component(name=name, loops=each.loops) for name, each in zip(own, inside[:shared], strict=False))
-        loops = sum(each.loops for each in inside[shared:]) + self.pending_loops
-        new = (Component(name=name) for name in own[shared:])
-        found = (*owners, *kept, *new)
+        kept = opened[-1] + 1
+        found = list(self.components)
+        for name in own[: shared - 1]:  # scopes of the user's own may be between them
+            at = next((n for n in range(kept, len(found)) if module_of(found[n].name) == module_of(name)), None)
+            if at is None:
+                break
+            found[at] = replace(found[at], name=name)
+            own, kept = own[1:], at + 1
+        loops = sum(each.loops for each in found[kept:]) + self.pending_loops
+        found = [*found[:kept], *(Component(name=name) for name in own)]
         return ScopePath(components=(*found[:-1], replace(found[-1], loops=found[-1].loops + loops)))
 
     def loop_within(self) -> ScopePath:

@@ -265,6 +265,37 @@ def test_a_module_has_the_name_of_its_parameters_whoever_calls_it(folder: Path) 
     assert cells == {"SimpleCell_0[0]", "SimpleCell_0[0]/i", "SimpleCell_0[0]/h"}
 
 
+BOUND = """
+import flax.linen as nn, jax, jax.numpy as jnp
+
+class Coder(nn.Module):
+    def setup(self):
+        self.fc = nn.Dense(3)
+    def encode(self, x):
+        return self.fc(x)
+
+class Net(nn.Module):
+    def setup(self):
+        self.coder = Coder()
+    def __call__(self, x):
+        return self.coder.encode(x)
+
+def init(key):
+    return Net().init(key, jnp.ones((1, 4)))
+
+def batch(key, size):
+    return {"x": jax.random.normal(key, (size, 4))}
+
+def loss(variables, batch):
+    return jnp.square(Net().bind(variables).coder.encode(batch["x"])).mean()
+"""
+
+
+def test_a_module_that_is_bound_to_variables_has_the_same_names(folder: Path) -> None:
+    seen = agreement.dump(agreement.source(folder, BOUND))
+    assert [layer.path for layer in seen.layers if layer.params] == ["coder.encode", "coder/fc"]
+
+
 #: Blocks whose shortcut is their input as it is, in ResNet18.
 SHORTCUTS = {f"layers_{number}/ResNetSkipConnection_0" for number in (2, 3, 5, 7, 9)}
 

@@ -44,18 +44,25 @@ def test_a_new_scope_is_entered_for_the_first_time() -> None:
 def test_a_module_that_another_calls_has_its_own_path_and_the_iterations_of_the_call() -> None:
     student = ScopePath().scope("student").scope("Net")
     decoder = student.scope("decoder")
-    assert decoder.scope("//Net/encoder/embed").template == "student/Net/encoder/embed"
-    assert decoder.loop().scope("//Net/encoder/embed").template == "student/Net/encoder/embed[*]"
-    assert student.loop().scope("decoder").scope("//Net/encoder").template == "student/Net[*]/encoder"
-    assert student.loop_within().scope("//Net/cell").template == "student/Net/cell[*]"
+    assert decoder.scope("//1/Net/encoder/embed").template == "student/Net/encoder/embed"
+    assert decoder.loop().scope("//1/Net/encoder/embed").template == "student/Net/encoder/embed[*]"
+    assert student.loop().scope("decoder").scope("//1/Net/encoder").template == "student/Net[*]/encoder"
+    assert student.loop_within().scope("//1/Net/cell").template == "student/Net/cell[*]"
 
 
 def test_what_a_method_calls_is_its_modules() -> None:
     method = ScopePath().scope("Net").scope("vae.encode")
-    assert method.scope("//Net/vae/fc").template == "Net/vae/fc"
-    assert method.loop().scope("//Net/vae/fc").template == "Net/vae[*]/fc"
-    assert ScopePath().scope("Net.encode").scope("vae").scope("//Net/fc").template == "Net.encode/fc"
+    assert method.scope("//2/Net/vae/fc").template == "Net/vae/fc"
+    assert method.loop().scope("//2/Net/vae/fc").template == "Net/vae[*]/fc"
+    assert ScopePath().scope("Net.encode").scope("vae").scope("//1/Net/fc").template == "Net.encode/fc"
+
+
+def test_scopes_of_the_users_own_stay_between_modules_that_are_shared() -> None:
+    coder = ScopePath().scope("Net").scope("mine").scope("coder")
+    assert coder.scope("//2/Net/coder.encode").template == "Net/mine/coder.encode"
+    assert coder.scope("//2/Net/coder/fc").template == "Net/mine/coder/fc"
+    assert coder.scope("encoder").scope("//1/Net/encoder/fc").template == "Net/encoder/fc"
 
 
 def test_a_path_from_a_root_that_is_not_there_is_relative() -> None:
-    assert ScopePath().scope("solver").scope("//Net/vae/fc").template == "solver/vae/fc"
+    assert ScopePath().scope("solver").scope("//2/Net/vae/fc").template == "solver/vae/fc"
