@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import shutil
 from pathlib import Path
 
@@ -99,3 +100,16 @@ def test_what_cannot_be_isolated_is_a_usage_error(folder: Path, line: str, says:
     done = gradscope("compare", *line.split(), folder=folder)
     assert done.status == 2
     assert says in done.lines[0]
+
+
+def test_isolation_is_proposed_where_it_would_run_and_tells_more(folder: Path, tmp_path: Path) -> None:
+    output = gradscope("compare", "a.npz", "faulty.npz", folder=folder).output
+    proposed = re.search(r"^layers +(.*)", output, re.MULTILINE)
+    assert proposed is not None
+    assert proposed[1] == "--isolate faulty.py runs each layer by itself: only those at fault differ"
+    assert "--isolate" not in gradscope("compare", "a.npz", "a.npz", folder=folder).output
+    for name in ("a.npz", "faulty.npz", "faulty.py"):
+        shutil.copy(folder / name, tmp_path / name)
+    with (tmp_path / "faulty.py").open("a") as file:
+        file.write("# changed since\n")
+    assert "--isolate" not in gradscope("compare", "a.npz", "faulty.npz", folder=tmp_path).output

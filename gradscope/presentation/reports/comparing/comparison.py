@@ -8,6 +8,7 @@ paste.
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ from gradscope.presentation.tables.table import Table
 _REASONS_PER_STATUS: Final = 10
 #: The number of names of either side that are shown where the dumps have none in common.
 _SOME_NAMES: Final = 5
+#: The families of what layers make.
+_LAYERED: Final = (naming.ACTIVATION, naming.ACTIVATION_GRAD)
 #: The most and the fewest rows of an overview.
 _MOST_ROWS: Final = 12
 _FEWEST_ROWS: Final = 4
@@ -59,6 +62,7 @@ class ComparisonReport:
         worst_first: Whether tables begin with the row furthest from passing; otherwise they are in execution order.
         overview: Whether a terminal shows the first and the worst rows and not all of them.
         verbose: Whether hashes in which the runs differ are shown.
+        target: What makes the candidate's model again, to propose to run its layers by themselves; "" for nothing.
     """
 
     comparison: Comparison
@@ -66,6 +70,7 @@ class ComparisonReport:
     worst_first: bool = False
     overview: bool = False
     verbose: bool = False
+    target: str = ""
 
     def document(self, screen: Screen) -> Document:
         """Returns verdict, provenance, tables, reasons and what would pass; or some names, where no name is common."""
@@ -151,6 +156,10 @@ class ComparisonReport:
             text = ", ".join(f"{count(number)} {status}" for status, number in uncounted.items())
             yield Note(label="not counted", text=f"{text} (--full has the reasons)")
         yield from _what_would_pass([row for row in self.comparison.rows if row.counts])
+        layers = {row.name for row in shown if row.family in _LAYERED and row.status == "different"}
+        if self.target and len(layers) > 1:
+            text = f"--isolate {shlex.quote(self.target)} runs each layer by itself: only those at fault differ"
+            yield Note(label="layers", text=text)
         if most is not None and shown:
             yield Note(label="more", text="--full has every row that differs, --all also those that are the same")
 
