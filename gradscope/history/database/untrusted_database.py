@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
 from contextlib import suppress
@@ -66,7 +67,10 @@ def opened(path: Path) -> tuple[sqlite3.Connection, int]:
         size_bytes += log.stat().st_size
     try:
         connection = sqlite3.connect(
-            f"file:{quote(str(path.absolute()))}?mode=ro{mode}", uri=True, isolation_level=None, check_same_thread=False
+            f"file:{quote(os.fsencode(path.absolute()))}?mode=ro{mode}",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
         )
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)

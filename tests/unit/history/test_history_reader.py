@@ -1,7 +1,8 @@
-"""A history is read in the memory of its numbers, and not of an object for each."""
+"""A history is read in the memory of its numbers, not of an object for each; its folder may have any name."""
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import tracemalloc
 from pathlib import Path
@@ -32,3 +33,11 @@ def test_many_steps_are_read_in_about_the_memory_of_their_numbers(tmp_path: Path
     np.testing.assert_array_equal(steps["step"], np.arange(RECORDED))
     np.testing.assert_array_equal(steps["loss"], np.arange(RECORDED) / 7)
     assert np.isnan(steps["learning_rate"]).all()
+
+
+def test_the_name_of_a_folder_need_not_be_utf_8(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    HistoryWriter(folder, from_step=0, facts={"model": "net"}).close()
+    with History(folder) as history:
+        assert history.facts["model"] == "net"
