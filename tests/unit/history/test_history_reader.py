@@ -8,7 +8,7 @@ import tracemalloc
 from pathlib import Path
 
 import numpy as np
-from gradscope.history.schema import STEPS
+from gradscope.history.database.schema import STEPS
 
 from gradscope.history.history_reader import History
 from gradscope.history.history_writer import HistoryWriter
