@@ -88,10 +88,10 @@ def _opening(call: Callable[..., Any], args: Any, kwargs: Any, context: nn.modul
 
 
 def _root_of(module: Any) -> str:
-    """Returns the name of the outermost module around one that is bound to variables."""
+    """Returns the name of the outermost module around one, or of its own class where a bound one states none."""
     while isinstance(module.parent, nn.Module):
         module = module.parent
-    return module.name or type(module).__name__
+    return (not module.path and module.name) or type(module).__name__
 
 
 def _streams(key: Array) -> dict[str, Array]:

@@ -124,6 +124,7 @@ def _trained(
     from gradscope.cli.running.terminal.progress import Progress
     from gradscope.cli.running.terminal.training_progress import TrainingProgress
     from gradscope.cli.standard_streams import stdout_to_stderr
+    from gradscope.dump.storage.writing.read_files import reads_remembered
     from gradscope.training.loop.placement import Placement
     from gradscope.training.loop.processes import Processes
     from gradscope.training.loop.resuming import opened
@@ -133,7 +134,8 @@ def _trained(
 
     processes = Processes()
     with stdout_to_stderr(), Progress(quiet=quiet) as progress:
-        model = model_options.model(target, model_request)
+        with reads_remembered(anew=True):
+            model = model_options.model(target, model_request)
         for choice in model.choices if verbose else ():
             say(choice)
         step = step_options.step(model, name_options.select, name_options.exclude)
