@@ -47,7 +47,7 @@ from gradscope.comparison.pairing.values.cut_gradients import cut_gradients
 from gradscope.comparison.result import Comparison
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.naming import Selection, key_of
+from gradscope.naming import ACTIVATION, Selection, key_of
 from gradscope.naming.patterns import Pattern
 
 _DEFAULTS: Final = CompareOptions()
@@ -108,10 +108,20 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         blame=with_suspects(dumps, pairing, every, blame_of(every, *programs)),
         extent_differences=extent_differences(ref, cand),
         provenance_differences=provenance_differences(ref.manifest.provenance, cand.manifest.provenance),
+        program=_program(dumps),
         matches=pairing.matched,
         losses=loss_difference(dumps, every, options),
         examples=_examples(dumps, rows, options),
     )
+
+
+def _program(dumps: Dumps) -> tuple[str, str] | None:
+    """Returns the candidate's target and the hash of its file, where the reference has values to run its layers on."""
+    provenance = dumps.cand.manifest.provenance
+    target, file = provenance.get("target"), provenance.get("model_sha256")
+    names = (entry.name for entry in dumps.ref.manifest.entries if entry.family == ACTIVATION)
+    has_values = any(dumps.ref.has_tensor(key_of(ACTIVATION, name)) for name in names)
+    return (target, file) if has_values and isinstance(target, str) and isinstance(file, str) else None
 
 
 def paired(dumps: Dumps, options: CompareOptions) -> Pairing:

@@ -53,6 +53,8 @@ class Comparison:
             gradients, or all are equal.
         extent_differences: Sentences about what one capture recorded and the other did not.
         provenance_differences: `field`, `ref` and `cand` of each difference between the runs, likely causes first.
+        program: The candidate's target and the SHA-256 of its file, where both are stated and the reference has values
+            of layers; else None.
 
     Example:
         >>> import numpy as np
@@ -71,6 +73,7 @@ class Comparison:
     examples: ExampleError | None = None
     extent_differences: tuple[str, ...] = ()
     provenance_differences: tuple[Mapping[str, Json], ...] = ()
+    program: tuple[str, str] | None = None
 
     def __bool__(self) -> bool:
         return self.verdict == "same"

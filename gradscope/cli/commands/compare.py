@@ -95,7 +95,7 @@ def compare(
         overview=not (full or everything or worst_first or name_options.select or name_options.exclude),
         verbose=verbose,
     )
-    report, status = _report(found, shown, "" if isolate else _to_isolate(found, ref, cand)), found.exit_code
+    report, status = _report(found, shown, "" if isolate else _to_isolate(found)), found.exit_code
     if isolate is not None:
         single, isolation = _single(found), _isolated(ref, cand[0], isolate, compare_options)
         report, status = _isolation_report(single, isolation, everything), status or isolation.exit_code
@@ -191,18 +191,13 @@ class _Shown(TypedDict):
     verbose: bool
 
 
-def _to_isolate(found: Comparison | Series, ref: Path, cand: list[Path]) -> str:
+def _to_isolate(found: Comparison | Series) -> str:
     """Returns the candidate's target where running its layers by themselves tells more; "" where it does not."""
+    from gradscope.cli.running.compared_paths import target_here
     from gradscope.comparison import Comparison
-    from gradscope.dump.reader import open_dump
 
-    if not isinstance(found, Comparison) or found.first_divergence.forward is None or len(cand) > 1:
-        return ""
-    from gradscope.cli.running.rerun import target_here
-
-    with open_dump(ref, histograms=False) as reference, open_dump(cand[0], histograms=False) as candidate:
-        stated = isinstance(reference.manifest.provenance.get("target"), str)
-        return target_here(candidate.manifest.provenance) if stated else ""
+    differs = isinstance(found, Comparison) and found.first_divergence.forward is not None
+    return target_here(found.program) if differs and found.program is not None else ""
 
 
 def _report(found: Comparison | Series, shown: _Shown, target: str) -> Report:

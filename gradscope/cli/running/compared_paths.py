@@ -1,15 +1,18 @@
-"""The paths on a command line state which dumps are compared with which."""
+"""The paths on a command line state which dumps are compared with which, and dumps which programs made them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from gradscope.comparison import CompareOptions, Comparison
     from gradscope.comparison.result import Series
+
+#: The bytes of the largest source that is looked at: anybody may have written the dump that names it.
+_MOST_SOURCE_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,3 +115,20 @@ def refuse_for_runs(options: Mapping[str, object]) -> None:
     wrong = next((name for name, value in options.items() if value is not None), None)
     if wrong is not None:
         raise UsageError(f"{wrong} is of dumps, and these are training runs", hint="leave it out")
+
+
+def target_here(program: tuple[str, str]) -> str:
+    """Returns the target of a dump's run where its file is found from here and is as it was; "" otherwise.
+
+    Args:
+        program: The target, and the SHA-256 of its file.
+    """
+    import hashlib
+
+    target, known = program
+    path = Path(target.partition(":")[0])
+    try:
+        is_source = path.is_file() and path.stat().st_size <= _MOST_SOURCE_BYTES
+        return target if is_source and hashlib.sha256(path.read_bytes()).hexdigest() == known else ""
+    except (OSError, ValueError):
+        return ""

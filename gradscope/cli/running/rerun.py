@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -61,22 +60,6 @@ def rerun_model(target: str, options: ModelOptions) -> Model:
     for note in set_up_jax(options, (target, "isolate")):
         say(note)
     return options.model(target, request)
-
-
-def target_here(provenance: Mapping[str, Json]) -> str:
-    """Returns the target of a dump's run where its file is found from here and is as it was; "" otherwise.
-
-    Args:
-        provenance: The provenance of the run.
-    """
-    target, known = provenance.get("target"), provenance.get("model_sha256")
-    if not isinstance(target, str) or not isinstance(known, str):
-        return ""
-    path = Path(target.partition(":")[0])
-    try:
-        return target if hashlib.sha256(path.read_bytes()).hexdigest() == known else ""
-    except (OSError, ValueError):
-        return ""
 
 
 def _choice(choices: type[_Choice], value: Json) -> _Choice | None:

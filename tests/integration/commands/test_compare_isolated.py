@@ -113,3 +113,7 @@ def test_isolation_is_proposed_where_it_would_run_and_tells_more(folder: Path, t
     with (tmp_path / "faulty.py").open("a") as file:
         file.write("# changed since\n")
     assert "--isolate" not in gradscope("compare", "a.npz", "faulty.npz", folder=tmp_path).output
+    shutil.copy(folder / "faulty.py", tmp_path / "faulty.py")
+    done = gradscope("dump", "model.py", "--stats-only", "-o", tmp_path / "golden.npz", folder=folder)
+    assert done.status == 0, done.errors
+    assert "--isolate" not in gradscope("compare", "golden.npz", "faulty.npz", folder=tmp_path).output

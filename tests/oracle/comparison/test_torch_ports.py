@@ -430,3 +430,42 @@ def test_a_scope_around_more_than_a_module_is_not_at_fault_where_what_reads_it_a
     port = gs.capture(loss, weights, {"x": x.numpy()}, origins=False)
     found = gs.compare(capture(module, lambda y: y.square().mean(), {"x": x}), port)
     assert named_first(found) & {"tanh", "last"}, found.sentence
+
+
+class _Rectified(nn.Module):
+    """Layers with functions of PyTorch between them, which no hook sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second, self.last = (
+            nn.Linear(6, 6),
+            nn.LayerNorm(6),
+            nn.Linear(6, 6),
+            nn.Linear(6, 2),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.relu(self.norm(self.first(x)))
+        return self.last(nn.functional.silu(self.second(x)))
+
+
+def test_no_error_is_made_anew_behind_a_function_between_modules() -> None:
+    torch.manual_seed(5)
+    module, x = _Rectified(), torch.randn(16, 6)
+    weights = {name: np.array(value.numpy()) for name, value in module.state_dict().items()}
+
+    def loss(weights: Any, batch: Any) -> Any:
+        def dense(name: str, x: Any) -> Any:
+            with jax.named_scope(name):
+                return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"][None]
+
+        x = dense("first", batch["x"])
+        with jax.named_scope("norm"):
+            x = (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 0.1)
+            x = x * weights["norm.weight"][None] + weights["norm.bias"][None]
+        return jnp.square(dense("last", jax.nn.silu(dense("second", jax.nn.relu(x))))).mean()
+
+    port = gs.capture(loss, weights, {"x": x.numpy()}, origins=False)
+    found = gs.compare(capture(module, lambda y: y.square().mean(), {"x": x}), port)
+    assert found.sentence.startswith("Forward first differs at `norm` "), found.sentence
+    assert "made anew" not in found.sentence, found.sentence

@@ -8,8 +8,8 @@ import tracemalloc
 from pathlib import Path
 
 import numpy as np
-from gradscope.history.database.schema import STEPS
 
+from gradscope.history.database.schema import STEPS
 from gradscope.history.history_reader import History
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import HISTORY

@@ -12,26 +12,40 @@ from typing import Final
 from gradscope.comparison.judging.limits.measured_pairs import MeasuredPair
 from gradscope.comparison.pairing.matching import Dumps
 from gradscope.dump.manifest.layer_graph import NearestKeys, Sources, sources_of
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT_GRAD, PARAM_GRAD, split_key
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT_GRAD, PARAM, PARAM_GRAD, split_key
 
 #: The families of what a program computes and its layers tell the sources of.
 _COMPUTED: Final = (ACTIVATION, ACTIVATION_GRAD, INPUT_GRAD, PARAM_GRAD)
 
 
 def joint_sources(dumps: Dumps, pairs: Sequence[MeasuredPair]) -> Sources:
-    """Returns the sources of tensors, by the keys of the reference's owners; those of the candidate where it has none.
+    """Returns the sources of tensors, by the keys of the reference's owners, and those of the candidate where it ends.
+
+    What a module of PyTorch reads is not known where a function stands before it: its parameters are left then.
 
     Args:
         dumps: The dumps.
         pairs: The pairs of their tensors.
     """
     own = sources_of(dumps.ref.manifest.layers)
-    lacking = [each for each in pairs if not own.get(each.owner) and split_key(each.owner)[0] in _COMPUTED]
+    lacking = [each for each in pairs if _ends(each.owner, own.get(each.owner, ()))]
     if not lacking or not dumps.cand.manifest.layers:
         return own
     owners = {dumps.cand.resolve(key): pair.owner for pair in pairs for key in pair.match.recipe.keys}
     sources = NearestKeys(sources_of(dumps.cand.manifest.layers), owners)
-    return {**own, **{pair.owner: _behind(dumps, pair, sources, owners) for pair in lacking}}
+    return {**own, **{pair.owner: _joined(own, _behind(dumps, pair, sources, owners), pair) for pair in lacking}}
+
+
+def _ends(owner: str, sources: Sequence[str]) -> bool:
+    """Returns whether nothing is known that a computed tensor is made of; of a value, beside parameters."""
+    family = split_key(owner)[0]
+    return family in _COMPUTED and not (
+        any(split_key(each)[0] != PARAM for each in sources) if family == ACTIVATION else sources
+    )
+
+
+def _joined(own: Sources, others: Sequence[str], pair: MeasuredPair) -> list[str]:
+    return list(dict.fromkeys((*own.get(pair.owner, ()), *others)))
 
 
 def _behind(dumps: Dumps, pair: MeasuredPair, sources: NearestKeys, owners: dict[str, str]) -> list[str]:
