@@ -22,7 +22,8 @@ import stat
 import sys
 import threading
 from contextlib import suppress
-from typing import ClassVar, Final, NoReturn
+from io import BufferedWriter, TextIOWrapper
+from typing import IO, Any, ClassVar, Final, NoReturn
 
 #: The new objects after which Python searches for cycles of which nothing is used any more. By default it is 700, and
 #: searching took a quarter of `show` (2026-11). That of 70,000 tensors makes 400,000; those of a long series add up.
@@ -87,13 +88,20 @@ def _end() -> None:
     has_plugins = any(name.startswith("jax_plugins.") for name in sys.modules)
     if status is None or has_plugins or "LD_PRELOAD" in os.environ or _is_watched() or _is_writing():
         return
-    for stream in (sys.stdout, sys.stderr):
+    for stream in _streams():
         with suppress(OSError, ValueError):  # ValueError: it is closed
             stream.flush()
     import ctypes
 
     ctypes.CDLL(None).fflush(None)  # what a library printed
     os._exit(status)
+
+
+def _streams() -> list[IO[Any]]:
+    """Returns all streams that may have something to write: the standard ones, and the model's own on their files."""
+    kinds = (TextIOWrapper, BufferedWriter)
+    # Not `isinstance`, which asks an object for its class.
+    return [sys.stdout, sys.stderr, *(each for each in gc.get_objects() if issubclass(type(each), kinds))]
 
 
 def _is_writing() -> bool:

@@ -188,7 +188,8 @@ def test_a_profiler_has_what_it_saw_of_a_command(dumps: Path, tmp_path: Path) ->
     assert "print_report" in functions
 
 
-#: A model that has something to do when Python takes its process apart, and keeps a file open or does not.
+#: A model that has something to do when Python takes its process apart, has written to a stream of its own on standard
+#: error, and keeps a file open or does not.
 LEFT_TO_THE_END = """
 import atexit
 class Log:
@@ -196,6 +197,8 @@ class Log:
         print("taken apart")
 LOG = Log()
 atexit.register(print, "at exit")
+ERRORS = open(2, "w", closefd=False)
+ERRORS.write("in a buffer")
 if {opens}:
     FILE = open("log.txt", "w")
     FILE.write("written last")
@@ -213,5 +216,6 @@ def test_a_process_is_taken_apart_only_where_a_file_has_something_to_lose(tmp_pa
     )
     assert (done.returncode, json.loads(done.stdout)["command"]) == (0, "inspect")
     assert "at exit" in done.stderr
+    assert "in a buffer" in done.stderr
     assert ("taken apart" in done.stderr) == opens
     assert not opens or (tmp_path / "log.txt").read_text() == "written last"
