@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from gradscope.dump.record import Json
+from gradscope.naming.wording import brief
 from gradscope.presentation.render.document import Document, Note, Notes
 from gradscope.presentation.render.github import Annotation
 from gradscope.presentation.render.screen import BAD, DOUBTFUL, GOOD, Screen
@@ -115,4 +116,8 @@ class ProofReport:
 
 def _sentence(row: Mapping[str, Json]) -> str:
     why = f"; {row['why']}" if "why" in row else ""
-    return f"{row['what']}: the error is {row.get('error')}, expected {row.get('expected')}{why}"
+    return f"{row['what']}: the error is {_brief(row.get('error'))}, expected {_brief(row.get('expected'))}{why}"
+
+
+def _brief(number: Json) -> str:
+    return brief(number) if isinstance(number, int | float) else str(number)
