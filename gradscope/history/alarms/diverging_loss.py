@@ -69,7 +69,8 @@ class Divergence:
         loss = numbers.get("loss", math.nan)
         usual = self._usual()
         finite = all(math.isfinite(value) for value in numbers.values())
-        growth = 0.0 if usual is None or not usual else (loss - usual) / abs(usual) + 1
+        scale = 0.0 if usual is None else self._scale(usual)
+        growth = 0.0 if usual is None or not scale else (loss - usual) / scale + 1
         if finite and growth < _GROWTH:
             self.streak, self.most, self.raised = 0, 0.0, False
             self.first = loss if self.first is None else self.first
@@ -110,6 +111,11 @@ class Divergence:
         # By the first, so that the noise of a loss that has become tiny is none of its growth.
         return None if self.first is None else max(self.first, float(np.quantile(self.losses, 0.5, method="lower")))
 
+    def _scale(self, usual: float) -> float:
+        """Returns what a loss grows by until it is twice what it was: negative ones may have been further from zero."""
+        # As those of adversarial networks, which go up and down around zero and begin near it.
+        return max(abs(usual), -min(self.losses))
+
     def _has_grown(self, *, finite: bool) -> bool:
         share = max((each.share for each in self.updates), default=0.0)
         if not finite:
@@ -140,8 +146,8 @@ class Divergence:
             f"the update of step {update.step:,} is {_share(update)} the parameters, and the loss {verb} from "
             f"{usual:.4g} to {loss:.4g}{gradient}: the {which} is too large"
         )
-        value = loss if math.isfinite(loss) else None
-        return Alarm(step=number, rule=DIVERGING, why=why, value=value, limit=_GROWTH * usual)
+        value, limit = loss if math.isfinite(loss) else None, usual + (_GROWTH - 1) * self._scale(usual)
+        return Alarm(step=number, rule=DIVERGING, why=why, value=value, limit=limit)
 
 
 def _share(update: _Update) -> str:

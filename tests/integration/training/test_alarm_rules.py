@@ -336,22 +336,30 @@ def test_a_learning_rate_at_which_a_run_converges_is_not(zeros: bool) -> None:
         assert descended(rate, momentum=0.5, zeros=zeros, every=1) == []
 
 
-def test_a_loss_that_grows_is_not_due_to_updates_that_are_small_or_soon_over() -> None:
-    def raised(losses: list[float], share: float) -> list[int]:
-        watch = AlarmWatch({})
-        numbers = [{"loss": loss, "grad_norm": loss, "update_norm": share, "param_norm": 1.0} for loss in losses]
-        found = [alarm for step, each in enumerate(numbers) for alarm in watch.step(step, each)]
-        return [alarm.step for alarm in found if alarm.rule == "diverging"]
+def diverging(losses: list[float], share: float) -> list[int]:
+    """The steps at which losses raise the alarm where each update is a share of the parameters."""
+    watch = AlarmWatch({})
+    numbers = [{"loss": loss, "grad_norm": loss, "update_norm": share, "param_norm": 1.0} for loss in losses]
+    found = [alarm for step, each in enumerate(numbers) for alarm in watch.step(step, each)]
+    return [alarm.step for alarm in found if alarm.rule == "diverging"]
 
+
+def test_a_loss_that_goes_up_and_down_around_zero_does_not_diverge() -> None:
+    swings = [-0.02 - 1.6 * float(np.sin(step / 6)) for step in range(120)]
+    assert diverging(swings, 0.9) == []
+    assert diverging([*swings[:20], *[50.0] * 10], 0.9) == [24]
+
+
+def test_a_loss_that_grows_is_not_due_to_updates_that_are_small_or_soon_over() -> None:
     grows = [1.0, *[50.0] * 20]
-    assert (raised(grows, 0.4), raised(grows, 0.2)) == ([5], [])
+    assert (diverging(grows, 0.4), diverging(grows, 0.2)) == ([5], [])
     catapult = [1.0, 50.0, 300.0, 80.0, 11.0, *[0.5] * 20]
-    assert raised(catapult, 0.9) == []
-    assert raised([1.0, *[9.0] * 20], 5.0) == []  # large but working, and noise of a loss that has become tiny
-    assert raised([1.0, *[1e-9] * 40, *[1e-3] * 40], 5.0) == []
-    assert raised([1.0, 2000.0, 1.0], 2.0) == [1]
-    assert (raised([1.0, float("nan")], 20.0), raised([1.0, float("nan")], 2.0)) == ([1], [])
-    assert (raised([1.0, 20.0, float("nan")], 0.4), raised([1.0, 20.0, float("nan")], 0.2)) == ([2], [])
+    assert diverging(catapult, 0.9) == []
+    assert diverging([1.0, *[9.0] * 20], 5.0) == []  # large but working, and noise of a loss that has become tiny
+    assert diverging([1.0, *[1e-9] * 40, *[1e-3] * 40], 5.0) == []
+    assert diverging([1.0, 2000.0, 1.0], 2.0) == [1]
+    assert (diverging([1.0, float("nan")], 20.0), diverging([1.0, float("nan")], 2.0)) == ([1], [])
+    assert (diverging([1.0, 20.0, float("nan")], 0.4), diverging([1.0, 20.0, float("nan")], 0.2)) == ([2], [])
 
 
 def test_a_parameter_that_comes_down_to_zero_is_no_learning_rate_that_is_too_large() -> None:
