@@ -6,8 +6,8 @@ Python frees object by object what a function had when it returns, and what is l
 tensors that was a twelfth of `show` (2026-11).
 
 A process that runs a model lets its threads end first, and calls what was registered with `atexit`. What would follow
-is freeing JAX's modules and the model's objects, of which only a file that is still open has something to lose. It took
-0.3 s of `dump resnet50` (2026-11), of 5.
+is freeing JAX's modules and the model's objects, of which a file that is still open has something to lose, and a
+`__del__` that writes, which Python does not promise to call. It took 0.3 s of `dump resnet50` (2026-11), of 5.
 
 Python waits for every thread that is no daemon before it ends. One that a model started, and never ends, would keep the
 command for ever behind its result. It has some seconds, as a program's last writes take, and is then left.

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from gradscope.dump import reader
+from gradscope.dump.reader import open_dump
+from gradscope.dump.sources.dump_file import DumpFile
 from tests.integration import models
 from tests.integration.command import gradscope
 
@@ -117,3 +120,16 @@ def test_isolation_is_proposed_where_it_would_run_and_tells_more(folder: Path, t
     done = gradscope("dump", "model.py", "--stats-only", "-o", tmp_path / "golden.npz", folder=folder)
     assert done.status == 0, done.errors
     assert "--isolate" not in gradscope("compare", "golden.npz", "faulty.npz", folder=tmp_path).output
+
+
+def test_each_dump_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+
+    def counted(path: Path, **options: bool) -> DumpFile:
+        opened.append(path.name)
+        return open_dump(path, **options)
+
+    monkeypatch.setattr(reader, "open_dump", counted)
+    done = gradscope("compare", "a.npz", "faulty.npz", folder=folder)
+    assert "--isolate faulty.py" in done.output
+    assert opened == ["a.npz", "faulty.npz"]
