@@ -102,3 +102,35 @@ def test_a_name_that_is_a_block_in_one_program_and_a_layer_in_the_other_pairs_ne
     assert found.verdict == "same", [(row.family, row.name, row.why) for row in found.rows if row.counts]
     faulty = gs.compare(reference, _blocks("encode", "down", transposed=True))
     assert faulty.sentence.startswith("Forward first differs at `downsample` "), faulty.sentence
+
+
+def _repeated(*, scanned: bool) -> Dump:
+    """The dump of a scope around a scan over blocks, or around as many blocks, the last of which returns its output."""
+
+    def block(x: Any, weights: Any) -> Any:
+        with jax.named_scope("fc"):
+            return jnp.tanh(x @ weights["kernel"] + weights["bias"]) + x
+
+    def loss(weights: Any, batch: Any) -> Any:
+        x = batch["x"]
+        with jax.named_scope("net"):
+            if scanned:
+                with jax.named_scope("blocks"):
+                    x, _ = jax.lax.scan(lambda x, own: (block(x, own["fc"]), None), x, weights["blocks"])
+                x += 0.0  # a value of the scope's own
+            else:
+                for number in range(LAYERS):
+                    with jax.named_scope(f"blocks_{number}"):
+                        x = block(x, weights[f"blocks_{number}"]["fc"])
+        return jnp.square(x - batch["y"]).mean()
+
+    names = [f"blocks_{number}" for number in range(LAYERS)]
+    layers: dict[str, Any] = {name: {"fc": each} for name, each in _weights(names).items()}
+    stacked = {"blocks": jax.tree.map(lambda *each: np.stack(each), *layers.values())}
+    return gs.capture(loss, stacked if scanned else layers, BATCH, origins=False)
+
+
+def test_a_scope_that_returns_what_its_last_part_does_has_its_name_in_a_scanned_network() -> None:
+    found = gs.compare(_repeated(scanned=True), _repeated(scanned=False))
+    assert found.verdict == "same", found.sentence
+    assert {row.status for row in found.rows} == {"same"}

@@ -103,12 +103,14 @@ def _makers(layers: Iterable[Layer]) -> Mapping[str, _Maker]:
     """Returns the layers that make values, by the names of those."""
     by_path = {layer.path: layer for layer in layers}
     found: dict[str, _Maker] = {}
+    named: dict[str, _Maker] = {}
     for layer in by_path.values():
         holder = next((each for each in (layer, *layers_around(layer, by_path)) if each.params), layer)
         # A part comes after its composite, and is more exact.
         maker = _Maker(holder.path, frozenset(holder.params), bool(layer.params))
         found.update(dict.fromkeys(layer.outputs, maker))
-    return found
+        named[layer.path] = maker
+    return {**named, **found}  # what its last part returns has the name of a composite, too
 
 
 def _words(name: str) -> Tokens:
