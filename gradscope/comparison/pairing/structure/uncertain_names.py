@@ -81,6 +81,7 @@ def _uncertainty(dumps: Dumps, pairing: Pairing) -> Callable[[Match], bool] | No
     if not all(layers) or layers[0] == layers[1]:
         return None
     ref, cand = map(_makers, layers)
+    paths = [{layer.path: layer for layer in each} for each in layers]
     stated = {split_key(each.ref)[1]: each.recipe.keys for each in _of_parameters(pairing) if each.matched_by == "map"}
 
     def is_uncertain(match: Match) -> bool:
@@ -94,23 +95,29 @@ def _uncertainty(dumps: Dumps, pairing: Pairing) -> Callable[[Match], bool] | No
             split_key(key)[1] in others.params for name in own.params for key in stated.get(name, ())
         ):
             return False
-        return own.params != others.params and own.forms().isdisjoint(others.forms())
+        if own.params == others.params or not own.forms().isdisjoint(others.forms()):
+            return False
+        # What its last part returns has the name of a composite, too, which is no maker of its own.
+        return ref.get(one, _at(paths[0], one)).forms().isdisjoint(cand.get(other, _at(paths[1], other)).forms())
 
     return is_uncertain
+
+
+def _at(paths: Mapping[str, Layer], path: str) -> _Maker:
+    """Returns the layer of a path, with its parameters."""
+    return _Maker(path, frozenset(paths[path].params)) if path in paths else _Maker()
 
 
 def _makers(layers: Iterable[Layer]) -> Mapping[str, _Maker]:
     """Returns the layers that make values, by the names of those."""
     by_path = {layer.path: layer for layer in layers}
     found: dict[str, _Maker] = {}
-    named: dict[str, _Maker] = {}
     for layer in by_path.values():
         holder = next((each for each in (layer, *layers_around(layer, by_path)) if each.params), layer)
         # A part comes after its composite, and is more exact.
         maker = _Maker(holder.path, frozenset(holder.params), bool(layer.params))
         found.update(dict.fromkeys(layer.outputs, maker))
-        named[layer.path] = maker
-    return {**named, **found}  # what its last part returns has the name of a composite, too
+    return found
 
 
 def _words(name: str) -> Tokens:
