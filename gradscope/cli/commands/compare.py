@@ -196,8 +196,9 @@ def _to_isolate(found: Comparison | Series) -> str:
     from gradscope.cli.running.compared_paths import target_here
     from gradscope.comparison import Comparison
 
-    differs = isinstance(found, Comparison) and found.first_divergence.forward is not None
-    return target_here(found.program) if differs and found.program is not None else ""
+    if not isinstance(found, Comparison) or found.program is None or found.first_divergence.forward is None:
+        return ""
+    return target_here(found.program)
 
 
 def _report(found: Comparison | Series, shown: _Shown, target: str) -> Report:

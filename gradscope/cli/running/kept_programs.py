@@ -6,8 +6,8 @@ is idle (2026-11). XLA loads without the interpreter's lock. What a command load
 is therefore loaded by a thread as soon as the command compiles anything. JAX still decides by its hash what it needs; a
 program that it does not ask for was loaded in vain.
 
-This needs two functions of JAX's own (`jax._src.compilation_cache`), which versions 0.6 to 0.12 have and which nothing
-promises. Where one is missing, programs are loaded when they are needed.
+This needs two functions of JAX's own (`jax._src.compilation_cache`), and two of the options that they receive, which
+versions 0.6 to 0.12 have and which nothing promises. Where one is missing, programs are loaded when they are needed.
 """
 
 from __future__ import annotations
@@ -99,12 +99,15 @@ class _Expected:
             options: The options for which it was compiled.
             place: The backend and the devices. Programs are expected on those of the first request.
         """
-        stated: bytes = options.SerializeAsString()
+        try:
+            stated, parsed = options.SerializeAsString(), type(options).ParseFromString
+        except AttributeError:  # of another JAX
+            return self._load(name, options, *place)
         with self._lock:
             self._options[name] = stated
             if not self._place:
                 self._place = place
-                self._begin(type(options).ParseFromString)
+                self._begin(parsed)
             loading = self._loading.pop(name, None)
         if loading is not None and stated == self._noted[name] and place == self._place:
             self.note(name)
@@ -117,8 +120,10 @@ class _Expected:
         return found
 
     def note(self, name: str) -> None:
-        """Notes that this command needs a program, which was requested before."""
+        """Notes that this command needs a program, as far as it is known for which options."""
         with self._lock:
+            if name not in self._options:
+                return
             self._needed[name] = self._options[name]
             if not self._needed.items() <= self._noted.items():
                 self._notes.write(self._needed)

@@ -216,14 +216,15 @@ def _in_brackets(row: ComparisonRow, makers: Sequence[str]) -> str:
 def _new_errors(rows: Sequence[ComparisonRow], divergence: Divergence) -> list[str]:
     """Returns a clause about tensors, other than the first, that differ by far more than all of their sources."""
     # A module that returns what its last layer returns has the same tensor by another name.
-    told = [each.metrics for each in (divergence.forward, divergence.backward) if each is not None]
+    told = {repr(each.metrics) for each in (divergence.forward, divergence.backward) if each is not None}
     # A gradient is also made of the values that the rule of its layer kept, which differ where the forward pass does.
     directed = (*FORWARD, *BACKWARD) if divergence.forward is None else FORWARD
     made: list[str] = []
     for row in rows:
         is_new = row.family in directed and row.status == "different" and row.inputs_paired
-        if is_new and as_float(row.metrics.get("growth", 0.0)) > FLAGGED and row.metrics not in told:
-            told.append(row.metrics)
+        is_new = is_new and as_float(row.metrics.get("growth", 0.0)) > FLAGGED
+        if is_new and (metrics := repr(row.metrics)) not in told:
+            told.add(metrics)
             made.append(row.name)
     return [f"error is made anew at {some_of(list(dict.fromkeys(made)))}"] if made else []
 

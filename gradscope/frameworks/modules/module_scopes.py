@@ -1,17 +1,18 @@
 """Module scopes name modules of frameworks by their path from the outermost module, which is that of their parameters.
 
 A module's scope is relative to the module that calls it, so that scopes of the user's own between the two stay in its
-name. One that another module than its owner calls, as tied weights are, has its complete path for a scope, behind
-`FROM_ROOT` and the number of components that it shares with the path of the module that calls it:
-`//1/Net/encoder/embed` inside `Net/decoder` names the layer `Net/encoder/embed`. A method other
-than `__call__` is a layer beside its module, `vae.encode`, and the modules that it calls are the module's, `vae/fc1`.
-A module that calls itself, or the `__call__` of its base class, opens no second scope.
+name. One that another module than its owner calls, as tied weights are, has its complete path for a scope, behind words
+that no program opens by chance and the number of components that it shares with the path of the module that calls it:
+`//gradscope/1/Net/encoder/embed` inside `Net/decoder` names the layer `Net/encoder/embed`. A method other than
+`__call__` is a layer beside its module, `vae.encode`, and the modules that it calls are the module's, `vae/fc1`. A
+module that calls itself, or the `__call__` of its base class, opens no second scope.
 
 The module being called is stored per thread: modules may be built in one while a loss is traced in another.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,8 +21,8 @@ from typing import Final, NamedTuple
 
 import jax
 
-#: Begins a scope that is not relative to the one around it, but to the outermost module.
-FROM_ROOT: Final = "//"
+#: A scope that is not relative to the one around it, but to the outermost module.
+_FROM_ROOT: Final = re.compile(r"//gradscope/([0-9]+)/([^/]+/.+)")
 
 
 class _Call(NamedTuple):
@@ -73,4 +74,14 @@ def _scope_of(called: _Call, around: _Call) -> str:
     if depth and called.path[0] != around.path[0]:
         return "/".join(called.scopes[1:])
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(called.path, around.path, strict=False)))
-    return f"{FROM_ROOT}{shared}/{'/'.join(called.scopes)}"
+    return f"//gradscope/{shared}/{'/'.join(called.scopes)}"
+
+
+def path_from_root(scope: str) -> tuple[int, str] | None:
+    """Returns the path of a module from the outermost one, for a scope that is not relative to the one around it.
+
+    Returns:
+        The number of components that it shares with the module around it, and the path; None for any other scope.
+    """
+    found = _FROM_ROOT.fullmatch(scope)
+    return None if found is None else (int(found[1]), found[2])

@@ -66,7 +66,10 @@ class Divergence:
             number: The step.
             numbers: Its numbers by the columns of `steps`, as far as they are known; in the order of the steps.
         """
-        loss = numbers.get("loss", math.nan)
+        loss = numbers.get("loss")
+        if loss is None:
+            self._follow(number, numbers)
+            return None
         usual = self._usual()
         finite = all(math.isfinite(value) for value in numbers.values())
         scale = 0.0 if usual is None else self._scale(usual)
@@ -81,7 +84,7 @@ class Divergence:
         found = None
         if usual is not None and not self.raised and self._has_grown(finite=finite):
             self.raised = True
-            found = self._alarm(number, usual, numbers)
+            found = self._alarm(number, loss, usual, numbers)
             self.updates.clear()  # what comes of them is said
         self._follow(number, numbers)
         return found
@@ -135,8 +138,8 @@ class Divergence:
             self.updates.append(_Update(number, update / max(reach, self.widest)))
         self.reach = None if reach is None else reach + update
 
-    def _alarm(self, number: int, usual: float, numbers: Mapping[str, float]) -> Alarm:
-        loss, rate = numbers.get("loss", math.nan), numbers.get("learning_rate")
+    def _alarm(self, number: int, loss: float, usual: float, numbers: Mapping[str, float]) -> Alarm:
+        rate = numbers.get("learning_rate")
         update = next(each for each in self.updates if each.share >= _SHARE)  # the first, which came before the growth
         lost = math.isfinite(loss) and not math.isfinite(numbers.get("grad_norm", 0.0))
         gradient = ", whose gradient is not finite" if lost else ""

@@ -5,8 +5,9 @@ A loop adds an iteration to the component that encloses it: a scan under the sco
 gives `blocks[0]/attn`, `blocks[1]/attn`, ... A loop that no scope encloses marks the first scope inside it, and so does
 one that a framework runs on behalf of a module (see `module_loops`).
 
-A scope that begins with `FROM_ROOT` is that of a module which another than its owner calls, and takes the place of the
-scopes since the outermost module. Loops under those of its owner stay there, and others mark the module itself.
+A scope with a path from the outermost module (see `module_scopes`) is that of a module which another than its owner
+calls, and takes the place of the scopes since the outermost one. Loops under those of its owner stay there, and others
+mark the module itself.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gradscope.frameworks.modules.module_scopes import FROM_ROOT
+from gradscope.frameworks.modules.module_scopes import path_from_root
 from gradscope.naming import LayerPath
 
 
@@ -42,11 +43,11 @@ class ScopePath:
 
     def scope(self, name: str) -> ScopePath:
         """Returns the path one scope deeper; a name that contains `/` is several scopes."""
-        parts = [part for part in name.split("/") if part]
-        if name.startswith(FROM_ROOT):
-            return self._from_root(int(parts[0]), parts[1:])
+        if (found := path_from_root(name)) is not None:
+            shared, module = found
+            return self._from_root(shared, module.split("/"))
         path = self
-        for part in parts:
+        for part in filter(None, name.split("/")):
             component = Component(name=part, loops=path.pending_loops)
             path = ScopePath(components=(*path.components, component))
         return path

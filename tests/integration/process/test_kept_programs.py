@@ -141,3 +141,12 @@ def test_the_second_run_of_a_command_loads_early_what_the_first_compiled(
     assert "expected 0" in first
     assert re.search(r"^expected [1-9]", "\n".join(second), re.MULTILINE)
     assert rows == same
+
+
+def test_a_jax_whose_options_are_others_loads_what_it_requests() -> None:
+    notes = ProgramNotes(["model.py"])
+    notes.write({"b": b"options"})
+    programs = _Expected(lambda name, _options, *place: ((name, place), 1), notes)
+    assert programs.load("b", object(), "cpu") == (("b", ("cpu",)), 1)
+    programs.note("c")
+    assert notes.read() == {"b": b"options"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gradscope.tracing.jaxpr.scopes import ScopePath
 
 
@@ -44,25 +46,32 @@ def test_a_new_scope_is_entered_for_the_first_time() -> None:
 def test_a_module_that_another_calls_has_its_own_path_and_the_iterations_of_the_call() -> None:
     student = ScopePath().scope("student").scope("Net")
     decoder = student.scope("decoder")
-    assert decoder.scope("//1/Net/encoder/embed").template == "student/Net/encoder/embed"
-    assert decoder.loop().scope("//1/Net/encoder/embed").template == "student/Net/encoder/embed[*]"
-    assert student.loop().scope("decoder").scope("//1/Net/encoder").template == "student/Net[*]/encoder"
-    assert student.loop_within().scope("//1/Net/cell").template == "student/Net/cell[*]"
+    assert decoder.scope("//gradscope/1/Net/encoder/embed").template == "student/Net/encoder/embed"
+    assert decoder.loop().scope("//gradscope/1/Net/encoder/embed").template == "student/Net/encoder/embed[*]"
+    assert student.loop().scope("decoder").scope("//gradscope/1/Net/encoder").template == "student/Net[*]/encoder"
+    assert student.loop_within().scope("//gradscope/1/Net/cell").template == "student/Net/cell[*]"
 
 
 def test_what_a_method_calls_is_its_modules() -> None:
     method = ScopePath().scope("Net").scope("vae.encode")
-    assert method.scope("//2/Net/vae/fc").template == "Net/vae/fc"
-    assert method.loop().scope("//2/Net/vae/fc").template == "Net/vae[*]/fc"
-    assert ScopePath().scope("Net.encode").scope("vae").scope("//1/Net/fc").template == "Net.encode/fc"
+    assert method.scope("//gradscope/2/Net/vae/fc").template == "Net/vae/fc"
+    assert method.loop().scope("//gradscope/2/Net/vae/fc").template == "Net/vae[*]/fc"
+    assert ScopePath().scope("Net.encode").scope("vae").scope("//gradscope/1/Net/fc").template == "Net.encode/fc"
 
 
 def test_scopes_of_the_users_own_stay_between_modules_that_are_shared() -> None:
     coder = ScopePath().scope("Net").scope("mine").scope("coder")
-    assert coder.scope("//2/Net/coder.encode").template == "Net/mine/coder.encode"
-    assert coder.scope("//2/Net/coder/fc").template == "Net/mine/coder/fc"
-    assert coder.scope("encoder").scope("//1/Net/encoder/fc").template == "Net/encoder/fc"
+    assert coder.scope("//gradscope/2/Net/coder.encode").template == "Net/mine/coder.encode"
+    assert coder.scope("//gradscope/2/Net/coder/fc").template == "Net/mine/coder/fc"
+    assert coder.scope("encoder").scope("//gradscope/1/Net/encoder/fc").template == "Net/encoder/fc"
 
 
 def test_a_path_from_a_root_that_is_not_there_is_relative() -> None:
-    assert ScopePath().scope("solver").scope("//2/Net/vae/fc").template == "solver/vae/fc"
+    assert ScopePath().scope("solver").scope("//gradscope/2/Net/vae/fc").template == "solver/vae/fc"
+
+
+@pytest.mark.parametrize(
+    "name", ["//x", "//3", "//1/a", "//2/Net/b", "//gradscope", "//gradscope/1", "//gradscope/1/a"]
+)
+def test_a_scope_of_the_users_own_may_begin_with_slashes(name: str) -> None:
+    assert ScopePath().scope("Net").scope(name).template == f"Net/{name.lstrip('/')}"
