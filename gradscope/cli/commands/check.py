@@ -42,6 +42,7 @@ def check(
 ) -> None:
     """Compare gradients with finite differences in float64, with jax.grad, and with a second run.
 
+    What stop_gradient cuts off counts as constant: 'dump' says where a gradient ends, 'check' that the rest is right.
     Functions with a custom differentiation rule are compared with that rule one by one. A rule of an iterative solver
     may be as wrong as the solver's tolerance makes it, which is found by running the solver longer. The model file is
     imported and run with your rights. Exit status: 0 correct, 1 wrong, 2 nothing could be checked.
