@@ -56,6 +56,7 @@ class Interrupts:
         self._restore = ExitStack()
         # Kept here because the signal handler knows only a file descriptor: a collected socket would close it.
         self._reader, self._writer = socket.socketpair()
+        self._watcher = threading.Thread(target=self._watch, name="interrupts", daemon=True)
 
     def on_interrupt(self, cleanup: Callable[[], object]) -> None:
         """Registers a function to run if the process is interrupted; the last one registered runs first."""
@@ -82,13 +83,14 @@ class Interrupts:
         for number in _SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._restore.callback(signal.signal, number, signal.signal(number, self._leave_to_watcher))
-        threading.Thread(target=self._watch, name="interrupts", daemon=True).start()
+        self._watcher.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._restore.close()
         with contextlib.suppress(OSError):  # the model closed every descriptor
             self._writer.send(bytes([_DISMISSED]))
+        self._watcher.join(GRACE_SECONDS)  # it closes the socket: a process about to end looks at what is open
 
     def _leave_to_watcher(self, _number: int, _frame: FrameType | None) -> None:
         """Lets the watcher run: the C handler writes to the socket only where a handler in Python is installed."""
