@@ -18,6 +18,8 @@ Sharp edges of JAX's tracebacks (0.6 to 0.12):
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import sysconfig
 import traceback
@@ -55,6 +57,9 @@ _CLOSED_OVER_HINT: Final = (
 #: What JAX's runtime says where another process of a distributed run is gone.
 _LOST_PROCESS: Final = re.compile(r"Gloo|[Cc]oordination ?[Ss]ervice|heartbeat|[Cc]onnection (reset|closed) by peer")
 
+#: Errors of the system because of which the compiler cannot write the files that it hands to the one of a GPU.
+_DISK_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
 _EMBEDDED_TRACEBACK: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t][^\n]*\n)+")
 _EMBEDDED_FRAME: Final = re.compile(r'^[ \t]+File "([^"\n]+)", line (\d+), in (.+)$', re.MULTILINE)
 
@@ -88,7 +93,7 @@ class user_code:  # noqa: N801 - a context manager that reads as a clause
 
     Raises:
         ModelError: The code raised, or tried to end the process.
-        MachineError: Memory ran out, or another process of a distributed run is gone.
+        MachineError: Memory or the disk ran out, or another process of a distributed run is gone.
     """
 
     def __init__(self, doing: str, rules: Callable[[], Sequence[str]] = tuple) -> None:
@@ -108,6 +113,10 @@ class user_code:  # noqa: N801 - a context manager that reads as a clause
                 f"{self._doing}: out of memory: {_text(error)}",
                 hint="use a smaller --batch-size, --select fewer layers, or --stats-only",
             ) from error
+        if isinstance(error, jax.errors.JaxRuntimeError) and _is_of_disk(error_text(error)):
+            raise MachineError(
+                f"{self._doing}: {_text(error)}", hint="the compiler writes files below TMPDIR: make room there"
+            ) from error
         # Where a collective fails while it is dispatched, JAX raises a ValueError.
         if isinstance(error, jax.errors.JaxRuntimeError | ValueError) and _LOST_PROCESS.search(error_text(error)):
             raise MachineError(
@@ -116,6 +125,11 @@ class user_code:  # noqa: N801 - a context manager that reads as a clause
             ) from error
         if not _is_ours(error):
             raise _model_error(self._doing, error, self._rules) from error
+
+
+def _is_of_disk(text: str) -> bool:
+    """Returns whether an error of JAX's runtime says that it cannot write a file; not a callback, which is the user's."""
+    return "allback" not in text and any(os.strerror(number) in text for number in _DISK_ERRORS)
 
 
 def _model_error(doing: str, error: BaseException, rules: Callable[[], Sequence[str]]) -> ModelError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -156,6 +158,15 @@ def test_a_program_that_cannot_be_compiled_is_said_to_be_that(program: Callable[
     with pytest.raises(ModelError) as failed, user_code("loss"):
         jax.eval_shape(program, 1.0)
     assert "jax.jit of it fails" in str(failed.value.hint)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG])
+def test_a_file_that_the_compiler_cannot_write_is_an_error_of_the_machine(number: int) -> None:
+    text = f"OUT_OF_RANGE: /tmp/x; {os.strerror(number)}\n\tUnable to write PTX contents to: /tmp/x"
+    with pytest.raises(MachineError, match="compiling model"), user_code("compiling model"):
+        raise jax.errors.JaxRuntimeError(text)
+    with pytest.raises(ModelError), user_code("running model"):
+        raise jax.errors.JaxRuntimeError(f"INTERNAL: CpuCallback error: OSError: {os.strerror(number)}")
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")])
