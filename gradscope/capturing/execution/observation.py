@@ -10,15 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import SingleDeviceSharding
 
 from gradscope.errors import UsageError
 from gradscope.instrument.observing_program import Observed
 from gradscope.instrument.taps import full_tensor
+
+#: JAX's name for memory of the host that a device writes by itself.
+_PINNED: Final = "pinned_host"
 
 
 class LocalShard(NamedTuple):
@@ -45,6 +49,27 @@ class Observation:
         """The bytes of the full array."""
         value = full_tensor(self.value)
         return math.prod(value.shape[len(self.at) :]) * value.dtype.itemsize
+
+    def under_way(self) -> Observation:
+        """Returns the observation with its elements on their way to the host, where its array is on another device.
+
+        An array keeps the copy that the host has read of it, and all arrays of a run are there until the last is read.
+        So it is read through an array of its own, and in memory that the device writes by itself where there is such
+        memory: on an H100 that was ten times as fast.
+        """
+        value = full_tensor(self.value)
+        if not isinstance(value, jax.Array) or len(value.devices()) > 1 or not value.size:
+            return self
+        (device,) = value.devices()
+        if device.platform == "cpu":
+            return self
+        own = _element(value, np.array(self.at, np.int32)) if self.at else value
+        if any(memory.kind == _PINNED for memory in device.addressable_memories()):
+            own = jax.device_put(own, SingleDeviceSharding(device, memory_kind=_PINNED))
+        else:
+            own = own if self.at else own.copy()
+            own.copy_to_host_async()
+        return Observation(value=own)
 
     def full(self) -> np.ndarray:
         """Returns the full array on the host; for typed PRNG keys, their data.
@@ -74,6 +99,12 @@ class Observation:
             inside = all(0 <= index < size for index, size in zip(here, shard.data.shape, strict=False))
             if shard.replica_id == 0 and inside:
                 yield LocalShard(start[len(self.at) :], np.asarray(shard.data)[here])
+
+
+@jax.jit
+def _element(value: Any, at: Any) -> Any:
+    """Returns the part of an array at an index along its leading axes, compiled once for all indices."""
+    return value[tuple(at)]
 
 
 def gathered(tree: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -91,7 +92,7 @@ class Session:
         return self._measured(pending_examples(self._run, self._order, gradients, count))
 
     def _measured(self, pieces: Iterable[PendingTensor]) -> Iterator[Record]:
-        measured = in_order(self._reading.measured, pieces, ahead=AHEAD, size_of=_size_bytes)
+        measured = in_order(self._reading.measured, map(_under_way, pieces), ahead=AHEAD, size_of=_size_bytes)
         for each in in_order(self._kept, measured, ahead=AHEAD_OF_WRITER, size_of=_measured_bytes):
             self._tree.note(each.pending, each.power)
             for record in each.records:
@@ -158,6 +159,12 @@ class Session:
         if isinstance(nan, int) and isinstance(inf, int) and record.family != naming.EXAMPLE_GRAD:
             flags = self.flags.gradients if flows(record.family) else self.flags.values
             flags[ValueAt(value, pending.origin.iteration)] = flag_of(nan, inf)
+
+
+def _under_way(pending: PendingTensor) -> PendingTensor:
+    """Returns a pending tensor whose elements are on their way to the host."""
+    observation = pending.observation
+    return pending if observation is None else replace(pending, observation=observation.under_way())
 
 
 def _size_bytes(pending: PendingTensor) -> int:

@@ -1,6 +1,6 @@
 """Core statistics inside a compiled step are one small vector in place of each tensor.
 
-The platform decides where the numbers are computed. On accelerators they are fused reductions. On the CPU every
+The platform decides where the numbers are computed. On accelerators they are one fused reduction. On the CPU every
 reduction is a kernel to be compiled, and 350 of them triple the compile time of ResNet-50's step and add half to its
 running time. A host callback that passes each tensor to NumPy in cache-sized blocks costs a fraction of that, and does
 not change the compile time.
@@ -31,9 +31,6 @@ _BASE: Final = 2**16
 WIDTH: Final = len(_NUMBERS) + 2 * len(_COUNTS)
 
 _BITS_PER_BYTE: Final = 8
-
-#: Elements whose mean centres the others before they are squared, so that a large mean does not drown a small spread.
-_PILOT: Final = 1024
 
 
 def core_statistics(value: Any) -> Any:
@@ -145,22 +142,50 @@ def _reduced(operand: np.ndarray) -> np.ndarray:
 
 
 def _on_device(value: Any) -> Any:
-    values = value.astype(jnp.float32).ravel()
-    finite = jnp.isfinite(values)
-    pilot = jnp.where(finite[:_PILOT], values[:_PILOT], 0)
-    centre = pilot.mean() if values.size else jnp.float32(0)
+    """Returns the vector of a tensor from one reduction of all its sums and extremes, which reads the tensor once.
+
+    As reductions of their own, in a kernel each, they took twice the time on an H100. The axes are those of the tensor:
+    flattened, one that the compiler keeps in another layout is copied.
+    """
+    values = value.astype(jnp.float32)
+    finite, centre = jnp.isfinite(values), _centre(values)
     spread = jnp.where(finite, values - centre, 0)
-    known = jnp.where(finite, values, 0)
-    counts = [finite.sum(), (values == 0).sum(), jnp.isnan(values).sum(), jnp.isinf(values).sum()]
-    number = jnp.maximum(counts[0], 1).astype(jnp.float32)
-    offset = spread.sum() / number
-    variance = jnp.maximum((spread * spread).sum() / number - offset * offset, 0)
-    numbers = [
-        centre + offset,
-        jnp.sqrt(variance),
-        jnp.sqrt((known * known).sum() / number),
-        jnp.min(jnp.where(finite, values, jnp.inf), initial=jnp.inf),
-        jnp.max(jnp.where(finite, values, -jnp.inf), initial=-jnp.inf),
-    ]
+    operands = (
+        spread, spread * spread, jnp.where(finite, values, jnp.inf), jnp.where(finite, values, -jnp.inf),
+        *(each.astype(jnp.int32) for each in (finite, values == 0, jnp.isnan(values))),
+    )  # fmt: skip
+    reduced = jax.lax.reduce(operands, _INITIAL, _combined, tuple(range(values.ndim)))
+    total, squares, low, high, known, zeros, nan = reduced
+    number = jnp.maximum(known, 1).astype(jnp.float32)
+    offset = total / number
+    variance = jnp.maximum(squares / number - offset * offset, 0)
+    mean = centre + offset
+    extremes = (jnp.where(known > 0, each, 0) for each in (low, high))
+    numbers = [mean, jnp.sqrt(variance), jnp.sqrt(variance + mean * mean), *extremes]
+    counts = (known, zeros, nan, values.size - known - nan)
     digits = [digit for count in counts for digit in (count // _BASE, count % _BASE)]
     return jnp.stack([each.astype(jnp.float32) for each in (*numbers, *digits)])
+
+
+#: What the sums and the extremes of nothing are.
+_INITIAL: Final = (*(np.float32(each) for each in (0, 0, np.inf, -np.inf)), *(np.int32(0),) * 3)
+
+
+def _combined(one: Sequence[Any], other: Sequence[Any]) -> tuple[Any, ...]:
+    """Returns the sums and the extremes of two parts of a tensor together."""
+    by = (jnp.add, jnp.add, jnp.minimum, jnp.maximum, jnp.add, jnp.add, jnp.add)
+    return tuple(function(*each) for function, *each in zip(by, one, other, strict=True))
+
+
+def _centre(values: Any) -> Any:
+    """Returns the median of the first, a middle and the last element, where they are finite, or 0 of nothing.
+
+    Values are squared as distances to it, so that a large mean does not drown a small spread. It is computed anew where
+    it is needed, which a mean of many elements is not: that takes a kernel before.
+    """
+    if not values.size:
+        return jnp.float32(0)
+    ends = [[0] * values.ndim, [size // 2 for size in values.shape], [size - 1 for size in values.shape]]
+    three = [jax.lax.slice(values, at, [each + 1 for each in at]).reshape(()) for at in ends]
+    first, middle, last = (jnp.where(jnp.isfinite(each), each, 0) for each in three)
+    return jnp.maximum(jnp.minimum(first, middle), jnp.minimum(jnp.maximum(first, middle), last))
