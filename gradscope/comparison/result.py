@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from gradscope.comparison.default_tolerances import FULL
 from gradscope.comparison.diagnosis.divergence import Blame, Divergence, first_divergence
 from gradscope.comparison.diagnosis.likely.loss_difference import LossDifference
 from gradscope.comparison.diagnosis.sentence import different_sentence, nothing_sentence, same_sentence
@@ -55,6 +56,7 @@ class Comparison:
         provenance_differences: `field`, `ref` and `cand` of each difference between the runs, likely causes first.
         program: The candidate's target and the SHA-256 of its file, where both are stated and the reference has values
             of layers; else None.
+        products: The coarser of the dtypes whose digits the factors of float32 products had, "float32" for all of them.
 
     Example:
         >>> import numpy as np
@@ -74,6 +76,7 @@ class Comparison:
     extent_differences: tuple[str, ...] = ()
     provenance_differences: tuple[Mapping[str, Json], ...] = ()
     program: tuple[str, str] | None = None
+    products: str = FULL
 
     def __bool__(self) -> bool:
         return self.verdict == "same"
@@ -134,8 +137,8 @@ class Comparison:
         if self.verdict == "nothing compared":
             return nothing_sentence(self.rows)
         if self.verdict == "same":
-            return same_sentence(self.rows, self.losses)
-        return different_sentence(self.rows, self.first_divergence, self.blame, self.losses)
+            return same_sentence(self.rows, self.losses, self.products)
+        return different_sentence(self.rows, self.first_divergence, self.blame, self.losses, self.products)
 
     def to_json(self) -> dict[str, Json]:
         """Returns the comparison as JSON; infinities are floats, which `dump.manifest.json_text` writes as strings."""

@@ -70,7 +70,7 @@ def tolerances_table() -> str:
     rows = []
     for name in names:
         value, gradient = (
-            default_tolerances.default_tolerance(family, name, name, reduced=False)
+            default_tolerances.default_tolerance(family, name, name)
             for family in (ACTIVATION, ACTIVATION_GRAD)
         )
         small, allowance = precision.small_magnitude(name), precision.ulp_allowance(name)

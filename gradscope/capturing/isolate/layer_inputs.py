@@ -18,7 +18,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import is_key
 from gradscope.capturing.isolate.pinned_arguments import PinnedArguments
 from gradscope.capturing.isolate.pinned_values import PinnedValues, why_unreachable
-from gradscope.comparison.default_tolerances import default_tolerance, reduced_matmul
+from gradscope.comparison.default_tolerances import coarsest_matmul_dtype, default_tolerance
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.pairing.reverse import ReversePairing
 from gradscope.dump.manifest.manifest import Layer
@@ -93,7 +93,7 @@ class LayerInputs:
         matches = list(matches)
         self._layers = _counterparts(dumps, matches)
         self._placing = ReversePairing(dumps, matches)
-        self._reduced = any(reduced_matmul(each.manifest.provenance) for each in (dumps.ref, dumps.cand))
+        self._products = coarsest_matmul_dtype(dumps.ref.manifest.provenance, dumps.cand.manifest.provenance)
         self._arguments = arguments
         self._pinned = pinned
         self._run = run
@@ -123,7 +123,7 @@ class LayerInputs:
             return None
         family = naming.ACTIVATION_GRAD if gradient else naming.ACTIVATION
         dtypes = [str(variable_of(self._frames[each.value.frame], each.value).aval.dtype) for each in read]
-        tolerance = max(default_tolerance(family, dtype, dtype, reduced=self._reduced) for dtype in dtypes)
+        tolerance = max(default_tolerance(family, dtype, dtype, products=self._products) for dtype in dtypes)
         return own.elements, abs(own.rms - ref.rms[name]) <= _OF_TOLERANCE * tolerance * ref.rms[name]
 
     def _counterpart(self, call: LayerCall, iteration: IterationIndex) -> Layer | None:

@@ -38,7 +38,7 @@ from gradscope.capturing.records.pending_tensors import (
     record_of,
 )
 from gradscope.capturing.timings import Timings
-from gradscope.comparison.default_tolerances import default_tolerance, reduced_matmul
+from gradscope.comparison.default_tolerances import default_tolerance, matmul_dtype
 from gradscope.dump.manifest.manifest import Examples
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
@@ -181,9 +181,9 @@ def combination(run: Run, gradients: ExampleGradients, count: int, machine: Mapp
     }
     by = "mean" if apart["mean"] <= apart["sum"] else "sum"
     size = math.hypot(*sizes.values())
-    reduced, dtypes = reduced_matmul(machine), {number: str(each.dtype) for number, each in batch.items()}
+    products, dtypes = matmul_dtype(machine), {number: str(each.dtype) for number, each in batch.items()}
     rounding = (
-        size * default_tolerance(naming.PARAM_GRAD, dtypes[number], dtypes[number], reduced=reduced)
+        size * default_tolerance(naming.PARAM_GRAD, dtypes[number], dtypes[number], products=products)
         for number, size in sizes.items()
     )
     return Examples(

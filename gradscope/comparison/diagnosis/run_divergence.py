@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from gradscope import naming
-from gradscope.comparison.default_tolerances import default_tolerance, reduced_matmul
+from gradscope.comparison.default_tolerances import coarsest_matmul_dtype, default_tolerance
 from gradscope.comparison.diagnosis.run_differences import provenance_differences
 from gradscope.comparison.diagnosis.run_rounding import RunRounding
 from gradscope.comparison.diagnosis.run_stages import STEP, RunRow, follows_the_loss, place_in_step
@@ -165,7 +165,7 @@ class _Judge:
 
     def __init__(self, ref: History, cand: History, options: CompareOptions) -> None:
         self._ref, self._cand, self._options = ref, cand, options
-        self._reduced = reduced_matmul(ref.facts) or reduced_matmul(cand.facts)
+        self._products = coarsest_matmul_dtype(ref.facts, cand.facts)
         ours, theirs = by_shared_key(ref.tensors, cand.tensors), by_shared_key(cand.tensors, ref.tensors)
         tensors = {key: _named(ref.tensors[number], key) for key, number in ours.items()}
         tensors |= {key: cand.tensors[number] for key, number in theirs.items() if key not in tensors}
@@ -183,7 +183,7 @@ class _Judge:
             name for name in _NUMBERS
             if name not in _MAY_BE_UNSTATED or all(np.isfinite(side.steps()[name]).any() for side in (ref, cand))
         ]  # fmt: skip
-        self._rounding = RunRounding(ref, cand, reduced=self._reduced)
+        self._rounding = RunRounding(ref, cand, products=self._products)
         self._tolerances = {key: self._tolerance(each) for key, each in self._tensors.items()}
 
     def rows(self, step: int, ref: Mapping[str, float], cand: Mapping[str, float]) -> tuple[RunRow, ...]:
@@ -250,7 +250,7 @@ class _Judge:
     def _default(self, family: str, dtype: str) -> float:
         # What is computed from gradients has their error.
         judged_as = naming.PARAM_GRAD if follows_the_loss(family) else family
-        return default_tolerance(judged_as, dtype, dtype, reduced=self._reduced)
+        return default_tolerance(judged_as, dtype, dtype, products=self._products)
 
 
 def _named(tensor: TensorRow, key: str) -> TensorRow:

@@ -20,6 +20,7 @@ from functools import reduce
 from typing import Final
 
 from gradscope import naming
+from gradscope.comparison.default_tolerances import in_products
 from gradscope.comparison.judging.rounding.pair_floors import is_rounding
 from gradscope.comparison.judging.rounding.rounding_floors import Floor, RoundingFloors
 from gradscope.comparison.metrics.bounds import least_rel_l2
@@ -64,10 +65,10 @@ class RunRounding:
     Args:
         ref: The reference.
         cand: The candidate.
-        reduced: Whether either was computed with reduced matmul precision.
+        products: The coarser of the dtypes in which they multiplied float32 matrices.
     """
 
-    def __init__(self, ref: History, cand: History, *, reduced: bool) -> None:
+    def __init__(self, ref: History, cand: History, *, products: str) -> None:
         self._tensors = ref.tensors
         self._numbers = tuple({each.key: number for number, each in side.tensors.items()} for side in (ref, cand))
         outputs: defaultdict[str, list[TensorRow]] = defaultdict(list)
@@ -88,7 +89,7 @@ class RunRounding:
             for index, (path, names) in enumerate(by_layer.items())
         )
         self._dtypes = {
-            name: _computed_in([each, *outputs[each.layer or ""]], reduced=reduced)
+            name: _computed_in([each, *outputs[each.layer or ""]], products=products)
             for name, each in self._params.items()
         }
         self._motions = {name: _Motion() for name in self._params}
@@ -187,10 +188,10 @@ def _is_sum(gradient: TensorRow, outputs: list[TensorRow] | tuple[()]) -> bool:
     return len(shape) == 1 or any(len(each) > len(shape) and each[len(each) - len(shape) :] == shape for each in shapes)
 
 
-def _computed_in(tensors: list[TensorRow], *, reduced: bool) -> str:
+def _computed_in(tensors: list[TensorRow], *, products: str) -> str:
     floats = [each.dtype for each in tensors if each.dtype is not None and dtype_class(each.dtype) == "float"]
     dtype = reduce(coarser, floats) if floats else "float32"
-    return coarser(dtype, "bfloat16") if reduced else dtype
+    return in_products(dtype, products)
 
 
 def _are_finite(*sides: Mapping[str, float | int]) -> bool:

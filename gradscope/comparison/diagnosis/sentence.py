@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from gradscope.comparison.default_tolerances import FULL, TENSORFLOAT32, default_tolerance
 from gradscope.comparison.diagnosis.clauses import (
     given,
     kept_alone,
@@ -33,7 +34,11 @@ _NEAR: Final = 20
 
 
 def different_sentence(
-    rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame, losses: LossDifference | None = None
+    rows: Sequence[ComparisonRow],
+    divergence: Divergence,
+    blame: Blame,
+    losses: LossDifference | None = None,
+    products: str = FULL,
 ) -> str:
     """Returns the sentence for two runs that differ.
 
@@ -42,9 +47,10 @@ def different_sentence(
         divergence: The first rows over tolerance.
         blame: Where they come from.
         losses: How the losses differ; None where they agree, or are not known.
+        products: The dtype whose digits the factors of float32 products had, see `matmul_dtype`.
     """
     explained = "" if losses is None or not losses.explains else f"{_capitalised(losses.sentence)}. "
-    return explained + _of_rows(rows, divergence, blame, losses)
+    return explained + _of_rows(rows, divergence, blame, losses) + _of_products(rows, products)
 
 
 def _of_rows(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame, losses: LossDifference | None) -> str:
@@ -67,12 +73,13 @@ def _of_rows(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame
     return ". ".join(sentences) + f".{_advice(rows)}"
 
 
-def same_sentence(rows: Sequence[ComparisonRow], losses: LossDifference | None = None) -> str:
+def same_sentence(rows: Sequence[ComparisonRow], losses: LossDifference | None = None, products: str = FULL) -> str:
     """Returns the sentence for two runs that are the same.
 
     Args:
         rows: All rows.
         losses: How the losses differ all the same; None where they agree, or are not known.
+        products: The dtype whose digits the factors of float32 products had, see `matmul_dtype`.
     """
     compared = [row for row in rows if row.compared]
     equal = sum(row.metrics.get("bit_equal") is True for row in compared)
@@ -95,7 +102,17 @@ def same_sentence(rows: Sequence[ComparisonRow], losses: LossDifference | None =
     needed = worst.needed or 0.0
     how = "as far as statistics tell" if undecided else "within tolerance"
     most = f"largest rel_l2 {brief(needed)} at {quoted(worst.name)}"
-    return f"Same {how}: {tensors}, {most}, {bits}{zeros}{_at_kinks(rows)}{order}."
+    return f"Same {how}: {tensors}, {most}, {bits}{zeros}{_at_kinks(rows)}{order}.{_of_products(rows, products)}"
+
+
+def _of_products(rows: Sequence[ComparisonRow], products: str) -> str:
+    """Returns a sentence about float32 products of fewer digits, where differences need a tolerance for these."""
+    over = (row.compared and (row.needed or 0.0) > default_tolerance(row.family, FULL, FULL) for row in rows)
+    if products == FULL or not any(over):
+        return ""
+    digits = {TENSORFLOAT32: "TensorFloat-32"}.get(products, products)
+    how = "with `--matmul-precision highest`, smaller differences show"
+    return f" Products of float32 have the digits of {digits}: {how}."
 
 
 def _at_kinks(rows: Sequence[ComparisonRow]) -> str:

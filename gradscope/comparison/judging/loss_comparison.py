@@ -57,7 +57,7 @@ def with_loss_compared(dumps: Dumps, row: ComparisonRow) -> ComparisonRow:
     if not row.counts or row.family != ACTIVATION or other is None or not is_loss(dumps.ref, key):
         return row
     dtype, loss = dumps.ref.entry(dumps.ref.resolve(key)).dtype, float(dumps.ref.array(key))
-    tolerance = default_tolerance(ACTIVATION, dtype, dtype, reduced=False)
+    tolerance = default_tolerance(ACTIVATION, dtype, dtype)
     if losses_agree(loss, other, tolerance):
         return row
     error = abs(other - loss) / abs(loss) if loss and math.isfinite(other - loss) else math.inf

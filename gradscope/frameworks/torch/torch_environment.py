@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,10 @@ _DISTRIBUTIONS: Final = ("gradscope-jax", "torch", "numpy", "ml_dtypes")
 #: JAX's names of PyTorch's precisions of float32 matrix multiplications.
 _PRECISIONS: Final = {"highest": "highest", "high": "tensorfloat32", "medium": "bfloat16"}
 
+_CONVOLUTIONS: Final = (
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+)  # fmt: skip
+
 
 def provenance(module: nn.Module, inputs: Sequence[Tensor]) -> dict[str, Json]:
     """Returns everything on which a run of a module on some inputs depends."""
@@ -30,11 +34,21 @@ def provenance(module: nn.Module, inputs: Sequence[Tensor]) -> dict[str, Json]:
         "versions": versions(_DISTRIBUTIONS),
         "backend": f"torch {device.type}",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "matmul_precision": _PRECISIONS[torch.get_float32_matmul_precision()],
+        "matmul_precision": _precision(module, device),
         "argv": command_line(),
     }
 
 
-def _device(module: nn.Module, inputs: Sequence[Tensor]) -> Any:
+def _precision(module: nn.Module, device: torch.device) -> str:
+    """Returns JAX's name of the precision of float32 products, the coarser of that of matrices and of convolutions."""
+    precision = torch.get_float32_matmul_precision()
+    # On a GPU, PyTorch computes convolutions in TensorFloat-32 by default, and products of matrices in float32.
+    convolves = any(isinstance(each, _CONVOLUTIONS) for each in module.modules())
+    if precision == "highest" and convolves and device.type == "cuda" and torch.backends.cudnn.allow_tf32:
+        precision = "high"
+    return _PRECISIONS[precision]
+
+
+def _device(module: nn.Module, inputs: Sequence[Tensor]) -> torch.device:
     tensors = [*module.parameters(), *inputs]
     return tensors[0].device if tensors else torch.device("cpu")

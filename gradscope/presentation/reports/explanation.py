@@ -261,9 +261,9 @@ def _of_metric(metric: MetricSpec) -> dict[str, str]:
 
 
 def _default_tolerances() -> str:
-    values = (f"{name} {default_tolerance(ACTIVATION, name, name, reduced=False):g}" for name in _DTYPES)
-    gradient = default_tolerance(ACTIVATION_GRAD, _DTYPES[0], _DTYPES[0], reduced=False)
-    factor = gradient / default_tolerance(ACTIVATION, _DTYPES[0], _DTYPES[0], reduced=False)
+    values = (f"{name} {default_tolerance(ACTIVATION, name, name):g}" for name in _DTYPES)
+    gradient = default_tolerance(ACTIVATION_GRAD, _DTYPES[0], _DTYPES[0])
+    factor = gradient / default_tolerance(ACTIVATION, _DTYPES[0], _DTYPES[0])
     return f"{', '.join(values)}, by the coarser dtype of the pair; {factor:g} times that for gradients"
 
 

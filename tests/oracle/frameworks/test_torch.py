@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is absent: what is captured
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from gradscope.frameworks.torch import capture  # noqa: E402
+from gradscope.frameworks.torch import capture, torch_environment  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +85,18 @@ def test_in_place_operations_repeated_modules_and_several_outputs() -> None:
     dump = capture(model, loss_of, image)
     assert_gradients(dump, *branching(model, image.clone().requires_grad_()))
     assert set(dump.manifest.ledger.counts()) == {"captured"}
+
+
+@pytest.mark.parametrize(
+    ("module", "precision"), [(nn.Linear(3, 2), "highest"), (nn.Sequential(nn.Conv2d(3, 2, 1)), "tensorfloat32")]
+)
+def test_convolutions_on_a_gpu_are_in_tensorfloat32_by_default(
+    monkeypatch: pytest.MonkeyPatch, module: nn.Module, precision: str
+) -> None:
+    assert torch_environment.provenance(module, ())["matmul_precision"] == "highest"
+    monkeypatch.setattr(torch_environment, "_device", lambda *_: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+    assert torch_environment.provenance(module, ())["matmul_precision"] == precision
 
 
 def test_buffers_are_the_state_before_the_run() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradscope.comparison.default_tolerances import default_tolerance, reduced_matmul
+from gradscope.comparison.default_tolerances import coarsest_matmul_dtype, default_tolerance, matmul_dtype
 from gradscope.comparison.precision import (
     coarser,
     comparable,
@@ -21,8 +21,8 @@ from gradscope.comparison.precision import (
     ],
 )  # fmt: skip
 def test_the_defaults_by_dtype(dtype: str, tolerance: float) -> None:
-    assert default_tolerance("activation", dtype, dtype, reduced=False) == tolerance
-    assert default_tolerance("param_grad", dtype, dtype, reduced=False) == 5 * tolerance
+    assert default_tolerance("activation", dtype, dtype) == tolerance
+    assert default_tolerance("param_grad", dtype, dtype) == 5 * tolerance
 
 
 @pytest.mark.parametrize(
@@ -38,37 +38,50 @@ def test_the_coarser_dtype_has_fewer_bits_of_significand(one: str, other: str, e
 
 @pytest.mark.parametrize("family", ["activation_grad", "param_grad", "input_grad"])
 def test_every_gradient_family_has_five_times_the_tolerance(family: str) -> None:
-    assert default_tolerance(family, "float32", "float64", reduced=False) == 5e-4
+    assert default_tolerance(family, "float32", "float64") == 5e-4
 
 
 @pytest.mark.parametrize("family", ["activation", "param", "input", "state", "update", "slot/momentum", "tensor"])
 def test_no_other_family_has(family: str) -> None:
-    assert default_tolerance(family, "float32", "float64", reduced=False) == 1e-4
+    assert default_tolerance(family, "float32", "float64") == 1e-4
 
 
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [("float32", 2e-2), ("complex64", 2e-2), ("float64", 1e-10), ("float16", 5e-3)]
 )
 def test_reduced_precision_is_about_float32_alone(dtype: str, tolerance: float) -> None:
-    assert default_tolerance("activation", dtype, dtype, reduced=True) == tolerance
+    assert default_tolerance("activation", dtype, dtype, products="bfloat16") == tolerance
+
+
+def test_tensorfloat32_has_the_tolerance_of_float16_which_has_its_bits() -> None:
+    assert default_tolerance("activation", "float32", "float32", products="float16") == 5e-3
 
 
 @pytest.mark.parametrize(
-    ("precision", "backend", "reduced"),
+    ("precision", "backend", "dtype"),
     [
-        ("bfloat16", "cpu", True), ("tensorfloat32", "gpu", True), ("BF16_BF16_F32", "gpu", True),
-        ("fastest", "cpu", True),
-        ("BF16_BF16_F32_X3", "gpu", False), ("bfloat16_3x", "tpu", False), ("highest", "tpu", False),
-        ("float32", "gpu", False),
-        ("default", "cpu", False), ("default", "gpu", True), ("high", "tpu", True), ("high", "cpu", False),
+        ("bfloat16", "cpu", "bfloat16"), ("tensorfloat32", "gpu", "float16"), ("BF16_BF16_F32", "gpu", "bfloat16"),
+        ("TF32_TF32_F32", "gpu", "float16"), ("F16_F16_F32", "gpu", "float16"),
+        ("ANY_F8_ANY_F8_F32", "gpu", "bfloat16"),
+        ("BF16_BF16_F32_X3", "gpu", "float32"), ("TF32_TF32_F32_X3", "gpu", "float32"),
+        ("bfloat16_3x", "tpu", "float32"), ("highest", "tpu", "float32"), ("float32", "gpu", "float32"),
+        ("default", "cpu", "float32"), ("default", "gpu", "float16"), ("default", "tpu", "bfloat16"),
+        ("fastest", "cpu", "float32"), ("fastest", "gpu", "float16"),
+        ("high", "cpu", "float32"), ("high", "gpu", "float16"), ("high", "tpu", "float32"),
     ],
 )  # fmt: skip
-def test_what_counts_as_reduced(precision: str, backend: str, reduced: bool) -> None:
-    assert reduced_matmul({"matmul_precision": precision, "backend": backend}) is reduced
+def test_the_digits_of_the_factors_of_products(precision: str, backend: str, dtype: str) -> None:
+    assert matmul_dtype({"matmul_precision": precision, "backend": backend}) == dtype
 
 
-def test_a_file_without_provenance_is_not_reduced() -> None:
-    assert reduced_matmul({}) is False
+def test_a_file_without_provenance_has_full_products() -> None:
+    assert matmul_dtype({}) == "float32"
+
+
+def test_the_coarsest_of_two_runs_counts() -> None:
+    gpu, cpu = ({"matmul_precision": "default", "backend": backend} for backend in ("gpu", "cpu"))
+    assert coarsest_matmul_dtype(gpu, cpu) == coarsest_matmul_dtype(cpu, gpu) == "float16"
+    assert coarsest_matmul_dtype(cpu, cpu) == "float32"
 
 
 def test_small_is_half_of_the_digits_of_wide_types_and_all_of_narrow_ones() -> None:

@@ -27,7 +27,7 @@ from gradscope.capturing.isolate.pinned_arguments import pinned_arguments
 from gradscope.capturing.isolate.pinned_values import PinnedValues, pinned_values
 from gradscope.capturing.isolate.reproducing.layer_functions import LayerFunctions
 from gradscope.capturing.isolate.reproducing.layer_values import COMPUTED, LayerValues
-from gradscope.comparison.default_tolerances import default_tolerance, reduced_matmul
+from gradscope.comparison.default_tolerances import default_tolerance, matmul_dtype
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.pairing.reverse import ReversePairing
 from gradscope.dump.interfaces import DumpSource
@@ -129,7 +129,7 @@ def reproduce(model: Model, name: str, dump: DumpSource) -> Reproduction:
             variable.atom: _value(isolated, values, variable, seen.value(variable, isolated.iteration))
             for variable in variables
         }
-        return _reproduction(isolated, values, inputs, reduced=reduced_matmul(dump.manifest.provenance))
+        return _reproduction(isolated, values, inputs, products=matmul_dtype(dump.manifest.provenance))
 
 
 def _known(trace: Trace, pinned: PinnedValues) -> Known:
@@ -185,7 +185,7 @@ class _Names:
 
 
 def _reproduction(
-    isolated: IsolatedLayer, values: LayerValues, inputs: dict[Atom, Array], *, reduced: bool
+    isolated: IsolatedLayer, values: LayerValues, inputs: dict[Atom, Array], *, products: str
 ) -> Reproduction:
     functions, names = LayerFunctions(isolated), _Names()
     input_names = dict(zip(inputs, names.of(list(map(values.name, inputs)), "x"), strict=True))
@@ -197,7 +197,7 @@ def _reproduction(
     code, constants = functions.written(list(input_names.values()), list(cotangents), arguments, arrived)
 
     def expected(family: str, name: str, of_dump: Array | None, own: Array) -> Expectation:
-        tolerance = default_tolerance(family, str(own.dtype), str(own.dtype), reduced=reduced)
+        tolerance = default_tolerance(family, str(own.dtype), str(own.dtype), products=products)
         origin: Origin = "run" if of_dump is None else "dump"
         return Expectation(name=name, array=own if of_dump is None else of_dump, origin=origin, tolerance=tolerance)
 

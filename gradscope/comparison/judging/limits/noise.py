@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from gradscope.comparison.default_tolerances import default_tolerance, reduced_matmul
-from gradscope.comparison.judging.rounding.inherited_precision import InheritedPrecision
+from gradscope.comparison.default_tolerances import FULL, default_tolerance, in_products, matmul_dtype
+from gradscope.comparison.judging.rounding.inherited_precision import READ_FAMILIES, InheritedPrecision
 from gradscope.comparison.pairing.matching import Dumps
 from gradscope.comparison.precision import (
     coarser,
@@ -44,7 +44,7 @@ def noise_floor(ref: Entry, cand: Entry, *, reduced: bool, computed_in: tuple[st
     Args:
         ref: The reference's entry.
         cand: The candidate's entry.
-        reduced: Whether the candidate was computed with reduced matmul precision, and the reference was not.
+        reduced: Whether the candidate multiplied float32 matrices with fewer digits than the reference.
         computed_in: The dtypes in which the reference's and the candidate's tensor were computed; None for their own.
 
     Returns:
@@ -83,15 +83,15 @@ class DefaultLimits:
     """
 
     def __init__(self, dumps: Dumps, cand_dtype: str | None = None) -> None:
-        ref, cand = (reduced_matmul(side.manifest.provenance) for side in (dumps.ref, dumps.cand))
-        self._reduced = ref or cand
-        self._lowered = cand and not ref
+        ref, cand = (matmul_dtype(side.manifest.provenance) for side in (dumps.ref, dumps.cand))
+        self._products = coarser(ref, cand)
+        self._lowered = coarser(ref, cand) != ref
         self._ref = InheritedPrecision(dumps.ref)
         self._cand = InheritedPrecision(dumps.cand, cand_dtype)
 
     def tolerance(self, ref: Entry, cand: Entry) -> float:
         """Returns the default tolerance on `rel_l2` of two entries."""
-        return default_tolerance(ref.family, *self._computed_in(ref, cand), reduced=self._reduced)
+        return default_tolerance(ref.family, *self._computed_in(ref, cand), products=self._products_of(ref))
 
     def noise_floor(self, ref: Entry, cand: Entry) -> float | None:
         """Returns the noise floor of two entries, which have to be those of owners; None where there is none."""
@@ -103,7 +103,11 @@ class DefaultLimits:
         if not comparable(*computed_in) or dtype_class(ref.dtype) not in ("float", "complex"):
             return None
         dtype = coarser(*computed_in)
-        return "bfloat16" if self._reduced and dtype == "float32" else dtype
+        return in_products(dtype, self._products_of(ref))
+
+    def _products_of(self, ref: Entry) -> str:
+        """Returns the dtype of the products that went into a tensor; none go into one that is read."""
+        return FULL if ref.family in READ_FAMILIES else self._products
 
     def _computed_in(self, ref: Entry, cand: Entry) -> tuple[str, str]:
         return self._ref.dtype(ref), self._cand.dtype(cand)

@@ -26,7 +26,7 @@ from gradscope.naming import ACTIVATION, AUX, EXAMPLE_GRAD, INPUT, PARAM, PARAM_
 _Item = TypeVar("_Item")
 
 #: The families that are read, not computed.
-_INPUT_FAMILIES: Final = (PARAM, STATE, INPUT)
+READ_FAMILIES: Final = (PARAM, STATE, INPUT)
 
 #: The occurrences and iterations in the path of a layer.
 _NUMBERS: Final = re.compile(r"#\d+|\[\d+\]")
@@ -53,7 +53,7 @@ class InheritedPrecision:
         """Returns the coarsest dtype that went into a tensor; its own where that holds no floating-point numbers."""
         if not self._sources and self._at_most is None:
             return entry.dtype
-        if dtype_class(entry.dtype) not in ("float", "complex") or entry.family in _INPUT_FAMILIES:
+        if dtype_class(entry.dtype) not in ("float", "complex") or entry.family in READ_FAMILIES:
             return entry.dtype
         family = PARAM_GRAD if entry.family == EXAMPLE_GRAD else entry.family
         found = entry.dtype
@@ -110,7 +110,7 @@ class InheritedPrecision:
                 order += fresh
             known = [self._source.entry(each) for each in order if each in self._known]
             # What reads only values without names may have been computed from anything before it.
-            lone = all(entry.family in _INPUT_FAMILIES for entry in known[1:])
+            lone = all(entry.family in READ_FAMILIES for entry in known[1:])
             found = [*known, *(self._before(known[0]) if lone and known else ())]
             dtypes = (entry.dtype for entry in found if dtype_class(entry.dtype) == "float")
             self._found[key] = reduce(_coarser, dtypes, "float64")

@@ -73,7 +73,7 @@ def loss_tolerance(dumps: Dumps) -> float:
         dumps: The dumps.
     """
     dtype = reduce(coarser, (_coarsest(source) for source in (dumps.ref, dumps.cand)))
-    return default_tolerance(ACTIVATION, dtype, dtype, reduced=False)
+    return default_tolerance(ACTIVATION, dtype, dtype)
 
 
 def _gradients_agree(rows: Iterable[ComparisonRow]) -> bool:

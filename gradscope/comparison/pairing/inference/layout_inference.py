@@ -162,9 +162,7 @@ class _Inference:
         first, other_first = (
             source.stretch(source.resolve(key), 0, size) for source, key in ((ref, match.ref), (cand, match.cand))
         )
-        return relative_error(first, other_first) <= default_tolerance(
-            one.family, one.dtype, other.dtype, reduced=False
-        )
+        return relative_error(first, other_first) <= default_tolerance(one.family, one.dtype, other.dtype)
 
 
 class _RelatedPairs:

@@ -102,5 +102,5 @@ class LayoutUse:
         if layout is None and one.shape != other.shape:
             return False
         dtypes = (self._dumps.ref.entry(match.ref).dtype, self._dumps.cand.entry(match.cand).dtype)
-        tolerance = default_tolerance(ACTIVATION, *dtypes, reduced=False)
+        tolerance = default_tolerance(ACTIVATION, *dtypes)
         return relative_error(one, other, layout) <= _STILL_AGREES * tolerance

@@ -89,5 +89,5 @@ def _agrees(dumps: Dumps, match: Match) -> bool:
     if not (dumps.ref.has_tensor(match.ref) and all(map(dumps.cand.has_tensor, match.recipe.keys))):
         return False
     one, other = dumps.ref.array(match.ref), match.recipe.array(dumps.cand)
-    tolerance = default_tolerance(ACTIVATION, *(each.dtype for each in entries), reduced=False)
+    tolerance = default_tolerance(ACTIVATION, *(each.dtype for each in entries))
     return one.shape == other.shape and math.prod(one.shape) > 0 and relative_error(one, other) <= tolerance

@@ -117,5 +117,5 @@ def _gradient(source: DumpSource, key: str) -> Array | None:
 
 
 def _is_close(one: Array, other: Array) -> bool:
-    tolerance = default_tolerance(PARAM_GRAD, "float32", "float32", reduced=False)
+    tolerance = default_tolerance(PARAM_GRAD, "float32", "float32")
     return one.shape == other.shape and bool(np.linalg.norm(one - other) <= tolerance * np.linalg.norm(one))

@@ -88,7 +88,7 @@ class Equality:
             return None
         if not comparable(one.dtype, other.dtype):
             return None
-        return default_tolerance(one.family, one.dtype, other.dtype, reduced=False)
+        return default_tolerance(one.family, one.dtype, other.dtype)
 
     def agree(self, match: Match) -> bool:
         """Returns whether the two tensors of a plain match have equal values in any layout, whatever statistics say."""

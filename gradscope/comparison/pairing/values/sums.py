@@ -291,7 +291,7 @@ def _gradient(source: DumpSource, key: str) -> Array | None:
 
 
 def _is_close(one: Array, other: Array, family: str) -> bool:
-    tolerance = default_tolerance(family, "float32", "float32", reduced=False)
+    tolerance = default_tolerance(family, "float32", "float32")
     one, other = _wide(one), _wide(other)
     return one.shape == other.shape and bool(np.linalg.norm(one - other) <= tolerance * np.linalg.norm(one))
 

@@ -203,7 +203,7 @@ def _arrangements(packed: Shape, parts: Iterable[Shape]) -> Iterator[tuple[Shape
 
 def _joined(holder: DumpSource, key: str, other: DumpSource, singles: Sequence[str]) -> _Joined | None:
     packed = holder.array(key)
-    tolerance = default_tolerance(PARAM, str(packed.dtype), str(packed.dtype), reduced=False)
+    tolerance = default_tolerance(PARAM, str(packed.dtype), str(packed.dtype))
     if bool((packed == packed.flat[0]).all()):
         return None  # the parts of a constant are no evidence
     arrays = {single: other.array(single) for single in singles}

@@ -17,7 +17,7 @@ from gradscope.comparison.judging.tolerance_rules import ToleranceRule
 from gradscope.dump.manifest.json_text import dumps, loads
 from gradscope.dump.manifest.manifest import Entry, Layer, Ledger, LedgerLine, Manifest, RunFacts
 from gradscope.dump.reader import open_dump
-from gradscope.dump.record import Record, SiteFacts
+from gradscope.dump.record import Json, Record, SiteFacts
 from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.dump.writer import DumpWriter
 from gradscope.errors import DumpError, UsageError
@@ -155,13 +155,37 @@ def test_gradients_have_five_times_the_tolerance() -> None:
 
 def test_float32_of_reduced_matmul_precision_counts_as_bfloat16() -> None:
     exact = dump(provenance={"matmul_precision": "highest", "backend": "cpu"})
+    computed = [key for key in MODEL if not key.startswith(("param/", "input/"))]
     reduced = dump(
-        {key: off_by(key, 1e-2) for key in MODEL}, provenance={"matmul_precision": "bfloat16", "backend": "cpu"}
+        MODEL | {key: off_by(key, 1e-2) for key in computed},
+        provenance={"matmul_precision": "bfloat16", "backend": "cpu"},
     )
     found = compare(exact, reduced)
     assert found.verdict == "same"
     assert row(found, "activation/first").tolerance == 2e-2
+    assert found.sentence.endswith(
+        "Products of float32 have the digits of bfloat16: with `--matmul-precision highest`, smaller differences show."
+    )
+    assert row(found, "param/first/w").tolerance == 1e-4  # it is read, not computed
     assert found.provenance_differences == ({"field": "matmul_precision", "ref": "highest", "cand": "bfloat16"},)
+
+
+@pytest.mark.parametrize(("error", "verdict"), [(1e-3, "same"), (6e-3, "different")])
+def test_what_a_gpu_computes_by_default_has_the_digits_of_tensorfloat32(error: float, verdict: str) -> None:
+    gpu: dict[str, Json] = {"matmul_precision": "default", "backend": "gpu"}
+    found = compare(
+        dump(provenance=gpu), dump(MODEL | {"activation/second": off_by("activation/second", error)}, provenance=gpu)
+    )
+    assert found.verdict == verdict
+    assert "Products of float32 have the digits of TensorFloat-32: " in found.sentence
+
+
+def test_nothing_is_said_of_products_where_the_digits_of_float32_agree() -> None:
+    gpu: dict[str, Json] = {"matmul_precision": "default", "backend": "gpu"}
+    found = compare(
+        dump(provenance=gpu), dump(MODEL | {"activation/second": off_by("activation/second", 1e-5)}, provenance=gpu)
+    )
+    assert "float32" not in found.sentence
 
 
 def test_one_tolerance_for_all_takes_the_place_of_the_defaults() -> None:
