@@ -128,7 +128,7 @@ class user_code:  # noqa: N801 - a context manager that reads as a clause
 
 
 def _is_of_disk(text: str) -> bool:
-    """Returns whether an error of JAX's runtime says that it cannot write a file; not a callback, which is the user's."""
+    """Returns whether JAX's runtime cannot write a file, by the text of its error; a callback is the user's."""
     return "allback" not in text and any(os.strerror(number) in text for number in _DISK_ERRORS)
 
 

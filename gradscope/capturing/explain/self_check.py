@@ -24,6 +24,9 @@ from gradscope import naming
 from gradscope.capturing.execution.plain_loss import PlainLoss
 from gradscope.capturing.execution.preparation import Prepared
 from gradscope.capturing.execution.run import Run
+from gradscope.capturing.run_environment import machine_provenance
+from gradscope.comparison.default_tolerances import in_products, matmul_dtype
+from gradscope.comparison.precision import component_name, machine_epsilon
 from gradscope.dump.record import Json
 from gradscope.tracing.user_frames import user_code
 
@@ -121,12 +124,16 @@ class _PlainProgram:
 
 
 def nudged(leaf: Any, seed: int) -> Any:
-    """Returns an argument with every element of inexact dtype changed in its last bit, up or down at random."""
+    """Returns an argument with every element of inexact dtype changed in its last bit, up or down at random.
+
+    The last bit is that of the factors of products where these have fewer than the dtype, as on a GPU by default: they
+    would not see a smaller change.
+    """
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
         return leaf
     host = np.asarray(leaf)
     up = np.random.default_rng(seed).integers(0, 2, host.shape, bool)
-    eps = float(jnp.finfo(leaf.dtype).eps)
+    eps = machine_epsilon(in_products(component_name(str(leaf.dtype)), matmul_dtype(machine_provenance())))
     return jax.device_put(
         np.where(up, host * host.dtype.type(1 + eps), host * host.dtype.type(1 - eps)).astype(host.dtype)
     )
