@@ -70,8 +70,7 @@ def tolerances_table() -> str:
     rows = []
     for name in names:
         value, gradient = (
-            default_tolerances.default_tolerance(family, name, name)
-            for family in (ACTIVATION, ACTIVATION_GRAD)
+            default_tolerances.default_tolerance(family, name, name) for family in (ACTIVATION, ACTIVATION_GRAD)
         )
         small, allowance = precision.small_magnitude(name), precision.ulp_allowance(name)
         rows.append((code(name), f"{value:g}", f"{gradient:g}", f"2^{int(np.log2(small))}", str(allowance)))
