@@ -15,7 +15,6 @@ from functools import cache, partial, reduce
 from operator import add
 from typing import Final, NamedTuple
 
-from gradscope.comparison.default_tolerances import coarsest_matmul_dtype
 from gradscope.comparison.diagnosis.divergence import Program, blame_of, with_inputs_paired
 from gradscope.comparison.diagnosis.growth import Error, growths, is_made_here
 from gradscope.comparison.diagnosis.likely.likely_causes import with_likely_causes
@@ -110,7 +109,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         extent_differences=extent_differences(ref, cand),
         provenance_differences=provenance_differences(ref.manifest.provenance, cand.manifest.provenance),
         program=_program(dumps),
-        products=coarsest_matmul_dtype(ref.manifest.provenance, cand.manifest.provenance),
+        products=dumps.products,
         matches=pairing.matched,
         losses=loss_difference(dumps, every, options),
         examples=_examples(dumps, rows, options),

@@ -26,7 +26,7 @@ from typing import Final
 
 from gradscope.comparison.precision import coarser, comparable, dtype_class
 from gradscope.dump.record import Json
-from gradscope.naming import is_gradient
+from gradscope.naming import INPUT, PARAM, STATE, is_gradient
 
 _BY_DTYPE: Final = {"float64": 1e-10, "float32": 1e-4, "float16": 5e-3, "bfloat16": 2e-2}
 
@@ -35,6 +35,9 @@ _NARROWEST: Final = 1e-1
 
 #: A gradient accumulates the rounding of the forward and of the backward pass.
 _GRADIENT_FACTOR: Final = 5
+
+#: The families that are read, not computed.
+READ_FAMILIES: Final = (PARAM, STATE, INPUT)
 
 #: The dtype of full matmul precision.
 FULL: Final = "float32"
@@ -69,14 +72,14 @@ def default_tolerance(family: str, ref_dtype: str, cand_dtype: str, *, products:
         ref_dtype: The reference's logical dtype.
         cand_dtype: The candidate's logical dtype.
         products: The coarser of the dtypes in which both sides multiplied float32 matrices, see `matmul_dtype`;
-            float32 then counts as that.
+            what is computed in float32 then counts as that.
 
     Returns:
         The tolerance; 0 for integers, booleans and keys, which do not round, and for dtypes of two kinds.
     """
     if not comparable(ref_dtype, cand_dtype) or dtype_class(ref_dtype) not in ("float", "complex"):
         return 0.0
-    dtype = in_products(coarser(ref_dtype, cand_dtype), products)
+    dtype = in_products(coarser(ref_dtype, cand_dtype), FULL if family in READ_FAMILIES else products)
     return _BY_DTYPE.get(dtype, _NARROWEST) * (_GRADIENT_FACTOR if is_gradient(family) else 1)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps
 from gradscope.comparison.precision import dtype_class
@@ -57,7 +56,7 @@ def with_loss_compared(dumps: Dumps, row: ComparisonRow) -> ComparisonRow:
     if not row.counts or row.family != ACTIVATION or other is None or not is_loss(dumps.ref, key):
         return row
     dtype, loss = dumps.ref.entry(dumps.ref.resolve(key)).dtype, float(dumps.ref.array(key))
-    tolerance = default_tolerance(ACTIVATION, dtype, dtype)
+    tolerance = dumps.tolerance(ACTIVATION, dtype, dtype)
     if losses_agree(loss, other, tolerance):
         return row
     error = abs(other - loss) / abs(loss) if loss and math.isfinite(other - loss) else math.inf

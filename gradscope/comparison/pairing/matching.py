@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
+from gradscope.comparison.default_tolerances import coarsest_matmul_dtype, default_tolerance
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Entry
@@ -111,6 +112,15 @@ class Dumps:
 
     ref: DumpSource
     cand: DumpSource
+
+    @property
+    def products(self) -> str:
+        """The coarser of the dtypes in which both multiplied float32 matrices, see `matmul_dtype`."""
+        return coarsest_matmul_dtype(self.ref.manifest.provenance, self.cand.manifest.provenance)
+
+    def tolerance(self, family: str, ref_dtype: str, cand_dtype: str) -> float:
+        """Returns the default tolerance on `rel_l2` of two tensors of the dumps, by their family and dtypes."""
+        return default_tolerance(family, ref_dtype, cand_dtype, products=self.products)
 
 
 def is_of_jax(source: DumpSource) -> bool:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from gradscope.comparison.default_tolerances import FULL, default_tolerance, in_products, matmul_dtype
-from gradscope.comparison.judging.rounding.inherited_precision import READ_FAMILIES, InheritedPrecision
+from gradscope.comparison.default_tolerances import FULL, READ_FAMILIES, default_tolerance, in_products, matmul_dtype
+from gradscope.comparison.judging.rounding.inherited_precision import InheritedPrecision
 from gradscope.comparison.pairing.matching import Dumps
 from gradscope.comparison.precision import (
     coarser,
@@ -91,7 +91,7 @@ class DefaultLimits:
 
     def tolerance(self, ref: Entry, cand: Entry) -> float:
         """Returns the default tolerance on `rel_l2` of two entries."""
-        return default_tolerance(ref.family, *self._computed_in(ref, cand), products=self._products_of(ref))
+        return default_tolerance(ref.family, *self._computed_in(ref, cand), products=self._products)
 
     def noise_floor(self, ref: Entry, cand: Entry) -> float | None:
         """Returns the noise floor of two entries, which have to be those of owners; None where there is none."""
@@ -103,11 +103,7 @@ class DefaultLimits:
         if not comparable(*computed_in) or dtype_class(ref.dtype) not in ("float", "complex"):
             return None
         dtype = coarser(*computed_in)
-        return in_products(dtype, self._products_of(ref))
-
-    def _products_of(self, ref: Entry) -> str:
-        """Returns the dtype of the products that went into a tensor; none go into one that is read."""
-        return FULL if ref.family in READ_FAMILIES else self._products
+        return in_products(dtype, FULL if ref.family in READ_FAMILIES else self._products)
 
     def _computed_in(self, ref: Entry, cand: Entry) -> tuple[str, str]:
         return self._ref.dtype(ref), self._cand.dtype(cand)

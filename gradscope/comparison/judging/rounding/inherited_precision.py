@@ -16,17 +16,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, reduce
 from typing import Final, TypeVar
 
+from gradscope.comparison.default_tolerances import READ_FAMILIES
 from gradscope.comparison.pairing.normal_forms import NamesWithin
 from gradscope.comparison.precision import coarser, dtype_class
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import sources_of
 from gradscope.dump.manifest.manifest import Entry, Layer
-from gradscope.naming import ACTIVATION, AUX, EXAMPLE_GRAD, INPUT, PARAM, PARAM_GRAD, STATE, is_gradient, key_of
+from gradscope.naming import ACTIVATION, AUX, EXAMPLE_GRAD, PARAM, PARAM_GRAD, STATE, is_gradient, key_of
 
 _Item = TypeVar("_Item")
-
-#: The families that are read, not computed.
-READ_FAMILIES: Final = (PARAM, STATE, INPUT)
 
 #: The occurrences and iterations in the path of a layer.
 _NUMBERS: Final = re.compile(r"#\d+|\[\d+\]")

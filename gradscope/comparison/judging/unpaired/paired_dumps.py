@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 
-from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.judging.loss_comparison import losses_agree
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
@@ -73,7 +72,7 @@ def loss_tolerance(dumps: Dumps) -> float:
         dumps: The dumps.
     """
     dtype = reduce(coarser, (_coarsest(source) for source in (dumps.ref, dumps.cand)))
-    return default_tolerance(ACTIVATION, dtype, dtype)
+    return dumps.tolerance(ACTIVATION, dtype, dtype)
 
 
 def _gradients_agree(rows: Iterable[ComparisonRow]) -> bool:

@@ -21,7 +21,6 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.layout.layouts import AxisLayout, Shape, arranged, relative_error
 from gradscope.comparison.layout.recipes import Recipe, Transpose
 from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
@@ -162,7 +161,7 @@ class _Inference:
         first, other_first = (
             source.stretch(source.resolve(key), 0, size) for source, key in ((ref, match.ref), (cand, match.cand))
         )
-        return relative_error(first, other_first) <= default_tolerance(one.family, one.dtype, other.dtype)
+        return relative_error(first, other_first) <= self._dumps.tolerance(one.family, one.dtype, other.dtype)
 
 
 class _RelatedPairs:

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.layout.layouts import AxisLayout, relative_error
 from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
 from gradscope.comparison.pairing.matching import Dumps, Match
@@ -102,5 +101,5 @@ class LayoutUse:
         if layout is None and one.shape != other.shape:
             return False
         dtypes = (self._dumps.ref.entry(match.ref).dtype, self._dumps.cand.entry(match.cand).dtype)
-        tolerance = default_tolerance(ACTIVATION, *dtypes)
+        tolerance = self._dumps.tolerance(ACTIVATION, *dtypes)
         return relative_error(one, other, layout) <= _STILL_AGREES * tolerance

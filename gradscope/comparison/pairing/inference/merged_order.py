@@ -14,7 +14,6 @@ from dataclasses import replace
 from itertools import accumulate
 from operator import mul
 
-from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.layout.layouts import relative_error
 from gradscope.comparison.layout.recipes import RecipeStep, Reshape, Transpose
 from gradscope.comparison.pairing.matching import Dumps, Match
@@ -89,5 +88,5 @@ def _agrees(dumps: Dumps, match: Match) -> bool:
     if not (dumps.ref.has_tensor(match.ref) and all(map(dumps.cand.has_tensor, match.recipe.keys))):
         return False
     one, other = dumps.ref.array(match.ref), match.recipe.array(dumps.cand)
-    tolerance = default_tolerance(ACTIVATION, *(each.dtype for each in entries))
+    tolerance = dumps.tolerance(ACTIVATION, *(each.dtype for each in entries))
     return one.shape == other.shape and math.prod(one.shape) > 0 and relative_error(one, other) <= tolerance

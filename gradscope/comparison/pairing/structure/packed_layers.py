@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import NamedTuple
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.default_tolerances import FULL
 from gradscope.comparison.layout.layouts import AxisLayout, agreeing_layouts, layouts, relative_error
 from gradscope.comparison.layout.recipes import Concatenate, Recipe, Split, Stack, Transpose, Unstack
 from gradscope.comparison.pairing.matching import Dumps, Match, MatchedBy, Pairing
@@ -24,8 +25,17 @@ from gradscope.comparison.precision import comparable
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import ACTIVATION, PARAM, key_of, split_key
 
-#: The relative error of a sample up to which a part is found by its values, and not by its place.
-_SAME: Final = 1e-4
+
+class _Known(NamedTuple):
+    """_Known has what the pairs that are found so far tell of the parts of a tensor.
+
+    Attributes:
+        usual: The order of axes in which most activations are found, by their number.
+        same: The relative error up to which a part is found by its values, and not by its place.
+    """
+
+    usual: Mapping[int, tuple[int, ...]]
+    same: float
 
 
 def by_packed_layers(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
@@ -33,10 +43,11 @@ def by_packed_layers(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     if not dumps.ref.manifest.layers or not dumps.cand.manifest.layers:
         return
     in_cand, in_ref = packed_parameters(unmatched.matched)
-    outputs, usual = (outputs_of(dumps.ref), outputs_of(dumps.cand)), _usual(unmatched.matched)
+    outputs = outputs_of(dumps.ref), outputs_of(dumps.cand)
+    known = _Known(_usual(unmatched.matched), dumps.tolerance(ACTIVATION, FULL, FULL))
     free = {*unmatched.only_ref}, {*unmatched.only_cand}
     for packed, parts in calls_of(in_cand, outputs[1], outputs[0]):
-        cut = _cut(dumps.cand, packed, dumps.ref, parts, usual, of_ref=False) if packed in free[1] else None
+        cut = _cut(dumps.cand, packed, dumps.ref, parts, known, of_ref=False) if packed in free[1] else None
         if cut is not None:
             steps = (cut.step, *cut.layout.steps(cut.shape))
             for number, part in enumerate(parts):
@@ -45,7 +56,7 @@ def by_packed_layers(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
                     yield Match(ref=part, recipe=recipe, matched_by=cut.found_by(number))
     for packed, parts in calls_of(in_ref, outputs[0], outputs[1]):
         alone = packed in free[0] and free[1].issuperset(parts)
-        cut = _cut(dumps.ref, packed, dumps.cand, parts, usual, of_ref=True) if alone else None
+        cut = _cut(dumps.ref, packed, dumps.cand, parts, known, of_ref=True) if alone else None
         if cut is not None:
             joined = Stack(cut.axis) if isinstance(cut.step, Unstack) else Concatenate(cut.axis)
             recipe = Recipe(keys=parts, steps=(*cut.layout.steps(dumps.cand.entry(parts[0]).shape), joined))
@@ -126,7 +137,7 @@ def _cut(
     packed: str,
     other: DumpSource,
     parts: Sequence[str],
-    usual: Mapping[int, tuple[int, ...]],
+    known: _Known,
     *,
     of_ref: bool,
 ) -> _Cut | None:
@@ -135,13 +146,11 @@ def _cut(
     if not all(comparable(holder.entry(packed).dtype, entry.dtype) for entry in entries):
         return None
     array, arrays = holder.array(packed), [other.array(part) for part in parts]
-    cuts = [_read(array, arrays, axis, usual, of_ref=of_ref) for axis in reversed(range(array.ndim))]
+    cuts = [_read(array, arrays, axis, known, of_ref=of_ref) for axis in reversed(range(array.ndim))]
     return max(filter(None, cuts), key=lambda cut: len(cut.agreeing), default=None)
 
 
-def _read(
-    array: Array, parts: Sequence[Array], axis: int, usual: Mapping[int, tuple[int, ...]], *, of_ref: bool
-) -> _Cut | None:
+def _read(array: Array, parts: Sequence[Array], axis: int, known: _Known, *, of_ref: bool) -> _Cut | None:
     """Returns the cut along an axis, in the layout in which most parts agree; None where the shapes do not fit."""
     step = _step(array, parts, axis, of_ref=of_ref)
     if step is None:
@@ -153,9 +162,14 @@ def _read(
     # An order of axes is a layout of parts of several sizes, and no other layout is.
     even = len({(one.shape, other.shape) for one, other in pairs}) == 1
     fitted = [layout if even else _ordered(layout, ref, cand) for layout in possible]
-    fitted.append(_default(ref, cand, usual))
+    fitted.append(_default(ref, cand, known.usual))
     found = {
-        layout: frozenset(number for number, pair in enumerate(pairs) if _agrees(layout, *pair, even=even))
+        layout: frozenset(
+            number
+            for number, pair in enumerate(pairs)
+            if (own := layout if even else _ordered(layout, *pair)) is not None
+            and relative_error(*pair, own) <= known.same
+        )
         for layout in fitted
         if layout is not None
     }
@@ -179,11 +193,6 @@ def _ordered(layout: AxisLayout, ref: Array, cand: Array) -> AxisLayout | None:
         return None
     arranged = tuple(cand.shape[axis] for axis in layout.axes)
     return AxisLayout(cand.shape, layout.axes, arranged) if arranged == ref.shape else None
-
-
-def _agrees(layout: AxisLayout, ref: Array, cand: Array, *, even: bool) -> bool:
-    own = layout if even else _ordered(layout, ref, cand)
-    return own is not None and relative_error(ref, cand, own) <= _SAME
 
 
 def _step(array: Array, parts: Sequence[Array], axis: int, *, of_ref: bool) -> Split | Unstack | None:

@@ -13,7 +13,6 @@ from typing import TypeAlias
 
 from gradscope.arrays.blocks import Array, blocks
 from gradscope.arrays.digest import Digest
-from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.layout.layouts import arranged
 from gradscope.comparison.layout.recipes import Recipe, RecipeStep
 from gradscope.comparison.metrics.block_pairs import block_pairs
@@ -88,7 +87,7 @@ class Equality:
             return None
         if not comparable(one.dtype, other.dtype):
             return None
-        return default_tolerance(one.family, one.dtype, other.dtype)
+        return self._dumps.tolerance(one.family, one.dtype, other.dtype)
 
     def agree(self, match: Match) -> bool:
         """Returns whether the two tensors of a plain match have equal values in any layout, whatever statistics say."""
