@@ -37,15 +37,25 @@ class LayerValues:
         arguments: The loss that it is part of, with arguments.
         pinned: The values that the dump has for the loss's layers.
         placing: The dump's tensors by the keys of the model.
+        loss: The dump's loss; None where it has none.
     """
 
     def __init__(
-        self, isolated: IsolatedLayer, arguments: PinnedArguments, pinned: PinnedValues, placing: ReversePairing
+        self,
+        isolated: IsolatedLayer,
+        arguments: PinnedArguments,
+        pinned: PinnedValues,
+        placing: ReversePairing,
+        *,
+        loss: float | None,
     ) -> None:
         self._isolated = isolated
         self._arguments = arguments
         self._pinned = pinned
         self._placing = placing
+        self._loss = loss
+        root = arguments.trace.root
+        self._loss_value = resolve(root, root.jaxpr.outvars[0])
         self._frames = {frame.key: frame for frame in arguments.trace.root.walk()}
         params = {at: leaf.name for at, leaf in enumerate(arguments.trace.arguments) if leaf.family == naming.PARAM}
         self._parameters = ParameterOrigins(params)
@@ -53,6 +63,8 @@ class LayerValues:
     def value(self, atom: Atom) -> Array | None:
         """Returns the dump's value of a variable that some layer made; None where it has none."""
         value_at = self._value_at(atom)
+        if value_at is not None and value_at.value == self._loss_value and self._loss is not None:
+            return np.asarray(self._loss, atom.aval.dtype)
         if value_at is None or value_at not in self._pinned.keys:
             return None
         return np.asarray(self._pinned.arrays[value_at.value].values)[value_at.iteration]
@@ -65,6 +77,8 @@ class LayerValues:
             return leaf.name
         if value_at is not None and value_at in self._pinned.keys:
             return naming.split_key(self._pinned.keys[value_at])[1]
+        if value_at is not None and value_at.value == self._loss_value:
+            return "loss"
         return next(iter(self._parameters.names(self._isolated.layer.frame, atom)), None)
 
     def origin(self, atom: Atom) -> str:
@@ -96,8 +110,7 @@ class LayerValues:
     def own_gradient(self, atom: Atom) -> Array | None:
         """Returns the term of a variable's gradient that comes from this layer only; None where the dump lacks it."""
         value_at = self._value_at(atom)
-        root = self._arguments.trace.root
-        loss = resolve(root, root.jaxpr.outvars[0])
+        root, loss = self._arguments.trace.root, self._loss_value
         if value_at is None or loss is None or self._isolated.reads_its_outputs():
             return None
         boundaries = {*self._pinned.with_cotangent, *self._pinned.without_cotangent, ValueAt(loss, ())}

@@ -102,7 +102,7 @@ def reproduce(model: Model, name: str, dump: DumpSource, reference: DumpSource |
 
     Args:
         model: The model.
-        name: The layer; `before LAYER` for the layer with the code before it.
+        name: The layer; `before LAYER` for the layer with the code before it; `(loss)` for the code behind the last.
         dump: A dump of the model, or of another that has the same names.
         reference: The dump of another program, whose values take the place of the dump's, in the model's layout; None
             for the dump's own.
@@ -119,13 +119,13 @@ def reproduce(model: Model, name: str, dump: DumpSource, reference: DumpSource |
     placing = _placing(dumps)
     arguments = pinned_arguments(model, dumps, placing)
     pinned = pinned_values(arguments.trace, dump, placing)
-    isolated = isolated_layer(arguments.trace.layers, name, _known(arguments.trace, pinned))
+    isolated = isolated_layer(arguments.trace.layers, arguments.trace.root, name, _known(arguments.trace, pinned))
     if is_hidden(isolated.layer.frame):
         raise UsageError(
             f"{naming.printable(name)} is inside a while loop, a custom rule or a sharded function",
             hint="isolate the layer around it",
         )
-    values = LayerValues(isolated, arguments, pinned, placing)
+    values = LayerValues(isolated, arguments, pinned, placing, loss=dumps.ref.manifest.loss)
     variables = [FrameVariable(isolated.layer.frame, atom) for atom in isolated.inputs]
     with user_code(f"running {isolated.name} of {model.name}"):
         seen = observe_values(arguments.trace, arguments.leaves, variables)
