@@ -14,6 +14,7 @@ from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, iterations,
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.tracer import Trace
 
+
 class Boundaries:
     """`Boundaries` map the pinned values and outputs of a candidate to its layers and to their readers.
 

@@ -175,7 +175,7 @@ def _counterparts(dumps: Dumps, matches: Iterable[Match]) -> dict[str, dict[str,
             # One program opens more scopes around the innermost layer than the other.
             named = {layer.path: layer for layer in of_ref[match.ref]}
             found[key] = {path: named[path] for path in paths if path in named}
-            found[key] |= {path: of_ref[match.ref][-1] for path in paths[-1:]}
+            found[key] |= dict.fromkeys(paths[-1:], of_ref[match.ref][-1])
     return found
 
 
