@@ -44,6 +44,11 @@ _WITHOUT_ADAPTER: Final = {
 class ModuleStructure(Protocol):
     """A `ModuleStructure` is a module that carries its variables, without their values."""
 
+    @property
+    def module(self) -> Any:
+        """The module, or what holds it with its state, with shapes in place of arrays; None without an own format."""
+        ...
+
     def calling(self, values: Variables, function: Callable[[Any], Any]) -> tuple[Any, Variables]:
         """Returns the result of a function of the module with these values, and the collections that it updated."""
         ...
