@@ -111,8 +111,9 @@ def open_checkpoint(location: Path) -> Generator[Mapping[str, SavedTensor]]:
         raise DumpError(
             f"{printable(str(path))}: it is a pickle, which is never read: it could run any code",
             hint="write its arrays as .npz, in Python: import jax, numpy, pathlib, pickle; "
-            f"tree = pickle.loads(pathlib.Path({str(path)!r}).read_bytes()); numpy.savez({str(path.with_suffix('.npz'))!r}, "
-            "**{jax.tree_util.keystr(path, simple=True, separator='/'): leaf "
+            f"tree = pickle.loads(pathlib.Path({str(path)!r}).read_bytes()); "
+            f"numpy.savez({str(path.with_suffix('.npz'))!r}, **"
+            "{jax.tree_util.keystr(path, simple=True, separator='/'): leaf "
             "for path, leaf in jax.tree_util.tree_leaves_with_path(tree)})",
         )
     if path.suffix == ".msgpack" or (path.name.startswith(_FLAX_NAME) and path.is_file() and not path.suffix):
