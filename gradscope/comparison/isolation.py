@@ -219,6 +219,9 @@ def _blamed(wrong: Sequence[int], findings: Sequence[LocalFinding]) -> dict[int,
     rearranging = {number: frozenset(findings[number].rearranging) - {*places[number]} for number in wrong}
     alone = {number: each[0] for number, each in places.items() if len(each) == 1}
     wrong_code = {name for number, name in alone.items() if not rearranging[number]}
+    # What only code can have made shows code to be wrong, although not which.
+    of_code = [number for number, each in places.items() if each and all(name.startswith(BEFORE) for name in each)]
+    wrong_code |= {name for of in _covering(of_code, places).values() for name, _ in of}
     explained = {number: each & wrong_code for number, each in rearranging.items() if each & wrong_code}
     known = {name for number, name in alone.items() if number not in explained}
     found: dict[int, list[tuple[str, tuple[str, ...]]]] = {
@@ -229,7 +232,20 @@ def _blamed(wrong: Sequence[int], findings: Sequence[LocalFinding]) -> dict[int,
     }
     # Values come before gradients, which differ behind wrong values, too.
     ordered = sorted(wrong, key=lambda number: is_gradient(findings[number].row.family))
-    unexplained = [number for number in ordered if not found[number]]
+    return found | _covering([number for number in ordered if not found[number]], places)
+
+
+def _covering(
+    numbers: Sequence[int], places: Mapping[int, Sequence[str]]
+) -> dict[int, list[tuple[str, tuple[str, ...]]]]:
+    """Returns one of the places of each finding, few in all, with those that explain as many findings as it does.
+
+    Args:
+        numbers: The numbers of the findings.
+        places: The places of each finding.
+    """
+    found: dict[int, list[tuple[str, tuple[str, ...]]]] = {}
+    unexplained = list(numbers)
     while unexplained:
         counts = Counter(name for number in unexplained for name in places[number])
         most = max(counts.values())
@@ -238,7 +254,7 @@ def _blamed(wrong: Sequence[int], findings: Sequence[LocalFinding]) -> dict[int,
             if first in places[number]:
                 equal = tuple(name for name in places[number] if counts[name] == most and name != first)
                 found[number] = [(first, equal)]
-        unexplained = [number for number in unexplained if not found[number]]
+        unexplained = [number for number in unexplained if number not in found]
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, Final, Protocol
 
 from gradscope.frameworks.modules.adapter import Adapter, OwnFormat, Variables
+from gradscope.frameworks.modules.module_scopes import named_arguments
 
 #: The foreign module that defines a framework's modules, and our module that adapts them.
 _ADAPTERS: Final = (
@@ -27,7 +28,7 @@ _CARRIERS: Final = ("flax.nnx", "equinox")
 
 
 #: Those whose modules open no scopes or others than their names, and may be built by any function from a pytree.
-_CALLED: Final = ("flax.linen", "flax.nnx")
+_CALLED: Final = ("flax.linen", "flax.nnx", "equinox")
 
 #: The frameworks that have their own formats of checkpoints.
 _SAVERS: Final = ("equinox", "keras")
@@ -42,6 +43,11 @@ _WITHOUT_ADAPTER: Final = {
 
 class ModuleStructure(Protocol):
     """A `ModuleStructure` is a module that carries its variables, without their values."""
+
+    @property
+    def module(self) -> Any:
+        """The module, or what holds it with its state, with shapes in place of arrays; None without an own format."""
+        ...
 
     def calling(self, values: Variables, function: Callable[[Any], Any]) -> tuple[Any, Variables]:
         """Returns the result of a function of the module with these values, and the collections that it updated."""
@@ -82,9 +88,15 @@ def own_format_of(found: Any, checkpoint: Path) -> OwnFormat | None:
 
 
 @contextmanager
-def naming_calls() -> Generator[None]:
-    """Makes the modules of frameworks open scopes that are called while a function is traced."""
+def naming_calls(args: Sequence[Any], names: Sequence[str]) -> Generator[None]:
+    """Makes the modules of frameworks open scopes that are called while a function is traced.
+
+    Args:
+        args: The function's arguments, as they are traced.
+        names: The names of their leaves.
+    """
     with ExitStack() as stack:
+        stack.enter_context(named_arguments(args, names))
         for adapters in _loaded(_CALLED):
             stack.enter_context(adapters.naming_calls())
         yield

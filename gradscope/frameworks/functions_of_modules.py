@@ -38,12 +38,20 @@ class FunctionsOfModules:
 
     def init(self, key: Any) -> Any:
         """Returns what the user's `init` returns, or the arrays of the module that it returns."""
-        made = self._init(key)
+        return self.arrays_of(self._init(key))
+
+    def arrays_of(self, made: Any) -> Any:
+        """Returns the arrays of a module that `loss` takes from now on; anything else than a module as it is."""
         separated = split_variables(made)
         if separated is None:
             return made
         self._structure, variables = separated
         return variables
+
+    @property
+    def module(self) -> Any:
+        """The module that `init` returned, with shapes in place of arrays; None without an own format."""
+        return None if self._structure is None else self._structure.module
 
     def _of_arrays(self, variables: Any, batch: Any) -> Any:
         if self._structure is None:

@@ -28,6 +28,9 @@ _SLASH: Final = "%2F"
 #: How the name of the code before a layer begins: `before block/norm`.
 BEFORE: Final = "before "
 
+#: The name of what computes the loss behind the last layer.
+LOSS: Final = "(loss)"
+
 #: The iteration of all loops around a value: one index for each loop, the outermost first; empty outside of loops.
 IterationIndex: TypeAlias = tuple[int, ...]
 

@@ -167,10 +167,6 @@ def _rows_at(model: Model, trace: Trace, variables: Any, batch: Any, options: Pr
     tolerance = max(options.tolerance, _own_rounding(trace))
     with user_code(f"loss of {model.name}"):
         here = _as_prepared(trace_loss(model.loss, variables, batch), trace)
-        rules = tuple(
-            rule_row(rule, outcome, wrong, options.allowed)
-            for rule, outcome, wrong in rule_outcomes(here, leaves, options.seed, tolerance=tolerance)
-        )
         numbers = [number for number, leaf in enumerate(trace.arguments) if leaf.differentiated]
         frames = list(here.root.walk())
         made_through = _made_through(here, options.allowed)
@@ -188,6 +184,11 @@ def _rows_at(model: Model, trace: Trace, variables: Any, batch: Any, options: Pr
         gradients = tuple(
             leaf_row([trace.arguments[number] for number in group], outcome, sources, made_through.get(group[0]))
             for group, outcome in leaf_outcomes(differentiated, options.seed, tolerance=tolerance, excused=excused)
+        )
+        kinks = any(row.status == "not smooth here" for row in gradients)
+        rules = tuple(
+            rule_row(rule, outcome, wrong, options.allowed)
+            for rule, outcome, wrong in rule_outcomes(here, leaves, options.seed, tolerance=tolerance, kinks=kinks)
         )
     return rules, gradients
 

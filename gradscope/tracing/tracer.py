@@ -137,8 +137,7 @@ def trace_function(
     Raises:
         ModelError: The function does not return such a scalar.
     """
-    with naming_calls():
-        jaxpr, constants, out = jaxcompat.trace(_anew(function), *args)
+    jaxpr, constants, out = jaxcompat.trace(_anew(function, arguments), *args)
     aux = _auxiliary(out, jnp.complexfloating if holomorphic else jnp.floating)
     auxiliary = leaves_of(aux, naming.AUX)
     trace = _analysed(jaxpr, constants, arguments, ["loss", *(leaf.name for leaf in auxiliary)], operations=operations)
@@ -171,19 +170,19 @@ def trace_values(function: Callable[..., Any], args: tuple[Any, ...], arguments:
         args: Its arguments or their shapes.
         arguments: What each leaf of `args` is.
     """
-    with naming_calls():
-        jaxpr, constants, out = jaxcompat.trace(_anew(function), *args)
+    jaxpr, constants, out = jaxcompat.trace(_anew(function, arguments), *args)
     is_leaf = jax.tree_util.treedef_is_leaf(jax.tree_util.tree_structure(out))
     names = ["0"] if is_leaf else [leaf.name for leaf in leaves_of(out, naming.AUX)]
     return _analysed(jaxpr, constants, arguments, names, operations=True)
 
 
-def _anew(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a wrapper of the function that misses JAX's trace cache; it keeps the name, for JAX's messages."""
+def _anew(function: Callable[..., Any], arguments: Sequence[Leaf]) -> Callable[..., Any]:
+    """Returns a function whose modules open scopes, and misses JAX's trace cache; it keeps the name, for messages."""
 
     @functools.wraps(function, updated=())
-    def anew(*arguments: Any) -> Any:
-        return function(*arguments)
+    def anew(*args: Any) -> Any:
+        with naming_calls(args, [leaf.name for leaf in arguments]):
+            return function(*args)
 
     return anew
 

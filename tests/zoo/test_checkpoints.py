@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from gradscope.frameworks.modules.request import Request
 from gradscope.tracing.data.checkpoints import CheckpointRequest
 from gradscope.tracing.data.key_map import KeyMap
 from gradscope.tracing.loading.loader import load_model
+from gradscope.tracing.loading.module_models import with_array_variables
 
 #: What Keras does when it saves.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -223,6 +225,52 @@ def test_a_model_saved_without_its_state_is_distinguished(folder: Path, name: st
     with pytest.raises(DumpError) as refused:
         variables(folder / "saved.eqx", name)
     assert hint in str(refused.value.hint)
+
+
+FUNCTIONS = f"""{STATEFUL}
+import jax.numpy as jnp
+
+class Scaled(eqx.Module):
+    net: eqx.nn.Linear
+    scale: float = 1.0
+
+def init(key):
+    return Scaled(eqx.nn.Linear(4, 2, key=key))
+
+def init_with_state(key):
+    return eqx.nn.make_with_state(Net)(key)
+
+def batch(key, size):
+    return {{"x": jax.random.normal(key, (size, 4))}}
+
+def loss(found, batch):
+    if isinstance(found, tuple):
+        net, state = found
+        out, _ = jax.vmap(net, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(batch["x"], state)
+        return jnp.square(out).mean()
+    return found.scale * jnp.square(jax.vmap(found.net)(batch["x"])).mean()
+"""
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+def test_a_file_of_leaves_is_read_into_what_init_returns(folder: Path, stateful: bool) -> None:
+    # Weights before biases, as Equinox has them, and numbers that are no arrays, which it saves as well.
+    eqx = pytest.importorskip("equinox", reason="equinox is not installed")
+    (folder / "net.py").write_text(FUNCTIONS)
+    model = load_model("net.py")
+    import net as module
+
+    init = module.init_with_state if stateful else module.init  # pyright: ignore[reportAttributeAccessIssue]
+    saved = init(jax.random.key(5))
+    saved = saved if stateful else eqx.tree_at(lambda tree: tree.scale, saved, 3.0)
+    eqx.tree_serialise_leaves(folder / "saved.eqx", saved)
+    model = with_array_variables(replace(model, init=init))
+    found, batch = model_arguments(model, seed=0, checkpoint=CheckpointRequest(path=folder / "saved.eqx")).make()
+    np.testing.assert_array_equal(model.loss(found, batch), module.loss(saved, batch))
+
+    eqx.tree_serialise_leaves(folder / "saved.eqx", (saved, {"mu": np.zeros(3, np.float32)}))
+    with pytest.raises(DumpError, match="the model has no tensor"):
+        model_arguments(model, seed=0, checkpoint=CheckpointRequest(path=folder / "saved.eqx"))
 
 
 def a_model(*layers: tuple[int, str]) -> Any:

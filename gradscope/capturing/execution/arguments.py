@@ -121,6 +121,9 @@ def model_arguments(
     absent: frozenset[str] = frozenset()
     if checkpoint is not None and model.restored:
         _require_no_map(checkpoint)
+    elif checkpoint is not None and (own := model.restore(checkpoint.path)) is not None:
+        _require_no_map(checkpoint)
+        variables, make_variables = _restored(converted("checkpoint", own, dtype), variables)
     elif checkpoint is not None:
         saved = variables_from_file(checkpoint, variables, make_variables)
         notes = saved.notes

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
 
 from gradscope import naming
 from gradscope.arrays.dtypes import is_key
 from gradscope.capturing.execution.order import ExecutionOrder
 from gradscope.capturing.isolate.pinned_values import PinnedValues
+from gradscope.naming.paths import LOSS
 from gradscope.tracing.dataflow.between_known_values import SegmentsBetween
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, iterations, operands, resolve
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.tracer import Trace
-
-#: The name of everything that is computed after the last layer.
-_LOSS: Final = "(loss)"
 
 
 class Boundaries:
@@ -96,7 +93,7 @@ class Boundaries:
         return naming.key_of(leaf.family, leaf.name) if leaf.family == naming.INPUT else None
 
     def _named_outputs(self) -> Iterator[tuple[ValueAt, str]]:
-        names = (_LOSS, *(naming.key_of(naming.AUX, leaf.name) for leaf in self._trace.auxiliary))
+        names = (LOSS, *(naming.key_of(naming.AUX, leaf.name) for leaf in self._trace.auxiliary))
         for name, atom in zip(names, self._trace.root.jaxpr.outvars, strict=True):
             value = resolve(self._trace.root, atom)
             value_at = None if value is None else ValueAt(value, ())

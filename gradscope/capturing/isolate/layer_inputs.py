@@ -21,11 +21,12 @@ from gradscope.capturing.isolate.pinned_values import PinnedValues, why_unreacha
 from gradscope.comparison.default_tolerances import coarsest_matmul_dtype, default_tolerance
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.pairing.reverse import ReversePairing
+from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.instrument.isolating import IsolatedRun
 from gradscope.naming import IterationIndex
 from gradscope.stats.power import Power, combined_power
-from gradscope.tracing.jaxpr.frames import OPERAND, Frame, FrameKey, iterations, variable_of
+from gradscope.tracing.jaxpr.frames import OPERAND, Frame, FrameKey, ValueKey, iterations, variable_of
 from gradscope.tracing.jaxpr.iterations import ValueAt, sources
 from gradscope.tracing.layers.layers import LayerCall
 from gradscope.tracing.tracer import Trace
@@ -99,7 +100,7 @@ class LayerInputs:
         self._run = run
         self._readers = readers
         self._frames = {frame.key: frame for frame in arguments.trace.root.walk()}
-        self._names = {(name.path, site.value): name for site in arguments.trace.sites for name in site.names}
+        self._names = {site.value: site.names for site in arguments.trace.sites}
 
     def agrees(self, value_at: ValueAt, *, gradient: bool) -> bool | None:
         """Returns whether an input, or the gradient that arrives at it, is the reference's; None where it is not known.
@@ -127,9 +128,15 @@ class LayerInputs:
         return own.elements, abs(own.rms - ref.rms[name]) <= _OF_TOLERANCE * tolerance * ref.rms[name]
 
     def _counterpart(self, call: LayerCall, iteration: IterationIndex) -> Layer | None:
-        names = (self._names.get((call.path, value)) for value in call.outputs)
-        keys = (naming.key_of(naming.ACTIVATION, str(name.at(iteration))) for name in names if name is not None)
-        return next((self._layers[key] for key in keys if key in self._layers), None)
+        path = str(call.path.at(iteration))
+        names = (name for value in self._outputs(call) for name in self._names.get(value, ()))
+        keys = (naming.key_of(naming.ACTIVATION, str(name.at(iteration))) for name in names)
+        found = (self._layers[key].get(path) for key in keys if key in self._layers)
+        return next((each for each in found if each is not None), None)
+
+    def _outputs(self, call: LayerCall) -> Iterator[ValueKey]:
+        """Yields the values that a layer returns in each of its own iterations."""
+        return (value for value in call.outputs if self._frames[value.frame].loops == call.frame.loops)
 
     def _power(self, value_at: ValueAt, *, gradient: bool) -> Power | None:
         """Returns the power of a value of the isolated run, or of its gradient; of known ones, the reference's."""
@@ -155,16 +162,30 @@ class LayerInputs:
         return None if array is None else _power_of(array)
 
 
-def _counterparts(dumps: Dumps, matches: Iterable[Match]) -> dict[str, Layer]:
-    """Returns the layers of the reference by the keys of their outputs in the candidate."""
-    makers = {
-        naming.key_of(naming.ACTIVATION, name): layer for layer in dumps.ref.manifest.layers for name in layer.outputs
-    }
-    return {
-        match.recipe.keys[0]: makers[match.ref]
-        for match in matches
-        if len(match.recipe.keys) == 1 and match.ref in makers
-    }
+def _counterparts(dumps: Dumps, matches: Iterable[Match]) -> dict[str, dict[str, Layer]]:
+    """Returns the layers of the reference by the keys of their outputs and their own paths in the candidate."""
+    of_ref, of_cand = _makers(dumps.ref), _makers(dumps.cand)
+    found: dict[str, dict[str, Layer]] = {}
+    for match in (each for each in matches if len(each.recipe.keys) == 1 and each.ref in of_ref):
+        key = match.recipe.keys[0]
+        paths = [layer.path for layer in of_cand.get(key, ())]
+        if len(paths) == len(of_ref[match.ref]):
+            found[key] = dict(zip(paths, of_ref[match.ref], strict=True))
+        else:
+            # One program opens more scopes around the innermost layer than the other.
+            named = {layer.path: layer for layer in of_ref[match.ref]}
+            found[key] = {path: named[path] for path in paths if path in named}
+            found[key] |= dict.fromkeys(paths[-1:], of_ref[match.ref][-1])
+    return found
+
+
+def _makers(dump: DumpSource) -> dict[str, list[Layer]]:
+    """Returns the layers that return each value, by its key, outermost first: a block and the layer that ends it."""
+    found: dict[str, list[Layer]] = {}
+    for layer in dump.manifest.layers:
+        for name in layer.outputs:
+            found.setdefault(naming.key_of(naming.ACTIVATION, name), []).append(layer)
+    return found
 
 
 def _read(frames: Mapping[FrameKey, Frame], call: LayerCall, iteration: IterationIndex) -> Iterator[ValueAt]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +23,17 @@ from gradscope.comparison.pairing.reverse import ReversePairing
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.dump.record import Json
-from gradscope.errors import UsageError
+from gradscope.errors import ModelError, UsageError
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import Trace, leaves_of, trace_loss, variable_leaves
 from gradscope.tracing.user_frames import user_code
+
+#: What to do where a dump is of another program, and where that program is the one which a model is a port of.
+_NAME_MODEL: Final = "name the model from which the dump was made"
+_PORT: Final = (
+    "where this model is a port of that program, dump the port with the same weights and batch, and name both: "
+    "gradscope isolate LAYER PORT.npz TARGET --reference THIS.npz"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,16 +64,25 @@ def pinned_arguments(model: Model, dumps: Dumps, placing: ReversePairing) -> Pin
 
     Raises:
         UsageError: The candidate's dump is of another model.
-        ModelError: The user's code failed.
+        ModelError: The user's code failed on arguments of its own.
     """
     own = _own_arguments(model, dumps.cand.manifest.provenance)
     leaves, tree = jax.tree_util.tree_flatten(own.shapes)
     keys = _keys(own)
-    known = _known(model, keys, dumps.cand)
+    hint = _NAME_MODEL if dumps.ref is not dumps.cand else f"{_NAME_MODEL}, or {_PORT}"
+    known = _known(model, keys, dumps.cand, hint)
     shapes = [_as_dumped(leaf, known.get(key)) for leaf, key in zip(leaves, keys, strict=True)]
-    with user_code(f"loss of {model.name}"):
-        operations = any(layer.operation for layer in dumps.cand.manifest.layers)
-        trace = trace_loss(model.loss, *jax.tree_util.tree_unflatten(tree, shapes), operations=operations)
+    operations = any(layer.operation for layer in dumps.cand.manifest.layers)
+    try:
+        with user_code(f"loss of {model.name}"):
+            trace = trace_loss(model.loss, *jax.tree_util.tree_unflatten(tree, shapes), operations=operations)
+    except ModelError as error:
+        other = _other_program(model, dumps.cand)
+        if not other:
+            raise
+        raise UsageError(
+            f"{model.name} does not run on the arguments of the dump, which is {other}: {error.message}", hint=hint
+        ) from error
 
     @cache
     def made() -> list[Any]:
@@ -97,7 +113,16 @@ def _keys(arguments: Arguments) -> list[str]:
     return [naming.key_of(leaf.family, leaf.name) for leaf in leaves]
 
 
-def _known(model: Model, keys: Sequence[str], cand: DumpSource) -> dict[str, Entry]:
+def _other_program(model: Model, dump: DumpSource) -> str:
+    """Returns what a dump is of which the arguments need not have a model's layout; "" where it is the model's own."""
+    provenance = dump.manifest.provenance
+    if str(provenance.get("backend")).startswith("torch"):
+        return "a capture from PyTorch"
+    name = provenance.get("model")
+    return f"one of {name}" if isinstance(name, str) and name != model.name else ""
+
+
+def _known(model: Model, keys: Sequence[str], cand: DumpSource, hint: str) -> dict[str, Entry]:
     """Returns the candidate's entries of the arguments that its dump contains; random keys are not among them.
 
     Raises:
@@ -110,7 +135,7 @@ def _known(model: Model, keys: Sequence[str], cand: DumpSource) -> dict[str, Ent
         has = "none of its arguments" if unknown_parameter is None else naming.printable(unknown_parameter)
         raise UsageError(
             f"the dump is not one of {model.name}: it has {has}, expected {', '.join(map(naming.printable, keys))}",
-            hint="name the model from which the dump was made",
+            hint=hint,
         )
     return {key: entry for key, entry in entries.items() if not is_key(entry.dtype)}
 

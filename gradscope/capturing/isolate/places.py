@@ -15,6 +15,7 @@ from gradscope.capturing.isolate.layer_inputs import CallAt, LayerInputs
 from gradscope.comparison.isolation import Place
 from gradscope.naming import PARAM
 from gradscope.naming.paths import BEFORE
+from gradscope.primitive_groups import FUNCTIONS_OF_AN_ELEMENT
 from gradscope.tracing.dataflow.between_known_values import Segment, SegmentsBetween
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, source_in, variable_of
 from gradscope.tracing.jaxpr.iterations import ValueAt
@@ -78,7 +79,7 @@ class Places:
             ends: The boundaries of the segments that made the tensor.
         """
         between = (value_at for end in self._boundaries.ordered(ends) for value_at in self._between(end))
-        return tuple(dict.fromkeys(map(self._place, filter(self._has_right_sizes, between))))
+        return tuple(dict.fromkeys(map(self._place, filter(self._may_rearrange, between))))
 
     def all(self) -> dict[str, Place]:
         """Returns every layer and the code before layers that `of` has returned, by name in execution order."""
@@ -126,22 +127,35 @@ class Places:
 
         Those that only view a parameter are left out: they may be anywhere.
         """
-        for value, _ in (made for end in self._ends.get(name, ()) for made in self._segment(end).made):
+        for end in self._ends.get(name, ()):
+            yield from self._equations_to(end)
+
+    def _equations_to(self, end: ValueAt) -> Iterator[tuple[Frame, int]]:
+        for value, _ in self._segment(end).made:
             frame = self._frames[value.frame]
             if value.equation != OPERAND and not self._views.names(frame, variable_of(frame, value)):
                 yield frame, value.equation
 
-    def _returning(self, end: ValueAt, gradient_of: ValueAt) -> Iterator[str]:
-        """Yields the places that may return a wrong gradient for a value, on the way back from a segment's end."""
+    def _returning(self, end: ValueAt, gradient_of: ValueAt, behind: tuple[ValueAt, ...] = ()) -> Iterator[str]:
+        """Yields the places that may return a wrong gradient for a value, on the way back from a segment's end.
+
+        Args:
+            end: The segment's end.
+            gradient_of: The value.
+            behind: The ends of the code on the way that may have rearranged the gradient.
+        """
+        if end in self._readers and self._may_rearrange(end):
+            behind = (*behind, end)
         if gradient_of in self._segment(end).read:
-            yield self._place(end)
+            hidden = end in self._readers and self._has_right_sizes(end) and behind
+            yield from map(self._place, behind if hidden else (end,))
         for value_at in self._segment(end).read:
             if value_at in self._readers and self._leads(gradient_of, value_at):
                 agrees = self._agrees(value_at, gradient=True)
                 if agrees is not True:
                     yield self._place(end)
                 if agrees is not False:
-                    yield from self._returning(value_at, gradient_of)
+                    yield from self._returning(value_at, gradient_of, behind)
 
     def _leads(self, source: ValueAt, value_at: ValueAt) -> bool:
         return any(source in self._segment(each).read for each in (value_at, *self._between(value_at)))
@@ -173,6 +187,17 @@ class Places:
         """Returns whether the sizes of a value, which is no constant, and of its gradient are the reference's."""
         agreeing = (self._agrees(value_at, gradient=gradient) is True for gradient in (False, True))
         return all(agreeing) and bool(self._segment(value_at).read)
+
+    def _may_rearrange(self, value_at: ValueAt) -> bool:
+        """Returns whether the code before a layer may have made an error which leaves sizes as they are."""
+        return self._has_right_sizes(value_at) and not self._only_applies_functions(value_at)
+
+    def _only_applies_functions(self, value_at: ValueAt) -> bool:
+        """Returns whether code keeps each element in its place, and a fault in it changes sizes."""
+        equations = list(self._equations_to(value_at))
+        return bool(equations) and all(
+            frame.jaxpr.eqns[number].primitive.name in FUNCTIONS_OF_AN_ELEMENT for frame, number in equations
+        )
 
     def _agrees(self, value_at: ValueAt, *, gradient: bool) -> bool | None:
         if (value_at, gradient) not in self._agreeing:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -28,6 +30,14 @@ def isolate(
     dump: Annotated[Path, typer.Argument(metavar="DUMP", help="The dump that contains its inputs and cotangents.")],
     target: options.Target,
     *,
+    reference: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DUMP",
+            help="The dump of another program that TARGET is a port of, such as a capture from PyTorch: the script has "
+            "its values, in TARGET's layout, in place of those of DUMP.",
+        ),
+    ] = None,
     output: Annotated[
         Path,
         typer.Option("--output", "-o", metavar="FOLDER", help="The folder for the script and its arrays."),
@@ -47,10 +57,14 @@ def isolate(
     from gradscope.dump.reader import open_dump
     from gradscope.dump.storage.writing.read_files import reads_remembered
 
-    _require_free(output, force=force, dump=dump)
     # Of the folder at the start, whatever the model does to it.
-    folder, read = output.absolute(), dump.absolute()
-    with open_dump(dump) as opened, stdout_to_stderr(), Progress(quiet=quiet) as progress:
+    folder, read = output.absolute(), [each.absolute() for each in (reference, dump) if each is not None]
+    _require_free(output, force=force, dumps=read)
+    with ExitStack() as closing:
+        opened = closing.enter_context(open_dump(dump))
+        other = None if reference is None else closing.enter_context(open_dump(reference))
+        closing.enter_context(stdout_to_stderr())
+        progress = closing.enter_context(Progress(quiet=quiet))
         with reads_remembered(anew=True):
             model = rerun_model(target, options_of(dump, opened.manifest.provenance))
         from gradscope.capturing.isolate.reproducing.reproduction import reproduce
@@ -58,24 +72,24 @@ def isolate(
 
         progress.phase("run")
         with reads_remembered():
-            found = reproduce(model, name, opened)
-    write_reproduction(folder, found, file=_FILE, dump=read, force=force)
-    for line in _summary(output, found):
+            found = reproduce(model, name, opened, other)
+    write_reproduction(folder, found, file=_FILE, dumps=read, force=force)
+    for line in _summary(output, found, "the dump's" if reference is None else "the reference's"):
         print_line(line)
 
 
-def _require_free(folder: Path, *, force: bool, dump: Path) -> None:
-    """Raises `UsageError` where the folder contains the files already, or is not a folder; or has the dump as one."""
+def _require_free(folder: Path, *, force: bool, dumps: Sequence[Path]) -> None:
+    """Raises `UsageError` where the folder contains the files already, or is not a folder; or has a dump as one."""
     from gradscope.dump.storage.writing.target_path import checked_file
     from gradscope.errors import UsageError
 
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", hint="name a folder with --output")
     for suffix in ("py", "npz") if folder.exists() else ():
-        checked_file(folder / f"{_FILE}.{suffix}", force=force, inputs=(dump,))
+        checked_file(folder / f"{_FILE}.{suffix}", force=force, inputs=dumps)
 
 
-def _summary(folder: Path, found: Reproduction) -> list[str]:
+def _summary(folder: Path, found: Reproduction, whose: str) -> list[str]:
     from gradscope.naming.paths import BEFORE
     from gradscope.naming.wording import counted
 
@@ -85,7 +99,7 @@ def _summary(folder: Path, found: Reproduction) -> list[str]:
     others = "" if of_dump == len(expected) else ", the others from a run of the layer"
     lines = [
         f"{folder / _FILE}.py  {found.name}: {ins}, {outs}",
-        f"expected  {of_dump} of {len(expected)} arrays are the dump's{others}",
+        f"expected  {of_dump} of {len(expected)} arrays are {whose}{others}",
     ]
     if found.computed and not found.name.startswith(BEFORE):
         computed = f"{', '.join(found.computed)} {'is' if len(found.computed) == 1 else 'are'} computed by the model"

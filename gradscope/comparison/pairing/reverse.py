@@ -33,6 +33,7 @@ class ReversePairing:
 
     def __init__(self, dumps: Dumps, matches: Iterable[Match], inverse: Iterable[Match] = ()) -> None:
         self._dumps = dumps
+        self._known = frozenset(dumps.cand.keys())
         self._made = {dumps.cand.resolve(match.ref): match.recipe for match in inverse}
         self._matches: defaultdict[str, list[Match]] = defaultdict(list)
         for match in matches:
@@ -46,11 +47,14 @@ class ReversePairing:
             key: The candidate's key; an alias is resolved to its owner.
 
         Returns:
-            The array; None where the reference lacks any part of it, or has a dtype of another kind.
+            The array; None where the candidate has no such tensor, or the reference lacks any part of it or has a dtype
+            of another kind.
 
         Raises:
             DumpError: A tensor of the reference is damaged.
         """
+        if key not in self._known:
+            return None
         own = self._dumps.cand.resolve(key)
         entry = self._dumps.cand.entry(own)
         if own in self._made:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +19,7 @@ import jax
 from jax import Array
 
 from gradscope.errors import UsageError
+from gradscope.frameworks.equinox.called_modules import opening_scopes
 from gradscope.frameworks.equinox.partition import (
     STATE,
     EquinoxStructure,
@@ -120,6 +122,11 @@ def own_format(found: Any, checkpoint: Path) -> EquinoxFormat | None:
     if checkpoint.suffix != SUFFIX or split_variables(found) is None:
         return None
     return EquinoxFormat(module=found, checkpoint=checkpoint)
+
+
+def naming_calls() -> AbstractContextManager[None]:
+    """Makes the modules whose arrays are arguments of the function being traced open their scopes."""
+    return opening_scopes()
 
 
 def builder(found: Any, *, seed: int) -> Callable[..., Any] | None:

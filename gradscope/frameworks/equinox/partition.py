@@ -33,6 +33,11 @@ class EquinoxStructure:
     net: Any
     state: Any
 
+    @property
+    def module(self) -> Any:
+        """The module, or the pair of it and its state, with shapes in place of arrays."""
+        return self.net if self.state is None else (self.net, self.state)
+
     def calling(self, values: Variables, function: Callable[[Any], Any]) -> tuple[Any, Variables]:
         """Returns the result of a function of the module with these values, and no updated collections.
 

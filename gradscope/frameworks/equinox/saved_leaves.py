@@ -29,9 +29,9 @@ class EquinoxFormat:
     def layouts(self) -> tuple[Mapping[str, Described], None]:
         """Returns the leaves that Equinox saves of this module, and None: the file has only an order."""
         expected = {
-            path: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
+            path: leaf if _is_shape(leaf) else jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
             for path, leaf in by_path(self.module).items()
-            if eqx.is_array_like(leaf)
+            if _is_saved(leaf)
         }
         return expected, None
 
@@ -39,16 +39,27 @@ class EquinoxFormat:
         """Returns what to do about a file of a model with state that was saved without it, or of one that has more."""
         stateful = isinstance(self.module, tuple)
         net = self.module[0] if stateful else self.module
-        own = sum(map(eqx.is_array_like, jax.tree_util.tree_leaves(net)))
+        own = sum(map(_is_saved, jax.tree_util.tree_leaves(net)))
         if stateful and saved == own:
             return (
                 f"the file has the {own} tensors of the model and none of its state: save the pair, "
                 "eqx.tree_serialise_leaves(FILE, (model, state))"
             )
-        if not stateful and saved > own:
+        if saved > sum(map(_is_saved, jax.tree_util.tree_leaves(self.module))) and stateful:
+            return "if the file has more than the pair, such as an optimizer's state, save (model, state) alone"
+        if saved > own and not stateful:
             return "if the file has a model and its state, name the pair that eqx.nn.make_with_state(...)(...) returns"
         return None
 
     def restore(self) -> Any:
         """Returns a module with the file's leaves."""
         return eqx.tree_deserialise_leaves(self.checkpoint, self.module)
+
+
+def _is_saved(leaf: Any) -> bool:
+    """Returns whether Equinox saves a leaf, or the array whose shape it is."""
+    return _is_shape(leaf) or eqx.is_array_like(leaf)
+
+
+def _is_shape(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct)

@@ -78,9 +78,18 @@ def _opening_class(cls: type) -> type:
     return type(cls)(cls.__name__, (cls,), members)
 
 
+def has_path(cls: type) -> bool:
+    """Returns whether the instances of a class have a path, and open its scope by themselves."""
+    return hasattr(cls, _PATH)
+
+
 def call_of(cls: type) -> Any:
     """Returns the `__call__` of a class or its bases, unbound, without the scope of Equinox's own; None without any."""
-    call: Any = next((vars(base)["__call__"] for base in cls.__mro__ if "__call__" in vars(base)), None)
+    return without_scope(next((vars(base)["__call__"] for base in cls.__mro__ if "__call__" in vars(base)), None))
+
+
+def without_scope(call: Any) -> Any:
+    """Returns a `__call__` without the scope of Equinox's own around it, if there is one."""
     while _is_equinox_scope(call):
         call = call.__wrapped__
     return call

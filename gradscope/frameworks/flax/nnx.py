@@ -55,6 +55,10 @@ class NnxStructure:
     graph: Any
     variables: Sequence[tuple[Any, Any]]
 
+    @property
+    def module(self) -> None:
+        """None: the files of its values have names."""
+
     def calling(self, values: Variables, function: Callable[[Any], Any]) -> tuple[Any, Variables]:
         """Returns the result of a function of the module with these values, and the collections that it updated.
 

@@ -13,11 +13,12 @@ The module being called is stored per thread: modules may be built in one while 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import takewhile
-from typing import Final, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import jax
 
@@ -41,6 +42,39 @@ _NO_CALL: Final = _Call()
 
 #: The call that is being traced.
 _CALLED: Final[ContextVar[_Call]] = ContextVar("called", default=_NO_CALL)
+
+#: The leaves of the arguments of the function that is being traced: the class of the outermost object, and the name.
+_ARGUMENTS: Final[ContextVar[Mapping[int, tuple[str, str]]]] = ContextVar("arguments", default=MappingProxyType({}))
+
+
+@contextmanager
+def named_arguments(args: Sequence[Any], names: Sequence[str]) -> Generator[None]:
+    """Makes the leaves of a function's arguments known while it is traced.
+
+    Args:
+        args: The arguments.
+        names: The name of each leaf.
+    """
+    roots = [
+        "" if type(each) in (dict, list, tuple) else type(each).__name__
+        for each in args
+        for _ in jax.tree_util.tree_leaves(each)
+    ]
+    leaves = jax.tree_util.tree_leaves(list(args))
+    token = _ARGUMENTS.set(dict(zip(map(id, leaves), zip(roots, names, strict=True), strict=True)))
+    try:
+        yield
+    finally:
+        _ARGUMENTS.reset(token)
+
+
+def name_of_argument(leaf: Any) -> tuple[str, str] | None:
+    """Returns the class of the argument in which a leaf is, "" for a mapping or a sequence, and the leaf's name.
+
+    Returns:
+        Both; None for anything else than a leaf of the arguments.
+    """
+    return _ARGUMENTS.get().get(id(leaf))
 
 
 @contextmanager

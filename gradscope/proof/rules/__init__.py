@@ -2,6 +2,7 @@
 
 - `rule_calls` finds their calls, and which of their operands are distinct.
 - `distinct_rules` tells which calls are of one rule, by `same_programs`.
+- `rule_conditions` finds the conditions in a rule, and which sides of them operands take.
 - `rule_operands` returns the operands of these calls at which a rule is checked.
 - `rule_claims` compares each rule with finite differences of its function.
 - `wrong_arguments` names the arguments for which a wrong rule is wrong, and the factor where it is one.

@@ -18,7 +18,7 @@ from gradscope.proof.directions import DIRECTIONS, Directions, inner
 from gradscope.proof.float64 import coarsest_epsilon
 from gradscope.proof.rules.distinct_rules import DistinctRule, distinct_rules
 from gradscope.proof.rules.rule_calls import CustomRuleCall, custom_rule_calls
-from gradscope.proof.rules.rule_operands import RuleOperands, operands_to_check, variables_to_observe
+from gradscope.proof.rules.rule_operands import CallsToCheck, RuleOperands
 from gradscope.proof.rules.wrong_arguments import WrongArgument, wrong_arguments
 from gradscope.proof.solvers.solver_tolerance import tightened, tightenings
 from gradscope.tracing.dataflow.liveness import Liveness
@@ -26,7 +26,7 @@ from gradscope.tracing.tracer import Trace
 
 
 def rule_outcomes(
-    trace: Trace, arguments: Sequence[Any], seed: int, *, tolerance: float = 0.0
+    trace: Trace, arguments: Sequence[Any], seed: int, *, tolerance: float = 0.0, kinks: bool = False
 ) -> Iterator[tuple[DistinctRule, Outcome, tuple[WrongArgument, ...]]]:
     """Yields the outcome of each custom rule and each shape of operands, the worst of the calls that are checked.
 
@@ -35,6 +35,8 @@ def rule_outcomes(
         arguments: Its flat arguments.
         seed: Seed of the random directions.
         tolerance: The relative error that a rule may have in any case.
+        kinks: Whether a call at a kink of the function is looked for, and counts more than one where it is smooth: it
+            explains a gradient that is not smooth.
 
     Yields:
         The rule, its outcome, and the arguments for which a wrong rule is wrong.
@@ -42,22 +44,27 @@ def rule_outcomes(
     rules = distinct_rules([call for call in custom_rule_calls(trace) if call.variables])
     if not rules:
         return
-    neighbourhood = observe_values(trace, arguments, (each for rule in rules for each in variables_to_observe(rule)))
+    calls_of = [CallsToCheck(rule, equal=kinks) for rule in rules]
+    neighbourhood = observe_values(trace, arguments, (each for calls in calls_of for each in calls.variables()))
     directions = Directions(seed)
-    for rule in rules:
+    for rule, calls in zip(rules, calls_of, strict=True):
         found: list[tuple[Outcome, RuleOperands, _RuleOfCall]] = []
-        for operands in operands_to_check(neighbourhood, rule):
+        for operands in calls.operands(neighbourhood):
             compared = _RuleOfCall(operands.call, trace.liveness, directions, operands.values, tolerance)
             found.append((compared.outcome(), operands, compared))
         if not found:
             yield rule, Outcome(status="not checked", error=math.nan, expected=math.nan), ()
             continue
+        at_kinks = [each for each in found if kinks and each[0].status == "not smooth here"]
         worst, operands, compared = max(found, key=lambda each: each[0].rank)
+        if worst.status == "correct" and at_kinks:
+            worst, operands, compared = at_kinks[0]
         if worst.status == "wrong":
-            there = replace(rule, call=operands.call, chosen=operands.chosen)
+            there = replace(rule, call=operands.call, chosen=operands.chosen if len(found) > 1 else "")
             yield there, worst, wrong_arguments(trace, operands.call, compared.of_one)
         else:
-            yield rule, worst, ()
+            at_kink = worst.status == "not smooth here" and kinks
+            yield replace(rule, call=operands.call, chosen=operands.chosen) if at_kink else rule, worst, ()
 
 
 class _RuleOfCall:

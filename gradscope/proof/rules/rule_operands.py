@@ -1,16 +1,18 @@
 """`operands_to_check` returns the operands of calls at which a rule is checked, where one call may not do for all.
 
 A single number among the operands may choose what the function and its rule do, as a mode does: the rule is checked at
-each value that integers and truth values have, and at each sign of others. Other operands do not choose, so that a
-rule without such numbers is checked in its first call alone.
+each value that integers and truth values have, and at each sign of others. Other operands choose by conditions: the
+rule is checked at the first operands that take a side of one, as far as calls and iterations take it. So a rule without
+either is checked in its first call alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+import math
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +20,7 @@ import numpy as np
 from gradscope.capturing.explain.zeros.neighbourhood import Neighbourhood
 from gradscope.proof.rules.distinct_rules import DistinctRule
 from gradscope.proof.rules.rule_calls import CustomRuleCall
+from gradscope.proof.rules.rule_conditions import RuleConditions, Side
 from gradscope.tracing.dataflow.forward import FrameVariable
 from gradscope.tracing.jaxpr.custom_rules import argument_names
 from gradscope.tracing.jaxpr.frames import Frame, iterations
@@ -27,6 +30,8 @@ from gradscope.tracing.jaxpr.jaxcompat import closed_over, is_literal
 _MOST_VALUES: Final = 8
 #: The most iterations of one call in which these values are looked for.
 _MOST_ITERATIONS: Final = 10_000
+#: The most bytes of operands, of all calls of a rule, that are observed to find the sides of conditions.
+_MOST_BYTES: Final = 1 << 28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +41,8 @@ class RuleOperands:
     Attributes:
         call: The call.
         values: The operands.
-        chosen: The numbers among them that other calls have other values of: `mode is 2`; "" where there are none.
+        chosen: The numbers among them that other calls have other values of, `mode is 2`, and the conditions that take
+            another side there; "" where there are none.
     """
 
     call: CustomRuleCall
@@ -44,46 +50,94 @@ class RuleOperands:
     chosen: str = ""
 
 
-def variables_to_observe(rule: DistinctRule) -> Iterator[FrameVariable]:
-    """Yields the operands of the calls that may be checked."""
-    for call in _calls(rule):
-        yield from (FrameVariable(call.frame, atom) for atom in call.equation.invars if not is_literal(atom))
-
-
-def operands_to_check(neighbourhood: Neighbourhood, rule: DistinctRule) -> list[RuleOperands]:
-    """Returns the operands at which a rule is checked; none where they are unknown, or no call runs.
+class CallsToCheck:
+    """`CallsToCheck` are the calls of a rule, of which some are chosen to check it at.
 
     Args:
-        neighbourhood: What was observed of the calls.
         rule: The rule.
+        equal: Whether operands at which two compared values are equal are looked for.
     """
-    choosing = _choosing(rule.call)
-    found: dict[Hashable, RuleOperands] = {}
-    for call in _calls(rule):
-        for iteration in islice(iterations(call.frame.loops), _MOST_ITERATIONS):
-            if choosing or not found:
+
+    def __init__(self, rule: DistinctRule, *, equal: bool) -> None:
+        own = range(closed_over(rule.call.equation), len(rule.call.equation.invars))
+        self._choosing = [at for at in own if getattr(rule.call.equation.invars[at].aval, "size", 0) == 1]
+        self._conditions = RuleConditions(rule.call, equal=equal)
+        several = equal or len(rule.calls) > 1 or any(loop.length != 1 for loop in rule.call.frame.loops)
+        self._to_take = self._conditions.all() if several and _size_bytes(rule.calls) <= _MOST_BYTES else frozenset()
+        may_not_run = any(_is_in_branch(call.frame) for call in rule.calls[:1])
+        self._calls = rule.calls if may_not_run or self._choosing or self._to_take else rule.calls[:1]
+
+    def variables(self) -> Iterator[FrameVariable]:
+        """Yields the operands of the calls that may be checked."""
+        for call in self._calls:
+            yield from (FrameVariable(call.frame, atom) for atom in call.equation.invars if not is_literal(atom))
+
+    def operands(self, neighbourhood: Neighbourhood) -> list[RuleOperands]:
+        """Returns the operands at which the rule is checked; none where they are unknown, or no call runs.
+
+        Args:
+            neighbourhood: What was observed of the calls.
+        """
+        found: dict[Hashable, _Chosen] = {}
+        further: list[_Chosen] = []
+        untaken = self._to_take
+        for call, operands in self._all(neighbourhood):
+            taken = self._conditions.taken(operands) if untaken else frozenset()
+            key = tuple(_kind(operands[at]) for at in self._choosing)
+            if key not in found:
+                found[key] = _Chosen(call, operands, key, taken)
+            elif taken & untaken:
+                further.append(_Chosen(call, operands, key, taken))
+            untaken -= taken
+            if not (untaken or self._choosing):
+                break
+        first = list(found.values())
+        kept = first if len(first) <= _MOST_VALUES else [*first[: _MOST_VALUES - 1], first[-1]]
+        return self._saying([*kept, *further[:_MOST_VALUES]])
+
+    def _all(self, neighbourhood: Neighbourhood) -> Iterator[tuple[CustomRuleCall, list[Any]]]:
+        for call in self._calls:
+            for iteration in islice(iterations(call.frame.loops), _MOST_ITERATIONS):
                 operands = _operands(neighbourhood, call, iteration)
                 if operands is not None:
-                    key = tuple(_kind(operands[at]) for at in choosing)
-                    found.setdefault(key, RuleOperands(call=call, values=operands))
-    keys = list(found)
-    kept = keys if len(keys) <= _MOST_VALUES else [*keys[: _MOST_VALUES - 1], keys[-1]]
-    differ = [at for number, at in enumerate(choosing) if len({key[number] for key in keys}) > 1]  # type: ignore[index]
-    return [_saying(found[key], differ) for key in kept]
+                    yield call, operands
+
+    def _saying(self, chosen: Sequence[_Chosen]) -> list[RuleOperands]:
+        """Returns operands with what they differ by from the others that are checked."""
+        differ = [at for number, at in enumerate(self._choosing) if len({each.key[number] for each in chosen}) > 1]
+        found: list[RuleOperands] = []
+        for each in chosen:
+            others = frozenset[Side]().union(*(other.taken for other in chosen if other is not each))
+            alone = each.taken - self._conditions.equalities()
+            words = self._conditions.words(each.taken, others if len(chosen) > 1 else alone)
+            told_by_numbers = [other.key for other in chosen].count(each.key) == 1 < len(chosen)
+            said = ", ".join(filter(None, [*_numbers(each, differ), "" if told_by_numbers else words]))
+            values = [jnp.asarray(value) for value in each.operands]
+            found.append(RuleOperands(call=each.call, values=values, chosen=said))
+        return found
 
 
-def _calls(rule: DistinctRule) -> Sequence[CustomRuleCall]:
-    may_not_run = any(_is_in_branch(call.frame) for call in rule.calls[:1])
-    return rule.calls if may_not_run or _choosing(rule.call) else rule.calls[:1]
+class _Chosen(NamedTuple):
+    """`_Chosen` are operands of a call, the kinds of the numbers among them, and the sides of conditions they take."""
+
+    call: CustomRuleCall
+    operands: list[Any]
+    key: tuple[str, ...]
+    taken: frozenset[Side]
+
+
+def _size_bytes(calls: Iterable[CustomRuleCall]) -> int:
+    """Returns the bytes of the operands of calls, in all iterations."""
+    return sum(
+        math.prod(loop.length or 1 for loop in call.frame.loops) * atom.aval.size * atom.aval.dtype.itemsize
+        for call in calls
+        for atom in call.equation.invars
+        if not is_literal(atom)
+    )
 
 
 def _is_in_branch(frame: Frame) -> bool:
     return frame.transfer.exclusive or (frame.parent is not None and _is_in_branch(frame.parent))
-
-
-def _choosing(call: CustomRuleCall) -> list[int]:
-    own = range(closed_over(call.equation), len(call.equation.invars))
-    return [at for at in own if getattr(call.equation.invars[at].aval, "size", 0) == 1]
 
 
 def _operands(neighbourhood: Neighbourhood, call: CustomRuleCall, iteration: tuple[int, ...]) -> list[Any] | None:
@@ -93,19 +147,17 @@ def _operands(neighbourhood: Neighbourhood, call: CustomRuleCall, iteration: tup
     return None if any(value is None for value in values) else values
 
 
-def _kind(value: Any) -> Hashable:
+def _kind(value: Any) -> str:
     number = np.asarray(value).reshape(())
     return str(np.sign(number)) if jnp.issubdtype(number.dtype, jnp.inexact) else str(number)
 
 
-def _saying(operands: RuleOperands, differ: Sequence[int]) -> RuleOperands:
-    equation = operands.call.equation
+def _numbers(chosen: _Chosen, differ: Sequence[int]) -> Iterator[str]:
+    equation = chosen.call.equation
     names = argument_names(equation)
-    said = ", ".join(
-        f"{names.get(at) or f'argument {at - closed_over(equation) + 1}'} is {_shown(operands.values[at])}"
-        for at in differ
-    )
-    return RuleOperands(call=operands.call, values=[jnp.asarray(each) for each in operands.values], chosen=said)
+    for at in differ:
+        name = names.get(at) or f"argument {at - closed_over(equation) + 1}"
+        yield f"{name} is {_shown(chosen.operands[at])}"
 
 
 def _shown(value: Any) -> str:

@@ -41,6 +41,8 @@ from gradscope.tracing.data.file_bounds import require_bounded
 #: Families of a dump that are a model's variables; in a foreign file, every tensor is a variable.
 _FAMILIES: Final = (naming.TENSOR, naming.PARAM, naming.STATE)
 _KERAS: Final = (".keras", ".h5")
+#: Files of any Python objects, in which Haiku's parameters are often saved.
+_PICKLES: Final = frozenset({".pickle", ".pkl"})
 _TORCH: Final = (".pt", ".pth", ".bin", ".ckpt")
 
 #: The beginning of the names that `flax.training.checkpoints` gives to its files.
@@ -104,6 +106,15 @@ def open_checkpoint(location: Path) -> Generator[Mapping[str, SavedTensor]]:
             f"{printable(str(path))}: PyTorch's file is a pickle, which is never read: it could run any code",
             hint="write its tensors as safetensors, in Python: from safetensors.torch import save_file; "
             f"save_file(torch.load({str(path)!r}, weights_only=True), {str(path.with_suffix('.safetensors'))!r})",
+        )
+    if path.suffix in _PICKLES and path.exists():
+        raise DumpError(
+            f"{printable(str(path))}: it is a pickle, which is never read: it could run any code",
+            hint="write its arrays as .npz, in Python: import jax, numpy, pathlib, pickle; "
+            f"tree = pickle.loads(pathlib.Path({str(path)!r}).read_bytes()); "
+            f"numpy.savez({str(path.with_suffix('.npz'))!r}, **"
+            "{jax.tree_util.keystr(path, simple=True, separator='/'): leaf "
+            "for path, leaf in jax.tree_util.tree_leaves_with_path(tree)})",
         )
     if path.suffix == ".msgpack" or (path.name.startswith(_FLAX_NAME) and path.is_file() and not path.suffix):
         yield _tensors_of(_flax_tree(path))

@@ -12,6 +12,7 @@ A tensor keeps the checkpoint's own dtype, as it would where a user loads it, as
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -188,10 +189,17 @@ class _File:
         extra = {name: each for name, each in self.tensors.items() if name not in self._names.values()}
         if any(mismatches(needed, fitting)):
             lacking = {path: leaf for path, leaf in needed.items() if path not in fitting}
-            hint = key_map_hint(lacking, extra) if lacking and extra else None
+            hint = key_map_hint(lacking, extra, self._prefix()) if lacking and extra else None
             problems = list(mismatches(needed, {**extra, **fitting}))
             fits = any(not any(mismatches({path: needed[path]}, {path: each})) for path, each in fitting.items())
             raise self._refused("; ".join(problems), hint) if fits else self._foreign(len(needed), problems, hint)
+
+    def _prefix(self) -> str:
+        """Returns how the names of all variables begin that were found; "" where that is in several ways."""
+        lengths = {len(home.prefix) for home in self.found.homes.values()}
+        found = {re.match(r"(?:[^/.]*[/.])" * length, name) for length in lengths for name in self._names.values()}
+        prefixes = {match and match[0] for match in found}
+        return (prefixes.pop() or "") if len(prefixes) == 1 else ""
 
     def _holds_any(self) -> bool:
         """Returns whether any tensor of the file has the last name and the sizes of a variable, in whatever order."""

@@ -41,15 +41,19 @@ _KEY_MAP: Final = (
 )
 
 
-def key_map_hint(lacking: Mapping[str, Described], extra: Mapping[str, Described]) -> str:
+def key_map_hint(lacking: Mapping[str, Described], extra: Mapping[str, Described], prefix: str = "") -> str:
     """Returns what to write into a key map.
 
     Args:
         lacking: The variables that were not found, by path.
         extra: The file's tensors that are no variable, by name.
+        prefix: How the names of all variables begin that were found: `module.`.
     """
+    # Variables under new names are not below the prefix, and those beside them would no longer be found there.
+    extra = {name.removeprefix(prefix): tensor for name, tensor in extra.items()}
     pairs = _proposed(lacking, extra)
     lines = [f"  {line}" for line in _key_map_lines(pairs, extra)]
+    lines = [f"  ^{re.escape(prefix)} ->", *lines] if lines and prefix else lines
     more = [f"  and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
     shown = [*map(printable, lines[:_MOST_LINES]), *more]
     proposal = "\n".join([". For this file, the lines may be", *shown]) if lines else ""

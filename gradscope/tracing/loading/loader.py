@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from gradscope.tracing.loading.plain_functions import (
     functions_model,
     has_functions,
     public_names,
+    required_parameters,
     signature_of,
 )
 from gradscope.tracing.loading.target import Attribute, LiteralCall, Target, parse_target
@@ -93,6 +95,10 @@ def seed_generators(seed: int) -> None:
     np.random.seed(seed % 2**32)
 
 
+#: What to do where an object is no function.
+_WITHOUT_CALL: Final = "name it without the call"
+
+
 def _name(target: Target) -> str:
     stem = Path(target.location).stem if target.rule == "path" else target.location.rpartition(".")[2]
     return stem if target.attribute is None else f"{stem}.{target.attribute.text}"
@@ -132,18 +138,25 @@ def _holder(module: ModuleType, location: str, attribute: Attribute, seed: int) 
                 raise UsageError(f"{where} has no {part!r}", hint=nearest_hint(part, public_names(found)))
             found = getattr(found, part)
         builder = builder_of(found, seed=seed)
-    if attribute.call is not None:
-        return _called(found if builder is None else builder, attribute.text, attribute.call)
-    return found if builder is None or not isinstance(found, type) else _called(builder, attribute.text, LiteralCall())
+    if attribute.call is None and (builder is None or not isinstance(found, type)):
+        return found
+    if not callable(found):
+        raise UsageError(f"{attribute.text} calls an object of type {type(found).__name__}", hint=_WITHOUT_CALL)
+    call = attribute.call or LiteralCall()
+    made: Mapping[str, Any] = builder.keywords if isinstance(builder, partial) else {}
+    _require_fitting(found, attribute, call, made)
+    with user_code(f"calling {attribute.text}"):
+        return call.of(found if builder is None else builder)
 
 
-def _called(function: Any, text: str, call: LiteralCall) -> Any:
-    if not callable(function):
-        raise UsageError(f"{text} calls an object of type {type(function).__name__}", hint="name it without the call")
+def _require_fitting(function: Any, attribute: Attribute, call: LiteralCall, made: Mapping[str, Any]) -> None:
+    """Raises `UsageError` where a function does not take the arguments of a call, and those that are made for it."""
     signature = signature_of(function)
-    if signature is not None and not accepts(signature, *call.positional, **call.keyword):
-        raise UsageError(
-            f"{text} does not fit its signature {signature_text(signature)}", hint="change the arguments in the target"
-        )
-    with user_code(f"calling {text}"):
-        return call.of(function)
+    if signature is None or accepts(signature, *call.positional, **{**made, **call.keyword}):
+        return
+    needed = [f"{each.name}=..." for each in required_parameters(signature) if each.name not in made]
+    by_seed = f"; {' and '.join(made)} is made of --seed" if made else ""
+    raise UsageError(
+        f"{attribute.text} does not fit its signature {signature_text(signature)}",
+        hint=f"write {'.'.join(attribute.path)}({', '.join(needed)}) in the target{by_seed}",
+    )

@@ -31,6 +31,8 @@ class Model:
         data: A real batch, where it was read to find the module's inputs.
         choices: Sentences that state the reason of each choice, for `--verbose`.
         counted: What its loss counts, in words, once it is traced; None where its own code says that.
+        restore: Returns the variables of a checkpoint that only the framework of the module can read which `init`
+            returned, once it was called; None for any other file.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Model:
     data: Mapping[str, np.ndarray] | None = None
     choices: tuple[str, ...] = ()
     counted: Callable[[], str | None] = lambda: None
+    restore: Callable[[Path], Any | None] = lambda _: None
 
     @classmethod
     def of_values(cls, name: str, loss: Callable[[Any, Any], Any], variables: Any, batch: Any) -> Model:

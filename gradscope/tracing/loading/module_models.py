@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -65,4 +66,9 @@ def with_array_variables(model: Model) -> Model:
     if not may_carry_variables():
         return model
     own = FunctionsOfModules(model.init, model.loss)
-    return replace(model, init=own.init, loss=own.loss)
+
+    def restore(checkpoint: Path) -> Any | None:
+        module = None if own.module is None else restored(own.module, checkpoint, lambda: None)
+        return None if module is None else own.arrays_of(module)
+
+    return replace(model, init=own.init, loss=own.loss, restore=restore)

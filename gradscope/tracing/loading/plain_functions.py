@@ -124,7 +124,9 @@ def _batch_like_data(request: Request) -> dict[str, Callable[..., Any]]:
 
 def _hint_to_call(holder: Any) -> str:
     signature = signature_of(holder)
-    needed = [] if signature is None else required_parameters(signature)
+    builder = builder_of(holder, seed=0)
+    made = builder.keywords if isinstance(builder, functools.partial) else {}  # a random key, of --seed
+    needed = [] if signature is None else [each for each in required_parameters(signature) if each.name not in made]
     if not needed:
         return f"to call it, write {holder.__name__}() in the target"
     arguments = ", ".join(f"{each.name}=..." for each in needed)

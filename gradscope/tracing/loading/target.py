@@ -35,6 +35,9 @@ from gradscope.tracing.loading.zoo import zoo_names
 #: The rule by which a target's location was found.
 Rule: TypeAlias = Literal["path", "module", "zoo"]
 
+#: The functions that make random keys.
+_RANDOMNESS: Final = frozenset({"PRNGKey", "Rngs", "key"})
+
 _FORMS: Final = "write model.py, model.py:NAME, package.module:NAME or a name of the zoo: {zoo}"
 
 
@@ -156,15 +159,36 @@ def _call(text: str, node: ast.Call) -> LiteralCall:
     for argument in node.keywords:
         if argument.arg is None:
             raise _malformed(text, f"'**{ast.unparse(argument.value)}' is not a keyword argument")
-        keyword[argument.arg] = _literal(text, argument.value)
-    return LiteralCall(positional=tuple(_literal(text, argument) for argument in node.args), keyword=keyword)
+        keyword[argument.arg] = _literal(text, node, argument.value)
+    return LiteralCall(positional=tuple(_literal(text, node, argument) for argument in node.args), keyword=keyword)
 
 
-def _literal(text: str, node: ast.expr) -> Any:
+def _literal(text: str, call: ast.Call, node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError) as error:  # TypeError: an unhashable key of a dictionary
-        raise _malformed(text, f"argument {ast.unparse(node)!r} is not a literal") from error
+        raise UsageError(
+            f"{text!r} does not name a model: argument {ast.unparse(node)!r} is not a literal",
+            hint=_hint_for(text.partition(":")[0], call),
+        ) from error
+
+
+def _hint_for(location: str, call: ast.Call) -> str:
+    """Returns what to write in the place of a call whose arguments are not all literals."""
+    arguments = [each for each in call.args if not _makes_randomness(each)]
+    keywords = [each for each in call.keywords if not _makes_randomness(each.value)]
+    plain = ast.unparse(ast.Call(func=call.func, args=arguments, keywords=keywords))
+    if len(arguments) + len(keywords) < len(call.args) + len(call.keywords):
+        return f"leave the random key out, it is made of --seed: '{location}:{plain}'"
+    file = location if location.endswith(".py") else "FILE.py"
+    return f"define a function that calls it, def build(): return {plain}, and write '{file}:build()'"
+
+
+def _makes_randomness(node: ast.expr) -> bool:
+    """Returns whether an expression makes a random key, `jr.key(0)`, or Flax's streams of them, `nnx.Rngs(0)`."""
+    name = node.func if isinstance(node, ast.Call) else None
+    last = name.attr if isinstance(name, ast.Attribute) else name.id if isinstance(name, ast.Name) else ""
+    return last in _RANDOMNESS
 
 
 def _malformed(text: str, reason: str) -> UsageError:

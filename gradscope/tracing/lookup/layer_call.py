@@ -9,11 +9,12 @@ from typing import Any, TypeAlias
 from gradscope import naming
 from gradscope.errors import UsageError
 from gradscope.naming import IterationIndex
-from gradscope.naming.paths import BEFORE
+from gradscope.naming.paths import BEFORE, LOSS
 from gradscope.naming.patterns import nearest_hint
-from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, iterations, resolve
+from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, iterations, resolve, variable_of
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.jaxpr.jaxcompat import Atom, bind, is_dropped, is_literal
+from gradscope.tracing.jaxpr.scopes import ScopePath
 from gradscope.tracing.layers.layers import LayerCall
 
 #: Whether the value of an atom of a frame is known in one iteration of the loops around that.
@@ -61,13 +62,14 @@ class IsolatedLayer:
         return _equation_in(value, depth) in self.layer.equations
 
 
-def isolated_layer(layers: Sequence[LayerCall], name: str, known: Known) -> IsolatedLayer:
+def isolated_layer(layers: Sequence[LayerCall], root: Frame, name: str, known: Known) -> IsolatedLayer:
     """Returns the call of a layer that a name selects.
 
     Args:
         layers: All layers.
+        root: The frame of the loss.
         name: Its path, `block[3]/attn`, or the key of its activation; `before PATH` for the layer with the code before
-            it, from the values that are known.
+            it, from the values that are known; `(loss)` for the code that computes the loss from them.
         known: Whether a value is known.
 
     Raises:
@@ -80,11 +82,18 @@ def isolated_layer(layers: Sequence[LayerCall], name: str, known: Known) -> Isol
     }
     path = name.removeprefix(f"{naming.ACTIVATION}/")
     own = path if path in calls else path.removeprefix(BEFORE)
+    if name == LOSS and LOSS not in calls:
+        return _isolated(_code_of_loss(layers, root, known), (), LOSS)
     if own not in calls:
         raise UsageError(f"no layer is called {naming.printable(name)}", hint=nearest_hint(path, calls))
     layer, iteration = calls[own]
     if own != path:
-        layer = replace(layer, equations=_with_code_before(layer, iteration, known))
+        equations = _with_code_before(layer.frame, layer.equations, iteration, known)
+        layer = replace(layer, equations=equations)
+    return _isolated(layer, iteration, path)
+
+
+def _isolated(layer: LayerCall, iteration: tuple[int, ...], name: str) -> IsolatedLayer:
     made = [v for number in layer.equations for v in layer.frame.jaxpr.eqns[number].outvars if not is_dropped(v)]
     read = [atom for number in layer.equations for atom in layer.frame.jaxpr.eqns[number].invars]
     return IsolatedLayer(
@@ -92,14 +101,31 @@ def isolated_layer(layers: Sequence[LayerCall], name: str, known: Known) -> Isol
         iteration=iteration,
         inputs=tuple(dict.fromkeys(atom for atom in read if not is_literal(atom) and atom not in frozenset(made))),
         outputs=tuple(atom for atom in made if resolve(layer.frame, atom) in layer.outputs),
-        name=path,
+        name=name,
     )
 
 
-def _with_code_before(layer: LayerCall, iteration: tuple[int, ...], known: Known) -> list[int]:
-    """Returns the equations of a layer, and those in its frame that compute what it reads from known values."""
-    frame, equations = layer.frame, {*layer.equations}
-    waiting = list(equations)
+def _code_of_loss(layers: Sequence[LayerCall], root: Frame, known: Known) -> LayerCall:
+    """Returns the code that computes the loss from known values, as a layer.
+
+    Raises:
+        UsageError: There is none: the loss is itself known, as what a layer returns, or is a constant.
+    """
+    value = resolve(root, root.jaxpr.outvars[0])
+    frame = next((each for each in root.walk() if value is not None and each.key == value.frame), root)
+    if value is None or value.equation == OPERAND or known(frame, variable_of(frame, value), ()):
+        makers = (naming.printable(str(layer.path.at(()))) for layer in layers if value in layer.outputs)
+        maker = next(makers, "the last layer")
+        raise UsageError(f"no code computes the loss behind {maker}, which returns it", hint=f"isolate {maker}")
+    equations = _with_code_before(frame, [value.equation], (), known)
+    order = frame.orders[equations[0]]
+    return LayerCall(frame=frame, path=ScopePath(), order=order, equations=equations, outputs={value: None})
+
+
+def _with_code_before(frame: Frame, own: Sequence[int], iteration: tuple[int, ...], known: Known) -> list[int]:
+    """Returns some equations, and those in their frame that compute what they read from known values."""
+    equations = {*own}
+    waiting = list(own)
     while waiting:
         for atom in frame.jaxpr.eqns[waiting.pop()].invars:
             number = OPERAND if is_literal(atom) else frame.definitions.get(atom, (OPERAND, 0))[0]

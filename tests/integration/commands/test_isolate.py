@@ -86,3 +86,54 @@ def test_the_dump_is_kept_even_by_force(folder: Path) -> None:
 def test_a_reproduction_is_replaced_only_by_force(folder: Path) -> None:
     line = ("isolate", "relu", "right.npz", "right.py", "-o", "again")
     assert [gradscope(*line, *more, folder=folder).status for more in ((), (), ("--force",))] == [0, 2, 0]
+
+
+def convolution(axes: str, kernel: str) -> str:
+    """A target of one convolution, with its axes and those of its kernel in an order."""
+    sizes = {"N": "size", "H": "5", "W": "4", "C": "2", "I": "2", "O": "3"}
+    shape = ", ".join(sizes[axis] for axis in axes)
+    kernel_shape = ", ".join({**sizes, "H": "3", "W": "3"}[axis] for axis in kernel)
+    return f"""import jax
+import jax.numpy as jnp
+
+
+def init(key):
+    return {{"conv": {{"w": jax.random.normal(key, ({kernel_shape}))}}}}
+
+
+def batch(key, size):
+    return {{"x": jax.random.normal(key, ({shape}))}}
+
+
+def loss(variables, batch):
+    with jax.named_scope("conv"):
+        x = jax.lax.conv_general_dilated(
+            batch["x"], variables["conv"]["w"], (1, 1), "SAME", dimension_numbers=("{axes}", "{kernel}", "{axes}")
+        )
+    return jnp.sin(x).sum()
+"""
+
+
+def test_a_layer_of_a_port_has_the_values_of_its_reference_in_its_own_layout(tmp_path: Path) -> None:
+    (tmp_path / "nchw.py").write_text(convolution("NCHW", "OIHW"))
+    (tmp_path / "nhwc.py").write_text(convolution("NHWC", "HWIO"))
+    dumped = [("nchw.py", "-o", "nchw.npz"), ("nhwc.py", "--checkpoint", "nchw.npz", "--data", "x.npz")]
+    assert gradscope("dump", *dumped[0], "--batch-size", "2", folder=tmp_path).status == 0
+    with np.load(tmp_path / "nchw.npz") as reference:
+        x, gradient = (reference[f"{family}/x.npy"].transpose(0, 2, 3, 1) for family in ("input", "input_grad"))
+    np.savez(tmp_path / "x.npz", x=x)
+    assert gradscope("dump", *dumped[1], "-o", "nhwc.npz", folder=tmp_path).status == 0
+
+    refused = gradscope("isolate", "conv", "nchw.npz", "nhwc.py", folder=tmp_path)
+    assert refused.status == 2
+    assert "nhwc does not run on the arguments of the dump, which is one of nchw: " in refused.lines[0]
+    assert "gradscope isolate LAYER PORT.npz TARGET --reference THIS.npz" in refused.errors
+
+    line = ("isolate", "conv", "nhwc.npz", "nhwc.py", "--reference", "nchw.npz", "-o", "repro")
+    done = gradscope(*line, folder=tmp_path)
+    assert (done.status, done.errors) == (0, "")
+    assert "expected  3 of 3 arrays are the reference's" in done.output
+    assert run(tmp_path / "repro/isolated.py").status == 0
+    with np.load(tmp_path / "repro/isolated.npz") as arrays:
+        np.testing.assert_array_equal(arrays["input/x"], x)
+        np.testing.assert_array_equal(arrays["vjp/x"], gradient)

@@ -46,7 +46,11 @@ def test_a_full_traceback_is_shown_on_request(tmp_path: Path) -> None:
         ("no.py", "there is no file no.py", "did you mean model.py?"),
         ("resnet", "there is no file, module or zoo model called 'resnet'", "did you mean resnet50?"),
         ("model.py:los", "model.py has no 'los'", "did you mean loss?"),
-        ("model.py:forward(x=y)", "argument 'y' is not a literal", "write model.py, model.py:NAME"),
+        (
+            "model.py:forward(x=y)",
+            "argument 'y' is not a literal",
+            "define a function that calls it, def build(): return forward(x=y)",
+        ),
         ("no.such:model", "there is no module 'no'", "run from the folder that contains it, or install its package"),
         ("../", ".. is a folder", "name a file in it"),
         ("dump.npz", "dump.npz is not a Python file", "name a .py file; a dump is shown by 'gradscope show'"),

@@ -171,3 +171,36 @@ def test_either_may_be_wrong_where_the_reference_does_not_state_what_layers_read
     model = Model.of_values("candidate", partial(network, fault=fault), PARAMS, BATCH)
     found = isolate(model, Dumps(ref=silent, cand=ref), CompareOptions(), Timings())
     assert [(row.name, row.shared_with) for row in found.different] == blamed
+
+
+def attending(params: Any, batch: Any, *, fault: str = "", reshaping: bool = False) -> Array:
+    """A block that may rearrange what it reads before its own layers do."""
+    with jax.named_scope("dense"):
+        x = batch["x"] @ params["dense"]
+    x = jnp.tanh(x)
+    x = x.T.T if reshaping else x
+    with jax.named_scope("block"):
+        y = x[:, ::-1] if fault else x
+        with jax.named_scope("up"):
+            up = y @ params["up"]
+        with jax.named_scope("down"):
+            down = y @ params["down"]
+        with jax.named_scope("head"):
+            x = jnp.sin(up * down) @ params["head"]
+    return jnp.square(x - 1.0).mean()
+
+
+@pytest.mark.parametrize(("reshaping", "others"), [(False, ()), (True, ("before block",))])
+def test_a_block_that_rearranges_what_it_reads_is_named_and_not_the_code_before_it(
+    reshaping: bool, others: tuple[str, ...]
+) -> None:
+    # A tanh leaves elements where they are; a transpose before the block may be what is wrong as well.
+    loss = partial(attending, reshaping=reshaping)
+    dump = gs.capture(loss, PARAMS, BATCH, origins=False)
+    (found,) = isolated(dump, dump, partial(loss, fault="order"), PARAMS, BATCH).different
+    assert (found.name, found.place.inside) == ("before block/up", "block")
+    assert found.shared_with == ("block/up", "block/down", *others)
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    assert [lines[int(line.rpartition(":")[2]) - 1].strip() for line in found.place.lines] == [
+        "y = x[:, ::-1] if fault else x"
+    ]

@@ -79,6 +79,31 @@ def test_the_code_before_a_layer_shows_its_fault(
     assert ran(tmp_path, again).status == 0
 
 
+@pytest.mark.parametrize("transform", [lambda loss: loss, jax.jit])
+def test_the_loss_behind_the_last_layer_is_a_script_too(tmp_path: Path, transform: Any) -> None:
+    reference = gs.capture(transform(network), PARAMS, BATCH, origins=False).source
+
+    def errors(fault: str) -> dict[tuple[str, str], float]:
+        model = Model.of_values("model", transform(partial(network, fault=fault)), PARAMS, BATCH)
+        found = reproduce(model, "(loss)", reference)
+        assert {each.origin for each in (*found.outputs, *found.gradients)} == {"dump"}
+        return ran(tmp_path, found).errors
+
+    assert errors("").keys() == {("forward", "loss"), ("vjp", "head")}
+    assert max(errors("").values()) < 1e-6
+    assert min(errors("loss").values()) > 1e-3
+
+
+def test_a_loss_that_a_layer_returns_is_said_to_be_that_layers() -> None:
+    with pytest.raises(UsageError, match="behind odd, which returns it"):
+        reproduction(in_scope, {"w": jnp.ones(2)}, {"x": jnp.ones(2)}, "(loss)")
+
+
+def in_scope(params: Any, batch: Any) -> Any:
+    with jax.named_scope("odd"):
+        return jnp.sin(batch["x"] * params["w"]).sum()
+
+
 def odd(params: Any, batch: Any) -> Any:
     """Loops, branches, sorting, narrow types, constants and what is not finite, in one layer."""
     with jax.named_scope("odd"):

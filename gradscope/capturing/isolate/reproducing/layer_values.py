@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -10,7 +11,7 @@ from gradscope import naming
 from gradscope.arrays.blocks import Array
 from gradscope.capturing.isolate.pinned_arguments import PinnedArguments
 from gradscope.capturing.isolate.pinned_values import PinnedValues
-from gradscope.dump.interfaces import DumpSource
+from gradscope.comparison.pairing.reverse import ReversePairing
 from gradscope.tracing.dataflow.between_known_values import SegmentsBetween
 from gradscope.tracing.jaxpr.frames import OPERAND, resolve, variable_of
 from gradscope.tracing.jaxpr.iterations import ValueAt, sources
@@ -22,6 +23,11 @@ from gradscope.tracing.tracer import Leaf
 #: The origin of a value that neither the dump nor the loss's arguments have.
 COMPUTED: Final = "computed by the model"
 
+#: What is said of an argument, by where its value comes from.
+_ORIGINS: Final = MappingProxyType(
+    {"reference": " of the dump", "candidate": " of the model's own dump", "model": ", made by the model"}
+)
+
 
 class LayerValues:
     """`LayerValues` look up the variables of one layer in a dump.
@@ -30,16 +36,26 @@ class LayerValues:
         isolated: The layer.
         arguments: The loss that it is part of, with arguments.
         pinned: The values that the dump has for the loss's layers.
-        dump: The dump.
+        placing: The dump's tensors by the keys of the model.
+        loss: The dump's loss; None where it has none.
     """
 
     def __init__(
-        self, isolated: IsolatedLayer, arguments: PinnedArguments, pinned: PinnedValues, dump: DumpSource
+        self,
+        isolated: IsolatedLayer,
+        arguments: PinnedArguments,
+        pinned: PinnedValues,
+        placing: ReversePairing,
+        *,
+        loss: float | None,
     ) -> None:
         self._isolated = isolated
         self._arguments = arguments
         self._pinned = pinned
-        self._dump = dump
+        self._placing = placing
+        self._loss = loss
+        root = arguments.trace.root
+        self._loss_value = resolve(root, root.jaxpr.outvars[0])
         self._frames = {frame.key: frame for frame in arguments.trace.root.walk()}
         params = {at: leaf.name for at, leaf in enumerate(arguments.trace.arguments) if leaf.family == naming.PARAM}
         self._parameters = ParameterOrigins(params)
@@ -47,6 +63,8 @@ class LayerValues:
     def value(self, atom: Atom) -> Array | None:
         """Returns the dump's value of a variable that some layer made; None where it has none."""
         value_at = self._value_at(atom)
+        if value_at is not None and value_at.value == self._loss_value and self._loss is not None:
+            return np.asarray(self._loss, atom.aval.dtype)
         if value_at is None or value_at not in self._pinned.keys:
             return None
         return np.asarray(self._pinned.arrays[value_at.value].values)[value_at.iteration]
@@ -59,6 +77,8 @@ class LayerValues:
             return leaf.name
         if value_at is not None and value_at in self._pinned.keys:
             return naming.split_key(self._pinned.keys[value_at])[1]
+        if value_at is not None and value_at.value == self._loss_value:
+            return "loss"
         return next(iter(self._parameters.names(self._isolated.layer.frame, atom)), None)
 
     def origin(self, atom: Atom) -> str:
@@ -67,7 +87,8 @@ class LayerValues:
         leaf = self._leaf(value_at)
         if leaf is not None:
             key = naming.key_of(leaf.family, leaf.name)
-            return f"{key} of the dump" if key in self._arguments.origins["reference"] else f"{key}, made by the model"
+            origin = next(origin for origin, keys in self._arguments.origins.items() if key in keys)
+            return f"{key}{_ORIGINS[origin]}"
         if value_at is not None and value_at in self._pinned.keys:
             return f"{self._pinned.keys[value_at]} of the dump"
         viewed = self._parameters.names(self._isolated.layer.frame, atom)
@@ -89,8 +110,7 @@ class LayerValues:
     def own_gradient(self, atom: Atom) -> Array | None:
         """Returns the term of a variable's gradient that comes from this layer only; None where the dump lacks it."""
         value_at = self._value_at(atom)
-        root = self._arguments.trace.root
-        loss = resolve(root, root.jaxpr.outvars[0])
+        root, loss = self._arguments.trace.root, self._loss_value
         if value_at is None or loss is None or self._isolated.reads_its_outputs():
             return None
         boundaries = {*self._pinned.with_cotangent, *self._pinned.without_cotangent, ValueAt(loss, ())}
@@ -115,8 +135,7 @@ class LayerValues:
 
     def _argument_gradient(self, leaf: Leaf) -> Array | None:
         key = naming.key_of(naming.gradient_family(leaf.family) or leaf.family, leaf.name)
-        known = leaf.differentiated and self._dump.has_tensor(key)
-        return self._dump.array(key) if known else None
+        return self._placing.array(key) if leaf.differentiated else None
 
     def _sliced(self, value_at: ValueAt | None) -> Leaf | None:
         """Returns the argument of which a value is one iteration's slice; None for any other."""

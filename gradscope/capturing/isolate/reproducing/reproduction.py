@@ -27,7 +27,9 @@ from gradscope.capturing.isolate.pinned_arguments import pinned_arguments
 from gradscope.capturing.isolate.pinned_values import PinnedValues, pinned_values
 from gradscope.capturing.isolate.reproducing.layer_functions import LayerFunctions
 from gradscope.capturing.isolate.reproducing.layer_values import COMPUTED, LayerValues
-from gradscope.comparison.default_tolerances import default_tolerance, matmul_dtype
+from gradscope.comparison.compare_dumps import unrefuted
+from gradscope.comparison.default_tolerances import default_tolerance
+from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.pairing.reverse import ReversePairing
 from gradscope.dump.interfaces import DumpSource
@@ -95,13 +97,15 @@ class Reproduction:
     computed: tuple[str, ...] = ()
 
 
-def reproduce(model: Model, name: str, dump: DumpSource) -> Reproduction:
+def reproduce(model: Model, name: str, dump: DumpSource, reference: DumpSource | None = None) -> Reproduction:
     """Returns one layer of a model with its inputs and expected results from a dump.
 
     Args:
         model: The model.
-        name: The layer; `before LAYER` for the layer with the code before it.
+        name: The layer; `before LAYER` for the layer with the code before it; `(loss)` for the code behind the last.
         dump: A dump of the model, or of another that has the same names.
+        reference: The dump of another program, whose values take the place of the dump's, in the model's layout; None
+            for the dump's own.
 
     Returns:
         The reproduction.
@@ -111,17 +115,17 @@ def reproduce(model: Model, name: str, dump: DumpSource) -> Reproduction:
         ModelError: The user's code failed.
         DumpError: The dump is damaged.
     """
-    dumps = Dumps(ref=dump, cand=dump)
-    placing = ReversePairing(dumps, [Match.of(key, key, "name") for key in dump.keys()])  # noqa: SIM118 - no mapping
+    dumps = Dumps(ref=dump if reference is None else reference, cand=dump)
+    placing = _placing(dumps)
     arguments = pinned_arguments(model, dumps, placing)
     pinned = pinned_values(arguments.trace, dump, placing)
-    isolated = isolated_layer(arguments.trace.layers, name, _known(arguments.trace, pinned))
+    isolated = isolated_layer(arguments.trace.layers, arguments.trace.root, name, _known(arguments.trace, pinned))
     if is_hidden(isolated.layer.frame):
         raise UsageError(
             f"{naming.printable(name)} is inside a while loop, a custom rule or a sharded function",
             hint="isolate the layer around it",
         )
-    values = LayerValues(isolated, arguments, pinned, dump)
+    values = LayerValues(isolated, arguments, pinned, placing, loss=dumps.ref.manifest.loss)
     variables = [FrameVariable(isolated.layer.frame, atom) for atom in isolated.inputs]
     with user_code(f"running {isolated.name} of {model.name}"):
         seen = observe_values(arguments.trace, arguments.leaves, variables)
@@ -129,7 +133,16 @@ def reproduce(model: Model, name: str, dump: DumpSource) -> Reproduction:
             variable.atom: _value(isolated, values, variable, seen.value(variable, isolated.iteration))
             for variable in variables
         }
-        return _reproduction(isolated, values, inputs, products=matmul_dtype(dump.manifest.provenance))
+        return _reproduction(isolated, values, inputs, products=dumps.products)
+
+
+def _placing(dumps: Dumps) -> ReversePairing:
+    """Returns the reference's tensors by the candidate's keys; a dump is paired with itself by name."""
+    if dumps.ref is dumps.cand:
+        same = [Match.of(key, key, "name") for key in dumps.cand.keys()]  # noqa: SIM118 - no mapping
+        return ReversePairing(dumps, same)
+    pairing = unrefuted(dumps, CompareOptions()).pairing
+    return ReversePairing(dumps, pairing.matched, pairing.inverse)
 
 
 def _known(trace: Trace, pinned: PinnedValues) -> Known:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
@@ -110,23 +110,25 @@ if __name__ == "__main__":
 '''
 
 
-def write_reproduction(folder: Path, reproduction: Reproduction, *, file: str, dump: Path, force: bool) -> None:
+def write_reproduction(
+    folder: Path, reproduction: Reproduction, *, file: str, dumps: Sequence[Path], force: bool
+) -> None:
     """Writes the script and its arrays into a folder crash-safely: a new folder in one step, or else both together.
 
     Args:
         folder: The folder.
         reproduction: The layer.
         file: Name of both files without their suffix.
-        dump: The dump, which is not replaced.
+        dumps: The dump with the values, and others that are read; none is replaced.
         force: Whether existing files may be replaced.
 
     Raises:
-        UsageError: A file exists (without `force`), is a link, the dump, or not a regular file.
+        UsageError: A file exists (without `force`), is a link, a dump that is read, or not a regular file.
         MachineError: The folder cannot be created, or the disk is full or fails.
     """
     stored = BytesIO()
     np.savez(stored, allow_pickle=False, **arrays(reproduction))
-    text = script(reproduction, file=file, dump=dump.name)
+    text = script(reproduction, file=file, dump=dumps[0].name)
     files = {f"{file}.npz": stored.getvalue(), f"{file}.py": text.encode()}
     if not folder.exists() and not folder.is_symlink():
         with machine_errors("write to", folder):
@@ -135,7 +137,7 @@ def write_reproduction(folder: Path, reproduction: Reproduction, *, file: str, d
         return
     with machine_errors("write to", folder):
         folder.mkdir(exist_ok=True)
-    checked = {checked_file(folder / name, force=force, inputs=(dump,)): data for name, data in files.items()}
+    checked = {checked_file(folder / name, force=force, inputs=dumps): data for name, data in files.items()}
     write_together(checked, replace=force)
 
 

@@ -171,6 +171,10 @@ def test_a_pickle_is_refused_whatever_it_is_called(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(pickle.dumps(flat()))
         with pytest.raises(DumpError):
             load(tmp_path / name)
+    with pytest.raises(DumpError) as refused:
+        load(tmp_path / "saved.pkl")
+    exec(str(refused.value.hint).partition("in Python: ")[2])
+    assert load(tmp_path / "saved.npz").notes == ()
     np.save(tmp_path / "object.npy", np.array([{}], object), allow_pickle=True)
     with pytest.raises(DumpError):
         load(tmp_path / "object.npy")

@@ -91,6 +91,17 @@ def test_a_common_prefix_is_seen_and_said(folder: Path, prefix: str) -> None:
     assert line == f"saved.npz: params and batch_stats found under {prefix[:-1]}"
 
 
+@pytest.mark.parametrize("prefix", ["model.", "module._orig_mod."])
+def test_the_lines_for_names_below_a_common_prefix_leave_nothing_behind(folder: Path, prefix: str) -> None:
+    saved = {prefix + name: array for name, array in torch_values().items()}
+    command = dump(folder, saved)
+    assert command.status == 3
+    lines = [line.strip() for line in command.errors.splitlines() if line.startswith("  ^")]
+    assert lines[0] == f"^{prefix.replace('.', chr(92) + '.')} ->"
+    (folder / "names.txt").write_text("\n".join(lines))
+    assert_restored(dump(folder, saved, "--map-keys", "names.txt"), folder)
+
+
 def test_collections_may_be_in_places_of_their_own_beside_the_moments_of_an_optimizer(folder: Path) -> None:
     inside = {name.replace("params", "model").replace("batch_stats", "stats"): a for name, a in values().items()}
     command = dump(folder, {**moments("opt/m", values()), **moments("opt/v", values()), **inside})

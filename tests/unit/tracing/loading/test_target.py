@@ -106,9 +106,6 @@ def test_a_call_passes_its_arguments() -> None:
         ("a.b:3", "'3' is not a dotted name"),
         ("a.b:c[0]", "'c[0]' is not a dotted name"),
         ("a.b:f().g()", "'f()' is not a dotted name"),
-        ("a.b:f(x)", "argument 'x' is not a literal"),
-        ("a.b:f(x=open('y'))", "argument \"open('y')\" is not a literal"),
-        ("a.b:f({[]: 1})", "is not a literal"),
         ("a.b:f(**{'x': 1})", "is not a keyword argument"),
         ("a b", "neither a file nor the name of a module"),
         ("a..b", "neither a file nor the name of a module"),
@@ -120,6 +117,24 @@ def test_what_is_no_target_is_refused_with_the_forms_there_are(text: str, reason
         parse_target(text)
     assert reason in refused.value.message
     assert "package.module:NAME" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("text", "argument", "hint"),
+    [
+        ("a.b:f(x)", "x", "def build(): return f(x), and write 'FILE.py:build()'"),
+        ("m.py:f(x=open('y'))", "open('y')", "def build(): return f(x=open('y')), and write 'm.py:build()'"),
+        ("a.b:f({[]: 1})", "{[]: 1}", "return f({[]: 1})"),
+        ("m.py:Net(4, key=jr.key(0))", "jr.key(0)", "leave the random key out, it is made of --seed: 'm.py:Net(4)'"),
+        ("a.b:Net(jax.random.PRNGKey(0), depth=2)", "jax.random.PRNGKey(0)", "--seed: 'a.b:Net(depth=2)'"),
+        ("a.b:Net(rngs=nnx.Rngs(0))", "nnx.Rngs(0)", "--seed: 'a.b:Net()'"),
+    ],
+)
+def test_arguments_that_are_no_literals_are_answered_with_what_to_write(text: str, argument: str, hint: str) -> None:
+    with pytest.raises(UsageError, match="does not name a model: argument ") as refused:
+        parse_target(text)
+    assert refused.value.message.endswith(f"argument {argument!r} is not a literal")
+    assert hint in str(refused.value.hint)
 
 
 def test_a_misspelt_zoo_name_is_answered_with_the_nearest() -> None:
