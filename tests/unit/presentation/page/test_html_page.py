@@ -208,7 +208,7 @@ def test_a_run_has_its_series_and_alarms(pages: dict[str, str]) -> None:
         "param_grad/weight0",
     ]
     assert (run["noise"]["steps"], run["noise"]["offset"]) == ([0, 3, 6], planes)
-    assert [column["name"] for column in run["curves"]["columns"]] == ["loss", "grad_norm"]
+    assert [[column["name"] for column in each["columns"]] for each in run["curves"]] == [["loss"], ["grad_norm"]]
     assert [(each["step"], each["octaves"][0]) for each in run["histograms"]] == [(at, [at, 4]) for at in (0, 2, 4, 6)]
 
 
