@@ -313,6 +313,18 @@ def test_folders_of_alarms_that_the_history_forgot_are_kept_and_do_not_count(tmp
     assert sorted(path.name for path in tmp_path.glob("alarm-*")) == names[1:]
 
 
+@pytest.mark.parametrize(
+    ("number", "kept"), [(1, [5]), (2, [1, 5]), (3, [1, 4, 5]), (5, [1, 2, 3, 4, 5]), (9, [1, 2, 3, 4, 5])]
+)
+def test_the_folder_of_the_first_alarm_is_kept_beside_the_last(tmp_path: Path, number: int, kept: list[int]) -> None:
+    saved = [f"alarm-{step:06}" for step in range(1, 6)]
+    for at, name in enumerate(saved, start=1):
+        (tmp_path / name).mkdir()
+        with RunFolder(tmp_path) as folder:
+            folder.keep_alarms(number, saved[:at])
+    assert sorted(path.name for path in tmp_path.glob("alarm-*")) == [saved[step - 1] for step in kept]
+
+
 def test_a_run_is_not_replaced_where_the_new_one_reads_its_checkpoint(run: Path) -> None:
     checkpoint = run / "state-000007.npz"
     checkpoint.touch()
