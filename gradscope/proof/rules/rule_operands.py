@@ -36,7 +36,8 @@ class RuleOperands:
     Attributes:
         call: The call.
         values: The operands.
-        chosen: The numbers among them that other calls have other values of: `mode is 2`; "" where there are none.
+        chosen: The numbers among them that may choose what the function does, integers and truth values, and those that
+            other calls have other values of: `mode is 2`; "" where there are none.
     """
 
     call: CustomRuleCall
@@ -68,8 +69,11 @@ def operands_to_check(neighbourhood: Neighbourhood, rule: DistinctRule) -> list[
                     found.setdefault(key, RuleOperands(call=call, values=operands))
     keys = list(found)
     kept = keys if len(keys) <= _MOST_VALUES else [*keys[: _MOST_VALUES - 1], keys[-1]]
-    differ = [at for number, at in enumerate(choosing) if len({key[number] for key in keys}) > 1]  # type: ignore[index]
-    return [_saying(found[key], differ) for key in kept]
+    said = [
+        at for number, at in enumerate(choosing)
+        if _is_discrete(rule.call.equation.invars[at].aval) or len({key[number] for key in keys}) > 1  # type: ignore[index]
+    ]  # fmt: skip
+    return [_saying(found[key], said) for key in kept]
 
 
 def _calls(rule: DistinctRule) -> Sequence[CustomRuleCall]:
@@ -95,19 +99,23 @@ def _operands(neighbourhood: Neighbourhood, call: CustomRuleCall, iteration: tup
 
 def _kind(value: Any) -> Hashable:
     number = np.asarray(value).reshape(())
-    return str(np.sign(number)) if jnp.issubdtype(number.dtype, jnp.inexact) else str(number)
+    return str(number) if _is_discrete(number) else str(np.sign(number))
 
 
-def _saying(operands: RuleOperands, differ: Sequence[int]) -> RuleOperands:
+def _is_discrete(number: Any) -> bool:
+    return not jnp.issubdtype(number.dtype, jnp.inexact)
+
+
+def _saying(operands: RuleOperands, said: Sequence[int]) -> RuleOperands:
     equation = operands.call.equation
     names = argument_names(equation)
-    said = ", ".join(
+    chosen = ", ".join(
         f"{names.get(at) or f'argument {at - closed_over(equation) + 1}'} is {_shown(operands.values[at])}"
-        for at in differ
+        for at in said
     )
-    return RuleOperands(call=operands.call, values=[jnp.asarray(each) for each in operands.values], chosen=said)
+    return RuleOperands(call=operands.call, values=[jnp.asarray(each) for each in operands.values], chosen=chosen)
 
 
 def _shown(value: Any) -> str:
     number = np.asarray(value).reshape(())
-    return f"{float(number):.4g}" if jnp.issubdtype(number.dtype, jnp.floating) else str(number)
+    return str(number) if _is_discrete(number) else f"{float(number):.4g}"
