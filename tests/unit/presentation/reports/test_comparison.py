@@ -45,8 +45,8 @@ def test_rows_of_statistics_alone_have_the_least_rel_l2_and_say_once_why_no_more
         for name in "wv"
     ]
     heading, first = text_of(*rows).partition("param (2 of 2)\n")[2].splitlines()[:2]
-    assert heading.split() == "name status rel_l2 at least tolerance norm_ratio".split()
-    assert first.split() == ["w", "different", "1.00e-02", "1.00e-04", "1.010"]
+    assert heading.split() == ["name", "status", "rel_l2", "at", "least", "tolerance", "norm_ratio"]
+    assert first.split() == ["w", "different", "0.0100", "1.00e-04", "1.01"]
     assert "Reasons" not in text_of(*rows)
     assert "statistics  2 rows of which a dump has no tensor, so that only the least rel_l2 is known" in text_of(*rows)
     markdown = to_markdown(ComparisonReport(comparison=Comparison(rows=tuple(rows))))
