@@ -61,6 +61,15 @@ class Run:
         return self._history.steps()
 
     @property
+    def losses(self) -> dict[str, np.ndarray]:
+        """The losses of all steps, recorded or not, as far as they are known: `step` and `loss`, each an array.
+
+        Raises:
+            DumpError: The history is damaged.
+        """
+        return self._history.losses()
+
+    @property
     def facts(self) -> Mapping[str, str]:
         """What the run states about itself: the model, versions, options."""
         return self._history.facts

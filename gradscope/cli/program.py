@@ -12,38 +12,18 @@ import inspect
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from importlib import import_module
-from types import MappingProxyType
 from typing import Annotated, Any, Final, cast
 
 import typer
 
+from gradscope.cli.commands import COMMANDS
 from gradscope.cli.interrupts import Interrupts
 from gradscope.cli.options.grouping import GroupedHelpCommand, with_groups, with_parameters
 from gradscope.cli.options.shared import Traceback, remember_start
 from gradscope.cli.running.version import VERSION_OPTIONS, print_version
 from gradscope.errors import UsageError
-
-#: The commands, in the order of `--help`, each with its module. It is the function of that name there.
-_COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "dump": "dump",
-        "show": "show",
-        "compare": "compare",
-        "report": "report",
-        "train": "runs.train",
-        "watch": "runs.watch",
-        "export": "runs.export",
-        "isolate": "isolate",
-        "calibrate": "calibrate",
-        "inspect": "inspect",
-        "check": "check",
-        "verify": "files.verify",
-        "recover": "files.recover",
-        "explain": "explain",
-    }
-)
 
 #: The most columns of `--help`; longer lines are hard to read. Typer takes no fewer than 50, whatever the terminal has.
 _HELP_COLUMNS: Final = 100
@@ -90,7 +70,7 @@ def _program(commands: Iterable[str]) -> typer.Typer:
     )
     app.callback()(_options)
     for name in commands:
-        command = getattr(import_module(f"gradscope.cli.commands.{_COMMANDS[name]}"), name)
+        command = getattr(import_module(f"gradscope.cli.commands.{COMMANDS[name]}"), name)
         text = _help_text(command.__doc__ or "")
         app.command(cls=_class_of(name), help=text, short_help=_SENTENCE_END.split(text, maxsplit=1)[0])(
             _without_file_checks(_with_traceback(with_groups(command)))
@@ -106,7 +86,7 @@ def _help_columns() -> int:
 
 
 def _command_names() -> list[str]:
-    return list(_COMMANDS)
+    return list(COMMANDS)
 
 
 def _help_text(docstring: str) -> str:
@@ -127,7 +107,7 @@ def _help(
 ) -> None:
     """Show the help of a command, as COMMAND --help does."""
     words = ["--help"] if command is None else [command, "--help"]
-    _program(_COMMANDS)(words, prog_name="gradscope", obj=context.obj, standalone_mode=False)
+    _program(COMMANDS)(words, prog_name="gradscope", obj=context.obj, standalone_mode=False)
 
 
 def _with_traceback(command: Callable[..., None]) -> Callable[..., None]:
@@ -173,9 +153,9 @@ def run(interrupts: Interrupts) -> int:
         UsageError: The command line is wrong.
     """
     remember_start()
-    requested = [each for each in sys.argv[1:2] if each in _COMMANDS]
+    requested = [each for each in sys.argv[1:2] if each in COMMANDS]
     try:
-        return _program(requested or _COMMANDS)(prog_name="gradscope", obj=interrupts, standalone_mode=False) or 0
+        return _program(requested or COMMANDS)(prog_name="gradscope", obj=interrupts, standalone_mode=False) or 0
     except _WrongCommandLine as error:
         raise _translated(error) from error
 

@@ -1,37 +1,24 @@
-"""Reads a history that anybody may have written.
-
-The file is opened read-only. Its schema has to be the statements of `schema.TABLES`, letter by letter, before a table
-is read; extensions are off, every value is checked for its type, and a query ends where it takes more work than a
-sound file of that size could cause.
-"""
+"""Reads a history: what a run recorded of its steps and tensors, and what was wrong."""
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Self
 
 import numpy as np
 
-from gradscope.dump.storage.storage_errors import located
 from gradscope.errors import DumpError, MissingKeyError, UsageError
-from gradscope.history.database.schema import ALL_PARAMETERS, NOISE, STATS, STEPS
-from gradscope.history.database.untrusted_database import WORK_UNIT, is_strange, opened, require_schema, stored_shape
+from gradscope.history.database.checked_tables import CheckedTables
+from gradscope.history.database.schema import ALL_PARAMETERS, LOSSES, LOSSES_SINCE, NOISE, STATS, STEPS
+from gradscope.history.database.untrusted_database import stored_shape
 from gradscope.history.history_rows import Alarm, TensorRow
 from gradscope.history.run_folder import HISTORY, folder_hint, is_run
 from gradscope.history.value_histograms import ValueHistogram
 from gradscope.naming import printable
 from gradscope.naming.patterns import nearest_hint
-
-#: Rows that are objects at the same time.
-_ROWS_AT_ONCE: Final = 4_096
-
-#: What a damaged file makes SQLite and its texts raise.
-_DAMAGED: Final = (sqlite3.Error, UnicodeDecodeError)
 
 
 class History:
@@ -56,21 +43,10 @@ class History:
             hint = folder_hint(folder) or "'gradscope train' makes one"
             raise DumpError(f"{shown} is no run: it has no history", hint=hint)
         self.folder = folder
-        self._path = folder / HISTORY
-        self._work = 0
-        with located(str(self._path)):
-            self._connection, self._most_work = opened(self._path)
-            self._connection.set_progress_handler(self._worked, WORK_UNIT)
-            try:
-                require_schema(self._connection)
-                self.facts = {str(key): str(value) for key, value in self._rows("run", ("key", "value"), str)}
-                self.tensors = dict(self._tensor_rows())
-            except _DAMAGED as error:
-                self.close()
-                raise DumpError(f"it is not a history that can be read: {error}") from error
-            except DumpError:
-                self.close()
-                raise
+        self._database = CheckedTables(folder / HISTORY)
+        with self._database.opening():
+            self.facts = {str(key): str(value) for key, value in self._database.rows("run", ("key", "value"), str)}
+            self.tensors = dict(self._tensor_rows())
 
     def __enter__(self) -> Self:
         return self
@@ -82,7 +58,7 @@ class History:
 
     def close(self) -> None:
         """Closes the file."""
-        self._connection.close()
+        self._database.close()
 
     def steps(self) -> dict[str, np.ndarray]:
         """Returns what was recorded of each step: by column an array, NaN where a value is missing.
@@ -90,7 +66,17 @@ class History:
         Raises:
             DumpError: The history is damaged.
         """
-        return self._columns("steps", tuple(STEPS), "ORDER BY step")
+        return self._database.columns("steps", tuple(STEPS), "ORDER BY step")
+
+    def losses(self) -> dict[str, np.ndarray]:
+        """Returns `step` and `loss` of every step whose loss is known, recorded or not; NaN where it was no number.
+
+        Raises:
+            DumpError: The history is damaged.
+        """
+        # An older version kept the losses of the recorded steps only.
+        table = "losses" if self._database.version >= LOSSES_SINCE else "steps"
+        return self._database.columns(table, tuple(LOSSES), "ORDER BY step")
 
     def number_of(self, key: str) -> int:
         """Returns the number of a tensor.
@@ -109,7 +95,7 @@ class History:
         Raises:
             DumpError: The history is damaged.
         """
-        return self._columns("stats", ("step", *STATS), "WHERE tensor = ? ORDER BY step", number)
+        return self._database.columns("stats", ("step", *STATS), "WHERE tensor = ? ORDER BY step", number)
 
     def series(self, number: int, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the steps and the values of one statistic of a tensor.
@@ -119,7 +105,7 @@ class History:
             DumpError: The history is damaged.
         """
         _require_column(name)
-        found = self._columns("stats", ("step", name), "WHERE tensor = ? ORDER BY step", number)
+        found = self._database.columns("stats", ("step", name), "WHERE tensor = ? ORDER BY step", number)
         return found["step"], found[name]
 
     def stats_at(self, step: int) -> dict[int, dict[str, float | int]]:
@@ -128,8 +114,8 @@ class History:
         Raises:
             DumpError: The history is damaged.
         """
-        with self._reading():
-            rows = self._rows("stats", ("tensor", *STATS), float, "WHERE step = ? ORDER BY tensor", step)
+        with self._database.reading():
+            rows = self._database.rows("stats", ("tensor", *STATS), float, "WHERE step = ? ORDER BY tensor", step)
         return {
             int(number): {name: value for name, value in zip(STATS, values, strict=True) if value is not None}
             for number, *values in rows
@@ -150,7 +136,7 @@ class History:
         for name in names:
             _require_column(name)
         which = "WHERE step >= ? ORDER BY tensor, step"
-        found = self._columns("stats", ("step", "tensor", *names), which, from_step)
+        found = self._database.columns("stats", ("step", "tensor", *names), which, from_step)
         numbers, starts = np.unique(found["tensor"], return_index=True)
         bounds = [*starts.tolist(), len(found["tensor"])]
         return {
@@ -165,10 +151,10 @@ class History:
         Raises:
             DumpError: The history is damaged.
         """
-        with self._reading():
+        with self._database.reading():
             which = "WHERE tensor = ? ORDER BY step"
-            blobs = self._rows("histograms", ("counts",), bytes, which, number)
-            steps = self._rows("histograms", ("step",), float, which, number)
+            blobs = self._database.rows("histograms", ("counts",), bytes, which, number)
+            steps = self._database.rows("histograms", ("step",), float, which, number)
             return {
                 int(step or 0): ValueHistogram.from_bytes(blob or b"")
                 for (step,), (blob,) in zip(steps, blobs, strict=True)
@@ -180,7 +166,7 @@ class History:
         Raises:
             DumpError: The history is damaged.
         """
-        return self._columns("histograms", ("step", "tensor"), "GROUP BY step ORDER BY step")["step"]
+        return self._database.columns("histograms", ("step", "tensor"), "GROUP BY step ORDER BY step")["step"]
 
     def histograms_at(self, step: int) -> dict[int, ValueHistogram]:
         """Returns the histogram of each tensor at a step, by its number; empty where none were recorded.
@@ -188,10 +174,10 @@ class History:
         Raises:
             DumpError: The history is damaged.
         """
-        with self._reading():
+        with self._database.reading():
             which = "WHERE step = ? ORDER BY tensor"
-            blobs = self._rows("histograms", ("counts",), bytes, which, step)
-            numbers = self._rows("histograms", ("tensor",), float, which, step)
+            blobs = self._database.rows("histograms", ("counts",), bytes, which, step)
+            numbers = self._database.rows("histograms", ("tensor",), float, which, step)
             return {
                 int(number or 0): ValueHistogram.from_bytes(blob or b"")
                 for (number,), (blob,) in zip(numbers, blobs, strict=True)
@@ -207,7 +193,7 @@ class History:
             DumpError: The history is damaged.
         """
         which = ALL_PARAMETERS if number is None else number
-        return self._columns("noise", ("step", *NOISE), "WHERE tensor = ? ORDER BY step", which)
+        return self._database.columns("noise", ("step", *NOISE), "WHERE tensor = ? ORDER BY step", which)
 
     def noise_at(self, step: int) -> dict[int | None, dict[str, float | int]]:
         """Returns the noise of gradients at a step, by the tensor's number, of all together by None.
@@ -215,8 +201,8 @@ class History:
         Raises:
             DumpError: The history is damaged.
         """
-        with self._reading():
-            rows = self._rows("noise", ("tensor", *NOISE), float, "WHERE step = ? ORDER BY tensor", step)
+        with self._database.reading():
+            rows = self._database.rows("noise", ("tensor", *NOISE), float, "WHERE step = ? ORDER BY tensor", step)
         return {
             None if number == ALL_PARAMETERS else int(number): {
                 name: value for name, value in zip(NOISE, values, strict=True) if value is not None
@@ -231,9 +217,10 @@ class History:
         Raises:
             DumpError: The history is damaged.
         """
-        with self._reading():
-            texts = self._rows("alarms", ("rule", "why", "folder"), str, "ORDER BY step, rowid")
-            numbers = self._rows("alarms", ("step", "tensor", "value", '"limit"'), float, "ORDER BY step, rowid")
+        with self._database.reading():
+            order = "ORDER BY step, rowid"
+            texts = self._database.rows("alarms", ("rule", "why", "folder"), str, order)
+            numbers = self._database.rows("alarms", ("step", "tensor", "value", '"limit"'), float, order)
         keys = {number: tensor.key for number, tensor in self.tensors.items()}
         return tuple(
             Alarm(
@@ -243,43 +230,10 @@ class History:
             for (rule, why, folder), (step, tensor, value, limit) in zip(texts, numbers, strict=True)
         )  # fmt: skip
 
-    @contextmanager
-    def _reading(self) -> Generator[None]:
-        with located(str(self._path)):
-            try:
-                yield
-            except _DAMAGED as error:
-                raise DumpError(f"it is damaged: {error}") from error
-
-    def _columns(self, table: str, names: Sequence[str], which: str, *values: int) -> dict[str, np.ndarray]:
-        with self._reading():
-            # Part by part, because objects take five times the memory of an array's numbers.
-            parts = [np.array(rows, np.float64) for rows in self._parts(table, names, float, which, *values)]
-        columns = dict(zip(names, np.concatenate([np.empty((0, len(names))), *parts]).T, strict=True))
-        if np.isnan(columns["step"]).any():
-            raise DumpError(f"a row of its table {table} has no step")
-        return {**columns, "step": columns["step"].astype(np.int64)}
-
-    def _rows(self, table: str, columns: Sequence[str], kind: type, which: str = "", *values: int) -> list[Any]:
-        """Returns rows of a table whose columns are all texts, all numbers, or all blobs; the first two may be NULL."""
-        return [*chain.from_iterable(self._parts(table, columns, kind, which, *values))]
-
-    def _parts(self, table: str, columns: Sequence[str], kind: type, which: str, *values: int) -> Generator[list[Any]]:
-        """Yields the rows that `_rows` returns, some at once."""
-        self._work = 0
-        # SQLite stores any value in any column. The check is SQLite's, as Python takes a second for a million values.
-        wrong = " OR ".join(is_strange(column, kind) for column in columns)
-        listed = ", ".join(columns)
-        query = f"SELECT {wrong}, {listed} FROM {table} {which}"  # noqa: S608 - our own names
-        cursor = self._connection.execute(query, values)
-        while rows := cursor.fetchmany(_ROWS_AT_ONCE):
-            if any(row[0] for row in rows):
-                raise DumpError(f"a value in its table {table} is of a wrong type, sign or size")
-            yield [row[1:] for row in rows]
-
     def _tensor_rows(self) -> Generator[tuple[int, TensorRow]]:
-        texts = self._rows("tensors", ("family", "name", "shape", "dtype", "layer", "source"), str, "ORDER BY id")
-        numbers = self._rows("tensors", ("id",), float, "ORDER BY id")
+        columns = ("family", "name", "shape", "dtype", "layer", "source")
+        texts = self._database.rows("tensors", columns, str, "ORDER BY id")
+        numbers = self._database.rows("tensors", ("id",), float, "ORDER BY id")
         for (number,), (family, name, shape, dtype, layer, source) in zip(numbers, texts, strict=True):
             if not family or name is None or number is None:
                 raise DumpError("a tensor in its table tensors has no name")
@@ -287,11 +241,6 @@ class History:
                 number,
                 TensorRow(family=family, name=name, shape=stored_shape(shape), dtype=dtype, layer=layer, source=source),
             )
-
-    def _worked(self) -> bool:
-        """Returns whether a query has to end; SQLite calls it."""
-        self._work += WORK_UNIT
-        return self._work > self._most_work
 
 
 def _require_column(name: str) -> None:

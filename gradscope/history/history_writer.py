@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Generator, Iterable, Mapping
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.errors import MachineError
-from gradscope.history.database.schema import ALL_PARAMETERS, APPLICATION_ID, NOISE, STATS, STEPS, TABLES, VERSION
+from gradscope.history.database.schema import ALL_PARAMETERS, LOSSES, NOISE, STATS, STEPS
 from gradscope.history.database.untrusted_database import stored_shape
+from gradscope.history.database.writable_database import insertion, opened_to_write, transaction
 from gradscope.history.history_rows import Alarm, Smoothed, StepRecord, TensorRow
 from gradscope.history.renamed_tensors import without_roots
 from gradscope.history.run_folder import HISTORY
@@ -25,8 +28,8 @@ _Result = TypeVar("_Result")
 #: Steps that may wait to be written; the next one waits for the first of them.
 _MOST_WAITING: Final = 8
 
-#: Seconds that a write waits for a reader, where there is no write-ahead log.
-_LOCK_SECONDS: Final = 60.0
+#: Seconds after which losses of steps that are not recorded are written, also where no step is.
+_LOSSES_SECONDS: Final = 1.0
 
 
 class HistoryWriter:
@@ -45,9 +48,10 @@ class HistoryWriter:
         self._path = folder / HISTORY
         self._ids: dict[str, int] = {}
         self._waiting: list[Future[None]] = []
+        self._losses: deque[tuple[int, float]] = deque()
+        self._losses_due = time.monotonic() + _LOSSES_SECONDS
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="history")
-        self._facts = dict(facts)
-        self._connection = self._done(self._opened)
+        self._connection = self._done(opened_to_write, self._path, dict(facts))
         self.forget(from_step)
 
     def __enter__(self) -> Self:
@@ -74,6 +78,7 @@ class HistoryWriter:
             self._end()
 
     def _end(self) -> None:
+        self._pool.submit(self._write_losses)  # of a run that failed; its own error is the one to report
         self._pool.submit(self._connection.close).result()
         self._pool.shutdown()
 
@@ -98,6 +103,18 @@ class HistoryWriter:
         while len(self._waiting) >= _MOST_WAITING or (self._waiting and self._waiting[0].done()):
             self._waiting.pop(0).result()
         self._waiting.append(self._pool.submit(self._guarded, self._write, record))
+
+    def loss(self, step: int, loss: float) -> None:
+        """Writes the loss of a step that is not recorded: together with the next one that is, or about a second later.
+
+        Args:
+            step: The step.
+            loss: Its loss.
+        """
+        self._losses.append((step, loss))
+        if time.monotonic() >= self._losses_due:
+            self._losses_due = time.monotonic() + _LOSSES_SECONDS
+            self._waiting.append(self._pool.submit(self._guarded, self._write_losses))
 
     def alarm(self, alarm: Alarm) -> None:
         """Writes an alarm.
@@ -148,6 +165,8 @@ class HistoryWriter:
         Raises:
             MachineError: The disk is full or fails.
         """
+        if self._losses:
+            self._waiting.append(self._pool.submit(self._guarded, self._write_losses))
         while self._waiting:
             self._waiting.pop(0).result()
 
@@ -163,35 +182,9 @@ class HistoryWriter:
                 f"cannot write to {printable(str(self._path))}: {error}", hint="check free space and permissions"
             ) from error
 
-    def _opened(self) -> sqlite3.Connection:
-        if not self._path.exists():
-            self._create()
-        connection = self._connected(self._path)
-        connection.execute("PRAGMA journal_mode=WAL")  # where the file system has none, it stays a rollback journal
-        connection.execute("PRAGMA synchronous=FULL")
-        return connection
-
-    def _connected(self, path: Path) -> sqlite3.Connection:
-        return sqlite3.connect(path, timeout=_LOCK_SECONDS, isolation_level=None, check_same_thread=False)
-
-    def _create(self) -> None:
-        """Makes a history without steps, under another name first: one that exists has its tables."""
-        made = self._path.with_name(f".gradscope-{HISTORY}")
-        made.unlink(missing_ok=True)
-        units = [(column, unit, meaning) for column, (unit, meaning) in {**STEPS, **STATS, **NOISE}.items()]
-        connection = self._connected(made)
-        with closing(connection), _transaction(connection):
-            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version={VERSION}")
-            for statement in TABLES.values():
-                connection.execute(statement)
-            connection.executemany("INSERT INTO units VALUES (?, ?, ?)", units)
-            connection.executemany("INSERT INTO run VALUES (?, ?)", list(self._facts.items()))
-        made.replace(self._path)
-
     def _forget(self, from_step: int) -> None:
-        with _transaction(self._connection) as connection:
-            for table in ("steps", "stats", "histograms", "noise", "alarms"):
+        with transaction(self._connection) as connection:
+            for table in ("steps", "losses", "stats", "histograms", "noise", "alarms"):
                 connection.execute(f"DELETE FROM {table} WHERE step >= ?", (from_step,))  # noqa: S608 - our own names
 
     def _to_one_file(self) -> None:
@@ -202,7 +195,7 @@ class HistoryWriter:
             self._connection.execute("PRAGMA journal_mode=DELETE")
 
     def _describe(self, facts: Mapping[str, str], tensors: list[TensorRow]) -> None:
-        with _transaction(self._connection) as connection:
+        with transaction(self._connection) as connection:
             connection.executemany("INSERT OR REPLACE INTO run VALUES (?, ?)", list(facts.items()))
             known = connection.execute("SELECT id, family, name, shape, dtype FROM tensors").fetchall()
             rows = [_row(family, name, shape, dtype) for _, family, name, shape, dtype in known]
@@ -219,19 +212,32 @@ class HistoryWriter:
     def _write(self, record: Callable[[], StepRecord | None]) -> None:
         made = record()
         if made is None:
+            self._write_losses()
             return
         step = made.numbers["step"]
         rows = ((step, self._ids[key], *map(stats.get, STATS)) for key, stats in made.stats.items())
-        with _transaction(self._connection) as connection:
-            connection.execute(_insertion("steps", len(STEPS)), tuple(map(made.numbers.get, STEPS)))
-            connection.executemany(_insertion("stats", len(STATS) + 2), rows)
+        with transaction(self._connection) as connection:
+            connection.execute(insertion("steps", len(STEPS)), tuple(map(made.numbers.get, STEPS)))
+            connection.executemany(insertion("stats", len(STATS) + 2), rows)
             blobs = ((step, self._ids[key], each.to_bytes()) for key, each in made.histograms.items())
-            connection.executemany(_insertion("histograms", 3), blobs)
+            connection.executemany(insertion("histograms", 3), blobs)
             noise = (
                 (step, ALL_PARAMETERS if key is None else self._ids[key], *map(each.get, NOISE))
                 for key, each in made.noise.items()
             )
-            connection.executemany(_insertion("noise", len(NOISE) + 2), noise)
+            connection.executemany(insertion("noise", len(NOISE) + 2), noise)
+            self._insert_losses(connection)
+            if "loss" in made.numbers:
+                connection.execute(insertion("losses", len(LOSSES)), tuple(map(made.numbers.get, LOSSES)))
+
+    def _write_losses(self) -> None:
+        if self._losses:
+            with transaction(self._connection) as connection:
+                self._insert_losses(connection)
+
+    def _insert_losses(self, connection: sqlite3.Connection) -> None:
+        losses = [self._losses.popleft() for _ in range(len(self._losses))]
+        connection.executemany(insertion("losses", len(LOSSES)), losses)
 
     def _smoothed_noise(self) -> dict[str | None, Smoothed]:
         # Beside max(step), SQLite takes the other columns from the row of that step.
@@ -247,33 +253,16 @@ class HistoryWriter:
     def _alarm(self, alarm: Alarm) -> None:
         tensor = None if alarm.key is None else self._ids.get(alarm.key)
         row = (alarm.step, alarm.rule, tensor, alarm.value, alarm.limit, alarm.why, alarm.folder)
-        with _transaction(self._connection) as connection:
-            connection.execute(_insertion("alarms", len(row)), row)
+        with transaction(self._connection) as connection:
+            connection.execute(insertion("alarms", len(row)), row)
 
     def _alarm_folders(self) -> set[str]:
         return {folder for (folder,) in self._connection.execute("SELECT folder FROM alarms WHERE folder IS NOT NULL")}
 
     def _release(self, folder: str) -> None:
-        with _transaction(self._connection) as connection:
+        with transaction(self._connection) as connection:
             connection.execute("UPDATE alarms SET folder = NULL WHERE folder = ?", (folder,))
 
 
 def _row(family: str, name: str, shape: str | None, dtype: str | None) -> TensorRow:
     return TensorRow(family=family, name=name, shape=stored_shape(shape), dtype=dtype)
-
-
-def _insertion(table: str, columns: int) -> str:
-    return f"INSERT INTO {table} VALUES ({', '.join('?' * columns)})"  # noqa: S608 - our own names
-
-
-@contextmanager
-def _transaction(connection: sqlite3.Connection) -> Generator[sqlite3.Connection]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield connection
-    except BaseException:
-        # SQLite may have rolled back by itself, as it does where the disk is full.
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")

@@ -189,10 +189,11 @@ class RunFolder:
                 path.unlink()
 
     def keep_alarms(self, number: int, saved: Collection[str]) -> list[str]:
-        """Removes folders that alarms saved, but for the last so many; returns the names of those removed.
+        """Removes folders that alarms saved, but for the first and the last; returns the names of those removed.
 
         Args:
-            number: How many stay.
+            number: How many stay: the first, which is nearest to the cause of the others, and the last ones; of one the
+                last.
             saved: The names of those that count. Others are left of steps that a run took before it was continued from
                 an earlier one or replaced, and stay.
 
@@ -200,7 +201,8 @@ class RunFolder:
             MachineError: One cannot be removed.
         """
         folders = [(step, path) for step, path in self._alarm_folders() if path.name in saved]
-        removed = [path for _, path in folders[: max(len(folders) - number, 0)]]
+        first = min(number - 1, 1)
+        removed = [path for _, path in folders[first : max(len(folders) - number + first, first)]]
         with machine_errors("remove a folder in", self.path):
             for path in removed:
                 for name in ALARM_FILES:

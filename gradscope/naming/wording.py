@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 
 def brief(number: float) -> str:
@@ -18,6 +19,18 @@ def brief(number: float) -> str:
 def counted(count: int, singular: str, plural: str | None = None) -> str:
     """Returns a count with its noun: `1 name`, `2 names`."""
     return f"{count} {singular if count == 1 else plural or singular + 's'}"
+
+
+def place_behind(text: str, source: str | None) -> str:
+    """Returns a line in brackets, to be written behind a text: ` (model.py:3)`; "" where the text names that line.
+
+    Args:
+        text: The text.
+        source: `file:line`; None where it is not known.
+    """
+    if source is None or re.search(rf"(?<![\w./-]){re.escape(source)}(?!\d)", text):
+        return ""
+    return f" ({source})"
 
 
 def percent(share: float) -> str:

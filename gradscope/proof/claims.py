@@ -130,7 +130,7 @@ def rounded_factor(factor: float) -> float:
     """Returns a factor to six digits, or to as many as tell it from one."""
     apart = abs(factor - 1.0)
     digits = max(6, 2 - math.floor(math.log10(apart))) if 0 < apart < 1 else 6
-    return float(f"{factor:.{digits}g}")
+    return float(f"{factor:.{digits}g}") + 0.0  # a zero without a sign
 
 
 def _by_solvers(claim: Claim, found: Estimate, result: Outcome, tightened: Iterable[Callable[[], Claim]]) -> Outcome:

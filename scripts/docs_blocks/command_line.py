@@ -17,7 +17,7 @@ from scripts.docs_blocks.markdown import code, first_sentence, table
 @cache
 def commands() -> dict[str, Any]:
     """The commands as typer parses them, by name."""
-    return vars(typer.main.get_command(program._program(program._COMMANDS)))["commands"]
+    return vars(typer.main.get_command(program._program(program.COMMANDS)))["commands"]
 
 
 def option_row(option: Any) -> tuple[str, str, str]:

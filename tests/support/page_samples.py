@@ -66,6 +66,16 @@ def hostile_manifest() -> Manifest:
     return Manifest(entries=tuple(entries), note=MARKUP["script"], loss=1.0)
 
 
+def gap_manifest() -> Manifest:
+    """Seven layers, of which the fourth and the sixth have no gradient."""
+    entries = (
+        entry(family, f"layer{at}", index=at, absent="disconnected" if at in {3, 5} and "grad" in family else None)
+        for at in range(7)
+        for family in ("activation", "activation_grad")
+    )
+    return Manifest(entries=tuple(entries))
+
+
 def deep_manifest(tensors: int) -> Manifest:
     """A dump of many operations, whose activations and gradients differ."""
     shared = [stats_of([scale * 1.25, -scale, 0.0]) for scale in (1.0, 2.0, 4.0, 8.0)]
@@ -141,6 +151,7 @@ def write_pages(folder: Path) -> dict[str, Path]:
         "run": run_maker(run_folder(folder / "run")),
         "runs": runs_maker(folder / "runs"),
         "hostile": dump_maker(hostile_manifest(), path=MARKUP["script"]),
+        "gap": dump_maker(gap_manifest()),
         "long": dump_maker(deep_manifest(5_000)),
     }
     for kind, maker in makers.items():

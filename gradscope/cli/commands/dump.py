@@ -251,9 +251,11 @@ def _run(
     with stdout_to_stderr(), Progress(quiet=run_options.quiet) as progress:
         with reads_remembered(anew=True):
             model = model_options.model(target, model_request)
-        path = run_options.output or Path(model.slug if is_shared() else f"{model.slug}.npz")
+        usual = Path(model.slug if is_shared() else f"{model.slug}.npz")
+        path = run_options.output or usual
         with chdir(start):
-            own = run_options.output is None and not run_options.force and replaces_own_dump(path, named)
+            is_usual = path.resolve() == usual.resolve()  # named or not
+            own = is_usual and not run_options.force and replaces_own_dump(path, named)
             writer = dump_writer(path, force=run_options.force or own, inputs=(*kept, *model_options.input_files))
         interrupts.on_interrupt(writer.discard)
         with reads_remembered():

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from gradscope.cli.commands import COMMANDS
 from gradscope.cli.options.completion import explained_names
 from gradscope.cli.options.report_options import FormatOptions
 from gradscope.cli.running.blas import keep_single_threaded
@@ -27,6 +28,14 @@ def explain(
     """Say what a column, metric, finding or reason is: formula, unit, threshold, and what to do. Needs no JAX."""
     keep_single_threaded()
     from gradscope.cli.printing import print_report
+    from gradscope.errors import UsageError
     from gradscope.presentation import explanation_report
 
-    print_report(explanation_report(" ".join(name) if name else None), format_options.chosen)
+    wanted = " ".join(name) if name else None
+    try:
+        report = explanation_report(wanted)
+    except UsageError as error:
+        if wanted not in COMMANDS:
+            raise
+        raise UsageError(error.message, hint=f"'gradscope help {wanted}' describes the command") from None
+    print_report(report, format_options.chosen)

@@ -14,7 +14,7 @@ def replaces_own_dump(path: Path, target: str) -> bool:
     """Returns whether a complete dump of a target is at a path, which the next run of the target replaces.
 
     Args:
-        path: The path that a run writes to where the user names none.
+        path: The path that a run writes to where the user names none, or names this one.
         target: The target, as the provenance of its dumps has it.
 
     Returns:

@@ -8,7 +8,9 @@ from typing import Final
 
 #: In the file's header: that it is a history, and of which version its tables are.
 APPLICATION_ID: Final = 0x47535348
-VERSION: Final = 1
+VERSION: Final = 2
+#: The first version with a table of the losses of all steps.
+LOSSES_SINCE: Final = 2
 
 #: Per step: unit and meaning by column. The types are those of `CREATE TABLE` below.
 STEPS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
@@ -25,6 +27,9 @@ STEPS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "skipped": ("count", "updates that the run has skipped"),
     }
 )
+
+#: Per step, recorded or not, whose loss is known: its number and its loss, whose units those of `STEPS` are.
+LOSSES: Final = ("step", "loss")
 
 #: Per tensor and step: unit and meaning by column.
 STATS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
@@ -70,6 +75,7 @@ TABLES: Final[Mapping[str, str]] = MappingProxyType(
         "run": "CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID",
         "steps": "CREATE TABLE steps (step INTEGER PRIMARY KEY, time REAL, loss REAL, learning_rate REAL, "
         "grad_norm REAL, grad_norm_clipped REAL, update_norm REAL, param_norm REAL, examples INTEGER, skipped INTEGER)",
+        "losses": "CREATE TABLE losses (step INTEGER PRIMARY KEY, loss REAL)",
         "tensors": "CREATE TABLE tensors (id INTEGER PRIMARY KEY, family TEXT, name TEXT, shape TEXT, dtype TEXT, "
         "layer TEXT, source TEXT)",
         "stats": "CREATE TABLE stats (step INTEGER, tensor INTEGER, l2 REAL, rms REAL, mean REAL, std REAL, amax REAL, "
@@ -85,3 +91,8 @@ TABLES: Final[Mapping[str, str]] = MappingProxyType(
         "units": 'CREATE TABLE units ("column" TEXT PRIMARY KEY, unit TEXT, meaning TEXT) WITHOUT ROWID',
     }
 )
+
+
+def tables_of(version: int) -> Mapping[str, str]:
+    """Returns the statement of each table that a history of a version has."""
+    return {name: statement for name, statement in TABLES.items() if name != "losses" or version >= LOSSES_SINCE}

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from gradscope.dump.storage.input_file import InputFile
 from gradscope.errors import DumpError
-from gradscope.history.database.schema import ALL_PARAMETERS, APPLICATION_ID, TABLES, VERSION
+from gradscope.history.database.schema import ALL_PARAMETERS, APPLICATION_ID, VERSION, tables_of
 from gradscope.naming import printable
 
 _HEADER: Final = b"SQLite format 3\0"
@@ -90,8 +90,8 @@ def _is_cut_short(path: Path, header: bytes) -> bool:
     return not written and page > 0 and path.stat().st_size % page != 0
 
 
-def require_schema(connection: sqlite3.Connection) -> None:
-    """Refuses a file that has any other schema than a history.
+def required_version(connection: sqlite3.Connection) -> int:
+    """Returns the version of a history's schema, and refuses a file that has any other schema than a history.
 
     Raises:
         DumpError: It has.
@@ -104,11 +104,12 @@ def require_schema(connection: sqlite3.Connection) -> None:
     if version > VERSION:
         raise DumpError(f"its version is {version}, and this gradscope reads {VERSION}", hint="upgrade gradscope")
     found = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master LIMIT 64").fetchall()
-    expected = {("table", name, name, statement) for name, statement in TABLES.items()}
+    expected = {("table", name, name, statement) for name, statement in tables_of(version).items()}
     if set(found) != expected or len(found) != len(expected):
         strange = next((f"the {kind} {printable(str(name))}" for kind, name, table, sql in found
                         if (kind, name, table, sql) not in expected), "a table that is missing")  # fmt: skip
         raise DumpError(f"its schema is not that of a history: {strange}")
+    return version
 
 
 def is_strange(column: str, kind: type) -> str:

@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.errors import UsageError
 from gradscope.frameworks.extras import install_hint
+from gradscope.history.exporting.every_step import every_step
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import Alarm, StepRecord, TensorRow
 from gradscope.history.run_folder import event_files_in
@@ -150,18 +151,23 @@ def export_events(history: History, selects: Callable[[TensorRow], bool], folder
         folder: The folder, which exists.
 
     Returns:
-        The number of steps.
+        The number of recorded steps.
 
     Raises:
         DumpError: The history is damaged.
         MachineError: The disk is full or fails.
     """
-    steps = history.steps()
+    recorded = 0
     chosen = {number: tensor.key for number, tensor in history.tensors.items() if selects(tensor)}
     drawn = {key: history.histograms_of(number) for number, key in chosen.items()}
     with EventFile(folder) as file:
         file.describe(history.facts)
-        for at, step in enumerate(steps["step"].tolist()):
+        for step, known, is_recorded in every_step(history):
+            numbers = {"step": step, **known}
+            if not is_recorded:
+                file.step(StepRecord(numbers=numbers))
+                continue
+            recorded += 1
             stats = {chosen[number]: each for number, each in history.stats_at(step).items() if number in chosen}
             noise = {
                 None if number is None else chosen[number]: each
@@ -169,11 +175,10 @@ def export_events(history: History, selects: Callable[[TensorRow], bool], folder
                 if number is None or number in chosen
             }
             histograms = {key: each[step] for key, each in drawn.items() if step in each}
-            numbers = {name: values[at].item() for name, values in steps.items()}
             file.step(StepRecord(numbers=numbers, stats=stats, histograms=histograms, noise=noise))
         for alarm in history.alarms():
             file.alarm(alarm)
-    return len(steps["step"])
+    return recorded
 
 
 def _scalars(numbers: Mapping[str, float | int | None]) -> Iterator[Any]:

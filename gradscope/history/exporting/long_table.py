@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Callable, Iterator
 from typing import Final, TextIO
 
-from gradscope.history.database.schema import STEPS
+from gradscope.history.exporting.every_step import every_step
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import TensorRow
 from gradscope.naming import spreadsheet_text
@@ -31,13 +30,12 @@ def long_rows(history: History, selects: Callable[[TensorRow], bool]) -> Iterato
     Raises:
         DumpError: The history is damaged.
     """
-    steps = history.steps()
-    columns = [(name, steps[name].tolist()) for name in STEPS if name != "step"]
     chosen = {number: tensor for number, tensor in history.tensors.items() if selects(tensor)}
-    for at, step in enumerate(steps["step"].tolist()):
-        for name, values in columns:
-            if not math.isnan(values[at]):
-                yield step, _STEP, "", name, int(values[at]) if name in _INTEGERS else values[at]
+    for step, numbers, is_recorded in every_step(history):
+        for name, value in numbers.items():
+            yield step, _STEP, "", name, int(value) if name in _INTEGERS else value
+        if not is_recorded:
+            continue
         noise = history.noise_at(step)
         yield from ((step, _STEP, "", name, value) for name, value in noise.pop(None, {}).items())
         for number, stats in (*history.stats_at(step).items(), *noise.items()):

@@ -68,7 +68,7 @@ def not_recorded(history: History, step: int) -> UsageError:
     Raises:
         DumpError: The history is damaged.
     """
-    recorded = history.steps()["step"].astype(int).tolist()
+    recorded, losses = history.steps()["step"].tolist(), history.losses()
     near = sorted(sorted(recorded, key=lambda each: (abs(each - step), each))[:2])
     hint = f"recorded {'is' if len(near) == 1 else 'are'} {' and '.join(map(str, near))}" if near else ""
     alarms = [alarm for alarm in history.alarms() if alarm.step == step]
@@ -78,7 +78,9 @@ def not_recorded(history: History, step: int) -> UsageError:
         hint = f"'gradscope show {folder}' shows what its alarm saved" + (f"; {hint}" if hint else "")
     elif alarms:
         hint = f"all that is known of it is its alarm, {alarms[0].rule}" + (f"; {hint}" if hint else "")
-    return UsageError(f"step {step} was not recorded", hint=hint or "no step was recorded yet")
+    loss = losses["loss"][losses["step"] == step]
+    known = f" but for its loss, {float(loss[0]):.4g}" if len(loss) else ""
+    return UsageError(f"step {step} was not recorded{known}", hint=hint or "no step was recorded yet")
 
 
 def _entry(tensor: TensorRow, number: int, stats: Mapping[str, float | int]) -> Entry:

@@ -41,15 +41,15 @@ def alarm_origins(history: History, alarms: Sequence[Alarm]) -> tuple[Origin, ..
     return ()
 
 
-def steps_taken(history: History, recorded: np.ndarray, alarms: Sequence[Alarm]) -> int:
+def steps_taken(history: History, known: np.ndarray, alarms: Sequence[Alarm]) -> int:
     """Returns how many steps a run has taken, as far as its checkpoints and its history tell.
 
     The loop of a probe has no checkpoints, and states the number when it ends; one that was killed has taken those up
-    to the last that was recorded.
+    to the last whose loss is known.
 
     Args:
         history: The run's history.
-        recorded: The steps that were recorded, in order.
+        known: The steps whose loss is known, in order.
         alarms: Its alarms.
 
     Raises:
@@ -60,7 +60,7 @@ def steps_taken(history: History, recorded: np.ndarray, alarms: Sequence[Alarm])
     if not _NUMBER.fullmatch(stated):
         raise DumpError(f"{printable(str(history.folder))} states as {TAKEN} {printable(stated[:40])!r}")
     saved = max(states_in(history.folder), default=0)
-    last = int(recorded[-1]) if len(recorded) else -1
-    # A run that an alarm ends has recorded the step, and its checkpoint is of before it.
+    last = int(known[-1]) if len(known) else -1
+    # A run that an alarm ends knows the loss of the step, and its checkpoint is of before it.
     undone = saved > 0 and last == saved and any(alarm.step == last for alarm in alarms)
     return max(int(stated), saved if undone else max(saved, last + 1))

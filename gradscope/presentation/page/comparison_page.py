@@ -35,6 +35,8 @@ _SIDES: Final = (8, 8, 4, 2, 1, 0)
 #: Values whose error is shown along depth, by direction.
 _SHOWN: Final = {"forward": (naming.ACTIVATION, naming.TENSOR), "backward": (naming.ACTIVATION_GRAD,)}
 _FIRST: Final = {"forward": "first divergence forward", "backward": "first divergence backward"}
+#: The column that says whether a row is the same.
+_STATUS: Final = "status"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +133,8 @@ def _measured(compared: Compared) -> Measured:
 
 
 def _tables(compared: Compared) -> Iterator[Table]:
-    yield from ComparisonReport(comparison=compared.comparison, everything=True).tables()
+    for table in ComparisonReport(comparison=compared.comparison, everything=True).tables():
+        yield table.with_common_in_title(_STATUS)
 
 
 def _side(compared: Compared, keys: Keys, level: int, *, octaves: bool) -> Streamed:
@@ -209,7 +212,8 @@ def _summary(series: Series, first: Compared) -> Iterator[PageNotes | Table]:
     divergence = first.comparison.first_divergence
     row = divergence.forward or divergence.backward
     keys = [] if row is None else [_key(row)]
-    details = ComparisonReport(comparison=first.comparison, verbose=True).shortened(Screen(), _MOST_ROWS)
+    shortened = ComparisonReport(comparison=first.comparison, verbose=True).shortened(Screen(), _MOST_ROWS)
+    details = [part.with_common_in_title(_STATUS) if isinstance(part, Table) else part for part in shortened]
     if len(series.members) == 1 and not series.steps:
         yield from document_parts(details, keys)
         return

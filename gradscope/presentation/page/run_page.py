@@ -162,8 +162,7 @@ def _compared_summary(candidates: Sequence[ComparedRun], reports: Sequence[RunRe
 
 
 def _facts(report: RunReport) -> list[Note]:
-    losses = report.steps["loss"][~np.isnan(report.steps["loss"])].tolist()
-    facts = [Note(label="loss", text=f"{number(losses[0])} to {number(losses[-1])}")] if losses else []
+    facts = [Note(label="loss", text=report.loss_ends)] if len(report.losses["step"]) else []
     facts += [Note(label="steps", text=f"{count(report.taken)} taken, {count(len(report.steps['step']))} recorded")]
     facts += _noise(report)
     return [*facts, Note(label="run", text=report.path)]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from gradscope.naming import printable
+from gradscope.naming.wording import place_behind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +63,8 @@ def _command(annotation: Annotation, located: Callable[[str], str | None]) -> st
     message = annotation.message
     if path is not None:
         properties = {"file": path, "line": line, **properties}
-    elif annotation.source is not None:
-        message = f"{message} ({annotation.source})"
+    else:
+        message += place_behind(message, annotation.source)
     written = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
     return f"::{annotation.level} {written}::{_data(message)}"
 

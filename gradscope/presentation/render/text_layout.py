@@ -77,6 +77,20 @@ def lay_out(table: Table, screen: Screen) -> Text:
     return text
 
 
+def hidden_columns(table: Table, screen: Screen) -> frozenset[str]:
+    """Returns the headings of the columns for which a screen has no room.
+
+    Args:
+        table: The table.
+        screen: Where it is shown.
+    """
+    (name, *filled), (names_of_lines, *cells_by_column) = table.filled_columns()
+    blocks = [_block(column, cells, screen) for column, cells in zip(filled, cells_by_column, strict=True)]
+    labels = screen.show_all([INDENT * item.depth + item.label for item in _items(table, names_of_lines, screen)])
+    kept = _fitting(blocks, min(widest([name.heading, *labels]), _name_cap(screen)), screen)
+    return frozenset(each.heading for each in filled) - {each.column.heading for each in kept}
+
+
 def _block(column: Column, cells: Sequence[Cell], screen: Screen) -> _Block:
     texts = column_texts(column, cells, screen)
     styles = None

@@ -10,6 +10,7 @@ from gradscope import naming
 from gradscope.dump.manifest.json_text import from_float
 from gradscope.dump.manifest.manifest import Manifest, Origin
 from gradscope.dump.record import Json
+from gradscope.naming.wording import place_behind
 from gradscope.presentation.render.document import Document, Note, Notes
 from gradscope.presentation.render.github import Annotation
 from gradscope.presentation.render.screen import Screen, style_of_words
@@ -235,8 +236,8 @@ def origin_notes(origins: Sequence[Origin]) -> tuple[Note, ...]:
 
 
 def _origin_sentence(origin: Origin) -> str:
-    source = f" ({origin.source})" if origin.source else ""
-    return f"{naming.printable(origin.name)}{source} {origin.why}" if origin.why else ""
+    place = place_behind(origin.why, origin.source)
+    return f"{naming.printable(origin.name)}{place} {origin.why}" if origin.why else ""
 
 
 def origin_json(origin: Origin) -> dict[str, Json]:

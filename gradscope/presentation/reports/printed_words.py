@@ -43,6 +43,7 @@ _OF_COMPARISONS: Final = {
     "not counted": "Rows that differ or lack a counterpart and do not make the verdict, with the reason under --full",
     "layers": "How to run the candidate's layers one by one, so that only those at fault differ",
     "would pass": "The smallest tolerance with which all rows would be the same",
+    "statistics": "How many rows are judged by the statistics of a dump that has no elements there",
     "never passes": "Rows that no tolerance makes the same, such as those of two shapes or with a NaN on one side",
     "one side only": "How many names only one dump has, and the option that lets them pass",
     "not in both": "The tensors or steps that only one of two runs has recorded",
@@ -81,7 +82,8 @@ _HEADINGS: Final = {
     "magnitude": "A range of absolute values",
     "count": "How many elements have a magnitude in the range",
     "tolerance": "The largest value of the metric with which a row counts as the same",
-    "rel_l2 at least": "The least rel_l2 that two tensors can have by their statistics, of which a run has no more",
+    "rel_l2 at least": "The least rel_l2 that two tensors can have by their statistics, where no more is known of one, "
+    "as in a run or a dump with statistics alone",
     "largest rel_l2": "The largest rel_l2 of the rows of one comparison",
     "worst rel_l2": "The largest rel_l2 of a family",
     "forward": "The first value in execution order that differs",

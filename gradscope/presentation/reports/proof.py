@@ -13,6 +13,7 @@ from gradscope.naming.wording import brief
 from gradscope.presentation.render.document import Document, Note, Notes
 from gradscope.presentation.render.github import Annotation
 from gradscope.presentation.render.screen import BAD, DOUBTFUL, GOOD, Screen
+from gradscope.presentation.render.text_layout import hidden_columns
 from gradscope.presentation.tables.table import Column, Line, Table, column
 
 #: Version of the JSON: it grows when a key changes its meaning or goes away.
@@ -29,11 +30,12 @@ OUTCOMES: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 _WHAT: Final = Column(heading="what", kind="name")
+_WHY: Final = column("why", 1, "text")
 _COLUMNS: Final = (
     column("status", 0, "words"),
     column("error", 1),
     column("expected", 2),
-    column("why", 1, "text"),
+    _WHY,
     column("source", 3, "text"),
 )
 _STYLES: Final = MappingProxyType({"correct": GOOD, "wrong": BAD, "nothing checked": DOUBTFUL})
@@ -62,25 +64,32 @@ class ProofReport:
     verdict: str
     claims: Sequence[Mapping[str, Json]]
 
-    def document(self, screen: Screen) -> Document:  # noqa: ARG002 - the same on every screen
-        """Returns the verdict and the table of claims."""
+    def document(self, screen: Screen) -> Document:
+        """Returns the verdict and the table of claims, and below it the reasons for which a screen has no column."""
         verdict = Note(label=self.verdict, text=self._sentence(), style=_STYLES[self.verdict])
+        table = self._table(_COLUMNS)
+        if _WHY.heading not in hidden_columns(table, screen):
+            return Notes(notes=(verdict,)), table
+        first = next(iter(self._wrong()), None)  # which the verdict has
+        reasons = [each for each in self.claims if "why" in each and each is not first]
+        notes = tuple(Note(label=str(each["status"]), text=f"{each['what']}: {each['why']}") for each in reasons)
+        others = [each for each in _COLUMNS if each is not _WHY]
+        return Notes(notes=(verdict,)), self._table(others), Notes(title="Why", notes=notes)
+
+    def _table(self, columns: Sequence[Column]) -> Table:
         lines = tuple(
-            Line(cells=(str(row["what"]), *(each.cell(row) for each in _COLUMNS)), keys=(str(row["what"]),))
+            Line(cells=(str(row["what"]), *(each.cell(row) for each in columns)), keys=(str(row["what"]),))
             for row in self.claims
         )
-        columns = (_WHAT, *_COLUMNS)
-        table = Table(title=f"Claims ({len(lines):,})", columns=columns, lines=lines, in_order=False, cuts_names=False)
-        return Notes(notes=(verdict,)), table
+        title = f"Claims ({len(lines):,})"
+        return Table(title=title, columns=(_WHAT, *columns), lines=lines, in_order=False, cuts_names=False)
+
+    def _wrong(self) -> list[Mapping[str, Json]]:
+        return [row for row in self.claims if row["status"] == "wrong"]
 
     def _sentence(self) -> str:
         counts = Counter(str(row["status"]) for row in self.claims)
-        # A narrow screen has no room for the column `why`.
-        wrong = [
-            f"{row['what']} ({row['why']})" if "why" in row else str(row["what"])
-            for row in self.claims
-            if row["status"] == "wrong"
-        ]
+        wrong = [f"{row['what']} ({row['why']})" if "why" in row else str(row["what"]) for row in self._wrong()]
         failures = f"{wrong[0]}" + (f" and {len(wrong) - 1} more; " if len(wrong) > 1 else "; ") if wrong else ""
         return f"{failures}{', '.join(f'{number} {status}' for status, number in counts.items())}"
 
@@ -93,8 +102,7 @@ class ProofReport:
                 message=_sentence(row),
                 source=str(row["source"]) if "source" in row else None,
             )
-            for row in self.claims
-            if row["status"] == "wrong"
+            for row in self._wrong()
         ]
         verdict = Annotation(level="notice", title="gradscope", message=f"{self.verdict}: {self._sentence()}")
         return wrong or [verdict]

@@ -155,6 +155,19 @@ class RowColumns:
         return facts_of(self._rows, name) if name in FACTS else self._statistics.values(name)
 
 
+def are_units_dead(dead: object, least: object, lost: object) -> bool:
+    """Returns whether units that are never positive are dead: a rectifier made the value, or passes no gradient to it.
+
+    Args:
+        dead: The share of units that are never positive.
+        least: The least element; None where it is not known.
+        lost: The share of elements whose gradient is zero; None where there is none.
+    """
+    if least is None or least == 0:
+        return True
+    return isinstance(dead, int | float) and isinstance(lost, int | float) and lost >= dead > 0
+
+
 def value_family(family: str) -> str:
     """Returns the family whose table a family belongs to: that of the values for gradients, otherwise itself."""
     return naming.value_family(family) or family

@@ -12,7 +12,14 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from gradscope import naming
-from gradscope.presentation.tables.dump_rows import Row, RowColumns, companions, facts_of, family_rank
+from gradscope.presentation.tables.dump_rows import (
+    Row,
+    RowColumns,
+    are_units_dead,
+    companions,
+    facts_of,
+    family_rank,
+)
 from gradscope.presentation.tables.table import Cell, Column, ColumnLines, Kind, Table, column
 from gradscope.stats.columns import ColumnKind, column_kinds
 
@@ -49,12 +56,16 @@ def _nonfinite(group: str = "") -> tuple[Column, ...]:
 
 _SHAPE: Final = _statistic("shape", 3)
 _DTYPE: Final = _statistic("dtype", 3)
+_DEAD: Final = _statistic("dead", 2, group="activation")
+#: What tells where units are dead.
+_LEAST: Final = _statistic("min", 0)
+_LOST: Final = _statistic("zeros", 0, "share")
 _LAYERS: Final = (
     _statistic("mean", 8, group="activation"),
     _statistic("std", 4, group="activation"),
     _statistic("rms", 1, group="activation"),
     _statistic("zeros", 3, "share", group="activation"),
-    _statistic("dead", 2, group="activation"),
+    _DEAD,
     _statistic("saturated", 6, group="activation", only_nonzero=True),
     *_nonfinite("activation"),
     _statistic("fwd_gain", 5, group="activation"),
@@ -168,7 +179,12 @@ def _section(family: str, found: _Family, notes: Mapping[str, Sequence[str]], *,
         names,
         first.cells(_SHAPE),
         [None if each == _USUAL_DTYPE else each for each in first.cells(_DTYPE)],
-        *((gradients if each.group == _GRADIENT else values).cells(each) for each in columns),
+        *(
+            _of_rectifiers(values, gradients)
+            if each is _DEAD
+            else (gradients if each.group == _GRADIENT else values).cells(each)
+            for each in columns
+        ),
         _words([*rows()], notes),
         *(first.cells(each) for each in _AFTER),
     ]
@@ -178,6 +194,12 @@ def _section(family: str, found: _Family, notes: Mapping[str, Sequence[str]], *,
         lines=ColumnLines(cells, lambda: (tuple([row.key for row in pair]) for pair in rows())),
         in_order=in_order,
     )
+
+
+def _of_rectifiers(values: _Read, gradients: _Read) -> Sequence[Cell]:
+    """Returns the shares of dead units, where they say something."""
+    read = zip(values.cells(_DEAD), values.cells(_LEAST), gradients.cells(_LOST), strict=True)
+    return [dead if are_units_dead(dead, least, lost) else None for dead, least, lost in read]
 
 
 class _Read:

@@ -189,6 +189,21 @@ class Table:
         lines = tuple([Line(cells, line.keys) for cells, line in zip(rows, self.lines, strict=True)])
         return replace(self, columns=kept, lines=lines)
 
+    def with_common_in_title(self, heading: str) -> Table:
+        """Returns the table without a column in which all lines have the same word; the title, `loss (3)`, has it."""
+        at = next((n for n, column in enumerate(self.columns) if column.heading == heading), 0)
+        cells = self.cells_by_column()
+        if not at or len(self.lines) < 2 or len(set(cells[at])) != 1:
+            return self
+        kept = [n for n in range(len(self.columns)) if n != at]
+        rows = zip(*(cells[n] for n in kept), strict=True)
+        return replace(
+            self,
+            title=f"{self.title.removesuffix(')')}, all {cells[at][0]})",
+            columns=tuple(self.columns[n] for n in kept),
+            lines=tuple(Line(row, line.keys) for row, line in zip(rows, self.lines, strict=True)),
+        )
+
     def filled_columns(self) -> tuple[tuple[Column, ...], list[tuple[Cell, ...]]]:
         """Returns the columns that have values, and the name, and the cells of each."""
         cells = self.cells_by_column()

@@ -28,7 +28,7 @@ class DistinctRule:
         call: Its first call, or the one at which it is wrong.
         calls: All its calls.
         turn: Which call at its line the first one is, from 1; None where no other rule of its name is used there.
-        chosen: The operands of that call by which it differs from others: `mode is 2`; "" where there are none.
+        chosen: The operands of that call that may choose what the function does: `mode is 2`; "" where there are none.
     """
 
     call: CustomRuleCall

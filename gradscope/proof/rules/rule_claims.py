@@ -60,7 +60,7 @@ def rule_outcomes(
         if worst.status == "correct" and at_kinks:
             worst, operands, compared = at_kinks[0]
         if worst.status == "wrong":
-            there = replace(rule, call=operands.call, chosen=operands.chosen if len(found) > 1 else "")
+            there = replace(rule, call=operands.call, chosen=operands.chosen)
             yield there, worst, wrong_arguments(trace, operands.call, compared.of_one)
         else:
             at_kink = worst.status == "not smooth here" and kinks

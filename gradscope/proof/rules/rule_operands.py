@@ -41,8 +41,9 @@ class RuleOperands:
     Attributes:
         call: The call.
         values: The operands.
-        chosen: The numbers among them that other calls have other values of, `mode is 2`, and the conditions that take
-            another side there; "" where there are none.
+        chosen: The numbers among them that may choose what the function does, integers and truth values, and those that
+            other calls have other values of: `mode is 2`; and the conditions that take another side there; "" where
+            there are none.
     """
 
     call: CustomRuleCall
@@ -104,14 +105,17 @@ class CallsToCheck:
 
     def _saying(self, chosen: Sequence[_Chosen]) -> list[RuleOperands]:
         """Returns operands with what they differ by from the others that are checked."""
-        differ = [at for number, at in enumerate(self._choosing) if len({each.key[number] for each in chosen}) > 1]
+        told = [
+            at for number, at in enumerate(self._choosing)
+            if len({each.key[number] for each in chosen}) > 1 or any(_is_discrete(each.operands[at]) for each in chosen)
+        ]  # fmt: skip
         found: list[RuleOperands] = []
         for each in chosen:
             others = frozenset[Side]().union(*(other.taken for other in chosen if other is not each))
             alone = each.taken - self._conditions.equalities()
             words = self._conditions.words(each.taken, others if len(chosen) > 1 else alone)
             told_by_numbers = [other.key for other in chosen].count(each.key) == 1 < len(chosen)
-            said = ", ".join(filter(None, [*_numbers(each, differ), "" if told_by_numbers else words]))
+            said = ", ".join(filter(None, [*_numbers(each, told), "" if told_by_numbers else words]))
             values = [jnp.asarray(value) for value in each.operands]
             found.append(RuleOperands(call=each.call, values=values, chosen=said))
         return found
@@ -149,17 +153,21 @@ def _operands(neighbourhood: Neighbourhood, call: CustomRuleCall, iteration: tup
 
 def _kind(value: Any) -> str:
     number = np.asarray(value).reshape(())
-    return str(np.sign(number)) if jnp.issubdtype(number.dtype, jnp.inexact) else str(number)
+    return str(number) if _is_discrete(number) else str(np.sign(number))
 
 
-def _numbers(chosen: _Chosen, differ: Sequence[int]) -> Iterator[str]:
+def _numbers(chosen: _Chosen, told: Sequence[int]) -> Iterator[str]:
     equation = chosen.call.equation
     names = argument_names(equation)
-    for at in differ:
+    for at in told:
         name = names.get(at) or f"argument {at - closed_over(equation) + 1}"
         yield f"{name} is {_shown(chosen.operands[at])}"
 
 
+def _is_discrete(number: Any) -> bool:
+    return not jnp.issubdtype(number.dtype, jnp.inexact)
+
+
 def _shown(value: Any) -> str:
     number = np.asarray(value).reshape(())
-    return f"{float(number):.4g}" if jnp.issubdtype(number.dtype, jnp.floating) else str(number)
+    return str(number) if _is_discrete(number) else f"{float(number):.4g}"

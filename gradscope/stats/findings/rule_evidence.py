@@ -15,7 +15,7 @@ from gradscope.dump.manifest.manifest import Cause, Entry, Layer, Manifest
 from gradscope.dump.manifest.zero_reasons import places_in
 from gradscope.naming import IterationIndex
 from gradscope.naming.summary import Summary
-from gradscope.naming.wording import counted
+from gradscope.naming.wording import counted, place_behind
 from gradscope.stats.columns import is_all_zero, number
 
 #: The most names around a name that are looked at: a file may have one of a million parts.
@@ -35,6 +35,7 @@ class Finding:
         iteration: Index per enclosing loop, outermost first.
         tensors: Number of tensors that it concerns: those that have the fault, and those that have it for a
             consequence.
+        counted: How many of them `why` counts itself, beside the tensor.
 
     Example:
         >>> import jax.numpy as jnp
@@ -51,6 +52,7 @@ class Finding:
     source: str | None
     iteration: IterationIndex
     tensors: int = 1
+    counted: int = 0
 
     def __repr__(self) -> str:
         return self.summary().one_line("Finding")
@@ -64,11 +66,10 @@ class Finding:
     @property
     def statement(self) -> str:
         """The finding as a sentence: the tensor, the reason, the place, and how many more tensors are affected."""
-        place = "" if self.source is None else f" ({self.source})"
-        others = self.tensors - 1
+        others = self.tensors - 1 - self.counted
         are = "is" if others == 1 else "are"
         more = f"; {counted(others, 'more tensor')} {are} affected" if others > 0 else ""
-        return f"{naming.key_of(self.family, self.name)} {self.why}{place}{more}"
+        return f"{naming.key_of(self.family, self.name)} {self.why}{place_behind(self.why, self.source)}{more}"
 
     def summary(self) -> Summary:
         """Returns the finding as a sentence, after its rule."""

@@ -4,6 +4,7 @@
 - `training_loop` runs the steps, and decides what happens after each.
 - `run_alarms` finds alarms, goes back to before their step, and saves or skips it.
 - `step_programs` compiles a step twice: as it is, and observed.
+- `step_writer` writes what is known of a step into the history and the event file.
 - `step_batches` provides the batch of each step.
 - `placement` spreads the examples of a batch over devices.
 - `processes` makes several processes take the same steps, of which one writes the run.

@@ -20,6 +20,7 @@ from gradscope.training.loop.resuming import Start, option_facts, owned, start
 from gradscope.training.loop.run_alarms import RunAlarms
 from gradscope.training.loop.state_files import save_state
 from gradscope.training.loop.step_programs import StepPrograms, Taken
+from gradscope.training.loop.step_writer import StepWriter
 from gradscope.training.loop.train_request import Outcome, TrainRequest
 from gradscope.training.recording.noise_rows import NoiseMeasurement
 from gradscope.training.recording.state_ring import copied
@@ -119,7 +120,7 @@ class _Loop:
         self._folder = folder
         self._history = history
         self._programs = programs
-        self._events = events
+        self._writer = StepWriter(history, events)
         self._begin = begin.number
         self._number = begin.number
         self._saved = begin.number or None
@@ -160,6 +161,7 @@ class _Loop:
                 stopped = self._halted(*wrong)
         if self._saved != self._number:
             self._save()
+        self._writer.flush()
         return Outcome(
             resumed_from=self._begin, steps=self._number, state=state_path(self._folder.path, self._number),
             stopped=stopped, signal=self._agreement.signal, alarms=tuple(self._alarms.found),
@@ -238,13 +240,6 @@ class _Loop:
         made = partial(step_record, number, keys, recorded, examples=examples, follows=follows)
         return taken, made if noise is None else lambda: replace(made(), noise=noise())
 
-    def _with_event(self, record: StepRecord) -> StepRecord:
-        """Returns the record of a step, which is in the event file then, too; called in the writer's thread."""
-        if self._events is not None:
-            self._events.step(record)
-            self._events.flush()
-        return record
-
     def _settled(self, ahead: int) -> tuple[_OnItsWay, list[Alarm]] | None:
         """Waits until no more than so many steps are on their way; returns the first that the run halts at."""
         while len(self._on_their_way) > ahead:
@@ -260,7 +255,9 @@ class _Loop:
             if record is not None:
                 skipped = self._alarms.skipped + bool(alarms and self._request.on_alarm == "skip")
                 written = replace(record, numbers={**record.numbers, "skipped": skipped})
-                self._history.write(partial(self._with_event, written))
+                self._writer.recorded(written)
+            else:
+                self._writer.loss(step.number, numbers["loss"])
             if alarms and (self._request.on_alarm in {"stop", "skip"} or not sound):
                 return step, alarms
             self._alarms.raised(alarms, before=None, batch=step.batch)
@@ -288,7 +285,7 @@ class _Loop:
 
     def _save(self) -> None:
         """Saves the state after the steps so far, behind everything that was recorded of them."""
-        self._history.flush()
+        self._writer.flush()
         if self._request.processes.writes:
             facts = {**self._request.facts, "steps": self._number}
             path = state_path(self._folder.path, self._number)

@@ -48,7 +48,7 @@ class Probe:
             a `ModelError` from one of the next steps, "note" only writes that it was. For the first two the probe holds
             two copies of the state on its device, and the batches of up to twice `keep_every` steps.
         keep_every: Steps between two copies of the state; None for `every`, and at least 20.
-        keep_alarms: How many of the folders that alarms saved are kept: the last ones.
+        keep_alarms: How many of the folders that alarms saved are kept: the first and the last ones; of one the last.
         select: Patterns of names to observe; all where empty. A string is one pattern.
         exclude: Patterns of names to leave out.
         families: Families to observe: those of `value_and_grad`, `update`, `slot` or `slot/mu`; None for all.

@@ -126,6 +126,7 @@ class ProbeAlarms:
         def judge() -> None:
             for number, loss in losses:
                 value = float(loss)  # waits for the device, in the writer's thread
+                self._history.loss(number, value)
                 self._note(self._watch.step(number, {"loss": value}), value)
                 self._judged = number + 1
 

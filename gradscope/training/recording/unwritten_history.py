@@ -22,6 +22,10 @@ class UnwrittenHistory:
         del record
 
     @implements(HistoryWriter)
+    def loss(self, step: int, loss: float) -> None:
+        del step, loss
+
+    @implements(HistoryWriter)
     def alarm(self, alarm: Alarm) -> None:
         del alarm
 

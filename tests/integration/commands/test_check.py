@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 
 from tests.integration import models
-from tests.integration.command import gradscope
+from tests.integration.command import gradscope, in_terminal
 
 LOSS = models.LOSS.replace("forward(variables, batch)", "doubled(forward(variables, batch))")
 
@@ -38,6 +38,18 @@ def test_a_wrong_rule_is_named_by_file_and_line_and_exits_1(tmp_path: Path) -> N
         if "custom_vjp" in text
     )
     assert any("custom rule of doubled" in text and text.endswith(f"model.py:{line}") for text in lines)
+
+
+def test_every_reason_is_read_at_eighty_columns_and_none_twice(tmp_path: Path) -> None:
+    models.write(tmp_path, models.source(loss=LOSS, more=models.WRONG_RULE))
+    narrow = in_terminal("check", "model.py", "-q", folder=tmp_path, columns=80).plain
+    wide = in_terminal("check", "model.py", "-q", folder=tmp_path, columns=200).plain
+    reasons = gradscope("check", "model.py", "--json", folder=tmp_path).json["rows"]
+    assert (
+        len([each for each in reasons if "why" in each]) == " ".join(narrow.split()).count("times the derivative") > 1
+    )
+    assert "why" not in narrow.partition("Claims (")[2].splitlines()[1]
+    assert wide.partition("Claims (")[2].splitlines()[1].split()[-2:] == ["why", "source"]
 
 
 def test_an_allowed_rule_is_listed_as_excused_and_exits_0(tmp_path: Path) -> None:

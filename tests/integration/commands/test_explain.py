@@ -118,6 +118,11 @@ def test_an_unknown_name_gets_the_nearest(tmp_path: Path) -> None:
     assert done.lines[1].startswith("hint: did you mean vanishing")
 
 
+def test_the_name_of_a_command_is_answered_by_its_help(tmp_path: Path) -> None:
+    done = gradscope("explain", "check", folder=tmp_path)
+    assert (done.status, done.lines[1]) == (2, "hint: 'gradscope help check' describes the command")
+
+
 def test_without_a_name_all_are_listed(tmp_path: Path) -> None:
     shown = in_terminal("explain", folder=tmp_path, columns=80)
     lines = [line for line in shown.plain.splitlines() if line and not line.startswith(" ")]

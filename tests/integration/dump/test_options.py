@@ -67,12 +67,22 @@ def test_it_writes_into_the_working_folder_and_replaces_its_own_dump(folder: Pat
 
 
 def test_a_named_output_is_replaced_only_by_force(folder: Path) -> None:
+    dumped(folder, "-o", "before.npz")
+    before = (folder / "before.npz").read_bytes()
+    refused(dump(folder, "--seed", 1, "-o", "before.npz"), 2, "before.npz exists")
+    assert (folder / "before.npz").read_bytes() == before
+    dumped(folder, "--seed", 1, "-o", "before.npz", "--force")
+    assert (folder / "before.npz").read_bytes() != before
+
+
+@pytest.mark.parametrize("named", ["model.npz", "./model.npz", "../{0}/model.npz"])
+def test_the_default_output_is_replaced_also_where_it_is_named(folder: Path, named: str) -> None:
     dumped(folder)
     before = (folder / "model.npz").read_bytes()
-    refused(dump(folder, "--seed", 1, "-o", "model.npz"), 2, "model.npz exists")
-    assert (folder / "model.npz").read_bytes() == before
-    dumped(folder, "--seed", 1, "-o", "model.npz", "--force")
+    dumped(folder, "--seed", 1, "-o", named.format(folder.name))
     assert (folder / "model.npz").read_bytes() != before
+    np.savez(folder / "model.npz", kernel=np.ones(3))
+    refused(dump(folder, "-o", named.format(folder.name)), 2, "model.npz exists")
 
 
 @pytest.mark.parametrize("kind", ["another target's", "numpy's", "damaged", "empty"])

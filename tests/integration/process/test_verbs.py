@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gradscope.cli.program import _COMMANDS
+from gradscope.cli.commands import COMMANDS
 from tests.integration.command import Finished, gradscope, gradscope_process
 
 #: Command lines and their exit statuses, in an order in which each finds what it reads.
@@ -73,7 +73,7 @@ def test_a_process_of_its_own_gives_what_this_one_gives(
 
 
 def test_no_command_is_left_out() -> None:
-    assert {line.split()[0] for line in LINES} == set(_COMMANDS)
+    assert {line.split()[0] for line in LINES} == set(COMMANDS)
 
 
 def test_the_dumps_are_the_same_to_the_last_bit(folder: Path, finished: object) -> None:

@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -227,12 +228,73 @@ def test_reading_leaves_no_files(run: Path) -> None:
     assert sorted(run.iterdir()) == before
 
 
+def test_the_loss_of_every_step_is_shown_also_where_the_step_was_not_recorded(tmp_path: Path) -> None:
+    run, losses = tmp_path / "run", [4.0, 3.0, 8.0, float("inf"), float("nan")]
+    run.mkdir()
+    with HistoryWriter(run, from_step=0, facts={}) as history:
+        history.describe({}, map(row, KEYS))
+        history.write(lambda: record(0))
+        for step, loss in enumerate(losses[1:], start=1):
+            history.loss(step, loss)
+    with gs.load(run) as found:
+        assert found.steps["step"].tolist() == [0]
+        np.testing.assert_array_equal(found.losses["step"], range(5))
+        np.testing.assert_array_equal(found.losses["loss"], losses)
+    shown = in_terminal("show", "run", folder=tmp_path, columns=80).plain
+    assert "4.00 to not a number at step 4  ▂▁█!!" in shown
+    assert "5 taken, 1 recorded, the last is step 0" in shown
+    assert gradscope("show", "run", "--json", folder=tmp_path).json["loss"] == {"first": 4.0}
+    rows = gradscope("show", "run", "--tensor", "loss", "--json", folder=tmp_path).json["rows"]
+    assert [each["step"] for each in rows] == list(range(5))
+    assert [each.get("loss") for each in rows] == [4.0, 3.0, 8.0, "Infinity", None]
+    assert (
+        "step 2 was not recorded but for its loss, 8\n" in gradscope("show", "run", "--step", 2, folder=tmp_path).errors
+    )
+    assert "the loss is known up to step 4" in gradscope("watch", "run", "--once", folder=tmp_path).output
+    exported = gradscope("export", "run", "--to", "csv", folder=tmp_path).output.splitlines()
+    assert [line for line in exported if ",loss," in line] == [
+        "0,step,,loss,4.0", "1,step,,loss,3.0", "2,step,,loss,8.0", "3,step,,loss,inf",
+    ]  # fmt: skip
+
+
+def test_losses_are_on_the_disk_while_no_step_is_recorded_and_where_the_loop_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        with HistoryWriter(tmp_path, from_step=0, facts={}) as history:
+            monkeypatch.setattr("gradscope.history.history_writer.time.monotonic", lambda: 1e12)  # a second later
+            history.loss(0, 4.0)
+            deadline = time.perf_counter() + 20
+            while not (known := gs.load(tmp_path).losses["loss"].tolist()) and time.perf_counter() < deadline:
+                pass
+            assert known == [4.0]
+            monkeypatch.undo()
+            history.loss(1, 3.0)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    with gs.load(tmp_path) as found:
+        assert found.losses["loss"].tolist() == [4.0, 3.0]
+
+
+def test_a_history_of_an_older_version_is_read_and_continued(run: Path) -> None:
+    sql("DROP TABLE losses", "PRAGMA user_version=1")(run / "history.sqlite")
+    with gs.load(run) as found:
+        np.testing.assert_array_equal(found.losses["loss"], [4, 3, np.nan, 1.1])
+    with HistoryWriter(run, from_step=15, facts={}) as history:
+        history.loss(15, 2.5)
+    with gs.load(run) as found:
+        assert found.losses["step"].tolist() == [0, 10, 15]
+        assert found.losses["loss"].tolist() == [4, 3, 2.5]
+
+
 def test_continuing_forgets_what_comes_later(run: Path) -> None:
     with RunFolder(run), HistoryWriter(run, from_step=15, facts={}) as history:
         history.describe({}, map(row, KEYS))
         history.write(lambda: record(15))
     with gs.load(run) as found:
-        assert found.steps["step"].tolist() == [0, 10, 15]
+        assert found.steps["step"].tolist() == found.losses["step"].tolist() == [0, 10, 15]
         assert found.alarms == ()
 
 
@@ -249,6 +311,18 @@ def test_folders_of_alarms_that_the_history_forgot_are_kept_and_do_not_count(tmp
         assert folder.left_alarms(history.alarm_folders()) == [names[2]]
         assert folder.keep_alarms(1, history.alarm_folders()) == [names[0]]
     assert sorted(path.name for path in tmp_path.glob("alarm-*")) == names[1:]
+
+
+@pytest.mark.parametrize(
+    ("number", "kept"), [(1, [5]), (2, [1, 5]), (3, [1, 4, 5]), (5, [1, 2, 3, 4, 5]), (9, [1, 2, 3, 4, 5])]
+)
+def test_the_folder_of_the_first_alarm_is_kept_beside_the_last(tmp_path: Path, number: int, kept: list[int]) -> None:
+    saved = [f"alarm-{step:06}" for step in range(1, 6)]
+    for at, name in enumerate(saved, start=1):
+        (tmp_path / name).mkdir()
+        with RunFolder(tmp_path) as folder:
+            folder.keep_alarms(number, saved[:at])
+    assert sorted(path.name for path in tmp_path.glob("alarm-*")) == [saved[step - 1] for step in kept]
 
 
 def test_a_run_is_not_replaced_where_the_new_one_reads_its_checkpoint(run: Path) -> None:
@@ -312,7 +386,9 @@ STRANGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a histogram of no bins": (sql("INSERT INTO histograms VALUES (0, 0, zeroblob(8))"), "bins or counts"),
     "not UTF-8": (sql("UPDATE tensors SET name = CAST(x'ff' AS TEXT)"), "it is not a history that can be read"),
     "another program's": (sql("PRAGMA application_id=7"), "another program wrote it"),
-    "a newer version": (sql("PRAGMA user_version=2"), "its version is 2, and this gradscope reads 1"),
+    "a newer version": (sql("PRAGMA user_version=3"), "its version is 3, and this gradscope reads 2"),
+    "an older version with newer tables": (sql("PRAGMA user_version=1"), "the table losses"),
+    "a text for a loss": (sql("UPDATE losses SET loss = 'low'"), "its table losses is of a wrong type"),
     "a long text": (sql("UPDATE run SET value = hex(zeroblob(1 << 20))"), "it is not a history that can be read"),
     "text": (content(lambda _: b"no database"), "it is no file of SQLite"),
     "nothing": (content(lambda _: b""), "it is no file of SQLite"),

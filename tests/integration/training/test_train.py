@@ -238,6 +238,13 @@ def test_a_nan_ends_the_run_with_its_origin_and_the_state_before_it(tmp_path: Pa
     assert "to_nan.py:16" in done.output
     ((step, rule, *_, folder),) = rows(tmp_path / "run", "alarms")
     assert (rule, folder) == ("nonfinite", f"alarm-{step:06}")
+    w, losses = 1.1, []
+    while w > 0:
+        losses.append(np.sqrt(w) + 0.25 * w)
+        w -= 0.3 * (0.5 / np.sqrt(w) + 0.25)
+    *known, last = rows(tmp_path / "run", "losses")  # SQLite has NULL for a NaN
+    np.testing.assert_allclose(known, [*enumerate(losses)], rtol=1e-5)
+    assert last == (step, None)
     shown = gradscope("show", "run", folder=tmp_path)
     for line in (each for each in done.lines if each.startswith(("origin", "repair", "steps"))):
         assert line in shown.lines

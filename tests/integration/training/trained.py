@@ -104,7 +104,7 @@ def contents(run: Path, steps: int) -> tuple[dict[str, bytes], dict[str, list[An
     """Everything that has to be the same in two runs: the last state, and the history without the time of day."""
     with gs.load(run / f"state-{steps:06}.npz") as state:
         tensors = {key: state[key].tobytes() for key in state}
-    return tensors, {table: rows(run, table) for table in ("steps", "stats", "tensors", "alarms")}
+    return tensors, {table: rows(run, table) for table in ("steps", "losses", "stats", "tensors", "alarms")}
 
 
 def rows(run: Path, table: str) -> list[Any]:

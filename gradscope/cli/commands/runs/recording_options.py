@@ -155,7 +155,12 @@ class RecordOptions:
     ] = None
     keep_alarms: Annotated[
         int,
-        typer.Option(min=1, metavar="N", help="Keep what so many of the last alarms saved.", rich_help_panel=_ALARMS),
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Keep what so many alarms saved: the first and the last ones; of one the last.",
+            rich_help_panel=_ALARMS,
+        ),
     ] = 3
 
     def checked(self) -> frozenset[str]:

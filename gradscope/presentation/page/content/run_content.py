@@ -49,6 +49,7 @@ class RecordedRun:
     Attributes:
         name: The run's folder, as the user named it.
         steps: What was recorded of each step, by column.
+        losses: `step` and `loss` of each step whose loss is known, recorded or not.
         alarms: What was wrong.
         tensors: The tensors with statistics, by number.
         columns: Their statistics over steps, by name.
@@ -60,6 +61,7 @@ class RecordedRun:
 
     name: str
     steps: Mapping[str, np.ndarray]
+    losses: Mapping[str, np.ndarray]
     alarms: Sequence[Alarm]
     tensors: Mapping[int, TensorRow]
     columns: Mapping[str, _Column]
@@ -85,6 +87,7 @@ class RecordedRun:
         return cls(
             name=name,
             steps=history.steps(),
+            losses=history.losses(),
             alarms=history.alarms(),
             tensors={at: row for at, row in history.tensors.items() if at in series},
             columns={each: {at: (own["step"], own[each]) for at, own in series.items()} for each in PACKED},
@@ -103,11 +106,12 @@ class RecordedRun:
         histograms = {} if level else self.histograms
         noise_steps = [step for step in _some(self.noise_steps, _STEPS[level]).tolist() if step in self.noise]
         series = b"".join(packed(planes[name]) for name in shown)
+        others = {name: values for name, values in self.steps.items() if name != "loss"}
         noise, noise_series = self._noise(noise_steps, keys, len(series))
         facts: dict[str, Streamed] = {
             "name": shortened(self.name),
             "steps": steps.tolist(),
-            "curves": _curves(self.steps),
+            "curves": [*_curves(self.losses), *_curves(others)],
             "keys": [keys.number(tensor.key) for tensor in self.tensors.values()],
             "sizes": [None if tensor.shape is None else math.prod(tensor.shape) for tensor in self.tensors.values()],
             "about": [_about(tensor) for tensor in self.tensors.values()],
@@ -215,8 +219,8 @@ def _octaves(histogram: ValueHistogram | None) -> Json:
     return [octaves[0][0], *(number for _, number in octaves)] if octaves else None
 
 
-def _curves(steps: Mapping[str, np.ndarray]) -> Json:
-    """Returns the columns of the steps that have values, without those that only count."""
+def _curves(steps: Mapping[str, np.ndarray]) -> Iterator[Json]:
+    """Yields the columns of the steps that have values, without those that only count."""
     kept = np.isin(steps["step"], _some(steps["step"], _MOST_CURVE_STEPS))
     shown = [name for name in steps if name == "loss" or "_norm" in name or name == "learning_rate"]
     columns: list[Json] = [
@@ -227,7 +231,8 @@ def _curves(steps: Mapping[str, np.ndarray]) -> Json:
         for name in shown
         if not np.isnan(steps[name]).all()
     ]
-    return {"steps": steps["step"][kept].tolist(), "columns": columns}
+    if columns:
+        yield {"steps": steps["step"][kept].tolist(), "columns": columns}
 
 
 def _about(tensor: TensorRow) -> dict[str, Json]:

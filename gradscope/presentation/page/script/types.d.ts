@@ -68,7 +68,8 @@ interface GraphContent {
 interface RunContent {
   name: string;
   steps: number[];
-  curves: { steps: number[]; columns: { name: string; values: Cell[] }[] };
+  /** Columns that are known of the same steps, the loss of all and the others of recorded ones. */
+  curves: { steps: number[]; columns: { name: string; values: Cell[] }[] }[];
   keys: number[];
   sizes: (number | null)[];
   /** What is known of each tensor beside its numbers. */

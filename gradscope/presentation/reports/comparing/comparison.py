@@ -33,6 +33,7 @@ from gradscope.presentation.reports.comparing.comparison_rows import (
     NAME,
     badness,
     family_order,
+    has_bound,
     in_tree_order,
     line_of,
 )
@@ -140,14 +141,17 @@ class ComparisonReport:
                 continue
             if row.likely:
                 yield Note(label="likely", text=f"{naming.key_of(row.family, row.name)} {row.likely}", style=DOUBTFUL)
-            # Where the needed tolerance is the rel_l2 in the table, the reason would repeat the table.
-            if row.why and ("rel_l2" not in row.metrics or row.metrics["rel_l2"] != row.needed):
+            # Where the needed tolerance is the rel_l2 in the table, or its bound, the reason would repeat the table.
+            if row.why and not has_bound(row) and ("rel_l2" not in row.metrics or row.metrics["rel_l2"] != row.needed):
                 text = f"{naming.key_of(row.family, row.name)}: {row.why}"
                 yield Note(label=row.status, text=text, style=style_of_words(row.status))
 
     def _outlook(self, most: int | None) -> Iterator[Note]:
         shown = self._shown()
         uncounted = Counter(row.status for row in shown if not row.counts and row.status != "same")
+        if bounded := sum(map(has_bound, shown)):
+            text = f"{counted(bounded, 'row')} of which a dump has no tensor, so that only the least rel_l2 is known"
+            yield Note(label="statistics", text=text)
         same = Counter(row.family for row in self.comparison.rows if row.status == "same")
         if same and not self.everything and (most is None or len(shown) == uncounted.total()):
             families = ", ".join(f"{count(same[family])} {family}" for family in sorted(same, key=family_order))

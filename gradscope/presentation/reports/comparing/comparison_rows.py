@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
@@ -27,9 +28,12 @@ def _metric(name: str, priority: int, *, only_nonzero: bool = False) -> Column:
 
 #: Metrics that say nothing about two tensors that differ by more than the reference's own norm.
 _BELOW_ONE: Final = ("growth", "max_rel", "mismatch", "ulp_max", "ulp_share", "sqnr_db", "bit_equal")
+#: What is known of `rel_l2` where a dump has no elements.
+_AT_LEAST: Final = "rel_l2 at least"
 COLUMNS: Final = (
     column("status", 0, "words"),
     _metric("rel_l2", 0),
+    Column(heading=_AT_LEAST, kind="number"),
     column("tolerance", 1),
     column("rule", 1, "text"),
     _metric("growth", 1),
@@ -80,9 +84,16 @@ def line_of(row: ComparisonRow) -> Line:
         del values["matched_by"]
     if row.rule:  # a rule is not a number, and would change the notation of the column's numbers
         values["rule"] = values.pop("tolerance")
+    if has_bound(row):
+        values[_AT_LEAST] = row.needed
     if as_float(values.get("rel_l2", 0.0)) > 1:
         values = {name: value for name, value in values.items() if name not in _BELOW_ONE}
     return Line(cells=(row.name, *(each.cell(values) for each in COLUMNS)), keys=(naming.key_of(row.family, row.name),))
+
+
+def has_bound(row: ComparisonRow) -> bool:
+    """Returns whether of a row only the least `rel_l2` is known, by statistics, as where a dump has no elements."""
+    return "rel_l2" not in row.metrics and row.needed is not None and 0 < row.needed < math.inf
 
 
 def badness(row: ComparisonRow) -> tuple[bool, bool, float]:

@@ -62,6 +62,7 @@ class RunReport:
         command: The command that reports, `train` or `show`.
         path: The run's folder, as the user named it.
         steps: What was recorded of each step, by column.
+        losses: `step` and `loss` of each step whose loss is known, recorded or not.
         taken: How many steps the run has taken.
         alarms: What was wrong.
         shown: The rows of one step, in the order of the tables; empty for trends.
@@ -77,6 +78,7 @@ class RunReport:
     command: str
     path: str
     steps: Mapping[str, np.ndarray]
+    losses: Mapping[str, np.ndarray]
     taken: int
     alarms: tuple[Alarm, ...]
     shown: tuple[StepRow, ...] = ()
@@ -106,13 +108,20 @@ class RunReport:
             Notes(title="Where it began", notes=origin_notes(self.origins)), Notes(notes=tuple(self._facts(screen))),
         )  # fmt: skip
 
+    @property
+    def loss_ends(self) -> str:
+        """The first and the last loss that are known, the last with its step where that was not recorded."""
+        losses, at, recorded = self.losses["loss"], self.losses["step"], self.steps["step"]
+        beyond = len(recorded) > 0 and at[-1] > recorded[-1]
+        return f"{_shown(losses[0])} to {_shown(losses[-1])}" + (f" at step {at[-1]}" if beyond else "")
+
     def rows(self) -> list[dict[str, Json]]:
         """Returns name, family and statistics of each row."""
         return [row.to_json() for row in (*self.shown, *self.trends)]
 
     def to_json(self) -> dict[str, Json]:
         """Returns the run, its loss and alarms, and the rows."""
-        losses, recorded = self._losses(), self.steps["step"]
+        losses, recorded = self.losses["loss"], self.steps["step"]
         ends = {"first": float(losses[0]), "last": float(losses[-1])} if losses.size else {}
         found: dict[str, Json] = {
             "schema": SCHEMA,
@@ -154,12 +163,12 @@ class RunReport:
         )  # fmt: skip
 
     def _facts(self, screen: Screen) -> Sequence[Note]:
-        losses = self._losses()
+        losses = self.losses["loss"]
         recorded = self.steps["step"]
         facts: dict[str, str] = {}
         if losses.size:
-            line = sparkline(losses.tolist(), _LOSS_WIDTH, unicode=screen.unicode)
-            facts["loss"] = f"{_shown(losses[0])} to {_shown(losses[-1])}  {line}"
+            line = sparkline(np.where(np.isnan(losses), np.inf, losses).tolist(), _LOSS_WIDTH, unicode=screen.unicode)
+            facts["loss"] = f"{self.loss_ends}  {line}"
         up_to = f", the last is step {int(recorded[-1])}" if len(recorded) else ""
         facts["steps"] = f"{count(self.taken)} taken, {count(len(recorded))} recorded{up_to}"
         if self.at is not None:
@@ -168,9 +177,6 @@ class RunReport:
             facts["resumed"] = f"after {count(self.resumed_from)} steps"
         facts["run"] = self.path
         return [Note(label=label, text=text) for label, text in facts.items()]
-
-    def _losses(self) -> np.ndarray:
-        return self.steps["loss"]
 
 
 def step_report(
@@ -202,9 +208,10 @@ def step_report(
     found, chosen = history.stats_at(step), chosen_tensors(history, which)
     sort = None if which is None else which.sort
     rows = tuple(StepRow(tensor=tensor, stats=found[at]) for at, tensor in chosen.items() if at in found)
-    alarms = history.alarms()
+    losses, alarms = history.losses(), history.alarms()
     return RunReport(
-        command=command, path=path, steps=steps, taken=steps_taken(history, steps["step"], alarms), alarms=alarms,
+        command=command, path=path, steps=steps, losses=losses, taken=steps_taken(history, losses["step"], alarms),
+        alarms=alarms,
         shown=sorted_rows(rows, sort), at=step, origins=alarm_origins(history, alarms), resumed_from=resumed_from,
         noise=run_noise(history, chosen, step), overview=overview, in_order=sort is None,
     )  # fmt: skip
@@ -239,10 +246,11 @@ def trends_report(
         if at in found
         for column in [_trend_column(tensor.family, found[at])]
     )
-    steps, alarms = history.steps(), history.alarms()
+    losses, alarms = history.losses(), history.alarms()
     sort = None if which is None else which.sort
     return RunReport(
-        command=command, path=path, steps=steps, taken=steps_taken(history, steps["step"], alarms), alarms=alarms,
+        command=command, path=path, steps=history.steps(), losses=losses,
+        taken=steps_taken(history, losses["step"], alarms), alarms=alarms,
         trends=sorted_rows(rows, sort), origins=alarm_origins(history, alarms), resumed_from=resumed_from,
         noise=run_noise(history, chosen), overview=overview, in_order=sort is None,
     )  # fmt: skip

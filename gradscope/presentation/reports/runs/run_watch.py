@@ -94,6 +94,7 @@ class WatchReport:
     Attributes:
         path: The run's folder, as the user named it.
         steps: What was recorded of each step, by column.
+        losses: `step` and `loss` of each step whose loss is known, recorded or not.
         alarms: What was wrong.
         layers: The gradients of the layers, in the order of the step; of parameters where no layers are recorded.
         noise: The noise of the gradients of all parameters together at the steps at which it was measured, by column.
@@ -101,6 +102,7 @@ class WatchReport:
 
     path: str
     steps: Mapping[str, np.ndarray]
+    losses: Mapping[str, np.ndarray]
     alarms: tuple[Alarm, ...]
     layers: tuple[WatchedLayer, ...]
     noise: Mapping[str, np.ndarray]
@@ -143,10 +145,12 @@ class WatchReport:
         recorded = self.steps["step"]
         if not len(recorded):
             return [Note(label="run", text=self.path), Note(label="step", text="none was recorded yet")]
-        facts = {"run": self.path, "step": f"{count(int(recorded[-1]))}{_clock(self.steps['time'])}"}
+        beyond = self.losses["step"][self.losses["step"] > recorded[-1]]
+        known = f"; the loss is known up to step {count(int(beyond[-1]))}" if len(beyond) else ""
+        facts = {"run": self.path, "step": f"{count(int(recorded[-1]))}{_clock(self.steps['time'])}{known}"}
         room = _WIDTH if screen.width is None else max(min(_WIDTH, screen.width - 32), 8)
         for name, label in (*_NORMS.items(), *_NOISE.items()):
-            values = self.noise[name] if name in _NOISE else self.steps[name]
+            values = (self.noise if name in _NOISE else self.losses if name == "loss" else self.steps)[name]
             is_clipped = name != "grad_norm_clipped" or _differ(values, self.steps["grad_norm"])
             if not np.isnan(values).all() and is_clipped:
                 unknown = "unknown" if name in _NOISE else "not finite"
@@ -211,7 +215,10 @@ def watch_report(path: str, history: History, which: Which) -> WatchReport:
         WatchedLayer(tensor=tensor, values=_over(recent, found[at])) for at, tensor in chosen.items()
         if tensor.family == family and at in found
     )  # fmt: skip
-    return WatchReport(path=path, steps=steps, alarms=history.alarms(), layers=layers, noise=history.noise(None))
+    return WatchReport(
+        path=path, steps=steps, losses=history.losses(), alarms=history.alarms(), layers=layers,
+        noise=history.noise(None),
+    )  # fmt: skip
 
 
 def _over(steps: np.ndarray, stats: Mapping[str, np.ndarray]) -> tuple[float, ...]:

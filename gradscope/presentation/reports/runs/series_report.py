@@ -73,10 +73,11 @@ def run_tensor_report(path: str, history: History, key: str) -> RunTensorReport:
         MissingKeyError: The run has neither.
         DumpError: The history is damaged.
     """
-    steps = history.steps()
-    numbers = [name for name, values in steps.items() if name != "step" and not np.isnan(values).all()]
+    steps, losses = history.steps(), history.losses()
+    numbers = {name: {"step": steps["step"], name: values} for name, values in steps.items()} | {"loss": losses}
+    numbers = {name: each for name, each in numbers.items() if name != "step" and not np.isnan(each[name]).all()}
     if key in numbers:
-        return RunTensorReport(path=path, key=key, stats={"step": steps["step"], key: steps[key]}, histograms={})
+        return RunTensorReport(path=path, key=key, stats=numbers[key], histograms={})
     try:
         at = history.number_of(key)
     except MissingKeyError as error:

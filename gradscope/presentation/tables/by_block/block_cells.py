@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.presentation.tables.by_block.contents import Contents
-from gradscope.presentation.tables.dump_rows import Row
+from gradscope.presentation.tables.dump_rows import Row, are_units_dead
 from gradscope.presentation.tables.numbers import Range
 from gradscope.presentation.tables.table import Cell, Column, column
 
@@ -100,6 +100,19 @@ def _share(kind: _Kind, name: str) -> Callable[[BlockFacts], Cell]:
     )
 
 
+def _dead(facts: BlockFacts) -> Cell:
+    """Returns the share of dead units, of values of which it says something."""
+    dead, lost = column("dead", 0, "share"), column("zeros", 0, "share")
+    gradients = {row.name: row for row in facts.all(_gradients)}
+    found: list[float] = []
+    for row in facts.all(_values):
+        share, gradient = dead.cell_of(row.value), gradients.get(row.name)
+        zeros = None if gradient is None else lost.cell_of(gradient.value)
+        if isinstance(share, int | float) and are_units_dead(share, row.value("min"), zeros):
+            found.append(share)
+    return _range(found)
+
+
 def _count(kind: _Kind, name: str) -> Callable[[BlockFacts], Cell]:
     def counted(facts: BlockFacts) -> Cell:
         found = [value for row in facts.all(kind) if isinstance(value := row.value(name), int)]
@@ -154,7 +167,7 @@ def _nonfinite(kind: _Kind, group: str) -> dict[Column, Callable[[BlockFacts], C
 CELLS: Final[Mapping[Column, Callable[[BlockFacts], Cell]]] = MappingProxyType(
     {
         column("rms", 1, group=_ACTIVATION): _rms(_values),
-        column("dead", 4, "share", group=_ACTIVATION, only_nonzero=True): _share(_values, "dead"),
+        column("dead", 4, "share", group=_ACTIVATION, only_nonzero=True): _dead,
         column("saturated", 5, "share", group=_ACTIVATION, only_nonzero=True): _share(_values, "saturated"),
         **_nonfinite(_values, _ACTIVATION),
         column("rms", 1, group=_GRADIENT): _rms(_gradients),

@@ -138,13 +138,18 @@ def _lost(reason: str, params: Sequence[Entry], values: Sequence[Entry], silenci
     many = "1 parameter" if len(params) == 1 else f"{len(params)} parameters"
     if silencing is not None:
         why = f"is zero in every element, and multiplies what goes on: no gradient reaches {many}: {reason}"
-        return suspect("zero-grad", silencing, why, [*params, *values], total=True)
+        return _counting(suspect("zero-grad", silencing, why, [*params, *values], total=True), len(params))
     state = "is exactly zero" if exact else "is absent"
     because = naming.printable(reason if exact or reason.startswith(_CONSTANT) else f"{_PASSES} {reason}")
     why = f"{state}, and that of {many}{_of_part(params, closest)} with it: {because}" if values else (
         f"{state}{'' if len(params) == 1 else f', in {many}'}: {because}"
     )  # fmt: skip
-    return suspect("zero-grad", closest, why, [*params, *values])
+    return _counting(suspect("zero-grad", closest, why, [*params, *values]), len(params) if values else len(params) - 1)
+
+
+def _counting(lost: Suspect, counted: int) -> Suspect:
+    """Returns a suspect whose sentence counts some of the tensors that it concerns."""
+    return replace(lost, finding=replace(lost.finding, counted=counted))
 
 
 def _of_part(params: Sequence[Entry], shown: Entry) -> str:

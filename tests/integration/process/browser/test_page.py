@@ -138,7 +138,18 @@ def test_tables_and_charts_are_saved(opened: Open, tmp_path: Path) -> None:
     with page.expect_download() as saving:
         page.get_by_role("button", name="SVG").first.click()
     saving.value.save_as(tmp_path / "chart.svg")
-    assert (tmp_path / "chart.svg").read_text().count("<polyline") == 2
+    assert (tmp_path / "chart.svg").read_text().count("<path ") == 2
+
+
+def test_a_line_has_a_gap_where_layers_have_no_gradient(opened: Open, tmp_path: Path) -> None:
+    page = opened("gap").page
+    with page.expect_download() as saving:
+        page.get_by_role("button", name="SVG").first.click()
+    saving.value.save_as(tmp_path / "chart.svg")
+    activations, gradients = re.findall(r' d="([^"]*)"', (tmp_path / "chart.svg").read_text())
+    assert [piece.count(" L") for piece in activations.split("M")[1:]] == [6]
+    # A point between two gaps is a line of no length.
+    assert [piece.count(" L") for piece in gradients.split("M")[1:]] == [2, 1, 1]
 
 
 def test_a_saved_chart_of_a_comparison_has_its_first_divergence(

@@ -85,14 +85,17 @@ def test_the_step_is_the_program_without_a_probe_and_what_is_recorded_is_what_it
         ours, theirs = step.lower(initial(), batch(0)), plain.lower(initial(), batch(0))
         assert ours.as_text() == theirs.as_text()
         assert without_lines(ours.compile().as_text()) == without_lines(theirs.compile().as_text())
-        state, expected, before = initial(), initial(), []
+        state, expected, before, values = initial(), initial(), [], []
         for number in range(5):
             before.append(expected)
             state, value = step(state, batch(number))
             expected, other = plain(expected, batch(number))
             np.testing.assert_allclose(value, other, rtol=1e-6)
+            values.append(float(value))
     with gs.load(tmp_path) as run:
         assert run.steps["step"].tolist() == [0, 2, 4]
+        np.testing.assert_array_equal(run.losses["step"], range(5))
+        np.testing.assert_allclose(run.losses["loss"], values, rtol=1e-6)
         for number in (0, 2, 4):
             params, optimizer = before[number]
             value, grads = jax.value_and_grad(loss)(params, batch(number))

@@ -199,6 +199,29 @@ def test_a_rule_is_checked_at_each_value_of_a_number_that_may_choose(loss: Calla
     )
 
 
+def test_the_only_value_of_a_flag_is_said_of_a_wrong_rule_and_that_of_a_measure_is_not() -> None:
+    @jax.custom_vjp
+    def chosen(flag: Any, slope: Any, x: Any) -> Any:
+        return lax.cond(flag, jnp.sin, lambda x: slope * x, x)
+
+    chosen.defvjp(
+        lambda *operands: (chosen(*operands), operands),
+        lambda kept, g: (np.zeros((), jax.dtypes.float0), jnp.zeros(()), -2.0 * g * jnp.cos(kept[2])),
+    )
+    wrong = rule(proof(lambda w, x: chosen(x[0, 0] < 100.0, x[0, 1], x @ w).sum()), "chosen")
+    assert (wrong.status, wrong.why) == ("wrong", "where argument 1 is True; argument 3: -2 times the derivative")
+
+
+def test_an_argument_that_gets_no_derivative_has_a_factor_of_zero() -> None:
+    @jax.custom_vjp
+    def scaled(x: Any, scale: Any) -> Any:
+        return x * scale
+
+    scaled.defvjp(lambda *operands: (scaled(*operands), operands), lambda kept, g: (g * kept[1], -0.0 * kept[1]))
+    wrong = rule(proof(lambda w, x: scaled(x @ w, x.sum()).sum()), "scaled")
+    assert (wrong.status, wrong.why) == ("wrong", "argument 2: 0 times the derivative")
+
+
 def test_a_rule_is_checked_where_it_runs() -> None:
     def loss(w: Any, x: Any) -> Any:
         y = lax.cond(x[0, 0] > 100.0, half_squared, jnp.sin, x @ w)

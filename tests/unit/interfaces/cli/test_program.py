@@ -13,7 +13,7 @@ from gradscope.errors import UsageError
 
 def test_no_path_is_judged_before_it_is_opened() -> None:
     """Typer would call a file without permission a wrong command line, where the environment is what failed."""
-    commands = vars(typer.main.get_command(program._program(program._COMMANDS)))["commands"]
+    commands = vars(typer.main.get_command(program._program(program.COMMANDS)))["commands"]
     paths = [each.type for command in commands.values() for each in command.params if hasattr(each.type, "readable")]
     assert len(paths) > len(commands)
     assert not any(path.readable for path in paths)
@@ -27,15 +27,15 @@ def test_the_first_letters_of_an_option_are_understood(monkeypatch: pytest.Monke
 
 
 def test_every_command_shows_tracebacks_on_request() -> None:
-    commands = vars(typer.main.get_command(program._program(program._COMMANDS)))["commands"]
+    commands = vars(typer.main.get_command(program._program(program.COMMANDS)))["commands"]
     options = {
         name: [spelling for each in command.params for spelling in each.opts] for name, command in commands.items()
     }
-    assert [name for name in program._COMMANDS if options[name].count("--traceback") != 1] == []
+    assert [name for name in program.COMMANDS if options[name].count("--traceback") != 1] == []
 
 
 def test_the_help_shows_a_number_as_users_read_it_and_not_as_its_range() -> None:
-    commands = vars(typer.main.get_command(program._program(program._COMMANDS)))["commands"]
+    commands = vars(typer.main.get_command(program._program(program.COMMANDS)))["commands"]
     ranged = [
         (name, each) for name, command in commands.items() for each in command.params if hasattr(each.type, "min")
     ]

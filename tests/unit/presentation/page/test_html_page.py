@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
+from gradscope.comparison.result import Series, SeriesMember
 from gradscope.dump.manifest.manifest import Manifest
-from gradscope.presentation import PageMaker, page_html
+from gradscope.presentation import Compared, PageMaker, comparison_page, page_html
 from gradscope.presentation.page.page_parts import Page, PageNotes
 from gradscope.presentation.page.static_html import summary_html
 from gradscope.presentation.render.document import Note
@@ -25,7 +27,7 @@ from tests.support.page_samples import (
     run_folder,
     run_maker,
 )
-from tests.support.report_samples import entry, report_of, small_network, stats_of
+from tests.support.report_samples import different_runs, entry, report_of, small_network, stats_of
 
 
 class Markup(HTMLParser):
@@ -194,6 +196,21 @@ def test_a_page_that_cannot_be_small_enough_is_its_summary() -> None:
     assert "<script" not in page
 
 
+def test_the_word_that_all_rows_of_a_compared_family_have_is_in_the_title_alone() -> None:
+    found = different_runs()
+    rows = tuple(row for row in found.rows if row.family != "activation" or row.status == "different")
+    comparison = replace(found, rows=rows)
+    members = (SeriesMember(name="a.npz", comparison=comparison),)
+    compared = [Compared(name="a.npz", comparison=comparison, ref=small_network(), cand=small_network())]
+    content, _ = content_of(page_html(comparison_page("ref.npz", Series(members=members), compared)))
+    headings = {
+        table["title"]: [column["heading"] for column in table["columns"]] for table in content["sets"][0]["tables"]
+    }
+    number = sum(row.family == "activation" for row in rows)
+    assert "status" not in headings[f"activation ({number} of {number}, all different)"]
+    assert "status" in headings["param (2 of 2)"]  # one is the same
+
+
 def test_a_run_has_its_series_and_alarms(pages: dict[str, str]) -> None:
     content, packed = content_of(pages["run"])
     (run,) = content["runs"]
@@ -208,7 +225,7 @@ def test_a_run_has_its_series_and_alarms(pages: dict[str, str]) -> None:
         "param_grad/weight0",
     ]
     assert (run["noise"]["steps"], run["noise"]["offset"]) == ([0, 3, 6], planes)
-    assert [column["name"] for column in run["curves"]["columns"]] == ["loss", "grad_norm"]
+    assert [[column["name"] for column in each["columns"]] for each in run["curves"]] == [["loss"], ["grad_norm"]]
     assert [(each["step"], each["octaves"][0]) for each in run["histograms"]] == [(at, [at, 4]) for at in (0, 2, 4, 6)]
 
 

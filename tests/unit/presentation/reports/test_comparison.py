@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from gradscope.comparison import Comparison, ComparisonRow
-from gradscope.presentation import ComparisonReport, to_csv, to_json, to_text
+from gradscope.presentation import ComparisonReport, to_csv, to_json, to_markdown, to_text
 from gradscope.presentation.reports.comparing.comparison import rounded_up
 from gradscope.presentation.reports.comparing.comparison_overview import overview_tables
 from tests.support.report_samples import PIPE, TERMINAL, compared, different_runs, same_runs
@@ -37,6 +37,21 @@ def test_rows_that_are_the_same_are_counted_and_shown_on_request() -> None:
     assert "same        1 param (--all shows them)\n" in text_of(*rows)
     assert "\nw " in text_of(*rows, everything=True)
     assert "--all" not in text_of(*rows, everything=True)
+
+
+def test_rows_of_statistics_alone_have_the_least_rel_l2_and_say_once_why_no_more_is_known() -> None:
+    rows = [
+        replace(compared("param", name, 1e-2), metrics={"norm_ratio": 1.01}, why="judged by its statistics: and so on")
+        for name in "wv"
+    ]
+    heading, first = text_of(*rows).partition("param (2 of 2)\n")[2].splitlines()[:2]
+    assert heading.split() == ["name", "status", "rel_l2", "at", "least", "tolerance", "norm_ratio"]
+    assert first.split() == ["w", "different", "0.0100", "1.00e-04", "1.01"]
+    assert "Reasons" not in text_of(*rows)
+    assert "statistics  2 rows of which a dump has no tensor, so that only the least rel_l2 is known" in text_of(*rows)
+    markdown = to_markdown(ComparisonReport(comparison=Comparison(rows=tuple(rows))))
+    assert "| name | status | rel\\_l2 at least | tolerance | norm\\_ratio |" in markdown
+    assert "rel_l2 at least" not in text_of(compared("param", "w", 1e-2))
 
 
 def test_a_composite_comes_before_its_parts() -> None:

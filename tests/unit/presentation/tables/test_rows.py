@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from gradscope.dump.manifest.manifest import Layer, Manifest
+from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
 from gradscope.errors import DumpError
 from gradscope.naming import is_gradient, printable
 from gradscope.presentation import Row, rows_of, to_csv, to_json, to_markdown
@@ -84,6 +84,29 @@ def test_a_table_has_the_values_of_its_rows(manifest: Manifest) -> None:
                 if column.kind in ("number", "share", "count") and column.group:
                     shown = gradient if column.group == "gradient" else value
                     assert cell == (column.cell(shown[0].values) if shown else None)
+
+
+def test_dead_units_are_shown_where_a_rectifier_made_a_value_or_passes_no_gradient_to_it() -> None:
+    def layer(index: int, name: str, zeros: int, **stats: float) -> tuple[Entry, Entry]:
+        lost = numbers((8, 4), rms=1.0, zeros=zeros)
+        return (
+            entry("activation", name, index=index, shape=(8, 4), stats=numbers((8, 4), rms=1.0, **stats)),
+            entry("activation_grad", name, index=index, shape=(8, 4), stats=lost),
+        )
+
+    entries = (
+        *layer(0, "linear", 0, min=-1.0, dead=0.25),
+        *layer(1, "before", 20, min=-1.0, dead=0.5),
+        *layer(2, "relu", 0, min=0, dead=0.75),
+        *layer(3, "answer", 0, min=-2.0, dead=0.0),
+    )
+    manifest = Manifest(entries=entries)
+    (table,) = report_of(manifest).tables(PIPE)
+    at = [column.heading for column in table.columns].index("dead")
+    assert [line.cells[at] for line in table.lines] == [None, 0.5, 0.75, None]
+    assert [row.value("dead") for row in rows_of(manifest)[::2]] == [0.25, 0.5, 0.75, 0.0]
+    screen = text_of(manifest, TERMINAL)
+    assert ["25.0%" in screen, "50.0%" in screen, "75.0%" in screen] == [False, True, True]
 
 
 def test_statistics_that_json_has_as_text_are_numbers_and_others_are_refused() -> None:

@@ -6,10 +6,11 @@ import { csv, fileName, save, svgText } from "../parts/saving.js";
 import { numberText, numeric, printable } from "../parts/text.js";
 
 /**
- * @typedef {{label: string, values: (number | null)[], dashed?: boolean, hue?: number}} Line a hue is the number of a colour
+ * @typedef {{label: string, values: (number | null | undefined)[], dashed?: boolean, hue?: number}} Line where a value is null
+ *   the line has a gap, where it is undefined the neighbours are joined; a hue is the number of a colour
  * @typedef {{
  *   title: string, across: string, names: string[], positions: number[], lines: Line[], marks: MarkContent[],
- *   logarithmic: boolean, chosen?: (line: number, at: number) => void, own?: (key: string) => number,
+ *   logarithmic: boolean, reach?: [number, number], chosen?: (line: number, at: number) => void, own?: (key: string) => number,
  * }} ChartParts
  */
 
@@ -91,42 +92,44 @@ export class LineChart {
     const { positions, lines } = this.parts;
     const floor = this.floor();
     const values = lines.map((line) => line.values.map((value) => this.drawn(value, floor)));
-    if (!values.some((line) => line.some((value) => value !== null))) {
+    if (!values.some((line) => line.some(isKnown))) {
       this.area.replaceChildren(element("p", { class: "note" }, "There is no value to draw."));
       return;
     }
-    this.plot = new uPlot(this.options(width, floor), [positions, ...values], this.area);
+    this.plot = new uPlot(this.options(width, floor, values), [positions, ...values], this.area);
     performance.mark("chart"); // `scripts/bench page` reads the first one
   }
 
   /** The smallest positive magnitude that is drawn. */
   floor() {
-    const found = this.parts.lines.flatMap((line) => line.values).filter((value) => value !== null && value > 0 && Number.isFinite(value));
+    const found = this.parts.lines.flatMap((line) => line.values).filter((value) => isKnown(value) && value > 0 && Number.isFinite(value));
     return found.reduce((low, value) => Math.min(low ?? Infinity, value ?? Infinity), Infinity) ?? Infinity;
   }
 
-  /** @param {number | null} value @param {number} floor */
+  /** @param {number | null | undefined} value @param {number} floor */
   drawn(value, floor) {
+    if (value === undefined) return undefined;
     if (value === null || !Number.isFinite(value)) return null;
     if (!this.parts.logarithmic) return value;
     return value > 0 ? value : Number.isFinite(floor) ? floor / BELOW : null;
   }
 
-  /** @param {number} width @param {number} floor @returns {uPlot.Options} */
-  options(width, floor) {
-    const { lines, logarithmic, names, across } = this.parts;
+  /** @param {number} width @param {number} floor @param {(number | null | undefined)[][]} values @returns {uPlot.Options} */
+  options(width, floor, values) {
+    const { lines, logarithmic, names, across, reach } = this.parts;
     const axis = { stroke: colour("text"), grid: { stroke: colour("grid"), width: 1 }, ticks: { stroke: colour("grid") } };
     const points = (this.parts.positions.length || 1) < 60;
+    const onlyPoints = (/** @type {uPlot} */ _plot, /** @type {number} */ series) => (points ? null : lonely(values[series - 1] ?? []));
     return {
       width,
       height: HEIGHT,
       legend: { show: false },
-      scales: { x: { time: false, range: (_plot, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }, y: logarithmic ? { distr: 3, log: 10, range: (_plot, low, high) => decades(low ?? floor, high ?? floor) } : {} },
+      scales: { x: { time: false, range: (_plot, low, high) => widened(...(reach ?? [low, high])) }, y: logarithmic ? { distr: 3, log: 10, range: (_plot, low, high) => decades(low ?? floor, high ?? floor) } : {} },
       cursor: { y: false, focus: { prox: 24 } },
       focus: { alpha: 0.4 },
       series: [
         {},
-        ...lines.map((line, at) => ({ label: line.label, stroke: lineColour(line.hue ?? at), width: 1.5, dash: line.dashed ? [6, 4] : [], points: { show: points, size: 5 }, spanGaps: true })),
+        ...lines.map((line, at) => ({ label: line.label, stroke: lineColour(line.hue ?? at), width: 1.5, dash: line.dashed ? [6, 4] : [], points: { show: points, size: 5, filter: onlyPoints } })),
       ],
       axes: [
         { ...axis, label: across, labelSize: 18, size: 34, incrs: WHOLE, values: (_plot, splits) => splits.map((at) => (Number.isInteger(at) ? place(at) : "")) },
@@ -216,12 +219,14 @@ export class LineChart {
     const [x0, y0, w, h] = [left ?? 0, top ?? 0, width ?? 0, height ?? 0];
     const floor = this.floor();
     const paths = this.parts.lines.map((line, at) => {
-      const points = line.values.flatMap((value, number) => {
+      const steps = line.values.map((value, number) => {
         const drawn = this.drawn(value, floor);
-        if (drawn === null) return [];
-        return [`${(plot.valToPos(this.parts.positions[number] ?? 0, "x") + x0).toFixed(1)},${(plot.valToPos(drawn, "y") + y0).toFixed(1)}`];
+        if (!isKnown(drawn)) return drawn;
+        return `${(plot.valToPos(this.parts.positions[number] ?? 0, "x") + x0).toFixed(1)},${(plot.valToPos(drawn, "y") + y0).toFixed(1)}`;
       });
-      return `<polyline fill="none" stroke="${lineColour(line.hue ?? at)}" stroke-width="1.5"${line.dashed ? ' stroke-dasharray="6 4"' : ""} points="${points.join(" ")}"/>`;
+      // A point alone is a line of no length, which round ends show.
+      const parts = pieces(steps).map((piece) => `M${(piece.length > 1 ? piece : [...piece, ...piece]).join(" L")}`);
+      return `<path fill="none" stroke="${lineColour(line.hue ?? at)}" stroke-width="1.5" stroke-linecap="round"${line.dashed ? ' stroke-dasharray="6 4"' : ""} d="${parts.join(" ")}"/>`;
     });
     const { marks, names } = this.parts;
     const uprights = marks.flatMap((mark) => {
@@ -270,6 +275,37 @@ function places(low, high) {
 /** @param {number} value @param {boolean} logarithmic */
 function tick(value, logarithmic) {
   return logarithmic && value > 0 && (value < 0.1 || value >= 1e4) ? Number(value.toPrecision(3)).toExponential().replace("e+", "e") : numberText(value);
+}
+
+/** The ends of an axis, which has a length also where there is one place. @param {number} low @param {number} high @returns {[number, number]} */
+function widened(low, high) {
+  return low === high ? [low - 1, high + 1] : [low, high];
+}
+
+/** @template T @param {T} value @returns {value is NonNullable<T>} */
+function isKnown(value) {
+  return value !== null && value !== undefined;
+}
+
+/**
+ * Returns what is between the gaps of a line, without what is not known of it.
+ * @template T
+ * @param {(T | null | undefined)[]} values null in a gap
+ * @returns {T[][]}
+ */
+function pieces(values) {
+  /** @type {T[][]} */
+  const found = [[]];
+  for (const value of values) {
+    if (value === null) found.push([]);
+    else if (value !== undefined) found.at(-1)?.push(value);
+  }
+  return found.filter((piece) => piece.length > 0);
+}
+
+/** The places of the values that have gaps on both sides, which no line shows. @param {(number | null | undefined)[]} values */
+function lonely(values) {
+  return pieces(values.map((value, at) => (isKnown(value) ? at : value))).filter((piece) => piece.length === 1).flat();
 }
 
 /**

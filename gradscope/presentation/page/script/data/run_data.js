@@ -154,9 +154,16 @@ export class RunData {
     return COUNTED.includes(name) ? Math.round(value) : value;
   }
 
-  /** The values of a column of the steps. @param {string} name @returns {(number | null)[] | undefined} */
+  /** The names of the columns of the steps. */
+  curveNames() {
+    return this.run.curves.flatMap((each) => each.columns.map((column) => column.name));
+  }
+
+  /** A column of the steps. @param {string} name @returns {{steps: number[], values: (number | null)[]} | undefined} */
   curve(name) {
-    return this.run.curves.columns.find((column) => column.name === name)?.values.map((cell) => (cell === null ? null : numeric(cell)));
+    const known = this.run.curves.find((each) => each.columns.some((column) => column.name === name));
+    const values = known?.columns.find((column) => column.name === name)?.values.map((cell) => (cell === null ? null : numeric(cell)));
+    return known === undefined || values === undefined ? undefined : { steps: known.steps, values };
   }
 
   /**

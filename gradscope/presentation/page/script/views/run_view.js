@@ -18,7 +18,7 @@ export class RunView {
     this.runs = runs;
     this.several = runs.length > 1;
     this.differences = content.differences ?? [];
-    const steps = runs.flatMap((run) => run.steps);
+    const steps = runs.flatMap((run) => [...run.steps, ...run.run.curves.flatMap((curve) => curve.steps)]);
     this.first = steps.reduce((low, step) => Math.min(low, step), steps[0] ?? 0);
     this.last = steps.reduce((high, step) => Math.max(high, step), this.first);
     this.from = this.first;
@@ -117,8 +117,8 @@ export class RunView {
   }
 
   drawCurves() {
-    const has = (/** @type {string} */ part) => [...new Set(this.runs.flatMap((run) => run.run.curves.columns.map((column) => column.name)))].filter((name) => name.includes(part));
-    const moving = has("learning_rate").filter((name) => this.runs.some((run) => new Set(run.curve(name)).size > 1));
+    const has = (/** @type {string} */ part) => [...new Set(this.runs.flatMap((run) => run.curveNames()))].filter((name) => name.includes(part));
+    const moving = has("learning_rate").filter((name) => this.runs.some((run) => new Set(run.curve(name)?.values).size > 1));
     const noisy = this.runs.flatMap((run) => this.noiseCurves(run, "", ""));
     const groups = [
       { title: "Loss", names: has("loss") },
@@ -145,8 +145,8 @@ export class RunView {
 
   /** @param {RunData} run @param {string} name @returns {Curve[]} */
   curveOf(run, name) {
-    const values = run.curve(name);
-    return values === undefined ? [] : [{ label: this.several ? run.name : name, run, dashed: name.endsWith("_clipped"), steps: run.run.curves.steps, values }];
+    const curve = run.curve(name);
+    return curve === undefined ? [] : [{ label: this.several ? run.name : name, run, dashed: name.endsWith("_clipped"), ...curve }];
   }
 
   /** The examples of which the noise was measured, to compare the noise scale with. @param {RunData} run @returns {Curve[]} */
@@ -179,8 +179,8 @@ export class RunView {
     const steps = [...new Set(curves.flatMap((line) => line.steps))].filter((step) => this.inRange(step)).sort((one, other) => one - other);
     const places = new Map(steps.map((step, at) => [step, at]));
     const lines = curves.map((line) => {
-      /** @type {(number | null)[]} */
-      const values = steps.map(() => null);
+      /** @type {(number | null | undefined)[]} */
+      const values = steps.map(() => undefined);
       line.steps.forEach((step, at) => {
         const place = places.get(step);
         if (place !== undefined) values[place] = line.values[at] ?? null;
@@ -197,6 +197,7 @@ export class RunView {
       title, across: "step", names: steps.map((step) => `step ${step}`), positions: steps, lines,
       marks: [...marks.values()].filter((mark) => this.inRange(mark.at)).map((mark) => (mark.times === 1 ? mark : { ...mark, text: `${mark.text} (${mark.times} times)` })),
       logarithmic: logarithmic && !negative,
+      reach: [this.from, this.to],
       chosen: (_line, at) => select({ step: String(steps[at] ?? "") }),
     });
   }

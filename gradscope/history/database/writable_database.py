@@ -1,0 +1,83 @@
+"""Makes, opens and changes the database of a history that is written, one transaction after the other."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Generator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Final
+
+from gradscope.history.database.schema import APPLICATION_ID, LOSSES_SINCE, NOISE, STATS, STEPS, TABLES, VERSION
+
+#: Seconds that a write waits for a reader, where there is no write-ahead log.
+_LOCK_SECONDS: Final = 60.0
+
+
+def opened_to_write(path: Path, facts: Mapping[str, str]) -> sqlite3.Connection:
+    """Returns a connection that writes a history; one of an older version gets the tables of this one.
+
+    Args:
+        path: The file; it is made where it does not exist.
+        facts: Facts about the run that a new history has from its first moment on.
+
+    Raises:
+        sqlite3.Error: It cannot be written.
+        OSError: It cannot be made.
+    """
+    if not path.exists():
+        _create(path, facts)
+    connection = _connected(path)
+    connection.execute("PRAGMA journal_mode=WAL")  # where the file system has none, it stays a rollback journal
+    connection.execute("PRAGMA synchronous=FULL")
+    _renew(connection)
+    return connection
+
+
+def insertion(table: str, columns: int) -> str:
+    """Returns the statement that inserts a row of so many columns."""
+    return f"INSERT INTO {table} VALUES ({', '.join('?' * columns)})"  # noqa: S608 - our own names
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Generator[sqlite3.Connection]:
+    """Makes what is done with a connection one transaction, of which all or nothing is written."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield connection
+    except BaseException:
+        # SQLite may have rolled back by itself, as it does where the disk is full.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=_LOCK_SECONDS, isolation_level=None, check_same_thread=False)
+
+
+def _create(path: Path, facts: Mapping[str, str]) -> None:
+    """Makes a history without steps, under another name first: one that exists has its tables."""
+    made = path.with_name(f".gradscope-{path.name}")
+    made.unlink(missing_ok=True)
+    units = [(column, unit, meaning) for column, (unit, meaning) in {**STEPS, **STATS, **NOISE}.items()]
+    connection = _connected(made)
+    with closing(connection), transaction(connection):
+        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version={VERSION}")
+        for statement in TABLES.values():
+            connection.execute(statement)
+        connection.executemany("INSERT INTO units VALUES (?, ?, ?)", units)
+        connection.executemany("INSERT INTO run VALUES (?, ?)", list(facts.items()))
+    made.replace(path)
+
+
+def _renew(connection: sqlite3.Connection) -> None:
+    """Gives a history of an older version the losses of all steps, as far as it knows them."""
+    with transaction(connection):
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version < LOSSES_SINCE:
+            connection.execute(TABLES["losses"])
+            connection.execute("INSERT INTO losses SELECT step, loss FROM steps")
+            connection.execute(f"PRAGMA user_version={VERSION}")
