@@ -21,6 +21,7 @@ from gradscope.dump.manifest.manifest import RunFacts
 from gradscope.dump.reader import open_dump
 from gradscope.dump.storage.writing import target_path as targets
 from gradscope.dump.storage.writing.partial_file import PartialFile
+from gradscope.dump.storage.writing.unpublished import remove_unpublished
 from gradscope.dump.writer import DumpWriter
 from gradscope.errors import MachineError, UsageError
 from tests.support.dumps import litter, read_all, record, some_of_everything, without_array, write
@@ -114,21 +115,21 @@ def test_leaving_without_commit_leaves_no_trace(dump: Path) -> None:
     assert litter(dump.parent) == []
 
 
-def test_discarding_from_elsewhere_leaves_no_trace(dump: Path) -> None:
+def test_removing_it_from_elsewhere_leaves_no_trace(dump: Path) -> None:
     before = dump.read_bytes()
     with DumpWriter(dump, force=True) as writer:
-        threading.Thread(target=writer.discard).run()
+        threading.Thread(target=remove_unpublished).run()
         assert litter(dump.parent) == []
-        writer.discard()
+        remove_unpublished()
         with pytest.raises(MachineError, match="cannot write"):
             writer.commit(RunFacts())
     assert dump.read_bytes() == before
 
 
-def test_discarding_what_is_committed_does_nothing(tmp_path: Path) -> None:
+def test_what_is_committed_is_not_removed(tmp_path: Path) -> None:
     with DumpWriter(tmp_path / "dump.npz") as writer:
         writer.commit(RunFacts())
-        writer.discard()
+        remove_unpublished()
     assert read_all(tmp_path / "dump.npz") == {}
 
 
