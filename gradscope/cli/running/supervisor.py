@@ -11,7 +11,7 @@ and a check of XLA_FLAGS in advance, cover single causes. The fork is cheap beca
 imported, and the parent does nothing but wait.
 
 Signals: the parent passes on what was sent to it alone. What a terminal sends reaches the child by itself. If the
-parent is killed, the system kills the child. A child that a signal ends which is no crash (SIGKILL, SIGHUP) ends its
+parent is killed, the system kills the child. A child that a signal ends which is no crash (SIGKILL, SIGQUIT) ends its
 parent with the same signal.
 
 What the child leaves behind, such as a process that a loss forked and that hangs in a lock of JAX's, would outlive the
@@ -160,7 +160,8 @@ def _status_of(child: int, waited: set[signal.Signals]) -> int:
     while True:
         found = signal.sigwaitinfo(waited)
         if found.si_signo != signal.SIGCHLD:
-            if found.si_code != _FROM_KERNEL:
+            # A terminal that is closed tells the first process of its session alone.
+            if found.si_code != _FROM_KERNEL or found.si_signo == signal.SIGHUP:
                 os.kill(child, found.si_signo)
             continue
         # SIGCHLD also says that the child stopped or went on, and several of them arrive as one.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pstats
+import pty
 import signal
 import subprocess
 import sys
@@ -32,10 +33,15 @@ SUPERVISED = "import os, signal\nfrom gradscope.cli.running.supervisor import su
 LOSSES = {"os._exit(1)": (5, f"{ENDED} with status 1"), "os.closerange(3, 100)": (5, "Bad file descriptor")}
 
 
+def python(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program in a folder, in a process of its own."""
+    command = [sys.executable, "-P", "-c", program]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+
+
 @pytest.mark.parametrize("line", ENDINGS)
 def test_a_process_that_something_else_ends_has_no_status_of_a_result(tmp_path: Path, line: str) -> None:
-    command = [sys.executable, "-P", "-c", SUPERVISED + line]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    done = python(SUPERVISED + line, tmp_path)
     status, says = ENDINGS[line]
     assert done.returncode == status
     assert says in done.stderr if says else not done.stderr
@@ -73,6 +79,67 @@ def test_a_process_that_the_model_leaves_behind_ends_with_the_command(tmp_path: 
     with pytest.raises(ProcessLookupError):
         os.kill(left, 0)
     os.kill(server, signal.SIGKILL)  # it began a session of its own, and goes on
+
+
+def test_a_terminal_that_is_closed_ends_a_command_that_has_it_to_itself(tmp_path: Path) -> None:
+    """The system tells only the first process of the terminal's session, which is the supervisor."""
+    waits = "import time\nfrom gradscope.cli.interrupts import Interrupts\n"
+    waits += "with Interrupts(ends_with): print('begun', flush=True); time.sleep(60)"
+    parent, terminal = pty.fork()
+    if not parent:
+        os.execv(sys.executable, [sys.executable, "-P", "-c", SUPERVISED + waits])
+    assert os.read(terminal, 100) == b"begun\r\n"
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(parent, 0)[1]) == 129
+
+
+#: Sends itself a signal when something is imported.
+SIGNALLED = """
+import os, signal, sys
+class Importing:
+    def find_spec(self, name, path, target=None):
+        if name == "{module}":
+            os.kill(os.getpid(), signal.SIG{signal})
+sys.meta_path.insert(0, Importing())
+sys.argv = ["gradscope", *{arguments}]
+from gradscope.cli.main import command
+command()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "module", "arguments"),
+    [
+        ("INT", 130, "gradscope.cli.standard_streams", ["explain", "rms"]),
+        ("HUP", 129, "gradscope.cli.leaving", ["explain", "rms"]),
+        ("TERM", 143, "gradscope.cli.running.supervisor", ["dump", "model.py"]),
+    ],
+)
+def test_a_signal_before_anything_is_imported_is_one_like_any_other(
+    tmp_path: Path, name: str, status: int, module: str, arguments: list[str]
+) -> None:
+    program = SIGNALLED.format(module=module, signal=name, arguments=arguments)
+    done = python(program, tmp_path)
+    assert (done.returncode, done.stderr) == (status, "gradscope: interrupted\n")
+
+
+def test_a_signal_while_a_process_ends_is_one_like_any_other(tmp_path: Path) -> None:
+    more = "import atexit, os, signal\natexit.register(os.kill, os.getpid(), signal.SIGINT)"
+    models.write(tmp_path, models.source(more=more))
+    done = gradscope_process("dump", "model.py", "--quiet", folder=tmp_path)
+    assert (done.status, done.errors) == (130, "gradscope: interrupted\n")
+    assert (tmp_path / "model.npz").exists()
+
+
+def test_a_signal_while_a_file_is_written_leaves_nothing_of_it(tmp_path: Path, dumps: Path) -> None:
+    program = (
+        "import os, signal, sys, time\nfrom gradscope.cli.main import command\n"
+        "os.fsync = lambda _: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(60))\n"
+        f"sys.argv = ['gradscope', 'report', {str(dumps / 'a.npz')!r}, '-o', 'page.html']\ncommand()"
+    )
+    done = python(program, tmp_path)
+    assert (done.returncode, done.stderr) == (143, "gradscope: interrupted\n")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_flag_that_xla_does_not_know_is_no_difference(tmp_path: Path) -> None:
