@@ -105,11 +105,21 @@ def _environment_failure(failure: BaseException) -> MachineError | None:
     """Returns a failure of the environment as a `MachineError`; None for a failure of another kind."""
     if isinstance(failure, MemoryError):
         return MachineError("out of memory", hint="use a smaller --batch-size or --select fewer layers")
+    if isinstance(failure, FileNotFoundError) and _has_no_folder():
+        return MachineError("the current folder has been removed", hint="change to one that exists")
     if isinstance(failure, OSError) and failure.errno in _ENVIRONMENT:
         closed = failure.errno == errno.EBADF
         hint = "the model closes files that are not its own" if closed else "check free space and permissions"
         return MachineError(str(failure), hint=hint)
     return None
+
+
+def _has_no_folder() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _error_lines(error: GradscopeError) -> Iterator[str]:

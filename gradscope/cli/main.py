@@ -38,7 +38,7 @@ def main(*, own_process: bool = False) -> NoReturn:
     open_streams()
     ends_with = None
     if runs_model(sys.argv[1:]):
-        ends_with = supervise()
+        ends_with = supervise(end_at_once if own_process else None)
         if own_process:
             leave_behind_the_last()
         keep_stdout_for_results()

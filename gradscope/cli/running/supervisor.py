@@ -64,8 +64,11 @@ def runs_model(arguments: Sequence[str]) -> bool:
     return command in _RUNNING or isolates
 
 
-def supervise() -> Callable[[int], None]:
+def supervise(guard: Callable[[Callable[[int], None]], object] | None = None) -> Callable[[int], None]:
     """Continues in a child process, and ends this one with the child's exit status. It is called before other threads.
+
+    Args:
+        guard: Is called in the child with what this returns, before a signal arrives there; None for nothing.
 
     Returns:
         A function, in the child only, that records the exit status with which the child is about to end.
@@ -86,13 +89,15 @@ def supervise() -> Callable[[int], None]:
         _end_orphans()
         _end_as(status, record)
     _end_with_parent(parent)
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     recording = os.getpid()
 
     def ends_with(status: int) -> None:
         if os.getpid() == recording:  # a process that the model forked shares the record
             record[:] = bytes((1, status))
 
+    if guard is not None:
+        guard(ends_with)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return ends_with
 
 

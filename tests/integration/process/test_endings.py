@@ -66,6 +66,15 @@ def test_a_process_that_the_model_forks_has_no_say_in_the_status(tmp_path: Path)
     assert f"{ENDED} with status 0" in done.errors
 
 
+def test_a_model_whose_path_jax_cannot_take_is_refused(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"\xff.py")).write_text(models.source())
+    done = gradscope("inspect", os.fsdecode(b"\xff.py"), folder=tmp_path)
+    assert done.status == 2
+    assert (
+        done.lines[0] == "gradscope: error: the path of \\udcff.py is not UTF-8, and JAX takes no source of such a path"
+    )
+
+
 def test_a_process_that_the_model_leaves_behind_ends_with_the_command(tmp_path: Path) -> None:
     lines = (
         "import os, time", "orphans = []", "def serves(): os.setsid(); os.closerange(0, 99)",
@@ -113,6 +122,7 @@ command()
         ("INT", 130, "gradscope.cli.standard_streams", ["explain", "rms"]),
         ("HUP", 129, "gradscope.cli.leaving", ["explain", "rms"]),
         ("TERM", 143, "gradscope.cli.running.supervisor", ["dump", "model.py"]),
+        ("TERM", 143, "ctypes", ["dump", "model.py"]),  # by the supervisor and its child, right after they part
     ],
 )
 def test_a_signal_before_anything_is_imported_is_one_like_any_other(

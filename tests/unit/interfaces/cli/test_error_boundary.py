@@ -6,6 +6,7 @@ import errno
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -91,6 +92,16 @@ def test_names_in_messages_cannot_control_the_terminal(capsys: pytest.CaptureFix
         "gradscope: error: no layer \\x1b[2Jevil\\u202e",
         "hint: a\\x07b",
     ]
+
+
+def test_a_current_folder_that_was_removed_is_no_bug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert guarded(Path.cwd, []) == 5
+    assert capsys.readouterr().err.startswith("gradscope: error: the current folder has been removed\n")
 
 
 def test_an_unexpected_error_is_a_bug_that_asks_for_a_report(capsys: pytest.CaptureFixture[str]) -> None:
