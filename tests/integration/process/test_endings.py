@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pstats
-import pty
 import signal
 import subprocess
 import sys
@@ -90,16 +89,23 @@ def test_a_process_that_the_model_leaves_behind_ends_with_the_command(tmp_path: 
     os.kill(server, signal.SIGKILL)  # it began a session of its own, and goes on
 
 
+#: Runs a program in a terminal of its own, which it closes when the program has begun.
+IN_TERMINAL = """
+import os, pty, sys
+child, terminal = pty.fork()
+if not child:
+    os.execv(sys.executable, [sys.executable, "-P", "-c", {program!r}])
+assert os.read(terminal, 100) == b"begun\\r\\n"
+os.close(terminal)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
 def test_a_terminal_that_is_closed_ends_a_command_that_has_it_to_itself(tmp_path: Path) -> None:
     """The system tells only the first process of the terminal's session, which is the supervisor."""
     waits = "import time\nfrom gradscope.cli.interrupts import Interrupts\n"
     waits += "with Interrupts(ends_with): print('begun', flush=True); time.sleep(60)"
-    parent, terminal = pty.fork()
-    if not parent:
-        os.execv(sys.executable, [sys.executable, "-P", "-c", SUPERVISED + waits])
-    assert os.read(terminal, 100) == b"begun\r\n"
-    os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(parent, 0)[1]) == 129
+    assert python(IN_TERMINAL.format(program=SUPERVISED + waits), tmp_path).returncode == 129
 
 
 #: Sends itself a signal when something is imported.
