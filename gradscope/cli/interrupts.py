@@ -121,6 +121,8 @@ class Interrupts:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        if self not in _ENTERED:  # a process that was forked comes to its end
+            return
         _ENTERED.remove(self)
         self._restore.close()
         with contextlib.suppress(OSError):  # the model closed every descriptor

@@ -8,6 +8,7 @@ closed; and a command that runs a model gets its supervisor.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
@@ -44,7 +45,10 @@ def main(*, own_process: bool = False) -> NoReturn:
         keep_stdout_for_results()
     elif own_process and sys.argv[1:2] != ["watch"]:  # which goes on for days
         leave_at_once()
+    started = os.getpid()
     status = _status(ends_with)
+    if os.getpid() != started:  # a process that the model forked came out of the model's code
+        os._exit(status)
     if own_process:
         end_at_once(ends_with)
     if ends_with is not None:

@@ -82,8 +82,9 @@ def say(line: str) -> None:
     """
     from gradscope.naming import printable
 
-    with suppress(OSError):
-        sys.stderr.write(printable(line) + "\n")
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):  # ValueError: the model has closed it
+            sys.stderr.write(printable(line) + "\n")
 
 
 def screen() -> Screen:

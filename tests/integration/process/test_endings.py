@@ -211,6 +211,25 @@ def test_a_thread_that_never_ends_does_not_keep_the_command(tmp_path: Path, seco
     assert ("at exit" in done.errors) != left
 
 
+@pytest.mark.parametrize(
+    ("begins", "says"),
+    [
+        ("atexit.register(time.sleep, 60)", ""),
+        ("multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,)).start()", ", ForkProcess-1"),
+    ],
+)
+def test_what_comes_behind_the_threads_does_not_keep_a_command(tmp_path: Path, begins: str, says: str) -> None:
+    program = (
+        "import atexit, multiprocessing, time\nfrom gradscope.cli import leaving\nleaving._PATIENCE_SECONDS = 0.2\n"
+        f"leaving.leave_behind_the_last()\n{begins}\nends_with(1)\nleaving.leave_threads(1)\nleaving.leave(1)"
+    )
+    done = python(SUPERVISED + program, tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        f"gradscope: the command ends without waiting for what the model does at its end{says}\n"
+    )
+
+
 #: Everything but `print` that reaches the descriptor of standard output, at once and later.
 NOISE = """
 import atexit, ctypes, os, subprocess, threading, time

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import zipfile
 from contextlib import nullcontext, suppress
@@ -124,6 +125,17 @@ def test_removing_it_from_elsewhere_leaves_no_trace(dump: Path) -> None:
         with pytest.raises(MachineError, match="cannot write"):
             writer.commit(RunFacts())
     assert dump.read_bytes() == before
+
+
+def test_a_process_that_is_forked_removes_nothing_when_it_comes_to_its_end(tmp_path: Path) -> None:
+    program = (
+        "import os, sys\nfrom gradscope.dump.manifest.manifest import RunFacts\n"
+        "from gradscope.dump.writer import DumpWriter\n"
+        "with DumpWriter('dump.npz') as writer:\n    child = os.fork()\n    if not child: sys.exit()\n"
+        "    os.waitpid(child, 0)\n    writer.commit(RunFacts())"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+    assert read_all(tmp_path / "dump.npz") == {}
 
 
 def test_what_is_committed_is_not_removed(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.dump.storage.writing.direct_io import DirectWriter
 from gradscope.dump.storage.writing.flushing import Flusher
 from gradscope.dump.storage.writing.read_files import reads_ignored
-from gradscope.dump.storage.writing.unpublished import begun, ended
+from gradscope.dump.storage.writing.unpublished import begun, ended, is_unpublished
 from gradscope.errors import UsageError
 from gradscope.naming import printable
 
@@ -107,9 +107,10 @@ class PartialFile:
 
     def discard(self) -> None:
         """Removes the file, unless it has been published. It may be called at any time, from any thread, repeatedly."""
-        with suppress(OSError):
-            self._path.unlink()
-        ended(self._path)
+        if is_unpublished(self._path):
+            with suppress(OSError):
+                self._path.unlink()
+            ended(self._path)
 
     def close(self) -> None:
         """Closes the file, which releases its lock."""

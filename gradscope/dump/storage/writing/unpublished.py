@@ -13,10 +13,18 @@ from typing import Final
 
 _UNPUBLISHED: Final[set[Path]] = set()
 
+# What a model has forked removes nothing that the command writes, when it comes to its end.
+os.register_at_fork(after_in_child=_UNPUBLISHED.clear)
+
 
 def begun(path: Path) -> None:
     """Remembers a file or folder that is about to be written, under a name that nothing else has."""
     _UNPUBLISHED.add(path)
+
+
+def is_unpublished(path: Path) -> bool:
+    """Returns whether this process has begun to write a file or folder, and not ended."""
+    return path in _UNPUBLISHED
 
 
 def ended(path: Path) -> None:

@@ -104,6 +104,18 @@ def test_a_current_folder_that_was_removed_is_no_bug(
     assert capsys.readouterr().err.startswith("gradscope: error: the current folder has been removed\n")
 
 
+def test_a_stream_that_the_model_has_closed_does_not_change_the_status(tmp_path: Path) -> None:
+    program = "import sys\nfrom gradscope.cli.error_boundary import guarded\nfrom gradscope.cli.printing import say\n"
+    program += "def run(): print('x'); sys.stderr.close(); say('lost'); return 1\nsys.exit(guarded(run, []))"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert (run.returncode, run.stdout) == (1, b"x\n")
+
+
+def test_a_limit_on_threads_is_the_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(raising(RuntimeError("can't start new thread")), []) == 5
+    assert capsys.readouterr().err.startswith("gradscope: error: can't start new thread\n")
+
+
 def test_an_unexpected_error_is_a_bug_that_asks_for_a_report(capsys: pytest.CaptureFixture[str]) -> None:
     first, second, third, fourth = reported(ValueError("odd\nlong"), capsys, "show", "a b.npz")
     assert first.startswith("gradscope: error: this is a bug in gradscope: ValueError: odd at test_error_boundary.py:")
