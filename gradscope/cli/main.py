@@ -65,7 +65,9 @@ def _status(ends_with: Callable[[int], None] | None) -> int:
 
         from gradscope.cli.error_boundary import guarded
         from gradscope.cli.running.joining import leave_failed
+        from gradscope.dump.storage.writing.unpublished import remove_unpublished
 
+        interrupts.on_interrupt(remove_unpublished)
         status = guarded(partial(_run, interrupts), sys.argv[1:])
         if ends_with is not None:
             ends_with(status)

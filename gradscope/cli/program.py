@@ -172,9 +172,6 @@ def run(interrupts: Interrupts) -> int:
     Raises:
         UsageError: The command line is wrong.
     """
-    from gradscope.dump.storage.writing.unpublished import remove_unpublished
-
-    interrupts.on_interrupt(remove_unpublished)
     remember_start()
     requested = [each for each in sys.argv[1:2] if each in _COMMANDS]
     try:

@@ -7,9 +7,7 @@ sound file of that size could cause.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
 from itertools import chain, pairwise
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +18,14 @@ import numpy as np
 from gradscope.dump.storage.storage_errors import located
 from gradscope.errors import DumpError, MissingKeyError, UsageError
 from gradscope.history.database.schema import ALL_PARAMETERS, NOISE, STATS, STEPS
-from gradscope.history.database.untrusted_database import WORK_UNIT, is_strange, opened, require_schema, stored_shape
+from gradscope.history.database.untrusted_database import (
+    WORK_UNIT,
+    is_strange,
+    opened,
+    reading,
+    require_schema,
+    stored_shape,
+)
 from gradscope.history.history_rows import Alarm, TensorRow
 from gradscope.history.run_folder import HISTORY, folder_hint, is_run
 from gradscope.history.value_histograms import ValueHistogram
@@ -29,9 +34,6 @@ from gradscope.naming.patterns import nearest_hint
 
 #: Rows that are objects at the same time.
 _ROWS_AT_ONCE: Final = 4_096
-
-#: What a damaged file makes SQLite and its texts raise.
-_DAMAGED: Final = (sqlite3.Error, UnicodeDecodeError)
 
 
 class History:
@@ -60,17 +62,15 @@ class History:
         self._work = 0
         with located(str(self._path)):
             self._connection, self._most_work = opened(self._path)
-            self._connection.set_progress_handler(self._worked, WORK_UNIT)
-            try:
+        self._connection.set_progress_handler(self._worked, WORK_UNIT)
+        try:
+            with reading(self._path, "it is not a history that can be read"):
                 require_schema(self._connection)
                 self.facts = {str(key): str(value) for key, value in self._rows("run", ("key", "value"), str)}
                 self.tensors = dict(self._tensor_rows())
-            except _DAMAGED as error:
-                self.close()
-                raise DumpError(f"it is not a history that can be read: {error}") from error
-            except DumpError:
-                self.close()
-                raise
+        except DumpError:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -128,7 +128,7 @@ class History:
         Raises:
             DumpError: The history is damaged.
         """
-        with self._reading():
+        with reading(self._path):
             rows = self._rows("stats", ("tensor", *STATS), float, "WHERE step = ? ORDER BY tensor", step)
         return {
             int(number): {name: value for name, value in zip(STATS, values, strict=True) if value is not None}
@@ -165,7 +165,7 @@ class History:
         Raises:
             DumpError: The history is damaged.
         """
-        with self._reading():
+        with reading(self._path):
             which = "WHERE tensor = ? ORDER BY step"
             blobs = self._rows("histograms", ("counts",), bytes, which, number)
             steps = self._rows("histograms", ("step",), float, which, number)
@@ -188,7 +188,7 @@ class History:
         Raises:
             DumpError: The history is damaged.
         """
-        with self._reading():
+        with reading(self._path):
             which = "WHERE step = ? ORDER BY tensor"
             blobs = self._rows("histograms", ("counts",), bytes, which, step)
             numbers = self._rows("histograms", ("tensor",), float, which, step)
@@ -215,7 +215,7 @@ class History:
         Raises:
             DumpError: The history is damaged.
         """
-        with self._reading():
+        with reading(self._path):
             rows = self._rows("noise", ("tensor", *NOISE), float, "WHERE step = ? ORDER BY tensor", step)
         return {
             None if number == ALL_PARAMETERS else int(number): {
@@ -231,7 +231,7 @@ class History:
         Raises:
             DumpError: The history is damaged.
         """
-        with self._reading():
+        with reading(self._path):
             texts = self._rows("alarms", ("rule", "why", "folder"), str, "ORDER BY step, rowid")
             numbers = self._rows("alarms", ("step", "tensor", "value", '"limit"'), float, "ORDER BY step, rowid")
         keys = {number: tensor.key for number, tensor in self.tensors.items()}
@@ -243,16 +243,8 @@ class History:
             for (rule, why, folder), (step, tensor, value, limit) in zip(texts, numbers, strict=True)
         )  # fmt: skip
 
-    @contextmanager
-    def _reading(self) -> Generator[None]:
-        with located(str(self._path)):
-            try:
-                yield
-            except _DAMAGED as error:
-                raise DumpError(f"it is damaged: {error}") from error
-
     def _columns(self, table: str, names: Sequence[str], which: str, *values: int) -> dict[str, np.ndarray]:
-        with self._reading():
+        with reading(self._path):
             # Part by part, because objects take five times the memory of an array's numbers.
             parts = [np.array(rows, np.float64) for rows in self._parts(table, names, float, which, *values)]
         columns = dict(zip(names, np.concatenate([np.empty((0, len(names))), *parts]).T, strict=True))
