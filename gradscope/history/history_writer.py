@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -169,7 +170,15 @@ class HistoryWriter:
         connection = self._connected(self._path)
         connection.execute("PRAGMA journal_mode=WAL")  # where the file system has none, it stays a rollback journal
         connection.execute("PRAGMA synchronous=FULL")
+        self._file = self._path.stat()
         return connection
+
+    def _require_file(self) -> None:
+        """Refuses to write into a history that has been removed, which SQLite would do without a word."""
+        with suppress(FileNotFoundError):
+            if os.path.samestat(self._file, self._path.stat()):
+                return
+        raise MachineError(f"{printable(str(self._path))} has been removed, or replaced, while the run was writing it")
 
     def _connected(self, path: Path) -> sqlite3.Connection:
         return sqlite3.connect(path, timeout=_LOCK_SECONDS, isolation_level=None, check_same_thread=False)
@@ -197,6 +206,7 @@ class HistoryWriter:
     def _to_one_file(self) -> None:
         """Ends the write-ahead log, so that the history is one file that can be copied."""
         # A process that is reading it keeps the log, with which the file is complete.
+        self._require_file()
         self._connection.execute("PRAGMA busy_timeout=0")
         with suppress(sqlite3.OperationalError):
             self._connection.execute("PRAGMA journal_mode=DELETE")
@@ -220,6 +230,7 @@ class HistoryWriter:
         made = record()
         if made is None:
             return
+        self._require_file()
         step = made.numbers["step"]
         rows = ((step, self._ids[key], *map(stats.get, STATS)) for key, stats in made.stats.items())
         with _transaction(self._connection) as connection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import tracemalloc
 from contextlib import closing
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradscope.errors import DumpError
+from gradscope.errors import DumpError, MachineError
 from gradscope.history.database.schema import STEPS
 from gradscope.history.history_reader import History
 from gradscope.history.history_writer import HistoryWriter
@@ -59,3 +60,11 @@ def test_a_history_that_another_process_has_locked_is_not_called_damaged(
             history.steps()
         with pytest.raises(DumpError, match="another process has locked it"):
             History(tmp_path)
+
+
+def test_a_history_that_is_removed_while_it_is_written_is_missed(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    writer = HistoryWriter(tmp_path / "run", from_step=0, facts={})
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(MachineError, match="has been removed"):
+        writer.close()
