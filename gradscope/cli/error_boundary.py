@@ -32,6 +32,9 @@ _ENVIRONMENT: Final = frozenset(
      errno.ENOSPC, errno.EPERM, errno.EROFS}
 )  # fmt: skip
 
+#: How Python says that the system gives the process no more threads.
+_NO_THREAD: Final = "can't start new thread"
+
 
 def guarded(program: Callable[[], object], arguments: Sequence[str]) -> int:
     """Runs a program and returns its exit status; reports any failure on standard error.
@@ -78,6 +81,8 @@ def _release_output() -> None:
             stream.flush()
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        except ValueError:  # the model has closed it
+            pass
 
 
 def _report(failure: BaseException, arguments: Sequence[str]) -> int:
@@ -86,7 +91,7 @@ def _report(failure: BaseException, arguments: Sequence[str]) -> int:
     if "--traceback" in arguments:
         lines = [*"".join(traceback.format_exception(failure)).splitlines(), *lines]
     if sys.stderr is not None:
-        with contextlib.suppress(OSError):  # standard error is closed
+        with contextlib.suppress(OSError, ValueError):  # standard error is closed, by the model where ValueError
             sys.stderr.write("".join(f"{printable(line)}\n" for line in lines))
     return status
 
@@ -105,11 +110,23 @@ def _environment_failure(failure: BaseException) -> MachineError | None:
     """Returns a failure of the environment as a `MachineError`; None for a failure of another kind."""
     if isinstance(failure, MemoryError):
         return MachineError("out of memory", hint="use a smaller --batch-size or --select fewer layers")
+    if isinstance(failure, RuntimeError) and str(failure).startswith(_NO_THREAD):
+        return MachineError(str(failure), hint="raise the limits on processes and memory (ulimit -u and -v)")
+    if isinstance(failure, FileNotFoundError) and _has_no_folder():
+        return MachineError("the current folder has been removed", hint="change to one that exists")
     if isinstance(failure, OSError) and failure.errno in _ENVIRONMENT:
         closed = failure.errno == errno.EBADF
         hint = "the model closes files that are not its own" if closed else "check free space and permissions"
         return MachineError(str(failure), hint=hint)
     return None
+
+
+def _has_no_folder() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _error_lines(error: GradscopeError) -> Iterator[str]:

@@ -1,10 +1,14 @@
-"""Interrupts end the process at once on Ctrl-C and SIGTERM, whatever code is running.
+"""Interrupts end the process at once on Ctrl-C, SIGTERM and SIGHUP, whatever code is running.
 
 Python's signal handlers run between two of its own instructions. While XLA compiles or computes, that is minutes later,
 and an orderly exit would wait for XLA's threads or crash in them. So the signal is received where the operating system
 delivers it: Python's C handler writes its number into a socket (`signal.set_wakeup_fd`), a thread reads it, runs the
 cleanups, and leaves by `os._exit`. Signals that arrive in Python code take the same path, so that no
 `KeyboardInterrupt` is raised that JAX could turn into another error.
+
+A process that a model forks has none of this, although it inherits the handlers and the socket: a signal to it, as a
+pool of workers ends its workers, is not one to the command. What a terminal sends to all of them is the command's to
+follow: a training run takes a last step on Ctrl-C, for which it needs the workers of its data.
 
 Sharp edges: a cleanup runs in that thread while the main thread goes on, and must be safe there. After the grace period
 the process ends whether the cleanups are done or not. Buffered output is lost.
@@ -13,9 +17,9 @@ the process ends whether the cleanups are done or not. Buffered output is lost.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -30,7 +34,11 @@ GRACE_SECONDS: Final = 0.75
 #: Seconds for which the main thread stands aside for the watcher: until the process has ended.
 _ASIDE_SECONDS: Final = GRACE_SECONDS + 0.25
 
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+#: Seconds after a signal that is asked to come to an end, in which another one is of the same event: `timeout` sends
+#: one to a process and to its group, and so does a shell, and the supervisor passes it on.
+_SAME_EVENT_SECONDS: Final = 0.5
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 #: The byte that is read from the socket when the guard ends without a signal; no signal has this number.
 _DISMISSED: Final = 0
@@ -39,20 +47,45 @@ _DISMISSED: Final = 0
 _RESTORE_TERMINAL: Final = b"\r\x1b[2K\x1b[?25h"
 
 
-class Interrupts:
-    """`Interrupts` is a context manager in which SIGINT and SIGTERM run cleanups and end the process with 130 or 143.
+def end_at_once(ends_with: Callable[[int], object] | None = None) -> None:
+    """Makes signals end this process, as `Interrupts` do, as soon as Python runs code of its own, without cleanups.
 
-    It is entered in the main thread. A signal that is ignored when the process starts (`nohup`, a background job of a
-    shell without job control) stays ignored.
+    It is for what comes before `Interrupts` are entered and after they are left, in a process that ends then.
+
+    Args:
+        ends_with: Is called with the exit status right before the process ends; None for nothing.
+    """
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        try:
+            if ends_with is not None:
+                ends_with(128 + number)
+            _print_message()
+        finally:
+            os._exit(128 + number)
+
+    for number in _SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, end)
+
+
+class Interrupts:
+    """`Interrupts` is a context manager in which a signal runs cleanups and ends the process with 128 and its number.
+
+    The signals are SIGINT, SIGTERM and SIGHUP. It is entered in the main thread. A signal that is ignored when the
+    process starts (`nohup`, a background job of a shell without job control) stays ignored.
 
     Args:
         ends_with: Is called with the exit status right before the process ends; None for nothing.
     """
 
     def __init__(self, ends_with: Callable[[int], object] | None = None) -> None:
+        import socket  # only here: importing it takes longer than all that comes before, and a signal may arrive
+
         self._ends_with = ends_with
         self._cleanups: list[Callable[[], object]] = []
         self._ask: Callable[[int], object] | None = None
+        self._asked_at = -math.inf
         self._restore = ExitStack()
         # Kept here because the signal handler knows only a file descriptor: a collected socket would close it.
         self._reader, self._writer = socket.socketpair()
@@ -84,13 +117,24 @@ class Interrupts:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._restore.callback(signal.signal, number, signal.signal(number, self._leave_to_watcher))
         self._watcher.start()
+        _ENTERED.append(self)
         return self
 
     def __exit__(self, *exception: object) -> None:
+        if self not in _ENTERED:  # a process that was forked comes to its end
+            return
+        _ENTERED.remove(self)
         self._restore.close()
         with contextlib.suppress(OSError):  # the model closed every descriptor
             self._writer.send(bytes([_DISMISSED]))
         self._watcher.join(GRACE_SECONDS)  # it closes the socket: a process about to end looks at what is open
+
+    def forget(self) -> None:
+        """Takes the signals from the command, in a process that a model has forked; see the module."""
+        signal.set_wakeup_fd(-1)
+        for number in _SIGNALS:
+            if signal.getsignal(number) == self._leave_to_watcher:
+                signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else _leave_to_command)
 
     def _leave_to_watcher(self, _number: int, _frame: FrameType | None) -> None:
         """Lets the watcher run: the C handler writes to the socket only where a handler in Python is installed."""
@@ -102,10 +146,13 @@ class Interrupts:
         """Waits for a signal, which ends the process, or for the end of the guard."""
         with contextlib.suppress(OSError), self._reader, self._writer:
             while (received := self._received()) != _DISMISSED:
+                if received not in _SIGNALS:
+                    continue
                 ask, self._ask = self._ask, None
-                if received in _SIGNALS and ask is not None:
+                if ask is not None:
+                    self._asked_at = time.monotonic()
                     ask(received)
-                elif received in _SIGNALS:
+                elif time.monotonic() - self._asked_at > _SAME_EVENT_SECONDS:
                     self._end_process(received)
 
     def _received(self) -> int:
@@ -127,6 +174,23 @@ class Interrupts:
                     cleanups.callback(cleanup)
         finally:
             os._exit(status)
+
+
+#: Those that are entered in this process: one, as a rule.
+_ENTERED: Final[list[Interrupts]] = []
+
+
+def _forget_in_child() -> None:
+    """Takes the signals of a process that was just forked from the command's."""
+    while _ENTERED:
+        _ENTERED.pop().forget()
+
+
+def _leave_to_command(_number: int, _frame: FrameType | None) -> None:
+    """Does nothing; unlike a signal that is ignored, this is not inherited by a program that is started."""
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def _print_message() -> None:

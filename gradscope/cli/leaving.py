@@ -9,12 +9,14 @@ A process that runs a model lets its threads end first, and calls what was regis
 is freeing JAX's modules and the model's objects, of which a file that is still open has something to lose, and a
 `__del__` that writes, which Python does not promise to call. It took 0.3 s of `dump resnet50` (2026-11), of 5.
 
-Python waits for every thread that is no daemon before it ends. One that a model started, and never ends, would keep the
-command for ever behind its result. It has some seconds, as a program's last writes take, and is then left.
+Python waits for every thread and for every process of `multiprocessing` that is no daemon before it ends. One that a
+model started, and never ends, would keep the command for ever behind its result. It has some seconds, as a program's
+last writes take, and is then left. So has what the model registered with `atexit`.
 """
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import gc
 import os
@@ -32,22 +34,28 @@ _SEARCHED_AFTER: Final = 1_000_000
 #: The number of tools that `sys.monitoring` has places for.
 _TOOLS: Final = 6
 
-#: Seconds that threads of a model have to end in.
-_THREAD_SECONDS: Final = 10.0
+#: Seconds that threads of a model have to end in, and as many for what comes after them.
+_PATIENCE_SECONDS: Final = 10.0
 
 _STDERR: Final = 2
 
-#: What is said of those that have not.
+#: What is said of threads that have not, and of what comes after them.
 _NO_DAEMONS: Final = "gradscope: the command ends without threads of the model that go on"
+_NOT_ENDED: Final = "gradscope: the command ends without waiting for what the model does at its end"
 
 _KEPT: Final[list[object]] = []
 
 
 class _Leaving:
-    """_Leaving has whether this process leaves as it is, and the status with which it is about to leave."""
+    """_Leaving has whether this process leaves as it is, and the status with which it is about to leave.
+
+    Attributes:
+        done: All that was registered with `atexit` has been called, where that is known.
+    """
 
     at_once: ClassVar = False
     status: ClassVar[int | None] = None
+    done: ClassVar = threading.Event()
 
 
 def leave_at_once() -> None:
@@ -84,6 +92,7 @@ def leave_behind_the_last() -> None:
 
 
 def _end() -> None:
+    _Leaving.done.set()
     status = _Leaving.status
     has_plugins = any(name.startswith("jax_plugins.") for name in sys.modules)
     if status is None or has_plugins or "LD_PRELOAD" in os.environ or _is_watched() or _is_writing():
@@ -124,20 +133,39 @@ def _is_writing() -> bool:
 
 
 def leave_threads(status: int) -> None:
-    """Makes this process end with a status in some seconds, whatever threads there are.
+    """Makes this process end with a status in some seconds, whatever threads there are and whatever follows.
 
-    Where threads end in time, the process ends as any other. It has to be about to end.
+    Where all ends in time, the process ends as any other. It has to be about to end, and `leave_behind_the_last` has to
+    have been called.
     """
     ended = threading.Event()
     atexit.register(ended.set)  # Python calls this behind the threads, and before all that was registered earlier
 
     def wait() -> None:
-        if not ended.wait(_THREAD_SECONDS):
-            with suppress(OSError):  # standard error is closed
-                os.write(2, f"{_NO_DAEMONS}: {', '.join(_running_threads())}\n".encode())
-            os._exit(status)
+        if not ended.wait(_PATIENCE_SECONDS):
+            _leave_waiting(status, f"{_NO_DAEMONS}: {', '.join(_running_threads())}")
+        if not _Leaving.done.wait(_PATIENCE_SECONDS):
+            _leave_waiting(status, ", ".join([_NOT_ENDED, *_running_processes()]))
 
-    threading.Thread(target=wait, name="gradscope-leaving", daemon=True).start()
+    try:
+        # Not by `threading`, which waits for ever for a thread that has no memory to begin with.
+        _thread.start_new_thread(wait, ())
+    except RuntimeError:  # no thread can be started: nobody would notice that the end does not come
+        os._exit(status)
+
+
+def _leave_waiting(status: int, message: str) -> NoReturn:
+    with suppress(OSError):  # standard error is closed
+        os.write(_STDERR, f"{message}\n".encode())
+    os._exit(status)
+
+
+def _running_processes() -> list[str]:
+    """Returns the names of the processes that Python waits for."""
+    from gradscope.naming import printable
+
+    multiprocessing: Any = sys.modules.get("multiprocessing")
+    return [] if multiprocessing is None else [printable(each.name) for each in multiprocessing.active_children()]
 
 
 def _running_threads() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -75,10 +76,15 @@ def print_line(line: str) -> None:
 
 
 def say(line: str) -> None:
-    """Prints a one-line message on standard error, safe for a terminal."""
+    """Prints a one-line message on standard error, safe for a terminal.
+
+    A message that cannot be delivered is lost: a training run goes on when its terminal has been closed.
+    """
     from gradscope.naming import printable
 
-    sys.stderr.write(printable(line) + "\n")
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):  # ValueError: the model has closed it
+            sys.stderr.write(printable(line) + "\n")
 
 
 def screen() -> Screen:

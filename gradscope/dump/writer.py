@@ -149,10 +149,6 @@ class DumpWriter:
         self._publish(manifest, target, replace=True)
         return target
 
-    def discard(self) -> None:
-        """Removes an uncommitted dump. It may be called at any time, from any thread, repeatedly."""
-        self._file.discard()
-
     def _is_original(self, key: str) -> bool:
         return key in self._entries and self._entries[key].alias_of is None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import time
 from collections import deque
@@ -52,6 +53,7 @@ class HistoryWriter:
         self._losses_due = time.monotonic() + _LOSSES_SECONDS
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="history")
         self._connection = self._done(opened_to_write, self._path, dict(facts))
+        self._file = self._done(self._path.stat)
         self.forget(from_step)
 
     def __enter__(self) -> Self:
@@ -182,6 +184,13 @@ class HistoryWriter:
                 f"cannot write to {printable(str(self._path))}: {error}", hint="check free space and permissions"
             ) from error
 
+    def _require_file(self) -> None:
+        """Refuses to write into a history that has been removed, which SQLite would do without a word."""
+        with suppress(FileNotFoundError):
+            if os.path.samestat(self._file, self._path.stat()):
+                return
+        raise MachineError(f"{printable(str(self._path))} has been removed, or replaced, while the run was writing it")
+
     def _forget(self, from_step: int) -> None:
         with transaction(self._connection) as connection:
             for table in ("steps", "losses", "stats", "histograms", "noise", "alarms"):
@@ -190,6 +199,7 @@ class HistoryWriter:
     def _to_one_file(self) -> None:
         """Ends the write-ahead log, so that the history is one file that can be copied."""
         # A process that is reading it keeps the log, with which the file is complete.
+        self._require_file()
         self._connection.execute("PRAGMA busy_timeout=0")
         with suppress(sqlite3.OperationalError):
             self._connection.execute("PRAGMA journal_mode=DELETE")
@@ -214,6 +224,7 @@ class HistoryWriter:
         if made is None:
             self._write_losses()
             return
+        self._require_file()
         step = made.numbers["step"]
         rows = ((step, self._ids[key], *map(stats.get, STATS)) for key, stats in made.stats.items())
         with transaction(self._connection) as connection:

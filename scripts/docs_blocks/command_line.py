@@ -90,6 +90,7 @@ def exit_statuses() -> str:
     rows[2] = (rows[2][0], f"{rows[2][1]} Also: nothing could be compared, or checked.", rows[2][2])
     rows += [
         (str(error_boundary.BUG), "A bug of gradscope; the message states what to report.", ""),
+        ("129", "Ended by SIGHUP: the terminal was closed.", ""),
         (str(error_boundary.INTERRUPTED), "Interrupted by Ctrl-C.", ""),
         (str(error_boundary.BROKEN_PIPE), "The reader of standard output has gone away, as in `| head`.", ""),
         ("143", "Ended by SIGTERM.", ""),

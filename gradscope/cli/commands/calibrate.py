@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def calibrate(
-    context: typer.Context,
     target: options.Target,
     *,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.npz", help="The file to write.")],
@@ -61,7 +60,6 @@ def calibrate(
             model = model_options.model(target, request)
         with chdir(start):
             writer = DumpWriter(output, force=force, inputs=model_options.input_files)
-        context.obj.on_interrupt(writer.discard)
         with reads_remembered():
             arguments = model_options.arguments(model)
         dtypes = [dtype for dtype in LOW_PRECISION_NOISE if model_options.x64 or dtype != "float32"]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gradscope.cli.interrupts import Interrupts
 from gradscope.cli.options import shared as options
 from gradscope.cli.options.fetch_and_feed_options import QUERY_OPTIONS, QueryOptions
 from gradscope.cli.options.model_options import ModelOptions
@@ -151,7 +150,6 @@ class ResultOptions:
 
 
 def dump(
-    context: typer.Context,
     target: options.Target,
     *,
     model_options: ModelOptions,
@@ -196,7 +194,7 @@ def dump(
     request = _dump_request(spec, run_options, query_options, source=operation_options.source)
     run_options.say(*notes)
     kept = query_options.input_files
-    path, manifest = _run(target, model_request, model_options, run_options, request, kept, context.obj)
+    path, manifest = _run(target, model_request, model_options, run_options, request, kept)
     failed = trips(findings := find(manifest), failing_rules)
     if speaks_for_all():
         _print_results(path, manifest, findings, run_options, selection_options, result_options, format_options)
@@ -232,7 +230,6 @@ def _run(
     run_options: RunOptions,
     request: DumpRequest,
     kept: Sequence[Path],
-    interrupts: Interrupts,
 ) -> tuple[Path, Manifest]:
     """Loads the model, runs it and writes the dump, over none of `kept`; returns its path and its manifest."""
     from gradscope.capturing.dump_model import dump_model
@@ -257,7 +254,6 @@ def _run(
             is_usual = path.resolve() == usual.resolve()  # named or not
             own = is_usual and not run_options.force and replaces_own_dump(path, named)
             writer = dump_writer(path, force=run_options.force or own, inputs=(*kept, *model_options.input_files))
-        interrupts.on_interrupt(writer.discard)
         with reads_remembered():
             arguments = model_options.arguments(model, partial=bool(request.query))
         run_options.say(*(model.choices if run_options.verbose else ()), *arguments.notes)

@@ -17,6 +17,9 @@ from gradscope.user_cache import cache_folder
 _MOST_PROGRAMS: Final = 8
 _MOST_COMMANDS: Final = 32
 
+#: The bytes of the largest file that is read: options have some hundred.
+_MOST_BYTES: Final = 4 << 20
+
 
 class ProgramNotes:
     """`ProgramNotes` are about a command, in a file of the user's cache that has them for some commands.
@@ -54,7 +57,9 @@ class ProgramNotes:
 
     def _all(self) -> dict[str, object]:
         try:
-            found: object = json.loads(self._path.read_text())
+            # A FIFO would be waited for.
+            usable = self._path.is_file() and self._path.stat().st_size <= _MOST_BYTES
+            found: object = json.loads(self._path.read_text()) if usable else {}
         except (OSError, ValueError, RecursionError):
             return {}
         return cast("dict[str, object]", found) if isinstance(found, dict) else {}

@@ -11,7 +11,7 @@ and a check of XLA_FLAGS in advance, cover single causes. The fork is cheap beca
 imported, and the parent does nothing but wait.
 
 Signals: the parent passes on what was sent to it alone. What a terminal sends reaches the child by itself. If the
-parent is killed, the system kills the child. A child that a signal ends which is no crash (SIGKILL, SIGHUP) ends its
+parent is killed, the system kills the child. A child that a signal ends which is no crash (SIGKILL, SIGQUIT) ends its
 parent with the same signal.
 
 What the child leaves behind, such as a process that a loss forked and that hangs in a lock of JAX's, would outlive the
@@ -64,8 +64,11 @@ def runs_model(arguments: Sequence[str]) -> bool:
     return command in _RUNNING or isolates
 
 
-def supervise() -> Callable[[int], None]:
+def supervise(guard: Callable[[Callable[[int], None]], object] | None = None) -> Callable[[int], None]:
     """Continues in a child process, and ends this one with the child's exit status. It is called before other threads.
+
+    Args:
+        guard: Is called in the child with what this returns, before a signal arrives there; None for nothing.
 
     Returns:
         A function, in the child only, that records the exit status with which the child is about to end.
@@ -86,13 +89,15 @@ def supervise() -> Callable[[int], None]:
         _end_orphans()
         _end_as(status, record)
     _end_with_parent(parent)
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     recording = os.getpid()
 
     def ends_with(status: int) -> None:
         if os.getpid() == recording:  # a process that the model forked shares the record
             record[:] = bytes((1, status))
 
+    if guard is not None:
+        guard(ends_with)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return ends_with
 
 
@@ -160,7 +165,8 @@ def _status_of(child: int, waited: set[signal.Signals]) -> int:
     while True:
         found = signal.sigwaitinfo(waited)
         if found.si_signo != signal.SIGCHLD:
-            if found.si_code != _FROM_KERNEL:
+            # A terminal that is closed tells the first process of its session alone.
+            if found.si_code != _FROM_KERNEL or found.si_signo == signal.SIGHUP:
                 os.kill(child, found.si_signo)
             continue
         # SIGCHLD also says that the child stopped or went on, and several of them arrive as one.

@@ -138,10 +138,6 @@ class ProcessWriter:
     def commit_incomplete(self, error: str, facts: RunFacts) -> Path:
         return self._file.commit_incomplete(error, facts)
 
-    def discard(self) -> None:
-        """Removes this process's uncommitted file. It may be called at any time, from any thread, repeatedly."""
-        self._file.discard()
-
     def _withdraw_index(self) -> None:
         """Removes the index of a dump that was written into the folder and did not replace the one at the target."""
         with machine_errors("write to", self._folder):

@@ -43,6 +43,9 @@ _ESCAPE_BYTES: Final = 10
 #: Different names of fields that are told apart; a manifest has a hundred, and those of its inputs.
 _MOST_KNOWN: Final = 10_000
 
+#: What a character of a string takes more where one of the string is outside of ASCII.
+_WIDE_BYTES: Final = 6
+
 #: What an escaped character takes of one very long text while that is parsed: it is a text of its own until the end.
 _LONG_ESCAPE_BYTES: Final = 90
 
@@ -117,21 +120,28 @@ def parsed_bytes(text: bytes | bytearray) -> int:
         + texts * _TEXT_BYTES
         + max(found.commas + 1 - texts, 0) * _NUMBER_BYTES
         + found.escape_bytes
+        + found.wide_bytes * _WIDE_BYTES
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """_Counts has how many texts, commas, and lists and objects a text has, and what escapes add."""
+    """_Counts has how many texts, commas, and lists and objects a text has, and what escapes add.
+
+    Attributes:
+        escape_bytes: What escaped characters take.
+        wide_bytes: Bytes of the text that are in one string, as far as is known, with a character that may be wide.
+    """
 
     texts: int
     commas: int
     containers: int
     escape_bytes: int
+    wide_bytes: int
 
     @classmethod
     def of(cls, text: bytes | bytearray) -> _Counts:
-        quotes = commas = containers = escape_bytes = 0
+        quotes = commas = containers = escape_bytes = wide_bytes = long_bytes = 0
         for part in _parts(text):
             quoted = int(np.count_nonzero(part == ord('"')))
             escapes = int(np.count_nonzero(part == ord("\\")))
@@ -139,7 +149,16 @@ class _Counts:
             commas += int(np.count_nonzero(part == ord(",")))
             containers += int(np.count_nonzero((part == ord("[")) | (part == ord("{"))))
             escape_bytes += escapes * (_ESCAPE_BYTES if quoted else _LONG_ESCAPE_BYTES)
-        return cls(quotes // 2, commas, containers, escape_bytes)
+            if escapes and _escaped(part, "u"):
+                wide_bytes += len(part)
+            elif quoted == (_escaped(part, '"') if escapes else 0):
+                long_bytes += len(part)  # the string may go on in other parts
+        return cls(quotes // 2, commas, containers, escape_bytes, wide_bytes + (long_bytes if wide_bytes else 0))
+
+
+def _escaped(part: npt.NDArray[np.uint8], character: str) -> int:
+    """Returns how often a character has a backslash before it."""
+    return int(np.count_nonzero((part[:-1] == ord("\\")) & (part[1:] == ord(character))))
 
 
 def _fields_and_names(text: bytes | bytearray) -> tuple[int, int]:

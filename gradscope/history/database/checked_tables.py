@@ -7,9 +7,8 @@ a sound file of that size could cause.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -18,13 +17,10 @@ import numpy as np
 
 from gradscope.dump.storage.storage_errors import located
 from gradscope.errors import DumpError
-from gradscope.history.database.untrusted_database import WORK_UNIT, is_strange, opened, required_version
+from gradscope.history.database.untrusted_database import WORK_UNIT, is_strange, opened, reading, required_version
 
 #: Rows that are objects at the same time.
 _ROWS_AT_ONCE: Final = 4_096
-
-#: What a damaged file makes SQLite and its texts raise.
-_DAMAGED: Final = (sqlite3.Error, UnicodeDecodeError)
 
 
 class CheckedTables:
@@ -46,9 +42,9 @@ class CheckedTables:
         self._work = 0
         with located(str(path)):
             self._connection, self._most_work = opened(path)
-            self._connection.set_progress_handler(self._worked, WORK_UNIT)
-            with self.opening():
-                self.version = required_version(self._connection)
+        self._connection.set_progress_handler(self._worked, WORK_UNIT)
+        with self.opening():
+            self.version = required_version(self._connection)
 
     def close(self) -> None:
         """Closes the file."""
@@ -61,28 +57,16 @@ class CheckedTables:
         Raises:
             DumpError: It is.
         """
-        with located(str(self._path)):
-            try:
+        try:
+            with reading(self._path, "it is not a history that can be read"):
                 yield
-            except _DAMAGED as error:
-                self.close()
-                raise DumpError(f"it is not a history that can be read: {error}") from error
-            except DumpError:
-                self.close()
-                raise
+        except DumpError:
+            self.close()
+            raise
 
-    @contextmanager
-    def reading(self) -> Generator[None]:
-        """Names the file in the error that something in it is damaged.
-
-        Raises:
-            DumpError: It is.
-        """
-        with located(str(self._path)):
-            try:
-                yield
-            except _DAMAGED as error:
-                raise DumpError(f"it is damaged: {error}") from error
+    def reading(self) -> AbstractContextManager[None]:
+        """Names the file in the error that something in it is damaged, or that it is locked: a `DumpError`."""
+        return reading(self._path)
 
     def columns(self, table: str, names: Sequence[str], which: str, *values: int) -> dict[str, np.ndarray]:
         """Returns columns of numbers, `step` among them, as arrays: NaN where a value is missing.

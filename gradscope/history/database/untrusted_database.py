@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
 from gradscope.dump.storage.input_file import InputFile
+from gradscope.dump.storage.storage_errors import located
 from gradscope.errors import DumpError
 from gradscope.history.database.schema import ALL_PARAMETERS, APPLICATION_ID, VERSION, tables_of
 from gradscope.naming import printable
@@ -29,6 +31,9 @@ _LONGEST: Final = 1 << 20
 #: page that many others point to makes a small file endless.
 _WORK_PER_BYTE: Final = 64
 WORK_UNIT: Final = 100_000
+
+#: What a damaged file makes SQLite and its texts raise.
+_DAMAGED: Final = (sqlite3.Error, UnicodeDecodeError)
 
 #: Columns that have integers only.
 _INTEGERS: Final = frozenset(
@@ -79,6 +84,27 @@ def opened(path: Path) -> tuple[sqlite3.Connection, int]:
     except sqlite3.Error as error:
         raise DumpError(f"it is not a history that can be read: {error}") from error
     return connection, _WORK_PER_BYTE * size_bytes + 10 * WORK_UNIT
+
+
+@contextmanager
+def reading(path: Path, unless: str = "it is damaged") -> Generator[None]:
+    """Turns what SQLite raises in a block into an error about a file.
+
+    Args:
+        path: The file.
+        unless: What the file is, unless another process has locked it.
+
+    Raises:
+        DumpError: It cannot be read.
+    """
+    with located(str(path)):
+        try:
+            yield
+        except _DAMAGED as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+                hint = "end that process, or wait for it, and try again"
+                raise DumpError("another process has locked it", hint=hint) from error
+            raise DumpError(f"{unless}: {error}") from error
 
 
 def _is_cut_short(path: Path, header: bytes) -> bool:

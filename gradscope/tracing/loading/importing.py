@@ -69,6 +69,12 @@ def _existing_file(path: Path) -> Path:
         raise UsageError(f"there is no file {path}", hint=hint)
     if path.suffix != ".py":
         raise UsageError(f"{path} is not a Python file", hint="name a .py file; a dump is shown by 'gradscope show'")
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"the path of {path} is not UTF-8, and JAX takes no source of such a path", hint="rename it"
+        ) from error
     return path
 
 

@@ -32,10 +32,15 @@ SUPERVISED = "import os, signal\nfrom gradscope.cli.running.supervisor import su
 LOSSES = {"os._exit(1)": (5, f"{ENDED} with status 1"), "os.closerange(3, 100)": (5, "Bad file descriptor")}
 
 
+def python(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program in a folder, in a process of its own."""
+    command = [sys.executable, "-P", "-c", program]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+
+
 @pytest.mark.parametrize("line", ENDINGS)
 def test_a_process_that_something_else_ends_has_no_status_of_a_result(tmp_path: Path, line: str) -> None:
-    command = [sys.executable, "-P", "-c", SUPERVISED + line]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    done = python(SUPERVISED + line, tmp_path)
     status, says = ENDINGS[line]
     assert done.returncode == status
     assert says in done.stderr if says else not done.stderr
@@ -60,6 +65,15 @@ def test_a_process_that_the_model_forks_has_no_say_in_the_status(tmp_path: Path)
     assert f"{ENDED} with status 0" in done.errors
 
 
+def test_a_model_whose_path_jax_cannot_take_is_refused(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"\xff.py")).write_text(models.source())
+    done = gradscope("inspect", os.fsdecode(b"\xff.py"), folder=tmp_path)
+    assert done.status == 2
+    assert (
+        done.lines[0] == "gradscope: error: the path of \\udcff.py is not UTF-8, and JAX takes no source of such a path"
+    )
+
+
 def test_a_process_that_the_model_leaves_behind_ends_with_the_command(tmp_path: Path) -> None:
     lines = (
         "import os, time", "orphans = []", "def serves(): os.setsid(); os.closerange(0, 99)",
@@ -73,6 +87,75 @@ def test_a_process_that_the_model_leaves_behind_ends_with_the_command(tmp_path: 
     with pytest.raises(ProcessLookupError):
         os.kill(left, 0)
     os.kill(server, signal.SIGKILL)  # it began a session of its own, and goes on
+
+
+#: Runs a program in a terminal of its own, which it closes when the program has begun.
+IN_TERMINAL = """
+import os, pty, sys
+child, terminal = pty.fork()
+if not child:
+    os.execv(sys.executable, [sys.executable, "-P", "-c", {program!r}])
+assert os.read(terminal, 100) == b"begun\\r\\n"
+os.close(terminal)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_terminal_that_is_closed_ends_a_command_that_has_it_to_itself(tmp_path: Path) -> None:
+    """The system tells only the first process of the terminal's session, which is the supervisor."""
+    waits = "import time\nfrom gradscope.cli.interrupts import Interrupts\n"
+    waits += "with Interrupts(ends_with): print('begun', flush=True); time.sleep(60)"
+    assert python(IN_TERMINAL.format(program=SUPERVISED + waits), tmp_path).returncode == 129
+
+
+#: Sends itself a signal when something is imported.
+SIGNALLED = """
+import os, signal, sys
+class Importing:
+    def find_spec(self, name, path, target=None):
+        if name == "{module}":
+            os.kill(os.getpid(), signal.SIG{signal})
+sys.meta_path.insert(0, Importing())
+sys.argv = ["gradscope", *{arguments}]
+from gradscope.cli.main import command
+command()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "module", "arguments"),
+    [
+        ("INT", 130, "gradscope.cli.standard_streams", ["explain", "rms"]),
+        ("HUP", 129, "gradscope.cli.leaving", ["explain", "rms"]),
+        ("TERM", 143, "gradscope.cli.running.supervisor", ["dump", "model.py"]),
+        ("TERM", 143, "ctypes", ["dump", "model.py"]),  # by the supervisor and its child, right after they part
+    ],
+)
+def test_a_signal_before_anything_is_imported_is_one_like_any_other(
+    tmp_path: Path, name: str, status: int, module: str, arguments: list[str]
+) -> None:
+    program = SIGNALLED.format(module=module, signal=name, arguments=arguments)
+    done = python(program, tmp_path)
+    assert (done.returncode, done.stderr) == (status, "gradscope: interrupted\n")
+
+
+def test_a_signal_while_a_process_ends_is_one_like_any_other(tmp_path: Path) -> None:
+    more = "import atexit, os, signal\natexit.register(os.kill, os.getpid(), signal.SIGINT)"
+    models.write(tmp_path, models.source(more=more))
+    done = gradscope_process("dump", "model.py", "--quiet", folder=tmp_path)
+    assert (done.status, done.errors) == (130, "gradscope: interrupted\n")
+    assert (tmp_path / "model.npz").exists()
+
+
+def test_a_signal_while_a_file_is_written_leaves_nothing_of_it(tmp_path: Path, dumps: Path) -> None:
+    program = (
+        "import os, signal, sys, time\nfrom gradscope.cli.main import command\n"
+        "os.fsync = lambda _: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(60))\n"
+        f"sys.argv = ['gradscope', 'report', {str(dumps / 'a.npz')!r}, '-o', 'page.html']\ncommand()"
+    )
+    done = python(program, tmp_path)
+    assert (done.returncode, done.stderr) == (143, "gradscope: interrupted\n")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_flag_that_xla_does_not_know_is_no_difference(tmp_path: Path) -> None:
@@ -126,6 +209,25 @@ def test_a_thread_that_never_ends_does_not_keep_the_command(tmp_path: Path, seco
     assert (done.status, done.json["command"]) == (0, "inspect")
     assert ("ends without threads of the model that go on: saver" in done.errors) == left
     assert ("at exit" in done.errors) != left
+
+
+@pytest.mark.parametrize(
+    ("begins", "says"),
+    [
+        ("atexit.register(time.sleep, 60)", ""),
+        ("multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,)).start()", ", ForkProcess-1"),
+    ],
+)
+def test_what_comes_behind_the_threads_does_not_keep_a_command(tmp_path: Path, begins: str, says: str) -> None:
+    program = (
+        "import atexit, multiprocessing, time\nfrom gradscope.cli import leaving\nleaving._PATIENCE_SECONDS = 0.2\n"
+        f"leaving.leave_behind_the_last()\n{begins}\nends_with(1)\nleaving.leave_threads(1)\nleaving.leave(1)"
+    )
+    done = python(SUPERVISED + program, tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        f"gradscope: the command ends without waiting for what the model does at its end{says}\n"
+    )
 
 
 #: Everything but `print` that reaches the descriptor of standard output, at once and later.

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM in real processes, at moments when Python itself would not listen."""
+"""Ctrl-C, SIGTERM and SIGHUP in real processes, at moments when Python itself would not listen."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ import numpy as np
 from gradscope.dump.record import Record, SiteFacts
 from gradscope.dump.writer import DumpWriter
 facts = dict(shape=(1000,), dtype="float32", array=np.ones(1000, np.float32), stats={}, site=SiteFacts(index=0))
+from gradscope.dump.storage.writing.unpublished import remove_unpublished
 with interrupts, DumpWriter("run.npz") as writer:
-    interrupts.on_interrupt(writer.discard)
+    interrupts.on_interrupt(remove_unpublished)
     begin()
     for number in itertools.count():
         writer.add(Record(family="activation", name=str(number), **facts))
@@ -89,6 +90,7 @@ def interrupted(running: subprocess.Popen[str], number: signal.Signals) -> int:
     ("stage", "number", "delay", "status"),
     [
         ("waiting", signal.SIGINT, 0.0, 130),
+        ("waiting", signal.SIGHUP, 0.0, 129),
         ("writing", signal.SIGTERM, 0.11, 143),
         ("matching", signal.SIGTERM, 0.2, 143),
         ("running", signal.SIGINT, 0.17, 130),
@@ -157,6 +159,43 @@ except KeyboardInterrupt:
 """
     with process(program, tmp_path) as running:
         assert interrupted(running, signal.SIGINT) == 9
+
+
+def test_a_signal_that_arrives_twice_for_one_event_is_asked_once(tmp_path: Path) -> None:
+    """As from `timeout`, which signals a process and its group; the supervisor passes it on besides."""
+    program = """
+asked = []
+with interrupts, interrupts.asking(asked.append):
+    begin()
+    while not asked:
+        time.sleep(0.01)
+    time.sleep(1.5)
+    sys.exit(len(asked))
+"""
+    with process(program, tmp_path) as running:
+        for _ in range(3):
+            running.send_signal(signal.SIGTERM)
+            time.sleep(0.05)
+        assert running.wait(2 * PROMPTLY) == 1
+
+
+def test_a_signal_to_a_forked_process_is_none_to_the_command(tmp_path: Path) -> None:
+    """As a pool of workers ends its workers."""
+    program = """
+import os, signal
+with interrupts:
+    begin()
+    child = os.fork()
+    if not child:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(9)
+    ended = os.waitpid(child, 0)[1]
+    time.sleep(0.3)
+    sys.exit(os.WTERMSIG(ended))
+"""
+    with process(program, tmp_path) as running:
+        assert running.wait(PROMPTLY) == signal.SIGTERM
 
 
 def test_a_terminal_gets_its_cursor_back(tmp_path: Path) -> None:

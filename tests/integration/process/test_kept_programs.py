@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -91,6 +92,14 @@ def test_notes_that_nobody_wrote_are_read_as_far_as_they_are_notes(tmp_path: Pat
     (command,) = json.loads(path.read_text())
     path.write_text(text.replace("COMMAND", command))
     assert ProgramNotes(["model.py"]).read() == ({"c": b"o"} if "6f" in text else {})
+
+
+def test_notes_that_are_no_file_are_none(tmp_path: Path) -> None:
+    ProgramNotes(["model.py"]).write({"a": b"o"})
+    (path,) = (tmp_path / "gradscope").iterdir()
+    path.unlink()
+    os.mkfifo(path)
+    assert not ProgramNotes(["model.py"]).read()
 
 
 def test_an_edited_file_has_other_programs_and_so_have_other_options(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import zipfile
 from contextlib import nullcontext, suppress
@@ -21,6 +22,7 @@ from gradscope.dump.manifest.manifest import RunFacts
 from gradscope.dump.reader import open_dump
 from gradscope.dump.storage.writing import target_path as targets
 from gradscope.dump.storage.writing.partial_file import PartialFile
+from gradscope.dump.storage.writing.unpublished import remove_unpublished
 from gradscope.dump.writer import DumpWriter
 from gradscope.errors import MachineError, UsageError
 from tests.support.dumps import litter, read_all, record, some_of_everything, without_array, write
@@ -114,21 +116,32 @@ def test_leaving_without_commit_leaves_no_trace(dump: Path) -> None:
     assert litter(dump.parent) == []
 
 
-def test_discarding_from_elsewhere_leaves_no_trace(dump: Path) -> None:
+def test_removing_it_from_elsewhere_leaves_no_trace(dump: Path) -> None:
     before = dump.read_bytes()
     with DumpWriter(dump, force=True) as writer:
-        threading.Thread(target=writer.discard).run()
+        threading.Thread(target=remove_unpublished).run()
         assert litter(dump.parent) == []
-        writer.discard()
+        remove_unpublished()
         with pytest.raises(MachineError, match="cannot write"):
             writer.commit(RunFacts())
     assert dump.read_bytes() == before
 
 
-def test_discarding_what_is_committed_does_nothing(tmp_path: Path) -> None:
+def test_a_process_that_is_forked_removes_nothing_when_it_comes_to_its_end(tmp_path: Path) -> None:
+    program = (
+        "import os, sys\nfrom gradscope.dump.manifest.manifest import RunFacts\n"
+        "from gradscope.dump.writer import DumpWriter\n"
+        "with DumpWriter('dump.npz') as writer:\n    child = os.fork()\n    if not child: sys.exit()\n"
+        "    os.waitpid(child, 0)\n    writer.commit(RunFacts())"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+    assert read_all(tmp_path / "dump.npz") == {}
+
+
+def test_what_is_committed_is_not_removed(tmp_path: Path) -> None:
     with DumpWriter(tmp_path / "dump.npz") as writer:
         writer.commit(RunFacts())
-        writer.discard()
+        remove_unpublished()
     assert read_all(tmp_path / "dump.npz") == {}
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import tracemalloc
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from gradscope.errors import DumpError, MachineError
 from gradscope.history.database.schema import STEPS
 from gradscope.history.history_reader import History
 from gradscope.history.history_writer import HistoryWriter
@@ -41,3 +46,25 @@ def test_the_name_of_a_folder_need_not_be_utf_8(tmp_path: Path) -> None:
     HistoryWriter(folder, from_step=0, facts={"model": "net"}).close()
     with History(folder) as history:
         assert history.facts["model"] == "net"
+
+
+def test_a_history_that_another_process_has_locked_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    HistoryWriter(tmp_path, from_step=0, facts={}).close()
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, timeout=0))
+    locking = sqlite3.connect(tmp_path / HISTORY, isolation_level=None)
+    with closing(locking), History(tmp_path) as history:
+        locking.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(DumpError, match="another process has locked it"):
+            history.steps()
+        with pytest.raises(DumpError, match="another process has locked it"):
+            History(tmp_path)
+
+
+def test_a_history_that_is_removed_while_it_is_written_is_missed(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    writer = HistoryWriter(tmp_path / "run", from_step=0, facts={})
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(MachineError, match="has been removed"):
+        writer.close()

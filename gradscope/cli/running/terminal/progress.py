@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
@@ -26,6 +27,8 @@ _PHASES: Final = {
 class Progress:
     """A `Progress` shows the present phase in one line, which the next phase replaces and the end removes.
 
+    What a terminal does not take is lost: it may have been closed.
+
     Args:
         quiet: Whether to show nothing.
     """
@@ -38,15 +41,18 @@ class Progress:
         if not self._silent:
             from rich.console import Console
 
-            self._status = Console(stderr=True).status("starting", spinner="dots")
-            self._status.start()
+            with suppress(OSError):
+                status = Console(stderr=True).status("starting", spinner="dots")
+                status.start()
+                self._status = status
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._status is not None:
-            self._status.stop()
+            with suppress(OSError):
+                self._status.stop()
 
     def phase(self, name: str) -> None:
         """Shows a phase of `capturing.timings`."""
@@ -55,4 +61,5 @@ class Progress:
     def show(self, line: str) -> None:
         """Shows a line in place of the phase."""
         if self._status is not None:
-            self._status.update(line)
+            with suppress(OSError):
+                self._status.update(line)

@@ -11,6 +11,7 @@ from pathlib import Path
 from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.dump.storage.writing.atomic_file import write_atomically
 from gradscope.dump.storage.writing.partial_file import fresh_path, lock, sweep, sync_folder
+from gradscope.dump.storage.writing.unpublished import begun, ended
 from gradscope.errors import UsageError
 from gradscope.naming import printable
 
@@ -30,6 +31,7 @@ def write_folder(target: Path, files: Mapping[str, bytes]) -> None:
     """
     sweep(target)
     aside = fresh_path(target)
+    begun(aside)
     with machine_errors("write to", target):
         aside.mkdir()
         descriptor = os.open(aside, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -46,6 +48,7 @@ def write_folder(target: Path, files: Mapping[str, bytes]) -> None:
                 raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+        ended(aside)
         os.close(descriptor)
 
 

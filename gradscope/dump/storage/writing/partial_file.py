@@ -33,6 +33,7 @@ from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.dump.storage.writing.direct_io import DirectWriter
 from gradscope.dump.storage.writing.flushing import Flusher
 from gradscope.dump.storage.writing.read_files import reads_ignored
+from gradscope.dump.storage.writing.unpublished import begun, ended, is_unpublished
 from gradscope.errors import UsageError
 from gradscope.naming import printable
 
@@ -106,8 +107,10 @@ class PartialFile:
 
     def discard(self) -> None:
         """Removes the file, unless it has been published. It may be called at any time, from any thread, repeatedly."""
-        with suppress(OSError):
-            self._path.unlink()
+        if is_unpublished(self._path):
+            with suppress(OSError):
+                self._path.unlink()
+            ended(self._path)
 
     def close(self) -> None:
         """Closes the file, which releases its lock."""
@@ -131,6 +134,7 @@ class PartialFile:
     def _create_once(self) -> bool:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         old = _mode(self._target)
+        begun(self._path)
         self._descriptor = os.open(self._path, flags, _USUAL_MODE if old is None else _USUAL_MODE & old)
         locked = lock(self._descriptor)
         if locked is None:

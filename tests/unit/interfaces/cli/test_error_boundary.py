@@ -6,6 +6,7 @@ import errno
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -91,6 +92,28 @@ def test_names_in_messages_cannot_control_the_terminal(capsys: pytest.CaptureFix
         "gradscope: error: no layer \\x1b[2Jevil\\u202e",
         "hint: a\\x07b",
     ]
+
+
+def test_a_current_folder_that_was_removed_is_no_bug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert guarded(Path.cwd, []) == 5
+    assert capsys.readouterr().err.startswith("gradscope: error: the current folder has been removed\n")
+
+
+def test_a_stream_that_the_model_has_closed_does_not_change_the_status(tmp_path: Path) -> None:
+    program = "import sys\nfrom gradscope.cli.error_boundary import guarded\nfrom gradscope.cli.printing import say\n"
+    program += "def run(): print('x'); sys.stderr.close(); say('lost'); return 1\nsys.exit(guarded(run, []))"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert (run.returncode, run.stdout) == (1, b"x\n")
+
+
+def test_a_limit_on_threads_is_the_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(raising(RuntimeError("can't start new thread")), []) == 5
+    assert capsys.readouterr().err.startswith("gradscope: error: can't start new thread\n")
 
 
 def test_an_unexpected_error_is_a_bug_that_asks_for_a_report(capsys: pytest.CaptureFixture[str]) -> None:

@@ -184,6 +184,10 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     ),
     "axes": lambda: BARE % (FACTS % (0, _repeated(b"999"), b"")),
     "escapes": lambda: LISTS % (b'"%b"' % _repeated(b"\\u0394").replace(b",", b"")),
+    "wide characters": lambda: LISTS % (b'"%b\\ud83d"' % (b"a" * SIZE)),
+    "wide characters and quotes": lambda: (
+        LISTS % (b'"%b\\ud83d"' % _repeated(b"a" * 99_999 + b'\\"').replace(b",", b""))
+    ),
 }
 
 
