@@ -2,8 +2,8 @@
 
 Two programs may call different layers alike: `down` is a block in one and the convolution behind it in the other, or a
 scope of the user's own has the name of a layer inside of a module. Such names are left to the passes that find equal
-values, and count behind them, unless the parameters show that they are those of other layers: both programs use them
-in layers, and in none of this name.
+values, and count behind them, unless the sizes of the values differ or the parameters show that they are those of other
+layers: both programs use them in layers, and in none of this name.
 
 Where the parameters have the same names in both programs, a layer may use those of another one by mistake. Its name is
 refuted only where a layer that is called as the parameters are uses them.
@@ -11,6 +11,7 @@ refuted only where a layer that is called as the parameters are uses them.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -71,7 +72,8 @@ def uncertain(find: Pass) -> Pass:
         if is_uncertain is None:
             return
         refutes = _Parameters(dumps, unmatched).refute
-        yield from (each for each in find(dumps, unmatched) if is_uncertain(each) and not refutes(each))
+        possible = (each for each in find(dumps, unmatched) if is_uncertain(each) and _are_as_large(dumps, each))
+        yield from (each for each in possible if not refutes(each))
 
     return found
 
@@ -100,6 +102,11 @@ def _uncertainty(dumps: Dumps, pairing: Pairing) -> Callable[[Match], bool] | No
         return ref(one).forms().isdisjoint(cand(other).forms())
 
     return is_uncertain
+
+
+def _are_as_large(dumps: Dumps, match: Match) -> bool:
+    one, other = dumps.ref.entry(dumps.ref.resolve(match.ref)), dumps.cand.entry(dumps.cand.resolve(match.cand))
+    return math.prod(one.shape) == math.prod(other.shape)
 
 
 class _Named:
