@@ -42,12 +42,13 @@ _GRADIENTS: Final = (PARAM_GRAD, INPUT_GRAD, EXAMPLE_GRAD)
 _SOME: Final = 3
 
 
-def rearranged(rows: Sequence[ComparisonRow]) -> list[str]:
+def rearranged(rows: Sequence[ComparisonRow], blame: Blame) -> list[str]:
     """Returns a clause about parameters that have the same values in another layout under the same name.
 
-    In a port that is meant so. Where a layer differs that uses one, the layout may be the fault.
+    In a port that is meant so. Where the first layer that differs uses one, the layout may be the fault.
     """
-    found = [row for row in rows if row.family == PARAM and row.made_by and row.matched_by == "name"]
+    own = (row for row in rows if row.family == PARAM and row.made_by and row.matched_by == "name")
+    found = [row for row in own if blame.params is None or row.name in blame.params]
     if not found:
         return []
     names = [f"{quoted(row.name)} ({row.made_by})" for row in found[:_SOME]]

@@ -6,16 +6,36 @@ The first is that in the direction of computation: in execution order for values
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from gradscope.comparison.diagnosis.growth import FLAGGED
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.dump.manifest.layer_graph import NearestKeys, Sources, consequences, inverted, readers_of, sources_of
+from gradscope.dump.manifest.layer_graph import (
+    NearestKeys,
+    Sources,
+    consequences,
+    inverted,
+    readers_of,
+    results_of,
+    sources_among,
+    sources_of,
+    unclear_keys,
+)
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, TENSOR, is_gradient, key_of, split_key
+from gradscope.naming import (
+    ACTIVATION,
+    ACTIVATION_GRAD,
+    AUX,
+    INPUT_GRAD,
+    PARAM,
+    TENSOR,
+    is_gradient,
+    key_of,
+    split_key,
+)
 
 #: The families with a direction. Tensors of a foreign file have none and count as computed in the file's order.
 FORWARD: Final = (ACTIVATION, TENSOR)
@@ -74,6 +94,8 @@ class Blame:
             the layer that computes it.
         made_before: Whether the tensors show that a suspect made it, and not the layer that computes it.
         unrecorded: What its layer reads of which neither program has an entry, in words; "" where that may agree.
+        params: The names of the parameters that may have made the first value over tolerance: it is computed from them
+            not only through values that agree. None where that is not known.
     """
 
     forward: frozenset[str] = frozenset()
@@ -86,6 +108,7 @@ class Blame:
     suspects: tuple[ComparisonRow, ...] = ()
     made_before: bool = False
     unrecorded: str = ""
+    params: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,14 +144,36 @@ def blame_of(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> Blam
     backward = divergence.backward
     name = None if backward is None else ref.owner(backward).partition("/")[2]
     return Blame(
-        forward=following(divergence.forward),
+        forward=following(divergence.forward) | _of_loss_alone(rows, divergence.forward, ref.layers),
         backward=following(backward),
         makers=() if name is None else readers_of(ref.layers, name),
         part=_part(divergence.forward, ref),
         origin=_origin(rows, first, following, ref),
         unpaired=_unpaired(rows, divergence.forward, ref, cand),
         unpaired_gradients=_unpaired(rows, backward, ref, cand),
+        params=_params_before(rows, divergence.forward, sources, ref),
     )
+
+
+def _of_loss_alone(
+    rows: Sequence[ComparisonRow], first: ComparisonRow | None, layers: Sequence[Layer]
+) -> frozenset[str]:
+    """Returns the gradients of inputs that no layer reads, such as labels: they follow from all that the loss reads."""
+    read = {name for layer in layers for name in layer.inputs}
+    names = (row.name for row in rows if row.family == INPUT_GRAD and row.name not in read)
+    return frozenset() if first is None else frozenset(key_of(INPUT_GRAD, name) for name in names)
+
+
+def _params_before(
+    rows: Sequence[ComparisonRow], first: ComparisonRow | None, sources: Sources, program: Program
+) -> frozenset[str] | None:
+    """Returns the names of the parameters that a value is computed from, not only through values that agree."""
+    if first is None:
+        return None
+    params = {program.owner(row): row.name for row in rows if row.family == PARAM}
+    agreeing = {program.owner(row) for row in rows if row.status == "same" and row.compared}
+    reached = sources_among(sources, program.owner(first), params, agreeing - params.keys())
+    return frozenset(params[key] for key in reached)
 
 
 def _part(first: ComparisonRow | None, program: Program) -> str:
@@ -155,47 +200,14 @@ def with_inputs_paired(rows: Sequence[ComparisonRow], ref: Program, cand: Progra
         sources = sources_of(program.layers)
         paired = {program.owner(row) for row in rows if row.status not in _ALONE}
         unpaired = {key for each, key in alone if each == status} - paired
-        made_of_unpaired = _made_of(sources, unpaired, paired)
+        behind = results_of(sources, unpaired, paired)
         for number, row in enumerate(rows):
-            if as_float(row.metrics.get("growth", 0.0)) > FLAGGED and program.owner(row) in made_of_unpaired:
+            if as_float(row.metrics.get("growth", 0.0)) > FLAGGED and program.owner(row) in behind:
                 beside.add(number)
     return tuple(
         replace(row, made_here=False, inputs_paired=False) if number in beside else row
         for number, row in enumerate(rows)
     )
-
-
-def _made_of(sources: Sources, keys: Collection[str], stops: Collection[str]) -> frozenset[str]:
-    """Returns the values that are computed from any of some keys, on a way that passes none at which it stops."""
-    readers = inverted(sources)
-    found, waiting = set[str](), [*keys]
-    while waiting:
-        fresh = {*readers.get(waiting.pop(), ())} - found
-        found |= fresh
-        waiting += (each for each in fresh if each not in stops and each not in keys)
-    return frozenset(found)
-
-
-def _reached(sources: Sources, key: str, targets: Collection[str], stops: Collection[str]) -> frozenset[str]:
-    """Returns those of some keys that a value is computed from, on a way that passes none at which it stops.
-
-    Args:
-        sources: What each value is computed from.
-        key: The value.
-        targets: The keys that are looked for.
-        stops: The keys that are not passed.
-    """
-    found: set[str] = set()
-    seen, waiting = {key}, [key]
-    while waiting:
-        for each in sources.get(waiting.pop(), ()):
-            if each in seen or each in stops:
-                continue
-            seen.add(each)
-            if each in targets:
-                found.add(each)
-            waiting.append(each)
-    return frozenset(found)
 
 
 def _origin(
@@ -236,7 +248,7 @@ def _unpaired(
             agreeing = {program.owner(row) for row in rows if row.status == "same" and row.compared} - alone.keys()
             sources = sources_of(program.layers)
             right = _borne_out(sources, alone, rows, first, program)
-            before = _reached(sources, program.owner(first), alone, agreeing | right)
+            before = sources_among(sources, program.owner(first), alone, agreeing | right)
             found += [row for key, row in alone.items() if key in before]
     return tuple(found)
 
@@ -264,37 +276,13 @@ def _borne_out(
             # What is zero but for rounding agrees whatever it is computed from, and a small error may be a trace.
             trace = as_float(row.metrics.get("rel_l2", 0.0)) if row.status == "same" else math.inf
             errors[owner] = max(errors.get(owner, 0.0), trace if row.needed or not trace else math.inf)
-    unclear = _unclear(program.layers, errors)
+    unclear = unclear_keys(program.layers, errors)
     # Gradients are computed from every value that is read beside theirs, and may depend on none of those.
     backward = first.family in BACKWARD
-    graph = inverted({key: made_of for key, made_of in sources.items() if is_gradient(split_key(key)[0]) is backward})
+    graph = inverted({key: each for key, each in sources.items() if is_gradient(split_key(key)[0]) is backward})
     readers = NearestKeys(graph, errors)
     return frozenset(
         key
         for key in alone
         if any(_COMPARABLE * errors[each] < error for each in readers.behind(key) if each not in unclear)
     )
-
-
-def _unclear(layers: Sequence[Layer], errors: Mapping[str, float]) -> frozenset[str]:
-    """Returns the values and gradients of which the graph does not tell what they are computed from.
-
-    Of a layer that returns several values, each may be computed from some of what it reads, unless all of them agree;
-    and so may the gradient of what such a layer reads be from some of those that arrive at it.
-
-    Args:
-        layers: The layers of a program.
-        errors: The relative errors of its values and gradients that are compared, by key.
-    """
-    several = [layer for layer in layers if len(layer.outputs) > 1]
-    single = {layer.outputs[0] for layer in layers if len(layer.outputs) == 1}
-    values = {
-        key_of(family, name)
-        for layer in several
-        for family in FORWARD
-        if math.inf in (errors.get(key_of(family, name), math.inf) for name in layer.outputs)
-        for name in layer.outputs
-        if name not in single
-    }
-    gradients = {key_of(family, name) for layer in several for name in layer.inputs for family in BACKWARD}
-    return frozenset(values | gradients)

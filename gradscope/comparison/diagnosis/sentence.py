@@ -57,7 +57,7 @@ def _of_rows(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame
     rest = [
         *_new_errors(rows, divergence),
         *others(rows, divergence, blame),
-        *rearranged(rows),
+        *rearranged(rows, blame),
         *unproven(rows),
         *reordered(rows),
         *([] if losses is None or losses.explains or losses.in_rows else [losses.sentence]),

@@ -11,7 +11,7 @@ from gradscope.comparison.pairing.inference.layout_inference import Mapper, with
 from gradscope.comparison.pairing.inference.merged_order import with_positions_in_order
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass, by_name, pair
 from gradscope.comparison.pairing.structure.uncertain_names import certain, uncertain
-from gradscope.comparison.pairing.values.misnamed import are_refuted
+from gradscope.comparison.pairing.values.misnamed import are_refuted, without_exchanged_outputs
 from gradscope.naming import INPUT, INPUT_GRAD, Selection, split_key
 
 
@@ -93,7 +93,7 @@ def _by_right_name(dumps: Dumps, unmatched: Pairing) -> list[Match]:
     """Returns matches of equal keys, of inputs alone where the values of parameters refute the names."""
     matches = by_name(dumps, unmatched)
     if not are_refuted(dumps, unmatched, matches):
-        return matches
+        return without_exchanged_outputs(dumps, matches)
     return [match for match in matches if split_key(match.ref)[0] in (INPUT, INPUT_GRAD)]
 
 

@@ -14,13 +14,24 @@ behind each known one. Only so much of each is followed as no model has.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
 
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, PARAM, PARAM_GRAD, gradient_family, key_of, split_key
+from gradscope.naming import (
+    ACTIVATION,
+    ACTIVATION_GRAD,
+    INPUT,
+    PARAM,
+    PARAM_GRAD,
+    TENSOR,
+    gradient_family,
+    key_of,
+    split_key,
+)
 
 #: The keys that each key is computed from.
 Sources: TypeAlias = Mapping[str, Sequence[str]]
@@ -166,6 +177,45 @@ def before(sources: Sources, keys: Iterable[str]) -> frozenset[str]:
     return frozenset(found)
 
 
+def results_of(sources: Sources, keys: Collection[str], stops: Collection[str]) -> frozenset[str]:
+    """Returns the values that are computed from any of some keys, on a way that passes none at which it stops.
+
+    Args:
+        sources: What each value is computed from.
+        keys: The keys.
+        stops: The keys that are not passed.
+    """
+    readers = inverted(sources)
+    found, waiting = set[str](), [*keys]
+    while waiting:
+        fresh = {*readers.get(waiting.pop(), ())} - found
+        found |= fresh
+        waiting += (each for each in fresh if each not in stops and each not in keys)
+    return frozenset(found)
+
+
+def sources_among(sources: Sources, key: str, targets: Collection[str], stops: Collection[str]) -> frozenset[str]:
+    """Returns those of some keys that a value is computed from, on a way that passes none at which it stops.
+
+    Args:
+        sources: What each value is computed from.
+        key: The value.
+        targets: The keys that are looked for.
+        stops: The keys that are not passed.
+    """
+    found: set[str] = set()
+    seen, waiting = {key}, [key]
+    while waiting:
+        for each in sources.get(waiting.pop(), ()):
+            if each in seen or each in stops:
+                continue
+            seen.add(each)
+            if each in targets:
+                found.add(each)
+            waiting.append(each)
+    return frozenset(found)
+
+
 def sources_first(sources: Sources, keys: Collection[str]) -> tuple[str, ...]:
     """Returns some values or gradients, each behind those of them that it is computed from."""
     ordered: dict[str, None] = {}
@@ -186,6 +236,30 @@ def readers_of(layers: Sequence[Layer], name: str) -> tuple[str, ...]:
     reading = [layer for layer in layers if name in layer.inputs]
     around = {layer.parent for layer in reading}
     return tuple(layer.path for layer in reading if layer.path not in around)
+
+
+def unclear_keys(layers: Sequence[Layer], errors: Mapping[str, float]) -> frozenset[str]:
+    """Returns the values and gradients of which the graph does not tell what they are computed from.
+
+    Of a layer that returns several values, each may be computed from some of what it reads, unless all of them agree;
+    and so may the gradient of what such a layer reads be from some of those that arrive at it.
+
+    Args:
+        layers: The layers of a program.
+        errors: The relative errors of its values and gradients that are compared, by key.
+    """
+    several = [layer for layer in layers if len(layer.outputs) > 1]
+    single = {layer.outputs[0] for layer in layers if len(layer.outputs) == 1}
+    values = {
+        key_of(family, name)
+        for layer in several
+        for family in (ACTIVATION, TENSOR)
+        if math.inf in (errors.get(key_of(family, name), math.inf) for name in layer.outputs)
+        for name in layer.outputs
+        if name not in single
+    }
+    gradients = {key_of(ACTIVATION_GRAD, name) for layer in several for name in layer.inputs}
+    return frozenset(values | gradients)
 
 
 def _is_later(index: int | None, layer: Layer) -> bool:

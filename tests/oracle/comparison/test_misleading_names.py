@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -134,3 +135,62 @@ def test_a_scope_that_returns_what_its_last_part_does_has_its_name_in_a_scanned_
     found = gs.compare(_repeated(scanned=True), _repeated(scanned=False))
     assert found.verdict == "same", found.sentence
     assert {row.status for row in found.rows} == {"same"}
+
+
+def _encoder(*, scoped: bool, layers: int = 2) -> Dump:
+    """The dump of a scope around two layers and a table of its own, or of the same without any scope."""
+    parts = ("first", "last") if scoped else ("one", "two")
+    table = _drawn(3, WIDTH, 1)
+    weights = {"encoder": {"table": table, **dict(zip(parts, _weights(("first", "last")).values(), strict=True))}}
+
+    def encoded(own: Any, x: Any) -> Any:
+        bias = (own["table"] * 2.0).reshape(1, WIDTH) * 3.0
+        for part in parts[:layers]:
+            with jax.named_scope(part) if scoped else nullcontext():
+                x = jnp.tanh(x @ own[part]["kernel"] + own[part]["bias"] + bias)
+        return x
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("encoder") if scoped else nullcontext():
+            x = encoded(weights["encoder"], batch["x"])
+        return jnp.square(x - batch["y"]).mean()
+
+    return gs.capture(loss, weights, BATCH, origins=False)
+
+
+def test_a_scope_is_no_pair_with_a_layer_that_has_its_name_from_one_of_its_parameters() -> None:
+    reference = _encoder(scoped=True)
+    found = gs.compare(reference, _encoder(scoped=False))
+    assert found.verdict == "same", found.sentence
+    without_last = gs.compare(reference, _encoder(scoped=False, layers=1))
+    assert without_last.verdict == "different"
+    assert "the shape is" not in without_last.sentence, without_last.sentence
+
+
+def _cell(*, cell_first: bool, forget: float = 0.0) -> Dump:
+    """The dump of a recurrent network of one gate, whose loop carries `(h, c)` or `(c, h)`."""
+
+    def step(weights: Any, carried: Any, x: Any) -> Any:
+        h, c = carried[::-1] if cell_first else carried
+        z = x @ weights["kernel"] + h @ weights["state"]
+        c = jax.nn.sigmoid(z + forget) * c + jnp.tanh(z)
+        h = jnp.tanh(c)
+        return ((c, h) if cell_first else (h, c)), None
+
+    def loss(weights: Any, batch: Any) -> Any:
+        start = jnp.zeros((2, WIDTH)), jnp.zeros((2, WIDTH))
+        with jax.named_scope("cell"):
+            carried, _ = jax.lax.scan(lambda carried, x: step(weights["cell"], carried, x), start, batch)
+        h, c = carried[::-1] if cell_first else carried
+        return jnp.square(h).mean() + c.sum()
+
+    weights = {"cell": {"kernel": _drawn(4, WIDTH, WIDTH), "state": _drawn(5, WIDTH, WIDTH)}}
+    return gs.capture(loss, weights, _drawn(6, 3, 2, WIDTH), origins=False)
+
+
+def test_outputs_of_a_loop_that_carries_its_values_in_another_order_are_the_same() -> None:
+    found = gs.compare(_cell(cell_first=False), _cell(cell_first=True))
+    assert found.verdict == "same", found.sentence
+    wrong = gs.compare(_cell(cell_first=False), _cell(cell_first=True, forget=1.0))
+    assert wrong.first_divergence.forward is not None, wrong.sentence
+    assert wrong.first_divergence.forward.name.startswith("cell[1]"), wrong.sentence

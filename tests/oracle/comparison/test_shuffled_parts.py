@@ -209,3 +209,39 @@ def test_single_rows_say_nothing(size: int) -> None:
     part, other = _draw(4 * size), _draw(2 * size)
     packed = np.concatenate([*(part.reshape(4, size)[::-1]), other])
     assert (shuffled_blocks(packed, {"part": part, "other": other}) is None) is (size == 1)
+
+
+def _attention_of_images(*, packed: bool) -> Dump:
+    """An attention over the positions of an image, whose convolutions have query, key and value of each head in one."""
+    kernels = {name: each[None, None] for name, each in zip("qkv", PROJECTIONS, strict=True)}
+    side_by_side = np.stack([each.reshape(1, 1, IN, HEADS, EACH) for each in kernels.values()], axis=-2)
+    weights = {"qkv": side_by_side.reshape(1, 1, IN, -1)} if packed else kernels
+
+    def convolved(name: str, own: Any, x: Any) -> Any:
+        with jax.named_scope(name):
+            return jax.lax.conv_general_dilated(
+                x, own[name], (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+
+    def loss(weights: Any, batch: Any) -> Any:
+        if packed:
+            each = convolved("qkv", weights, batch).reshape(2, 6, HEADS, 3, EACH)
+            q, k, v = (each[..., number, :] for number in range(3))
+        else:
+            q, k, v = (convolved(name, weights, batch).reshape(2, 6, HEADS, EACH) for name in "qkv")
+        scores = jax.nn.softmax(jnp.einsum("nqhd,nkhd->nhqk", q, k))
+        with jax.named_scope("attended"):
+            x = jnp.einsum("nhqk,nkhd->nqhd", scores, v)
+        return jnp.square(x).mean()
+
+    return gs.capture(loss, weights, IMAGE, origins=False)
+
+
+IMAGE = _draw(2, 2, 3, IN)
+PROJECTIONS = [_draw(IN, HEADS * EACH) for _ in "qkv"]
+
+
+def test_heads_that_are_side_by_side_in_a_convolution_of_single_positions_are_found() -> None:
+    for one, other in ((False, True), (True, False)):
+        found = gs.compare(_attention_of_images(packed=one), _attention_of_images(packed=other))
+        assert found.verdict == "same", found.sentence

@@ -2,8 +2,8 @@
 
 Two programs may call different layers alike: `down` is a block in one and the convolution behind it in the other, or a
 scope of the user's own has the name of a layer inside of a module. Such names are left to the passes that find equal
-values, and count behind them, unless the parameters show that they are those of other layers: both programs use them
-in layers, and in none of this name.
+values, and count behind them, unless the sizes of the values differ or the parameters show that they are those of other
+layers: both programs use them in layers, and in none of this name.
 
 Where the parameters have the same names in both programs, a layer may use those of another one by mistake. Its name is
 refuted only where a layer that is called as the parameters are uses them.
@@ -11,8 +11,10 @@ refuted only where a layer that is called as the parameters are uses them.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass
@@ -70,7 +72,8 @@ def uncertain(find: Pass) -> Pass:
         if is_uncertain is None:
             return
         refutes = _Parameters(dumps, unmatched).refute
-        yield from (each for each in find(dumps, unmatched) if is_uncertain(each) and not refutes(each))
+        possible = (each for each in find(dumps, unmatched) if is_uncertain(each) and _are_as_large(dumps, each))
+        yield from (each for each in possible if not refutes(each))
 
     return found
 
@@ -80,15 +83,14 @@ def _uncertainty(dumps: Dumps, pairing: Pairing) -> Callable[[Match], bool] | No
     layers = dumps.ref.manifest.layers, dumps.cand.manifest.layers
     if not all(layers) or layers[0] == layers[1]:
         return None
-    ref, cand = map(_makers, layers)
-    paths = [{layer.path: layer for layer in each} for each in layers]
+    ref, cand = map(_Named, layers)
     stated = {split_key(each.ref)[1]: each.recipe.keys for each in _of_parameters(pairing) if each.matched_by == "map"}
 
     def is_uncertain(match: Match) -> bool:
         if not match.recipe.plain or split_key(match.ref)[0] not in (ACTIVATION, ACTIVATION_GRAD):
             return False
         (_, one), (_, other) = split_key(match.ref), split_key(match.cand)
-        own, others = ref.get(one, _Maker()), cand.get(other, _Maker())
+        own, others = ref.makers.get(one, _Maker()), cand.makers.get(other, _Maker())
         if not (own.is_itself or others.is_itself or (own.params and others.params)):
             return False  # captures of PyTorch do not have the parameters of parts in layers around them
         if own == others or any(
@@ -97,15 +99,37 @@ def _uncertainty(dumps: Dumps, pairing: Pairing) -> Callable[[Match], bool] | No
             return False
         if own.params == others.params or not own.forms().isdisjoint(others.forms()):
             return False
-        # What its last part returns has the name of a composite, too, which is no maker of its own.
-        return ref.get(one, _at(paths[0], one)).forms().isdisjoint(cand.get(other, _at(paths[1], other)).forms())
+        return ref(one).forms().isdisjoint(cand(other).forms())
 
     return is_uncertain
 
 
-def _at(paths: Mapping[str, Layer], path: str) -> _Maker:
-    """Returns the layer of a path, with its parameters."""
-    return _Maker(path, frozenset(paths[path].params)) if path in paths else _Maker()
+def _are_as_large(dumps: Dumps, match: Match) -> bool:
+    one, other = dumps.ref.entry(dumps.ref.resolve(match.ref)), dumps.cand.entry(dumps.cand.resolve(match.cand))
+    return math.prod(one.shape) == math.prod(other.shape)
+
+
+class _Named:
+    """_Named finds what makes the value of a name, by the path of a composite where that is its name.
+
+    What its last part returns has the name of a composite, too, which is no maker of its own. Of the parameters of a
+    composite those of its last part count: another program may call a layer so that uses some of the others.
+
+    Args:
+        layers: The layers of a program.
+    """
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.makers = _makers(layers)
+        self._layers = {layer.path: layer for layer in layers}
+
+    def __call__(self, name: str) -> _Maker:
+        if name in self.makers or name not in self._layers:
+            return self.makers.get(name, _Maker())
+        layer = self._layers[name]
+        last = (self.makers.get(output, _Maker()).params for output in layer.outputs)
+        own = frozenset(layer.params)
+        return _Maker(name, own.intersection(chain.from_iterable(last)) or own)
 
 
 def _makers(layers: Iterable[Layer]) -> Mapping[str, _Maker]:
@@ -133,7 +157,7 @@ class _Parameters:
     """
 
     def __init__(self, dumps: Dumps, pairing: Pairing) -> None:
-        self._ref, self._cand = (_makers(source.manifest.layers) for source in (dumps.ref, dumps.cand))
+        self._ref, self._cand = (_Named(source.manifest.layers) for source in (dumps.ref, dumps.cand))
         self._used_in_ref, self._used_in_cand = _used_by(dumps.ref), _used_by(dumps.cand)
         self._of_ref: defaultdict[str, set[str]] = defaultdict(set)
         self._of_cand: defaultdict[str, set[str]] = defaultdict(set)
@@ -152,8 +176,7 @@ class _Parameters:
         Args:
             match: A match of two values by their names.
         """
-        own = self._ref.get(split_key(match.ref)[1], _Maker()).params
-        others = self._cand.get(split_key(match.cand)[1], _Maker()).params
+        own, others = self._ref(split_key(match.ref)[1]).params, self._cand(split_key(match.cand)[1]).params
         in_cand, in_ref = _counterparts(own, self._of_ref), _counterparts(others, self._of_cand)
         if in_cand & others or not (in_cand or in_ref):
             return False
@@ -178,13 +201,15 @@ def _counterparts(params: Iterable[str], known: Mapping[str, Collection[str]]) -
 
 
 def _used_by(source: DumpSource) -> Mapping[str, Collection[str]]:
-    """Returns the paths of the innermost layers that use a parameter, by its name."""
-    composites = {layer.parent for layer in source.manifest.layers}
+    """Returns the paths of the layers that use a parameter and have no part that does, by its name."""
+    by_parts: defaultdict[str, set[str]] = defaultdict(set)
+    for layer in source.manifest.layers:
+        if layer.parent is not None:
+            by_parts[layer.parent].update(layer.params)
     found: defaultdict[str, set[str]] = defaultdict(set)
     for layer in source.manifest.layers:
-        if layer.path not in composites:
-            for name in layer.params:
-                found[name].add(layer.path)
+        for name in {*layer.params} - by_parts.get(layer.path, set()):
+            found[name].add(layer.path)
     return found
 
 

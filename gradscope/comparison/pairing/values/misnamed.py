@@ -1,7 +1,9 @@
 """Names mislead where the values that are called alike have theirs under other names.
 
 `are_refuted` tells it of all names, by the parameters, as where one program counts layers from 0 and the other from 1.
-`without_misnamed` drops pairs of activations that have their values under another pair's name.
+`without_misnamed` drops pairs of activations that have their values under another pair's name, and
+`without_exchanged_outputs` those of the numbered outputs of one layer, which have other numbers where a loop carries
+`(h, c)` in one program and `(c, h)` in the other.
 
 The outputs of a PyTorch module are numbered (`lstm.0`), and so are the layers of a port (`lstm_0`). Such a name is only
 misleading where the values of both pairs differ: where one of them agrees, the other may be wrong.
@@ -9,14 +11,20 @@ misleading where the values of both pairs differ: where one of them agrees, the 
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from math import prod
+from typing import Final
 
 from gradscope.comparison.metrics.bounds import least_rel_l2
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.values.equal_classes import equal_classes
 from gradscope.comparison.pairing.values.equality import Equality
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM, key_of, split_key
+
+#: The name of one of several outputs of a layer.
+_OUTPUT: Final = re.compile(r"(.+)\.\d+")
 
 
 def are_refuted(dumps: Dumps, unmatched: Pairing, matches: Iterable[Match]) -> bool:
@@ -64,16 +72,37 @@ def without_misnamed(dumps: Dumps, matches: Sequence[Match]) -> list[Match]:
         dumps: The dumps.
         matches: The matches.
     """
+    found = _misnamed(dumps, matches, Equality(dumps))
+    return [match for match in matches if match.ref not in found]
+
+
+def without_exchanged_outputs(dumps: Dumps, matches: Sequence[Match]) -> list[Match]:
+    """Returns the matches by name without those of outputs of a layer whose values its other outputs have.
+
+    Args:
+        dumps: The dumps.
+        matches: The matches.
+    """
+    outputs: defaultdict[str, list[Match]] = defaultdict(list)
+    for match in matches:
+        family, name = split_key(match.ref)
+        if family == ACTIVATION and (numbered := _OUTPUT.fullmatch(name)) is not None and match.recipe.plain:
+            outputs[numbered[1]].append(match)
     equality = Equality(dumps)
+    found = {key for each in outputs.values() if len(each) > 1 for key in _misnamed(dumps, each, equality)}
+    return [match for match in matches if match.ref not in found]
+
+
+def _misnamed(dumps: Dumps, matches: Iterable[Match], equality: Equality) -> set[str]:
+    """Returns the reference's keys of activations with their values under another of some names, and of gradients."""
     wrong = [match for match in matches if match.recipe.plain and _differs(dumps, match, equality)]
     if len(wrong) < 2:
-        return list(matches)
+        return set()
     claimed = Pairing(only_ref=tuple(each.ref for each in wrong), only_cand=tuple(each.cand for each in wrong))
     classes = list(equal_classes(dumps, claimed, equality))
     elsewhere = {key for each in classes for key in (*each.refs, *each.cands)}
     found = {each.ref for each in wrong if each.ref in elsewhere or each.cand in elsewhere}
-    found |= {key_of(ACTIVATION_GRAD, split_key(key)[1]) for key in found}
-    return [match for match in matches if match.ref not in found]
+    return found | {key_of(ACTIVATION_GRAD, split_key(key)[1]) for key in found}
 
 
 def _differs(dumps: Dumps, match: Match, equality: Equality) -> bool:

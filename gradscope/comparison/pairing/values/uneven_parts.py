@@ -40,8 +40,8 @@ from gradscope.comparison.precision import comparable
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import PARAM
 
-#: The most axes of a tensor whose parts are tried with their axes in every order.
-_MOST_AXES: Final = 3
+#: The most axes of a tensor whose parts are tried with their axes in every order: those of a convolution of images.
+_MOST_AXES: Final = 4
 
 #: The numbers of gates of a cell whose orders are tried.
 _GATES: Final = (2, 3, 4)

@@ -2,8 +2,9 @@
 
 Programs without a scope around an attention, or around an activation function, have nothing between two layers. Then
 what the layer behind reads shows where the difference is made: it is recovered of both programs (`recovered_values`),
-or it is a function of what both programs have before, which the gradient of the kernel shows (`correlations`). Where
-the layer is the same in both programs, its root mean square shows it.
+or it is a function of what both programs have before, which the gradient of the kernel shows (`correlations`), or the
+root mean square of what the layer reads (`read_powers`). Where the layer is the same in both programs, that alone shows
+that it reads another value.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
 from gradscope.comparison.diagnosis.suspects.reading.correlations import KernelForm, forms, gradient_error
+from gradscope.comparison.diagnosis.suspects.reading.read_powers import FunctionRead, function_read
 from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered, RecoveredValues
 from gradscope.comparison.diagnosis.suspects.step_kinds import have_same_elements, orders
 from gradscope.comparison.diagnosis.suspects.steps import makers_of
@@ -55,7 +57,7 @@ def unrecorded_read(dumps: Dumps, pairing: Pairing, key: str) -> str:
     sides = [_Side(dumps, pairing, match.ref, of_ref=True), _Side(dumps, pairing, match.cand, of_ref=False)]
     # A capture of PyTorch does not state what a layer reads: the other program may.
     words = (words for side in sides for words in (side.functions(),) if words)
-    return next(words, None) or sides[0].recovered() or sides[0].stated(sides[1])
+    return next(words, None) or sides[0].powers(sides[1]) or sides[0].recovered() or sides[0].stated(sides[1])
 
 
 class _Side:
@@ -93,6 +95,20 @@ class _Side:
                     one, two = (own[0], other[0]) if self._of_ref else (other[0], own[0])
                     return f"which reads the {one} of `{self._name(self._read[0])}`, and in the candidate the {two}"
         return ""
+
+    def powers(self, other: _Side) -> str:
+        """Returns which functions of one value the layers read by their powers, in words; "" if not others."""
+        one, two = self._function(), other._function()
+        if one is None or two is None or not one.is_other_than(two):
+            return ""
+        return f"which reads the {one.words} of `{self._name(self._read[0])}`, and in the candidate the {two.words}"
+
+    def _function(self) -> FunctionRead | None:
+        """Returns which function of the one value that the layer can read it reads; None where that is not known."""
+        read = self._pairs.pair(self._read[0]) if len(self._read) == 1 else None
+        if self._layer is None or read is None or not _agree(read):
+            return None
+        return function_read(self._layers, self._layer, read.own)
 
     def _name(self, key: str) -> str:
         """Returns the name of a value in the reference."""

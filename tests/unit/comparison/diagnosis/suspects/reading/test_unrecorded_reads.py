@@ -85,6 +85,7 @@ def test_a_step_without_an_entry_is_told_by_what_the_layer_behind_it_reads(fault
     assert found.sentence.startswith(f"Forward first differs at {start}"), found.sentence
     assert end in found.sentence
     assert "made here" not in found.sentence
+    assert "names only" not in found.sentence  # the scope around returns what its last part does, under two names
 
 
 def test_a_convolution_reads_another_function_of_the_value_before_it() -> None:
@@ -131,3 +132,42 @@ def test_the_power_of_what_a_layer_without_a_kernel_reads_shows_whether_it_is_ri
     sentence = gs.compare(_normalised(), _normalised(fault)).sentence
     assert sentence.startswith("Forward first differs at `norm` (rel_l2 ")
     assert where in sentence.partition(". Backward")[0]
+
+
+def _recurrent(function: Any, *, names: tuple[str, str]) -> Dump:
+    """A dense layer, an activation function, and a recurrent cell that a loop scans over what that makes."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope(names[0]):
+            x = batch @ weights[names[0]]["kernel"]
+        x = function(x).swapaxes(0, 1)
+        with jax.named_scope(names[1]):
+            own = weights[names[1]]
+
+            def step(h: Any, x: Any) -> Any:
+                gate = jax.nn.sigmoid(x @ own["gate"] + h @ own["state"])
+                return gate * h + (1 - gate) * jnp.tanh(x @ own["kernel"]), None
+
+            h, _ = lax.scan(step, jnp.zeros((len(TOKENS), WIDTH)), x)
+        return jnp.square(h).mean()
+
+    kernels = {"kernel": WEIGHTS["key"], "gate": WEIGHTS["value"], "state": WEIGHTS["out"]}
+    return gs.capture(loss, {names[0]: {"kernel": WEIGHTS["fc"]}, names[1]: kernels}, TOKENS, origins=False)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [(jnp.tanh, "tanh"), (lambda x: jnp.where(x > 0, x, 0.3 * x), "leaky_relu of slope 0.3")],
+)
+def test_a_loop_reads_another_function_of_the_value_before_it(function: Any, words: str) -> None:
+    reference = _recurrent(jax.nn.relu, names=("embed", "rnn"))
+    found = gs.compare(reference, _recurrent(function, names=("inputs", "cell")))
+    assert found.sentence.startswith("Forward first differs at `rnn[0]` (rel_l2 ")
+    assert f", which reads the relu of `embed`, and in the candidate the {words}." in found.sentence
+    assert gs.compare(reference, _recurrent(jax.nn.relu, names=("inputs", "cell"))).verdict == "same"
+
+
+def test_a_function_that_may_be_inside_of_a_loop_is_not_told_to_be_left_out() -> None:
+    reference = _recurrent(jax.nn.relu, names=("embed", "rnn"))
+    found = gs.compare(reference, _recurrent(lambda x: x, names=("embed", "cell")))  # it may be inside of the cell
+    assert "reads" not in found.sentence, found.sentence

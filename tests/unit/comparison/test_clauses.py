@@ -1,0 +1,50 @@
+"""What the sentence says beside the first difference: the layouts that may have made it, and what follows from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+
+_draw = np.random.default_rng(43).normal
+NAMES = ("first", "second", "last")
+KERNELS = {name: _draw(size=(6, 6)).astype(np.float32) for name in NAMES}
+BATCH = {"x": _draw(size=(4, 6)).astype(np.float32), "y": _draw(size=(4, 6)).astype(np.float32)}
+
+
+def _captured(*, ported: bool = False, wrong: str = "") -> Dump:
+    """A chain of dense layers; a port has their kernels transposed, and uses one as if it were not."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        x = batch["x"]
+        for name in NAMES:
+            with jax.named_scope(name):
+                x = jnp.tanh(x @ (weights[name].T if ported and name != wrong else weights[name]))
+        return jnp.square(x - batch["y"]).mean()
+
+    kernels = {name: np.ascontiguousarray(each.T) for name, each in KERNELS.items()} if ported else KERNELS
+    return gs.capture(loss, kernels, BATCH, origins=False)
+
+
+@pytest.fixture(scope="module")
+def reference() -> Dump:
+    return _captured()
+
+
+@pytest.mark.parametrize("wrong", NAMES)
+def test_of_other_layouts_those_are_told_that_may_have_made_the_first_difference(reference: Dump, wrong: str) -> None:
+    found = gs.compare(reference, _captured(ported=True, wrong=wrong))
+    assert found.sentence.startswith(f"Forward first differs at `{wrong}` "), found.sentence
+    assert f"1 parameter has another layout: `{wrong}` (transpose [1, 0])" in found.sentence
+
+
+def test_the_gradient_of_labels_follows_from_a_difference_that_the_loss_reads(reference: Dump) -> None:
+    found = gs.compare(reference, _captured(ported=True, wrong="second"))
+    assert "3 parameter gradients and 2 input gradients above it follow from that" in found.sentence
+    assert "in addition" not in found.sentence
