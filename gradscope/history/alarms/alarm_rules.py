@@ -70,13 +70,14 @@ RULES: Final = (
     ),
     AlarmRule(
         name=DIVERGING,
-        sentence="The loss grows by orders, or never falls, after updates about as large as the parameters: the "
+        sentence="The loss grows by orders, or stays high, after updates about as large as the parameters: the "
         "learning rate is too large.",
         formula="loss above 10 times that of the first step, and of the median of the last 32, and where it has been "
         "negative as far above them as 9 times the largest of these, at 5 steps in a row, after "
         "l2(updates) / l2(parameters) of at least 0.3; or above 1,000 times, after one of at least 1; or not "
         "finite, after one of at least 10, or 0.3 where it was above 10 times; or, from the 128th step on after one of "
-        "at least 0.3, the last 32 losses with a median of at least 0.8 times the first and none below 0.72 times",
+        "at least 0.1, a median of 8 losses of at least 2 times the first, and of the last 32 one of at least 0.8 "
+        "times, and none below 0.72 times",
     ),
     AlarmRule(
         name="loss-spike", sentence="The loss jumps up.", formula=_SPIKE, watches="loss",

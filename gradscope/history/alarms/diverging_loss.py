@@ -1,4 +1,4 @@
-"""A run diverges where its loss grows by orders, or never falls, after updates about as large as the parameters."""
+"""A run diverges where its loss grows by orders, or stays high, after updates about as large as the parameters."""
 
 from __future__ import annotations
 
@@ -26,8 +26,13 @@ _WHOLE: Final = 1.0
 #: Or not finite without having grown, after one so many times as large: a root of a parameter that has come down to
 #: zero, step by step, is not finite either.
 _FAR: Final = 10.0
-#: After so many steps a run that learns has losses below this share of the first, or one below the smaller share.
+#: After so many steps a run that learns has losses below this share of the first, or one below the smaller share. One
+#: that does not may have nothing to learn: its updates are too large where a part of the parameters that is one, and
+#: losses were so many times the first at the median of so many.
 _LATE: Final = 128
+_PART: Final = 0.1
+_ROSE: Final = 2.0
+_HIGH: Final = 8
 _USUAL: Final = 0.8
 _LEAST: Final = 0.72
 
@@ -53,11 +58,13 @@ class Divergence:
     diverging, of a batch of one example; of 3,163 that came less than a third as far, 2,642 are: of those by SGD at 100
     that are missed have a loss that hardly grows.
 
-    Why a loss that never falls counts, too (2026-11): Adam and its kin at a rate that is far too large, above all after
+    Why a loss that stays high counts, too (2026-11): Adam and its kin at a rate that is far too large, above all after
     a warm-up, leave a network that answers the same to everything, whose loss is about that of the first step. Nine
     models were trained with Adam and with AdamW after a warm-up at 13 rates, twice 300 steps each, and with SGD: of 205
-    runs that came less than a third as far as the best, growth names the rate of 76, and this of 65 more. Of 892 that
-    learned, four are named by it: at 100 times the best rate and more, before the rate had decayed.
+    runs that came less than a third as far as the best, growth names the rate of 76, and this of 55 more. Of 892 that
+    learned, five are named by it: at 100 times the best rate and more, before the rate had decayed. A regression that
+    begins at zero and has hardly a signal does not lower its loss, either, after updates as large as the parameters: of
+    48 such runs 42 would be named if the loss had not to rise.
     """
 
     first: float | None = None
@@ -71,6 +78,7 @@ class Divergence:
     steps: int = 0
     recent: deque[float] = field(default_factory=lambda: deque[float](maxlen=_WINDOW))
     largest: _Update | None = None
+    rose: bool = False
     named: bool = False
 
     def step(self, number: int, numbers: Mapping[str, float]) -> Alarm | None:
@@ -97,6 +105,8 @@ class Divergence:
             self.most = max(self.most, growth)
         self.steps += 1
         self.recent.append(loss)
+        last = [*self.recent][-_HIGH:]
+        self.rose = self.rose or (self.steps > _HIGH and float(np.median(last)) >= _ROSE * (self.first or math.inf))
         found = None
         if usual is not None and not self.raised and self._has_grown(finite=finite):
             self.raised = self.named = True
@@ -119,7 +129,7 @@ class Divergence:
         return {
             "first": self.first, "losses": list(self.losses), "updates": updates, "reach": self.reach,
             "widest": self.widest, "streak": self.streak, "most": self.most, "raised": self.raised,
-            "steps": self.steps, "recent": list(self.recent), "named": self.named,
+            "steps": self.steps, "recent": list(self.recent), "rose": self.rose, "named": self.named,
             "largest": None if self.largest is None else [self.largest.step, self.largest.share, self.largest.rate],
         }  # fmt: skip
 
@@ -131,7 +141,7 @@ class Divergence:
         self.updates = deque((_Update(step, share) for step, share in found["updates"]), _WINDOW)
         # A state of an older version lacks these.
         self.steps, self.named = found.get("steps", 0), found.get("named", False)
-        self.recent = deque(found.get("recent", ()), _WINDOW)
+        self.recent, self.rose = deque(found.get("recent", ()), _WINDOW), found.get("rose", False)
         self.largest = None if found.get("largest") is None else _Update(*found["largest"])
 
     def _usual(self) -> float | None:
@@ -151,9 +161,9 @@ class Divergence:
         return (self.streak >= _IN_A_ROW and share >= _SHARE) or (self.most >= _AT_ONCE and share >= _WHOLE)
 
     def _in_vain(self) -> _Update | None:
-        """Returns the largest update where it is about as large as the parameters, and the loss has never fallen."""
+        """Returns the largest update where it is a part of the parameters, and the loss has risen, and never fallen."""
         update, first = self.largest, self.first
-        if update is None or update.share < _SHARE or first is None or first <= 0 or self.steps < _LATE:
+        if update is None or update.share < _PART or not self.rose or not first or first < 0 or self.steps < _LATE:
             return None
         fell = float(np.median(self.recent)) < _USUAL * first or min(self.recent) < _LEAST * first
         return None if fell else update
@@ -176,8 +186,8 @@ class Divergence:
     def _stagnant(self, number: int, update: _Update) -> Alarm:
         usual, first = float(np.median(self.recent)), self.first or 0.0
         why = (
-            f"the update of step {update.step:,} is {_share(update)} the parameters, and the loss has not fallen: it "
-            f"was {first:.4g} at first, and is {usual:.4g}: {_too_large(update.rate)}"
+            f"the update of step {update.step:,} is {_share(update)} the parameters, and the loss rose and did "
+            f"not come down: it was {first:.4g} at first, and is {usual:.4g}: {_too_large(update.rate)}"
         )
         return Alarm(step=number, rule=DIVERGING, why=why, value=usual, limit=_USUAL * first)
 

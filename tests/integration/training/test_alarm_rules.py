@@ -362,26 +362,39 @@ def test_a_loss_that_grows_is_not_due_to_updates_that_are_small_or_soon_over() -
     assert (diverging([1.0, 20.0, float("nan")], 0.4), diverging([1.0, 20.0, float("nan")], 0.2)) == ([2], [])
 
 
-def test_a_loss_that_never_falls_after_an_update_as_large_as_the_parameters_is_a_rate_that_is_too_large() -> None:
+def test_a_loss_that_rises_and_stays_high_after_large_updates_is_a_rate_that_is_too_large() -> None:
     rng = np.random.default_rng(0)
-    stays = [2.7, *(2.3 + 0.05 * rng.normal(size=299)).tolist()]
-    assert (diverging(stays, 0.4), diverging(stays, 0.2)) == ([127], [])
-    assert diverging(stays[:127], 0.4) == []
-    falls = [2.7, *np.geomspace(2.6, 1.0, 299).tolist()]
-    assert diverging(falls, 0.4) == []
-    assert diverging([2.7, *[2.3] * 125, 1.8, *[2.3] * 20], 0.4) == []  # one of the last 32 is far smaller
-    assert diverging([-x for x in stays], 0.4) == []
+    stays = [2.7, *[6.0] * 10, *(2.3 + 0.05 * rng.normal(size=289)).tolist()]
+    assert (diverging(stays, 0.2), diverging(stays, 0.05)) == ([127], [])
+    assert diverging(stays[:127], 0.2) == []
+    assert diverging([2.7, *stays[11:]], 0.9) == []  # it never rose: there may be nothing to learn
+    assert diverging([2.7, *[6.0] * 10, *np.geomspace(2.6, 1.0, 289).tolist()], 0.2) == []
     watch, found = AlarmWatch({}), list[Alarm]()
     for step, loss in enumerate(stays):
         rate = min(step, 50) / 50  # a warm-up
-        numbers = {"loss": loss, "grad_norm": 1.0, "update_norm": 0.5 * rate, "param_norm": 1.0, "learning_rate": rate}
+        numbers = {"loss": loss, "grad_norm": 1.0, "update_norm": 0.25 * rate, "param_norm": 1.0, "learning_rate": rate}
         found += watch.step(step, numbers)
         watch = again(watch, {}, step)
     (alarm,) = [each for each in found if each.rule == "diverging"]
     assert alarm.why.startswith(
-        "the update of step 50 is 50% of the parameters, and the loss has not fallen: it was 2.7 "
+        "the update of step 50 is 25% of the parameters, and the loss rose and did not come down: "
     )
     assert alarm.why.endswith("the learning rate, 1, is too large")
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 1.0])
+def test_a_regression_from_zero_with_hardly_a_signal_has_no_rate_that_is_too_large(rate: float) -> None:
+    rng, watch, found, weights = np.random.default_rng(0), AlarmWatch({}), list[Alarm](), np.zeros(20)
+    for step in range(200):
+        x, y = rng.normal(size=(256, 20)), rng.random(256) < 0.5
+        logits = x @ weights
+        gradient = x.T @ (1 / (1 + np.exp(-logits)) - y) / 256
+        numbers = {"loss": float(np.mean(np.logaddexp(0, logits) - y * logits)),
+                   "update_norm": float(rate * np.linalg.norm(gradient)),
+                   "param_norm": float(np.linalg.norm(weights))}  # fmt: skip
+        found += watch.step(step, numbers)
+        weights = weights - rate * gradient
+    assert [alarm.rule for alarm in found if alarm.rule == "diverging"] == []
 
 
 def test_a_parameter_that_comes_down_to_zero_is_no_learning_rate_that_is_too_large() -> None:
