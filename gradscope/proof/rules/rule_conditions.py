@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscope.proof.rules.rule_calls import CustomRuleCall
+from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import case_count, run_in_place
 from gradscope.tracing.jaxpr.jaxcompat import CUSTOM_RULES, Jaxpr, bind, is_literal, trace
 from gradscope.tracing.jaxpr.source_lines import source_of
@@ -142,7 +143,7 @@ class _Walk:
             inside, cases = run_in_place(equation), case_count(equation)
             if cases is not None:
                 self._count(cases, values[0], line)
-            elif self._equal and equation.primitive.name in _COMPARING:
+            elif self._equal and equation.primitive.name in _COMPARING and is_inexact(equation.invars[0]):
                 one, other = values if len(values) == 2 else (values[0], 0)
                 name = equation.primitive.name
                 self.conditions.append(_Condition(line, cases=1, of_elements=True, compares=name))
