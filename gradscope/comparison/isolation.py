@@ -209,12 +209,7 @@ def local_rows(findings: Sequence[LocalFinding], places: Mapping[str, Place]) ->
 
 
 def _blamed(wrong: Sequence[int], findings: Sequence[LocalFinding]) -> dict[int, list[tuple[str, tuple[str, ...]]]]:
-    """Returns the places that wrong findings are assigned to, each with the places that may be at fault instead.
-
-    Args:
-        wrong: The numbers of the wrong findings.
-        findings: All findings.
-    """
+    """Returns the places that wrong findings are assigned to, each with the places that may be at fault instead."""
     places = {number: findings[number].places for number in wrong}
     rearranging = {number: frozenset(findings[number].rearranging) - {*places[number]} for number in wrong}
     alone = {number: each[0] for number, each in places.items() if len(each) == 1}
@@ -238,12 +233,7 @@ def _blamed(wrong: Sequence[int], findings: Sequence[LocalFinding]) -> dict[int,
 def _covering(
     numbers: Sequence[int], places: Mapping[int, Sequence[str]]
 ) -> dict[int, list[tuple[str, tuple[str, ...]]]]:
-    """Returns one of the places of each finding, few in all, with those that explain as many findings as it does.
-
-    Args:
-        numbers: The numbers of the findings.
-        places: The places of each finding.
-    """
+    """Returns one of the places of each finding, few in all, with those that explain as many findings as it does."""
     found: dict[int, list[tuple[str, tuple[str, ...]]]] = {}
     unexplained = list(numbers)
     while unexplained:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from gradscope import naming
 from gradscope.capturing.execution.order import ExecutionOrder
@@ -18,6 +18,10 @@ from gradscope.tracing.layers.layers import LayerCall
 from gradscope.tracing.layers.uses import UseKey
 from gradscope.tracing.lookup.named_sources import NamedSources
 from gradscope.tracing.tracer import Trace
+
+#: The most sources that all layers state together, and the number of the last ones that a layer states beyond.
+_MOST_SOURCES: Final = 1 << 17
+_NEAREST_SOURCES: Final = 16
 
 _Subject: TypeAlias = tuple[ValueKey, IterationIndex]
 
@@ -41,6 +45,7 @@ class LayerTree:
         self._names: dict[_Subject, str] = {}
         self._keys: dict[ValueAt, str] = {}
         self._computed_from = NamedSources(self._frames, {})
+        self._stated = 0
         self._iterations: dict[tuple[FrameKey, IterationIndex], IterationIndex] = {}
 
     def note(self, pending: PendingTensor, power: Power | None) -> None:
@@ -64,6 +69,7 @@ class LayerTree:
         calls = [(call, iteration) for call in shown for iteration in iterations(call.frame.loops)]
         calls.sort(key=lambda at: (self._rank(*at), at[0].depth))
         self._computed_from = NamedSources(self._frames, self._keys)
+        self._stated = 0
         return tuple(self._layer(call, iteration) for call, iteration in calls if not call.frame.opaque)
 
     def _rank(self, call: LayerCall, iteration: IterationIndex) -> int:
@@ -104,7 +110,12 @@ class LayerTree:
         found = dict.fromkeys(key for each in known for key in self._computed_from.of(each))
         read = {self._keys.get(ValueAt(*subject)) for subject in inputs}
         stated = read | {naming.key_of(naming.PARAM, name) for name in call.params}
-        return () if found.keys() == stated else tuple(found)
+        if found.keys() == stated:
+            return ()
+        # The state of a loop may have what each iteration has computed: all together are quadratically many.
+        kept = tuple(found) if self._stated + len(found) <= _MOST_SOURCES else tuple(found)[-_NEAREST_SOURCES:]
+        self._stated += len(kept)
+        return kept
 
     def _path(self, call: LayerCall, iteration: IterationIndex) -> str:
         return str(call.path.at(self._iterations.get((call.frame.key, iteration), iteration)))

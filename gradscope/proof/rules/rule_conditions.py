@@ -15,16 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscope.proof.rules.rule_calls import CustomRuleCall
-from gradscope.tracing.jaxpr.jaxcompat import (
-    CUSTOM_RULES,
-    Equation,
-    Jaxpr,
-    bind,
-    is_literal,
-    kind_of,
-    sub_jaxprs,
-    trace,
-)
+from gradscope.tracing.dataflow.reachability import is_inexact
+from gradscope.tracing.jaxpr.frames import case_count, run_in_place
+from gradscope.tracing.jaxpr.jaxcompat import CUSTOM_RULES, Jaxpr, bind, is_literal, trace
 from gradscope.tracing.jaxpr.source_lines import source_of
 
 #: The operations that have a kink or a jump where the values that they compare are equal, or their one value is zero.
@@ -147,10 +140,10 @@ class _Walk:
         for equation in jaxpr.eqns:
             values = [atom.val if is_literal(atom) else known[atom] for atom in equation.invars]
             line = source or source_of(equation)
-            inside = sub_jaxprs(equation)[0] if _runs_in_place(equation) else None
-            if equation.primitive.name in ("cond", "select_n"):
-                self._count(equation, values[0], line)
-            elif self._equal and equation.primitive.name in _COMPARING:
+            inside, cases = run_in_place(equation), case_count(equation)
+            if cases is not None:
+                self._count(cases, values[0], line)
+            elif self._equal and equation.primitive.name in _COMPARING and is_inexact(equation.invars[0]):
                 one, other = values if len(values) == 2 else (values[0], 0)
                 name = equation.primitive.name
                 self.conditions.append(_Condition(line, cases=1, of_elements=True, compares=name))
@@ -159,17 +152,12 @@ class _Walk:
                 made = bind(equation, values)
             else:
                 # A library function with a `jit` of its own may have been traced for another caller.
-                made = self.run(inside.jaxpr, inside.constants, values, line if inside.kind == "call" else None)
+                own = equation.primitive.name in CUSTOM_RULES
+                made = self.run(inside.jaxpr, inside.constants, values, None if own else line)
             known.update(zip(equation.outvars, made, strict=True))
         return [atom.val if is_literal(atom) else known[atom] for atom in jaxpr.outvars]
 
-    def _count(self, equation: Equation, which: Any, source: str | None) -> None:
-        by_branch = equation.primitive.name == "cond"
-        cases = len(equation.params["branches"]) if by_branch else len(equation.invars) - 1
+    def _count(self, cases: int, which: Any, source: str | None) -> None:
         chosen = jnp.clip(jnp.asarray(which).astype(jnp.int32), 0, cases - 1)
         self.conditions.append(_Condition(source, cases, of_elements=chosen.size > 1))
         self.counts.append(jnp.stack([(chosen == case).sum() for case in range(cases)]))
-
-
-def _runs_in_place(equation: Equation) -> bool:
-    return kind_of(equation) in ("call", "remat") or equation.primitive.name in CUSTOM_RULES

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gradscope.arrays.dtypes import is_key
 from gradscope.capturing.explain.zeros.neighbourhood import Neighbourhood
 from gradscope.proof.rules.distinct_rules import DistinctRule
 from gradscope.proof.rules.rule_calls import CustomRuleCall
@@ -61,7 +63,7 @@ class CallsToCheck:
 
     def __init__(self, rule: DistinctRule, *, equal: bool) -> None:
         own = range(closed_over(rule.call.equation), len(rule.call.equation.invars))
-        self._choosing = [at for at in own if getattr(rule.call.equation.invars[at].aval, "size", 0) == 1]
+        self._choosing = [at for at in own if _is_number(rule.call.equation.invars[at])]
         self._conditions = RuleConditions(rule.call, equal=equal)
         several = equal or len(rule.calls) > 1 or any(loop.length != 1 for loop in rule.call.frame.loops)
         self._to_take = self._conditions.all() if several and _size_bytes(rule.calls) <= _MOST_BYTES else frozenset()
@@ -148,7 +150,21 @@ def _operands(neighbourhood: Neighbourhood, call: CustomRuleCall, iteration: tup
     if not neighbourhood.was_executed(call.frame, iteration):
         return None
     values = [neighbourhood.value(FrameVariable(call.frame, atom), iteration) for atom in call.equation.invars]
-    return None if any(value is None for value in values) else values
+    if any(value is None for value in values):
+        return None
+    return [_as_key(value, atom) for value, atom in zip(values, call.equation.invars, strict=True)]
+
+
+def _is_number(atom: Any) -> bool:
+    return getattr(atom.aval, "size", 0) == 1 and not is_key(str(atom.aval.dtype))
+
+
+def _as_key(value: Any, atom: Any) -> Any:
+    """Returns a value, of a random key the key and not its data, which is what is observed."""
+    dtype = atom.aval.dtype
+    if not is_key(str(dtype)) or getattr(value, "dtype", None) == dtype:
+        return value
+    return jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(jnp.zeros((), dtype)))
 
 
 def _kind(value: Any) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from gradscope.tracing.jaxpr.jaxcompat import (
+    CUSTOM_RULES,
     Atom,
     Equation,
     FrameKind,
@@ -23,6 +24,7 @@ from gradscope.tracing.jaxpr.jaxcompat import (
     SubJaxpr,
     is_dropped,
     is_literal,
+    kind_of,
     scopes,
     sub_jaxprs,
 )
@@ -215,6 +217,19 @@ def region(frame: Frame) -> FrameKey:
     while frame.transfer.in_place and frame.parent is not None:
         frame = frame.parent
     return frame.key
+
+
+def run_in_place(equation: Equation) -> SubJaxpr | None:
+    """Returns the jaxpr that an equation runs once in its place, the function of a derivative rule included."""
+    inside = equation.primitive.name in CUSTOM_RULES or kind_of(equation) in ("call", "remat")
+    return sub_jaxprs(equation)[0] if inside else None
+
+
+def case_count(equation: Equation) -> int | None:
+    """Returns among how many cases the first operand of an equation chooses; None where it does not choose."""
+    if equation.primitive.name == "select_n":
+        return len(equation.invars) - 1
+    return len(sub_jaxprs(equation)) if kind_of(equation) == "cond" else None
 
 
 def operands(frame: Frame) -> Sequence[Atom | None]:

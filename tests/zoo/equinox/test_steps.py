@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+pytest.importorskip("equinox", reason="equinox is not installed: pip install 'gradscope-jax[equinox]'")
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import Array
 
 import gradscope as gs
-
-eqx = pytest.importorskip("equinox", reason="Equinox is not installed")
 
 pytestmark = pytest.mark.usefixtures("compiled_in_a_hurry")
 
@@ -74,7 +75,7 @@ def test_a_step_of_a_modules_arrays_has_the_names_of_a_dump(transform: Callable[
 
 
 def test_several_modules_are_named_by_their_arguments() -> None:
-    def contrast(teacher: Any, student: Any, x: Array) -> Array:
+    def contrast(teacher: Any, student: Any, x: Any) -> Array:
         apart = jax.vmap(eqx.combine(student, REST))(x) - jax.vmap(eqx.combine(teacher, REST))(x)
         return jnp.square(apart + 1.0).mean()
 

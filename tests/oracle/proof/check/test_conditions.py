@@ -95,3 +95,23 @@ def test_a_right_rule_of_which_all_sides_are_taken_is_correct() -> None:
         return jnp.square(y).sum()
 
     assert {row.status for row in proof(loss, W, X).rules} == {"correct"}
+
+
+@jax.custom_vjp
+def dropped(x: Any, key: Any) -> Any:
+    return jnp.where(jax.random.bernoulli(key, 0.5, x.shape), 2.0 * x, 0.0)
+
+
+def of_dropped(key: Any, g: Any) -> Any:
+    return jnp.where(jax.random.bernoulli(key, 0.5, g.shape), 2.0 * g, 0.0), None
+
+
+dropped.defvjp(lambda x, key: (dropped(x, key), key), of_dropped)
+
+
+def test_a_rule_may_take_the_random_keys_that_a_loop_is_over() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        keys = jax.random.split(jax.random.key(1), 3)
+        return jnp.square(lax.scan(lambda y, key: (dropped(y + 1.0, key), None), x @ w, keys)[0]).sum()
+
+    assert rule(proof(loss), "dropped").status == "correct"
