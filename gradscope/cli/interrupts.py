@@ -136,8 +136,13 @@ class Interrupts:
             if signal.getsignal(number) == self._leave_to_watcher:
                 signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else _leave_to_command)
 
-    def _leave_to_watcher(self, _number: int, _frame: FrameType | None) -> None:
+    def _leave_to_watcher(self, number: int, _frame: FrameType | None) -> None:
         """Lets the watcher run: the C handler writes to the socket only where a handler in Python is installed."""
+        with contextlib.suppress(OSError, ValueError):  # the model has closed it
+            ours = self._writer.fileno()
+            # A loop of asyncio in the model takes the place of the socket, and leaves none.
+            if signal.set_wakeup_fd(ours, warn_on_full_buffer=False) != ours:
+                self._writer.send(bytes([number]))
         # Matching a regular expression can take for ever. It looks for signals, and lets no other thread run.
         if self._ask is None:
             time.sleep(_ASIDE_SECONDS)

@@ -179,6 +179,22 @@ with interrupts, interrupts.asking(asked.append):
         assert running.wait(2 * PROMPTLY) == 1
 
 
+def test_a_signal_is_heard_where_a_loop_of_asyncio_has_taken_its_place(tmp_path: Path) -> None:
+    program = """
+import asyncio, signal
+async def main():
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, print)
+    loop.remove_signal_handler(signal.SIGUSR1)
+with interrupts:
+    asyncio.run(main())
+    begin()
+    time.sleep(60)
+"""
+    with process(program, tmp_path) as running:
+        assert interrupted(running, signal.SIGINT) == 130
+
+
 def test_a_signal_to_a_forked_process_is_none_to_the_command(tmp_path: Path) -> None:
     """As a pool of workers ends its workers."""
     program = """
