@@ -83,7 +83,7 @@ def test_csv_goes_to_a_file_and_has_what_is_selected(run: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "-o /dev/stdout", "-o /dev/stdout | cat", "-o /dev/stdout > x; cat x", "-o /dev/fd/3 3> >(cat)",
+        "-o -", "-o /dev/stdout", "-o /dev/stdout | cat", "-o /dev/stdout > x; cat x", "-o /dev/fd/3 3> >(cat)",
         "-o >(cat) | cat", "-o fifo & cat fifo; wait",
     ],
 )  # fmt: skip

@@ -18,6 +18,9 @@ from gradscope.naming import printable
 #: Suffixes of what gradscope makes of a dump or a run, and does not read.
 _MADE: Final = frozenset({".csv", ".html"})
 
+#: What a user writes for standard output in place of a path.
+_STANDARD_OUTPUT: Final = "-"
+
 
 def checked_target(path: Path, *, force: bool | None, inputs: Iterable[Path] = ()) -> Path:
     """Returns the regular file, existing or not, that a path refers to; symbolic links are followed.
@@ -33,6 +36,8 @@ def checked_target(path: Path, *, force: bool | None, inputs: Iterable[Path] = (
         MachineError: The folder is not writable, or may not be entered.
     """
     shown = printable(str(path))
+    if shown == _STANDARD_OUTPUT:
+        raise UsageError("cannot write to standard output, but to a file alone", hint="give a path")
     try:
         target = Path(os.path.realpath(path))
         mode = _mode(path)  # not of `target`: /dev/stdout may resolve to a pipe, which has no path
@@ -93,7 +98,9 @@ def is_stream(path: Path) -> bool:
 
 
 def is_standard_output(path: Path) -> bool:
-    """Returns whether standard output goes to a path, as to /dev/stdout, which may be a regular file."""
+    """Returns whether standard output goes to a path: to `-`, or to /dev/stdout, which may be a regular file."""
+    if str(path) == _STANDARD_OUTPUT:
+        return True
     try:
         return os.path.samestat(path.stat(), os.fstat(1))
     except (OSError, ValueError):

@@ -192,3 +192,9 @@ def test_a_small_file_takes_the_place_of_nothing_but_a_file(tmp_path: Path) -> N
         with pytest.raises(UsageError, match=problem):
             checked_file(tmp_path / name, force=True)
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_hyphen_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="cannot write to standard output"):
+        checked_target(Path("-"), force=True)
