@@ -245,3 +245,39 @@ def test_heads_that_are_side_by_side_in_a_convolution_of_single_positions_are_fo
     for one, other in ((False, True), (True, False)):
         found = gs.compare(_attention_of_images(packed=one), _attention_of_images(packed=other))
         assert found.verdict == "same", found.sentence
+
+
+PACKED: Final = {"w": _draw(HEADS * EACH, 3, HEADS, EACH), "b": _draw(3, HEADS, EACH), "o": _draw(HEADS * EACH, 3)}
+
+
+def _packed(*, by_head: bool, scale: float = EACH**-0.5) -> Dump:
+    """An attention whose queries, keys and values are one layer's: all of each together, or those of each head.
+
+    Args:
+        by_head: Whether those of each head are side by side.
+        scale: The factor of the scores.
+    """
+    name = "to_qkv" if by_head else "qkv"
+    kernel, bias = (jnp.swapaxes(PACKED[kind], -3, -2) if by_head else PACKED[kind] for kind in "wb")
+    own = {"w": jnp.reshape(kernel, (HEADS * EACH, -1)), "b": jnp.ravel(bias)}
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope(name):
+            packed = batch @ weights[name]["w"] + weights[name]["b"][None, None]
+        heads = (HEADS, 3) if by_head else (3, HEADS)
+        q, k, v = jnp.moveaxis(packed.reshape(*batch.shape[:2], *heads, EACH), 3 if by_head else 2, 0)
+        shares = jax.nn.softmax(scale * jnp.einsum("nqhd,nkhd->nhqk", q, k))
+        read = jnp.einsum("nhqk,nkhd->nqhd", shares, v).reshape(batch.shape)
+        with jax.named_scope("out"):
+            return jnp.square(read @ weights["o"]).mean()
+
+    return gs.capture(loss, {name: own, "o": PACKED["o"]}, TOKENS, origins=False)
+
+
+def test_a_packed_layer_may_have_its_heads_in_another_order_in_both_programs() -> None:
+    for one, other in ((False, True), (True, False)):
+        found = gs.compare(_packed(by_head=one), _packed(by_head=other))
+        assert found.verdict == "same", found.sentence
+        assert all(row.compared for row in found.rows)
+    wrong = gs.compare(_packed(by_head=False), _packed(by_head=True, scale=1.0))
+    assert wrong.sentence.startswith("Forward first differs at `out`"), wrong.sentence

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.layout.recipes import Reorder
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.manifest.layer_graph import Sources, inverted, nearest, sources_of
 from gradscope.naming import ACTIVATION, INPUT, PARAM, key_of, split_key
@@ -79,13 +80,19 @@ def _before(sources: Sources, key: str, alike: Collection[str], compared: Collec
 
 
 def _has_kernels(dumps: Dumps, matches: Mapping[str, Match], keys: Collection[str]) -> bool:
-    """Returns whether a layer that computes one of some values has a kernel of three axes in another layout."""
+    """Returns whether a layer that computes one of some values has a kernel in another layout.
+
+    One of two axes may only be transposed, so that it has three axes, or blocks in another order, as heads are.
+    """
     names = {split_key(key)[1] for key in keys}
     params = (name for layer in dumps.ref.manifest.layers if names.intersection(layer.outputs) for name in layer.params)
     pairs = (matches[key] for name in params if (key := key_of(PARAM, name)) in matches)
     return any(
         match.recipe.steps
         and len(match.recipe.keys) == 1
-        and len(dumps.ref.entry(match.ref).shape) == len(dumps.cand.entry(match.cand).shape) > 2
+        and (
+            any(isinstance(step, Reorder) for step in match.recipe.steps)
+            or len(dumps.ref.entry(match.ref).shape) == len(dumps.cand.entry(match.cand).shape) > 2
+        )
         for match in pairs
     )

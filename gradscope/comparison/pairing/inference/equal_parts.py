@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
@@ -24,23 +24,24 @@ _Key = TypeVar("_Key")
 Layouts: TypeAlias = Callable[[Shape, Shape], Sequence[AxisLayout]]
 
 #: The numbers of blocks of which other orders are tried: two parts, query, key and value, and the gates of an LSTM.
-_COUNTS: Final = (2, 3, 4)
+FEW_BLOCKS: Final = (2, 3, 4)
 
 #: How far the values of two blocks that are the same may differ.
 SAME: Final = 1e-4
 
 
-def reordered_blocks(ref: Array, cand: Array) -> tuple[AxisLayout, ...]:
+def reordered_blocks(ref: Array, cand: Array, counts: Iterable[int] = FEW_BLOCKS) -> tuple[AxisLayout, ...]:
     """Returns the layout in which the blocks of a candidate's tensor, in another order, are the reference's.
 
     Args:
         ref: The reference's tensor.
         cand: The candidate's tensor.
+        counts: The numbers of blocks that are tried.
 
     Returns:
         One layout; empty where there is none, or where blocks are equal to each other.
     """
-    for count in _COUNTS:
+    for count in counts:
         for joined in _divisible(ref, count):
             parts = np.split(ref, count, axis=joined)
             for axis in _divisible(cand, count):

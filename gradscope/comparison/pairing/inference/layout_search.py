@@ -21,6 +21,7 @@ from gradscope.comparison.layout.layouts import (
     layouts,
 )
 from gradscope.comparison.pairing.inference.equal_parts import reordered_blocks
+from gradscope.comparison.pairing.inference.shuffled_blocks import shuffled_counts
 from gradscope.comparison.pairing.matching import Dumps
 from gradscope.naming import ACTIVATION, AUX, INPUT, PARAM, STATE, TENSOR, subject_family
 
@@ -54,9 +55,12 @@ class LayoutSearch:
         one, other = self.arrays(ref, cand)
         family = self._dumps.ref.entry(ref).family
         found = agreeing_layouts(one, other, self.possible(ref, cand))
-        if found or family not in _KERNELS:
+        if found or family not in (*_KERNELS, ACTIVATION):
             return found
-        return agreeing_layouts(one, other, flipped_layouts(one.shape, other.shape)) or reordered_blocks(one, other)
+        if family in _KERNELS:
+            found = agreeing_layouts(one, other, flipped_layouts(one.shape, other.shape))
+            found = found or reordered_blocks(one, other)
+        return found or reordered_blocks(one, other, shuffled_counts(one, other))
 
     def possible(self, ref: str, cand: str) -> tuple[AxisLayout, ...]:
         """Returns the layouts without flips that the shapes of two tensors allow."""

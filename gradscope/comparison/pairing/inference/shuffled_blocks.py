@@ -12,13 +12,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import takewhile
+from itertools import product, takewhile
 from typing import Final
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.pairing.inference.equal_parts import SAME
+from gradscope.comparison.pairing.inference.equal_parts import FEW_BLOCKS, SAME, norm_of
 
 #: The most blocks that a tensor is cut into: query, key and value of 64 heads.
 _MOST_BLOCKS: Final = 192
@@ -53,6 +53,22 @@ def shuffled_blocks(packed: Array, parts: Mapping[str, Array]) -> tuple[tuple[st
             first = dict(zip(names, np.cumsum([0, *(len(own[name]) // size for name in names)]).tolist(), strict=False))
             return names, tuple(first[name] + place for name, place in chosen)
     return None
+
+
+def shuffled_counts(ref: Array, cand: Array) -> Iterator[int]:
+    """Yields the numbers of blocks that two tensors may be made of in different orders, as heads side by side are.
+
+    Args:
+        ref: A tensor.
+        cand: Another one; their axes may be in different orders.
+    """
+    if not math.isclose(norm_of(ref), norm_of(cand), rel_tol=SAME):
+        return
+    for joined, axis in product(range(ref.ndim), range(cand.ndim)):
+        if ref.shape[joined] == cand.shape[axis] > max(FEW_BLOCKS):
+            found = shuffled_blocks(np.moveaxis(ref, joined, 0), {"": np.moveaxis(cand, axis, 0)})
+            if found is not None:
+                yield len(found[1])
 
 
 def reordered(array: Array, blocks: Sequence[int], axis: int) -> Array:
