@@ -57,6 +57,8 @@ def end_at_once(ends_with: Callable[[int], object] | None = None) -> None:
     """
 
     def end(number: int, _frame: FrameType | None) -> None:
+        for each in _SIGNALS:  # one that follows says nothing more
+            signal.signal(each, signal.SIG_IGN)
         try:
             if ends_with is not None:
                 ends_with(128 + number)

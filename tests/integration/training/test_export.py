@@ -179,6 +179,20 @@ class TestTensorBoard:
         (alarm,) = found.Tensors("alarms/text_summary")
         assert (alarm.step, alarm.tensor_proto.string_val[0]) == (20, b"`nonfinite: param_grad/w has 2 NaN`")
 
+    def test_an_export_that_fails_leaves_the_one_before(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        from gradscope.errors import MachineError
+        from gradscope.history.exporting.event_files import EventFile
+
+        def fail(*_: object) -> None:
+            raise MachineError("the disk is full")
+
+        assert gradscope("export", run, "--to", "tensorboard", "-o", "tb", folder=run).status == 0
+        before = {path: path.read_bytes() for path in (run / "tb").iterdir()}
+        monkeypatch.setattr(EventFile, "step", fail)
+        done = gradscope("export", run, "--to", "tensorboard", "-o", "tb", "--force", folder=run)
+        assert (done.status, "the disk is full" in done.errors) == (5, True), done.errors
+        assert {path: path.read_bytes() for path in (run / "tb").iterdir()} == before
+
     def test_histograms_texts_and_hyperparameters(self, drawn: Path) -> None:
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 

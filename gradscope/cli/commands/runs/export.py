@@ -101,6 +101,8 @@ def _export_csv(
 def _export_events(history: History, selects: Callable[[TensorRow], bool], folder: Path, *, force: bool) -> str:
     """Returns what was written where."""
     from gradscope.dump.storage.storage_errors import machine_errors
+    from gradscope.dump.storage.writing.atomic_folder import folder_aside
+    from gradscope.dump.storage.writing.partial_file import sync_folder
     from gradscope.errors import UsageError
     from gradscope.history.exporting.event_files import export_events
     from gradscope.history.run_folder import event_files_in
@@ -114,7 +116,13 @@ def _export_events(history: History, selects: Callable[[TensorRow], bool], folde
             raise UsageError(
                 f"{printable(str(folder))} has event files already", hint="name another folder, or replace with --force"
             )
-        for path in before:
-            path.unlink()
-    steps = export_events(history, selects, folder)
+    # They are made aside: what ends the process leaves no part of them, and the old ones.
+    with folder_aside(folder.absolute() / "events") as aside:
+        steps = export_events(history, selects, aside)
+        with machine_errors("write to", folder):
+            made = [path.replace(folder / path.name) for path in event_files_in(aside)]
+            for path in before:
+                if path not in made:
+                    path.unlink()
+            sync_folder(folder)
     return f"{counted(steps, 'step')}: tensorboard --logdir {folder}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from gradscope.dump.storage.storage_errors import machine_errors
@@ -29,6 +30,27 @@ def write_folder(target: Path, files: Mapping[str, bytes]) -> None:
         UsageError: Another process has made the folder meanwhile.
         MachineError: The disk is full or fails; there is no folder then.
     """
+    with folder_aside(target) as aside, machine_errors("write to", target):
+        for name, data in files.items():
+            write_atomically(aside / name, data, replace=False)
+        _name(aside, target)
+        try:
+            sync_folder(target.parent)
+        except OSError:
+            target.rename(aside)
+            raise
+
+
+@contextmanager
+def folder_aside(target: Path) -> Generator[Path]:
+    """Yields a new folder next to a path, which is removed at the end; where this process dies, `sweep` removes it.
+
+    Args:
+        target: The path of what is made in the folder, in a folder that exists.
+
+    Raises:
+        MachineError: The folder cannot be made.
+    """
     sweep(target)
     aside = fresh_path(target)
     begun(aside)
@@ -38,14 +60,7 @@ def write_folder(target: Path, files: Mapping[str, bytes]) -> None:
     try:
         with machine_errors("write to", target):
             lock(descriptor)
-            for name, data in files.items():
-                write_atomically(aside / name, data, replace=False)
-            _name(aside, target)
-            try:
-                sync_folder(target.parent)
-            except OSError:
-                target.rename(aside)
-                raise
+        yield aside
     finally:
         shutil.rmtree(aside, ignore_errors=True)
         ended(aside)
