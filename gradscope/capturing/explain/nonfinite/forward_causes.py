@@ -24,10 +24,13 @@ from gradscope.capturing.explain.nonfinite.repairs import (
     SHIFT,
     UNDER_ROOT,
     VALID_INDEX,
+    WIDER,
     X_LOG_X,
     Diagnosis,
     element,
     is_large,
+    is_narrow,
+    largest,
     numbers,
     overflow,
 )
@@ -64,6 +67,7 @@ def _known(
     rule = _FORWARD.get(primitive)
     found = rule(failure.operands) if rule is not None and failure.operands else None
     if found is not None:
+        found = _in_narrow_dtype(found, primitive, failure)
         repair = _special_repair(operation, primitive, operations) or found.repair
         return with_lost_epsilon(Diagnosis(f"{found.why}{place}", repair), operation, operations)
     if primitive == "triangular_solve" and (at := _zero_on_diagonal(failure.tensors[0])) is not None:
@@ -71,6 +75,15 @@ def _known(
     if primitive == "reduce_sum" and math.isnan(failure.value) and np.isinf(_wide(failure.tensors[0])).any():
         return Diagnosis(f"infinity minus infinity in a sum{place}")
     return None
+
+
+def _in_narrow_dtype(found: Diagnosis, primitive: str, failure: Failure) -> Diagnosis:
+    """Returns the diagnosis of an exponential with its dtype, where float32 would hold what that dtype does not."""
+    if primitive not in _EXPONENTIALS or not is_narrow(failure.dtype):
+        return found
+    return Diagnosis(
+        f"{found.why} {failure.dtype} (largest {largest(failure.dtype):.6g})", f"{found.repair}, or {WIDER}"
+    )
 
 
 def _unknown(primitive: str, failure: Failure, place: str) -> Diagnosis:
@@ -257,6 +270,9 @@ def _log1p(operands: Sequence[float]) -> Diagnosis | None:
         return Diagnosis("log1p of -1", ADD_EPSILON)
     return Diagnosis(f"log1p of {operands[0]:.6g}, which is below -1", CLIP_NEGATIVE) if operands[0] < -1 else None
 
+
+#: The primitives whose result overflows where their operand is large.
+_EXPONENTIALS: Final = frozenset({"exp", "exp2", "expm1", "sinh", "cosh"})
 
 #: By primitive, the cause that follows from its operands' values at the element.
 _FORWARD: Final[Mapping[str, Callable[[Sequence[float]], Diagnosis | None]]] = {

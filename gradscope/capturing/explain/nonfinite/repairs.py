@@ -49,8 +49,13 @@ WIDER: Final = "compute this in float32"
 def overflow(dtype: np.dtype, *, backward: bool) -> Diagnosis:
     """Returns the diagnosis of a result beyond the largest number of a dtype, as the predicate of a clause."""
     scale = SCALE_LOSS if backward else SCALE_OPERANDS
-    narrow = jnp.finfo(dtype).bits < jnp.finfo(jnp.float32).bits
-    return Diagnosis(f"overflow of {dtype} (largest {largest(dtype):.6g})", f"{scale}, or {WIDER}" if narrow else scale)
+    repair = f"{scale}, or {WIDER}" if is_narrow(dtype) else scale
+    return Diagnosis(f"overflow of {dtype} (largest {largest(dtype):.6g})", repair)
+
+
+def is_narrow(dtype: np.dtype) -> bool:
+    """Returns whether a dtype has fewer bits than float32, so that float32 holds more."""
+    return bool(jnp.finfo(dtype).bits < jnp.finfo(jnp.float32).bits)
 
 
 def is_large(*operands: Iterable[Any]) -> bool:
