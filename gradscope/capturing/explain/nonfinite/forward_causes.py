@@ -24,13 +24,11 @@ from gradscope.capturing.explain.nonfinite.repairs import (
     SHIFT,
     UNDER_ROOT,
     VALID_INDEX,
-    WIDER,
     X_LOG_X,
     Diagnosis,
     element,
+    in_narrow_dtype,
     is_large,
-    is_narrow,
-    largest,
     numbers,
     overflow,
 )
@@ -67,7 +65,7 @@ def _known(
     rule = _FORWARD.get(primitive)
     found = rule(failure.operands) if rule is not None and failure.operands else None
     if found is not None:
-        found = _in_narrow_dtype(found, primitive, failure)
+        found = in_narrow_dtype(found, failure.dtype) if primitive in _EXPONENTIALS else found
         repair = _special_repair(operation, primitive, operations) or found.repair
         return with_lost_epsilon(Diagnosis(f"{found.why}{place}", repair), operation, operations)
     if primitive == "triangular_solve" and (at := _zero_on_diagonal(failure.tensors[0])) is not None:
@@ -75,15 +73,6 @@ def _known(
     if primitive == "reduce_sum" and math.isnan(failure.value) and np.isinf(_wide(failure.tensors[0])).any():
         return Diagnosis(f"infinity minus infinity in a sum{place}")
     return None
-
-
-def _in_narrow_dtype(found: Diagnosis, primitive: str, failure: Failure) -> Diagnosis:
-    """Returns the diagnosis of an exponential with its dtype, where float32 would hold what that dtype does not."""
-    if primitive not in _EXPONENTIALS or not is_narrow(failure.dtype):
-        return found
-    return Diagnosis(
-        f"{found.why} {failure.dtype} (largest {largest(failure.dtype):.6g})", f"{found.repair}, or {WIDER}"
-    )
 
 
 def _unknown(primitive: str, failure: Failure, place: str) -> Diagnosis:
