@@ -471,6 +471,17 @@ def test_a_parameter_that_stays_has_the_reason_beside_it() -> None:
     assert rounded.endswith(": 3e-09, the norm of its update, is lost in its rounding")
 
 
+def test_where_every_parameter_stays_the_end_of_a_schedule_is_named() -> None:
+    def ended(step: int, numbers: Any, stats: Stats, unchanged: dict[str, bool]) -> None:
+        if step >= 300:
+            unchanged |= dict.fromkeys(LAYERS, True)
+            for layer in LAYERS:
+                scaled(stats, f"update/{layer}", 0.0)
+
+    (why,) = [alarm.why for alarm in watched(Training(0), ended) if alarm.rule == "stuck"]
+    assert "the learning rate may be 0, as behind the end of a schedule" in why
+
+
 @pytest.mark.parametrize("end", [STOPPED, AS_DATA])
 def test_a_target_network_is_not_stuck_and_its_updates_are_not_too_small(end: str) -> None:
     assert without_change({"a": f"stop_gradient at net.py:3{end}"}, update=0.0) == []
