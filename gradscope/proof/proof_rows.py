@@ -101,10 +101,19 @@ def leaf_row(leaves: list[Leaf], outcome: Outcome, sources: Mapping[str, str], e
     if excused is not None and row.status in ("correct", "excused"):
         taken = "is no derivative" if row.status == "excused" else "counts as right"
         return replace(row, why=f"made through the rule of {excused}, which {taken}")
+    if row.status == "not checked":
+        return replace(row, why=_unclear(outcome))
     if row.status != "wrong" or math.isnan(outcome.factor):
         return row
     factor = rounded_factor(outcome.factor)
     return replace(row, factor=factor, why=f"{factor:.12g} times the derivative")
+
+
+def _unclear(outcome: Outcome) -> str:
+    """Returns why finite differences do not say whether a gradient is right, and what may."""
+    if not math.isfinite(outcome.expected):
+        return "the loss is not finite near these values"
+    return f"finite differences may err by {outcome.expected:.0%} of it here; another --seed or --batch-size may tell"
 
 
 def _row(what: str, outcome: Outcome, source: str | None) -> ProofRow:

@@ -90,7 +90,7 @@ def deep_manifest(tensors: int) -> Manifest:
     return Manifest(entries=tuple(entries))
 
 
-def run_folder(folder: Path, steps: int = 8, layers: int = 3, noise_every: int = 3) -> Path:
+def run_folder(folder: Path, steps: int = 8, layers: int = 3, noise_every: int = 3, loss: float = 4.0) -> Path:
     """A run whose gradients grow tenfold a step, and become NaN in the end."""
     folder.mkdir(parents=True, exist_ok=True)
     keys = [f"{family}/layer{at}" for at in range(layers) for family in ("activation", "activation_grad")]
@@ -102,7 +102,7 @@ def run_folder(folder: Path, steps: int = 8, layers: int = 3, noise_every: int =
         history.describe({}, iter(tensors))
         for step in range(steps):
             stats = {key: _at(step, key, last=step == steps - 1) for key in keys}
-            numbers = {"step": step, "loss": 4.0 / (step + 1), "grad_norm": 1.0 + step}
+            numbers = {"step": step, "loss": loss / (step + 1), "grad_norm": 1.0 + step}
             values = counted(np.array([0.0, *[2.0**step] * 3, -(2.0**step)], np.float32))
             found = {key: ValueHistogram.of(values) for key in keys if step % 2 == 0}
             noise = {key: _noise(step) for key in (None, keys[-1])} if step % noise_every == 0 else {}

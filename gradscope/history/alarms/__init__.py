@@ -3,6 +3,7 @@
 - `alarm_rules` has the table of all rules.
 - `tensor_rules` applies those about tensors to recorded steps.
 - `diverging_loss` says of a loss that grows by orders that the learning rate is too large.
+- `unbounded_loss` says of a loss that falls below zero ever faster that a term of it has no lower bound.
 - `alarm_watch` applies all of them, step by step, and names the tensor that deviates most.
 
 A rule raises an alarm where its condition begins to hold, and not again while it holds. The alarm names the tensor

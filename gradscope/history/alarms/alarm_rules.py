@@ -12,6 +12,7 @@ from gradscope.history.history_rows import Alarm
 
 NONFINITE: Final = "nonfinite"
 DIVERGING: Final = "diverging"
+UNBOUNDED: Final = "unbounded"
 
 #: The words in the reason of an alarm behind which a dump of its step may say more.
 ZERO_GRADIENT: Final = "its gradient is exactly zero"
@@ -78,6 +79,14 @@ RULES: Final = (
         "finite, after one of at least 10, or 0.3 where it was above 10 times; or, from the 128th step on after one of "
         "at least 0.1, a median of 8 losses of at least 2 times the first, and of the last 32 one of at least 0.8 "
         "times, and none below 0.72 times",
+    ),
+    AlarmRule(
+        name=UNBOUNDED,
+        sentence="The loss falls below zero without end: a term of it has no lower bound, such as one of the wrong "
+        "sign.",
+        formula="loss below -1,000 times the largest magnitude of the first 3 known, and norm of the gradients above "
+        "1,000 times the largest of these, at 3 steps in a row at which both are known, and 16 times as far below zero "
+        "as after half as many such steps; after 2, 4, 8, ... of them",
     ),
     AlarmRule(
         name="loss-spike", sentence="The loss jumps up.", formula=_SPIKE, watches="loss",

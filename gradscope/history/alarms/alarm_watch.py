@@ -22,6 +22,7 @@ from gradscope.history.alarms.alarm_rules import (
 )
 from gradscope.history.alarms.diverging_loss import Divergence
 from gradscope.history.alarms.tensor_rules import TensorRules
+from gradscope.history.alarms.unbounded_loss import Descent
 from gradscope.history.history_rows import Alarm
 
 #: A spike is above mean + `_DEVIATIONS` standard deviations of the last `_WINDOW` values, of which there have to be
@@ -67,6 +68,7 @@ class AlarmWatch:
         self._logarithms: dict[str, deque[float]] = {}
         self._tensors = TensorRules(sizes, unreached)
         self._divergence = Divergence()
+        self._descent = Descent()
 
     def step(self, number: int, numbers: Mapping[str, float]) -> list[Alarm]:
         """Returns the alarms about the numbers of a step, without a tensor.
@@ -76,6 +78,8 @@ class AlarmWatch:
             numbers: Its numbers by the columns of `steps`, as far as they are known; in the order of the steps.
         """
         found = self.diverging(number, numbers)
+        unbounded = self._descent.step(number, numbers)
+        found += [] if unbounded is None else [unbounded]
         for rule in RULES:
             value = numbers.get(rule.watches or "")
             if value is None:
@@ -159,6 +163,7 @@ class AlarmWatch:
             "logarithms": {key: list(each) for key, each in self._logarithms.items()},
             "tensors": self._tensors.to_json(),
             "divergence": self._divergence.to_json(),
+            "descent": self._descent.to_json(),
         }
 
     def restore(self, found: Mapping[str, Any]) -> None:
@@ -169,6 +174,8 @@ class AlarmWatch:
         self._tensors.restore(found["tensors"])
         if "divergence" in found:  # a state of an older gradscope has none
             self._divergence.restore(found["divergence"])
+        if "descent" in found:  # nor has one of an older gradscope this
+            self._descent.restore(found["descent"])
 
     @np.errstate(over="ignore", invalid="ignore")  # of a run in float64 that diverges
     def _limits(self, rule: str, value: float) -> tuple[float, float]:

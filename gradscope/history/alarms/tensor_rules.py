@@ -53,6 +53,11 @@ class _Streak:
         return [name for name, each in self.lengths.items() if each == length]
 
 
+#: Why a parameter stays that has a gradient, and what that is where all of them stay.
+_NO_UPDATE: Final = "its gradient is not zero, but the update that the optimizer makes of it is"
+_SCHEDULE_ENDED: Final = ", as of every parameter: the learning rate may be 0, as behind the end of a schedule"
+
+
 class TensorRules:
     """`TensorRules` apply the rules about tensors, and remember what they need of earlier steps.
 
@@ -116,7 +121,8 @@ class TensorRules:
         if names:
             why = f"did not change at {_IN_A_ROW} recorded steps in a row{_others(names)}"
             if cause := self._cause(names[0], stats, rate):
-                why = f"{why}: {cause}"
+                all_stay = len(unchanged) > 1 and all(unchanged.values())
+                why = f"{why}: {cause}{_SCHEDULE_ENDED if all_stay and cause == _NO_UPDATE else ''}"
             yield Alarm(step=0, rule="stuck", key=naming.key_of(naming.PARAM, names[0]), why=why)
 
     def _cause(self, name: str, stats: Statistics, rate: float | None) -> str:
@@ -129,7 +135,7 @@ class TensorRules:
         if rate == 0:
             return "the learning rate is 0"
         if update.get("l2") == 0:
-            return "its gradient is not zero, but the update that the optimizer makes of it is"
+            return _NO_UPDATE
         return f"{update['l2']:.2g}, the norm of its update, is lost in its rounding" if update.get("l2") else ""
 
     def _dying(self, stats: Statistics) -> Iterable[Alarm]:

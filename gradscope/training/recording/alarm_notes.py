@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Manifest
@@ -15,6 +16,9 @@ from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.history.alarms.alarm_rules import DIVERGING, NONFINITE, ZERO_GRADIENT
 from gradscope.history.history_rows import Alarm
 from gradscope.stats import find
+
+#: The kind of the reason of a gradient that names the rectifier itself.
+_DEAD_UNITS: Final = "dead units"
 
 
 def write_alarms(folder: Path, alarms: Sequence[Alarm], *, loss: float | None) -> None:
@@ -52,7 +56,18 @@ def explained(alarm: Alarm, manifest: Manifest) -> Alarm:
     name = naming.split_key(alarm.key)[1]
     causes = (each.why for each in manifest.causes if (each.family, each.name) == (naming.PARAM_GRAD, name))
     why = next(causes, None)
-    return alarm if why is None else replace(alarm, why=alarm.why.replace(ZERO_GRADIENT, f"{ZERO_GRADIENT}, {why}"))
+    if why is None:
+        return alarm
+    found = replace(alarm, why=alarm.why.replace(ZERO_GRADIENT, f"{ZERO_GRADIENT}, {why}"))
+    return found if _DEAD_UNITS in why else _with_dead_units(found, manifest)
+
+
+def _with_dead_units(alarm: Alarm, manifest: Manifest) -> Alarm:
+    """Returns an alarm about a gradient of zero with the first dead rectifier, whose zeros a layer behind it reads."""
+    dead = next((each for each in find(manifest) if each.rule == "dead"), None)
+    if dead is None:
+        return alarm
+    return replace(alarm, why=f"{alarm.why}; {naming.key_of(dead.family, dead.name)} {dead.why}")
 
 
 def _nonfinite_alarm(alarm: Alarm, manifest: Manifest) -> Alarm:

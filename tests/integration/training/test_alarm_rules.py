@@ -397,6 +397,41 @@ def test_a_regression_from_zero_with_hardly_a_signal_has_no_rate_that_is_too_lar
     assert [alarm.rule for alarm in found if alarm.rule == "diverging"] == []
 
 
+def maximised(depth: int, steps: int = 300) -> list[dict[str, float]]:
+    """The numbers of a linear network that leaves its target by the signs of its gradients, nearly as Adam does."""
+    weights, found = np.full(depth, 0.5), []
+    for _ in range(steps):
+        error = 1 - weights.prod()
+        gradients = 2 * error * weights.prod() / weights
+        weights = weights - 0.03 * np.sign(gradients)
+        found.append({"loss": -(error**2), "grad_norm": float(np.linalg.norm(gradients))})
+    return found
+
+
+def unbounded(rows: list[dict[str, float]]) -> list[int]:
+    watch = AlarmWatch({})
+    return [alarm.step for step, row in enumerate(rows) for alarm in watch.step(step, row) if alarm.rule == "unbounded"]
+
+
+def test_a_term_of_the_wrong_sign_is_found_once() -> None:
+    (step,) = unbounded(maximised(5))
+    assert step < 256
+    apart = [row if step % 5 == 0 else {"loss": row["loss"]} for step, row in enumerate(maximised(5, 1500))]
+    assert len(unbounded(apart)) == 1  # as of a probe, which knows the gradient of some steps
+
+
+def test_a_loss_that_is_meant_to_be_negative_is_bounded() -> None:
+    steps = np.arange(5000)
+    actor = [{"loss": -0.01 - 0.1 * step, "grad_norm": 0.01 + 0.1 * step} for step in steps]  # -Q, whose scale grows
+    likelihood = [{"loss": 3000 - 13000 * (1 - np.exp(-step / 500)), "grad_norm": 1e5 + step * 1e5} for step in steps]
+    critic = [
+        {"loss": 0.001 - 5 * np.sin(step / 6) ** 2, "grad_norm": 0.5 + 5 * np.sin(step / 6) ** 2} for step in steps
+    ]
+    from_zero = [{"loss": -(max(step - 9.0, 0.0) ** 6), "grad_norm": 1.0} for step in steps]
+    for series in (actor, likelihood, critic, from_zero):
+        assert unbounded([{name: float(value) for name, value in row.items()} for row in series]) == []
+
+
 def test_a_parameter_that_comes_down_to_zero_is_no_learning_rate_that_is_too_large() -> None:
     """The square root of a parameter that has a constant gradient is not finite at last."""
     watch, found, param = AlarmWatch({}), list[Alarm](), 1.0
@@ -409,7 +444,7 @@ def test_a_parameter_that_comes_down_to_zero_is_no_learning_rate_that_is_too_lar
 
 def test_a_run_that_an_older_version_saved_is_gone_on_with() -> None:
     saved = AlarmWatch({}).to_json()
-    del saved["divergence"]
+    del saved["divergence"], saved["descent"]
     watch = AlarmWatch({})
     watch.restore(saved)
     assert watch.step(0, {"loss": 1.0}) == []
@@ -449,6 +484,17 @@ def test_a_parameter_that_stays_has_the_reason_beside_it() -> None:
     assert rounded.endswith(": 3e-09, the norm of its update, is lost in its rounding")
 
 
+def test_where_every_parameter_stays_the_end_of_a_schedule_is_named() -> None:
+    def ended(step: int, numbers: Any, stats: Stats, unchanged: dict[str, bool]) -> None:
+        if step >= 300:
+            unchanged |= dict.fromkeys(LAYERS, True)
+            for layer in LAYERS:
+                scaled(stats, f"update/{layer}", 0.0)
+
+    (why,) = [alarm.why for alarm in watched(Training(0), ended) if alarm.rule == "stuck"]
+    assert "the learning rate may be 0, as behind the end of a schedule" in why
+
+
 @pytest.mark.parametrize("end", [STOPPED, AS_DATA])
 def test_a_target_network_is_not_stuck_and_its_updates_are_not_too_small(end: str) -> None:
     assert without_change({"a": f"stop_gradient at net.py:3{end}"}, update=0.0) == []
@@ -456,8 +502,8 @@ def test_a_target_network_is_not_stuck_and_its_updates_are_not_too_small(end: st
 
 def test_every_rule_is_tested_here() -> None:
     tested = {
-        "nonfinite", "diverging", "loss-spike", "grad-spike", "update-spike", "stuck", "dying", "update-ratio",
-        "vanishing", "exploding",
+        "nonfinite", "diverging", "unbounded", "loss-spike", "grad-spike", "update-spike", "stuck", "dying",
+        "update-ratio", "vanishing", "exploding",
     }  # fmt: skip
     assert {rule.name for rule in RULES} == tested
 

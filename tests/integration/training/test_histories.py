@@ -241,7 +241,7 @@ def test_the_loss_of_every_step_is_shown_also_where_the_step_was_not_recorded(tm
         np.testing.assert_array_equal(found.losses["step"], range(5))
         np.testing.assert_array_equal(found.losses["loss"], losses)
     shown = in_terminal("show", "run", folder=tmp_path, columns=80).plain
-    assert "4.00 to not a number at step 4  ▂▁█!!" in shown
+    assert "4.00 to not a number from step 3 on  ▂▁█!!" in shown
     assert "5 taken, 1 recorded, the last is step 0" in shown
     assert gradscope("show", "run", "--json", folder=tmp_path).json["loss"] == {"first": 4.0}
     rows = gradscope("show", "run", "--tensor", "loss", "--json", folder=tmp_path).json["rows"]

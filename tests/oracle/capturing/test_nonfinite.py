@@ -78,6 +78,10 @@ def double_where(w: Any, row: Any) -> Any:
     return jnp.where(value > 0, jnp.sqrt(value), 0.0).sum()  # here
 
 
+def narrow_exp(w: Any, row: Any) -> Any:
+    return jnp.exp((row * w["one"] * 0 + 12).astype(jnp.float16)).astype(jnp.float32).sum()  # here
+
+
 def norm_at_zero(w: Any, row: Any) -> Any:
     return jnp.sqrt(jnp.sum((row * w["zero"]) ** 2) + 0 * row.sum())  # here
 
@@ -98,6 +102,7 @@ FORWARD = {
     exp_overflow: ("exp", "exp of 100 overflows"),
     zero_over_zero: ("div", "0 divided by 0"),
     masked_row: ("sub", "infinity minus infinity"),
+    narrow_exp: ("exp", "exp of 12 overflows float16 (largest 65504)"),
     half_precision: ("add", "overflow of float16 (largest 65504)"),
 }
 BACKWARD = {

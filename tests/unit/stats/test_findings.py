@@ -242,9 +242,15 @@ def test_a_nan_of_the_loss_alone_is_not_said_to_be_made_in_a_gradient() -> None:
     origin = Origin(name="mul", direction="forward", why="made the first NaN: 0 times infinity", source="model.py:7")
     (only,) = find(Manifest(entries=entries, loss=float("nan"), origins=(origin,)))
     assert only.statement == (
-        "activation/head leads to a loss of nan, where every value of the dump is finite: mul made the first NaN: "
-        "0 times infinity (model.py:7); 1 more tensor is affected"
+        "activation/head is the last value before a loss of nan, where every value of the dump is finite: mul made the "
+        "first NaN: 0 times infinity (model.py:7); 1 more tensor is affected"
     )
+
+
+def test_an_output_that_is_nan_is_not_said_to_be_finite() -> None:
+    entries = (entry("activation/head", [[1.0]], 1), entry("param_grad/w", [1.0], 1), entry("aux/entropy", np.nan))
+    (only,) = find(Manifest(entries=entries, loss=float("nan")))
+    assert "where every activation of the dump is finite" in only.statement
 
 
 def test_a_nan_that_reaches_neither_the_loss_nor_a_parameter_is_no_finding() -> None:

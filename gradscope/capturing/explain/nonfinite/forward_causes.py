@@ -27,6 +27,7 @@ from gradscope.capturing.explain.nonfinite.repairs import (
     X_LOG_X,
     Diagnosis,
     element,
+    in_narrow_dtype,
     is_large,
     numbers,
     overflow,
@@ -64,6 +65,7 @@ def _known(
     rule = _FORWARD.get(primitive)
     found = rule(failure.operands) if rule is not None and failure.operands else None
     if found is not None:
+        found = in_narrow_dtype(found, failure.dtype) if primitive in _EXPONENTIALS else found
         repair = _special_repair(operation, primitive, operations) or found.repair
         return with_lost_epsilon(Diagnosis(f"{found.why}{place}", repair), operation, operations)
     if primitive == "triangular_solve" and (at := _zero_on_diagonal(failure.tensors[0])) is not None:
@@ -257,6 +259,9 @@ def _log1p(operands: Sequence[float]) -> Diagnosis | None:
         return Diagnosis("log1p of -1", ADD_EPSILON)
     return Diagnosis(f"log1p of {operands[0]:.6g}, which is below -1", CLIP_NEGATIVE) if operands[0] < -1 else None
 
+
+#: The primitives whose result overflows where their operand is large.
+_EXPONENTIALS: Final = frozenset({"exp", "exp2", "expm1", "sinh", "cosh"})
 
 #: By primitive, the cause that follows from its operands' values at the element.
 _FORWARD: Final[Mapping[str, Callable[[Sequence[float]], Diagnosis | None]]] = {

@@ -49,8 +49,19 @@ WIDER: Final = "compute this in float32"
 def overflow(dtype: np.dtype, *, backward: bool) -> Diagnosis:
     """Returns the diagnosis of a result beyond the largest number of a dtype, as the predicate of a clause."""
     scale = SCALE_LOSS if backward else SCALE_OPERANDS
-    narrow = jnp.finfo(dtype).bits < jnp.finfo(jnp.float32).bits
-    return Diagnosis(f"overflow of {dtype} (largest {largest(dtype):.6g})", f"{scale}, or {WIDER}" if narrow else scale)
+    repair = f"{scale}, or {WIDER}" if _is_narrow(dtype) else scale
+    return Diagnosis(f"overflow of {dtype} (largest {largest(dtype):.6g})", repair)
+
+
+def in_narrow_dtype(found: Diagnosis, dtype: np.dtype) -> Diagnosis:
+    """Returns the diagnosis of an overflow with its dtype, where that holds less than float32; else as it is."""
+    if not _is_narrow(dtype):
+        return found
+    return Diagnosis(f"{found.why} {dtype} (largest {largest(dtype):.6g})", f"{found.repair}, or {WIDER}")
+
+
+def _is_narrow(dtype: np.dtype) -> bool:
+    return bool(jnp.finfo(dtype).bits < jnp.finfo(jnp.float32).bits)
 
 
 def is_large(*operands: Iterable[Any]) -> bool:

@@ -79,7 +79,7 @@ def loss_difference(dumps: Dumps, rows: Sequence[ComparisonRow], options: Compar
     ref, cand = dumps.ref.manifest.loss, dumps.cand.manifest.loss
     if ref is None or cand is None or (math.isnan(ref) and math.isnan(cand)):
         return None
-    limit = loss_tolerance(dumps)
+    limit = loss_tolerance(dumps, options.cand_dtype)
     requested = options.tolerance("loss", "loss", limit)
     if requested is None:
         limit = 0.0

@@ -20,7 +20,7 @@ from gradscope.comparison.default_tolerances import READ_FAMILIES
 from gradscope.comparison.pairing.normal_forms import NamesWithin
 from gradscope.comparison.precision import coarser, dtype_class
 from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.manifest.layer_graph import sources_of
+from gradscope.dump.manifest.layer_graph import before, sources_of
 from gradscope.dump.manifest.manifest import Entry, Layer
 from gradscope.naming import ACTIVATION, AUX, EXAMPLE_GRAD, PARAM, PARAM_GRAD, STATE, is_gradient, key_of
 
@@ -56,8 +56,19 @@ class InheritedPrecision:
         family = PARAM_GRAD if entry.family == EXAMPLE_GRAD else entry.family
         found = entry.dtype
         if self._sources:
-            own = self._of_output(entry.name) if family == AUX else self._inherited(key_of(family, entry.name))
+            key = entry.alias_of or key_of(family, entry.name)
+            own = self._of_output(entry.name) if family == AUX else self._inherited(key)
             found = _coarser(found, own)
+        return found if self._at_most is None else _coarser(found, self._at_most)
+
+    @cached_property
+    def of_any(self) -> str:
+        """The coarsest dtype in which any activation was computed: the loss may be made of each; float64 for none."""
+        # In one pass over what all of them are computed from: each by itself would be a pass.
+        reached = before(self._sources, (key for key, _, _ in self._activations)) & self._known
+        dtypes = [dtype for _, dtype, _ in self._activations]
+        dtypes += (dtype for key in reached if dtype_class(dtype := self._source.entry(key).dtype) == "float")
+        found = reduce(_coarser, dtypes, "float64")
         return found if self._at_most is None else _coarser(found, self._at_most)
 
     def _of_output(self, name: str) -> str:
@@ -66,7 +77,7 @@ class InheritedPrecision:
         layers = layers or [layer for each in self._updated(name) for layer in self._scope_of(each)]
         keys = (key_of(ACTIVATION, each) for layer in layers for each in (*layer.inputs, *layer.outputs))
         dtypes = [self._inherited(key) for key in keys if key in self._known]
-        return reduce(_coarser, dtypes) if dtypes else self._any
+        return reduce(_coarser, dtypes) if dtypes else self.of_any
 
     def _updated(self, output: str) -> list[str]:
         """Returns the parameters and the state that an auxiliary output has the name of; a word alone may be any."""
@@ -92,12 +103,6 @@ class InheritedPrecision:
         """The layers by their paths, without the numbers of calls."""
         return _grouped((_NUMBERS.sub("", layer.path), layer) for layer in self._source.manifest.layers)
 
-    @cached_property
-    def _any(self) -> str:
-        """The coarsest dtype among all activations, any of which an auxiliary output may be computed from."""
-        dtypes = (entry.dtype for entry in self._source.manifest.entries if entry.family == ACTIVATION)
-        return reduce(_coarser, (dtype for dtype in dtypes if dtype_class(dtype) == "float"), "float64")
-
     def _inherited(self, key: str) -> str:
         """Returns the coarsest dtype among a tensor and everything that it is computed from."""
         if key not in self._found:
@@ -109,16 +114,24 @@ class InheritedPrecision:
             known = [self._source.entry(each) for each in order if each in self._known]
             # What reads only values without names may have been computed from anything before it.
             lone = all(entry.family in READ_FAMILIES for entry in known[1:])
-            found = [*known, *(self._before(known[0]) if lone and known else ())]
-            dtypes = (entry.dtype for entry in found if dtype_class(entry.dtype) == "float")
+            dtypes = [entry.dtype for entry in known if dtype_class(entry.dtype) == "float"]
+            dtypes += self._before(known[0]) if lone and known else ()
             self._found[key] = reduce(_coarser, dtypes, "float64")
         return self._found[key]
 
-    def _before(self, entry: Entry) -> list[Entry]:
-        """Returns the activations that are computed before a tensor: all of them for a gradient."""
-        backward = is_gradient(entry.family)
-        activations = (each for each in self._source.manifest.entries if each.family == ACTIVATION)
-        return [each for each in activations if backward or each.site.index < entry.site.index]
+    def _before(self, entry: Entry) -> list[str]:
+        """Returns what the activations inherit that are computed before a tensor: all of them for a gradient."""
+        if is_gradient(entry.family):
+            return [self.of_any]
+        return [self._inherited(key) for key, _, index in self._activations if index < entry.site.index]
+
+    @cached_property
+    def _activations(self) -> Sequence[tuple[str, str, int]]:
+        """The key, dtype and place of each floating-point activation; in order, as searches need it."""
+        entries = (each for each in self._source.manifest.entries if each.family == ACTIVATION)
+        keys = ((each.alias_of or key_of(ACTIVATION, each.name), each) for each in entries)
+        floats = [(key, each.dtype, each.site.index) for key, each in keys if dtype_class(each.dtype) == "float"]
+        return sorted(floats, key=lambda found: found[2])
 
 
 def _grouped(pairs: Iterable[tuple[str, _Item]]) -> Mapping[str, Sequence[_Item]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, reduce
 
 from gradscope.comparison.judging.loss_comparison import losses_agree
+from gradscope.comparison.judging.rounding.inherited_precision import InheritedPrecision
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.normal_forms import NamesWithin
@@ -65,13 +66,14 @@ def _losses_agree(dumps: Dumps) -> bool:
     return one is not None and other is not None and losses_agree(one, other, loss_tolerance(dumps))
 
 
-def loss_tolerance(dumps: Dumps) -> float:
-    """Returns the default tolerance on the relative error of the loss, by the coarsest dtype of activations.
+def loss_tolerance(dumps: Dumps, cand_dtype: str | None = None) -> float:
+    """Returns the default tolerance on the relative error of the loss, by the coarsest dtype in which a value was made.
 
     Args:
         dumps: The dumps.
+        cand_dtype: The dtype in which the candidate was computed, as the user says; None for what the dump shows.
     """
-    dtype = reduce(coarser, (_coarsest(source) for source in (dumps.ref, dumps.cand)))
+    dtype = coarser(InheritedPrecision(dumps.ref).of_any, InheritedPrecision(dumps.cand, cand_dtype).of_any)
     return dumps.tolerance(ACTIVATION, dtype, dtype)
 
 

@@ -110,10 +110,18 @@ class RunReport:
 
     @property
     def loss_ends(self) -> str:
-        """The first and the last loss that are known, the last with its step where that was not recorded."""
+        """The first and the last loss that are known, the last with its step where that was not recorded.
+
+        Of losses that are not finite in the end, it has the step from which on they are not.
+        """
         losses, at, recorded = self.losses["loss"], self.losses["step"], self.steps["step"]
+        ends = f"{_shown(losses[0])} to {_shown(losses[-1])}"
+        finite = np.flatnonzero(np.isfinite(losses))
+        broken = int(finite[-1]) + 1 if finite.size else 0
+        if 0 < broken < len(losses) - 1:
+            return f"{ends} from step {at[broken]} on"
         beyond = len(recorded) > 0 and at[-1] > recorded[-1]
-        return f"{_shown(losses[0])} to {_shown(losses[-1])}" + (f" at step {at[-1]}" if beyond else "")
+        return ends + (f" at step {at[-1]}" if beyond else "")
 
     def rows(self) -> list[dict[str, Json]]:
         """Returns name, family and statistics of each row."""

@@ -70,7 +70,10 @@ def _of_loss(evidence: RuleEvidence, broken: Sequence[Entry]) -> Iterator[Suspec
     if last is None:
         return
     what = "value" if broken else "tensor"
-    leads = f"leads to a loss of {evidence.manifest.loss}, where every {what} of the dump is finite"
+    if any(entry.family == naming.AUX for entry in broken):
+        what = "activation"
+    # It is not said that the loss is not finite because of it: another part of the loss may have no layer behind it.
+    leads = f"is the last value before a loss of {evidence.manifest.loss}, where every {what} of the dump is finite"
     for origin in evidence.manifest.origins:
         why = f"{leads}: {naming.printable(origin.name)} {origin.why}"
         found = suspect("nonfinite", last, why, broken, total=True)

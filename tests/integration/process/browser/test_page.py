@@ -12,7 +12,7 @@ import pytest
 
 from gradscope.presentation import page_html
 from tests.integration.process.browser.conftest import Opened
-from tests.support.page_samples import HOSTILE, content_of, dump_maker
+from tests.support.page_samples import HOSTILE, content_of, dump_maker, run_folder, run_maker
 
 Open = Callable[..., Opened]
 FIRST_DIFFERENCE = "step 0: first difference"
@@ -345,3 +345,15 @@ def test_a_page_works_in_the_frame_of_a_notebook(browser: Any, tmp_path: Path) -
     assert frame.locator("#tensor h2").inner_text() == "activation/block1/relu"
     page.close()
     assert problems == []
+
+
+def test_an_axis_is_as_wide_as_its_numbers_with_their_signs(browser: Any, tmp_path: Path) -> None:
+    maker = run_maker(run_folder(tmp_path / "run", loss=-8e9))
+    (tmp_path / "run.html").write_text(page_html(maker), encoding="utf-8")
+    page = browser.new_page(viewport={"width": 1000, "height": 700})
+    page.goto((tmp_path / "run.html").as_uri())
+    page.wait_for_selector("html[data-ready]", timeout=30_000)
+    widest = "(pen => (pen.font = '12px system-ui, sans-serif', pen.measureText('-8.00e+09').width))"
+    text = page.evaluate(f"{widest}(document.createElement('canvas').getContext('2d'))")
+    assert page.evaluate("document.querySelector('#curves .u-over').offsetLeft") >= text + 15  # a tick, and its gap
+    page.close()

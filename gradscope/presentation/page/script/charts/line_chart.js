@@ -33,6 +33,10 @@ const PLACES = [
 ];
 /** uPlot leaves out an axis for which it finds no distance: its own end at 1e31, and shorter ones need their decimals. */
 const LEAST_DISTANCE = 5;
+/** The least width of a vertical axis, that of a character on it, and what is beside the characters. */
+const LEAST_AXIS = 72;
+const CHARACTER = 8;
+const MARGIN = 20;
 /** The distances between the places of layers and of steps, which are whole. */
 const WHOLE = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
 /** What is zero is drawn so far below the smallest value of a logarithmic axis. */
@@ -133,7 +137,7 @@ export class LineChart {
       ],
       axes: [
         { ...axis, label: across, labelSize: 18, size: 34, incrs: WHOLE, values: (_plot, splits) => splits.map((at) => (Number.isInteger(at) ? place(at) : "")) },
-        { ...axis, size: 72, values: (_plot, splits) => splits.map((value) => tick(value, logarithmic)), ...(logarithmic ? { splits: (_plot, _axis, low, high) => places(low, high), incrs: (_plot, _axis, low, high) => [Math.max(high - low, LEAST_DISTANCE)], filter: (_plot, splits) => splits } : {}) },
+        { ...axis, size: (_plot, labels) => axisWidth(labels), values: (_plot, splits) => splits.map((value) => tick(value, logarithmic)), ...(logarithmic ? { splits: (_plot, _axis, low, high) => places(low, high), incrs: (_plot, _axis, low, high) => [Math.max(high - low, LEAST_DISTANCE)], filter: (_plot, splits) => splits } : {}) },
       ],
       hooks: {
         setCursor: [(plot) => this.showAt(plot.cursor.idx ?? null)],
@@ -275,6 +279,11 @@ function places(low, high) {
 /** @param {number} value @param {boolean} logarithmic */
 function tick(value, logarithmic) {
   return logarithmic && value > 0 && (value < 0.1 || value >= 1e4) ? Number(value.toPrecision(3)).toExponential().replace("e+", "e") : numberText(value);
+}
+
+/** The width of a vertical axis, of 9 characters such as those of -2.00e+09, too: its first one is the sign. @param {string[] | null} labels */
+function axisWidth(labels) {
+  return Math.max(LEAST_AXIS, MARGIN + CHARACTER * Math.max(0, ...(labels ?? []).map((each) => each.length)));
 }
 
 /** The ends of an axis, which has a length also where there is one place. @param {number} low @param {number} high @returns {[number, number]} */
