@@ -52,6 +52,9 @@ os.environ["XLA_FLAGS"] = " ".join([OWN_FLAGS, *ADDED_FLAGS]).strip()
 for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(threads, "1")
 
+# Programs started by a test hear that their terminal is closed, also where the tests do not, as under `nohup`.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 # Where the environment keeps Python from writing bytecode, each of a hundred processes would compile the package anew,
 # for a fifth of a second.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

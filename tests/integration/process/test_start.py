@@ -54,7 +54,7 @@ OPTIONS = {
     "--quiet --verbose --traceback",
     "watch": "--once --select --exclude --format --json --traceback",
     "export": f"{CHOSEN} --to --output --force --quiet --traceback",
-    "isolate": "--output --force --quiet --traceback",
+    "isolate": "--reference --output --force --quiet --traceback",
     "calibrate": f"{MODEL} {CHOSEN} --per-example --output --no-cache --force --quiet --traceback",
     "inspect": f"{MODEL} {CHOSEN} --ops --fetch --feed --gradients --sort --full --format --json "
     "--quiet --verbose --traceback",

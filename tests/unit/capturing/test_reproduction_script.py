@@ -61,7 +61,7 @@ def test_a_failure_of_any_call_leaves_both_files_as_they_were(
         monkeypatch.setattr(os, call, failing_once(real, failing))
         folder = tmp_path / str(failing)
         try:
-            write_reproduction(folder, FOUND, file="isolated", dump=tmp_path / "a.npz", force=False)
+            write_reproduction(folder, FOUND, file="isolated", dumps=[tmp_path / "a.npz"], force=False)
         except MachineError:
             assert list(tmp_path.iterdir()) == []
         else:
@@ -84,7 +84,7 @@ def test_a_new_folder_has_both_files_at_any_time_and_the_next_removes_what_a_dea
         return real(*arguments, **named)
 
     monkeypatch.setattr(os, call, look)
-    write_reproduction(folder, FOUND, file="isolated", dump=tmp_path / "a.npz", force=False)
+    write_reproduction(folder, FOUND, file="isolated", dumps=[tmp_path / "a.npz"], force=False)
     assert [path.name for path in tmp_path.iterdir()] == ["repro"]
 
 
@@ -101,7 +101,7 @@ def pair(folder: Path) -> tuple[str | None, int]:
 
 
 def write_into(folder: Path, found: Reproduction) -> None:
-    write_reproduction(folder, found, file="isolated", dump=folder / "a.npz", force=True)
+    write_reproduction(folder, found, file="isolated", dumps=[folder / "a.npz"], force=True)
 
 
 @pytest.mark.parametrize("call", CALLS)
