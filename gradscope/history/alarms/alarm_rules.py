@@ -76,7 +76,8 @@ RULES: Final = (
         "negative as far above them as 9 times the largest of these, at 5 steps in a row, after "
         "l2(updates) / l2(parameters) of at least 0.3; or above 1,000 times, after one of at least 1; or not "
         "finite, after one of at least 10, or 0.3 where it was above 10 times; or, from the 128th step on after one of "
-        "at least 0.3, the last 32 losses with a median of at least 0.8 times the first and none below 0.72 times",
+        "at least 0.3, and after an l2(gradients) times l2(updates) of at least the first loss, "
+        "the last 32 losses with a median of at least 0.8 times the first and none below 0.72 times",
     ),
     AlarmRule(
         name="loss-spike", sentence="The loss jumps up.", formula=_SPIKE, watches="loss",
