@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -61,7 +62,7 @@ class CallsToCheck:
 
     def __init__(self, rule: DistinctRule, *, equal: bool) -> None:
         own = range(closed_over(rule.call.equation), len(rule.call.equation.invars))
-        self._choosing = [at for at in own if getattr(rule.call.equation.invars[at].aval, "size", 0) == 1]
+        self._choosing = [at for at in own if _is_number(rule.call.equation.invars[at].aval)]
         self._conditions = RuleConditions(rule.call, equal=equal)
         several = equal or len(rule.calls) > 1 or any(loop.length != 1 for loop in rule.call.frame.loops)
         self._to_take = self._conditions.all() if several and _size_bytes(rule.calls) <= _MOST_BYTES else frozenset()
@@ -147,8 +148,26 @@ def _is_in_branch(frame: Frame) -> bool:
 def _operands(neighbourhood: Neighbourhood, call: CustomRuleCall, iteration: tuple[int, ...]) -> list[Any] | None:
     if not neighbourhood.was_executed(call.frame, iteration):
         return None
-    values = [neighbourhood.value(FrameVariable(call.frame, atom), iteration) for atom in call.equation.invars]
-    return None if any(value is None for value in values) else values
+    operands = call.equation.invars
+    values = [neighbourhood.value(FrameVariable(call.frame, atom), iteration) for atom in operands]
+    if any(value is None for value in values):
+        return None
+    return [_typed(value, atom.aval) for value, atom in zip(values, operands, strict=True)]
+
+
+def _typed(value: Any, aval: Any) -> Any:
+    """Returns a value with the type of its variable: of a random key that a program computes, its data are observed."""
+    if not _is_key(aval) or _is_key(value):
+        return value
+    return jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(jnp.zeros((), aval.dtype)))
+
+
+def _is_key(value: Any) -> bool:
+    return jnp.issubdtype(getattr(value, "dtype", np.float32), jax.dtypes.prng_key)
+
+
+def _is_number(aval: Any) -> bool:
+    return getattr(aval, "size", 0) == 1 and not _is_key(aval)
 
 
 def _kind(value: Any) -> str:
@@ -170,4 +189,4 @@ def _is_discrete(number: Any) -> bool:
 
 def _shown(value: Any) -> str:
     number = np.asarray(value).reshape(())
-    return str(number) if _is_discrete(number) else f"{float(number):.4g}"
+    return str(number) if _is_discrete(number) else f"{number.item():.4g}"

@@ -95,3 +95,40 @@ def test_a_right_rule_of_which_all_sides_are_taken_is_correct() -> None:
         return jnp.square(y).sum()
 
     assert {row.status for row in proof(loss, W, X).rules} == {"correct"}
+
+
+@jax.custom_vjp
+def dropped(x: Any, key: Any) -> Any:
+    return jnp.where(jax.random.bernoulli(key, 0.5, x.shape), 2.0 * x, 0.0)
+
+
+dropped.defvjp(
+    lambda x, key: (dropped(x, key), key),
+    lambda key, g: (jnp.where(jax.random.bernoulli(key, 0.5, g.shape), 3.0 * g, 0.0), None),
+)
+
+
+@jax.custom_vjp
+def turned(x: Any, by: Any) -> Any:
+    return x * by.real
+
+
+turned.defvjp(
+    lambda x, by: (turned(x, by), (x, by)),
+    lambda kept, g: (g * kept[1].real, jax.lax.complex((g * kept[0]).sum(), jnp.float32(0))),
+)
+
+
+def test_a_random_key_among_the_operands_is_no_number_that_chooses() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.square(sum(dropped(x @ w, each) for each in jax.random.split(jax.random.key(3), 2))).sum()
+
+    found = rule(proof(loss), "dropped")
+    assert (found.status, found.factor) == ("wrong", pytest.approx(1.5))
+    assert found.why == "argument 1: 1.5 times the derivative"
+
+
+def test_a_complex_number_chooses_by_its_sign() -> None:
+    factors = np.asarray([1 + 2j, -1 - 2j], np.complex64)
+    found = proof(lambda w, x: sum(jnp.square(turned(x @ w, by)).sum() for by in jnp.asarray(factors)))
+    assert rule(found, "turned").status == "correct"
