@@ -30,6 +30,13 @@ from gradscope.tracing.jaxpr.source_lines import source_of
 #: The operations that have a kink or a jump where the values that they compare are equal, or their one value is zero.
 _COMPARING: Final = frozenset({"abs", "ge", "gt", "le", "lt", "max", "min", "sign"})
 
+#: The parameter of an equation that chooses among functions, as `select_n` does among values: by its first operand.
+_BRANCHES: Final = "branches"
+
+#: Whether the lines inside a frame that runs once, in the place of its equation, are those of this call: a library
+#: function with a `jit` of its own may have been traced for another caller.
+_OWN_LINES: Final = {"call": False, "remat": True}
+
 
 class Side(NamedTuple):
     """A `Side` is one side of a condition: the number of the condition, and that of the case it chooses."""
@@ -148,7 +155,7 @@ class _Walk:
             values = [atom.val if is_literal(atom) else known[atom] for atom in equation.invars]
             line = source or source_of(equation)
             inside = sub_jaxprs(equation)[0] if _runs_in_place(equation) else None
-            if equation.primitive.name in ("cond", "select_n"):
+            if equation.primitive.name == "select_n" or _BRANCHES in equation.params:
                 self._count(equation, values[0], line)
             elif self._equal and equation.primitive.name in _COMPARING:
                 one, other = values if len(values) == 2 else (values[0], 0)
@@ -158,18 +165,18 @@ class _Walk:
             if inside is None:
                 made = bind(equation, values)
             else:
-                # A library function with a `jit` of its own may have been traced for another caller.
-                made = self.run(inside.jaxpr, inside.constants, values, line if inside.kind == "call" else None)
+                outer = None if _OWN_LINES.get(inside.kind, True) else line
+                made = self.run(inside.jaxpr, inside.constants, values, outer)
             known.update(zip(equation.outvars, made, strict=True))
         return [atom.val if is_literal(atom) else known[atom] for atom in jaxpr.outvars]
 
     def _count(self, equation: Equation, which: Any, source: str | None) -> None:
-        by_branch = equation.primitive.name == "cond"
-        cases = len(equation.params["branches"]) if by_branch else len(equation.invars) - 1
+        branches = equation.params.get(_BRANCHES)
+        cases = len(equation.invars) - 1 if branches is None else len(branches)
         chosen = jnp.clip(jnp.asarray(which).astype(jnp.int32), 0, cases - 1)
         self.conditions.append(_Condition(source, cases, of_elements=chosen.size > 1))
         self.counts.append(jnp.stack([(chosen == case).sum() for case in range(cases)]))
 
 
 def _runs_in_place(equation: Equation) -> bool:
-    return kind_of(equation) in ("call", "remat") or equation.primitive.name in CUSTOM_RULES
+    return kind_of(equation) in _OWN_LINES or equation.primitive.name in CUSTOM_RULES

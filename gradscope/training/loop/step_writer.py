@@ -1,4 +1,4 @@
-"""What is known of a step goes into the history of a run, and into its event file where there is one."""
+"""Steps are written into the history of a run, and into its event file where there is one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this process has begun to write is removed where a signal ends the process: its finally blocks do not run then.
+"""Files that this process has begun to write are removed where a signal ends it: its finally blocks do not run then.
 
 It imports nothing of gradscope: a command registers it before it knows whether anything is written.
 """
