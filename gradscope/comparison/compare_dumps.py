@@ -15,6 +15,7 @@ from functools import cache, partial, reduce
 from operator import add
 from typing import Final, NamedTuple
 
+from gradscope.comparison.default_tolerances import FULL
 from gradscope.comparison.diagnosis.divergence import Program, blame_of, with_inputs_paired
 from gradscope.comparison.diagnosis.growth import Error, growths, is_made_here
 from gradscope.comparison.diagnosis.likely.likely_causes import with_likely_causes
@@ -109,11 +110,17 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         extent_differences=extent_differences(ref, cand),
         provenance_differences=provenance_differences(ref.manifest.provenance, cand.manifest.provenance),
         program=_program(dumps),
-        products=dumps.products,
+        products=dumps.products if any(_needs_products(each, rows) for each in pairs) else FULL,
         matches=pairing.matched,
         losses=loss_difference(dumps, every, options),
         examples=_examples(dumps, rows, options),
     )
+
+
+def _needs_products(pair: MeasuredPair, rows: Mapping[str, ComparisonRow]) -> bool:
+    """Returns whether the error of a pair is more than float32 products with the digits of float32 explain."""
+    needed = rows[pair.match.ref].needed or 0.0
+    return pair.exact_tolerance < pair.tolerance and needed > pair.exact_tolerance
 
 
 def _program(dumps: Dumps) -> tuple[str, str] | None:

@@ -20,17 +20,13 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.result import EXIT_CODES, Verdict
 from gradscope.dump.record import Json
 from gradscope.naming import is_gradient, key_of, printable
 from gradscope.naming.paths import BEFORE
-from gradscope.naming.wording import brief, counted
-
-#: The number of source lines that a text has.
-_LINES: Final = 4
+from gradscope.naming.wording import brief, counted, joined_lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,17 +272,6 @@ def _code_before(row: LocalRow) -> str:
     inside = [] if row.place.inside is None else [f"in `{printable(row.place.inside)}`"]
     known = ", ".join([*inside, *([printable(joined_lines(row.place.lines))] if row.place.lines else [])])
     return f"The code {where} ({known})" if known else f"The code {where}"
-
-
-def joined_lines(lines: Sequence[str]) -> str:
-    """Returns source lines as one text, each file once: `model.py:98, 99, block.py:7`."""
-    found: list[str] = []
-    before = ""
-    for file, _, number in (line.rpartition(":") for line in lines):
-        found.append(number if file == before else f"{file}:{number}")
-        before = file
-    more = len(found) - _LINES
-    return ", ".join(found) if more <= 1 else f"{', '.join(found[:_LINES])} and {more} more lines"
 
 
 def _errors(row: LocalRow) -> str:

@@ -56,7 +56,8 @@ class Comparison:
         provenance_differences: `field`, `ref` and `cand` of each difference between the runs, likely causes first.
         program: The candidate's target and the SHA-256 of its file, where both are stated and the reference has values
             of layers; else None.
-        products: The coarser of the dtypes whose digits the factors of float32 products had, "float32" for all of them.
+        products: The coarser of the dtypes whose digits the factors of float32 products had, where a difference needs
+            the tolerance of these; else "float32".
 
     Example:
         >>> import numpy as np

@@ -1,9 +1,14 @@
-"""Numbers and counts in words, for sentences."""
+"""Numbers, counts and source lines in words, for sentences."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
+from typing import Final
+
+#: The number of source lines that a text has.
+_LINES: Final = 4
 
 
 def brief(number: float) -> str:
@@ -31,6 +36,17 @@ def place_behind(text: str, source: str | None) -> str:
     if source is None or re.search(rf"(?<![\w./-]){re.escape(source)}(?!\d)", text):
         return ""
     return f" ({source})"
+
+
+def joined_lines(lines: Sequence[str]) -> str:
+    """Returns source lines as one text, each file once: `model.py:98, 99, block.py:7`."""
+    found: list[str] = []
+    before = ""
+    for file, _, number in (line.rpartition(":") for line in lines):
+        found.append(number if file == before else f"{file}:{number}")
+        before = file
+    more = len(found) - _LINES
+    return ", ".join(found) if more <= 1 else f"{', '.join(found[:_LINES])} and {more} more lines"
 
 
 def percent(share: float) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from gradscope.comparison.default_tolerances import FULL, TENSORFLOAT32, default_tolerance
+from gradscope.comparison.default_tolerances import FULL, TENSORFLOAT32
 from gradscope.comparison.diagnosis.clauses import (
     given,
     kept_alone,
@@ -47,10 +47,10 @@ def different_sentence(
         divergence: The first rows over tolerance.
         blame: Where they come from.
         losses: How the losses differ; None where they agree, or are not known.
-        products: The dtype whose digits the factors of float32 products had, see `matmul_dtype`.
+        products: The dtype of `Comparison.products`.
     """
     explained = "" if losses is None or not losses.explains else f"{_capitalised(losses.sentence)}. "
-    return explained + _of_rows(rows, divergence, blame, losses) + _of_products(rows, products)
+    return explained + _of_rows(rows, divergence, blame, losses) + _of_products(products)
 
 
 def _of_rows(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame, losses: LossDifference | None) -> str:
@@ -79,7 +79,7 @@ def same_sentence(rows: Sequence[ComparisonRow], losses: LossDifference | None =
     Args:
         rows: All rows.
         losses: How the losses differ all the same; None where they agree, or are not known.
-        products: The dtype whose digits the factors of float32 products had, see `matmul_dtype`.
+        products: The dtype of `Comparison.products`.
     """
     compared = [row for row in rows if row.compared]
     equal = sum(row.metrics.get("bit_equal") is True for row in compared)
@@ -102,13 +102,12 @@ def same_sentence(rows: Sequence[ComparisonRow], losses: LossDifference | None =
     needed = worst.needed or 0.0
     how = "as far as statistics tell" if undecided else "within tolerance"
     most = f"largest rel_l2 {brief(needed)} at {quoted(worst.name)}"
-    return f"Same {how}: {tensors}, {most}, {bits}{zeros}{_at_kinks(rows)}{order}.{_of_products(rows, products)}"
+    return f"Same {how}: {tensors}, {most}, {bits}{zeros}{_at_kinks(rows)}{order}.{_of_products(products)}"
 
 
-def _of_products(rows: Sequence[ComparisonRow], products: str) -> str:
-    """Returns a sentence about float32 products of fewer digits, where differences need a tolerance for these."""
-    over = (row.compared and (row.needed or 0.0) > default_tolerance(row.family, FULL, FULL) for row in rows)
-    if products == FULL or not any(over):
+def _of_products(products: str) -> str:
+    """Returns a sentence about float32 products of fewer digits, where a difference needs the tolerance of these."""
+    if products == FULL:
         return ""
     digits = {TENSORFLOAT32: "TensorFloat-32"}.get(products, products)
     how = "with `--matmul-precision highest`, smaller differences show"

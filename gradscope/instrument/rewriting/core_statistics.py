@@ -12,6 +12,7 @@ The vector is float32, since it is returned as the "gradient" of a sink. A count
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
 from typing import Any, Final
 
 import jax
@@ -22,7 +23,7 @@ from gradscope.arrays.passes.single_pass import reduce_array
 from gradscope.instrument.rewriting.host_calls import made_on_host
 from gradscope.instrument.taps import full_tensor
 from gradscope.stats.core_tier import CoreNumbers
-from gradscope.tracing.jaxpr.sharding import varying, varying_axes
+from gradscope.tracing.jaxpr.sharding import in_whole, varying, varying_axes
 
 #: Numbers first, then two digits for each count.
 _NUMBERS: Final = ("mean", "std", "rms", "minimum", "maximum")
@@ -42,7 +43,7 @@ def core_statistics(value: Any) -> Any:
     # A second differentiation of a step concerns its gradients, and statistics are no gradients; JAX cannot
     # differentiate a host callback at all.
     constant = jax.lax.stop_gradient(full_tensor(value))
-    return jax.lax.platform_dependent(as_bytes(constant), cpu=_on_host, default=_on_device)
+    return in_whole(partial(jax.lax.platform_dependent, cpu=_on_host, default=_on_device))(as_bytes(constant))
 
 
 def as_bytes(value: Any) -> Any:
@@ -178,7 +179,7 @@ def _combined(one: Sequence[Any], other: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _centre(values: Any) -> Any:
-    """Returns the median of the first, a middle and the last element, where they are finite, or 0 of nothing.
+    """Returns the median of the first, a middle and the last element, of those that are finite; 0 where none is.
 
     Values are squared as distances to it, so that a large mean does not drown a small spread. It is computed anew where
     it is needed, which a mean of many elements is not: that takes a kernel before.
@@ -187,5 +188,6 @@ def _centre(values: Any) -> Any:
         return jnp.float32(0)
     ends = [[0] * values.ndim, [size // 2 for size in values.shape], [size - 1 for size in values.shape]]
     three = [jax.lax.slice(values, at, [each + 1 for each in at]).reshape(()) for at in ends]
-    first, middle, last = (jnp.where(jnp.isfinite(each), each, 0) for each in three)
+    known = reduce(lambda one, other: jnp.where(jnp.isfinite(one), one, other), [*three, jnp.float32(0)])
+    first, middle, last = (jnp.where(jnp.isfinite(each), each, known) for each in three)
     return jnp.maximum(jnp.minimum(first, middle), jnp.minimum(jnp.maximum(first, middle), last))

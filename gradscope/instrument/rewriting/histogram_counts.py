@@ -6,6 +6,7 @@ Other devices add ones at the bins of the elements, which is a kernel of its own
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from gradscope.history.value_histograms import BINS, BINS_PER_SIGN, SHIFT, Value
 from gradscope.instrument.rewriting.core_statistics import WIDTH, as_bytes, core_statistics
 from gradscope.instrument.rewriting.host_calls import made_on_host
 from gradscope.instrument.taps import full_tensor
-from gradscope.tracing.jaxpr.sharding import varying, varying_axes
+from gradscope.tracing.jaxpr.sharding import in_whole, varying, varying_axes
 
 _BASE = 2**16
 
@@ -31,7 +32,7 @@ def statistics_and_histogram(value: Any) -> Any:
         value: An array of any shape; of a complex one the magnitudes are counted, of a typed PRNG key its data.
     """
     constant = as_bytes(jax.lax.stop_gradient(full_tensor(value)))
-    digits = jax.lax.platform_dependent(constant, cpu=_on_host, default=_on_device)
+    digits = in_whole(partial(jax.lax.platform_dependent, cpu=_on_host, default=_on_device))(constant)
     return jnp.concatenate([core_statistics(value), digits])
 
 

@@ -186,4 +186,6 @@ def _is_discrete(number: Any) -> bool:
 
 def _shown(value: Any) -> str:
     number = np.asarray(value).reshape(())
-    return str(number) if _is_discrete(number) else f"{float(number):.4g}"
+    if _is_discrete(number):
+        return str(number)
+    return f"{complex(number) if np.iscomplexobj(number) else float(number):.4g}"

@@ -6,7 +6,8 @@ the value is *sharded*. Branches, iterations and backward rules must agree on bo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from importlib import import_module
 from typing import Any
 
 import jax
@@ -56,3 +57,21 @@ def dealt(value: Any, mesh: Any, axes: Sequence[str]) -> Any:
     if any(kinds[axis] != AxisType.Explicit for axis in axes):
         return value
     return jax.sharding.reshard(value, NamedSharding(mesh, PartitionSpec(tuple(axes))))
+
+
+def in_whole(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns a function of an array and with a small result, for arrays that are sharded over explicit axes, too.
+
+    There each operation has to state how its result is sharded. The function is left to the compiler, and its result
+    is the same on all devices.
+    """
+
+    def call(value: Any) -> Any:
+        if sharding_of(jax.typeof(value)) is None:
+            return function(value)
+        if hasattr(jax.sharding, "auto_axes"):
+            return jax.sharding.auto_axes(function, out_sharding=PartitionSpec())(value)
+        experimental: Any = import_module("jax.experimental.shard")  # its place and its keyword before 0.7
+        return experimental.auto_axes(function, out_shardings=PartitionSpec())(value)
+
+    return call

@@ -181,7 +181,8 @@ def _hint_for(location: str, call: ast.Call) -> str:
     if len(arguments) + len(keywords) < len(call.args) + len(call.keywords):
         return f"leave the random key out, it is made of --seed: '{location}:{plain}'"
     file = location if location.endswith(".py") else "FILE.py"
-    return f"define a function that calls it, def build(): return {plain}, and write '{file}:build()'"
+    own = "build" if ast.unparse(call.func) != "build" else "make"
+    return f"define a function that calls it, def {own}(): return {plain}, and write '{file}:{own}()'"
 
 
 def _makes_randomness(node: ast.expr) -> bool:

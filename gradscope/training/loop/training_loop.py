@@ -159,6 +159,8 @@ class _Loop:
                 self._save()
             if wrong is not None:
                 stopped = self._halted(*wrong)
+        if not stopped and (wrong := self._settled(0)) is not None:  # a signal may arrive at any moment
+            stopped = self._halted(*wrong)
         if self._saved != self._number:
             self._save()
         self._writer.flush()

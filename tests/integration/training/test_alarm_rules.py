@@ -336,10 +336,10 @@ def test_a_learning_rate_at_which_a_run_converges_is_not(zeros: bool) -> None:
         assert descended(rate, momentum=0.5, zeros=zeros, every=1) == []
 
 
-def diverging(losses: list[float], share: float) -> list[int]:
+def diverging(losses: list[float], share: float, slope: float = 10.0) -> list[int]:
     """The steps at which losses raise the alarm where each update is a share of the parameters."""
     watch = AlarmWatch({})
-    numbers = [{"loss": loss, "grad_norm": loss, "update_norm": share, "param_norm": 1.0} for loss in losses]
+    numbers = [{"loss": loss, "grad_norm": slope * loss, "update_norm": share, "param_norm": 1.0} for loss in losses]
     found = [alarm for step, each in enumerate(numbers) for alarm in watch.step(step, each)]
     return [alarm.step for alarm in found if alarm.rule == "diverging"]
 
@@ -430,6 +430,28 @@ def test_a_loss_that_is_meant_to_be_negative_is_bounded() -> None:
     from_zero = [{"loss": -(max(step - 9.0, 0.0) ** 6), "grad_norm": 1.0} for step in steps]
     for series in (actor, likelihood, critic, from_zero):
         assert unbounded([{name: float(value) for name, value in row.items()} for row in series]) == []
+
+
+@pytest.mark.parametrize("rate", [1e-4, 3e-3])
+def test_parameters_that_begin_at_zero_are_no_learning_rate_that_is_too_large(rate: float) -> None:
+    """Logistic regression by Adam on noisy labels: its first updates are all that the parameters are."""
+    rng = np.random.default_rng(1)
+    inputs = rng.normal(size=(4096, 20))
+    labels = (inputs @ rng.normal(size=20) > 0) ^ (rng.random(4096) < 0.25)
+    weight, mean, square, found, watch = np.zeros(20), np.zeros(20), np.zeros(20), list[Alarm](), AlarmWatch({})
+    for step in range(300):
+        at = rng.integers(0, 4096, 128)
+        logits = inputs[at] @ weight
+        gradient = inputs[at].T @ (1 / (1 + np.exp(-logits)) - labels[at]) / 128
+        mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
+        scale = np.sqrt(square / (1 - 0.999 ** (step + 1)))
+        update = rate * mean / (1 - 0.9 ** (step + 1)) / scale
+        norms = [float(np.linalg.norm(each)) for each in (gradient, update, weight)]
+        loss = float(np.mean(np.logaddexp(0, logits) - labels[at] * logits))
+        numbers = zip(("grad_norm", "update_norm", "param_norm"), norms, strict=True)
+        found += watch.step(step, {"loss": loss, **dict(numbers)})
+        weight = weight - update
+    assert [each for each in found if each.rule == "diverging"] == []
 
 
 def test_a_parameter_that_comes_down_to_zero_is_no_learning_rate_that_is_too_large() -> None:

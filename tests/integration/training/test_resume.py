@@ -92,7 +92,9 @@ def test_a_signal_saves_the_state_and_says_how_to_go_on(folder: Path, number: in
     assert process.returncode == status, errors
     (state,) = run.glob("state-*.npz")
     with gs.load(state) as saved:
-        assert int(saved["aux/step"]) == int(state.stem.removeprefix("state-")) > 0
+        assert (taken := int(saved["aux/step"])) == int(state.stem.removeprefix("state-")) > 0
+    with gs.load(run) as found:  # also of those that were on their way when the signal came
+        assert found.losses["step"].tolist() == list(range(taken))
 
 
 def test_a_second_process_is_refused(folder: Path) -> None:

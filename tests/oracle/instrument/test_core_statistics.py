@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import gradscope as gs
 from gradscope.instrument.rewriting import core_statistics as core
 from gradscope.instrument.rewriting.core_statistics import CORE_NUMBERS, core_numbers, core_statistics
+from gradscope.instrument.rewriting.histogram_counts import statistics_and_histogram
 
 PLACES = {"host": core._on_host, "device": core._on_device}
 SHAPES = [(), (1,), (7,), (3, 1500), (2, 3, 4), (0,), (2, 0)]
@@ -45,6 +47,14 @@ def test_what_is_not_finite_is_counted_and_left_out(measure):
 def test_a_large_mean_does_not_drown_a_small_spread(measure):
     values = (1000 + 0.01 * np.random.default_rng(1).normal(size=20_000)).astype(np.float32)
     assert measure(values).std == pytest.approx(values.astype(np.float64).std(), rel=1e-2)
+
+
+@pytest.mark.parametrize("at", [(0, -1), (0, 10_000), (10_000, -1)])
+def test_nor_does_it_where_its_ends_are_not_finite(measure, at):
+    values = (1e6 + np.random.default_rng(1).normal(size=20_000)).astype(np.float32)
+    values[[*at]] = np.nan, np.inf
+    known = values[np.isfinite(values)].astype(np.float64)
+    assert measure(values).std == pytest.approx(known.std(), rel=1e-2)
 
 
 def test_counts_beyond_what_float32_can_count_are_exact(measure):
@@ -88,6 +98,18 @@ def test_it_can_be_vmapped():
     vectors = jax.jit(jax.vmap(core_statistics))(jnp.asarray(values))
     np.testing.assert_allclose(CORE_NUMBERS["mean"](vectors), values.mean(axis=1), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(CORE_NUMBERS["l2"](vectors), np.linalg.norm(values, axis=1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("observer", [core_statistics, statistics_and_histogram])
+@pytest.mark.parametrize("spec", [("data",), (None, "data")])
+def test_the_axes_of_a_tensor_may_be_split_explicitly(observer, spec):
+    """Each operation on such a tensor has to state how its result is split; JAX checks that when it traces."""
+    mesh = jax.sharding.AbstractMesh((2,), ("data",), axis_types=(AxisType.Explicit,))
+    sharding = NamedSharding(mesh, PartitionSpec(*spec))
+    with jax.sharding.use_abstract_mesh(mesh):
+        vector = jax.eval_shape(observer, jax.ShapeDtypeStruct((4, 6), jnp.float32, sharding=sharding))
+        alone = jax.eval_shape(observer, jax.ShapeDtypeStruct((4, 6), jnp.float32))
+    assert (vector.shape, vector.dtype) == (alone.shape, alone.dtype)
 
 
 def test_no_copy_of_a_tensor_is_made_to_observe_it():

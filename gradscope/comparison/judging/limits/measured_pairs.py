@@ -29,6 +29,7 @@ class MeasuredPair(NamedTuple):
         owner: The key of the reference's owner.
         evidence: How the owners differ.
         tolerance: The default tolerance on `rel_l2`.
+        exact_tolerance: The same if float32 products had the digits of float32.
         noise: The noise floor of the owners; None where there is none.
         rounding: How far rounding can move it; None where that is not known.
         epsilon: The machine epsilon of the coarser of the types that both were computed in; 0 where there is none.
@@ -38,6 +39,7 @@ class MeasuredPair(NamedTuple):
     owner: str
     evidence: PairEvidence
     tolerance: float
+    exact_tolerance: float
     noise: float | None
     rounding: Floor | None
     epsilon: float
@@ -73,7 +75,8 @@ def measured_pairs(dumps: Dumps, matches: Sequence[Match], options: CompareOptio
         rounding = None if dtype is None else floors.floor(match.ref, match.recipe.keys, dtype)
         noise = limits.noise_floor(dumps.ref.entry(own[0]), dumps.cand.entry(owner))
         epsilon = 0.0 if dtype is None else machine_epsilon(dtype)
-        pairs.append(MeasuredPair(match, own[0], evidence[own], limits.tolerance(ref, cand), noise, rounding, epsilon))
+        tolerances = limits.tolerance(ref, cand), limits.exact_tolerance(ref, cand)
+        pairs.append(MeasuredPair(match, own[0], evidence[own], *tolerances, noise, rounding, epsilon))
     return pairs
 
 

@@ -93,6 +93,10 @@ class DefaultLimits:
         """Returns the default tolerance on `rel_l2` of two entries."""
         return default_tolerance(ref.family, *self._computed_in(ref, cand), products=self._products)
 
+    def exact_tolerance(self, ref: Entry, cand: Entry) -> float:
+        """Returns what `tolerance` would be if float32 products had the digits of float32."""
+        return default_tolerance(ref.family, *self._computed_in(ref, cand))
+
     def noise_floor(self, ref: Entry, cand: Entry) -> float | None:
         """Returns the noise floor of two entries, which have to be those of owners; None where there is none."""
         return noise_floor(ref, cand, computed_in=self._computed_in(ref, cand), reduced=self._lowered)

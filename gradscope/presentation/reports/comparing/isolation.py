@@ -12,9 +12,9 @@ from typing import Final
 
 from gradscope import naming
 from gradscope.comparison import Comparison
-from gradscope.comparison.isolation import Isolation, LocalRow, joined_lines
+from gradscope.comparison.isolation import Isolation, LocalRow
 from gradscope.dump.record import Json
-from gradscope.naming.wording import counted
+from gradscope.naming.wording import counted, joined_lines
 from gradscope.presentation.render.document import Document, Note, Notes
 from gradscope.presentation.render.github import Annotation
 from gradscope.presentation.render.screen import BAD, Screen

@@ -115,3 +115,40 @@ def test_a_rule_may_take_the_random_keys_that_a_loop_is_over() -> None:
         return jnp.square(lax.scan(lambda y, key: (dropped(y + 1.0, key), None), x @ w, keys)[0]).sum()
 
     assert rule(proof(loss), "dropped").status == "correct"
+
+
+@jax.custom_vjp
+def tripled(x: Any, key: Any) -> Any:
+    return jnp.where(jax.random.bernoulli(key, 0.5, x.shape), 2.0 * x, 0.0)
+
+
+tripled.defvjp(
+    lambda x, key: (tripled(x, key), key),
+    lambda key, g: (jnp.where(jax.random.bernoulli(key, 0.5, g.shape), 3.0 * g, 0.0), None),
+)
+
+
+@jax.custom_vjp
+def turned(x: Any, by: Any) -> Any:
+    return x * by.real
+
+
+turned.defvjp(
+    lambda x, by: (turned(x, by), (x, by)),
+    lambda kept, g: (g * kept[1].real, jax.lax.complex((g * kept[0]).sum(), jnp.float32(0))),
+)
+
+
+def test_a_random_key_among_the_operands_is_no_number_that_chooses() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.square(sum(tripled(x @ w, each) for each in jax.random.split(jax.random.key(3), 2))).sum()
+
+    found = rule(proof(loss), "tripled")
+    assert (found.status, found.factor) == ("wrong", pytest.approx(1.5))
+    assert found.why == "argument 1: 1.5 times the derivative"
+
+
+def test_a_complex_number_chooses_by_its_sign() -> None:
+    factors = np.asarray([1 + 2j, -1 - 2j], np.complex64)
+    found = proof(lambda w, x: sum(jnp.square(turned(x @ w, by)).sum() for by in jnp.asarray(factors)))
+    assert rule(found, "turned").status == "correct"

@@ -188,6 +188,16 @@ def test_nothing_is_said_of_products_where_the_digits_of_float32_agree() -> None
     assert "float32" not in found.sentence
 
 
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
+def test_nor_of_a_model_that_computes_in_fewer_digits(dtype: Any) -> None:
+    gpu: dict[str, Json] = {"matmul_precision": "default", "backend": "gpu"}
+    ref = {key: each.astype(dtype) for key, each in MODEL.items()}
+    key = "activation/second"
+    found = compare(dump(ref, provenance=gpu), dump(ref | {key: off_by(key, 3e-3).astype(dtype)}, provenance=gpu))
+    assert (found.verdict, found.rows[0].needed) == ("same", 0)
+    assert "float32" not in found.sentence
+
+
 def test_one_tolerance_for_all_takes_the_place_of_the_defaults() -> None:
     other = dump({key: off_by(key, 3e-4) for key in MODEL})
     assert compare(dump(), other, options=CompareOptions(rel_l2=1e-3)).verdict == "same"

@@ -124,6 +124,7 @@ def test_what_is_no_target_is_refused_with_the_forms_there_are(text: str, reason
     [
         ("a.b:f(x)", "x", "def build(): return f(x), and write 'FILE.py:build()'"),
         ("m.py:f(x=open('y'))", "open('y')", "def build(): return f(x=open('y')), and write 'm.py:build()'"),
+        ("m.py:build(x)", "x", "def make(): return build(x), and write 'm.py:make()'"),
         ("a.b:f({[]: 1})", "{[]: 1}", "return f({[]: 1})"),
         ("m.py:Net(4, key=jr.key(0))", "jr.key(0)", "leave the random key out, it is made of --seed: 'm.py:Net(4)'"),
         ("a.b:Net(jax.random.PRNGKey(0), depth=2)", "jax.random.PRNGKey(0)", "--seed: 'a.b:Net(depth=2)'"),
