@@ -20,7 +20,7 @@ import equinox as eqx
 import jax
 
 from gradscope.frameworks.equinox.scoped_modules import has_path, without_scope
-from gradscope.frameworks.modules.module_scopes import module_scope, name_of_argument
+from gradscope.frameworks.modules.module_scopes import calls_replaced, classes_of, module_scope, name_of_argument
 from gradscope.frameworks.modules.tree_names import tree_names
 
 #: Equinox's packages whose modules are layers; others have wrappers of functions.
@@ -30,22 +30,10 @@ _LAYERS: Final = "equinox.nn"
 @contextmanager
 def opening_scopes() -> Generator[None]:
     """Makes the modules whose arrays are arguments of the function being traced open their scopes."""
-    wrapped = {cls: _opening(call) for cls in _classes(eqx.Module) if (call := _own_call(cls)) is not None}
-    own = {cls: vars(cls)["__call__"] for cls in wrapped if "__call__" in vars(cls)}
-    try:
-        for cls, call in wrapped.items():
-            setattr(cls, "__call__", call)  # noqa: B010 - the type checker does not allow setting it
+    with calls_replaced(
+        {cls: _opening(call) for cls in classes_of(eqx.Module) if (call := _own_call(cls)) is not None}
+    ):
         yield
-    finally:
-        for cls in wrapped:
-            if cls in own:
-                setattr(cls, "__call__", own[cls])  # noqa: B010
-            else:
-                delattr(cls, "__call__")
-
-
-def _classes(base: type) -> set[type]:
-    return {base}.union(*map(_classes, base.__subclasses__()))
 
 
 def _own_call(cls: type) -> Any:

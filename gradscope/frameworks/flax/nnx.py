@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -29,7 +29,7 @@ from jax import Array
 from gradscope.frameworks.modules.adapter import PARAMS, RNGS, CalledObject, Variables
 from gradscope.frameworks.modules.calling import CallShape, parameters_to_build
 from gradscope.frameworks.modules.input_spec import InputSpec
-from gradscope.frameworks.modules.module_scopes import module_scope
+from gradscope.frameworks.modules.module_scopes import calls_replaced, classes_of, module_scope
 from gradscope.naming.paths import unique_names
 
 #: The attribute with a module's path. NNX's wrapper of Linen modules takes every attribute for a collection of
@@ -174,30 +174,13 @@ def _named_calls(net: nnx.Module) -> Generator[None]:
 @contextmanager
 def naming_calls() -> Generator[None]:
     """Makes modules open their scopes, whichever they are: also those that the function being traced builds itself."""
-    with _opening_scopes({cls for cls in _classes(nnx.Module) if _call_of(cls) is not None}):
+    with _opening_scopes({cls for cls in classes_of(nnx.Module) if _call_of(cls) is not None}):
         yield
 
 
-def _classes(base: type) -> set[type]:
-    return {base}.union(*map(_classes, base.__subclasses__()))
-
-
-@contextmanager
-def _opening_scopes(classes: Collection[type]) -> Generator[None]:
-    wrapped = {
-        cls: _opening(_call_of(cls)) for cls in classes
-    }  # all are looked up before any is set, because classes inherit them
-    own = {cls: vars(cls)["__call__"] for cls in classes if "__call__" in vars(cls)}
-    try:
-        for cls, call in wrapped.items():
-            setattr(cls, "__call__", call)  # noqa: B010 - the type checker does not allow setting it
-        yield
-    finally:
-        for cls in classes:
-            if cls in own:
-                setattr(cls, "__call__", own[cls])  # noqa: B010
-            elif "__call__" in vars(cls):
-                delattr(cls, "__call__")
+def _opening_scopes(classes: Collection[type]) -> AbstractContextManager[None]:
+    # All calls are looked up before any is set, because classes inherit them.
+    return calls_replaced({cls: _opening(_call_of(cls)) for cls in classes})
 
 
 def _call_of(cls: type) -> Any:

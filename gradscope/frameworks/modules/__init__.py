@@ -7,5 +7,5 @@
 - `outputs` names what a module returns, `losses` computes a loss of an output, and an `objective` says which losses of
   which outputs count.
 - `module_model` puts these together to the functions of a model.
-- `module_scopes` names modules of frameworks that open no scopes.
+- `module_scopes` names modules of frameworks that open no scopes, and replaces their calls by ones that do.
 """

@@ -13,7 +13,7 @@ The module being called is stored per thread: modules may be built in one while 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import takewhile
@@ -119,3 +119,24 @@ def path_from_root(scope: str) -> tuple[int, str] | None:
     """
     found = _FROM_ROOT.fullmatch(scope)
     return None if found is None else (int(found[1]), found[2])
+
+
+def classes_of(base: type) -> set[type]:
+    """Returns a class and all classes that inherit from it."""
+    return {base}.union(*map(classes_of, base.__subclasses__()))
+
+
+@contextmanager
+def calls_replaced(calls: Mapping[type, Callable[..., Any]]) -> Generator[None]:
+    """Gives classes of modules another `__call__`, as one that opens their scopes, while the block runs."""
+    own = {cls: vars(cls)["__call__"] for cls in calls if "__call__" in vars(cls)}
+    try:
+        for cls, call in calls.items():
+            setattr(cls, "__call__", call)  # noqa: B010 - the type checker does not allow setting it
+        yield
+    finally:
+        for cls in calls:
+            if cls in own:
+                setattr(cls, "__call__", own[cls])  # noqa: B010
+            elif "__call__" in vars(cls):
+                delattr(cls, "__call__")
