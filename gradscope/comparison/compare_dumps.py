@@ -118,7 +118,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
 
 
 def _needs_products(pair: MeasuredPair, rows: Mapping[str, ComparisonRow]) -> bool:
-    """Returns whether the error of a pair is more than float32 products with the digits of float32 explain."""
+    """Returns whether a pair differs by more than products with all digits of float32 explain, and had fewer."""
     needed = rows[pair.match.ref].needed or 0.0
     return pair.exact_tolerance < pair.tolerance and needed > pair.exact_tolerance
 

@@ -219,7 +219,7 @@ def _layer(
 ) -> tuple[tuple[Entry, Entry], Layer]:
     size = math.prod(shape)
     source = f"net.py:{10 + index}"
-    value = numbers(shape, mean=mean, std=rms, rms=rms, **{"dead": 0.0, **columns})
+    value = numbers(shape, mean=mean, std=rms, rms=rms, **{"dead": 0.0, "min": 0, **columns})
     slope = numbers(shape, rms=gradient, amax=5 * gradient, l1=gradient * size)
     pair = (
         entry("activation", name, index=index, shape=shape, dtype=dtype, stats=value, source=source),

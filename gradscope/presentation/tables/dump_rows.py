@@ -160,12 +160,12 @@ def are_units_dead(dead: object, least: object, lost: object) -> bool:
 
     Args:
         dead: The share of units that are never positive.
-        least: The least element; None where it is not known.
+        least: The least finite element; None where there is none, as of a value that is all infinite.
         lost: The share of elements whose gradient is zero; None where there is none.
     """
-    if least is None or least == 0:
+    if least == 0:
         return True
-    return isinstance(dead, int | float) and isinstance(lost, int | float) and lost >= dead > 0
+    return least is not None and isinstance(dead, int | float) and isinstance(lost, int | float) and lost >= dead > 0
 
 
 def value_family(family: str) -> str:

@@ -108,9 +108,9 @@ def test_nan_everywhere_is_shown_everywhere() -> None:
     assert text_of(manifest, PIPE).startswith(
         """\
 Layers (1)
-             activation ───────────────────────────────
-name  shape  mean  std  rms  zeros  dead  nan  fwd_gain  notes
-a     [2,4]   nan  nan  nan     0%  nan%    8       nan  nonfinite
+             activation ─────────────────────────
+name  shape  mean  std  rms  zeros  nan  fwd_gain  notes
+a     [2,4]   nan  nan  nan     0%    8       nan  nonfinite
 """
     )
 

@@ -99,12 +99,13 @@ def test_dead_units_are_shown_where_a_rectifier_made_a_value_or_passes_no_gradie
         *layer(1, "before", 20, min=-1.0, dead=0.5),
         *layer(2, "relu", 0, min=0, dead=0.75),
         *layer(3, "answer", 0, min=-2.0, dead=0.0),
+        *layer(4, "infinite", 0, dead=0.5),  # which has no finite element, and so no least one
     )
     manifest = Manifest(entries=entries)
     (table,) = report_of(manifest).tables(PIPE)
     at = [column.heading for column in table.columns].index("dead")
-    assert [line.cells[at] for line in table.lines] == [None, 0.5, 0.75, None]
-    assert [row.value("dead") for row in rows_of(manifest)[::2]] == [0.25, 0.5, 0.75, 0.0]
+    assert [line.cells[at] for line in table.lines] == [None, 0.5, 0.75, None, None]
+    assert [row.value("dead") for row in rows_of(manifest)[::2]] == [0.25, 0.5, 0.75, 0.0, 0.5]
     screen = text_of(manifest, TERMINAL)
     assert ["25.0%" in screen, "50.0%" in screen, "75.0%" in screen] == [False, True, True]
 
