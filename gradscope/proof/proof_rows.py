@@ -27,6 +27,8 @@ class ProofRow:
         arguments: The arguments for which a rule is wrong.
         factor: What a wrong claim is as a multiple of the derivative; None where it is no multiple.
         why: What is known about the error, or why it is excused.
+        allow: The name that excuses a wrong rule, where it may be meant to be no derivative: its function returns an
+            argument as it is, or has a derivative of zero.
     """
 
     what: str
@@ -37,6 +39,7 @@ class ProofRow:
     arguments: tuple[str, ...] = ()
     factor: float | None = None
     why: str | None = None
+    allow: str | None = None
 
     def to_json(self) -> dict[str, Json]:
         """Returns the columns of the row, without those that do not apply."""
@@ -49,6 +52,7 @@ class ProofRow:
             "arguments": list(self.arguments) or None,
             "factor": self.factor,
             "why": self.why,
+            "allow": self.allow,
         }
         return {name: fact for name, fact in facts.items() if fact is not None}
 
@@ -71,8 +75,10 @@ def rule_row(rule: DistinctRule, outcome: Outcome, wrong: Sequence[WrongArgument
         factor=factors.pop() if len(factors) == 1 else None,
         why="; ".join([*([f"where {rule.chosen}"] if rule.chosen else []), *map(str, wrong)]) or None,
     )
-    excused = row.status == "wrong" and function.function in allowed
-    return replace(row, status="excused", why=f"allowed; {row.why}" if row.why else "allowed") if excused else row
+    if row.status == "wrong" and function.function in allowed:
+        return replace(row, status="excused", why=f"allowed; {row.why}" if row.why else "allowed")
+    meant = any(each.constant or each.returned for each in wrong)
+    return replace(row, allow=function.function) if meant else row
 
 
 def _uses(rule: DistinctRule) -> str:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from gradscope.presentation import ComparisonReport, LedgerReport, Screen, tensor_report, to_markdown, to_text
+from gradscope.presentation import (
+    ComparisonReport,
+    LedgerReport,
+    ProofReport,
+    Screen,
+    tensor_report,
+    to_markdown,
+    to_text,
+)
 from tests.support.report_samples import (
     TERMINAL,
     different_runs,
@@ -351,5 +359,28 @@ magnitude     count  share
 nan               1  11.1%  ██████████▊
 
 dump  run.npz
+"""
+    )
+
+
+def test_a_wrong_rule_that_may_be_meant_so_is_told_how_it_is_allowed() -> None:
+    rule = {
+        "what": "custom rule of rounded", "status": "wrong", "error": 1.0, "expected": 1e-7,
+        "source": "net.py:3", "why": "x: not zero, as the derivative is", "allow": "rounded",
+    }  # fmt: skip
+    claims = [rule, {"what": "param_grad/w", "status": "wrong", "error": 0.5, "expected": 1e-7}]
+    assert (
+        to_text(ProofReport(target="net.py", verdict="wrong", claims=claims), TERMINAL).plain
+        == """\
+wrong   custom rule of rounded (x: not zero, as the derivative is) and 1 more; 2
+        wrong
+meant?  --allow rounded excuses what is no derivative on purpose: a
+        straight-through estimator, a gradient that is reversed or clipped
+
+Claims (2)
+what                    status  error  why
+custom rule of rounded  wrong   1.000  x: not zero, as the derivative is
+param_grad/w            wrong   0.500
+hidden at this width: expected, source (--format json has all numbers)
 """
     )

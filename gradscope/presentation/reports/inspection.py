@@ -29,20 +29,8 @@ from gradscope.presentation.tables.table import Column, Line, Table, column
 SCHEMA: Final = 1
 
 _NAME: Final = Column(heading="name", kind="name")
-_LAYERS: Final = (
-    column("shape", 3, "shape"),
-    column("dtype", 8, "text"),
-    column("flops", 1, "amount"),
-    column("flops_share", 2, "share"),
-    column("parameters", 1, "amount"),
-    column("parameter_share", 7, "share"),
-    column("activation_bytes", 3, "amount"),
-    column("backward_flops", 4, "amount"),
-    column("iterations", 6, "count"),
-    column("operations", 5, "count"),
-    column("needed", 2, "count"),
-    column("source", 6, "text"),
-)
+_SHAPE, *_COSTS_AND_SOURCE = COST_CELLS
+_LAYERS: Final = (_SHAPE, column("dtype", 8, "text"), *_COSTS_AND_SOURCE)
 _ARRAYS: Final = (
     column("shape", 1, "shape"),
     column("dtype", 2, "text"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -57,7 +57,7 @@ class ProofReport:
     Attributes:
         target: The model, as the user named it.
         verdict: The result of all claims together.
-        claims: A row per claim: what, error, expected, status, source, arguments, factor, why.
+        claims: A row per claim: what, error, expected, status, source, arguments, factor, why, allow.
     """
 
     target: str
@@ -66,15 +66,28 @@ class ProofReport:
 
     def document(self, screen: Screen) -> Document:
         """Returns the verdict and the table of claims, and below it the reasons for which a screen has no column."""
-        verdict = Note(label=self.verdict, text=self._sentence(), style=_STYLES[self.verdict])
+        verdict = Notes(
+            notes=(Note(label=self.verdict, text=self._sentence(), style=_STYLES[self.verdict]), *self._meant())
+        )
         table = self._table(_COLUMNS)
         if _WHY.heading not in hidden_columns(table, screen):
-            return Notes(notes=(verdict,)), table
+            return verdict, table
         first = next(iter(self._wrong()), None)  # which the verdict has
         reasons = [each for each in self.claims if "why" in each and each is not first]
         notes = tuple(Note(label=str(each["status"]), text=f"{each['what']}: {each['why']}") for each in reasons)
         others = [each for each in _COLUMNS if each is not _WHY]
-        return Notes(notes=(verdict,)), self._table(others), Notes(title="Why", notes=notes)
+        return verdict, self._table(others), Notes(title="Why", notes=notes)
+
+    def _meant(self) -> Iterator[Note]:
+        """Yields how a wrong rule that may be meant so is excused."""
+        allowed = dict.fromkeys(str(row["allow"]) for row in self._wrong() if "allow" in row)
+        if allowed:
+            options = " ".join(f"--allow {name}" for name in allowed)
+            yield Note(
+                label="meant?",
+                text=f"{options} excuses what is no derivative on purpose: a straight-through "
+                "estimator, a gradient that is reversed or clipped",
+            )
 
     def _table(self, columns: Sequence[Column]) -> Table:
         lines = tuple(
@@ -108,7 +121,7 @@ class ProofReport:
         return wrong or [verdict]
 
     def rows(self) -> Sequence[Mapping[str, Json]]:
-        """Returns what, error, expected, status, source, arguments, factor and why of each claim."""
+        """Returns what, error, expected, status, source, arguments, factor, why and allow of each claim."""
         return self.claims
 
     def to_json(self) -> dict[str, Json]:

@@ -61,7 +61,7 @@ def rule_outcomes(
             worst, operands, compared = at_kinks[0]
         if worst.status == "wrong":
             there = replace(rule, call=operands.call, chosen=operands.chosen)
-            yield there, worst, wrong_arguments(trace, operands.call, compared.of_one)
+            yield there, worst, wrong_arguments(trace, operands.call, compared)
         else:
             at_kink = worst.status == "not smooth here" and kinks
             yield replace(rule, call=operands.call, chosen=operands.chosen) if at_kink else rule, worst, ()
@@ -102,19 +102,40 @@ class _RuleOfCall:
     def outcome(self) -> Outcome:
         """Returns the worst outcome of the rule's derivative along random directions of all operands."""
         ways = (self._directions.along(self._here) for _ in range(DIRECTIONS))
-        return max((self._along(along, along) for along in ways), key=lambda each: each.rank)
+        return max((self._along(along, along, along) for along in ways), key=lambda each: each.rank)
 
-    def of_one(self, variable: int) -> Outcome:
-        """Returns the outcome along a random direction of one variable, the others unmoved."""
-        along = self._directions.along(self._here)
-        return self._along([way if at == variable else np.zeros_like(way) for at, way in enumerate(along)], along)
+    def of_one(self, variable: int, returned_for: int | None = None) -> Outcome:
+        """Returns the outcome along a random direction of one variable, the others unmoved.
 
-    def _along(self, along: Sequence[np.ndarray], everywhere: Sequence[np.ndarray]) -> Outcome:
-        """Returns the outcome along a direction; errors are relative to the derivative in all variables at least."""
+        Args:
+            variable: The variable that moves, by its number.
+            returned_for: The variable of the same shape for which the rule returns what is compared, if it is another.
+        """
+        everywhere = self._directions.along(self._here)
+        zeros = list(map(np.zeros_like, everywhere))
+        along, claimed = [*zeros], [*zeros]
+        along[variable] = claimed[variable if returned_for is None else returned_for] = everywhere[variable]
+        return self._along(along, claimed, everywhere)
+
+    def returns(self, variable: int) -> bool:
+        """Returns whether the function returns a distinct variable as it is."""
+        here = np.asarray(self._here[variable])
+        return any(np.array_equal(here, output) for output in self._usual.outputs(self._here))
+
+    def _along(
+        self, along: Sequence[np.ndarray], claimed: Sequence[np.ndarray], everywhere: Sequence[np.ndarray]
+    ) -> Outcome:
+        """Returns the outcome along a direction.
+
+        Args:
+            along: The direction.
+            claimed: What the rule's gradients are multiplied with: the direction, where it is what they are for.
+            everywhere: A direction of all variables; errors are relative to the derivative in all of them at least.
+        """
         outputs = self._usual.outputs(self._here)
         weights = self._directions.along([np.ones_like(each) for each in outputs])
         here, moved = self._here, self._moved
-        claim = partial(self._claim, along=along, everywhere=everywhere, weights=weights)
+        claim = partial(self._claim, along=along, claimed=claimed, everywhere=everywhere, weights=weights)
         return outcome(
             claim(self._usual, here),
             lambda: claim(self._usual, moved),
@@ -128,6 +149,7 @@ class _RuleOfCall:
         here: list[Any],
         *,
         along: Sequence[np.ndarray],
+        claimed: Sequence[np.ndarray],
         everywhere: Sequence[np.ndarray],
         weights: Sequence[np.ndarray],
     ) -> Claim:
@@ -137,7 +159,7 @@ class _RuleOfCall:
             return sum(inner(each, weight)[0] for each, weight in zip(made, weights, strict=True))
 
         gradients = programs.gradients(here, [jnp.asarray(weight) for weight in weights])
-        pairs = list(zip(gradients, along, everywhere, strict=True))
+        pairs = list(zip(gradients, claimed, everywhere, strict=True))
         return Claim(
             loss_at=loss_at,
             derivative=sum(inner(gradient, way)[0] for gradient, way, _ in pairs),

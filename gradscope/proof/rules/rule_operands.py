@@ -24,7 +24,7 @@ from gradscope.proof.rules.distinct_rules import DistinctRule
 from gradscope.proof.rules.rule_calls import CustomRuleCall
 from gradscope.proof.rules.rule_conditions import RuleConditions, Side
 from gradscope.tracing.dataflow.forward import FrameVariable
-from gradscope.tracing.jaxpr.custom_rules import argument_names
+from gradscope.tracing.jaxpr.custom_rules import argument_name
 from gradscope.tracing.jaxpr.frames import Frame, iterations
 from gradscope.tracing.jaxpr.jaxcompat import closed_over, is_literal
 
@@ -173,11 +173,8 @@ def _kind(value: Any) -> str:
 
 
 def _numbers(chosen: _Chosen, told: Sequence[int]) -> Iterator[str]:
-    equation = chosen.call.equation
-    names = argument_names(equation)
     for at in told:
-        name = names.get(at) or f"argument {at - closed_over(equation) + 1}"
-        yield f"{name} is {_shown(chosen.operands[at])}"
+        yield f"{argument_name(chosen.call.equation, at)} is {_shown(chosen.operands[at])}"
 
 
 def _is_discrete(number: Any) -> bool:

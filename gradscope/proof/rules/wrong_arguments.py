@@ -7,17 +7,17 @@ most where it is the length of an axis.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
 
 from gradscope import naming
 from gradscope.proof.claims import Outcome, common_factor, rounded_factor
 from gradscope.proof.directions import DIRECTIONS
 from gradscope.proof.rules.rule_calls import CustomRuleCall
-from gradscope.tracing.jaxpr.custom_rules import argument_names
+from gradscope.tracing.jaxpr.custom_rules import argument_name
 from gradscope.tracing.jaxpr.frames import OPERAND, resolve
-from gradscope.tracing.jaxpr.jaxcompat import Equation, closed_over
+from gradscope.tracing.jaxpr.jaxcompat import Equation
 from gradscope.tracing.tracer import Trace
 
 #: Lengths below this one are factors that many mistakes have.
@@ -33,49 +33,82 @@ class WrongArgument:
     Attributes:
         name: Its name in the function, or its number, and the loss's argument that it is, if it is one.
         factor: What the rule returns as a multiple of the derivative; None where it is no multiple.
-        length: The axis that has the factor, or its inverse, as its length; "" where there is none.
+        length: The axis that has the factor, its square, or the inverse of one, as its length; "" where there is none.
+        derivative_of: The name of another argument, the derivative with respect to which it is; "" where there is none.
+        constant: Whether the derivative is zero: the function does not change with the argument, or jumps.
+        returned: Whether the function returns the argument as it is.
     """
 
     name: str
     factor: float | None
     length: str = ""
+    derivative_of: str = ""
+    constant: bool = False
+    returned: bool = False
 
     def __str__(self) -> str:
+        if self.derivative_of:
+            return f"{self.name}: the derivative with respect to {self.derivative_of}"
+        if self.constant:
+            return f"{self.name}: not zero, as the derivative is"
         if self.factor is None:
             return f"{self.name}: no multiple of the derivative"
         length = f", {self.length}" if self.length else ""
         return f"{self.name}: {self.factor:.12g} times the derivative{length}"
 
 
-def wrong_arguments(trace: Trace, call: CustomRuleCall, of_one: Callable[[int], Outcome]) -> tuple[WrongArgument, ...]:
+class RuleOfCall(Protocol):
+    """RuleOfCall is a rule at the operands of one call, where its function can be computed."""
+
+    def of_one(self, variable: int, returned_for: int | None = None) -> Outcome:
+        """Returns the outcome along a random direction of one distinct variable.
+
+        Args:
+            variable: The variable that moves, by its number.
+            returned_for: The variable of the same shape for which the rule returns what is compared, if it is another.
+        """
+        ...
+
+    def returns(self, variable: int) -> bool:
+        """Returns whether the function returns a distinct variable as it is."""
+        ...
+
+
+def wrong_arguments(trace: Trace, call: CustomRuleCall, rule: RuleOfCall) -> tuple[WrongArgument, ...]:
     """Returns the arguments of a call for which its rule is wrong.
 
     Args:
         trace: The traced loss.
         call: The call.
-        of_one: Returns the outcome along a random direction of one distinct variable.
+        rule: The rule at operands of the call.
     """
-    found: list[WrongArgument] = []
-    for variable, (position, *_) in enumerate(call.variables):
-        outcomes = [of_one(variable) for _ in range(DIRECTIONS)]
-        if any(each.status == "wrong" for each in outcomes):
-            factor = common_factor(outcomes)
-            known = not math.isnan(factor)
-            found.append(
-                WrongArgument(
-                    name=_name(trace, call, position),
-                    factor=rounded_factor(factor) if known else None,
-                    length=_length(call.equation, position, factor) if known else "",
-                )
-            )
-    return tuple(found)
+    outcomes = [[rule.of_one(variable) for _ in range(DIRECTIONS)] for variable in range(len(call.variables))]
+    wrong = [variable for variable, found in enumerate(outcomes) if any(each.status == "wrong" for each in found)]
+    names = {variable: _name(trace, call, call.variables[variable][0]) for variable in wrong}
+    return tuple(_wrong_argument(call, rule, variable, outcomes[variable], names) for variable in wrong)
+
+
+def _wrong_argument(
+    call: CustomRuleCall, rule: RuleOfCall, variable: int, outcomes: Sequence[Outcome], wrong: Mapping[int, str]
+) -> WrongArgument:
+    found = WrongArgument(name=wrong[variable], factor=None, returned=rule.returns(variable))
+    factor = common_factor(outcomes)
+    if not math.isnan(factor):
+        length = _length(call.equation, call.variables[variable][0], factor)
+        return replace(found, factor=rounded_factor(factor), length=length)
+    shapes = [call.equation.invars[position].aval.shape for position, *_ in call.variables]
+    for other, name in wrong.items():
+        if other != variable and shapes[other] == shapes[variable]:
+            exchanged = (rule.of_one(other, returned_for=variable) for _ in range(DIRECTIONS))
+            if all(each.status == "correct" for each in exchanged):
+                return replace(found, derivative_of=name)
+    return replace(found, constant=all(each.status == "wrong" and math.isnan(each.factor) for each in outcomes))
 
 
 def _name(trace: Trace, call: CustomRuleCall, position: int) -> str:
-    equation = call.equation
-    key = resolve(call.frame, equation.invars[position])
+    key = resolve(call.frame, call.equation.invars[position])
     of_loss = None if key is None or key.frame or key.equation != OPERAND else trace.arguments[key.position]
-    name = argument_names(equation).get(position) or f"argument {position - closed_over(equation) + 1}"
+    name = argument_name(call.equation, position)
     return name if of_loss is None else f"{name} ({naming.key_of(of_loss.family, of_loss.name)})"
 
 
@@ -84,13 +117,16 @@ def _length(equation: Equation, position: int, factor: float) -> str:
     if factor == 0:
         return ""
     number = max(abs(factor), 1 / abs(factor))
-    own = equation.invars[position]
-    others = [atom for at, atom in enumerate(equation.invars) if at != position]
-    for whose, atoms in (("its", [own]), ("another argument's", others), ("the output's", equation.outvars)):
-        for atom in atoms:
-            for length, what in _lengths(atom):
-                if length >= _SHORTEST and abs(number - length) <= _IS_LENGTH * length:
-                    return f"{'' if abs(factor) > 1 else '1 over '}{what.format(whose)}"
+    inverse = "" if abs(factor) > 1 else "1 over "
+    others = [(f"{argument_name(equation, at)}'s", atom) for at, atom in enumerate(equation.invars) if at != position]
+    outputs = [("the output's", atom) for atom in equation.outvars]
+    for whose, atom in [("its", equation.invars[position]), *others, *outputs]:
+        for length, what in _lengths(atom):
+            if length >= _SHORTEST and abs(number - length) <= _IS_LENGTH * length:
+                return f"{inverse}{what.format(whose)}"
+            root = math.sqrt(length)
+            if (root >= _SHORTEST or not root.is_integer()) and abs(number - root) <= _IS_LENGTH * root:
+                return f"{inverse}the root of {what.format(whose)}"
     return ""
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gradscope.tracing.jaxpr.frames import Frame
-from gradscope.tracing.jaxpr.jaxcompat import CUSTOM_RULES, Equation, opened, sees_symbolic_zeros
+from gradscope.tracing.jaxpr.jaxcompat import CUSTOM_RULES, Equation, closed_over, opened, sees_symbolic_zeros
 from gradscope.tracing.jaxpr.source_lines import is_file_of, is_library_file
 
 _FUNCTION: Final = re.compile(r"(?P<name>.+) at (?P<file>.+):(?P<line>\d+)")
@@ -66,10 +66,19 @@ def may_refuse(equation: Equation) -> bool:
     return rule is not None and (sees_symbolic_zeros(equation) or not rule.of_jax)
 
 
-def argument_names(equation: Equation) -> dict[int, str]:
-    """Returns the names of the flat arguments of a function with a rule, by position, where JAX keeps them."""
-    names = getattr(_debug_information(equation), "arg_names", None) or ()
-    return {at: name for at, name in enumerate(names) if name} if len(names) == len(equation.invars) else {}
+def argument_name(equation: Equation, position: int) -> str:
+    """Returns the name of an operand in the function with a rule, or its number where JAX does not keep the name."""
+    return _argument_names(equation).get(position) or f"argument {position - closed_over(equation) + 1}"
+
+
+def _argument_names(equation: Equation) -> dict[int, str]:
+    # Of a `custom_vjp` JAX keeps those of its forward function, which has the same arguments.
+    forward = getattr(equation.params.get("fwd_jaxpr_thunk"), "debug_info", None)
+    for names in (getattr(each, "arg_names", None) or () for each in (_debug_information(equation), forward)):
+        first = len(equation.invars) - len(names)
+        if names and first in (0, closed_over(equation)):
+            return {at: name for at, name in enumerate(names, first) if name}
+    return {}
 
 
 def _debug_information(equation: Equation) -> Any:

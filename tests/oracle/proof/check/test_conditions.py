@@ -145,7 +145,7 @@ def test_a_random_key_among_the_operands_is_no_number_that_chooses() -> None:
 
     found = rule(proof(loss), "tripled")
     assert (found.status, found.factor) == ("wrong", pytest.approx(1.5))
-    assert found.why == "argument 1: 1.5 times the derivative"
+    assert found.why == "x: 1.5 times the derivative"
 
 
 def test_a_complex_number_chooses_by_its_sign() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -195,7 +196,7 @@ def test_a_rule_is_checked_at_each_value_of_a_number_that_may_choose(loss: Calla
     assert (wrong.status, wrong.factor, wrong.why) == (
         "wrong",
         2.0,
-        "where argument 1 is 2; argument 2: 2 times the derivative",
+        "where mode is 2; x: 2 times the derivative",
     )
 
 
@@ -209,7 +210,7 @@ def test_the_only_value_of_a_flag_is_said_of_a_wrong_rule_and_that_of_a_measure_
         lambda kept, g: (np.zeros((), jax.dtypes.float0), jnp.zeros(()), -2.0 * g * jnp.cos(kept[2])),
     )
     wrong = rule(proof(lambda w, x: chosen(x[0, 0] < 100.0, x[0, 1], x @ w).sum()), "chosen")
-    assert (wrong.status, wrong.why) == ("wrong", "where argument 1 is True; argument 3: -2 times the derivative")
+    assert (wrong.status, wrong.why) == ("wrong", "where operands[0] is True; operands[2]: -2 times the derivative")
 
 
 def test_an_argument_that_gets_no_derivative_has_a_factor_of_zero() -> None:
@@ -219,7 +220,59 @@ def test_an_argument_that_gets_no_derivative_has_a_factor_of_zero() -> None:
 
     scaled.defvjp(lambda *operands: (scaled(*operands), operands), lambda kept, g: (g * kept[1], -0.0 * kept[1]))
     wrong = rule(proof(lambda w, x: scaled(x @ w, x.sum()).sum()), "scaled")
-    assert (wrong.status, wrong.why) == ("wrong", "argument 2: 0 times the derivative")
+    assert (wrong.status, wrong.why) == ("wrong", "operands[1]: 0 times the derivative")
+
+
+def attention(wrong: str) -> Any:
+    """Scores of queries and keys with a rule, right but for one mistake."""
+
+    @jax.custom_vjp
+    def scores(q: Any, k: Any) -> Any:
+        return jnp.sin(q @ k.T) / math.sqrt(5)
+
+    def backward(kept: tuple[Any, Any], g: Any) -> Any:
+        queries, keys = kept
+        g = g * jnp.cos(queries @ keys.T) / (1.0 if wrong == "scale" else math.sqrt(5))
+        found = g @ keys, g.T @ queries
+        return found[::-1] if wrong == "exchanged" else found
+
+    scores.defvjp(lambda q, k: (scores(q, k), (q, k)), backward)
+    return scores
+
+
+@pytest.mark.parametrize(
+    ("wrong", "queries", "keys"),
+    [
+        ("exchanged", "the derivative with respect to k", "the derivative with respect to q (param/queries)"),
+        ("scale", *["2.23607 times the derivative, the root of the length of its axis 1"] * 2),
+    ],
+)
+def test_mistakes_of_a_rule_with_two_arguments_are_told(wrong: str, queries: str, keys: str) -> None:
+    operands = {"queries": evenly(-1.0, 1.5, 4, 5), "keys": evenly(0.9, -1.2, 4, 5)}
+    found = proof(lambda w, x: attention(wrong)(w["queries"], w["keys"] * x.sum()).sum(), operands)
+    assert rule(found, "scores").why == f"q (param/queries): {queries}; k: {keys}"
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "why", "allow"),
+    [
+        (lambda x: jnp.round(4.0 * x), lambda g: g, "x: not zero, as the derivative is", "changed"),
+        (lambda x: x, lambda g: jnp.clip(g, -0.1, 0.1), "x: no multiple of the derivative", "changed"),
+        (lambda x: x, lambda g: -0.3 * g, "x: -0.3 times the derivative", "changed"),
+        (lambda x: 2.0 * x, lambda g: g, "x: 0.5 times the derivative", None),
+    ],
+    ids=["straight through", "clipped", "reversed", "a mistake"],
+)
+def test_a_rule_that_may_be_meant_to_be_no_derivative_can_be_allowed(
+    forward: Callable[[Any], Any], backward: Callable[[Any], Any], why: str, allow: str | None
+) -> None:
+    @jax.custom_vjp
+    def changed(x: Any) -> Any:
+        return forward(x)
+
+    changed.defvjp(lambda x: (changed(x), None), lambda _, g: (backward(g),))
+    wrong = rule(proof(lambda w, x: jnp.sin(changed(x @ w)).sum()), "changed")
+    assert (wrong.status, wrong.why, wrong.allow) == ("wrong", why, allow)
 
 
 def test_a_rule_is_checked_where_it_runs() -> None:
