@@ -7,7 +7,8 @@ The parts, in the order in which they are used:
 2. `data` replaces the outputs of the model's functions: a *checkpoint* replaces that of `init`, a file or an input
    *pipeline* that of `batch`. Either must have the structure of what it replaces.
 3. `tracer` turns the model's loss into a *trace*: one jaxpr, traced once on shapes only.
-4. `jaxpr` reads jaxprs of any supported JAX version, and builds the tree of frames.
+4. `jaxpr` reads jaxprs of any supported JAX version, and builds the tree of frames. `references` makes values of arrays
+   that are written in place.
 5. `layers` finds layers, sites and uses.
 6. `lookup` finds values, layers and operations by name.
 

@@ -26,6 +26,7 @@ from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.layers.layers import LayerCall, find_layers
 from gradscope.tracing.layers.parameter_views import ParameterOrigins
 from gradscope.tracing.layers.sites import Site, find_sites, site_at
+from gradscope.tracing.references.without_references import traced_without_references
 
 #: The name of the parameters among a model's variables.
 _PARAMS: Final = "params"
@@ -137,7 +138,7 @@ def trace_function(
     Raises:
         ModelError: The function does not return such a scalar.
     """
-    jaxpr, constants, out = jaxcompat.trace(_anew(function, arguments), *args)
+    jaxpr, constants, out = traced_without_references(_anew(function, arguments), *args)
     aux = _auxiliary(out, jnp.complexfloating if holomorphic else jnp.floating)
     auxiliary = leaves_of(aux, naming.AUX)
     trace = _analysed(jaxpr, constants, arguments, ["loss", *(leaf.name for leaf in auxiliary)], operations=operations)
@@ -170,7 +171,7 @@ def trace_values(function: Callable[..., Any], args: tuple[Any, ...], arguments:
         args: Its arguments or their shapes.
         arguments: What each leaf of `args` is.
     """
-    jaxpr, constants, out = jaxcompat.trace(_anew(function, arguments), *args)
+    jaxpr, constants, out = traced_without_references(_anew(function, arguments), *args)
     is_leaf = jax.tree_util.treedef_is_leaf(jax.tree_util.tree_structure(out))
     names = ["0"] if is_leaf else [leaf.name for leaf in leaves_of(out, naming.AUX)]
     return _analysed(jaxpr, constants, arguments, names, operations=True)

@@ -78,6 +78,7 @@ class Jaxpr(Protocol):
     invars: list[Any]
     outvars: list[Atom]
     eqns: list[Equation]
+    effects: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import site
 import sysconfig
 from collections.abc import Iterable
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +32,8 @@ _LINES_AROUND: Final = 3
 _LONGEST_LINE: Final = 200
 
 _PACKAGE: Final = str(Path(__file__).resolve().parents[2]) + "/"
+#: Calls the user's loss where a framework's modules may be among its arguments.
+_CALLS_LOSSES: Final = f"{_PACKAGE}frameworks/functions_of_modules.py"
 
 
 @cache
@@ -114,9 +117,13 @@ def library_function(equation: Equation) -> str | None:
 
 
 def is_in_module(equation: Equation) -> bool:
-    """Returns whether a framework, or our adapter of one, calls a module that traced an equation."""
+    """Returns whether a framework, or our adapter of one, calls a module that traced an equation.
+
+    What calls the user's own loss calls no module: only frames inside that one count.
+    """
     traceback = equation.source_info.traceback
-    return any(_is_of_framework(frame.file_name) for frame in ([] if traceback is None else traceback.frames))
+    files = (frame.file_name for frame in ([] if traceback is None else traceback.frames))
+    return any(map(_is_of_framework, takewhile(_CALLS_LOSSES.__ne__, files)))
 
 
 @cache

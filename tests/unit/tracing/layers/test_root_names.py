@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from gradscope.frameworks.functions_of_modules import FunctionsOfModules
 from gradscope.tracing.layers import root_names
 from gradscope.tracing.tracer import Trace, trace_loss
 from tests.support.data import evenly
@@ -54,7 +55,11 @@ def test_layers_are_named_as_their_parameters_and_the_root_keeps_its_name() -> N
 
 def test_a_scope_that_no_framework_has_opened_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert names(lambda p, x: called("Net", p, x), NET) == ["Net", "Net/fc1", "Net/fc2"]
+    expected = ["Net", "Net/fc1", "Net/fc2"]
+    assert names(lambda p, x: called("Net", p, x), NET) == expected
+    # As where the user has imported a framework whose modules the loss may take.
+    own = FunctionsOfModules(lambda _: NET, lambda p, x: called("Net", p, x))
+    assert names(own.loss, own.init(None)) == expected
 
 
 def test_operations_in_no_layer_inside_keep_the_roots_name() -> None:

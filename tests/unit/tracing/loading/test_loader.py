@@ -274,13 +274,13 @@ def test_a_class_or_factory_that_was_not_called_is_refused_with_how_to_call_it(c
 
 
 def test_a_factory_that_needs_a_value_is_refused_with_the_call_it_needs() -> None:
-    write("net.py", CLASS + "\ndef of_key(key, *, depth, width=3): ...\n")
-    hint = refusal("net.py:of_key").hint
+    write("net.py", CLASS + "\ndef of_rate(rate, *, depth, width=3): ...\n")
+    hint = refusal("net.py:of_rate").hint
     assert hint is not None
     assert hint.startswith(
-        "to call it, write of_key(key=..., depth=...) in the target, with literals; where one is none"
+        "to call it, write of_rate(rate=..., depth=...) in the target, with literals; where one is none"
     )
-    assert hint.endswith("def build(): return of_key(key=..., depth=...)")
+    assert hint.endswith("def build(): return of_rate(rate=..., depth=...)")
 
 
 def test_the_functions_of_a_file_are_named_before_its_constants() -> None:
