@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax.ref
 import numpy as np
 import pytest
 from jax import lax
