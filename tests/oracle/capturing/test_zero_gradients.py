@@ -407,15 +407,17 @@ def test_branches_that_start_at_zero_are_no_findings_however_they_are_switched_o
         low_rank = p["low_rank"]
         x = x + x @ (low_rank["a"] @ (2.0 * low_rank["b"]))
         x = x + dense(p, "gate", x) * jnp.tanh(dense(p, "gated", x))
+        x = x * jnp.exp(jnp.tanh(dense(p, "scale", x)) * jnp.exp(p["bound"])[None])  # as in a flow
         return jnp.square(dense(p, "head", x + dense(p, "down", jax.nn.relu(dense(p, "up", x))))).sum()
 
-    names = ("gate", "gated", "up", "down", "head")
+    names = ("gate", "gated", "up", "down", "head", "scale")
     p: Any = {name: {"kernel": normal(n, 4, 4), "bias": ZEROS} for n, name in enumerate(names)}
-    p["gate"]["kernel"] = p["down"]["kernel"] = jnp.zeros((4, 4))
+    p["gate"]["kernel"] = p["down"]["kernel"] = p["scale"]["kernel"] = jnp.zeros((4, 4))
+    p["bound"] = ZEROS
     p["low_rank"] = {"a": normal(8, 4, 2), "b": jnp.zeros((2, 4))}
     dump = gs.capture(loss, p, normal(7, 16, 4))
     said = said_of(dump, "param_grad")
-    assert {"low_rank/a", "gated/kernel", "gated/bias", "up/kernel", "up/bias"} == set(said)
+    assert {"low_rank/a", "gated/kernel", "gated/bias", "up/kernel", "up/bias", "bound"} == set(said)
     assert dump.findings() == ()
 
 
