@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 _LABELS: Final = {
-    "verdict": "The first line of a report: the finding that comes first, or whether two dumps are the same",
-    "repair": "What is likely to mend the operation at which a NaN or an infinity began",
+    "verdict": "The first line of a report on a terminal, and one of the last elsewhere: the finding that comes first, "
+    "or whether two dumps are the same",
+    "repair": "What is likely to mend the first finding, or the operation at which a NaN or an infinity began",
     "origin": "The operation that made the first NaN or infinity, with its line and its operands",
     "tensors": "How many tensors were captured, and how many were not, by reason",
     "gradients": "What gradients are of where that is not the loss, and which values count as constant",
@@ -24,6 +25,7 @@ _LABELS: Final = {
     "incomplete": "The run that wrote the dump did not finish, so that tensors are missing",
     "why zero": "The reason why every element of this gradient is zero, or that none exists",
     "more": "The options that show the rest, or a part",
+    "look": "The command that shows the step at which the worst alarm of a training run was raised",
     "explain": "The command that says what a word means",
     "steps": "How many steps a training run has taken and recorded",
     "model": "The model whose layers or operations are listed",
