@@ -53,6 +53,7 @@ _OF_COMPARISONS: Final = {
     "difference": "By how much two values differ, of two runs, in how many recorded steps",
     "extent": "What one dump recorded and the other left out by its options",
     "hashes": "The fields whose hashes differ, such as that of the batch: what differs in them is not known",
+    "others": "The fields in which a dump and a capture of another program, as of PyTorch, differ beside those shown",
     "unknown": "The fields that one of two dumps does not state, so that they may be the same",
     "not judged": "Layers that were not run apart on the reference's values, with the reason",
     "of the reference": "Layers of the reference that no layer of the candidate was found for",
