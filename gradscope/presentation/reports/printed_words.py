@@ -16,6 +16,8 @@ _LABELS: Final = {
     "tensors": "How many tensors were captured, and how many were not, by reason",
     "gradients": "What gradients are of where that is not the loss, and which values count as constant",
     "fed": "The values that were given in place of those that the model computes (--feed)",
+    "no effect": "The parameters whose addition a log of a softmax takes out: where it is the bias of the classes, the "
+    "softmax is over another axis than theirs, such as the examples",
     "run": "The versions, the device and the options of the run; of a training run, its folder",
     "command": "The command line that made the dump, with absolute paths reduced to their file names",
     "names": "What the names of layers are made of where the program opens no scopes",
