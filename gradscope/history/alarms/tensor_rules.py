@@ -56,6 +56,9 @@ class _Streak:
         return [name for name, each in self.lengths.items() if each == length]
 
 
+#: How the keys begin of what an optimizer keeps that updates once in several steps: `MultiSteps` and `apply_every`.
+_ACCUMULATED: Final = (naming.key_of("slot/acc_grads", ""), naming.key_of("slot/grad_acc", ""))
+
 #: What a ratio that is too small says where all of them always were.
 _NEVER_MOVED: Final = "; none that does not begin at zero was ever changed by more: the learning rate is too small"
 
@@ -127,6 +130,8 @@ class TensorRules:
         self._streaks = {name: _Streak(dict(each)) for name, each in found["streaks"].items()}
 
     def _stuck(self, stats: Statistics, unchanged: Mapping[str, bool], rate: float | None) -> Iterable[Alarm]:
+        if all(unchanged.values()) and any(key.startswith(_ACCUMULATED) for key in stats):
+            return  # a step that adds its gradient to those of others, whose update is yet to come
         reached = set(self._streaks["stuck"].reached(unchanged, _IN_A_ROW))
         all_stay = len(unchanged) > 1 and all(unchanged.values())
         alike: dict[str, list[tuple[str, str]]] = {}

@@ -541,6 +541,19 @@ def test_a_learning_rate_that_is_too_small_from_the_start_is_named_and_the_end_o
     assert watched(Training(2), partial(small, begin=300)) == []
 
 
+@pytest.mark.parametrize("slot", ["acc_grads", "grad_acc"])
+def test_steps_between_the_updates_of_accumulated_gradients_are_not_stuck(slot: str) -> None:
+    def accumulated(step: int, _: Any, stats: Stats, unchanged: dict[str, bool], still: tuple[str, ...] = ()) -> None:
+        stats[f"slot/{slot}/first"] = {"l2": 1.0}
+        for layer in LAYERS:
+            unchanged[layer] = step % 20 > 0 or layer in still
+            scaled(stats, f"update/{layer}", 0.0 if unchanged[layer] else 1.0)
+
+    assert watched(Training(1), accumulated) == []
+    found = watched(Training(1), partial(accumulated, still=("third",)))
+    assert [(alarm.rule, alarm.key, alarm.step) for alarm in found] == [("stuck", "param/third", 40)]
+
+
 def test_where_every_parameter_stays_the_end_of_a_schedule_is_named() -> None:
     def ended(step: int, numbers: Any, stats: Stats, unchanged: dict[str, bool]) -> None:
         if step >= 300:

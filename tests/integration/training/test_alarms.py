@@ -183,6 +183,15 @@ def test_a_parameter_that_is_stuck_has_its_cause_and_a_target_network_is_not(tmp
     assert "its gradient is exactly zero, dead units: the output of relu at dead.py:15 " in line
 
 
+@pytest.mark.usefixtures("usual_promotion")
+def test_accumulated_gradients_are_no_alarm(tmp_path: Path) -> None:
+    optimizer = "\n\ndef optimizer():\n    import optax\n    return optax.MultiSteps(optax.sgd(0.01), 4)\n"
+    (tmp_path / "net.py").write_text(NETWORKS.replace("BIAS", "0.0") + optimizer, encoding="utf-8")
+    done = gradscope("train", "net.py", "--steps", 8, "--every", 1, "-o", "run", folder=tmp_path)
+    assert (done.status, [line for line in done.lines if line]) == (0, []), done.errors
+    assert "verdict  no alarm\n" in done.output
+
+
 def test_a_parameter_behind_a_dead_rectifier_is_stuck_because_of_it(tmp_path: Path) -> None:
     behind = NETWORKS.replace("BIAS", "-99.0").replace('"out"', '"after"')  # the first name of all that are stuck
     twice = (
