@@ -27,7 +27,7 @@ _LABELS: Final = {
     "incomplete": "The run that wrote the dump did not finish, so that tensors are missing",
     "why zero": "The reason why every element of this gradient is zero, or that none exists",
     "more": "The options that show the rest, or a part",
-    "look": "The command that shows the step at which the worst alarm of a training run was raised",
+    "look": "The commands that show the step of the worst alarm of a training run, and what its rule means",
     "explain": "The command that says what a word means",
     "steps": "How many steps a training run has taken and recorded",
     "model": "The model whose layers or operations are listed",

@@ -205,7 +205,7 @@ def test_a_parameter_behind_a_dead_rectifier_is_stuck_because_of_it(tmp_path: Pa
         done = gradscope("train", f"{name}.py", *options, folder=tmp_path)
         assert done.lines[0].startswith(f"step 2: stuck: param/online/{first} did not change")
         assert "has 100.0% dead units: 16 of 16" in done.lines[0]
-        assert f"look     gradscope show run_{name}/alarm-000002" in done.output
+        assert f" gradscope show run_{name}/alarm-000002; gradscope explain stuck\n" in done.output
 
 
 def test_a_learning_rate_that_is_too_large_is_the_verdict_also_where_the_run_ends_by_a_nan(tmp_path: Path) -> None:

@@ -188,8 +188,8 @@ class RunReport:
         command = command_at(worst, self.path) or (
             f"gradscope show {shlex.quote(self.path)} --step {worst.step}" if recorded else ""
         )
-        look = [Note(label="look", text=command)] if command else []
-        return [*look, Note(label="explain", text=f"gradscope explain {worst.rule}")]
+        commands = filter(None, [command, f"gradscope explain {worst.rule}"])
+        return [Note(label="look", text="; ".join(commands))]
 
     def _facts(self, screen: Screen) -> Sequence[Note]:
         losses = self.losses["loss"]
