@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from gradscope.comparison.default_tolerances import FULL
 from gradscope.comparison.diagnosis.divergence import Program, blame_of, with_inputs_paired
 from gradscope.comparison.diagnosis.growth import Error, growths, is_made_here
+from gradscope.comparison.diagnosis.likely.different_batches import different_batches
 from gradscope.comparison.diagnosis.likely.likely_causes import with_likely_causes
 from gradscope.comparison.diagnosis.likely.likely_parts import with_likely_parts
 from gradscope.comparison.diagnosis.likely.loss_difference import loss_difference
@@ -113,6 +114,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         products=dumps.products if any(_needs_products(each, rows) for each in pairs) else FULL,
         matches=pairing.matched,
         losses=loss_difference(dumps, every, options),
+        batches=different_batches(dumps, pairing.matched, rows),
         examples=_examples(dumps, rows, options),
     )
 

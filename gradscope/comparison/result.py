@@ -14,6 +14,7 @@ from typing import Final
 
 from gradscope.comparison.default_tolerances import FULL
 from gradscope.comparison.diagnosis.divergence import Blame, Divergence, first_divergence
+from gradscope.comparison.diagnosis.likely.different_batches import DifferentBatches
 from gradscope.comparison.diagnosis.likely.loss_difference import LossDifference
 from gradscope.comparison.diagnosis.sentence import different_sentence, nothing_sentence, same_sentence
 from gradscope.comparison.judging.rows import ComparisonRow, Status, Verdict
@@ -50,6 +51,7 @@ class Comparison:
         blame: The consequences of the first divergence, and the layers that caused it.
         matches: How tensors were paired.
         losses: How the losses differ; None where they agree within tolerance, or are not both known.
+        batches: How the batches differ; None where they do not, or where that is not known.
         examples: The error of the per-example gradients over all parameters; None where not both dumps have such
             gradients, or all are equal.
         extent_differences: Sentences about what one capture recorded and the other did not.
@@ -73,6 +75,7 @@ class Comparison:
     blame: Blame = field(default_factory=Blame)
     matches: tuple[Match, ...] = ()
     losses: LossDifference | None = None
+    batches: DifferentBatches | None = None
     examples: ExampleError | None = None
     extent_differences: tuple[str, ...] = ()
     provenance_differences: tuple[Mapping[str, Json], ...] = ()
@@ -139,7 +142,9 @@ class Comparison:
             return nothing_sentence(self.rows)
         if self.verdict == "same":
             return same_sentence(self.rows, self.losses, self.products)
-        return different_sentence(self.rows, self.first_divergence, self.blame, self.losses, self.products)
+        return different_sentence(
+            self.rows, self.first_divergence, self.blame, self.losses, self.products, batches=self.batches
+        )
 
     def to_json(self) -> dict[str, Json]:
         """Returns the comparison as JSON; infinities are floats, which `dump.manifest.json_text` writes as strings."""

@@ -151,6 +151,8 @@ def _fault(name: str, planted: str, rules: str, layers: str, run: Callable[[], R
 FAULTS = (
     _fault("init-large-all", "every kernel of 8 layers is 8 times too large", "init", _INNER,
            lambda: _chain(nets.chain(8, gain=8 * math.sqrt(2)))),
+    _fault("init-normal-all", "every kernel of 3 layers is 4 times too large", "init", _INNER + "|head",
+           lambda: _chain(nets.chain(3, gain=math.sqrt(32)))),
     _fault("init-small-all", "every kernel of 8 tanh layers is 20 times too small", "init", _INNER,
            lambda: _chain(nets.chain(8, gain=0.05), jnp.tanh)),
     _fault("init-large-one", "dense3 of 8 layers is 50 times too large", "init", "dense3",

@@ -161,6 +161,24 @@ def _points() -> Tree:
     return {**nets.points(), **drawn, "noise": noise, "reward": reward}
 
 
+def _coupling(params: Tree, batch: Tree) -> Array:
+    """Learns a density by couplings that leave their half as it is at first, with a learned bound of the scale."""
+    x, volume = batch["x"], jnp.zeros(batch["x"].shape[0])
+    for n in range(4):
+        one, other = jnp.split(x[:, :: -1 if n % 2 else 1], 2, axis=-1)
+        scale, shift = jnp.split(_net(params[f"coupling{n}"], one), 2, axis=-1)
+        scale = jnp.exp(params[f"coupling{n}"]["bound"]) * jnp.tanh(scale)
+        x, volume = jnp.concatenate([one, other * jnp.exp(scale) + shift], -1), volume + scale.sum(-1)
+    return (0.5 * jnp.square(x).sum(-1) - volume).mean()
+
+
+def _couplings() -> Tree:
+    layers = {f"coupling{n}": {**_two(n + 1, 8, 32, 16), "bound": jnp.zeros(8)} for n in range(4)}
+    for each in layers.values():
+        each["out"] = {"kernel": jnp.zeros((32, 16)), "bias": jnp.zeros(16)}
+    return layers
+
+
 def _both(
     name: str, loss: Callable[[Any, Any], Any], params: Callable[[], Tree], batch: Callable[[], Tree] = _points
 ) -> Iterator[Healthy]:
@@ -188,4 +206,5 @@ HEALTHY = (
            lambda: {"policy": _two(1, 16, 32, 4), "reference": _two(1, 16, 32, 4)}),
     *_both("search of an architecture", _architecture, _cells),
     *_both("experts of soft slots", _dispatch, _slots, nets.tokens),
+    *_both("density by couplings", _coupling, _couplings),
 )  # fmt: skip

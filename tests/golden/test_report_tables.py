@@ -65,6 +65,9 @@ dead          activation/block1/relu has 87.5% dead units: 28 of 32 are zero at
               all 512 positions (net.py:14)
 unused-param  param/spare/kernel does not reach the loss
 
+repair      lower the learning rate or warm it up, look at the biases before the
+            rectifier, or use one that passes a gradient below zero
+explain     gradscope explain dead
 loss        2.30714
 tensors     24 captured, 1 non-differentiable (of a dtype without gradients), 1
             disconnected (the loss does not depend on them)
@@ -112,6 +115,8 @@ Findings (2)
 dead          activation/block1/relu has 87.5% dead units: 28 of 32 are zero at all 512 positions (net.py:14)
 unused-param  param/spare/kernel does not reach the loss
 
+repair      lower the learning rate or warm it up, look at the biases before the rectifier, or use one that passes a gradient below zero
+explain     gradscope explain dead
 loss        2.30714
 tensors     24 captured, 1 non-differentiable (of a dtype without gradients), 1 disconnected (the loss does not depend on them)
 self-check  2 of 3 parameter gradients are bit for bit those of the plain program; the largest rel_l2 is 3.20e-07
@@ -138,8 +143,9 @@ block[0..2]
 extremes over them; --no-fold shows each
 hidden at this width: gradient zeros (--format json has all numbers)
 
-loss  5
-dump  run.npz
+verdict  nothing looks wrong
+loss     5
+dump     run.npz
 """
     )
 
@@ -160,8 +166,9 @@ block[0..2]
 extremes over them; --no-fold shows each
 hidden at this width: gradient zeros (--format json has all numbers)
 
-loss  5
-dump  run.npz
+verdict  nothing looks wrong
+loss     5
+dump     run.npz
 """
     )
 

@@ -131,7 +131,7 @@ class StepOptions:
     def _chosen_optimizer(self, model: Model) -> object:
         from gradscope.errors import ModelError, UsageError
         from gradscope.tracing.user_frames import user_code
-        from gradscope.training.optimizers.optimizers_by_name import is_optimizer, parse_optimizer
+        from gradscope.training.optimizers.optimizers_by_name import is_optimizer, parse_optimizer, transformation
 
         if self.optimizer is not None:
             return parse_optimizer(self.optimizer, self.learning_rate)
@@ -146,7 +146,7 @@ class StepOptions:
                 hint="name the optimizer, too",
             )
         with user_code(f"optimizer of {model.name}"):
-            made = model.optimizer()
+            made = transformation(model.optimizer())
         if not is_optimizer(made):
             raise ModelError(
                 f"optimizer() of {model.name} returned {type(made).__name__}, expected an optimizer of optax",

@@ -21,12 +21,13 @@ from gradscope.comparison.diagnosis.clauses import (
 )
 from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, Blame, Divergence
 from gradscope.comparison.diagnosis.growth import FLAGGED
+from gradscope.comparison.diagnosis.likely.different_batches import DifferentBatches
 from gradscope.comparison.diagnosis.likely.likely_causes import AT_KINKS
 from gradscope.comparison.diagnosis.likely.loss_difference import LossDifference
 from gradscope.comparison.judging.limits.noise import WITHIN
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, is_gradient
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, INPUT, is_gradient
 from gradscope.naming.wording import brief, counted, times
 
 #: How many times the tolerance an error may be that calibration would settle.
@@ -39,6 +40,8 @@ def different_sentence(
     blame: Blame,
     losses: LossDifference | None = None,
     products: str = FULL,
+    *,
+    batches: DifferentBatches | None = None,
 ) -> str:
     """Returns the sentence for two runs that differ.
 
@@ -48,18 +51,33 @@ def different_sentence(
         blame: Where they come from.
         losses: How the losses differ; None where they agree, or are not known.
         products: The dtype of `Comparison.products`.
+        batches: How the batches differ; None where they do not, or where that is not known.
     """
+    if batches is not None and batches.sizes_differ:
+        return _of_sizes(rows, batches)
     explained = "" if losses is None or not losses.explains else f"{_capitalised(losses.sentence)}. "
-    return explained + _of_rows(rows, divergence, blame, losses) + _of_products(products)
+    explained += "" if batches is None else f"{batches.sentence}. "
+    advice = f" {batches.advice}." if batches is not None and batches.advice else ""
+    apart = batches is not None and not batches.advice
+    return explained + _of_rows(rows, divergence, blame, losses, apart=apart) + _of_products(products) + advice
 
 
-def _of_rows(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame, losses: LossDifference | None) -> str:
+def _of_sizes(rows: Sequence[ComparisonRow], batches: DifferentBatches) -> str:
+    """Returns the sentence for batches of different sizes, with what does not follow from that."""
+    besides = given([row for row in rows if row.family != INPUT])
+    rest = [*([_uncapitalised(besides)] if besides else []), *one_sided(rows), *kept_alone(rows)]
+    return f"{'; '.join([batches.sentence, *rest])}. {batches.advice}."
+
+
+def _of_rows(
+    rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame, losses: LossDifference | None, *, apart: bool
+) -> str:
     rest = [
         *_new_errors(rows, divergence),
         *others(rows, divergence, blame),
         *rearranged(rows, blame),
         *unproven(rows),
-        *reordered(rows),
+        *([] if apart else reordered(rows)),
         *([] if losses is None or losses.explains or losses.in_rows else [losses.sentence]),
         *one_sided(rows),
         *kept_alone(rows),

@@ -14,6 +14,8 @@ from gradscope import naming
 
 #: What precedes a parameter of zeros in a reason, where it is not itself the factor, but a product of it with a matrix.
 PRODUCT_OF: Final = "the product of "
+#: How the reason of dead units ends where what comes to the rectifier is zero already, as behind a dead layer.
+RECEIVES_ZEROS: Final = ", and what it receives is 0 in every element"
 #: What follows a factor that is named, at the end of a reason.
 _IS_ZERO: Final = " is 0"
 _FACTOR: Final = re.compile(rf": ((?:{PRODUCT_OF})?(?:{naming.PARAM}|{naming.INPUT})/)")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from gradscope import naming
 from gradscope.history.history_rows import Alarm
+from gradscope.history.run_folder import is_alarm_name
 
 NONFINITE: Final = "nonfinite"
 DIVERGING: Final = "diverging"
@@ -119,7 +122,7 @@ RULES: Final = (
         sentence="The updates of a parameter are far too large or too small for it.",
         formula="l2(update) / l2(parameter) outside 1e-7..1e-1 at 10 recorded steps in a row, and not on its way back; "
         "too large only where the parameter's rms was never below a tenth of the median of all, too small only while "
-        "the median of these ratios is not",
+        "the median of these ratios is not, or while none ever was more",
         families=(naming.UPDATE,),
     ),
     AlarmRule(
@@ -145,6 +148,21 @@ def forward_most(deviations: Mapping[str, float]) -> str | None:
     """Returns the first of those that deviate about as much as the one that deviates most; None where none does."""
     largest = max(deviations.values(), default=0.0)
     return next((key for key, each in deviations.items() if each >= _ALIKE * largest and each > 0), None)
+
+
+def command_at(alarm: Alarm, run: str) -> str:
+    """Returns the command that shows the step of an alarm, as its dump has it; "" where the step was not saved.
+
+    Args:
+        alarm: The alarm.
+        run: The folder of the run, as the user named it.
+    """
+    # The name comes from the history, which may be untrusted, and leads nowhere out of the run's folder.
+    if alarm.folder is None or not is_alarm_name(alarm.folder):
+        return ""
+    # What is observed is what is made of a batch, and not the batch: a wrong target is in no tensor.
+    part = " --families input" if suspects_batch(alarm) else ""
+    return f"gradscope show {shlex.quote(str(Path(run) / alarm.folder))}{part}"
 
 
 def suspects_batch(alarm: Alarm) -> bool:

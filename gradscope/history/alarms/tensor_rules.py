@@ -32,6 +32,9 @@ _BACK: Final = 2.0
 #: is, as in a bias without anything to learn.
 _NEAR_ZERO: Final = 0.1
 
+#: The most names of tensors that an alarm is about, too, beside the one that it names first.
+_NAMED: Final = 3
+
 #: Recorded steps that say how gradients change over the depth in the beginning, decades that they have to change by
 #: from the last layer to the first, and decades more than in the beginning.
 _FIRST: Final = 5
@@ -53,8 +56,15 @@ class _Streak:
         return [name for name, each in self.lengths.items() if each == length]
 
 
+#: How the keys begin of what an optimizer keeps that updates once in several steps: `MultiSteps` and `apply_every`.
+_ACCUMULATED: Final = (naming.key_of("slot/acc_grads", ""), naming.key_of("slot/grad_acc", ""))
+
+#: What a ratio that is too small says where all of them always were.
+_NEVER_MOVED: Final = "; none that does not begin at zero was ever changed by more: the learning rate is too small"
+
 #: Why a parameter stays that has a gradient, and what that is where all of them stay.
 _NO_UPDATE: Final = "its gradient is not zero, but the update that the optimizer makes of it is"
+_ROUNDED: Final = ", the norm of its update, is lost in its rounding"
 _SCHEDULE_ENDED: Final = ", as of every parameter: the learning rate may be 0, as behind the end of a schedule"
 
 
@@ -72,6 +82,7 @@ class TensorRules:
         self._least_dead: dict[str, float] = {}
         self._ratios: dict[str, deque[float]] = {}
         self._from_zero: set[str] = set()
+        self._moved = False
         self._depths: list[tuple[float, dict[str, float]]] = []
         self._streaks = {name: _Streak() for name in ("stuck", "dying", "high", "low", "vanishing", "exploding")}
 
@@ -104,6 +115,7 @@ class TensorRules:
             "least_dead": self._least_dead,
             "ratios": {key: list(each) for key, each in self._ratios.items()},
             "from_zero": sorted(self._from_zero),
+            "moved": self._moved,
             "depths": self._depths,
             "streaks": {name: each.lengths for name, each in self._streaks.items()},
         }
@@ -112,18 +124,27 @@ class TensorRules:
         """Remembers what `to_json` returned."""
         self._least_dead = dict(found["least_dead"])
         self._ratios = {key: deque(each, _RATIO_ROW) for key, each in found["ratios"].items()}
-        self._from_zero = set(found.get("from_zero", ()))  # a state of an older gradscope has none
+        # A state of an older gradscope has neither.
+        self._from_zero, self._moved = set(found.get("from_zero", ())), found.get("moved", True)
         self._depths = [(decades, dict(each)) for decades, each in found["depths"]]
         self._streaks = {name: _Streak(dict(each)) for name, each in found["streaks"].items()}
 
     def _stuck(self, stats: Statistics, unchanged: Mapping[str, bool], rate: float | None) -> Iterable[Alarm]:
-        names = self._streaks["stuck"].reached(unchanged, _IN_A_ROW)
-        if names:
-            why = f"did not change at {_IN_A_ROW} recorded steps in a row{_others(names)}"
-            if cause := self._cause(names[0], stats, rate):
-                all_stay = len(unchanged) > 1 and all(unchanged.values())
+        if all(unchanged.values()) and any(key.startswith(_ACCUMULATED) for key in stats):
+            return  # a step that adds its gradient to those of others, whose update is yet to come
+        reached = set(self._streaks["stuck"].reached(unchanged, _IN_A_ROW))
+        all_stay = len(unchanged) > 1 and all(unchanged.values())
+        alike: dict[str, list[tuple[str, str]]] = {}
+        for name in sorted(reached, key=_places(stats)):
+            cause = self._cause(name, stats, rate)
+            alike.setdefault(_ROUNDED if cause.endswith(_ROUNDED) else cause, []).append((name, cause))
+        for found in alike.values():
+            # Before the place where it is cut, no parameter gets a gradient: the last is closest to it.
+            name, cause = found[-1 if found[0][0] in self._unreached else 0]
+            why = f"did not change at {_IN_A_ROW} recorded steps in a row{_others(name, [each for each, _ in found])}"
+            if cause:
                 why = f"{why}: {cause}{_SCHEDULE_ENDED if all_stay and cause == _NO_UPDATE else ''}"
-            yield Alarm(step=0, rule="stuck", key=naming.key_of(naming.PARAM, names[0]), why=why)
+            yield Alarm(step=0, rule="stuck", key=naming.key_of(naming.PARAM, name), why=why)
 
     def _cause(self, name: str, stats: Statistics, rate: float | None) -> str:
         """Returns why a parameter does not change, as far as its numbers say; "" where they do not."""
@@ -136,7 +157,7 @@ class TensorRules:
             return "the learning rate is 0"
         if update.get("l2") == 0:
             return _NO_UPDATE
-        return f"{update['l2']:.2g}, the norm of its update, is lost in its rounding" if update.get("l2") else ""
+        return f"{update['l2']:.2g}{_ROUNDED}" if update.get("l2") else ""
 
     def _dying(self, stats: Statistics) -> Iterable[Alarm]:
         shares = {
@@ -150,17 +171,21 @@ class TensorRules:
         keys = self._streaks["dying"].reached(dead, _IN_A_ROW)
         key = forward_most({key: shares[key] - self._least_dead[key] for key in keys})
         if key is not None:
-            why = f"is zero in {shares[key]:.0%} of its elements, and was in {self._least_dead[key]:.0%}{_others(keys)}"
+            before = f"{self._least_dead[key]:.0%}{_others(key, keys)}"
+            why = f"is zero in {shares[key]:.0%} of its elements, and was in {before}"
             yield Alarm(step=0, rule="dying", key=key, why=why, value=shares[key], limit=_DEAD)
 
     def _update_ratio(self, stats: Statistics, ratios: Mapping[str, float]) -> Iterable[Alarm]:
         for key, ratio in ratios.items():
             self._ratios.setdefault(key, deque(maxlen=_RATIO_ROW)).append(ratio)
-        middle = float(np.median(list(ratios.values()))) if ratios else 0.0
         # One that was about zero has the size that its updates gave it, such as a bias that noise moves.
         self._from_zero |= _near_zero(stats)
+        sized = [ratio for key, ratio in ratios.items() if key not in self._from_zero]
+        middle = float(np.median(sized)) if sized else 0.0
+        self._moved = self._moved or max(sized, default=0.0) >= _LEAST_RATIO
         high = {key: ratio > _MOST_RATIO and key not in self._from_zero for key, ratio in ratios.items()}
-        low = {key: ratio < _LEAST_RATIO <= middle for key, ratio in ratios.items()}
+        low = {key: ratio < _LEAST_RATIO and (middle >= _LEAST_RATIO or not self._moved)
+               for key, ratio in ratios.items()}  # fmt: skip
         sides = (
             ("high", _MOST_RATIO, high, lambda first, last: last * _BACK < first),
             ("low", _LEAST_RATIO, low, lambda first, last: last > first * _BACK),
@@ -178,7 +203,7 @@ class TensorRules:
                 what = "more" if name == "high" else "less"
                 why = (
                     f"is {ratios[key]:.2g} of the parameter, {what} than {limit:g} at {_RATIO_ROW} recorded steps in a "
-                    f"row{_others(keys)}"
+                    f"row{_others(key, keys)}{'' if self._moved else _NEVER_MOVED}"
                 )
                 yield Alarm(step=0, rule="update-ratio", key=key, why=why, value=ratios[key], limit=limit)
 
@@ -223,15 +248,25 @@ def _near_zero(stats: Statistics) -> set[str]:
     return {naming.key_of(naming.UPDATE, name) for name, rms in parameters.items() if rms < limit}
 
 
+def _places(stats: Statistics) -> Callable[[str], int]:
+    """Returns a function of a parameter's name that returns its place in the step; behind all where it has none."""
+    order = {name: at for at, key in enumerate(stats) for family, name in [naming.split_key(key)]
+             if family == naming.PARAM}  # fmt: skip
+    return lambda name: order.get(name, len(stats))
+
+
 def _slope(values: Sequence[float]) -> float:
     """Returns the slope of the least-squares line through values at 0, 1, 2, ..."""
     at = np.arange(len(values)) - (len(values) - 1) / 2
     return float(at @ np.array(values) / (at @ at))
 
 
-def _others(names: Sequence[str]) -> str:
-    more = len(names) - 1
-    return f", and {more:,} other{'s' if more > 1 else ''} too" if more else ""
+def _others(named: str, alike: Sequence[str]) -> str:
+    """Returns a clause about those that are like the one that is named: their names, or how many they are."""
+    others = [each for each in alike if each != named]
+    if len(others) > _NAMED:
+        return f", and {len(others):,} others too"
+    return f", and {' and '.join(filter(None, [', '.join(others[:-1]), others[-1]]))} too" if others else ""
 
 
 def _times(decades: float) -> str:

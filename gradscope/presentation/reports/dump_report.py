@@ -15,7 +15,12 @@ from gradscope.presentation.render.document import Document, Note, Notes
 from gradscope.presentation.render.github import Annotation
 from gradscope.presentation.render.screen import Screen, style_of_words
 from gradscope.presentation.render.structured import JsonObject, MadeRows
-from gradscope.presentation.reports.dump_overview import OverviewFacts, dump_blocks, overview_document
+from gradscope.presentation.reports.dump_overview import (
+    OverviewFacts,
+    dump_blocks,
+    overview_document,
+    verdict_note,
+)
 from gradscope.presentation.tables.dump_rows import Row, rows_of
 from gradscope.presentation.tables.facts import facts, facts_json
 from gradscope.presentation.tables.folding import folded
@@ -51,6 +56,7 @@ class DumpReport:
         overview: Whether a terminal shows an overview and not the tables.
         checked: The rules whose findings make the command fail, and are errors where they are annotated.
         thrown_away: Whether what is not finite reaches neither the loss nor a gradient that is requested.
+        whole: Whether no row is left out, so that findings are those of the dump.
     """
 
     command: str
@@ -63,16 +69,20 @@ class DumpReport:
     overview: bool
     checked: frozenset[str] = frozenset()
     thrown_away: bool = False
+    whole: bool = False
 
     def document(self, screen: Screen) -> Document:
-        """Returns the tables, the findings, and the facts about the run last; or an overview of these."""
+        """Returns the tables, the findings, and the facts about the run last; or an overview of these.
+
+        Behind long tables a log ends with what was found, and with what to do about it.
+        """
         if self.overview and screen.width is not None and self.selected:
             return overview_document(self.overview_facts(), screen)
         tables = self.tables(screen)
         nothing = Notes(notes=() if tables else (Note(label="tensors", text="none"),))
         about_run = (Note(label=label, text=text) for label, text in facts(self.path, self.manifest))
         origins = Notes(title="Where it began", notes=self._origin_notes(self.manifest.origins))
-        return (*tables, nothing, _findings(self.findings), origins, Notes(notes=tuple(about_run)))
+        return (*tables, nothing, _findings(self.findings), origins, Notes(notes=(*self._end(), *about_run)))
 
     def overview_facts(self) -> OverviewFacts:
         """Returns what an overview shows: findings as notes in their order, origins, facts, numbers by block."""
@@ -84,6 +94,22 @@ class DumpReport:
             path=self.path,
         )
 
+    def _end(self) -> Sequence[Note]:
+        """Returns that nothing is wrong, which the list of findings does not say, or what to do about the worst."""
+        if not self.findings:
+            return [verdict_note(())] if self.whole and not self.manifest.origins else []
+        explain = Note(label="explain", text=f"gradscope explain {self.findings[0].rule}")
+        return [*self._remedy(), explain]
+
+    def _remedy(self) -> Sequence[Note]:
+        """Returns what to do about the worst finding, where no origin says so."""
+        if not self.findings or any(each.repair for each in self.manifest.origins):
+            return []
+        rule = self.findings[0].rule
+        remedy = next((each.remedy for each in RULES if each.name == rule), "")
+        text = f"{remedy[:1].lower()}{remedy[1:]}".removesuffix(".")
+        return [Note(label=_REPAIR, text=text, style=style_of_words(rule))] if text else []
+
     def _where_it_began(self) -> tuple[Note, ...]:
         """Returns what the verdict does not say: where NaNs and infinities began, and the repair."""
         worst = self.findings[0] if self.findings else None
@@ -93,11 +119,7 @@ class DumpReport:
                 for each in self.manifest.origins
             ]
         )
-        if worst is None or any(note.label == _REPAIR for note in notes):
-            return notes
-        remedy = next((rule.remedy for rule in RULES if rule.name == worst.rule), "")
-        text = f"{remedy[:1].lower()}{remedy[1:]}".removesuffix(".")
-        return (*notes, *([Note(label=_REPAIR, text=text, style=style_of_words(worst.rule))] if text else ()))
+        return (*notes, *self._remedy())
 
     def _origin_notes(self, origins: Sequence[Origin]) -> tuple[Note, ...]:
         """Returns notes on origins: of what is thrown away, that it is, without a repair of what harms nothing."""
@@ -200,7 +222,8 @@ def dump_report(
         DumpError: A statistic in the manifest is not a number.
     """
     query = Query() if query is None else query
-    rows = query(rows_of(manifest))
+    every = rows_of(manifest)
+    rows = query(every)
     keys = {key for row in rows for key in (row.key, row.own_key)} if findings else set[str]()
     return DumpReport(
         command=command,
@@ -213,6 +236,7 @@ def dump_report(
         overview=overview,
         checked=checked,
         thrown_away=bool(manifest.origins) and is_thrown_away(manifest),
+        whole=0 < len(every) == len(rows),
     )
 
 

@@ -154,7 +154,8 @@ def explanation_report(name: str | None) -> ExplanationReport:
     """Returns the report on a name, which may be that of several kinds.
 
     Args:
-        name: The name, in any case, with or without a type: `underflow@float16`; None for a list of all names.
+        name: The name, in any case, with spaces, hyphens or underscores, with or without a type, as in
+            `underflow@float16`; None for a list of all names.
 
     Raises:
         UsageError: Nothing has the name; the hint has the nearest.
@@ -175,9 +176,14 @@ def explained_names() -> tuple[str, ...]:
 
 
 def _is_called(explanation: Explanation, name: str) -> bool:
-    requested, known = " ".join(name.casefold().split()), explanation.name.casefold()
+    requested, known = _spelled(name), _spelled(explanation.name)
     known = known.removesuffix(" layer") if explanation.kind == "word" and requested != known else known
     return requested == known or base_of(requested) == base_of(known) != known or requested == base_of(known)
+
+
+def _spelled(name: str) -> str:
+    """Returns a name as it is looked up: in any case, and with a space for each hyphen and underscore."""
+    return " ".join(name.casefold().replace("_", " ").replace("-", " ").split())
 
 
 def _explanations() -> Iterator[Explanation]:

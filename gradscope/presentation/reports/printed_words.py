@@ -9,12 +9,15 @@ from __future__ import annotations
 from typing import Final
 
 _LABELS: Final = {
-    "verdict": "The first line of a report: the finding that comes first, or whether two dumps are the same",
-    "repair": "What is likely to mend the operation at which a NaN or an infinity began",
+    "verdict": "The first line of a report on a terminal, and one of the last elsewhere: the finding that comes first, "
+    "or whether two dumps are the same",
+    "repair": "What is likely to mend the first finding, or the operation at which a NaN or an infinity began",
     "origin": "The operation that made the first NaN or infinity, with its line and its operands",
     "tensors": "How many tensors were captured, and how many were not, by reason",
     "gradients": "What gradients are of where that is not the loss, and which values count as constant",
     "fed": "The values that were given in place of those that the model computes (--feed)",
+    "no effect": "The parameters whose addition a log of a softmax takes out: where it is the bias of the classes, the "
+    "softmax is over another axis than theirs, such as the examples",
     "run": "The versions, the device and the options of the run; of a training run, its folder",
     "command": "The command line that made the dump, with absolute paths reduced to their file names",
     "names": "What the names of layers are made of where the program opens no scopes",
@@ -24,6 +27,7 @@ _LABELS: Final = {
     "incomplete": "The run that wrote the dump did not finish, so that tensors are missing",
     "why zero": "The reason why every element of this gradient is zero, or that none exists",
     "more": "The options that show the rest, or a part",
+    "look": "The commands that show the step of the worst alarm of a training run, and what its rule means",
     "explain": "The command that says what a word means",
     "steps": "How many steps a training run has taken and recorded",
     "model": "The model whose layers or operations are listed",
@@ -51,6 +55,7 @@ _OF_COMPARISONS: Final = {
     "difference": "By how much two values differ, of two runs, in how many recorded steps",
     "extent": "What one dump recorded and the other left out by its options",
     "hashes": "The fields whose hashes differ, such as that of the batch: what differs in them is not known",
+    "others": "The fields in which a dump and a capture of another program, as of PyTorch, differ beside those shown",
     "unknown": "The fields that one of two dumps does not state, so that they may be the same",
     "not judged": "Layers that were not run apart on the reference's values, with the reason",
     "of the reference": "Layers of the reference that no layer of the candidate was found for",

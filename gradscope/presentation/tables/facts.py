@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -24,6 +25,11 @@ _ON_PURPOSE: Final = {
     STOPPED: "a stop_gradient is applied to them",
     AS_DATA: "what is made of them counts as data behind a stop_gradient, as a target does",
 }
+
+#: How a reason ends of a gradient that a log of a softmax makes zero but for rounding.
+_LOG_SOFTMAX: Final = re.compile(
+    r"(?:log_softmax|logsumexp|softmax_cross_entropy\w*) at \S+(?: and \S+ at \S+)* takes? out what it adds$"
+)
 
 #: The most parts of a model that a line names.
 _MOST_PARTS: Final = 6
@@ -71,6 +77,7 @@ def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "tensors", by_reason(counts) if any(counts.values()) else ""
     yield "frozen", _frozen(manifest)
     yield "satisfied", _satisfied(manifest)
+    yield "no effect", _without_effect(manifest)
     yield "self-check", "" if manifest.self_check is None else _self_check(manifest.self_check)
     yield "examples", "" if manifest.examples is None else manifest.examples.sentence
     yield "seconds", ", ".join(f"{phase} {_seconds(seconds)}" for phase, seconds in manifest.timings.items())
@@ -107,6 +114,18 @@ def _satisfied(manifest: Manifest) -> str:
     kept = (cause for cause in manifest.causes if cause.why.startswith("satisfied"))
     names = [cause.name for cause in kept if cause.family == naming.PARAM_GRAD]
     return f"{_parameters(names)}: every margin of the loss is kept in this batch" if names else ""
+
+
+def _without_effect(manifest: Manifest) -> str:
+    """Returns which parameters a log of a softmax takes out, as one over the examples does; "" for none.
+
+    Of a softmax, as that of attention, a key's bias is taken out whatever the axis is.
+    """
+    found: dict[str, list[str]] = {}
+    for cause in manifest.causes:
+        if cause.family == naming.PARAM_GRAD and cause.rounding and (at := _LOG_SOFTMAX.search(cause.why)):
+            found.setdefault(at[0], []).append(cause.name)
+    return "; ".join(f"{_parameters(names)}: {printable(why)}" for why, names in found.items())
 
 
 def _parameters(names: Sequence[str]) -> str:

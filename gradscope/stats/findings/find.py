@@ -91,7 +91,8 @@ RULES: Final = (
         sentence="A layer's weights multiply the signal by far more or less than usual ones, are all equal, or stay at "
         "zero.",
         formula="fwd_gain = rms(x W) / rms(x) of a layer with one kernel, beyond the factor up or down, where the "
-        "layers behind change with it; or std(W) = 0; or W, or the gain of a "
+        "layers behind change with it, or above 2.5 in every layer before the last of at least 3, at the "
+        "initialisation, where the answer is 30 times what the first receives; or std(W) = 0; or W, or the gain of a "
         "normalisation, = 0 and its gradient = 0; or W = 0 where x W multiplies another signal",
         thresholds=("init",),
         remedy="Draw the kernel with deviation 1/sqrt(fan in), times sqrt(2) before a ReLU; a normalisation behind it "

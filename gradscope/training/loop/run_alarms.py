@@ -83,7 +83,7 @@ class RunAlarms:
         self._sizes.update({each.key: math.prod(each.shape) for each in tensors if each.shape is not None})
         self._unreached.update(self._programs.unreached())
         for each in self._programs.broadcasts():
-            self._notify(each.sentence)
+            self._notify(each.notice)
 
     def keep(self, number: int, state: TrainState, batch: Any) -> None:
         """Keeps what a step is going to be taken with."""

@@ -72,6 +72,11 @@ def parse_optimizer(text: str, learning_rate: str | float | None = None) -> Opti
     )
 
 
+def transformation(value: object) -> object:
+    """Returns the transformation of `optax.MultiSteps`, which is none itself; any other value as it is."""
+    return value.gradient_transformation() if isinstance(value, optax.MultiSteps) else value
+
+
 def is_optimizer(value: object) -> bool:
     """Returns whether a value can serve as the optimizer of a step: one of optax, or one of `parse_optimizer`."""
     return isinstance(value, Optimizer | optax.GradientTransformation)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from gradscope.errors import ModelError
-from gradscope.history.alarms.alarm_rules import DIVERGING, NONFINITE, suspects_batch
+from gradscope.history.alarms.alarm_rules import DIVERGING, NONFINITE, command_at, suspects_batch
 from gradscope.history.alarms.alarm_watch import AlarmWatch
 from gradscope.history.history_rows import Alarm, StepRecord
 from gradscope.history.run_folder import alarm_path
@@ -208,10 +207,8 @@ def _alarm_line(alarm: Alarm, run: Path) -> str:
     line = f"step {alarm.step:,}: {alarm.rule}: {where}{alarm.why}"
     if alarm.folder is None:
         return line
-    # A probe observes what is made of a batch, and not the batch: a wrong target is in no tensor.
-    look = f"gradscope show {shlex.quote(str(run / alarm.folder))} --families input"
-    batch = f"; no observed tensor deviates, so look at the batch: {look}" if suspects_batch(alarm) else ""
-    return f"{line}; its state and batch are in {alarm.folder}{batch}"
+    batch = "no observed tensor deviates, so look at the batch" if suspects_batch(alarm) else "look at it"
+    return f"{line}; its state and batch are in {alarm.folder}; {batch}: {command_at(alarm, str(run))}"
 
 
 def _record_of(number: int, collected: Collected) -> StepRecord:

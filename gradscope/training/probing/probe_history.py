@@ -85,7 +85,7 @@ class ProbeHistory:
         self._described |= frozenset(collected.keys)
         self.unreached.update(unreached_params(layout.outlines))
         for each in (found for outline in layout.outlines for found in batch_broadcasts(outline.watching.trace)):
-            logging.getLogger("gradscope").warning("gradscope: %s", each.sentence)
+            logging.getLogger("gradscope").warning("gradscope: %s", each.notice)
 
     def recorded(self, collected: Collected) -> tuple[Recorded, bool]:
         """Returns what is recorded of a step, and whether it has cosines with the last recorded one."""

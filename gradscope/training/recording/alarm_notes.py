@@ -11,6 +11,7 @@ from typing import Final
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Manifest
+from gradscope.dump.manifest.zero_reasons import RECEIVES_ZEROS
 from gradscope.dump.record import Json
 from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.history.alarms.alarm_rules import DIVERGING, NONFINITE, ZERO_GRADIENT
@@ -59,7 +60,7 @@ def explained(alarm: Alarm, manifest: Manifest) -> Alarm:
     if why is None:
         return alarm
     found = replace(alarm, why=alarm.why.replace(ZERO_GRADIENT, f"{ZERO_GRADIENT}, {why}"))
-    return found if _DEAD_UNITS in why else _with_dead_units(found, manifest)
+    return found if _DEAD_UNITS in why and not why.endswith(RECEIVES_ZEROS) else _with_dead_units(found, manifest)
 
 
 def _with_dead_units(alarm: Alarm, manifest: Manifest) -> Alarm:

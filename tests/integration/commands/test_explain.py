@@ -16,7 +16,7 @@ from gradscope.dump.manifest.reasons import REASONS
 from gradscope.dump.manifest.zero_reasons import ZERO_REASONS
 from gradscope.history.alarms.alarm_rules import RULES as ALARMS
 from gradscope.history.database.schema import NOISE, STATS, STEPS
-from gradscope.presentation.reports.explanation import explained_names
+from gradscope.presentation.reports.explanation import explained_names, explanation_report
 from gradscope.proof import claims, proving
 from gradscope.stats import COLUMNS, RULES
 from tests.integration.command import gradscope, in_terminal
@@ -110,6 +110,11 @@ def test_words_of_a_name_need_no_quotes(tmp_path: Path) -> None:
 def test_a_name_may_have_another_case_or_a_type(tmp_path: Path) -> None:
     assert gradscope("explain", "RMS", folder=tmp_path).output.startswith("rms: a column")
     assert "underflow@T: a column" in gradscope("explain", "underflow@float16", folder=tmp_path).output
+
+
+@pytest.mark.parametrize("written", ["learning rate", "learning-rate", "Learning_Rate"])
+def test_a_name_may_have_spaces_or_hyphens(written: str) -> None:
+    assert [each.name for each in explanation_report(written).explanations] == ["learning_rate"]
 
 
 def test_an_unknown_name_gets_the_nearest(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -504,6 +505,53 @@ def test_a_parameter_that_stays_has_the_reason_beside_it() -> None:
     assert rate.endswith(": the learning rate is 0")
     (rounded,) = without_change({}, param_grad=1.0, update=3e-9)
     assert rounded.endswith(": 3e-09, the norm of its update, is lost in its rounding")
+
+
+def test_of_parameters_that_stay_the_last_before_the_cut_is_named_and_each_cause_has_an_alarm() -> None:
+    cut: dict[str, str] = dict.fromkeys(("b", "c"), "stop_gradient at net.py:3")
+    watch, found = AlarmWatch({}, cut), list[Alarm]()
+    stats: Stats = {}
+    for name in ("c", "b", "a", "e", "d", "f"):  # in the order of the step, which is not that of the names
+        stats[f"param/{name}"] = {"l2": 1.0, "rms": 1.0}
+        stats[f"param_grad/{name}"] = {"l2": 0.0 if name in "bcd" else 1.0, "rms": 1.0}
+        stats[f"update/{name}"] = {"l2": 3e-9 if name in "ae" else 0.0, "ratio": 0.01}
+    for step in range(15):
+        found += watch.recorded(step, stats, {**dict.fromkeys("abcde", True), "f": False}, 0.1)
+    told = {alarm.key: alarm.why for alarm in found}
+    row = "did not change at 3 recorded steps in a row"
+    assert told == {
+        "param/b": f"{row}, and c too: no gradient reaches it (stop_gradient at net.py:3)",
+        "param/a": f"{row}, and e too: 3e-09, the norm of its update, is lost in its rounding",
+        "param/d": f"{row}: its gradient is exactly zero",
+    }
+
+
+def test_a_learning_rate_that_is_too_small_from_the_start_is_named_and_the_end_of_a_schedule_is_not() -> None:
+    def small(step: int, numbers: Any, stats: Stats, _: Any, begin: int = 0) -> None:
+        for layer in LAYERS:
+            scaled(stats, f"update/{layer}", 1e-6 if step >= begin else 1)
+        scaled(stats, "param/head", 1e-6)  # it begins at zero
+        scaled(stats, "update/head", 1e6)
+
+    (alarm,) = watched(Training(2), small)
+    assert (alarm.rule, alarm.step) == ("update-ratio", 45)
+    assert alarm.why.endswith(
+        "; none that does not begin at zero was ever changed by more: the learning rate is too small"
+    )
+    assert watched(Training(2), partial(small, begin=300)) == []
+
+
+@pytest.mark.parametrize("slot", ["acc_grads", "grad_acc"])
+def test_steps_between_the_updates_of_accumulated_gradients_are_not_stuck(slot: str) -> None:
+    def accumulated(step: int, _: Any, stats: Stats, unchanged: dict[str, bool], still: tuple[str, ...] = ()) -> None:
+        stats[f"slot/{slot}/first"] = {"l2": 1.0}
+        for layer in LAYERS:
+            unchanged[layer] = step % 20 > 0 or layer in still
+            scaled(stats, f"update/{layer}", 0.0 if unchanged[layer] else 1.0)
+
+    assert watched(Training(1), accumulated) == []
+    found = watched(Training(1), partial(accumulated, still=("third",)))
+    assert [(alarm.rule, alarm.key, alarm.step) for alarm in found] == [("stuck", "param/third", 40)]
 
 
 def test_where_every_parameter_stays_the_end_of_a_schedule_is_named() -> None:

@@ -178,18 +178,34 @@ def test_a_parameter_that_is_stuck_has_its_cause_and_a_target_network_is_not(tmp
     assert lines["sound"] == []
     (line,) = lines["dead"]
     assert line.startswith(
-        "step 2: stuck: param/online/b did not change at 3 recorded steps in a row, and 2 others too"
+        "step 2: stuck: param/online/b did not change at 3 recorded steps in a row, and online/out and online/w too"
     )
     assert "its gradient is exactly zero, dead units: the output of relu at dead.py:15 " in line
 
 
+@pytest.mark.usefixtures("usual_promotion")
+def test_accumulated_gradients_are_no_alarm(tmp_path: Path) -> None:
+    optimizer = "\n\ndef optimizer():\n    import optax\n    return optax.MultiSteps(optax.sgd(0.01), 4)\n"
+    (tmp_path / "net.py").write_text(NETWORKS.replace("BIAS", "0.0") + optimizer, encoding="utf-8")
+    done = gradscope("train", "net.py", "--steps", 8, "--every", 1, "-o", "run", folder=tmp_path)
+    assert (done.status, [line for line in done.lines if line]) == (0, []), done.errors
+    assert "verdict  no alarm\n" in done.output
+
+
 def test_a_parameter_behind_a_dead_rectifier_is_stuck_because_of_it(tmp_path: Path) -> None:
     behind = NETWORKS.replace("BIAS", "-99.0").replace('"out"', '"after"')  # the first name of all that are stuck
-    (tmp_path / "net.py").write_text(behind, encoding="utf-8")
-    options = ("--steps", 4, "--every", 1, "--optimizer", "sgd(0.01)", "-o", "run")
-    (line, *_) = gradscope("train", "net.py", *options, folder=tmp_path).lines
-    assert line.startswith("step 2: stuck: param/online/after did not change")
-    assert "has 100.0% dead units: 16 of 16" in line
+    twice = (
+        NETWORKS.replace("BIAS", "-99.0")
+        .replace("    return jax.nn", "    return jax.nn.relu(jax.nn")
+        .replace('@ params["out"]', '@ params["out"])')
+    )
+    for name, program, first in (("behind", behind, "after"), ("twice", twice, "b")):
+        (tmp_path / f"{name}.py").write_text(program, encoding="utf-8")
+        options = ("--steps", 4, "--every", 1, "--optimizer", "sgd(0.01)", "-o", f"run_{name}")
+        done = gradscope("train", f"{name}.py", *options, folder=tmp_path)
+        assert done.lines[0].startswith(f"step 2: stuck: param/online/{first} did not change")
+        assert "has 100.0% dead units: 16 of 16" in done.lines[0]
+        assert f" gradscope show run_{name}/alarm-000002; gradscope explain stuck\n" in done.output
 
 
 def test_a_learning_rate_that_is_too_large_is_the_verdict_also_where_the_run_ends_by_a_nan(tmp_path: Path) -> None:

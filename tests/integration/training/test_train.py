@@ -219,7 +219,7 @@ def loss(p, batch):
 def test_a_loss_of_all_pairs_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "pairs.py").write_text(_PAIRS)
     line = ("train", "pairs.py", "--steps", 3, "--every", 1, "--optimizer", "sgd(0.1)", "--batch-size", 4, "-o", "run")
-    message = "input/y has shape [4] and meets a value of the model of shape [4, 1]"
+    message = "broadcast: input/y has shape [4] and meets a value of the model of shape [4, 1]"
     pairs = module(tmp_path / "pairs.py")
     with gs.Probe(tmp_path / "probed", every=1) as probe:
         assert gradscope(*line, folder=tmp_path).errors.count(message) == 1
@@ -227,6 +227,7 @@ def test_a_loss_of_all_pairs_is_reported_once(tmp_path: Path, caplog: pytest.Log
         for _ in range(2):
             step(pairs.init(None), pairs.batch(None, 4))
     assert caplog.text.count(message) == 1
+    assert "; 'gradscope explain broadcast' says what to do" in caplog.text
 
 
 def test_a_nan_ends_the_run_with_its_origin_and_the_state_before_it(tmp_path: Path) -> None:

@@ -127,6 +127,14 @@ CASES = {
         repairs.ADD_EPSILON, lambda w, x: jnp.log(w * jnp.abs(x[1])).sum(),
         lambda w, x: jnp.log(w * jnp.abs(x[1]) + EPS).sum(),
     ),
+    "log of a softmax": Case(
+        repairs.LOG_SOFTMAX, lambda w, x: jnp.log(jax.nn.softmax(200 * x * w)).sum(),
+        lambda w, x: jax.nn.log_softmax(200 * x * w).sum(),
+    ),
+    "log of a sigmoid": Case(
+        repairs.LOG_SIGMOID, lambda w, x: jnp.log(jax.nn.sigmoid(200 * x * w)).sum(),
+        lambda w, x: jax.nn.log_sigmoid(200 * x * w).sum(),
+    ),
     "division by 0": Case(
         repairs.ADD_EPSILON, lambda w, x: (w / x[1]).sum(), lambda w, x: (w / (x[1] + EPS)).sum()
     ),

@@ -19,6 +19,7 @@ from gradscope.capturing.timings import Timings
 from gradscope.dump.manifest.zero_reasons import kind_of
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.trace_query import TraceQuery
+from gradscope.presentation.tables.facts import facts
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
 from gradscope.tracing.loading.model import Model
 from tests.support.data import drawn, filled
@@ -407,16 +408,33 @@ def test_branches_that_start_at_zero_are_no_findings_however_they_are_switched_o
         low_rank = p["low_rank"]
         x = x + x @ (low_rank["a"] @ (2.0 * low_rank["b"]))
         x = x + dense(p, "gate", x) * jnp.tanh(dense(p, "gated", x))
+        x = x * jnp.exp(jnp.tanh(dense(p, "scale", x)) * jnp.exp(p["bound"])[None])  # as in a flow
         return jnp.square(dense(p, "head", x + dense(p, "down", jax.nn.relu(dense(p, "up", x))))).sum()
 
-    names = ("gate", "gated", "up", "down", "head")
+    names = ("gate", "gated", "up", "down", "head", "scale")
     p: Any = {name: {"kernel": normal(n, 4, 4), "bias": ZEROS} for n, name in enumerate(names)}
-    p["gate"]["kernel"] = p["down"]["kernel"] = jnp.zeros((4, 4))
+    p["gate"]["kernel"] = p["down"]["kernel"] = p["scale"]["kernel"] = jnp.zeros((4, 4))
+    p["bound"] = ZEROS
     p["low_rank"] = {"a": normal(8, 4, 2), "b": jnp.zeros((2, 4))}
     dump = gs.capture(loss, p, normal(7, 16, 4))
     said = said_of(dump, "param_grad")
-    assert {"low_rank/a", "gated/kernel", "gated/bias", "up/kernel", "up/bias"} == set(said)
+    assert {"low_rank/a", "gated/kernel", "gated/bias", "up/kernel", "up/bias", "bound"} == set(said)
     assert dump.findings() == ()
+
+
+def test_a_log_softmax_over_the_examples_leaves_the_bias_of_the_classes_without_effect() -> None:
+    def loss(axis: int) -> Callable[[Any, Any], Any]:
+        def of(p: Any, x: Any) -> Any:
+            return -jax.nn.log_softmax(dense(p, "head", jnp.tanh(x)), axis)[jnp.arange(16), jnp.arange(16) % 4].mean()
+
+        return of
+
+    p, x = {"head": {"kernel": normal(1, 4, 4), "bias": ZEROS}}, normal(7, 16, 4)
+    said = [dict(facts("", gs.capture(loss(axis), p, x).manifest)).get("no effect") for axis in (0, 1)]
+    assert said[1] is None
+    assert re.fullmatch(
+        r"1 parameter of head: log_softmax at test_zero_gradients.py:\d+ takes out what it adds", str(said[0])
+    )
 
 
 def test_two_faults_are_both_named_whether_on_one_way_or_on_two() -> None:

@@ -87,6 +87,32 @@ def test_a_fault_behind_a_batch_in_another_order_is_found_at_its_layer(reference
     assert "the batch has its examples in another order" in found.sentence
 
 
+@pytest.mark.parametrize(("moved", "stays"), [("x", "labels"), ("labels", "x")])
+def test_an_input_that_moved_alone_is_told_from_a_batch_in_another_order(
+    reference: Dump, moved: str, stays: str
+) -> None:
+    found = gs.compare(reference, _captured(_moved(moved)))
+    assert found.verdict == "different"
+    assert found.sentence.startswith(f"`{moved}` has its rows in another order, and `{stays}` has not. ")
+    assert "examples in another order" not in found.sentence
+
+
+def test_batches_of_other_sizes_or_with_some_examples_in_common_are_told_in_a_sentence() -> None:
+    def captured(first: int, last: int) -> Dump:
+        rows = {
+            "x": np.arange(24.0, dtype=np.float32).reshape(8, 3)[first:last],
+            "y": np.arange(8, dtype=np.float32)[first:last],
+        }
+        return gs.capture(lambda w, batch: ((batch["x"] @ w - batch["y"]) ** 2).mean(), np.ones(3, np.float32), rows)
+
+    smaller, overlapping = (gs.compare(captured(0, 6), captured(*part)) for part in ((0, 4), (2, 8)))
+    advice = "Dump both with one batch: the same `--seed` and `--batch-size`, or `--data`."
+    why = "so that all that is computed from them differs"
+    assert smaller.sentence == f"The batch has 6 examples in the reference and 4 in the candidate, {why}. {advice}"
+    assert overlapping.sentence.startswith("The batches have 4 of 6 examples in common. The runs start from different")
+    assert overlapping.sentence.endswith(f". {advice}")
+
+
 def test_labels_that_stay_where_their_examples_moved_are_a_difference(reference: Dump) -> None:
     found = gs.compare(reference, _captured(_moved("x")))
     assert not found

@@ -132,6 +132,14 @@ def test_weights_out_of_proportion_are_named_where_the_layers_behind_change_with
     assert rules(chain([1.0] * 6, [1.0, 1.0, 0.01, 0.01, 0.01, 0.01])) == [("init", "dense2")]
 
 
+def test_a_few_layers_that_all_multiply_the_signal_are_named_at_the_initialisation_alone() -> None:
+    large = chain([1.0] * 4, [4.0, 16.0, 64.0, 64.0])
+    assert rules(large) == [("init", "dense0")]
+    assert rules(chain([1.0] * 4, [2.0, 4.0, 8.0, 40.0])) == []
+    moved = entry("param/dense0/bias", RANDOM.standard_normal(4), 0)
+    assert rules(replace(large, entries=(*large.entries, moved))) == []
+
+
 def test_a_kernel_of_equal_weights_is_named_and_one_of_a_normalisation_is_none() -> None:
     network = chain([1.0] * 3)
     equal = entry("param/dense1/kernel", np.full((4, 4), 0.3), 2)

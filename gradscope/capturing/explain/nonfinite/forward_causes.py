@@ -22,9 +22,7 @@ from gradscope.capturing.explain.nonfinite.repairs import (
     MASK_FIRST,
     REGULAR,
     SHIFT,
-    UNDER_ROOT,
     VALID_INDEX,
-    X_LOG_X,
     Diagnosis,
     element,
     in_narrow_dtype,
@@ -32,6 +30,7 @@ from gradscope.capturing.explain.nonfinite.repairs import (
     numbers,
     overflow,
 )
+from gradscope.capturing.explain.nonfinite.repairs_of_patterns import repair_of_pattern
 from gradscope.capturing.explain.nonfinite.replay import Failure
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.lookup.operations import Operation, Operations
@@ -66,7 +65,7 @@ def _known(
     found = rule(failure.operands) if rule is not None and failure.operands else None
     if found is not None:
         found = in_narrow_dtype(found, failure.dtype) if primitive in _EXPONENTIALS else found
-        repair = _special_repair(operation, primitive, operations) or found.repair
+        repair = repair_of_pattern(operation, primitive, operations) or found.repair
         return with_lost_epsilon(Diagnosis(f"{found.why}{place}", repair), operation, operations)
     if primitive == "triangular_solve" and (at := _zero_on_diagonal(failure.tensors[0])) is not None:
         return Diagnosis(f"a singular matrix is inverted: its factor has a 0 on the diagonal{element(at)}", REGULAR)
@@ -83,15 +82,6 @@ def _unknown(primitive: str, failure: Failure, place: str) -> Diagnosis:
         over = overflow(failure.dtype, backward=False)
         return Diagnosis(f"{over.why} in {primitive}{_of(failure)}{place}", over.repair)
     return Diagnosis(f"{primitive}{_of(failure)}{place}", JITTER if primitive == "cholesky" else "")
-
-
-def _special_repair(operation: Operation, primitive: str, operations: Operations) -> str:
-    """Returns the repair of a cause that is a known pattern of several operations; "" where it is none."""
-    if primitive == "log" and operation.primitive == "log" and _is_x_log_x(operation, operations):
-        return X_LOG_X
-    if primitive == "div" and operation.primitive == "div" and operations.made_by(operation.values[-1:], "sqrt"):
-        return UNDER_ROOT
-    return ""
 
 
 def is_mask(operand: Any) -> bool:
@@ -162,17 +152,6 @@ def _reads_mask(operation: Operation, operations: Operations) -> bool:
             if any(is_mask(each) for each in maker.operands if not isinstance(each, ValueAt)):
                 return True
             waiting += maker.values
-    return False
-
-
-def _is_x_log_x(operation: Operation, operations: Operations) -> bool:
-    """Returns whether a logarithm is multiplied by the number that it is the logarithm of."""
-    values, logs = set(operation.values), list(operation.outputs)
-    for _ in range(2):  # the logarithm itself, or one to another base
-        readers = [reader for log in logs for reader in operations.readers(log)]
-        if any(reader.primitive == "mul" and values & set(reader.values) for reader in readers):
-            return True
-        logs = [output for reader in readers if reader.primitive in ("div", "mul", "neg") for output in reader.outputs]
     return False
 
 

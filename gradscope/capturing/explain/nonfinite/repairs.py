@@ -26,6 +26,8 @@ SHIFT: Final = (
     "subtract the largest operand first, as jax.nn.softmax and jax.nn.logsumexp do, use jax.nn.softplus for "
     "log(1 + exp(x)), or clip the operand"
 )
+LOG_SOFTMAX: Final = "use jax.nn.log_softmax(x) in place of the log of softmax(x)"
+LOG_SIGMOID: Final = "use jax.nn.log_sigmoid(x) in place of the log of sigmoid(x)"
 CLIP_OVERFLOW: Final = "clip the operand"
 UNDER_ROOT: Final = "add a small epsilon under the square root that it is divided by"
 LARGER_EPSILON: Final = "state a larger epsilon there"

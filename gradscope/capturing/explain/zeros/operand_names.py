@@ -28,8 +28,13 @@ CONSTANT: Final = "a constant"
 _SAME_VALUE: Final = COPIES | {"neg"}
 #: Zero where all operands are.
 _SUMS: Final = ADDITIONS | {"concatenate"}
+#: Functions of an element that are zero at zero.
+_ZERO_AT_ZERO: Final = frozenset(
+    {"abs", "asinh", "atan", "cbrt", "erf", "expm1", "integer_pow", "log1p", "sign", "sin", "sinh", "sqrt", "square",
+     "tan", "tanh"}
+)  # fmt: skip
 #: Zero where the first operand is.
-_FIRST: Final = _SAME_VALUE | SLICES | {"split", "reduce_sum", "rev", "gather"}
+_FIRST: Final = _SAME_VALUE | SLICES | _ZERO_AT_ZERO | {"split", "reduce_sum", "rev", "gather"}
 #: Number of axes and name of an argument of zeros; None where there is none.
 _Zeros: TypeAlias = tuple[int, str] | None
 #: How many operations upstream are looked at for an argument of zeros.

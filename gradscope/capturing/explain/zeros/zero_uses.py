@@ -18,7 +18,7 @@ import numpy as np
 from gradscope import naming
 from gradscope.capturing.explain.zeros.operand_names import CONSTANT
 from gradscope.capturing.explain.zeros.softmax_rows import single_entries
-from gradscope.dump.manifest.zero_reasons import PRODUCT_OF
+from gradscope.dump.manifest.zero_reasons import PRODUCT_OF, RECEIVES_ZEROS
 from gradscope.primitive_groups import ADDITIONS, COPIES, PRODUCTS
 from gradscope.tracing.dataflow.gradient_barriers import location_of
 from gradscope.tracing.dataflow.reachability import is_inexact
@@ -175,7 +175,7 @@ class EquationUse:
         own = self.names[self.positions[0]]
         masked = f": {own} is 0" if naming.split_key(own.removeprefix(PRODUCT_OF))[0] == naming.INPUT else ""
         if not masked and not np.any(np.asarray(self.operands[self.positions[0]])):
-            masked = ", and what it receives is 0 in every element"  # as of a normalisation over one element
+            masked = RECEIVES_ZEROS  # as of a normalisation over one element
         return f"dead units: the output of {where}{layer} is constant wherever the loss depends on it{masked}"
 
     def _zeros(self, primitive: str) -> str:

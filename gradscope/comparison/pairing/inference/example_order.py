@@ -63,15 +63,15 @@ def _order(dumps: Dumps, inputs: Sequence[Match]) -> tuple[int, ...]:
     if not moved or len({dumps.ref.entry(match.ref).shape[0] for match in moved}) != 1:
         return ()
     pairs = [pair for match in moved if (pair := _arrays(dumps, match)) is not None]
-    differing = [(one, other) for one, other in pairs if _slices([one]) != _slices([other])]
+    differing = [(one, other) for one, other in pairs if examples_of([one]) != examples_of([other])]
     indices: defaultdict[tuple[bytes, ...], list[int]] = defaultdict(list)
-    for index, example in enumerate(_slices([other for _, other in differing])):
+    for index, example in enumerate(examples_of([other for _, other in differing])):
         indices[example].append(index)
-    order = [indices[each].pop(0) if indices.get(each) else -1 for each in _slices([one for one, _ in differing])]
+    order = [indices[each].pop(0) if indices.get(each) else -1 for each in examples_of([one for one, _ in differing])]
     return tuple(order) if -1 not in order and order != sorted(order) else ()
 
 
-def _slices(arrays: Sequence[Array]) -> list[tuple[bytes, ...]]:
+def examples_of(arrays: Sequence[Array]) -> list[tuple[bytes, ...]]:
     """Returns the bytes of each example in all of some inputs."""
     return list(zip(*([np.ascontiguousarray(encode(part)).tobytes() for part in each] for each in arrays), strict=True))
 

@@ -28,6 +28,10 @@ _FILE: Final = re.compile(rf"{RUN_OPTION}an? (.+ file) of SHA-256")
 #: The field with the command line of a dump, and those that are only there where an option was given.
 _COMMAND_LINE: Final = "argv"
 _OPTIONS: Final = ("checkpoint", "data", "batch_index", "loss", "train", "dtype")
+#: How the command line of a dump begins; a script that captures has its own.
+_COMMAND: Final = "gradscope"
+#: The fields in which two programs of different kinds differ whatever they compute.
+_OF_PROGRAMS: Final = frozenset({_COMMAND_LINE, "model", "model_file", "target", "naming"})
 _SIDES: Final = ("ref", "cand")
 _SIDE_NAMES: Final = MappingProxyType({"ref": "reference", "cand": "candidate"})
 #: The most fields that one side does not state of which each has a line.
@@ -38,6 +42,7 @@ _ARROW: Final = " -> "
 _GAP: Final = 2
 _HASHES: Final = "hashes"
 _UNSTATED: Final = "unknown"
+_OTHERS: Final = "others"
 _EXTENT: Final = "extent"
 
 
@@ -55,7 +60,10 @@ def provenance_notes(differences: Sequence[Mapping[str, Json]], screen: Screen, 
         verbose: Whether hashes, long texts and what one run does not state are shown in full.
     """
     # A dump that states its command line states every option of it, as a run does.
-    stating = [side for each in differences if each["field"] == _COMMAND_LINE for side in _SIDES if side in each]
+    lines = next((each for each in differences if each["field"] == _COMMAND_LINE), {})
+    stating = [side for side in _SIDES if _is_command(lines.get(side))]
+    if not verbose and len(stating) == 1 and len(lines.keys() & set(_SIDES)) == len(_SIDES):
+        return _of_two_kinds(differences, screen)
     hashes = [] if verbose else [str(each["field"]) for each in differences if _is_hash(each)]
     unknown = _unknown(differences, stating)
     if verbose or sum(map(len, unknown.values())) <= _FEW:
@@ -63,11 +71,35 @@ def provenance_notes(differences: Sequence[Mapping[str, Json]], screen: Screen, 
     shown = [each for each in differences if each["field"] not in {*hashes, *chain.from_iterable(unknown.values())}]
     labels = widest([*(_label(str(each["field"])) for each in shown), _HASHES, _UNSTATED, _EXTENT])
     room = None if screen.width is None or verbose else screen.width - labels - _GAP
-    notes = [
-        Note(label=_label(str(each["field"])), text=_change(each, stating, room, screen, verbose=verbose))
-        for each in shown
-    ]
+    notes = _changes(shown, stating, room, screen, verbose=verbose)
     return (*notes, *_unstated(unknown), *_hashes([each for each in hashes if each not in chain(*unknown.values())]))
+
+
+def _is_command(line: Json) -> bool:
+    return isinstance(line, list) and line[:1] == [_COMMAND]
+
+
+def _of_two_kinds(differences: Sequence[Mapping[str, Json]], screen: Screen) -> tuple[Note, ...]:
+    """Returns the notes on a dump and a capture of another program, as of PyTorch: what both state that may matter."""
+    both = [each for each in differences if all(side in each for side in _SIDES)]
+    shown = [each for each in both if each["field"] not in _OF_PROGRAMS and not _is_hash(each)]
+    labels = widest([*(str(each["field"]) for each in shown), _OTHERS, _EXTENT])
+    room = None if screen.width is None else screen.width - labels - _GAP
+    names = ", ".join(_label(str(each["field"])) for each in both if each not in shown)
+    alone = len(differences) - len(both)
+    counts = f"{alone} that only one of the two states" if alone else ""
+    text = f"{'; '.join(filter(None, [names, counts]))} (--verbose shows them)"
+    return (*_changes(shown, (), room, screen, verbose=False), Note(label=_OTHERS, text=text))
+
+
+def _changes(
+    differences: Sequence[Mapping[str, Json]], stating: Sequence[str], room: int | None, screen: Screen, *,
+    verbose: bool,
+) -> list[Note]:  # fmt: skip
+    return [
+        Note(label=_label(str(each["field"])), text=_change(each, stating, room, screen, verbose=verbose))
+        for each in differences
+    ]
 
 
 def verdict_annotation(verdict: str, sentence: str, source: str | None = None) -> Annotation:

@@ -15,6 +15,7 @@ from gradscope import naming
 from gradscope.dump.manifest.manifest import Origin
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
+from gradscope.history.alarms.alarm_rules import command_at
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import Alarm
 from gradscope.history.tensor_trends import Trend
@@ -91,7 +92,10 @@ class RunReport:
     in_order: bool = True
 
     def document(self, screen: Screen) -> Document:
-        """Returns the tables, the alarms, and the facts about the run last; one screen begins with these."""
+        """Returns the tables, the alarms, and the facts about the run last; one screen begins with these.
+
+        Behind long tables a log ends with what the run came to, and with the commands to go on with.
+        """
         if self.overview and screen.width is not None:
             return fitted(
                 partial(self._on_one_screen, screen), screen, most=screen.overview_lines, fewest=_FEWEST_TRENDS
@@ -105,7 +109,8 @@ class RunReport:
         noise = () if self.noise is None else (self.noise.table(),)
         return (
             *tables, *noise, Notes(title=f"Alarms ({len(self.alarms):,})", notes=tuple(alarms)),
-            Notes(title="Where it began", notes=origin_notes(self.origins)), Notes(notes=tuple(self._facts(screen))),
+            Notes(title="Where it began", notes=origin_notes(self.origins)),
+            Notes(notes=(*self._end(), *self._facts(screen))),
         )  # fmt: skip
 
     @property
@@ -167,8 +172,24 @@ class RunReport:
         return (
             Notes(notes=(run_verdict(self.alarms), *origin_notes(self.origins), *self._facts(screen))),
             Notes(title=f"Other alarms ({len(others):,})", notes=tuple(notes)),
-            *tables, Notes(notes=(Note(label="more", text=text),)),
+            *tables, Notes(notes=(*self._look(), Note(label="more", text=text))),
         )  # fmt: skip
+
+    def _end(self) -> Sequence[Note]:
+        """Returns that there is no alarm, which the list of alarms does not say, or how to look at the worst one."""
+        return self._look() if self.alarms else [run_verdict(())]
+
+    def _look(self) -> Sequence[Note]:
+        """Returns the commands that show the step of the worst alarm, and what its rule means."""
+        worst = worst_alarm(self.alarms)
+        if worst is None:
+            return []
+        recorded = worst.step in self.steps["step"] and worst.step != self.at
+        command = command_at(worst, self.path) or (
+            f"gradscope show {shlex.quote(self.path)} --step {worst.step}" if recorded else ""
+        )
+        commands = filter(None, [command, f"gradscope explain {worst.rule}"])
+        return [Note(label="look", text="; ".join(commands))]
 
     def _facts(self, screen: Screen) -> Sequence[Note]:
         losses = self.losses["loss"]

@@ -44,6 +44,8 @@ LARGE: Final = 30.0
 #: The change of a signal over all layers, as a logarithm to base 10, and the gain of each layer, that count as a trend.
 _DEPTH: Final = 3.0
 _EACH: Final = 2.5
+#: The fewest layers over which the signal grows at once, by that gain in each.
+_SEVERAL: Final = 3
 
 
 def weights(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
@@ -54,7 +56,7 @@ def weights(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]
     yield from _without_signal(evidence, layers)
     yield from _all_equal(layers)
     beyond = _Gains(evidence, layers, saturated, thresholds).beyond()
-    if not beyond and _drifts(layers):
+    if not beyond and (_drifts(layers) or (not evidence.is_trained and _grows_at_once(layers))):
         beyond = [layer for layer in layers if layer.gain is not None and not 1 / _EACH < layer.gain < _EACH]
     if beyond:
         yield _out_of_proportion(evidence, beyond)
@@ -246,6 +248,17 @@ def _drifts(layers: Sequence[KernelLayer]) -> bool:
         return False
     typical = median(gains)
     return typical > _EACH if found.total > 0 else typical < 1 / _EACH
+
+
+def _grows_at_once(layers: Sequence[KernelLayer]) -> bool:
+    """Returns whether every layer before the last multiplies the signal, so that the answer is large.
+
+    There may be too few of them for a trend.
+    """
+    if len(layers) < _SEVERAL or any((layer.gain or 0.0) < _EACH for layer in layers[:-1]):
+        return False
+    first, answer = layers[0].layer.rms.get("in", 0.0), column(layers[-1].output, "rms")
+    return answer > LARGE * max(first, 1.0)
 
 
 def _out_of_proportion(evidence: RuleEvidence, layers: Sequence[KernelLayer]) -> Suspect:

@@ -530,7 +530,7 @@ def test_a_nan_of_a_step_that_is_not_recorded_is_blamed_on_it(
     with pytest.raises(gs.DumpError, match="has not the arguments of this step: it has"):
         gs.Probe.arguments_before(folder, initial(), again, jnp.ones(1))
     assert f"gradscope: {tmp_path}: step {trap}: nonfinite: " in caplog.text
-    assert f"its state and batch are in {folder.name}" in caplog.text
+    assert f"its state and batch are in {folder.name}; look at it: gradscope show {folder}\n" in caplog.text
     assert ("its update is not finite" in caplog.text) == (trapped == "update")
 
 

@@ -24,7 +24,7 @@ def test_a_file_of_a_run_is_called_by_what_it_is(verbose: bool) -> None:
 def test_what_one_run_does_not_state_is_one_line(verbose: bool) -> None:
     differences: list[dict[str, Json]] = [
         {"field": "backend", "ref": "torch cpu", "cand": "cpu"},
-        {"field": "argv", "ref": ["port.py"], "cand": ["gradscope"]},
+        {"field": "argv", "ref": ["gradscope"], "cand": ["gradscope", "dump"]},
         *({"field": name, "cand": "1"} for name in ("versions.flax", "versions.jax", "x64", "train")),
         {"field": "training", "ref": "true"},
     ]
@@ -34,9 +34,25 @@ def test_what_one_run_does_not_state_is_one_line(verbose: bool) -> None:
         assert "unknown" not in notes
     else:
         assert notes == {
-            "backend": "torch cpu -> cpu", "argv": "port.py -> gradscope", "train": "(not given) -> 1",
+            "backend": "torch cpu -> cpu", "argv": "gradscope -> gradscope dump", "train": "(not given) -> 1",
             "unknown": "of the reference versions, x64; of the candidate training (--verbose shows them)",
         }  # fmt: skip
+
+
+def test_of_a_capture_of_another_program_what_both_state_is_shown() -> None:
+    differences: list[dict[str, Json]] = [
+        {"field": "backend", "ref": "torch cpu", "cand": "cpu"},
+        {"field": "model", "ref": "Net", "cand": "port"},
+        {"field": "argv", "ref": ["capture.py"], "cand": ["gradscope", "dump", "port.py"]},
+        {"field": "batch_sha256", "ref": "1" * 64, "cand": "2" * 64},
+        *({"field": name, "cand": "1"} for name in ("versions.jax", "data")),
+        {"field": "training", "ref": "true"},
+    ]
+    notes = {each.label: each.text for each in provenance_notes(differences, PIPE, verbose=False)}
+    others = "model, argv, batch_sha256; 3 that only one of the two states (--verbose shows them)"
+    assert notes == {"backend": "torch cpu -> cpu", "others": others}
+    shown = [each.label for each in provenance_notes(differences, PIPE, verbose=True)]
+    assert shown == ["backend", "model", "argv", "batch_sha256", "versions.jax", "data", "training"]
 
 
 def test_a_command_line_is_whole_where_the_terminal_is_narrow() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gradscope.dump.manifest.manifest import Cause
 from gradscope.presentation.tables.facts import facts
 from tests.support.report_samples import small_network
 
@@ -37,3 +38,17 @@ def test_the_command_that_made_a_dump_is_one_to_paste() -> None:
     shown = dict(facts("run.npz", replace(small_network(), provenance=made)))
     assert shown["command"] == "gradscope dump model.py --select 'block[0]/*'"
     assert "command" not in dict(facts("run.npz", small_network()))
+
+
+def test_parameters_that_the_loss_takes_out_are_said_and_those_that_attention_does_are_not() -> None:
+    def said(by: str, *, rounding: bool = True) -> str | None:
+        why = f"is zero but for rounding: the loss does not change with it; {by} out what it adds"
+        cause = Cause(family="param_grad", name="head/bias", why=why, rounding=rounding)
+        return dict(facts("run.npz", replace(small_network(), causes=(cause,)))).get("no effect")
+
+    own = "log_softmax at net.py:7 takes"
+    optax = "logsumexp at net.py:8 and softmax_cross_entropy_with_integer_labels at net.py:8 take"
+    assert said(own) == f"1 parameter of head: {own} out what it adds"
+    assert said(optax) == f"1 parameter of head: {optax} out what it adds"
+    assert said("softmax at net.py:6 takes") is None
+    assert said(own, rounding=False) is None

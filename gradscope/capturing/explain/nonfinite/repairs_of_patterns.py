@@ -1,0 +1,43 @@
+"""Some repairs are of patterns of several operations, such as the log of a softmax."""
+
+from __future__ import annotations
+
+from gradscope.capturing.explain.nonfinite.repairs import LOG_SIGMOID, LOG_SOFTMAX, UNDER_ROOT, X_LOG_X
+from gradscope.tracing.lookup.operations import Operation, Operations
+
+
+def repair_of_pattern(operation: Operation, primitive: str, operations: Operations) -> str:
+    """Returns the repair of a cause that is a known pattern of several operations; "" where it is none.
+
+    Args:
+        operation: The operation that made what is not finite.
+        primitive: The primitive inside it that did.
+        operations: All operations, to find what is around it.
+    """
+    if primitive == "log" and operation.primitive == "log" and _is_x_log_x(operation, operations):
+        return X_LOG_X
+    if primitive == "log" and operation.primitive == "log":
+        return _repair_of_log(operation, operations)
+    if primitive == "div" and operation.primitive == "div" and operations.made_by(operation.values[-1:], "sqrt"):
+        return UNDER_ROOT
+    return ""
+
+
+def _repair_of_log(operation: Operation, operations: Operations) -> str:
+    """Returns what to use in place of the log of a softmax or of a sigmoid; "" for any other."""
+    if operations.made_by(operation.values, "logistic"):
+        return LOG_SIGMOID
+    sums = [summed for shares in operations.made_by(operation.values, "div")
+            for summed in operations.made_by(shares.values[-1:], "reduce_sum")]  # fmt: skip
+    return LOG_SOFTMAX if any(operations.made_by(each.values, "exp") for each in sums) else ""
+
+
+def _is_x_log_x(operation: Operation, operations: Operations) -> bool:
+    """Returns whether a logarithm is multiplied by the number that it is the logarithm of."""
+    values, logs = set(operation.values), list(operation.outputs)
+    for _ in range(2):  # the logarithm itself, or one to another base
+        readers = [reader for log in logs for reader in operations.readers(log)]
+        if any(reader.primitive == "mul" and values & set(reader.values) for reader in readers):
+            return True
+        logs = [output for reader in readers if reader.primitive in ("div", "mul", "neg") for output in reader.outputs]
+    return False
