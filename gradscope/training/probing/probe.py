@@ -33,13 +33,12 @@ class Probe:
 
     Three lines of the loop change: the probe is made; `probe.value_and_grad` takes the place of `jax.value_and_grad`
     in the step; `probe.jit` takes that of `jax.jit` around it. Steps that are not due run the program that they would
-    run without the probe. It is a context manager; a thread writes, and `close` waits for it.
+    run without the probe. It is a context manager; a thread writes, and `close` waits for it. Several threads may
+    take steps, which are then taken one after the other.
 
     A step that calls `value_and_grad` several times, to accumulate gradients, counts as one step on all of its
     batches: the statistics of activations are those of the batches together, the loss is the mean of the losses, and a
     parameter's gradient the mean of its gradients.
-
-    Several threads may take steps of one probe: one step begins when that before it has, and gets the next number.
 
     Args:
         folder: The folder of the run; it is made where it does not exist.
@@ -245,10 +244,8 @@ class Probe:
             self._require_open()
             self._alarms.act()
             if step <= self._history.last:
-                raise UsageError(
-                    f"step {step:,} was to be written after step {self._history.last:,}",
-                    hint="write steps in their order",
-                )
+                after = f"step {step:,} was to be written after step {self._history.last:,}"
+                raise UsageError(after, hint="write steps in their order")
             number = steps_in(seen)
             collected = collected_from(seen, loss, updates)
             backward = seen.backward if isinstance(seen, StepSeen) else seen
