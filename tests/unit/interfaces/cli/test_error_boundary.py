@@ -164,7 +164,7 @@ FULL_OUTPUT = "gradscope: error: cannot write to standard output: No space left 
 
 @pytest.mark.parametrize("size", [10, 1_000_000])
 def test_a_full_disk_under_the_output_is_the_machines_failure(size: int) -> None:
-    command = f"{sys.executable} -c '{PRINTING.format(size=size)}' > /dev/full"
+    command = f"PYTHONUNBUFFERED= {sys.executable} -c '{PRINTING.format(size=size)}' > /dev/full"
     run = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
     assert run.returncode == 5
     assert run.stderr.splitlines() == [FULL_OUTPUT]
