@@ -167,7 +167,10 @@ def test_a_full_disk_under_the_output_is_the_machines_failure(size: int) -> None
     command = f"PYTHONUNBUFFERED= {sys.executable} -c '{PRINTING.format(size=size)}' > /dev/full"
     run = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
     assert run.returncode == 5
-    assert run.stderr.splitlines() == [FULL_OUTPUT]
+    first, *hint = run.stderr.splitlines()
+    assert first.endswith("No space left on device")
+    # What is longer than the buffer does not stay in it, by which standard output is known.
+    assert (first, hint) == (FULL_OUTPUT, []) if size == 10 else len(hint) == 1
 
 
 @pytest.mark.parametrize("closing", [">&-", "2>&-", ">&- 2>&-", "2>/dev/full"])
