@@ -114,11 +114,25 @@ def _environment_failure(failure: BaseException) -> MachineError | None:
         return MachineError(str(failure), hint="raise the limits on processes and memory (ulimit -u and -v)")
     if isinstance(failure, FileNotFoundError) and _has_no_folder():
         return MachineError("the current folder has been removed", hint="change to one that exists")
+    if isinstance(failure, OSError) and failure.errno in _ENVIRONMENT and _is_of_output(failure):
+        return MachineError(f"cannot write to standard output: {failure.strerror}")
     if isinstance(failure, OSError) and failure.errno in _ENVIRONMENT:
         closed = failure.errno == errno.EBADF
         hint = "the model closes files that are not its own" if closed else "check free space and permissions"
         return MachineError(str(failure), hint=hint)
     return None
+
+
+def _is_of_output(failure: OSError) -> bool:
+    """Returns whether standard output fails so: what it could not deliver is still to be written."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        return error.errno == failure.errno
+    except ValueError:  # the model has closed it
+        pass
+    return False
 
 
 def _has_no_folder() -> bool:

@@ -36,9 +36,9 @@ def print_report(report: Report, output_format: Format) -> None:
     if output_format is Format.TABLE:
         _print_text(render.to_text(report, screen()))
     elif output_format is Format.JSON:
-        _print_parts(render.json_parts(report))
+        print_parts(render.json_parts(report))
     elif output_format is Format.CSV:
-        _print_parts(render.csv_parts(report))
+        print_parts(render.csv_parts(report))
     elif output_format is Format.MARKDOWN:
         print_plain(render.to_markdown(report))
     else:
@@ -53,10 +53,15 @@ def print_plain(text: str) -> None:
     Raises:
         MachineError: It cannot be delivered, because the disk is full, for example.
     """
-    _print_parts([text])
+    print_parts([text])
 
 
-def _print_parts(parts: Iterable[str]) -> None:
+def print_parts(parts: Iterable[str]) -> None:
+    """Prints text unchanged, each part when it is made, and flushes it.
+
+    Raises:
+        MachineError: It cannot be delivered.
+    """
     from gradscope.errors import MachineError
 
     try:

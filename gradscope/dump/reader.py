@@ -145,7 +145,7 @@ def _directory(file: InputFile) -> Directory | None:
 def _bare_tensors(file: InputFile, name: str) -> Iterator[ForeignTensor]:
     """Yields the tensors of a file that is not a zip; `name` is that of an array that has no name in the file."""
     start = _start(file)
-    if start.startswith(NPY_MAGIC) and file.path.suffix == ".eqx":
+    if start.startswith((NPY_MAGIC, b"{")) and file.path.suffix == ".eqx":
         yield from array_sequence(file)
     elif start.startswith(NPY_MAGIC):
         yield array_tensor(file, name)

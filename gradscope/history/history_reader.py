@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Final, Self
 
 import numpy as np
 
 from gradscope.errors import DumpError, MissingKeyError, UsageError
 from gradscope.history.database.checked_tables import CheckedTables
 from gradscope.history.database.schema import ALL_PARAMETERS, LOSSES, LOSSES_SINCE, NOISE, STATS, STEPS
+from gradscope.history.database.tensor_series import TensorSeries
 from gradscope.history.database.untrusted_database import stored_shape
 from gradscope.history.history_rows import Alarm, TensorRow
 from gradscope.history.run_folder import HISTORY, folder_hint, is_run
 from gradscope.history.value_histograms import ValueHistogram
 from gradscope.naming import printable
 from gradscope.naming.patterns import nearest_hint
+
+#: The columns of a tensor that many have in common.
+_SHARED: Final = ("family", "shape", "dtype", "layer", "source")
 
 
 class History:
@@ -68,6 +72,24 @@ class History:
         """
         return self._database.columns("steps", tuple(STEPS), "ORDER BY step")
 
+    def step_numbers(self) -> np.ndarray:
+        """Returns the recorded steps.
+
+        Raises:
+            DumpError: The history is damaged.
+        """
+        return self._database.columns("steps", ("step",), "ORDER BY step")["step"]
+
+    def step(self, step: int) -> dict[str, float]:
+        """Returns what was recorded of a step; what is missing is left out, and all is where it was not recorded.
+
+        Raises:
+            DumpError: The history is damaged.
+        """
+        found = self._database.columns("steps", tuple(STEPS), "WHERE step = ?", step)
+        known = {name: float(value) for name, values in found.items() for value in values}
+        return {name: value for name, value in known.items() if not math.isnan(value)}
+
     def losses(self) -> dict[str, np.ndarray]:
         """Returns `step` and `loss` of every step whose loss is known, recorded or not; NaN where it was no number.
 
@@ -115,14 +137,14 @@ class History:
             DumpError: The history is damaged.
         """
         with self._database.reading():
-            rows = self._database.rows("stats", ("tensor", *STATS), float, "WHERE step = ? ORDER BY tensor", step)
-        return {
-            int(number): {name: value for name, value in zip(STATS, values, strict=True) if value is not None}
-            for number, *values in rows
-            if number is not None
-        }
+            rows = self._database.each_row("stats", ("tensor", *STATS), float, "WHERE step = ? ORDER BY tensor", step)
+            return {
+                int(number): {name: value for name, value in zip(STATS, values, strict=True) if value is not None}
+                for number, *values in rows
+                if number is not None
+            }
 
-    def columns(self, names: Sequence[str], from_step: int = 0) -> dict[int, dict[str, np.ndarray]]:
+    def columns(self, names: Sequence[str], from_step: int = 0) -> TensorSeries:
         """Returns statistics of every tensor over time, and `step`, by column, by the tensor's number.
 
         Args:
@@ -136,14 +158,7 @@ class History:
         for name in names:
             _require_column(name)
         which = "WHERE step >= ? ORDER BY tensor, step"
-        found = self._database.columns("stats", ("step", "tensor", *names), which, from_step)
-        numbers, starts = np.unique(found["tensor"], return_index=True)
-        bounds = [*starts.tolist(), len(found["tensor"])]
-        return {
-            int(number): {name: found[name][start:end] for name in ("step", *names)}
-            for number, (start, end) in zip(numbers, pairwise(bounds), strict=True)
-            if number == number  # noqa: PLR0124 - NaN stands for a number that is missing
-        }
+        return TensorSeries(self._database.columns("stats", ("step", "tensor", *names), which, from_step))
 
     def histograms_of(self, number: int) -> dict[int, ValueHistogram]:
         """Returns the histograms of a tensor by step, in order; empty where none were recorded.
@@ -231,16 +246,14 @@ class History:
         )  # fmt: skip
 
     def _tensor_rows(self) -> Generator[tuple[int, TensorRow]]:
-        columns = ("family", "name", "shape", "dtype", "layer", "source")
-        texts = self._database.rows("tensors", columns, str, "ORDER BY id")
+        texts = self._database.rows("tensors", ("family", "name", *_SHARED[1:]), str, "ORDER BY id")
         numbers = self._database.rows("tensors", ("id",), float, "ORDER BY id")
-        for (number,), (family, name, shape, dtype, layer, source) in zip(numbers, texts, strict=True):
+        shared: dict[Any, Any] = {}  # what many tensors have in common is one object
+        for (number,), (family, name, shape, *others) in zip(numbers, texts, strict=True):
             if not family or name is None or number is None:
                 raise DumpError("a tensor in its table tensors has no name")
-            yield (
-                number,
-                TensorRow(family=family, name=name, shape=stored_shape(shape), dtype=dtype, layer=layer, source=source),
-            )
+            common = zip(_SHARED, (family, stored_shape(shape), *others), strict=True)
+            yield number, TensorRow(name=name, **{column: shared.setdefault(each, each) for column, each in common})
 
 
 def _require_column(name: str) -> None:

@@ -85,8 +85,8 @@ def test_linen_variables_come_from_msgpack_and_random_keys_from_init(folder: Pat
     (folder / "net.py").write_text(LINEN)
     made = variables(None)
     saved = {name: jax.tree.map(lambda leaf: leaf + 1, tree) for name, tree in made.items() if name != "rngs"}
-    (folder / "saved.msgpack").write_bytes(serialization.to_bytes(saved))
-    found = variables(folder / "saved.msgpack")
+    (folder / "saved.flax").write_bytes(serialization.to_bytes(saved))  # a name of the user's own
+    found = variables(folder / "saved.flax")
     assert jax.tree.structure(found) == jax.tree.structure(made)
     jax.tree.map(np.testing.assert_array_equal, {name: found[name] for name in saved}, saved)
     assert set(made) - set(saved) == {"rngs"}
@@ -95,7 +95,7 @@ def test_linen_variables_come_from_msgpack_and_random_keys_from_init(folder: Pat
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-@pytest.mark.parametrize("manager", ["Orbax", "Flax", "Flax without Orbax"])
+@pytest.mark.parametrize("manager", ["Orbax", "Orbax, items", "Flax", "Flax without Orbax"])
 def test_the_folder_of_a_run_stands_for_its_last_training_state(folder: Path, manager: str) -> None:
     flax = pytest.importorskip("flax", reason="flax is not installed")
     orbax = pytest.importorskip("orbax.checkpoint", reason="orbax is not installed")
@@ -110,9 +110,11 @@ def test_the_folder_of_a_run_stands_for_its_last_training_state(folder: Path, ma
     state = State.create(apply_fn=None, params=made["params"], tx=optax.adam(1e-3), batch_stats=made["batch_stats"])
     states = {step: state.replace(params=jax.tree.map(lambda a, step=step: a + step, state.params)) for step in (9, 10)}
     for step, each in states.items():
-        if manager == "Orbax":
+        if manager.startswith("Orbax"):
+            items = {"params": each.params, "batch_stats": each.batch_stats, "opt_state": each.opt_state}
+            composite = orbax.args.Composite(**{name: orbax.args.StandardSave(item) for name, item in items.items()})
             with orbax.CheckpointManager(folder / "run") as written:
-                written.save(step, args=orbax.args.StandardSave(each))
+                written.save(step, args=composite if "items" in manager else orbax.args.StandardSave(each))
         else:
             flax.config.update("flax_use_orbax_checkpointing", manager == "Flax")
             checkpoints.save_checkpoint(folder / "run", each, step, keep=2)
@@ -163,6 +165,19 @@ def test_what_a_framework_reads_by_place_is_not_renamed(folder: Path) -> None:
     eqx.tree_serialise_leaves(folder / "saved.eqx", (eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(2)), 2.0))
     with pytest.raises(UsageError, match="was read by the model's framework, without tensor names"):
         variables(folder / "saved.eqx", key_map=KeyMap(((re.compile("a"), "b"),)))
+
+
+def test_a_line_of_what_an_equinox_module_is_built_of_may_be_before_its_leaves(folder: Path) -> None:
+    eqx = pytest.importorskip("equinox", reason="equinox is not installed")
+    (folder / "net.py").write_text(EQUINOX)
+    variables(None)
+    mlp = eqx.nn.MLP(4, 2, 8, 1, key=jax.random.key(2))
+    with (folder / "saved.eqx").open("wb") as file:
+        file.write(b'{"width": 8}\n')
+        eqx.tree_serialise_leaves(file, (mlp, 2.0))
+    np.testing.assert_array_equal(
+        variables(folder / "saved.eqx")["params"]["mlp/layers/0/weight"], mlp.layers[0].weight
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("saved", ["net", "(net, 3.0)"])
@@ -268,9 +283,17 @@ def test_a_file_of_leaves_is_read_into_what_init_returns(folder: Path, stateful:
     found, batch = model_arguments(model, seed=0, checkpoint=CheckpointRequest(path=folder / "saved.eqx")).make()
     np.testing.assert_array_equal(model.loss(found, batch), module.loss(saved, batch))
 
-    eqx.tree_serialise_leaves(folder / "saved.eqx", (saved, {"mu": np.zeros(3, np.float32)}))
-    with pytest.raises(DumpError, match="the model has no tensor"):
+    optimizer = {"mu": np.zeros(3, np.float32)}
+    eqx.tree_serialise_leaves(folder / "saved.eqx", (saved, optimizer))
+    arguments = model_arguments(model, seed=0, checkpoint=CheckpointRequest(path=folder / "saved.eqx"))
+    np.testing.assert_array_equal(model.loss(*arguments.make()), module.loss(saved, batch))
+    (note,) = arguments.notes
+    assert re.search(r"the first \d+ tensors are taken for the model's, as they fit, and 1 behind them left out", note)
+
+    eqx.tree_serialise_leaves(folder / "saved.eqx", (optimizer, saved))
+    with pytest.raises(DumpError, match="the model has no tensor") as refused:
         model_arguments(model, seed=0, checkpoint=CheckpointRequest(path=folder / "saved.eqx"))
+    assert "first, or alone" in str(refused.value.hint)
 
 
 def a_model(*layers: tuple[int, str]) -> Any:

@@ -119,11 +119,13 @@ def model_arguments(
         batch, make_batch = _deferred(lambda: converted("batch", model.batch(batch_key, size), dtype))
     notes: tuple[str, ...] = ()
     absent: frozenset[str] = frozenset()
-    if checkpoint is not None and model.restored:
+    if checkpoint is not None and model.restored is not None:
         _require_no_map(checkpoint)
+        notes = model.restored
     elif checkpoint is not None and (own := model.restore(checkpoint.path)) is not None:
         _require_no_map(checkpoint)
-        variables, make_variables = _restored(converted("checkpoint", own, dtype), variables)
+        notes = own.notes
+        variables, make_variables = _restored(converted("checkpoint", own.value, dtype), variables)
     elif checkpoint is not None:
         saved = variables_from_file(checkpoint, variables, make_variables)
         notes = saved.notes

@@ -12,11 +12,12 @@ import os
 import platform
 from collections.abc import Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from gradscope.cli.options.model_options import FloatType, ModelOptions
 from gradscope.cli.running.joining import join_processes
-from gradscope.cli.running.kept_programs import keep_programs
+from gradscope.cli.running.kept_programs import keep_programs, wait_for_no_program
 from gradscope.errors import MachineError, UsageError
 
 
@@ -119,9 +120,10 @@ def set_up_jax(
         raise UsageError("--dtype float64 without --x64 would compute in float32", hint="add --x64")
     if model.matmul_precision is not None:
         config.update("jax_default_matmul_precision", model.matmul_precision.value)
-    if not cache or config.jax_compilation_cache_dir is not None:
+    if config.jax_compilation_cache_dir is not None:
+        wait_for_no_program(Path(config.jax_compilation_cache_dir))
         return ()
-    return keep_programs(config, (model, *programs_of))
+    return () if not cache else keep_programs(config, (model, *programs_of))
 
 
 def _collect_rarely() -> None:

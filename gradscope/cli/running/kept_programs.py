@@ -6,12 +6,17 @@ is idle (2026-11). XLA loads without the interpreter's lock. What a command load
 is therefore loaded by a thread as soon as the command compiles anything. JAX still decides by its hash what it needs; a
 program that it does not ask for was loaded in vain.
 
+JAX runs whatever program a file has: where it is another program's, that ends in an error of XLA, or computes something
+else. So the files that a command writes have a digest of their name and bytes beside them, and a file that has another
+one, or none, is removed, as if it had never been there. The program is compiled again.
+
 This needs two functions of JAX's own (`jax._src.compilation_cache`), and two of the options that they receive, which
 versions 0.6 to 0.12 have and which nothing promises. Where one is missing, programs are loaded when they are needed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import time
@@ -20,6 +25,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
 
 from gradscope.cli.running.program_notes import ProgramNotes
@@ -28,6 +34,10 @@ from gradscope.user_cache import cache_folder
 #: Seconds from which on loading or compiling a program is worth noting.
 _LOADED_SECONDS: Final = 0.1
 _COMPILED_SECONDS: Final = 1
+
+#: How JAX ends the name of a program's file, and the length of a digest as text.
+_FILE_SUFFIX: Final = "-cache"
+_DIGEST_BYTES: Final = 64
 
 #: A compiled program, and the seconds that compiling it took; both None where it is not kept.
 _Loaded = tuple[Any, Any]
@@ -55,22 +65,90 @@ def keep_programs(config: Any, programs_of: Sequence[object]) -> tuple[str, ...]
     config.update("jax_compilation_cache_dir", str(folder))
     config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     with suppress(ImportError, AttributeError):
-        _load_early(import_module("jax._src.compilation_cache"), ProgramNotes(programs_of))
+        _load_early(import_module("jax._src.compilation_cache"), ProgramFiles(folder), ProgramNotes(programs_of))
     return ()
 
 
-def _load_early(cache: Any, notes: ProgramNotes) -> None:
+def wait_for_no_program(folder: Path) -> None:
+    """Makes JAX look in a cache of the user's own for files alone: a FIFO there would be waited for.
+
+    Args:
+        folder: The folder of the cache.
+    """
+    with suppress(ImportError, AttributeError):
+        cache: Any = import_module("jax._src.compilation_cache")
+        load: Callable[..., _Loaded] = cache.get_executable_and_time
+
+        def loaded(name: str, *rest: Any) -> _Loaded:
+            path = folder / f"{name}{_FILE_SUFFIX}"
+            return load(name, *rest) if path.is_file() or not path.exists() else (None, None)
+
+        cache.get_executable_and_time = loaded
+
+
+def _load_early(cache: Any, files: ProgramFiles, notes: ProgramNotes) -> None:
     """Makes JAX's cache load the noted programs at the first request for any, and notes those that are requested."""
     save: Callable[..., None] = cache.put_executable_and_time
-    expected = _Expected(cache.get_executable_and_time, notes)
+    load: Callable[..., _Loaded] = cache.get_executable_and_time
+
+    def sound(name: str, *rest: Any) -> _Loaded:
+        return load(name, *rest) if files.is_sound(name) else (None, None)
+
+    expected = _Expected(sound, notes)
 
     def saved(name: str, *rest: Any) -> None:
         save(name, *rest)
+        files.sign(name)
         if rest[-1] >= _COMPILED_SECONDS:
             expected.note(name)
 
     cache.get_executable_and_time = expected.load
     cache.put_executable_and_time = saved
+
+
+class ProgramFiles:
+    """`ProgramFiles` are the files of compiled programs in a folder, each of which has a digest beside it.
+
+    Args:
+        folder: The folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def sign(self, name: str) -> None:
+        """Writes the digest of a program's file."""
+        path, signature = self._paths(name)
+        partial = signature.with_name(f"{signature.name}.{os.getpid()}")
+        with suppress(OSError):
+            partial.write_text(_digest(path))
+            partial.replace(signature)
+
+    def is_sound(self, name: str) -> bool:
+        """Returns whether a program's file is as it was written, or there is none; removes any other."""
+        path, signature = self._paths(name)
+        with suppress(OSError, UnicodeDecodeError):
+            # Of a FIFO, nothing is read: it would be waited for.
+            known = _is_file(path) and _is_file(signature) and signature.stat().st_size <= _DIGEST_BYTES
+            if (known and signature.read_text() == _digest(path)) or not (known or os.path.lexists(path)):
+                return True
+        with suppress(OSError):  # a folder stays, and what JAX would write there is not kept
+            path.unlink()
+        return False
+
+    def _paths(self, name: str) -> tuple[Path, Path]:
+        return self._folder / f"{name}{_FILE_SUFFIX}", self._folder / f"{name}-digest"
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
+def _digest(path: Path) -> str:
+    """Returns a digest of a file's name and bytes."""
+    found = hashlib.blake2b(path.name.encode(), digest_size=_DIGEST_BYTES // 2)
+    found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 class _Expected:

@@ -7,7 +7,7 @@ A history has statistics and no elements. What is compared is the least `rel_l2`
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -140,8 +140,9 @@ def compare_runs(ref: History, cand: History, options: CompareOptions) -> RunDiv
         UsageError: A pattern selects nothing, or a tolerance is about something else than `rel_l2`.
         DumpError: One of the histories is damaged.
     """
-    judge = _Judge(ref, cand, options)
     ours, theirs = ref.steps(), cand.steps()
+    stated = {name for name in _NUMBERS if all(np.isfinite(side[name]).any() for side in (ours, theirs))}
+    judge = _Judge(ref, cand, options, stated)
     common = np.intersect1d(ours["step"], theirs["step"])
     largest: list[float] = []
     rounded: dict[str, None] = {}
@@ -163,7 +164,7 @@ def compare_runs(ref: History, cand: History, options: CompareOptions) -> RunDiv
 class _Judge:
     """Judges the tensors of one step after the other."""
 
-    def __init__(self, ref: History, cand: History, options: CompareOptions) -> None:
+    def __init__(self, ref: History, cand: History, options: CompareOptions, stated: Collection[str]) -> None:
         self._ref, self._cand, self._options = ref, cand, options
         self._products = coarsest_matmul_dtype(ref.facts, cand.facts)
         ours, theirs = by_shared_key(ref.tensors, cand.tensors), by_shared_key(cand.tensors, ref.tensors)
@@ -179,10 +180,7 @@ class _Judge:
         # A loop of the user's own is recorded without its batch, and with a learning rate only where its optimizer
         # states one: what a run never recorded tells nothing about it.
         self._without_batch = not all(any(_is_input(each) for each in keys) for keys in (ours, theirs))
-        self._step_numbers = [
-            name for name in _NUMBERS
-            if name not in _MAY_BE_UNSTATED or all(np.isfinite(side.steps()[name]).any() for side in (ref, cand))
-        ]  # fmt: skip
+        self._step_numbers = [name for name in _NUMBERS if name not in _MAY_BE_UNSTATED or name in stated]
         self._rounding = RunRounding(ref, cand, products=self._products)
         self._tolerances = {key: self._tolerance(each) for key, each in self._tensors.items()}
 

@@ -50,10 +50,12 @@ def array_tensor(file: InputFile, name: str) -> ForeignTensor:
 def array_sequence(file: InputFile) -> Iterator[ForeignTensor]:
     """Yields the tensors of concatenated `.npy` files, as Equinox saves pytree leaves; their names are their positions.
 
+    A line of JSON may be before them, in which many write what the model is built of.
+
     Raises:
         DumpError: The file is damaged, or does not hold arrays of numbers.
     """
-    begin = number = 0
+    begin, number = leaves_begin(file.read(0, min(file.size_bytes, PREFIX_LIMIT))), 0
     while begin < file.size_bytes:
         with located(f"array {number}"):
             header = parse_npy_header(file.read(begin, min(PREFIX_LIMIT, file.size_bytes - begin)))
@@ -64,6 +66,15 @@ def array_sequence(file: InputFile) -> Iterator[ForeignTensor]:
             tensor = _tensor(stream, size_bytes, b"")
         yield ForeignTensor(name=str(number), crc32=0, offset=begin + header.header_bytes, tensor=tensor)
         begin, number = begin + size_bytes, number + 1
+
+
+def leaves_begin(start: bytes) -> int:
+    """Returns where the leaves of a file begin: behind a line of JSON, if it has one.
+
+    Args:
+        start: Its first bytes.
+    """
+    return start.find(b"\n") + 1 if start.startswith(b"{") else 0
 
 
 def _member_tensor(file: InputFile, member: ZipMember, limit: int) -> ForeignTensor:

@@ -46,14 +46,29 @@ class EquinoxFormat:
                 "eqx.tree_serialise_leaves(FILE, (model, state))"
             )
         if saved > sum(map(_is_saved, jax.tree_util.tree_leaves(self.module))) and stateful:
-            return "if the file has more than the pair, such as an optimizer's state, save (model, state) alone"
+            return (
+                "if the file has more than the pair, such as an optimizer's state, save (model, state) first, or alone"
+            )
         if saved > own and not stateful:
+            if self.leads:
+                return (
+                    "if the file has more than the model, such as an optimizer's state, save the model first, or alone"
+                )
             return "if the file has a model and its state, name the pair that eqx.nn.make_with_state(...)(...) returns"
         return None
 
+    @property
+    def leads(self) -> bool:
+        """False for a module with state that is named without it: what follows in the file is most often that state."""
+        leaves = jax.tree_util.tree_leaves(self.module, is_leaf=_is_index)
+        return isinstance(self.module, tuple) or not any(map(_is_index, leaves))
+
     def restore(self) -> Any:
         """Returns a module with the file's leaves."""
-        return eqx.tree_deserialise_leaves(self.checkpoint, self.module)
+        with self.checkpoint.open("rb") as file:
+            if file.peek(1).startswith(b"{"):  # what the model is built of, on a line of its own
+                file.readline()
+            return eqx.tree_deserialise_leaves(file, self.module)
 
 
 def _is_saved(leaf: Any) -> bool:
@@ -63,3 +78,7 @@ def _is_saved(leaf: Any) -> bool:
 
 def _is_shape(leaf: Any) -> bool:
     return isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def _is_index(leaf: Any) -> bool:
+    return isinstance(leaf, eqx.nn.StateIndex)

@@ -49,6 +49,7 @@ class KerasFormat:
     model: Any
     checkpoint: Path
     exact: bool = False
+    leads: bool = False
 
     @property
     def built(self) -> bool:

@@ -113,6 +113,11 @@ class OwnFormat(Protocol):
         """
         ...
 
+    @property
+    def leads(self) -> bool:
+        """True where a file may have other tensors behind those of the module."""
+        ...
+
     def hint(self, saved: int) -> str | None:
         """Returns what to do about a file that does not fit; None where nothing is known.
 

@@ -3,5 +3,6 @@
 - `schema` has its tables.
 - `untrusted_database` opens one that anybody may have written, so that nothing in it runs.
 - `checked_tables` reads the tables of such a one, each value of which is checked.
+- `tensor_series` has the statistics of many tensors over time.
 - `writable_database` makes one, and opens it to write.
 """

@@ -7,7 +7,8 @@ a sound file of that size could cause.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from array import array
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -81,9 +82,12 @@ class CheckedTables:
             DumpError: The table is damaged.
         """
         with self.reading():
-            # Part by part, because objects take five times the memory of an array's numbers.
-            parts = [np.array(rows, np.float64) for rows in self._parts(table, names, float, which, *values)]
-        columns = dict(zip(names, np.concatenate([np.empty((0, len(names))), *parts]).T, strict=True))
+            # Part by part, because objects take five times the memory of an array's numbers; and into an array that
+            # grows, because parts take as much as what is made of them.
+            numbers = array("d")
+            for rows in self._parts(table, names, float, which, *values):
+                numbers.frombytes(np.array(rows, np.float64).tobytes())
+        columns = dict(zip(names, np.frombuffer(numbers).reshape(-1, len(names)).T, strict=True))
         if np.isnan(columns["step"]).any():
             raise DumpError(f"a row of its table {table} has no step")
         return {**columns, "step": columns["step"].astype(np.int64)}
@@ -102,7 +106,16 @@ class CheckedTables:
             DumpError: A value is of another type.
             sqlite3.Error: The file is damaged.
         """
-        return [*chain.from_iterable(self._parts(table, columns, kind, which, *values))]
+        return [*self.each_row(table, columns, kind, which, *values)]
+
+    def each_row(self, table: str, columns: Sequence[str], kind: type, which: str = "", *values: int) -> Iterator[Any]:
+        """Yields the rows that `rows` returns, few of which are objects at once. Nothing else may be read meanwhile.
+
+        Raises:
+            DumpError: A value is of another type.
+            sqlite3.Error: The file is damaged.
+        """
+        return chain.from_iterable(self._parts(table, columns, kind, which, *values))
 
     def _parts(self, table: str, columns: Sequence[str], kind: type, which: str, *values: int) -> Generator[list[Any]]:
         """Yields the rows that `rows` returns, some at once."""

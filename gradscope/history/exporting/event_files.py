@@ -159,7 +159,7 @@ def export_events(history: History, selects: Callable[[TensorRow], bool], folder
     """
     recorded = 0
     chosen = {number: tensor.key for number, tensor in history.tensors.items() if selects(tensor)}
-    drawn = {key: history.histograms_of(number) for number, key in chosen.items()}
+    drawn = {*history.histogram_steps().tolist()}
     with EventFile(folder) as file:
         file.describe(history.facts)
         for step, known, is_recorded in every_step(history):
@@ -174,7 +174,8 @@ def export_events(history: History, selects: Callable[[TensorRow], bool], folder
                 for number, each in history.noise_at(step).items()
                 if number is None or number in chosen
             }
-            histograms = {key: each[step] for key, each in drawn.items() if step in each}
+            found = history.histograms_at(step) if step in drawn else {}
+            histograms = {chosen[number]: each for number, each in found.items() if number in chosen}
             file.step(StepRecord(numbers=numbers, stats=stats, histograms=histograms, noise=noise))
         for alarm in history.alarms():
             file.alarm(alarm)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterator
-from typing import Final, TextIO
+from io import StringIO
+from itertools import chain, islice
+from typing import Final
 
 from gradscope.history.exporting.every_step import every_step
 from gradscope.history.history_reader import History
@@ -17,11 +19,14 @@ HEADINGS: Final = ("step", "family", "name", "statistic", "value")
 _STEP: Final = "step"
 _INTEGERS: Final = frozenset({"examples", "skipped"})
 
+#: Rows that are text at the same time.
+_ROWS_AT_ONCE: Final = 4_096
+
 LongRow = tuple[int, str, str, str, float | int]
 
 
 def long_rows(history: History, selects: Callable[[TensorRow], bool]) -> Iterator[LongRow]:
-    """Yields the numbers of each step, and the statistics of its tensors; what is missing has no row.
+    """Yields the numbers of each step, and the statistics of its tensors; what is missing has no row. Names are safe.
 
     Args:
         history: The history.
@@ -30,7 +35,11 @@ def long_rows(history: History, selects: Callable[[TensorRow], bool]) -> Iterato
     Raises:
         DumpError: The history is damaged.
     """
-    chosen = {number: tensor for number, tensor in history.tensors.items() if selects(tensor)}
+    chosen = {
+        number: (spreadsheet_text(tensor.family), spreadsheet_text(tensor.name))
+        for number, tensor in history.tensors.items()
+        if selects(tensor)
+    }
     for step, numbers, is_recorded in every_step(history):
         for name, value in numbers.items():
             yield step, _STEP, "", name, int(value) if name in _INTEGERS else value
@@ -39,24 +48,22 @@ def long_rows(history: History, selects: Callable[[TensorRow], bool]) -> Iterato
         noise = history.noise_at(step)
         yield from ((step, _STEP, "", name, value) for name, value in noise.pop(None, {}).items())
         for number, stats in (*history.stats_at(step).items(), *noise.items()):
-            tensor = None if number is None else chosen.get(number)
-            if tensor is not None:
-                yield from ((step, tensor.family, tensor.name, name, value) for name, value in stats.items())
+            if number in chosen:
+                yield from ((step, *chosen[number], name, value) for name, value in stats.items())
 
 
-def write_csv(history: History, selects: Callable[[TensorRow], bool], file: TextIO) -> None:
-    """Writes the long table as CSV, with its headings; numbers have all of their digits.
+def csv_parts(history: History, selects: Callable[[TensorRow], bool]) -> Iterator[str]:
+    """Yields the text of the long table as CSV, with its headings; numbers have all of their digits.
 
     Args:
         history: The history.
         selects: Which tensors.
-        file: Where the text goes.
 
     Raises:
         DumpError: The history is damaged.
-        OSError: The text cannot be written.
     """
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(HEADINGS)
-    for step, family, name, statistic, value in long_rows(history, selects):
-        writer.writerow((step, spreadsheet_text(family), spreadsheet_text(name), statistic, value))
+    rows = chain([HEADINGS], long_rows(history, selects))
+    while some := [*islice(rows, _ROWS_AT_ONCE)]:
+        text = StringIO()
+        csv.writer(text, lineterminator="\n").writerows(some)
+        yield text.getvalue()

@@ -29,17 +29,12 @@ def manifest_at(history: History, step: int) -> Manifest:
         UsageError: The step was not recorded; the hint names the nearest that was.
         DumpError: The history is damaged.
     """
-    steps = history.steps()
-    recorded = steps["step"]
-    at = recorded.searchsorted(step)
-    if at >= len(recorded) or recorded[at] != step:
+    known = history.step(step)
+    if not known:
         raise not_recorded(history, step)
     entries = entries_of(history.tensors, history.stats_at(step))
-    loss = float(steps["loss"][at])
-    facts: dict[str, Json] = {
-        name: float(values[at]) for name, values in steps.items() if name != "time" and not math.isnan(values[at])
-    }
-    return Manifest(entries=entries, loss=None if math.isnan(loss) else loss, tier="core", provenance=facts)
+    facts: dict[str, Json] = {name: value for name, value in known.items() if name != "time"}
+    return Manifest(entries=entries, loss=known.get("loss"), tier="core", provenance=facts)
 
 
 def entries_of(
@@ -68,7 +63,7 @@ def not_recorded(history: History, step: int) -> UsageError:
     Raises:
         DumpError: The history is damaged.
     """
-    recorded, losses = history.steps()["step"].tolist(), history.losses()
+    recorded, losses = history.step_numbers().tolist(), history.losses()
     near = sorted(sorted(recorded, key=lambda each: (abs(each - step), each))[:2])
     hint = f"recorded {'is' if len(near) == 1 else 'are'} {' and '.join(map(str, near))}" if near else ""
     alarms = [alarm for alarm in history.alarms() if alarm.step == step]

@@ -102,7 +102,7 @@ def run_page(path: str, history: History, candidates: Sequence[ComparedRun] = ()
 
 def _rows_at_the_end(history: History) -> tuple[list[Row], list[Layer]]:
     """Returns the rows of the last recorded step, and the layers that use the parameters; none where none was."""
-    recorded = history.steps()["step"]
+    recorded = history.step_numbers()
     found = rows_of(manifest_at(history, int(recorded[-1]))) if len(recorded) else ()
     rows = [row for row in found if value_family(row.family) in _OF_LAYERS]
     params: dict[str, list[str]] = {}

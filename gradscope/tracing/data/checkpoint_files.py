@@ -3,7 +3,7 @@
 | what | read by |
 |---|---|
 | `.npz`, `.npy`, `.safetensors`, a folder of those, a dump, Equinox's `.eqx` | gradscope itself |
-| Flax's `.msgpack`, and `checkpoint_N` without a suffix | Flax |
+| Flax's `.msgpack`, `checkpoint_N` without a suffix, and any other name that begins like one | Flax |
 | an Orbax checkpoint, a folder | Orbax |
 
 A folder that has several checkpoints, as a training run writes them, stands for the last of them.
@@ -35,7 +35,7 @@ from gradscope.errors import DumpError, MachineError
 from gradscope.frameworks.extras import install_hint
 from gradscope.naming import printable
 from gradscope.naming.paths import unique_names
-from gradscope.tracing.data.checkpoint_folders import checkpoint_in, is_orbax
+from gradscope.tracing.data.checkpoint_folders import checkpoint_in, is_orbax, trees_in
 from gradscope.tracing.data.file_bounds import require_bounded
 
 #: Families of a dump that are a model's variables; in a foreign file, every tensor is a variable.
@@ -44,6 +44,15 @@ _KERAS: Final = (".keras", ".h5")
 #: Files of any Python objects, in which Haiku's parameters are often saved.
 _PICKLES: Final = frozenset({".pickle", ".pkl"})
 _TORCH: Final = (".pt", ".pth", ".bin", ".ckpt")
+
+_REFUSED: Final = ("torch", "pickle")
+#: Suffixes of files that gradscope reads itself, and how the name of a list of such files ends.
+_OURS: Final = frozenset({".npz", ".npy", ".safetensors", ".eqx"})
+_SHARDED: Final = ".safetensors.index.json"
+
+#: How pickles begin, and maps of some names in msgpack, as Flax writes.
+_PICKLE_STARTS: Final = frozenset(bytes((0x80, protocol)) for protocol in range(2, 6))
+_MAPS: Final = frozenset(bytes((first,)) for first in (*range(0x81, 0x90), 0xDE, 0xDF))
 
 #: The beginning of the names that `flax.training.checkpoints` gives to its files.
 _FLAX_NAME: Final = "checkpoint_"
@@ -101,22 +110,15 @@ def open_checkpoint(location: Path) -> Generator[Mapping[str, SavedTensor]]:
             f"{printable(str(path))}: only the Keras model that wrote it can read it",
             hint="name that model as the target, and save its weights as .keras or .weights.h5",
         )
-    if path.suffix in _TORCH and path.exists():
+    if path.name.endswith(_SHARDED):
         raise DumpError(
-            f"{printable(str(path))}: PyTorch's file is a pickle, which is never read: it could run any code",
-            hint="write its tensors as safetensors, in Python: from safetensors.torch import save_file; "
-            f"save_file(torch.load({str(path)!r}, weights_only=True), {str(path.with_suffix('.safetensors'))!r})",
+            f"{printable(str(path))}: it has the names of files, and no tensors",
+            hint=f"name the folder that the files are in: {printable(str(path.parent))}",
         )
-    if path.suffix in _PICKLES and path.exists():
-        raise DumpError(
-            f"{printable(str(path))}: it is a pickle, which is never read: it could run any code",
-            hint="write its arrays as .npz, in Python: import jax, numpy, pathlib, pickle; "
-            f"tree = pickle.loads(pathlib.Path({str(path)!r}).read_bytes()); "
-            f"numpy.savez({str(path.with_suffix('.npz'))!r}, **"
-            "{jax.tree_util.keystr(path, simple=True, separator='/'): leaf "
-            "for path, leaf in jax.tree_util.tree_leaves_with_path(tree)})",
-        )
-    if path.suffix == ".msgpack" or (path.name.startswith(_FLAX_NAME) and path.is_file() and not path.suffix):
+    kind = _kind(path)
+    if kind in _REFUSED:
+        raise _pickle_error(path, kind)
+    if kind == "flax":
         yield _tensors_of(_flax_tree(path))
     elif is_orbax(path):
         yield _tensors_of(_orbax_tree(path))
@@ -136,6 +138,43 @@ def open_checkpoint(location: Path) -> Generator[Mapping[str, SavedTensor]]:
             }
 
 
+def _kind(path: Path) -> str:
+    """Returns what a file is by its suffix or its first bytes: "torch", "pickle", "flax", or "" for any other."""
+    if path.suffix == ".msgpack":
+        return "flax"
+    if path.suffix in _OURS or not path.is_file():
+        return ""
+    if path.suffix in _TORCH:
+        return "torch"
+    with located(str(path)), InputFile(path) as file:
+        start = file.read(0, min(file.size_bytes, 2))
+    if path.suffix in _PICKLES or start in _PICKLE_STARTS:
+        return "pickle"
+    if path.name.startswith(_FLAX_NAME) and not path.suffix:
+        return "flax"
+    return "flax" if start[:1] in _MAPS else ""
+
+
+def _pickle_error(path: Path, kind: str) -> DumpError:
+    """Returns the error of a file that is a pickle, with the line of Python that writes its tensors."""
+    if kind == "torch":
+        target = str(path.with_suffix(".safetensors"))
+        return DumpError(
+            f"{printable(str(path))}: PyTorch's file is a pickle, which is never read: it could run any code",
+            hint="write its tensors as safetensors, in Python: from safetensors.torch import save_file; "
+            f"save_file(torch.load({str(path)!r}, weights_only=True), {target!r}); where the file has more than a "
+            "model's tensors, add the name that these have in it behind torch.load(...), such as ['state_dict']",
+        )
+    return DumpError(
+        f"{printable(str(path))}: it is a pickle, which is never read: it could run any code",
+        hint="write its arrays as .npz, in Python: import jax, numpy, pathlib, pickle; "
+        f"tree = pickle.loads(pathlib.Path({str(path)!r}).read_bytes()); "
+        f"numpy.savez({str(path.with_suffix('.npz'))!r}, **"
+        "{jax.tree_util.keystr(path, simple=True, separator='/'): leaf "
+        "for path, leaf in jax.tree_util.tree_leaves_with_path(tree)})",
+    )
+
+
 def _flax_tree(path: Path) -> Any:
     with located(str(path)), InputFile(path) as file:  # first: a missing file is reported before a missing library
         content = file.read(0, file.size_bytes)
@@ -152,10 +191,15 @@ def _orbax_tree(path: Path) -> Any:
     with located(str(path)):
         try:
             with orbax.PyTreeCheckpointer() as checkpointer:
-                known = checkpointer.metadata(path.absolute()).item_metadata.tree
-                # As arrays of the host: the devices on which they were saved need not exist here.
-                host = jax.tree_util.tree_map(lambda _: orbax.RestoreArgs(restore_type=np.ndarray), known)
-                return checkpointer.restore(path.absolute(), restore_args=host)
+
+                def read(tree: Path) -> Any:
+                    known = checkpointer.metadata(tree.absolute()).item_metadata.tree
+                    # As arrays of the host: the devices on which they were saved need not exist here.
+                    host = jax.tree_util.tree_map(lambda _: orbax.RestoreArgs(restore_type=np.ndarray), known)
+                    return checkpointer.restore(tree.absolute(), restore_args=host)
+
+                items = trees_in(path)
+                return {item.name: read(item) for item in items} if items else read(path)
         except (ValueError, TypeError, KeyError, OSError) as error:
             raise DumpError(f"it is not an Orbax checkpoint that can be restored: {error}") from error
 

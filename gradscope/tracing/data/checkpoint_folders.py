@@ -1,9 +1,10 @@
 """A checkpoint of Orbax is a folder, and a training run writes several of them into one.
 
 Orbax marks the folder of a tree with `_METADATA`. Above it may be a folder of several items, marked with
-`_CHECKPOINT_METADATA`, of which the only tree is meant, or the one called `default` or `state`; and above that the
-folder of a run, with one checkpoint for each step, `7` or `checkpoint_7`, of which the last is meant. A run of ours has
-`state-000007.npz`, and in the folder of an alarm the state before it.
+`_CHECKPOINT_METADATA`, of which the only tree is meant, or the one called `default`, `state` or `model`; where one is
+called `params`, all are meant: the others are collections beside it. Above that may be the folder of a run, with one
+checkpoint for each step, `7` or `checkpoint_7`, of which the last is meant. A run of ours has `state-000007.npz`, and
+in the folder of an alarm the state before it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _STATE: Final = re.compile(r"state-(\d{6,})\.npz")
 _ALARM_STATE: Final = "state.npz"
 
 #: Items of a checkpoint that are the state of a training run, where it has other items, too.
-_ITEMS: Final = ("default", "state", "model", "params")
+_ITEMS: Final = ("default", "state", "model")
+_COLLECTION: Final = "params"
 
 
 def is_orbax(path: Path) -> bool:
@@ -62,12 +64,19 @@ def _step_of(path: Path) -> re.Match[str] | None:
     return _STEP.fullmatch(path.name) if written else None
 
 
+def trees_in(folder: Path) -> list[Path]:
+    """Returns the trees in a checkpoint of several items; none where it is a tree itself."""
+    return sorted(path for path in folder.iterdir() if (path / _TREE).exists())
+
+
 def _item_of(folder: Path) -> Path:
-    """Returns the tree in a checkpoint of several items."""
-    trees = sorted(path for path in folder.iterdir() if (path / _TREE).exists())
+    """Returns the tree in a checkpoint of several items, or the folder of all, where they are collections."""
+    trees = trees_in(folder)
     if len(trees) < 2:
         return trees[0] if trees else folder
     known = [folder / name for name in _ITEMS if folder / name in trees]
+    if not known and folder / _COLLECTION in trees:
+        return folder
     if not known:
         raise DumpError(
             f"{printable(str(folder))} has {len(trees)} items: {', '.join(printable(path.name) for path in trees)}",

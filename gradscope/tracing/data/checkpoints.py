@@ -5,7 +5,7 @@ paths, `params/head/kernel`, by their keys in a dump, `param/head/kernel`, or by
 `head/kernel`; also with dots for slashes, as PyTorch writes them. The rest of the file is left out, which a note says.
 `axes` puts kernels of another library's layout into the model's. The file must have all variables, each of the shape
 that `init` gives it; one message lists all mismatches. Only random keys, the collection `rngs`, may be missing, and are
-then those of `init`.
+then those of `init`; and all of a collection beside the parameters, such as running statistics, which a note says.
 
 A tensor keeps the checkpoint's own dtype, as it would where a user loads it, as far as JAX has it enabled.
 """
@@ -33,7 +33,7 @@ from gradscope.tracing.data.checkpoint_files import SavedTensor, open_checkpoint
 from gradscope.tracing.data.key_map import KeyMap
 from gradscope.tracing.data.mismatches import in_groups, mismatches, shortened
 from gradscope.tracing.data.renaming_hints import axes_hint, key_map_hint, rivals_hint
-from gradscope.tracing.data.variable_names import Matches, components, find_variables
+from gradscope.tracing.data.variable_names import Matches, collection_of, components, find_variables, is_of_optimizer
 from gradscope.tracing.tracer import Leaf, variable_leaves
 
 
@@ -174,6 +174,9 @@ class _File:
             clauses.append(f"{count} left out: {', '.join(shortened(in_groups(extra, self._names.values())))}")
         if clauses:
             yield f"{printable(self.path.name)}: {'; '.join(clauses)}"
+        for collection, count in self._absent.items():
+            tensors = f"{count:,} tensors are" if count > 1 else "one tensor is"
+            yield f"{printable(self.path.name)} has no {collection}: its {tensors} as init makes them"
         for order, paths in rearranged(axes).items():
             names = ", ".join(shortened([printable(self._stored[path].name) for path in paths]))
             yield f"axes put into the order {list(order)}: {names}"
@@ -187,12 +190,32 @@ class _File:
             for path, name in self._names.items()
         }
         extra = {name: each for name, each in self.tensors.items() if name not in self._names.values()}
-        if any(mismatches(needed, fitting)):
+        absent = self._absent
+        if any(mismatches({path: each for path, each in needed.items() if self._within(path) not in absent}, fitting)):
             lacking = {path: leaf for path, leaf in needed.items() if path not in fitting}
             hint = key_map_hint(lacking, extra, self._prefix()) if lacking and extra else None
             problems = list(mismatches(needed, {**extra, **fitting}))
             fits = any(not any(mismatches({path: needed[path]}, {path: each})) for path, each in fitting.items())
             raise self._refused("; ".join(problems), hint) if fits else self._foreign(len(needed), problems, hint)
+
+    @property
+    def _absent(self) -> Mapping[str, int]:
+        """How many variables the collections have that the file has nothing of, as where parameters alone were saved.
+
+        There are none where the file has anything left that could be they, or lacks a parameter.
+        """
+        counts = Counter(self._within(path) for path, leaf in self.variables.items()
+                         if leaf.family == naming.STATE and not _is_random_key(leaf))  # fmt: skip
+        found = set(map(self._within, self._names))
+        lacks = any(path not in self._names for path, leaf in self.variables.items() if leaf.family != naming.STATE)
+        left = self.tensors.keys() - self._names.values()
+        if lacks or any(self.tensors[name].shape and not is_of_optimizer(name) for name in left):
+            return {}
+        return {collection: count for collection, count in counts.items() if collection not in found}
+
+    def _within(self, path: str) -> str:
+        """Returns the collection of a variable."""
+        return collection_of(path, self.variables[path])
 
     def _prefix(self) -> str:
         """Returns how the names of all variables begin that were found; "" where that is in several ways."""

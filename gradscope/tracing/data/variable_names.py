@@ -35,6 +35,10 @@ _OPTIMIZERS: Final = frozenset(
 )  # fmt: skip
 _VALUE: Final = "value"
 
+#: A path as `jax.tree_util.keystr` writes it, `['params']['head'].kernel[0]`, or a tuple of names as text; its keys.
+_PATH: Final = re.compile(r"(\['[^']*'\]|\[\d+\]|\.\w+)+|\('[^']*'(, '[^']*')*,?\)")
+_KEY: Final = re.compile(r"'([^']*)'|(\w+)")
+
 #: Components of Haiku's names that are no module's: of those built in a constructor, and of stacked layers.
 _UNSCOPED: Final = re.compile(r"~|__layer_stack_(no|with)_per_layer(_\d+)?")
 
@@ -75,7 +79,9 @@ class Matches:
 
 
 def components(name: str) -> Components:
-    """Returns the components of a name."""
+    """Returns the components of a name, which may also be written as a path of keys in Python."""
+    if _PATH.fullmatch(name):
+        name = "/".join(key or other for key, other in _KEY.findall(name))
     return tuple(re.split(r"[/.]", name))
 
 
@@ -119,6 +125,11 @@ def collection_of(path: str, leaf: Leaf) -> str:
     if leaf.family == naming.STATE or (outermost == PARAMS and leaf.name != path):
         return outermost
     return ""
+
+
+def is_of_optimizer(name: str) -> bool:
+    """Returns whether a name in a file says that the tensor is of an optimizer's state."""
+    return not _OPTIMIZERS.isdisjoint(components(name))
 
 
 def _by_components(saved: Collection[str]) -> dict[Components, str]:

@@ -15,6 +15,19 @@ _LONGEST_SLUG: Final = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """A `Restored` is what a framework has read from a checkpoint in its own format.
+
+    Attributes:
+        value: The module, or its variables.
+        notes: Sentences about what was taken of the file.
+    """
+
+    value: Any
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """A `Model` is a model in Flax style; making one runs none of its functions.
 
@@ -26,7 +39,7 @@ class Model:
         source: Absolute path of its file; None where it has none. Only the file's name may leave the machine.
         file_sha256: SHA-256 of that file as it was loaded; None where it has none.
         initialised: Whether `init` only returns values that exist already.
-        restored: Whether they come from a checkpoint that the user named.
+        restored: Sentences about the checkpoint that they come from, which the user named; None where there is none.
         optimizer: `optimizer() -> a gradient transformation of optax`; None where the model states none.
         data: A real batch, where it was read to find the module's inputs.
         choices: Sentences that state the reason of each choice, for `--verbose`.
@@ -42,12 +55,12 @@ class Model:
     source: Path | None = None
     file_sha256: str | None = None
     initialised: bool = False
-    restored: bool = False
+    restored: tuple[str, ...] | None = None
     optimizer: Callable[[], Any] | None = None
     data: Mapping[str, np.ndarray] | None = None
     choices: tuple[str, ...] = ()
     counted: Callable[[], str | None] = lambda: None
-    restore: Callable[[Path], Any | None] = lambda _: None
+    restore: Callable[[Path], Restored | None] = lambda _: None
 
     @classmethod
     def of_values(cls, name: str, loss: Callable[[Any, Any], Any], variables: Any, batch: Any) -> Model:

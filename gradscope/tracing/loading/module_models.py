@@ -13,7 +13,7 @@ from gradscope.frameworks.detect import adapter_of, may_carry_variables
 from gradscope.frameworks.functions_of_modules import FunctionsOfModules
 from gradscope.frameworks.modules.module_model import ModuleModel
 from gradscope.frameworks.modules.request import Request
-from gradscope.tracing.loading.model import Model
+from gradscope.tracing.loading.model import Model, Restored
 from gradscope.tracing.loading.own_formats import restored
 from gradscope.tracing.loading.random_keys import NeededKeys
 from gradscope.tracing.user_frames import user_code
@@ -41,7 +41,7 @@ def module_model(name: str, holder: Any, request: Request) -> Model | None:
             return None
         module = ModuleModel.of(adapter, request, train=train)
         own = None if request.checkpoint is None else restored(holder, request.checkpoint, partial(_build, module))
-        filled = None if own is None else adapter_of(own, train=train)
+        filled = None if own is None else adapter_of(own.value, train=train)
         module = module if filled is None else replace(module, adapter=filled)
     needed_keys = NeededKeys(module)
     return Model(
@@ -50,7 +50,7 @@ def module_model(name: str, holder: Any, request: Request) -> Model | None:
         batch=module.batch,
         loss=needed_keys.loss,
         initialised=adapter.initialised,
-        restored=own is not None,
+        restored=None if own is None else own.notes,
         choices=module.choices,
         counted=lambda: next(iter(module.counted), None),
     )
@@ -67,8 +67,8 @@ def with_array_variables(model: Model) -> Model:
         return model
     own = FunctionsOfModules(model.init, model.loss)
 
-    def restore(checkpoint: Path) -> Any | None:
-        module = None if own.module is None else restored(own.module, checkpoint, lambda: None)
-        return None if module is None else own.arrays_of(module)
+    def restore(checkpoint: Path) -> Restored | None:
+        found = None if own.module is None else restored(own.module, checkpoint, lambda: None)
+        return None if found is None else Restored(value=own.arrays_of(found.value), notes=found.notes)
 
     return replace(model, init=own.init, loss=own.loss, restore=restore)

@@ -7,7 +7,7 @@ name their tensors, and are read like any other file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -18,12 +18,13 @@ from gradscope.frameworks.modules.adapter import Described
 from gradscope.naming import printable
 from gradscope.tracing.data.checkpoint_files import open_checkpoint
 from gradscope.tracing.data.mismatches import mismatches
+from gradscope.tracing.loading.model import Restored
 
 #: The errors that the frameworks raise for a file that does not fit.
 _LOADING_ERRORS = (RuntimeError, ValueError, TypeError, KeyError, OSError, EOFError, BadZipFile)
 
 
-def restored(found: Any, checkpoint: Path, build: Callable[[], object]) -> Any | None:
+def restored(found: Any, checkpoint: Path, build: Callable[[], object]) -> Restored | None:
     """Returns a module with the values of a checkpoint.
 
     Args:
@@ -32,7 +33,7 @@ def restored(found: Any, checkpoint: Path, build: Callable[[], object]) -> Any |
         build: Makes a module create its variables that has not created them.
 
     Returns:
-        The module; None where its framework has no format of its own with that suffix.
+        The module, with sentences about the file; None where its framework has no format of its own with that suffix.
 
     Raises:
         DumpError: The file is missing or damaged, or of another module; the message lists every mismatch.
@@ -46,15 +47,25 @@ def restored(found: Any, checkpoint: Path, build: Callable[[], object]) -> Any |
     try:
         expected, named = own.layouts()
         saved = _in_order(expected, checkpoint) if named is None else named
+        behind = saved.keys() - expected.keys() if own.leads else set[str]()
+        first = {name: each for name, each in saved.items() if name not in behind}
+        if not any(mismatches(expected, first, exact=own.exact)):
+            return Restored(value=own.restore(), notes=tuple(_notes(checkpoint, len(first), len(behind))))
         problems = list(mismatches(expected, saved, exact=own.exact))
-        if not problems:
-            return own.restore()
         hint = own.hint(len(saved))
     except _LOADING_ERRORS as error:
         problems = [str(error)]
     raise DumpError(
         f"{printable(str(checkpoint))} is not a checkpoint of this module: {'; '.join(problems)}", hint=hint
     )
+
+
+def _notes(checkpoint: Path, first: int, behind: int) -> Iterator[str]:
+    if behind:
+        yield (
+            f"{printable(checkpoint.name)}: the first {first:,} tensors are taken for the model's, as they fit, and "
+            f"{behind:,} behind them left out; a model that is not the first in its file has to be saved alone"
+        )
 
 
 def _in_order(expected: Mapping[str, Described], checkpoint: Path) -> dict[str, Described]:

@@ -82,7 +82,7 @@ def start(folder: Path, first: TrainState, no_gradients: Any, *, steps: int, not
     states = states_in(folder)
     if not states:
         with History(folder) as history:
-            if recorded := len(history.steps()["step"]):
+            if recorded := len(history.step_numbers()):
                 steps_before = counted(recorded, "recorded step")
                 notify(f"no state is saved: beginning at step 0 again, in place of {steps_before}")
         return Start(state=first, previous=None, number=0)
@@ -148,7 +148,7 @@ def _locked(path: Path, options: Mapping[str, str], *, resume: bool, force: bool
 def _is_empty(path: Path) -> bool:
     """Returns whether a run ended before its first step."""
     with History(path) as history:
-        return not states_in(path) and not len(history.steps()["step"])
+        return not states_in(path) and not len(history.step_numbers())
 
 
 def _require_same_options(path: Path, options: Mapping[str, str]) -> None:

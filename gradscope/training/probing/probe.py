@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +33,8 @@ class Probe:
 
     Three lines of the loop change: the probe is made; `probe.value_and_grad` takes the place of `jax.value_and_grad`
     in the step; `probe.jit` takes that of `jax.jit` around it. Steps that are not due run the program that they would
-    run without the probe. It is a context manager; a thread writes, and `close` waits for it.
+    run without the probe. It is a context manager; a thread writes, and `close` waits for it. Several threads may
+    take steps, which are then taken one after the other.
 
     A step that calls `value_and_grad` several times, to accumulate gradients, counts as one step on all of its
     batches: the statistics of activations are those of the batches together, the loss is the mean of the losses, and a
@@ -117,6 +119,7 @@ class Probe:
         )  # fmt: skip
         self._step: ProbedStep | None = None
         self._closed = False
+        self._at_once = threading.RLock()  # one thread at a time, of several that take steps
 
     def __enter__(self) -> Self:
         return self
@@ -201,7 +204,8 @@ class Probe:
 
         @functools.wraps(step)
         def call(*args: Any, **kwargs: Any) -> Any:
-            return self._taken(probed, args, kwargs)
+            with self._at_once:
+                return self._taken(probed, args, kwargs)
 
         call.lower = probed.plain.lower  # type: ignore[attr-defined]
         return call
@@ -236,20 +240,20 @@ class Probe:
             MachineError: The history cannot be written.
             ModelError: An alarm stops the loop.
         """
-        self._require_open()
-        self._alarms.act()
-        if step <= self._history.last:
-            raise UsageError(
-                f"step {step:,} was to be written after step {self._history.last:,}", hint="write steps in their order"
-            )
-        number = steps_in(seen)
-        collected = collected_from(seen, loss, updates)
-        backward = seen.backward if isinstance(seen, StepSeen) else seen
-        outlines = [outline_of(backward)] if isinstance(backward, Seen) else []
-        self._history.describe(collected, Layout(outlines, {}, {}))
-        for at in range(number or 1):
-            one = collected if number is None else jax.tree_util.tree_map(lambda leaf, at=at: leaf[at], collected)
-            self._write(step + at, one)
+        with self._at_once:
+            self._require_open()
+            self._alarms.act()
+            if step <= self._history.last:
+                after = f"step {step:,} was to be written after step {self._history.last:,}"
+                raise UsageError(after, hint="write steps in their order")
+            number = steps_in(seen)
+            collected = collected_from(seen, loss, updates)
+            backward = seen.backward if isinstance(seen, StepSeen) else seen
+            outlines = [outline_of(backward)] if isinstance(backward, Seen) else []
+            self._history.describe(collected, Layout(outlines, {}, {}))
+            for at in range(number or 1):
+                one = collected if number is None else jax.tree_util.tree_map(lambda leaf, at=at: leaf[at], collected)
+                self._write(step + at, one)
 
     def close(self) -> None:
         """Waits until everything is written, and unlocks the folder; a second call does nothing.
@@ -257,13 +261,14 @@ class Probe:
         Raises:
             MachineError: The history cannot be written.
         """
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            self._alarms.finish()
-        finally:
-            self._history.close(taken=max(self._next, self._history.last + 1))
+        with self._at_once:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                self._alarms.finish()
+            finally:
+                self._history.close(taken=max(self._next, self._history.last + 1))
 
     def _taken(self, step: ProbedStep, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self._require_open()

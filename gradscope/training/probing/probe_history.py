@@ -116,7 +116,7 @@ def _opened(path: Path, start: int, *, force: bool) -> RunFolder:
             folder.clear()
         elif is_run(path):
             with History(path) as history:
-                recorded = history.steps()["step"]
+                recorded = history.step_numbers()
             if len(recorded) and not start:
                 raise UsageError(
                     f"{printable(str(path))} holds a run that was recorded up to step {int(recorded[-1]):,}",

@@ -8,14 +8,15 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gradscope.cli.running.kept_programs import _Expected
+from gradscope.cli.running.kept_programs import ProgramFiles, _Expected
 from gradscope.cli.running.program_notes import ProgramNotes
 from tests.integration import models
-from tests.integration.command import TIMEOUT
+from tests.integration.command import TIMEOUT, gradscope_process
 
 
 #: Options as XLA has them: they can be written, and read again.
@@ -116,6 +117,71 @@ def test_the_oldest_notes_are_dropped() -> None:
         ProgramNotes([number]).write({"a": b"o"})
     noted = [bool(ProgramNotes([number]).read()) for number in range(40)]
     assert noted == [False] * 8 + [True] * 32
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> ProgramFiles:
+    """The files of the programs a and b, as a command wrote them."""
+    files = ProgramFiles(tmp_path)
+    for name in "ab":
+        (tmp_path / f"{name}-cache").write_bytes(name.encode())
+        files.sign(name)
+    return files
+
+
+def swapped(folder: Path) -> None:
+    (folder / "b-cache").replace(folder / "a-cache")
+    (folder / "b-digest").replace(folder / "a-digest")
+
+
+def damaged(folder: Path) -> None:
+    (folder / "a-cache").write_bytes(b"A")
+
+
+def of_nobody(folder: Path) -> None:
+    (folder / "a-digest").unlink()
+
+
+def pipes(folder: Path) -> None:
+    for name in ("a-cache", "a-digest"):
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+
+def a_link(folder: Path) -> None:
+    (folder / "a-cache").rename(folder / "elsewhere")
+    (folder / "a-cache").symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize("spoil", [swapped, damaged, of_nobody, pipes, a_link])
+def test_only_the_file_that_was_written_for_a_program_is_loaded(
+    files: ProgramFiles, tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    assert all(map(files.is_sound, ("a", "b", "not there")))
+    spoil(tmp_path)
+    assert not files.is_sound("a")
+    assert not os.path.lexists(tmp_path / "a-cache"), "JAX writes it again"
+    (tmp_path / "a-cache").write_bytes(b"a")
+    if spoil is not pipes:
+        files.sign("a")
+        assert files.is_sound("a")
+
+
+def test_a_command_runs_no_program_that_is_another_one_and_waits_for_no_pipe(tmp_path: Path) -> None:
+    models.write(tmp_path, models.source())
+    dump = ("dump", "model.py", "-o", "a.npz", "--force")
+    assert gradscope_process(*dump, folder=tmp_path).status == 0
+    paths = sorted((tmp_path / "gradscope/compiled").glob("*-cache"))
+    contents = [path.read_bytes() for path in paths]
+    own = tmp_path / "own"
+    own.mkdir()
+    for path, other in zip(paths, contents[1:] + contents[:1], strict=True):
+        path.write_bytes(other)
+        os.mkfifo(own / path.name)
+    assert len({*contents}) > 1
+    for environment in ({}, {"JAX_COMPILATION_CACHE_DIR": str(own)}):
+        again = gradscope_process(*dump, folder=tmp_path, **environment)
+        assert (again.status, "error" in again.errors) == (0, False)
 
 
 #: Runs a command that takes every program for one that is worth noting, and prints which were there before JAX asked.

@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 import tracemalloc
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -15,29 +16,51 @@ import pytest
 
 from gradscope.errors import DumpError, MachineError
 from gradscope.history.database.schema import STEPS
+from gradscope.history.exporting.long_table import csv_parts
 from gradscope.history.history_reader import History
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import HISTORY
 
-RECORDED = 20_000
+RECORDED = 60_000
+EXPORTED = 10_000
+
+
+def write_many_steps(folder: Path, number: int = RECORDED) -> None:
+    HistoryWriter(folder, from_step=0, facts={}).close()
+    with sqlite3.connect(folder / HISTORY) as connection:
+        rows = ((step, step / 7, step / 3, step / 9) for step in range(number))
+        connection.executemany("INSERT INTO steps (step, loss, grad_norm, param_norm) VALUES (?, ?, ?, ?)", rows)
+
+
+def peak_bytes(action: Callable[[], object]) -> int:
+    """Returns the most bytes that an action has at any time."""
+    tracemalloc.start()
+    try:
+        action()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def test_many_steps_are_read_in_about_the_memory_of_their_numbers(tmp_path: Path) -> None:
-    HistoryWriter(tmp_path, from_step=0, facts={}).close()
-    with sqlite3.connect(tmp_path / HISTORY) as connection:
-        rows = ((step, step / 7, step / 3, step / 9) for step in range(RECORDED))
-        connection.executemany("INSERT INTO steps (step, loss, grad_norm, param_norm) VALUES (?, ?, ?, ?)", rows)
+    write_many_steps(tmp_path)
     with History(tmp_path) as history:
-        tracemalloc.start()
-        try:
-            steps = history.steps()
-            _, peak = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-    assert peak < 3 * RECORDED * len(STEPS) * 8
+        assert peak_bytes(history.steps) < 2 * RECORDED * len(STEPS) * 8
+        steps = history.steps()
     np.testing.assert_array_equal(steps["step"], np.arange(RECORDED))
     np.testing.assert_array_equal(steps["loss"], np.arange(RECORDED) / 7)
     assert np.isnan(steps["learning_rate"]).all()
+
+
+def test_many_steps_are_exported_part_by_part(tmp_path: Path) -> None:
+    write_many_steps(tmp_path, EXPORTED)
+    with History(tmp_path) as history:
+        parts = [*csv_parts(history, lambda _: True)]
+    lines = "".join(parts).splitlines()
+    assert max(map(len, parts)) < 1 << 20
+    assert len(lines) == 1 + 3 * EXPORTED
+    assert lines[-3:] == [f"{EXPORTED - 1},step,,{name},{(EXPORTED - 1) / divisor}"
+                          for name, divisor in (("loss", 7), ("grad_norm", 3), ("param_norm", 9))]  # fmt: skip
 
 
 def test_the_name_of_a_folder_need_not_be_utf_8(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from gradscope.cli.options.report_options import SelectionOptions
 from gradscope.cli.running.blas import keep_single_threaded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from gradscope.history.history_reader import History
     from gradscope.history.history_rows import TensorRow
@@ -72,30 +72,34 @@ def _export_csv(
     history: History, selects: Callable[[TensorRow], bool], run: Path, output: Path | None, *, force: bool
 ) -> str:
     """Returns what was written where; nothing of standard output."""
-    import io
-
-    from gradscope.cli.printing import print_plain
+    from gradscope.cli.printing import print_parts
     from gradscope.dump.storage.storage_errors import machine_errors
-    from gradscope.dump.storage.writing.atomic_file import write_atomically
+    from gradscope.dump.storage.writing.atomic_file import write_parts
     from gradscope.dump.storage.writing.target_path import checked_target, files_of, is_standard_output, is_stream
-    from gradscope.history.exporting.long_table import write_csv
+    from gradscope.history.exporting.long_table import csv_parts
 
     if output is not None and is_standard_output(output):
         output = None
     target = None
     if output is not None and not is_stream(output):
         target = checked_target(output, force=force, inputs=files_of([run]))
-    text = io.StringIO()
-    write_csv(history, selects, text)
     if output is None:
-        print_plain(text.getvalue())
+        print_parts(csv_parts(history, selects))
         return ""
+    lines = 0
+
+    def encoded() -> Iterator[bytes]:
+        nonlocal lines
+        for part in csv_parts(history, selects):
+            lines += part.count("\n")
+            yield part.encode()
+
     if target is None:
-        with machine_errors("write to", output):
-            output.write_bytes(text.getvalue().encode())
+        with machine_errors("write to", output), output.open("wb") as file:
+            file.writelines(encoded())
     else:
-        write_atomically(target, text.getvalue().encode(), replace=force)
-    return f"{output}: {text.getvalue().count(chr(10)) - 1:,} numbers"
+        write_parts(target, encoded(), replace=force)
+    return f"{output}: {lines - 1:,} numbers"
 
 
 def _export_events(history: History, selects: Callable[[TensorRow], bool], folder: Path, *, force: bool) -> str:

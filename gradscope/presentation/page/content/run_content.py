@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
 
 from gradscope.dump.record import Json
+from gradscope.history.database.tensor_series import TensorSeries
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import Alarm, TensorRow
 from gradscope.history.value_histograms import ValueHistogram
@@ -38,9 +39,6 @@ _HISTOGRAM_STEPS: Final = 8
 #: The most steps of the curves of a run.
 _MOST_CURVE_STEPS: Final = 5_000
 
-#: By tensor, the steps at which a statistic is known, and its values.
-_Column = Mapping[int, tuple[np.ndarray, np.ndarray]]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
@@ -48,11 +46,12 @@ class RecordedRun:
 
     Attributes:
         name: The run's folder, as the user named it.
-        steps: What was recorded of each step, by column.
-        losses: `step` and `loss` of each step whose loss is known, recorded or not.
+        steps: The recorded steps.
+        curves: Numbers of steps over steps, of which a page has some: the loss of all steps, and others of those that
+            were recorded.
         alarms: What was wrong.
         tensors: The tensors with statistics, by number.
-        columns: Their statistics over steps, by name.
+        columns: Their statistics over steps.
         histogram_steps: All steps with histograms.
         histograms: By some of these steps, the histogram of each tensor.
         noise_steps: The steps at which the noise of gradients was measured.
@@ -60,11 +59,11 @@ class RecordedRun:
     """
 
     name: str
-    steps: Mapping[str, np.ndarray]
-    losses: Mapping[str, np.ndarray]
+    steps: np.ndarray
+    curves: list[Json]
     alarms: Sequence[Alarm]
     tensors: Mapping[int, TensorRow]
-    columns: Mapping[str, _Column]
+    columns: TensorSeries
     histogram_steps: np.ndarray
     histograms: Mapping[int, Mapping[int, ValueHistogram]]
     noise_steps: np.ndarray
@@ -86,11 +85,11 @@ class RecordedRun:
         shown = _some(histogram_steps, _HISTOGRAM_STEPS).tolist()
         return cls(
             name=name,
-            steps=history.steps(),
-            losses=history.losses(),
+            steps=history.step_numbers(),
+            curves=[*_curves(history.losses()), *_curves(history.steps(), without="loss")],
             alarms=history.alarms(),
             tensors={at: row for at, row in history.tensors.items() if at in series},
-            columns={each: {at: (own["step"], own[each]) for at, own in series.items()} for each in PACKED},
+            columns=series,
             histogram_steps=histogram_steps,
             histograms={step: history.histograms_at(step) for step in shown},
             noise_steps=noise_steps,
@@ -99,19 +98,18 @@ class RecordedRun:
 
     def content(self, level: int, keys: Keys) -> RunContent:
         """Returns the run as content at a level of detail."""
-        steps = _some(self.steps["step"], _STEPS[level])
+        steps = _some(self.steps, _STEPS[level])
         names = PACKED[: _STATISTICS[level]]
-        planes = {name: _plane(self.columns[name], self.tensors, steps) for name in names}
+        planes = {name: _plane(self.columns, name, self.tensors, steps) for name in names}
         shown = [name for name in names if not np.isnan(planes[name]).all()]
         histograms = {} if level else self.histograms
         noise_steps = [step for step in _some(self.noise_steps, _STEPS[level]).tolist() if step in self.noise]
         series = b"".join(packed(planes[name]) for name in shown)
-        others = {name: values for name, values in self.steps.items() if name != "loss"}
         noise, noise_series = self._noise(noise_steps, keys, len(series))
         facts: dict[str, Streamed] = {
             "name": shortened(self.name),
             "steps": steps.tolist(),
-            "curves": [*_curves(self.losses), *_curves(others)],
+            "curves": self.curves,
             "keys": [keys.number(tensor.key) for tensor in self.tensors.values()],
             "sizes": [None if tensor.shape is None else math.prod(tensor.shape) for tensor in self.tensors.values()],
             "about": [_about(tensor) for tensor in self.tensors.values()],
@@ -130,7 +128,7 @@ class RecordedRun:
             "noise": noise,
         }  # fmt: skip
         left_out = [
-            *_fewer("statistics", len(steps), len(self.steps["step"]), "recorded steps"),
+            *_fewer("statistics", len(steps), len(self.steps), "recorded steps"),
             *([f"the statistics {', '.join(PACKED[len(names) :])}"] if len(names) < len(PACKED) else []),
             *_fewer("the histograms", len(histograms), len(self.histogram_steps), "steps"),
             *_fewer("the noise of gradients", len(noise_steps), len(self.noise_steps), "steps"),
@@ -147,7 +145,8 @@ class RecordedRun:
 
         A column that is left out where all of its cells are zero has to be there, if they are not at some step.
         """
-        stats = {name: _largest(column[at][1]) for name, column in self.columns.items() if at in column}
+        own = self.columns[at]
+        stats = {name: _largest(own[name]) for name in PACKED}
         known = {name: value for name, value in stats.items() if not math.isnan(value)}
         return {**known, **({"l2": known["rms"]} if "rms" in known else {})}
 
@@ -202,14 +201,13 @@ def _some(recorded: np.ndarray, most: int) -> np.ndarray:
     return recorded[np.linspace(0, len(recorded) - 1, most).round().astype(int)] if most else recorded[:0]
 
 
-def _plane(column: _Column, tensors: Mapping[int, TensorRow], steps: np.ndarray) -> np.ndarray:
+def _plane(series: TensorSeries, name: str, tensors: Collection[int], steps: np.ndarray) -> np.ndarray:
     """Returns a statistic of all tensors at some steps, NaN where it was not recorded."""
     plane = np.full((len(tensors), len(steps)), np.nan)
-    for row, at in enumerate(tensors):
-        if at in column and len(steps):
-            known, values = column[at]
-            found = np.searchsorted(known, steps).clip(max=len(known) - 1)
-            plane[row] = np.where(known[found] == steps, values[found], np.nan)
+    for row, at in enumerate(tensors if len(steps) else ()):
+        own = series[at]
+        found = np.searchsorted(own["step"], steps).clip(max=len(own["step"]) - 1)
+        plane[row] = np.where(own["step"][found] == steps, own[name][found], np.nan)
     return plane
 
 
@@ -219,10 +217,10 @@ def _octaves(histogram: ValueHistogram | None) -> Json:
     return [octaves[0][0], *(number for _, number in octaves)] if octaves else None
 
 
-def _curves(steps: Mapping[str, np.ndarray]) -> Iterator[Json]:
+def _curves(steps: Mapping[str, np.ndarray], without: str = "") -> Iterator[Json]:
     """Yields the columns of the steps that have values, without those that only count."""
     kept = np.isin(steps["step"], _some(steps["step"], _MOST_CURVE_STEPS))
-    shown = [name for name in steps if name == "loss" or "_norm" in name or name == "learning_rate"]
+    shown = [name for name in steps if name in {"loss", "learning_rate"} - {without} or "_norm" in name]
     columns: list[Json] = [
         {
             "name": name,

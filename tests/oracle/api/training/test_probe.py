@@ -594,3 +594,27 @@ def test_what_a_loop_hands_on_is_state_of_a_checkpoint_and_the_rest_a_batch(tmp_
         assert list(given) == ["input/batch/trap", "input/batch/x", "input/batch/y"]
     again = gs.Probe.arguments_before(tmp_path / "alarm-000001", params, stats, data)
     np.testing.assert_allclose(again[1]["mean"], np.asarray(batch(0)["x"]).mean(0), rtol=1e-5)
+
+
+def test_steps_of_several_threads_are_taken_one_after_the_other(tmp_path: Path) -> None:
+    probe, failed = gs.Probe(tmp_path / "run", every=2), []
+    step, state = probe.jit(loop_step(probe.value_and_grad, probe.record)), initial()
+
+    def take() -> None:
+        try:
+            with jax.numpy_dtype_promotion("standard"):  # of this thread
+                for number in range(8):
+                    step(state, batch(number))
+        except gs.GradscopeError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=take) for _ in range(3)]
+    with probe:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failed
+    with gs.load(tmp_path / "run") as run:
+        assert run.losses["step"].tolist() == [*range(24)]
+        assert run.steps["step"].tolist() == [*range(0, 24, 2)]

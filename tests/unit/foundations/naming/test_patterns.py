@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -100,17 +101,29 @@ def test_what_the_engine_cannot_compile_is_no_regular_expression(regex: str) -> 
         Pattern.parse(f"re:{regex}")
 
 
-def test_a_regular_expression_that_takes_for_ever_ends_with_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_a_regular_expression_that_takes_for_ever_ends_with_a_message(
+    in_thread: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(patterns, "_SECONDS", 0.1)
     before = signal.getsignal(signal.SIGALRM)
     pattern = Pattern.parse("re:(p+)+(p+)+x")
     started = time.process_time()
-    with pytest.raises(UsageError, match=r"the regular expression '\(p\+\)\+\(p\+\)\+x' takes more than 0\.1 s"):
-        pattern.matches("p" * 60)
-    with pytest.raises(UsageError, match="takes more than"):
-        BoundedRegex("(p+)+(p+)+x").sub("", "p" * 60)
+
+    def match() -> None:
+        with pytest.raises(UsageError, match=r"the regular expression '\(p\+\)\+\(p\+\)\+x' takes more than 0\.1 s"):
+            pattern.matches("p" * 60)
+        with pytest.raises(UsageError, match="takes more than"):
+            BoundedRegex("(p+)+(p+)+x").sub("", "p" * 60)
+        assert pattern.matches("ppppx")
+        assert BoundedRegex("(p+)+x").sub("\\1", "a ppx") == "a pp"
+
+    if in_thread:
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(match).result(timeout=30)
+    else:
+        match()
     assert time.process_time() - started < 2
-    assert pattern.matches("ppppx")
     assert (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)) == (before, (0.0, 0.0))
 
 

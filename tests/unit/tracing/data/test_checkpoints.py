@@ -36,11 +36,11 @@ def shapes(tree: Any = VARIABLES) -> Any:
     return jax.eval_shape(lambda: tree)
 
 
-def load(path: Path, *lines: str, expected: Any = None) -> Checkpoint:
+def load(path: Path, *lines: str, expected: Any = None, init: Callable[[], Any] = dict) -> Checkpoint:
     rules = path.with_suffix(".map")
     rules.write_text("\n".join(lines))
     request = CheckpointRequest(path=path, key_map=read_key_map(rules))
-    return variables_from_file(request, shapes() if expected is None else expected, dict)
+    return variables_from_file(request, shapes() if expected is None else expected, init)
 
 
 def assert_restored(found: Checkpoint) -> None:
@@ -118,6 +118,36 @@ def test_everything_that_does_not_fit_is_reported_at_once(tmp_path: Path) -> Non
     assert "--map-keys" in refused.value.hint
 
 
+def test_names_may_be_paths_of_keys_as_python_writes_them(tmp_path: Path) -> None:
+    leaves = jax.tree_util.tree_leaves_with_path(VARIABLES)
+    for spelled in (jax.tree_util.keystr, lambda path: str(tuple(each.key for each in path))):
+        np.savez(tmp_path / "saved.npz", **{spelled(path): leaf for path, leaf in leaves})
+        assert_restored(load(tmp_path / "saved.npz"))
+
+
+@pytest.mark.parametrize("rest", [[], ["opt_state/0/mu/params/half", "opt_state/0/nu/mean", "step"]])
+def test_a_file_of_parameters_alone_is_taken_and_says_what_is_as_init_makes_it(tmp_path: Path, rest: list[str]) -> None:
+    saved = {name: array for name, array in flat().items() if name.startswith("params/")}
+    saved |= {name: np.zeros(() if name == "step" else 3, np.float32) for name in rest}
+    np.savez(tmp_path / "saved.npz", **saved)
+    found = load(tmp_path / "saved.npz", init=lambda: jax.tree.map(np.zeros_like, VARIABLES))
+    np.testing.assert_array_equal(found.variables["params"]["head"]["kernel"], VARIABLES["params"]["head"]["kernel"])
+    assert not found.variables["batch_stats"]["norm"]["mean"].any()
+    assert found.notes[-1] == "saved.npz has no batch_stats: its one tensor is as init makes them"
+
+
+@pytest.mark.parametrize("changed", ["norm/running_mean", "params/half"])
+def test_what_else_a_file_has_or_lacks_is_not_taken_for_parameters_alone(tmp_path: Path, changed: str) -> None:
+    saved = {name: array for name, array in flat().items() if name.startswith("params/")}
+    if changed in saved:
+        del saved[changed]
+    else:
+        saved[changed] = np.zeros(3, np.float32)  # as PyTorch names it
+    np.savez(tmp_path / "saved.npz", **saved)
+    with pytest.raises(DumpError, match="it lacks batch_stats/norm/mean"):
+        load(tmp_path / "saved.npz")
+
+
 def test_a_checkpoint_of_another_model_is_said_to_be_that(tmp_path: Path) -> None:
     others = {f"dense{layer}/{name}": np.ones((9, 9), np.float32) for layer in range(3) for name in ("w", "b")}
     np.savez(tmp_path / "saved.npz", **others)
@@ -167,17 +197,26 @@ def test_a_tensor_keeps_the_dtype_it_was_saved_in_and_that_is_said(tmp_path: Pat
 
 
 def test_a_pickle_is_refused_whatever_it_is_called(tmp_path: Path) -> None:
-    for name in ("saved.pkl", "saved.npz", "saved.safetensors"):
+    for name in ("saved.npz", "saved.safetensors", "saved.pkl", "saved"):
         (tmp_path / name).write_bytes(pickle.dumps(flat()))
-        with pytest.raises(DumpError):
+        with pytest.raises(DumpError) as refused:
             load(tmp_path / name)
-    with pytest.raises(DumpError) as refused:
-        load(tmp_path / "saved.pkl")
-    exec(str(refused.value.hint).partition("in Python: ")[2])
-    assert load(tmp_path / "saved.npz").notes == ()
+    for name in ("saved.pkl", "saved"):
+        with pytest.raises(DumpError) as refused:
+            load(tmp_path / name)
+        (tmp_path / "saved.npz").unlink()
+        exec(str(refused.value.hint).partition("in Python: ")[2])
+        assert load(tmp_path / "saved.npz").notes == ()
     np.save(tmp_path / "object.npy", np.array([{}], object), allow_pickle=True)
     with pytest.raises(DumpError):
         load(tmp_path / "object.npy")
+
+
+def test_the_index_of_a_file_in_parts_is_answered_with_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    with pytest.raises(DumpError) as refused:
+        load(tmp_path / "model.safetensors.index.json")
+    assert refused.value.hint == f"name the folder that the files are in: {tmp_path}"
 
 
 @pytest.mark.parametrize("name", ["saved.keras", "saved.weights.h5"])
