@@ -112,7 +112,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         program=_program(dumps),
         products=dumps.products if any(_needs_products(each, rows) for each in pairs) else FULL,
         matches=pairing.matched,
-        losses=loss_difference(dumps, every, options),
+        losses=loss_difference(dumps, every, options, programs),
         examples=_examples(dumps, rows, options),
     )
 
