@@ -236,7 +236,9 @@ def _in_brackets(row: ComparisonRow, makers: Sequence[str]) -> str:
     rel_l2 = f"rel_l2 {brief(as_float(row.metrics['rel_l2']))}"
     apart = f"{row.why}; {rel_l2} elsewhere" if row.metrics["nonfinite_mismatch"] else rel_l2
     likely = f"; it {row.likely}" if row.family in (AUX, ACTIVATION_GRAD) and row.likely else ""
-    return f" ({apart}{blame}{noise}{made}{likely})"
+    # A pair that only its place suggests is worth a look at both places.
+    other = f"; {quoted(row.counterpart)} in the candidate" if row.matched_by == "order" and row.counterpart else ""
+    return f" ({apart}{blame}{noise}{made}{likely}{other})"
 
 
 def _new_errors(rows: Sequence[ComparisonRow], divergence: Divergence) -> list[str]:
