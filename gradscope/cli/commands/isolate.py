@@ -74,7 +74,7 @@ def isolate(
         with reads_remembered():
             found = reproduce(model, name, opened, other)
     write_reproduction(folder, found, file=_FILE, dumps=read, force=force)
-    for line in _summary(output, found, "the dump's" if reference is None else "the reference's"):
+    for line in _summary(output, found):
         print_line(line)
 
 
@@ -89,7 +89,7 @@ def _require_free(folder: Path, *, force: bool, dumps: Sequence[Path]) -> None:
         checked_file(folder / f"{_FILE}.{suffix}", force=force, inputs=dumps)
 
 
-def _summary(folder: Path, found: Reproduction, whose: str) -> list[str]:
+def _summary(folder: Path, found: Reproduction) -> list[str]:
     from gradscope.naming.paths import BEFORE
     from gradscope.naming.wording import counted
 
@@ -99,7 +99,7 @@ def _summary(folder: Path, found: Reproduction, whose: str) -> list[str]:
     others = "" if of_dump == len(expected) else ", the others from a run of the layer"
     lines = [
         f"{folder / _FILE}.py  {found.name}: {ins}, {outs}",
-        f"expected  {of_dump} of {len(expected)} arrays are {whose}{others}",
+        f"expected  {of_dump} of {len(expected)} arrays are {found.whose}{others}",
     ]
     if found.computed and not found.name.startswith(BEFORE):
         computed = f"{', '.join(found.computed)} {'is' if len(found.computed) == 1 else 'are'} computed by the model"

@@ -64,7 +64,8 @@ class Divergence:
 def first_divergence(rows: Sequence[ComparisonRow]) -> Divergence:
     """Returns the first divergence, forward in execution order and backward in reverse order.
 
-    Auxiliary outputs, such as the new state of a batch norm, come after everything that the loss is computed from.
+    Auxiliary outputs, such as the new state of a batch norm, come after everything that the loss is computed from, and
+    those whose difference is explained, as by another divisor of a variance, after those of which nothing is known.
 
     Args:
         rows: All rows in the reference's order, which decides between rows of one execution index.
@@ -72,7 +73,7 @@ def first_divergence(rows: Sequence[ComparisonRow]) -> Divergence:
     forward = [row for row in rows if row.family in (*FORWARD, AUX) and row.status == "different"]
     backward = [row for row in rows if row.family in BACKWARD and row.status == "different"]
     return Divergence(
-        forward=min(forward, key=lambda row: (row.family == AUX, row.index), default=None),
+        forward=min(forward, key=lambda row: (row.family == AUX and 1 + bool(row.likely), row.index), default=None),
         backward=max(backward, key=lambda row: row.index, default=None),
     )
 

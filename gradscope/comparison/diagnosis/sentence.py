@@ -78,11 +78,11 @@ def _of_rows(
         *rearranged(rows, blame),
         *unproven(rows),
         *([] if apart else reordered(rows)),
-        *([] if losses is None or losses.explains or losses.in_rows else [losses.sentence]),
+        *([] if losses is None or losses.explains or losses.in_rows or losses.at_loss else [losses.sentence]),
         *one_sided(rows),
         *kept_alone(rows),
     ]
-    begin, directions = given(rows), _directions(rows, divergence, blame)
+    begin, directions = given(rows), _directions(rows, divergence, blame, losses)
     sentences = [begin, *directions] if begin else directions
     if directions:
         sentences[-1] += "".join(f"; {each}" for each in rest)
@@ -161,7 +161,9 @@ def _noise(row: ComparisonRow) -> float:
     return as_float(row.metrics["noise"])
 
 
-def _directions(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) -> list[str]:
+def _directions(
+    rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame, losses: LossDifference | None
+) -> list[str]:
     seen = {row.family for row in rows if row.compared}
     backwards = blame if divergence.backward_only else Blame()
     forward, backward = (
@@ -177,12 +179,20 @@ def _directions(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Bl
         origin = f"{quoted(blame.origin.name)}{_in_brackets(blame.origin, ())}"
         begins = f", and the error begins at {origin}, within its tolerance"
         forward, backward = (forward + begins, backward) if divergence.forward else (forward, backward + begins)
+    if losses is not None and losses.at_loss:
+        return [each for each in (_at_loss(losses), backward) if each]
     if forward and backward and divergence.backward_only:
         return [f"Backward only: {_uncapitalised(forward)}, {_uncapitalised(backward)}"]
     if forward and backward and divergence.forward is None and (differing := _only_gradients(rows)):
         names = some_of([row.name for row in sorted(differing, key=lambda row: -row.index)])
         return [f"Backward only: forward agrees, and so do the gradients of activations, but not those of {names}"]
     return [each for each in (forward, backward) if each]
+
+
+def _at_loss(losses: LossDifference) -> str:
+    """Returns that the loss is the first value that differs, and what is in one program alone before it."""
+    before = f", and before it {_alone(losses.alone)}" if losses.alone else ""
+    return f"Forward {'' if losses.alone else 'first '}differs at the loss ({losses.values}){before}"
 
 
 def _where(first: ComparisonRow, makers: Sequence[str], unpaired: Sequence[ComparisonRow], blame: Blame) -> str:
@@ -244,7 +254,9 @@ def _in_brackets(row: ComparisonRow, makers: Sequence[str]) -> str:
     rel_l2 = f"rel_l2 {brief(as_float(row.metrics['rel_l2']))}"
     apart = f"{row.why}; {rel_l2} elsewhere" if row.metrics["nonfinite_mismatch"] else rel_l2
     likely = f"; it {row.likely}" if row.family in (AUX, ACTIVATION_GRAD) and row.likely else ""
-    return f" ({apart}{blame}{noise}{made}{likely})"
+    # A pair that only its place suggests is worth a look at both places.
+    other = f"; {quoted(row.counterpart)} in the candidate" if row.matched_by == "order" and row.counterpart else ""
+    return f" ({apart}{blame}{noise}{made}{likely}{other})"
 
 
 def _new_errors(rows: Sequence[ComparisonRow], divergence: Divergence) -> list[str]:

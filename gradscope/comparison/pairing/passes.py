@@ -11,7 +11,11 @@ from gradscope.comparison.pairing.inference.layout_inference import Mapper, with
 from gradscope.comparison.pairing.inference.merged_order import with_positions_in_order
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass, by_name, pair
 from gradscope.comparison.pairing.structure.uncertain_names import certain, uncertain
-from gradscope.comparison.pairing.values.misnamed import are_refuted, without_exchanged_outputs
+from gradscope.comparison.pairing.values.misnamed import (
+    are_refuted,
+    without_exchanged_outputs,
+    without_slices,
+)
 from gradscope.naming import INPUT, INPUT_GRAD, Selection, split_key
 
 
@@ -50,7 +54,7 @@ def require_matches(dumps: Dumps, selection: Selection) -> None:
 
 def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
     yield by_rules(rules)
-    yield certain(_by_right_name)
+    yield certain(without_slices(_by_right_name))
     # Imported on use: most comparisons have nothing left for these passes, and importing them takes 50 ms.
     from gradscope.comparison.pairing.by_path import by_path  # noqa: PLC0415
     from gradscope.comparison.pairing.matching import by_order  # noqa: PLC0415
@@ -71,7 +75,7 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
 
     yield from (
         by_root,
-        certain(by_path),
+        certain(without_slices(by_path)),
         by_order,
         by_fingerprint,
         by_number,

@@ -6,10 +6,10 @@ inputs. The layers that use a parameter compute the gradient with respect to it.
 
 A layer that reads a value that is not the output of any layer, or has parts, states the sources of its outputs.
 
-Sharp edges: the layers of captures from PyTorch state none. There, a layer that reads nothing else gets the inputs of
-the layer around it, and the outputs of a loop count as computed from the outputs of the last layer inside. A file may
-have a layer of a million of inputs and of outputs, a million of layers around a layer, or a long chain of unknown names
-behind each known one. Only so much of each is followed as no model has.
+Sharp edges: layers of captures from PyTorch state none where it keeps no graph, as without gradients. There, a layer
+that reads nothing else gets the inputs of the layer around it. The outputs of a loop count as computed from the outputs
+of the last layer inside. A file may have a layer of a million of inputs and of outputs, a million of layers around a
+layer, or a long chain of unknown names behind each known one. Only so much of each is followed as no model has.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ call is `layer1/0/relu#2`, the second of several outputs `encoder.1`. A tensor t
 tensor under several names. Tensors keep PyTorch's layout and their own dtype, bfloat16 included.
 
 Sharp edges. The module itself is a layer only where its output is not the output of one of its modules. Operations that
-a module runs without calling a module are seen as that module's output, not one by one. Gradients are computed by
+a module runs without calling a module are seen as that module's output, not one by one; what that is computed from,
+autograd's graph tells, up to what is detached or computed without gradients. Gradients are computed by
 `torch.autograd.grad`, which leaves `grad` alone; only where `torch.utils.checkpoint(..., use_reentrant=True)` refuses
 that, by `backward`, with `grad` restored. What such a checkpoint runs again is recognised by its values, so modules
 inside that do not compute the same twice have no gradients. Modules under `torch.compile` run without their compiled

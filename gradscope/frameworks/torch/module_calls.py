@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.dump.record import SiteFacts
+from gradscope.frameworks.torch.computed_from import named_sources
 from gradscope.frameworks.torch.conversion import tensors_in
 from gradscope.frameworks.torch.torch_values import Value, Values
 from gradscope.stats.power import combined_power
@@ -41,6 +42,7 @@ class ModuleCall:
         inputs: The values that it received.
         outputs: The values that it returned.
         output_names: Their names.
+        sources: The keys of the nearest values and parameters that those are computed from which it has made itself.
     """
 
     path: str
@@ -51,6 +53,13 @@ class ModuleCall:
     inputs: list[Value]
     outputs: list[Value] = field(default_factory=list[Value])
     output_names: list[str] = field(default_factory=list[str])
+    sources: dict[str, None] = field(default_factory=dict[str, None])
+
+    @property
+    def read(self) -> dict[str, None]:
+        """The keys of the named values and of the parameters that it is called with."""
+        values = (naming.key_of(value.family, value.name) for value in self.inputs if value.names)
+        return dict.fromkeys((*values, *(naming.key_of(naming.PARAM, name) for name in self.params)))
 
     def layer(self) -> Layer:
         """Returns the call as a layer of the manifest."""
@@ -69,6 +78,7 @@ class ModuleCall:
             params=self.params,
             inputs=tuple(value.name for value in self.inputs if value.names),
             outputs=tuple(self.output_names),
+            sources=() if self.sources.keys() == self.read.keys() else tuple(self.sources),
             rms={name: power.rms for name, power in known.items()},
             elements={name: power.elements for name, power in known.items()},
         )
@@ -90,9 +100,11 @@ class ModuleCalls:
             for name, each in module.named_modules()
             if each is not module and as_written(each) is each
         }
+        self._parameters = {parameter: plain_name(name) for name, parameter in module.named_parameters()}
         self._occurrences: Counter[str] = Counter()
         self._running: list[ModuleCall] = []
         self._calls: list[ModuleCall] = []
+        self._composites: set[str | None] = set()
         self._users: dict[str, ModuleCall] = {}
         self._clock = 0
 
@@ -154,6 +166,7 @@ class ModuleCalls:
 
     def _call(self, path: str, inputs: Any, params: tuple[str, ...]) -> ModuleCall:
         parent = self._running[-1].path if self._running else None
+        self._composites.add(parent)
         return ModuleCall(
             path=path, index=self._tick(), parent=parent, source=_caller(), params=params, inputs=list(inputs)
         )  # fmt: skip
@@ -162,8 +175,14 @@ class ModuleCalls:
         for number, (_, tensor) in enumerate(found):
             name = _output_name(call.path, number, len(found))
             site = SiteFacts(index=self._tick(), source=call.source, primitive=_primitive(tensor), layer=call.path)
-            call.outputs.append(self._values.add(naming.ACTIVATION, name, tensor, site))
+            value = self._values.add(naming.ACTIVATION, name, tensor, site)
+            call.outputs.append(value)
             call.output_names.append(name)
+            if value.name == name:
+                call.sources.update(dict.fromkeys(named_sources(tensor, self._values, self._parameters)))
+        # What it reads without gradients, it reads all the same; what its parts read, they state.
+        if call.sources and call.path not in self._composites:
+            call.sources.update(call.read)
 
     def _tick(self) -> int:
         self._clock += 1

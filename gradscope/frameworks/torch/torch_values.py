@@ -109,7 +109,11 @@ class Values:
 
     def known(self, tensor: Tensor) -> Value | None:
         """Returns the value of a tensor; None where it is new."""
-        return None if tensor.grad_fn is None else self._known.get((tensor.grad_fn, tensor.output_nr))
+        return None if tensor.grad_fn is None else self.at(tensor.grad_fn, tensor.output_nr)
+
+    def at(self, node: Any, number: int) -> Value | None:
+        """Returns the value that is the output of a number of an autograd node; None where it is unknown."""
+        return self._known.get((node, number))
 
     def recomputed(self, name: str, tensor: Tensor) -> None:
         """Makes the gradient of a tensor that of a value which was computed without gradients, and is computed again.

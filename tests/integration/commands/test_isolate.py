@@ -133,7 +133,10 @@ def test_a_layer_of_a_port_has_the_values_of_its_reference_in_its_own_layout(tmp
     done = gradscope(*line, folder=tmp_path)
     assert (done.status, done.errors) == (0, "")
     assert "expected  3 of 3 arrays are the reference's" in done.output
-    assert run(tmp_path / "repro/isolated.py").status == 0
+    ran = run(tmp_path / "repro/isolated.py")
+    assert ran.status == 0
+    assert ran.output.count("expected: the reference's") == 3
+    assert "the dump's" not in (tmp_path / "repro/isolated.py").read_text()
     with np.load(tmp_path / "repro/isolated.npz") as arrays:
         np.testing.assert_array_equal(arrays["input/x"], x)
         np.testing.assert_array_equal(arrays["vjp/x"], gradient)

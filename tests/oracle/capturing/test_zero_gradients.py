@@ -15,6 +15,7 @@ from jax import lax
 import gradscope as gs
 from gradscope.capturing.execution.preparation import Arguments, prepare
 from gradscope.capturing.explain.zeros.zero_gradients import Zero, causes_of
+from gradscope.capturing.explain.zeros.zero_uses import EquationUse
 from gradscope.capturing.timings import Timings
 from gradscope.dump.manifest.zero_reasons import kind_of
 from gradscope.instrument.query.capture_spec import CaptureSpec
@@ -496,6 +497,28 @@ def test_what_several_searches_need_is_observed_in_one_run() -> None:
     assert set(said) == set(names)
     jax.effects_barrier()
     assert len(runs) == 3  # the step, what is around the gradients, and what is beyond
+
+
+def test_what_is_behind_a_loop_is_looked_at_once_for_all_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str] = []
+    goes_on = EquationUse.goes_on
+
+    def counted(use: EquationUse) -> Any:
+        looks.append(use.frame.jaxpr.eqns[use.number].primitive.name)
+        return goes_on(use)
+
+    def loss(w: Any) -> Any:
+        def step(carry: Any, row: Any) -> Any:
+            with jax.named_scope("step"):
+                carry = jnp.tanh(carry + row)
+            return carry, None
+
+        return (lax.scan(step, ROW, w)[0] * ZEROS).sum()
+
+    monkeypatch.setattr(EquationUse, "goes_on", counted)
+    dump = gs.capture(loss, filled(1.0, 5, 4))
+    assert len(dump.manifest.causes) > 5
+    assert looks == ["mul"]
 
 
 def test_an_unused_carry_of_the_last_iteration_is_disconnected_in_that_iteration() -> None:

@@ -54,6 +54,13 @@ def test_a_step_that_only_the_candidate_has_is_named_first() -> None:
     assert sentence.startswith("Forward first differs at `dropout`, only in the candidate, or at `flatten`"), sentence
 
 
+def test_the_name_in_the_candidate_is_told_of_what_only_its_place_pairs() -> None:
+    (language,) = (port for port in FAULTY if port.name == "a language model")
+    sentence = compared(language, "epsilon").sentence
+    assert sentence.startswith("Forward first differs at `model/layers.1/input_layernorm` (rel_l2 "), sentence
+    assert ", made here; `block1/before` in the candidate). Backward" in sentence, sentence
+
+
 def _image_network(*, channels_first: bool) -> Callable[..., Any]:
     order = ("NCHW", "OIHW", "NCHW") if channels_first else ("NHWC", "HWIO", "NHWC")
 

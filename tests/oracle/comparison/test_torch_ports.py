@@ -142,8 +142,8 @@ def test_a_fault_is_blamed_on_its_layer_without_a_manifest(bare: Path, ports: di
     assert first.name in CONVNET.shows_at[fault], found.sentence
 
 
-@pytest.mark.parametrize("shifted", [True, False])
-def test_tokens_and_labels_may_be_slices_of_one_array(shifted: bool) -> None:
+@pytest.mark.parametrize(("shifted", "name"), [(True, "tokens"), (True, "input"), (False, "input")])
+def test_tokens_and_labels_may_be_slices_of_one_array(shifted: bool, name: str) -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7))
     tokens = np.array([[1, 4, 2, 6, 0], [3, 3, 5, 1, 2]])
@@ -153,7 +153,7 @@ def test_tokens_and_labels_may_be_slices_of_one_array(shifted: bool) -> None:
     )
 
     def loss(weights: Any, batch: Any) -> Any:
-        tokens, targets = batch["tokens"][:, :-1], batch["tokens"][:, 1:] if shifted else batch["tokens"][:, :-1]
+        tokens, targets = batch[name][:, :-1], batch[name][:, 1:] if shifted else batch[name][:, :-1]
         with jax.named_scope("embed"):
             x = weights["embed"][tokens]
         with jax.named_scope("head"):
@@ -162,7 +162,7 @@ def test_tokens_and_labels_may_be_slices_of_one_array(shifted: bool) -> None:
 
     state = {name: value.numpy() for name, value in module.state_dict().items()}
     weights = {"embed": state["0.weight"], "head": {"kernel": state["1.weight"].T.copy(), "bias": state["1.bias"]}}
-    found = gs.compare(reference, gs.capture(loss, weights, {"tokens": tokens.astype(np.int32)}, origins=False))
+    found = gs.compare(reference, gs.capture(loss, weights, {name: tokens.astype(np.int32)}, origins=False))
     assert found.verdict == ("same" if shifted else "different"), found.sentence
     assert found.first_divergence.forward is None
 
@@ -469,3 +469,120 @@ def test_no_error_is_made_anew_behind_a_function_between_modules() -> None:
     found = gs.compare(capture(module, lambda y: y.square().mean(), {"x": x}), port)
     assert found.sentence.startswith("Forward first differs at `norm` "), found.sentence
     assert "made anew" not in found.sentence, found.sentence
+
+
+class _Dilated(nn.Module):
+    """A gated convolution over time with a sum around it and another output, as WaveNet has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter, self.gate = (nn.Conv1d(4, 4, 2, dilation=2) for _ in range(2))
+        self.out, self.skip = nn.Conv1d(4, 4, 1), nn.Conv1d(4, 3, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        padded = nn.functional.pad(x, (2, 0))
+        gated = self.filter(padded).tanh() * self.gate(padded).sigmoid()
+        return x + self.out(gated), self.skip(gated)
+
+
+class _Stacked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.layer, self.last = nn.Conv1d(2, 4, 1), _Dilated(), nn.Conv1d(4, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, skip = self.layer(self.first(x))
+        return self.last(x) + skip
+
+
+@pytest.mark.parametrize(("fault", "blamed"), [("", ""), ("dilation", "layer/filter"), ("stop", "layer/gate")])
+def test_layers_that_a_port_has_as_one_are_named_where_pytorch_calls_functions_before_them(
+    fault: str, blamed: str
+) -> None:
+    torch.manual_seed(6)
+    module, x = _Stacked(), torch.randn(3, 2, 9)
+
+    def conv(own: Any, x: Any, dilation: int = 1) -> Any:
+        padding = [(own["k"].shape[0] * dilation - dilation, 0)]
+        dimensions = ("NWC", "WIO", "NWC")
+        return (
+            jax.lax.conv_general_dilated(
+                x, own["k"], (1,), padding, rhs_dilation=(dilation,), dimension_numbers=dimensions
+            )
+            + own["b"][None, None]
+        )
+
+    def loss(weights: Any, x: Any) -> Any:
+        with jax.named_scope("first"):
+            x = conv(weights["first"], x)
+        with jax.named_scope("wave"):
+            one, other = jnp.split(conv(weights["both"], x, 1 if fault == "dilation" else 2), 2, -1)
+            gated = jnp.tanh(one) * jax.nn.sigmoid(jax.lax.stop_gradient(other) if fault == "stop" else other)
+            x, skip = x + conv(weights["out"], gated), conv(weights["skip"], gated)
+        with jax.named_scope("last"):
+            x = conv(weights["last"], x)
+        return jnp.square(x + skip).mean()
+
+    state = {name: np.array(value.numpy()) for name, value in module.state_dict().items()}
+
+    def weights_of(name: str) -> dict[str, Any]:
+        return {"k": state[f"{name}.weight"].transpose(2, 1, 0).copy(), "b": state[f"{name}.bias"]}
+
+    weights = {name.rpartition(".")[2]: weights_of(name) for name in ("first", "layer.out", "layer.skip", "last")}
+    one, other = weights_of("layer.filter"), weights_of("layer.gate")
+    weights["both"] = {name: np.concatenate([one[name], other[name]], -1) for name in one}
+    port = gs.capture(loss, weights, x.numpy().transpose(0, 2, 1).copy(), origins=False)
+    found = gs.compare(capture(module, lambda y: y.square().mean(), x), port)
+    assert found.verdict == ("different" if fault else "same"), found.sentence
+    assert not fault or blamed in {row.name for row in (*found.blame.suspects, *found.blame.unpaired)}, found.sentence
+
+
+class _Recurrent(nn.Module):
+    """The last state of an LSTM is returned, and nothing reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.lstm, self.head = nn.Linear(3, 4), nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(self.first(x))[0])
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_last_state_that_nothing_reads_has_no_gradient_to_lose(stop: bool) -> None:
+    torch.manual_seed(7)
+    module, x = _Recurrent(), torch.randn(2, 4, 3)
+
+    def loss(weights: Any, batch: Any) -> Any:
+        def dense(name: str, x: Any) -> Any:
+            with jax.named_scope(name):
+                return x @ weights[name]["k"] + weights[name]["b"][None, None]
+
+        def step(state: Any, x: Any) -> tuple[Any, Any]:
+            cell, hidden = state
+            gates = jnp.concatenate([x, hidden], -1) @ weights["cell"]["k"] + weights["cell"]["b"][None]
+            i, f, g, o = jnp.split(gates, 4, -1)
+            cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+            hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
+            return (cell, hidden), hidden
+
+        y = dense("embed", batch["x"])
+        y = jax.lax.stop_gradient(y) if stop else y
+        with jax.named_scope("cell"):
+            _, y = jax.lax.scan(step, (jnp.zeros((2, 5)), jnp.zeros((2, 5))), y.swapaxes(0, 1))
+        return jnp.square(dense("out", y.swapaxes(0, 1))).mean()
+
+    state = {name: np.array(value.numpy()) for name, value in module.state_dict().items()}
+    weights = {
+        name: {"k": state[f"{of_ref}.weight"].T.copy(), "b": state[f"{of_ref}.bias"]}
+        for name, of_ref in (("embed", "first"), ("out", "head"))
+    }
+    weights["cell"] = {
+        "k": np.concatenate([state["lstm.weight_ih_l0"].T, state["lstm.weight_hh_l0"].T]),
+        "b": state["lstm.bias_ih_l0"] + state["lstm.bias_hh_l0"],
+    }
+    port = gs.capture(loss, weights, {"x": x.numpy()}, origins=False)
+    found = gs.compare(capture(module, lambda y: y.square().mean(), {"x": x}), port)
+    assert found.verdict == ("different" if stop else "same"), found.sentence
+    first = found.first_divergence.backward
+    assert (first and first.name) == ("first" if stop else None), found.sentence

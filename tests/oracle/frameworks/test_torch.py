@@ -167,6 +167,31 @@ def test_layers_are_nested_and_linked_to_what_they_use_and_make() -> None:
     assert all(layer.source is not None and layer.source.startswith("test_torch.py:") for layer in layers.values())
 
 
+class _Gated(nn.Module):
+    """Reads what no module returned, and returns what it computes from the outputs of its parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter, self.gate, self.out = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(4, 3)
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        out = self.out(self.filter(x + 1).tanh() * self.gate(x.detach() + 1).sigmoid())
+        return x + self.scale * out, out
+
+
+def test_layers_state_what_they_are_computed_from_where_no_module_returned_it() -> None:
+    dump = capture(nn.Sequential(nn.Tanh(), _Gated()), lambda outputs: outputs[0].sum(), torch.randn(5, 3))
+    layers = {layer.path: {*layer.sources} for layer in dump.layers}
+    assert layers == {
+        "0": set(),  # its input says it
+        "1": {"activation/0", "activation/1/out", "param/1/scale"},
+        "1/filter": {"activation/0", "param/1/filter/weight", "param/1/filter/bias"},
+        "1/gate": set(),  # nothing is known to be behind what is detached
+        "1/out": {"activation/1/filter", "activation/1/gate", "param/1/out/weight", "param/1/out/bias"},
+    }
+
+
 def test_an_output_that_a_wrapper_returns_unchanged_is_its_childs() -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.Identity()), nn.Dropout(0.0).eval())
     dump = capture(model, torch.sum, torch.randn(5, 3))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.support.ports.networks.convnet import CONVNET
 from tests.support.ports.networks.decoder import DECODER
+from tests.support.ports.networks.language import LANGUAGE
 from tests.support.ports.networks.mobile import MOBILE
 from tests.support.ports.networks.separable import SEPARABLE
 from tests.support.ports.networks.speech import SPEECH
@@ -12,5 +13,5 @@ from tests.support.ports.networks.vision import VISION
 from tests.support.ports.small import SMALL
 
 #: The ports that come with ten faults each, and those that are correct only.
-FAULTY = (CONVNET, SEPARABLE, VISION, TEXT, MOBILE, DECODER, SPEECH)
+FAULTY = (CONVNET, SEPARABLE, VISION, TEXT, MOBILE, DECODER, SPEECH, LANGUAGE)
 PORTS = (*FAULTY, *SMALL)

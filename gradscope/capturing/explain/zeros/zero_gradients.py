@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Final
 
 import numpy as np
@@ -134,10 +134,10 @@ class _Search:
     """
 
     def __init__(self, run: Run, neighbourhood: Neighbourhood, most_bytes: int) -> None:
-        self._run, self._most_bytes = run, most_bytes
-        self._neighbourhood = neighbourhood
+        self._run, self._most_bytes, self._neighbourhood = run, most_bytes, neighbourhood
         self._beyond = set[FrameVariable]()
         self._too_large = set[tuple[FrameVariable, ...]]()
+        self._look_once = cache(self._look)  # all iterations of a loop lead to the values behind it
         self._differentiably = partial(differentiably, run.trace.reachability)
         self._flow = ForwardFlow()
         self._barriers = Barriers(run.trace.root, run.trace.liveness)
@@ -154,7 +154,7 @@ class _Search:
         with Attempt() as attempt:
             while trail.waiting and len(trail.seen) < _MOST_VALUES and len(trail.causes) < _MOST_CAUSES:
                 try:
-                    causes, further = self._look(trail.waiting[0])
+                    causes, further = self._look_once(trail.waiting[0])
                 except _UnobservedError as needed:
                     trail.unobserved = needed.variables
                     return
@@ -167,6 +167,7 @@ class _Search:
 
     def observe(self, groups: Sequence[tuple[FrameVariable, ...]]) -> None:
         """Observes everything from groups of values to the loss: in one run of it, or one for each group that fits."""
+        self._look_once.cache_clear()
         if not self._observes([variable for group in groups for variable in group]):
             self._too_large.update(group for group in groups if not self._observes(group))
 

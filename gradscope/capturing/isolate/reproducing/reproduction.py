@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from keyword import iskeyword
 from typing import Any, Final, Literal, TypeAlias
@@ -83,6 +83,7 @@ class Reproduction:
         outputs: The expected results of `forward`.
         gradients: The expected results of `vjp`.
         computed: The inputs with gradients that the code before the layer computes, and the dump does not have.
+        whose: Whose the values of the dump are, in words: the dump's, or those of the reference in its place.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Reproduction:
     outputs: tuple[Expectation, ...]
     gradients: tuple[Expectation, ...]
     computed: tuple[str, ...] = ()
+    whose: str = "the dump's"
 
 
 def reproduce(model: Model, name: str, dump: DumpSource, reference: DumpSource | None = None) -> Reproduction:
@@ -133,7 +135,8 @@ def reproduce(model: Model, name: str, dump: DumpSource, reference: DumpSource |
             variable.atom: _value(isolated, values, variable, seen.value(variable, isolated.iteration))
             for variable in variables
         }
-        return _reproduction(isolated, values, inputs, products=dumps.products)
+        found = _reproduction(isolated, values, inputs, products=dumps.products)
+    return found if reference is None else replace(found, whose="the reference's")
 
 
 def _placing(dumps: Dumps) -> ReversePairing:

@@ -27,7 +27,7 @@ _HEAD: Final = '''"""{title}
     python {file}.py        prints the errors; exits 0 where they are within tolerance, 1 where not
 
 Needs jax and numpy. `forward` is the layer as JAX traced it, `vjp` returns the gradients of its inputs, with custom
-differentiation rules applied. An expected array is the dump's, or from a run of the layer when this was written.
+differentiation rules applied. An expected array is {whose}, or from a run of the layer when this was written.
 
 {origins}
 """
@@ -155,6 +155,7 @@ def script(reproduction: Reproduction, *, file: str, dump: str) -> str:
     head = _HEAD.format(
         title=_in_docstring(f"The layer {reproduction.name}{source} by itself, with its values from {dump}."),
         file=file,
+        whose=reproduction.whose,
         origins=_in_docstring(origins) or "    it has no input",
         x64=bool(jax.config.read("jax_enable_x64")),
         dtypes=other,
@@ -162,8 +163,8 @@ def script(reproduction: Reproduction, *, file: str, dump: str) -> str:
     end = _END.format(
         inputs=list(reproduction.inputs),
         cotangents=list(reproduction.cotangents),
-        outputs=_expected(reproduction.outputs),
-        gradients=_expected(reproduction.gradients),
+        outputs=_expected(reproduction.outputs, reproduction.whose),
+        gradients=_expected(reproduction.gradients, reproduction.whose),
     )
     return "\n".join((head + _MIDDLE, "", *reproduction.code, end))
 
@@ -199,6 +200,6 @@ def _named(reproduction: Reproduction) -> Iterator[tuple[str, Any]]:
         yield from ((f"{kind}/{each.name}", each.array) for each in expected)
 
 
-def _expected(expectations: tuple[Expectation, ...]) -> list[tuple[str, str, float]]:
-    origins: Mapping[str, str] = {"dump": "the dump's", "run": "a run of the layer"}
+def _expected(expectations: tuple[Expectation, ...], whose: str) -> list[tuple[str, str, float]]:
+    origins: Mapping[str, str] = {"dump": whose, "run": "a run of the layer"}
     return [(each.name, origins[each.origin], each.tolerance) for each in expectations]

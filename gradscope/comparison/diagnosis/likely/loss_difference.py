@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gradscope.comparison.diagnosis.divergence import first_divergence
+from gradscope.comparison.diagnosis.divergence import Program, first_divergence
+from gradscope.comparison.diagnosis.likely.before_loss import alone_before_loss
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.loss_comparison import is_loss, losses_agree
 from gradscope.comparison.judging.rows import ComparisonRow
@@ -39,6 +40,8 @@ class LossDifference:
             from agrees; None where that is not so.
         reduction: What such a factor is, in words, where the shapes of the batch have it; else "".
         in_rows: Whether a row has both losses, as the first value that differs.
+        at_loss: Whether all values that are compared agree, so that the loss is the first that differs.
+        alone: The rows without a counterpart from which only the loss is computed; empty where others differ, too.
     """
 
     ref: float
@@ -46,6 +49,8 @@ class LossDifference:
     factor: float | None = None
     reduction: str = ""
     in_rows: bool = False
+    at_loss: bool = False
+    alone: tuple[ComparisonRow, ...] = ()
 
     @property
     def explains(self) -> bool:
@@ -53,13 +58,17 @@ class LossDifference:
         return self.factor is not None
 
     @property
+    def values(self) -> str:
+        """Both losses in words."""
+        return f"{self.ref:.6g} and {self.cand:.6g}"
+
+    @property
     def sentence(self) -> str:
         """The difference in words."""
-        values = f"{self.ref:.6g} and {self.cand:.6g}"
         if self.factor is None:
-            return f"the losses are {values}"
+            return f"the losses are {self.values}"
         of = f", as {self.reduction}" if self.reduction else ""
-        multiple = f"it is {self.factor:.4g} times the reference's ({values}), and so is every gradient"
+        multiple = f"it is {self.factor:.4g} times the reference's ({self.values}), and so is every gradient"
         return f"the loss is reduced otherwise: {multiple}{of}"
 
     def to_json(self) -> dict[str, Json]:
@@ -68,13 +77,16 @@ class LossDifference:
         return {"ref": self.ref, "cand": self.cand, **factor}
 
 
-def loss_difference(dumps: Dumps, rows: Sequence[ComparisonRow], options: CompareOptions) -> LossDifference | None:
+def loss_difference(
+    dumps: Dumps, rows: Sequence[ComparisonRow], options: CompareOptions, programs: tuple[Program, Program]
+) -> LossDifference | None:
     """Returns how the losses of two dumps differ; None where they agree within tolerance, or are not both known.
 
     Args:
         dumps: The dumps.
         rows: All rows.
         options: How strictly tensors are compared.
+        programs: The programs of the reference and of the candidate.
     """
     ref, cand = dumps.ref.manifest.loss, dumps.cand.manifest.loss
     if ref is None or cand is None or (math.isnan(ref) and math.isnan(cand)):
@@ -92,7 +104,9 @@ def loss_difference(dumps: Dumps, rows: Sequence[ComparisonRow], options: Compar
     ratio = cand / ref if ref else 0.0
     factor = ratio if ratio and math.isfinite(ratio) else 1.0  # no loss is a multiple of another that is zero
     if (forward is not None and not of_loss) or not _all_multiples(dumps, rows, factor, limit):
-        return LossDifference(ref=ref, cand=cand, in_rows=of_loss)
+        at_loss = forward is None and any(row.family == ACTIVATION and row.compared for row in rows)
+        alone = tuple(alone_before_loss(rows, *programs)) if at_loss else ()
+        return LossDifference(ref=ref, cand=cand, in_rows=of_loss, at_loss=at_loss, alone=alone)
     words = next(_reductions(dumps, factor, limit), "")
     return LossDifference(ref=ref, cand=cand, factor=factor, reduction=words, in_rows=of_loss)
 

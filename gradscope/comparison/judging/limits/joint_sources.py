@@ -1,7 +1,8 @@
 """`joint_sources` returns what the tensors of a comparison are computed from, as far as either program tells.
 
-A capture from PyTorch knows the inputs of its modules, and not what becomes of an output between them: of the last
-layer in a residual block, nothing says that the block's output is made of it. The other program may tell.
+Without gradients, a capture from PyTorch knows the inputs of its modules, and not what becomes of an output between
+them: of the last layer in a residual block, nothing says that the block's output is made of it. The other program may
+tell.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _COMPUTED: Final = (ACTIVATION, ACTIVATION_GRAD, INPUT_GRAD, PARAM_GRAD)
 def joint_sources(dumps: Dumps, pairs: Sequence[MeasuredPair]) -> Sources:
     """Returns the sources of tensors, by the keys of the reference's owners, and those of the candidate where it ends.
 
-    What a module of PyTorch reads is not known where a function stands before it: its parameters are left then.
+    What a module of PyTorch reads is not known behind what is detached: its parameters are left then.
 
     Args:
         dumps: The dumps.

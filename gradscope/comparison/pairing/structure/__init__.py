@@ -7,5 +7,6 @@
 - `joined_values`: values that are two of the other program, joined.
 - `second_names`: second names of tensors whose first names are paired.
 - `uncertain_names`: which names of values count, and when, where those of parameters differ.
+- `value_places`: with which parameters a value is computed and read.
 - `paired_inputs`: whether two values are computed from values that are paired with each other.
 """

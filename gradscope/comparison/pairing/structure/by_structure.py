@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Final, TypeAlias
 
@@ -26,10 +25,11 @@ from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.normal_forms import tokens_of
 from gradscope.comparison.pairing.structure.paired_inputs import PairedInputs
+from gradscope.comparison.pairing.structure.value_places import Place, first_uses, index_of, later_uses, places_of
 from gradscope.comparison.pairing.values.equality import Equality
 from gradscope.comparison.precision import comparable
 from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.manifest.manifest import Entry, Layer
+from gradscope.dump.manifest.manifest import Entry
 from gradscope.naming import ACTIVATION, PARAM, key_of, split_key
 
 #: The evidence for a pair, by what it is. A pair needs more than `_SIZE`.
@@ -86,12 +86,8 @@ def _owners(source: DumpSource, keys: Iterable[str], family: str) -> list[str]:
 def _anchors(dumps: Dumps, pairing: Pairing, family: str) -> list[tuple[int, int]]:
     """Returns the execution indices of pairs that are in the same order in both dumps."""
     plain = (match for match in pairing.matched if split_key(match.ref)[0] == family and len(match.recipe.keys) == 1)
-    indices = sorted({(_index(dumps.ref, match.ref), _index(dumps.cand, match.cand)) for match in plain})
+    indices = sorted({(index_of(dumps.ref, match.ref), index_of(dumps.cand, match.cand)) for match in plain})
     return _longest_increasing(indices)
-
-
-def _index(source: DumpSource, key: str) -> int:
-    return source.entry(source.resolve(key)).site.index
 
 
 def _longest_increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -122,10 +118,10 @@ def _segments(
     firsts, seconds = [first for first, _ in anchors], [second for _, second in anchors]
     ones: dict[int, list[str]] = {}
     for key in ref:
-        ones.setdefault(bisect_left(firsts, _index(dumps.ref, key)), []).append(key)
+        ones.setdefault(bisect_left(firsts, index_of(dumps.ref, key)), []).append(key)
     others: dict[int, list[str]] = {}
     for key in cand:
-        others.setdefault(bisect_left(seconds, _index(dumps.cand, key)), []).append(key)
+        others.setdefault(bisect_left(seconds, index_of(dumps.cand, key)), []).append(key)
     yield from ((ones[segment], others[segment]) for segment in ones if segment in others)
 
 
@@ -171,18 +167,6 @@ def _end(entry: Entry) -> str:
     return (tokens_of(entry.name) or ("",))[-1]
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """_Place stores the parameters of the innermost layer that computes a value, and of the innermost that has any.
-
-    Those of the layers that read it are in `read_with`.
-    """
-
-    params: frozenset[str] = frozenset()
-    around: frozenset[str] = frozenset()
-    read_with: frozenset[str] = frozenset()
-
-
 class _Places:
     """_Places rates pairs of activations by their places in two programs.
 
@@ -201,9 +185,10 @@ class _Places:
             if split_key(match.ref)[0] == PARAM
             for key in match.recipe.keys
         }
-        self._ref = _places(dumps.ref.manifest.layers, {})
-        self._cand = _places(dumps.cand.manifest.layers, names)
+        self._ref = places_of(dumps.ref.manifest.layers, {})
+        self._cand = places_of(dumps.cand.manifest.layers, names)
         self._known = frozenset(names.values())
+        self._ref_uses, self._cand_uses = first_uses(dumps.ref, self._ref), first_uses(dumps.cand, self._cand)
         self._compared = 0
         self._equality = Equality(dumps)
         self._ref_sizes, self._cand_sizes = _by_size(dumps.ref), _by_size(dumps.cand)
@@ -218,13 +203,17 @@ class _Places:
             own, others = place.around & self._known, candidate.around & self._known
         if not comparable(one.dtype, other.dtype):
             return 0
+        later = {*later_uses(one, others - own, self._ref_uses), *later_uses(other, own - others, self._cand_uses)}
         if math.prod(one.shape) != math.prod(other.shape):
-            # A fault can change a shape. Only the parameters distinguish that from another step of the same layer.
-            return _LAYER if own & others and len(one.shape) == len(other.shape) else 0
+            # A fault can change a shape. Only the parameters distinguish that from another step of the same layer, and
+            # from a layer around several of the other program.
+            alone = own & others and later <= {0}
+            return _LAYER if alone and len(one.shape) == len(other.shape) else 0
+        early = max(later, default=0) > 0
         operations = one.site.primitive, other.site.primitive
         evidence = (
             _SIZE
-            + (_LAYER if own & others else _OTHER_LAYER * bool(own and others))
+            + (_LAYER * (not early) if own & others else _OTHER_LAYER * bool(own and others))
             + _INPUTS * (not own & others and bool(own) is bool(others) and self._inputs.agree(ref, cand))
             + _READERS * bool(place.read_with & candidate.read_with & self._known)
             + _OPERATION * (None not in operations and operations[0] == operations[1])
@@ -246,8 +235,8 @@ class _Places:
         others = self._ref_sizes.get(math.prod(self._dumps.cand.entry(cand).shape), ())
         return self._dumps.cand.has_tensor(cand) and any(self._equality.recipe(other, cand) for other in others)
 
-    def _place(self, places: Mapping[str, _Place], entry: Entry) -> _Place:
-        return places.get(entry.name, _Place())
+    def _place(self, places: Mapping[str, Place], entry: Entry) -> Place:
+        return places.get(entry.name, Place())
 
     def _nearly_equal(self, ref: str, cand: str) -> bool:
         if self._compared >= _MOST_VALUES or not (
@@ -278,22 +267,3 @@ def _by_size(source: DumpSource) -> dict[int, list[str]]:
             found.setdefault(math.prod(entry.shape), []).append(key)
     found.pop(1, None)
     return found
-
-
-def _places(layers: Sequence[Layer], names: Mapping[str, str]) -> dict[str, _Place]:
-    """Returns the place of each value by its name; `names` maps parameters to the reference's names."""
-    composites = {layer.parent for layer in layers}
-    made: dict[str, frozenset[str]] = {}
-    around: dict[str, frozenset[str]] = {}
-    read: dict[str, set[str]] = {}
-    for layer in layers:
-        params = frozenset(names.get(name, name) for name in layer.params)
-        for name in layer.outputs:
-            made[name] = params  # a part comes after its composite, and is more exact
-            around[name] = params or around.get(name, params)
-        if layer.path not in composites:
-            for name in layer.inputs:
-                read.setdefault(name, set()).update(params)
-    none = frozenset[str]()
-    values = {*made, *read}
-    return {key: _Place(made.get(key, none), around.get(key, none), frozenset(read.get(key, ()))) for key in values}

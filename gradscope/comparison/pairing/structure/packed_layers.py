@@ -44,9 +44,10 @@ def by_packed_layers(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
         return
     in_cand, in_ref = packed_parameters(unmatched.matched)
     outputs = outputs_of(dumps.ref), outputs_of(dumps.cand)
+    of_cand, of_ref = paired_parameters(unmatched.matched)
     known = _Known(_usual(unmatched.matched), dumps.tolerance(ACTIVATION, FULL, FULL))
     free = {*unmatched.only_ref}, {*unmatched.only_cand}
-    for packed, parts in calls_of(in_cand, outputs[1], outputs[0]):
+    for packed, parts in calls_of(in_cand, outputs[1], outputs[0], of_cand):
         cut = _cut(dumps.cand, packed, dumps.ref, parts, known, of_ref=False) if packed in free[1] else None
         if cut is not None:
             steps = (cut.step, *cut.layout.steps(cut.shape))
@@ -54,7 +55,7 @@ def by_packed_layers(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
                 if part in free[0]:
                     recipe = Recipe(keys=(packed,), steps=steps, part=number)
                     yield Match(ref=part, recipe=recipe, matched_by=cut.found_by(number))
-    for packed, parts in calls_of(in_ref, outputs[0], outputs[1]):
+    for packed, parts in calls_of(in_ref, outputs[0], outputs[1], of_ref):
         alone = packed in free[0] and free[1].issuperset(parts)
         cut = _cut(dumps.ref, packed, dumps.cand, parts, known, of_ref=True) if alone else None
         if cut is not None:
@@ -90,23 +91,51 @@ def outputs_of(source: DumpSource) -> dict[str, list[str]]:
     return found
 
 
+def paired_parameters(matches: Iterable[Match]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Returns the reference's counterparts of the candidate's parameters, by key, and those the other way round.
+
+    Args:
+        matches: All pairs.
+    """
+    of_cand: defaultdict[str, list[str]] = defaultdict(list)
+    of_ref: defaultdict[str, list[str]] = defaultdict(list)
+    for match in matches:
+        if split_key(match.ref)[0] == PARAM:
+            of_ref[match.ref].extend(match.recipe.keys)
+            for key in match.recipe.keys:
+                of_cand[key].append(match.ref)
+    return of_cand, of_ref
+
+
 def calls_of(
-    packed: Mapping[str, Sequence[str]], holder: Mapping[str, list[str]], other: Mapping[str, list[str]]
+    packed: Mapping[str, Sequence[str]],
+    holder: Mapping[str, list[str]],
+    other: Mapping[str, list[str]],
+    paired: Mapping[str, Sequence[str]],
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yields the outputs of packed layers with those of their parts; of several parameters of a layer the last decides.
 
-    A layer that is a stack of experts may use several that are apart in the other program, one after the other.
+    A layer that is a stack of experts may use several that are apart in the other program, one after the other. What
+    uses all parts, or also a parameter of a layer that is none of them, as a whole attention does, returns something
+    else.
 
     Args:
         packed: The parts of each packed parameter, by its key.
         holder: The outputs of the layers of the program that has packed ones, by the keys of their parameters.
         other: The same of the other program.
+        paired: The counterparts of all parameters of the program that has packed ones.
     """
     found: dict[str, tuple[str, ...]] = {}
     for name, parts in packed.items():
         wholes, outputs = holder.get(name, []), [other.get(part, []) for part in parts]
         if all(len(each) == len(wholes) for each in outputs):
             found.update((output, tuple(each[call] for each in outputs)) for call, output in enumerate(wholes))
+    found = {output: parts for output, parts in found.items() if len({*parts}) == len(parts)}
+    for name, counterparts in paired.items():
+        users = {output for each in counterparts for output in other.get(each, [])}
+        for output in holder.get(name, []):
+            if users and users.isdisjoint(found.get(output, users)):
+                found.pop(output, None)
     yield from found.items()
 
 

@@ -17,7 +17,7 @@ from gradscope.comparison.layout.recipes import Concatenate, Recipe, RecipeStep,
 from gradscope.comparison.pairing.inference.equal_parts import SAME
 from gradscope.comparison.pairing.inference.shuffled_blocks import reordered
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
-from gradscope.comparison.pairing.structure.packed_layers import calls_of, outputs_of
+from gradscope.comparison.pairing.structure.packed_layers import calls_of, outputs_of, paired_parameters
 from gradscope.comparison.pairing.values.packed_parameters import Shuffled, shuffled_parameters
 from gradscope.comparison.precision import comparable
 
@@ -29,10 +29,13 @@ def by_shuffled_layers(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     if not shuffled or not dumps.ref.manifest.layers or not dumps.cand.manifest.layers:
         return
     outputs = {True: outputs_of(dumps.ref), False: outputs_of(dumps.cand)}
+    of_cand, of_ref = paired_parameters(unmatched.matched)
+    paired = {True: of_ref, False: of_cand}
     for each in shuffled:
-        for packed, parts in calls_of({each.packed: each.parts}, outputs[each.of_ref], outputs[not each.of_ref]):
+        sides = outputs[each.of_ref], outputs[not each.of_ref], paired[each.of_ref]
+        for packed, parts in calls_of({each.packed: each.parts}, *sides):
             alone = packed in free[each.of_ref] and free[not each.of_ref].issuperset(parts)
-            if alone and len({*parts}) == len(parts):
+            if alone:
                 free[each.of_ref].discard(packed)
                 free[not each.of_ref].difference_update(parts)
                 yield from _matches(dumps, each, packed, parts)

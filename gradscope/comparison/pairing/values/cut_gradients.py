@@ -3,6 +3,9 @@
 A value may be in a program twice, and the loss may read one of them alone, so that a gradient which arrives in one
 program only says little. Where nothing that is compared of what is computed from it is over its tolerance, it needs no
 counterpart. Where something is, the gradient was lost on its way, as behind a `stop_gradient`.
+
+One of several outputs of a layer that nothing reads, as the last state of an LSTM, has no gradient to lose: the layer
+reads it itself.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import Final
 
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.interfaces import DumpSource
-from gradscope.naming import ACTIVATION, INPUT, gradient_family, key_of, split_key
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, gradient_family, key_of, split_key
 
 #: The reason for which a gradient has no tensor where none arrives.
 _CUT: Final = "disconnected"
@@ -28,6 +31,7 @@ def cut_gradients(dumps: Dumps, pairing: Pairing, accounted: frozenset[str]) -> 
         accounted: The keys of gradients that need no counterpart.
     """
     free_ref, free_cand = frozenset(pairing.only_ref), frozenset(pairing.only_cand)
+    unread = {True: _unread(dumps.ref), False: _unread(dumps.cand)}
     for match in pairing.matched:
         family, name = split_key(match.ref)
         gradient = gradient_family(family) if family in (ACTIVATION, INPUT) else None
@@ -37,9 +41,27 @@ def cut_gradients(dumps: Dumps, pairing: Pairing, accounted: frozenset[str]) -> 
         if key not in free_ref or not free_cand.issuperset(others):
             continue
         cut = _is_cut(dumps.ref, key)
-        arriving = others if cut else [key]
+        arriving, lost = (others, [key]) if cut else ([key], others)
+        if not unread[cut].isdisjoint(lost):
+            continue
         if all(_is_cut(dumps.cand, each) is not cut for each in others) and accounted.isdisjoint(arriving):
             yield Match(ref=key, recipe=replace(match.recipe, keys=tuple(others)), matched_by=match.matched_by)
+
+
+def _unread(source: DumpSource) -> frozenset[str]:
+    """Returns the keys of gradients of outputs that nothing reads, of layers with others whose gradient arrives."""
+    known, layers = frozenset(source.keys()), source.manifest.layers
+    named = (key_of(ACTIVATION, name) for layer in layers for name in layer.inputs)
+    read = {
+        source.resolve(key) for key in (*named, *(key for layer in layers for key in layer.sources)) if key in known
+    }
+    found: set[str] = set()
+    for layer in (layer for layer in layers if len(layer.outputs) > 1):
+        gradients = {key_of(ACTIVATION_GRAD, name): key_of(ACTIVATION, name) for name in layer.outputs}
+        cut = {key for key in gradients if key in known and _is_cut(source, key)}
+        if len(cut) < len(known.intersection(gradients)):
+            found |= {key for key in cut if source.resolve(gradients[key]) not in read}
+    return frozenset(found)
 
 
 def _is_cut(source: DumpSource, key: str) -> bool:

@@ -3,7 +3,7 @@
 `are_refuted` tells it of all names, by the parameters, as where one program counts layers from 0 and the other from 1.
 `without_misnamed` drops pairs of activations that have their values under another pair's name, and
 `without_exchanged_outputs` those of the numbered outputs of one layer, which have other numbers where a loop carries
-`(h, c)` in one program and `(c, h)` in the other.
+`(h, c)` in one program and `(c, h)` in the other. `without_slices` drops inputs of which one is a slice of the other.
 
 The outputs of a PyTorch module are numbered (`lstm.0`), and so are the layers of a port (`lstm_0`). Such a name is only
 misleading where the values of both pairs differ: where one of them agrees, the other may be wrong.
@@ -18,10 +18,12 @@ from math import prod
 from typing import Final
 
 from gradscope.comparison.metrics.bounds import least_rel_l2
-from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass, is_of_jax
 from gradscope.comparison.pairing.values.equal_classes import equal_classes
 from gradscope.comparison.pairing.values.equality import Equality
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM, key_of, split_key
+from gradscope.comparison.precision import dtype_class
+from gradscope.dump.manifest.manifest import Entry
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, INPUT_GRAD, PARAM, key_of, split_key
 
 #: The name of one of several outputs of a layer.
 _OUTPUT: Final = re.compile(r"(.+)\.\d+")
@@ -74,6 +76,29 @@ def without_misnamed(dumps: Dumps, matches: Sequence[Match]) -> list[Match]:
     """
     found = _misnamed(dumps, matches, Equality(dumps))
     return [match for match in matches if match.ref not in found]
+
+
+def without_slices(find: Pass) -> Pass:
+    """Returns a pass by names without the matches of integers of other sizes between PyTorch and JAX.
+
+    A port may have tokens and labels in one array, of which the other program is given slices, one under its name.
+
+    Args:
+        find: The pass.
+    """
+
+    def found(dumps: Dumps, unmatched: Pairing) -> Iterable[Match]:
+        matches = find(dumps, unmatched)
+        if is_of_jax(dumps.ref) is is_of_jax(dumps.cand):
+            return matches
+        return [each for each in matches if not _is_slice(dumps.ref.entry(each.ref), dumps.cand.entry(each.cand))]
+
+    return found
+
+
+def _is_slice(one: Entry, other: Entry) -> bool:
+    integers = dtype_class(one.dtype) == dtype_class(other.dtype) == "integer"
+    return one.family in (INPUT, INPUT_GRAD) and integers and prod(one.shape) != prod(other.shape)
 
 
 def without_exchanged_outputs(dumps: Dumps, matches: Sequence[Match]) -> list[Match]:

@@ -71,7 +71,29 @@ def test_a_gradient_that_is_no_multiple_is_not_explained_by_the_loss() -> None:
     found = gs.compare(_program(*REFERENCE), _program(*REFERENCE, reduce=half))
     assert found.losses is not None
     assert not found.losses.explains
-    assert "reduced otherwise" not in found.sentence
+    assert found.sentence.startswith(f"Forward first differs at the loss ({found.losses.values}). Backward first"), (
+        found.sentence
+    )
+
+
+def test_what_one_program_has_alone_before_a_loss_that_differs_is_told() -> None:
+    def program(*names: str, last: Any) -> Dump:
+        def loss(weights: Any, batch: Any) -> Any:
+            with jax.named_scope(names[0]):
+                x = batch["x"] @ weights["w"]
+            for name in names[1:]:
+                with jax.named_scope(name):
+                    x = last(x)
+            return jnp.square(last(x) if not names[1:] else x).mean()
+
+        return gs.capture(loss, {"w": KERNELS[0]}, {"x": INPUTS}, origins=False)
+
+    found = gs.compare(program("dense", "squash", last=jnp.tanh), program("Dense_0", last=jax.nn.sigmoid))
+    assert found.losses is not None
+    assert found.sentence.startswith(
+        f"Forward differs at the loss ({found.losses.values}), and before it `squash` is only in the reference. "
+        "Backward first differs at `squash`"
+    ), found.sentence
 
 
 def test_losses_that_differ_are_reported_where_all_tensors_agree() -> None:

@@ -98,3 +98,23 @@ def test_the_entries_of_a_dump_are_gone_through_once_for_all_pairs() -> None:
         "divides the variance by 49, and the reference by 50"
     }
     assert counting.looks == 2
+
+
+def test_a_difference_that_nothing_explains_is_named_before_another_divisor() -> None:
+    def program(*, port: bool) -> Dump:
+        def loss(weights: Any, batch: Any) -> Any:
+            new: dict[str, Any] = {}
+            x = batch["x"]
+            for name, own in weights.items():
+                with jax.named_scope(name):
+                    x = batch["x"] @ own["kernel"]
+                variance, share = x.var(0) * (50 / 49 if port else 1), 0.1 if port and name == "norm1" else 1e-3
+                new[name] = {"var": (1 - share) * jax.lax.stop_gradient(own["var"]) + share * variance}
+            return jnp.square(x).mean(), new
+
+        weights = {f"norm{n}": {"kernel": KERNEL + n, "var": BEFORE["ones"].astype(np.float32)} for n in range(2)}
+        return gs.capture(loss, weights, {"x": X}, has_aux=True, origins=False)
+
+    found = gs.compare(program(port=False), program(port=True))
+    assert found.sentence.startswith("Forward first differs at `norm1/var` (rel_l2 "), found.sentence
+    assert next(row for row in found.rows if row.name == "norm0/var" and row.family == "aux").likely

@@ -125,7 +125,10 @@ def test_a_term_of_the_loss_is_named_where_the_values_that_it_reads_agree() -> N
     assert gs.compare(reference, _terms(port=True)).verdict == "same"
     found = gs.compare(reference, _terms(port=True, wrong=True))
     assert [row.name for row in found.blame.suspects] == ["prior"], found.sentence
-    assert found.sentence.startswith("Backward only: forward agrees, backward first differs at `prior`, only in the")
+    assert (
+        "before it `likelihood`, `prior` are only in the reference. Backward first differs at `prior`, only in the"
+        in (found.sentence)
+    )
 
 
 def _weighted(*, port: bool, stopped: bool = False) -> Dump:

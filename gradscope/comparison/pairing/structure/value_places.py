@@ -1,0 +1,84 @@
+"""A `Place` is where a value is in a program: with which parameters it is computed, and read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gradscope.dump.interfaces import DumpSource
+from gradscope.dump.manifest.manifest import Entry, Layer
+from gradscope.naming import ACTIVATION, key_of
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Place stores the parameters of the innermost layer that computes a value, and of the innermost that has any.
+
+    Those of the layers that read it are in `read_with`.
+    """
+
+    params: frozenset[str] = frozenset()
+    around: frozenset[str] = frozenset()
+    read_with: frozenset[str] = frozenset()
+
+
+def places_of(layers: Sequence[Layer], names: Mapping[str, str]) -> dict[str, Place]:
+    """Returns the place of each value by its name.
+
+    Args:
+        layers: The layers of a program, composites before their parts.
+        names: The reference's names of its parameters; of those that are not here, their own are used.
+    """
+    composites = {layer.parent for layer in layers}
+    made: dict[str, frozenset[str]] = {}
+    around: dict[str, frozenset[str]] = {}
+    read: dict[str, set[str]] = {}
+    for layer in layers:
+        params = frozenset(names.get(name, name) for name in layer.params)
+        for name in layer.outputs:
+            made[name] = params  # a part comes after its composite, and is more exact
+            around[name] = params or around.get(name, params)
+        if layer.path not in composites:
+            for name in layer.inputs:
+                read.setdefault(name, set()).update(params)
+    none = frozenset[str]()
+    values = {*made, *read}
+    return {key: Place(made.get(key, none), around.get(key, none), frozenset(read.get(key, ()))) for key in values}
+
+
+def index_of(source: DumpSource, key: str) -> int:
+    """Returns the execution index of a tensor.
+
+    Args:
+        source: The dump.
+        key: Its key, or that of another name of it.
+    """
+    return source.entry(source.resolve(key)).site.index
+
+
+def first_uses(source: DumpSource, places: Mapping[str, Place]) -> dict[str, int]:
+    """Returns the execution index of the first value that is computed with each parameter.
+
+    Args:
+        source: The dump.
+        places: The places of its values.
+    """
+    found: dict[str, int] = {}
+    known = frozenset(source.keys())
+    for name, place in places.items():
+        key = key_of(ACTIVATION, name)
+        if place.params and key in known:
+            index = index_of(source, key)
+            found.update((param, min(index, found.get(param, index))) for param in place.params)
+    return found
+
+
+def later_uses(entry: Entry, params: Iterable[str], uses: Mapping[str, int]) -> Iterator[int]:
+    """Yields by how much later than a value other parameters are used, with which its counterpart is computed.
+
+    Args:
+        entry: The value.
+        params: Parameters with which its counterpart is computed, and it is not.
+        uses: When each parameter is used first.
+    """
+    return (uses[param] - entry.site.index for param in params if param in uses)
