@@ -38,6 +38,7 @@ _LABELS: Final = {
     "loops": "The loops of the program, and how many iterations each has",
     "fetch": "Which share of the program is needed for the values that --fetch names",
     "unused": "The parameters that the loss does not read",
+    "meant?": "How a rule is excused that may be no derivative on purpose, as that of a straight-through estimator",
     "left out": "What a page leaves out to stay small, and the option that includes it",
 }
 _OF_COMPARISONS: Final = {
