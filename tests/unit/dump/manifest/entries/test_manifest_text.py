@@ -228,8 +228,9 @@ def test_layers_and_missing_tensors_without_entries_are_read(monkeypatch: pytest
 @pytest.mark.parametrize("kind", ["layers", "causes", "ledger"])
 def test_what_items_hold_is_about_the_memory_that_they_take(kind: str) -> None:
     spent: list[int] = []
-    text = HOSTILE[kind]()
     with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "SIZE", MIB // 4)
+        text = HOSTILE[kind]()
         patch.setattr(MemoryBudget, "spend", lambda _, size_bytes: spent.append(size_bytes))
         tracemalloc.start()
         found = manifest_from_text(text)
