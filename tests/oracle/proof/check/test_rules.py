@@ -223,6 +223,23 @@ def test_an_argument_that_gets_no_derivative_has_a_factor_of_zero() -> None:
     assert (wrong.status, wrong.why) == ("wrong", "operands[1]: 0 times the derivative")
 
 
+@pytest.mark.parametrize("constant", [lambda: 1.5, lambda: jnp.sqrt(jnp.arange(3.0)).sum()])
+@pytest.mark.parametrize(("factor", "status"), [(None, "correct"), (0.5, "wrong")])
+def test_a_constant_of_the_program_needs_no_derivative_but_no_wrong_one(
+    constant: Any, factor: float | None, status: str
+) -> None:
+    @jax.custom_vjp
+    def scaled(x: Any, scale: Any) -> Any:
+        return x * scale
+
+    def backward(kept: Any, g: Any) -> Any:
+        x, scale = kept
+        return g * scale, None if factor is None else factor * (g * x).sum()
+
+    scaled.defvjp(lambda *operands: (scaled(*operands), operands), backward)
+    assert rule(proof(lambda w, x: scaled(x @ w, constant()).sum()), "scaled").status == status
+
+
 def attention(wrong: str) -> Any:
     """Scores of queries and keys with a rule, right but for one mistake."""
 
