@@ -415,6 +415,18 @@ def test_a_wrong_rule_next_to_a_stopped_value_is_still_wrong() -> None:
     assert (rule(found, "half_squared").status, statuses(found)["param_grad/value"]) == ("wrong", "wrong")
 
 
+def test_a_gradient_that_is_zero_but_for_rounding_is_not_the_worst_of_those_that_are_compared() -> None:
+    def loss(variables: Any, x: Any) -> Any:
+        return jax.nn.log_softmax(jnp.sin(x @ variables["w"]) + variables["shift"])[:, 0].sum()
+
+    found = proof(loss, {"w": W, "shift": jnp.float32(0.3)})
+    row = next(row for row in found.rows if row.what == "observed gradients against jax.grad")
+    assert row.status == "correct"
+    assert row.expected is not None
+    assert row.expected <= 1e-4
+    assert row.why == "without 1 gradient that is zero but for rounding"
+
+
 SMALL = [ZOO[name] for name in ("linear_regression", "mlp")]
 
 
