@@ -155,10 +155,13 @@ class Run:
         self._history.close()
 
     def __repr__(self) -> str:
-        return f"<gradscope.Run {self.path}: {len(self.steps['step'])} recorded steps>"
+        return f"<gradscope.Run {self._line()}>"
 
     def _repr_html_(self) -> str:
-        return run_html(repr(self), trends_report(self.path, self._history))
+        return run_html(self._line(), trends_report(self.path, self._history))
+
+    def _line(self) -> str:
+        return f"{self.path}: {len(self.steps['step'])} recorded steps"
 
     def __enter__(self) -> Self:
         return self

@@ -19,6 +19,7 @@ from gradscope.errors import ModelError, UsageError
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.trace_query import TraceQuery
 from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.wording import counted
 from gradscope.proof.float64 import coarsest_epsilon, wide_types, widened
 from gradscope.proof.leaf_claims import LossOfLeaves, leaf_outcomes
 from gradscope.proof.proof_rows import ProofRow, leaf_row, rule_row
@@ -129,16 +130,22 @@ def _repetitions(model: Model, prepared: Prepared, run: Run, timings: Timings) -
 
 
 def _against_plain(prepared: Prepared, checked: Mapping[str, Any]) -> ProofRow:
-    """Returns the row of the observed gradients against `jax.grad`, with the numbers of the worst parameter."""
-    errors: Mapping[str, float] = checked["rel_l2"]
+    """Returns the row of the observed gradients against `jax.grad`, with the numbers of the worst parameter.
+
+    The relative error of a gradient that is zero but for rounding means nothing.
+    """
+    zero: Sequence[str] = checked["zero_but_rounding"]
+    errors = {name: error for name, error in checked["rel_l2"].items() if name not in zero}
     leaves = {leaf.name: leaf for leaf in prepared.resolved.trace.arguments if leaf.family == naming.PARAM}
     allowed = {name: rounding(np.dtype(leaves[name].dtype), checked["noise"][name]) for name in errors}
     worst = max(errors, key=lambda name: errors[name] / allowed[name], default=None)
+    without = f"without {counted(len(zero), 'gradient')} that {'is' if len(zero) == 1 else 'are'} zero but for rounding"
     return ProofRow(
         what="observed gradients against jax.grad",
         error=0.0 if worst is None else errors[worst],
         expected=0.0 if worst is None else allowed[worst],
         status="wrong" if checked["beyond_rounding"] else "correct",
+        why=without if zero else None,
     )
 
 

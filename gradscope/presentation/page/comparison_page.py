@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final
@@ -170,7 +170,7 @@ def _error(direction: str, compared: Sequence[Compared], keys: Keys, *, with_tol
         "title": f"Error along depth, {direction} (rel_l2)",
         "names": [shortened(longest[key].name) for key in order],
         "lines": lines,
-        "marks": list(_marks(direction, compared, order, keys)),
+        "marks": list(_marks(direction, compared, [longest[key] for key in order], keys)),
     }
 
 
@@ -190,14 +190,25 @@ def _index(row: ComparisonRow) -> int:
     return row.index
 
 
-def _marks(direction: str, compared: Sequence[Compared], order: Mapping[str, int], keys: Keys) -> Iterator[Json]:
-    for each in compared:
+def _marks(direction: str, compared: Sequence[Compared], along: Sequence[ComparisonRow], keys: Keys) -> Iterator[Json]:
+    """Yields where each comparison first differs, of a module around layers beside the layers inside it.
+
+    Args:
+        direction: `forward` or `backward`.
+        compared: The comparisons.
+        along: The rows along the axis, without those of modules around others.
+        keys: The numbers of keys.
+    """
+    at = {_key(row): number for number, row in enumerate(along)}
+    for each in compared if along else ():
         divergence = each.comparison.first_divergence
         row = divergence.forward if direction == "forward" else divergence.backward
-        if row is not None and _key(row) in order:
+        if row is not None:
+            before = sum(other.index <= row.index for other in along)
+            beside = min(before, len(along) - 1) if direction == "forward" else max(before - 1, 0)
             of = "" if len(compared) == 1 else f" of {each.name}"
             yield {
-                "at": order[_key(row)],
+                "at": at.get(_key(row), beside),
                 "text": f"{_FIRST[direction]}{of}: {row.name}",
                 "key": keys.number(_key(row)),
             }

@@ -54,8 +54,10 @@ def run_html(line: str, report: RunReport) -> str:
         line: The run in one line.
         report: The report of its trends.
     """
-    shown = ("loss", "grad_norm", "update_norm")
-    chart = SmallChart(title="over steps", lines={name: _known(report.steps, name) for name in shown})
+    recorded, losses = report.steps, report.losses
+    at = np.union1d(recorded["step"], losses["step"])
+    lines = {"loss": _at(at, losses, "loss")} | {name: _at(at, recorded, name) for name in ("grad_norm", "update_norm")}
+    chart = SmallChart(title="over steps", lines=lines)
     return _put_together(
         [run_verdict(report.alarms), Note(label="run", text=line)], chart, steepest_trends(report, _LINES)
     )
@@ -67,8 +69,11 @@ def _rms(manifest: Manifest, family: str, names: Sequence[str]) -> list[float | 
     return [found.get(name) for name in names]
 
 
-def _known(steps: Mapping[str, np.ndarray], name: str) -> list[float | None]:
-    return [None if np.isnan(value) else float(value) for value in steps[name].tolist()]
+def _at(steps: np.ndarray, known: Mapping[str, np.ndarray], name: str) -> list[float | None]:
+    """Returns a column at some steps; None where it is not known."""
+    found = dict(zip(known["step"].tolist(), known[name].tolist(), strict=True))
+    values = (found.get(step) for step in steps.tolist())
+    return [None if value is None or np.isnan(value) else value for value in values]
 
 
 def _put_together(notes: Sequence[Note], chart: SmallChart, table: Table) -> str:

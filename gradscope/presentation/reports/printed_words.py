@@ -18,6 +18,8 @@ _LABELS: Final = {
     "fed": "The values that were given in place of those that the model computes (--feed)",
     "no effect": "The parameters whose addition a log of a softmax takes out: where it is the bias of the classes, the "
     "softmax is over another axis than theirs, such as the examples",
+    "at zero": "The parameters whose gradient is multiplied by another parameter that is zero, as at the start of a "
+    "branch: they learn once that one has moved",
     "run": "The versions, the device and the options of the run; of a training run, its folder",
     "command": "The command line that made the dump, with absolute paths reduced to their file names",
     "names": "What the names of layers are made of where the program opens no scopes",

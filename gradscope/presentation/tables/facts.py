@@ -12,6 +12,7 @@ from gradscope import naming
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.manifest import Examples, Manifest
 from gradscope.dump.manifest.reasons import PHRASES
+from gradscope.dump.manifest.zero_reasons import PRODUCT_OF, factor_in
 from gradscope.dump.record import AS_DATA, STOPPED, Json
 from gradscope.naming import printable
 from gradscope.naming.wording import counted
@@ -78,6 +79,7 @@ def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "frozen", _frozen(manifest)
     yield "satisfied", _satisfied(manifest)
     yield "no effect", _without_effect(manifest)
+    yield "at zero", _behind_zeros(manifest)
     yield "self-check", "" if manifest.self_check is None else _self_check(manifest.self_check)
     yield "examples", "" if manifest.examples is None else manifest.examples.sentence
     yield "seconds", ", ".join(f"{phase} {_seconds(seconds)}" for phase, seconds in manifest.timings.items())
@@ -126,6 +128,22 @@ def _without_effect(manifest: Manifest) -> str:
         if cause.family == naming.PARAM_GRAD and cause.rounding and (at := _LOG_SOFTMAX.search(cause.why)):
             found.setdefault(at[0], []).append(cause.name)
     return "; ".join(f"{_parameters(names)}: {printable(why)}" for why, names in found.items())
+
+
+def _behind_zeros(manifest: Manifest) -> str:
+    """Returns which parameters have no gradient before others, by which they are multiplied, move from zero."""
+    names: list[str] = []
+    gates: dict[str, None] = {}
+    for cause in manifest.causes:
+        factors = {factor_in(reason).removeprefix(PRODUCT_OF) for reason in cause.why.split("; ")}
+        if cause.family == naming.PARAM_GRAD and all(each.startswith(f"{naming.PARAM}/") for each in factors):
+            names.append(cause.name)
+            gates.update(dict.fromkeys(sorted(factors)))
+    if not names:
+        return ""
+    first, *others = map(printable, gates)
+    verb = "are" if others else "is"
+    return f"{_parameters(names)}: no gradient while {first}{f' and {len(others)} more' * bool(others)} {verb} zero"
 
 
 def _parameters(names: Sequence[str]) -> str:

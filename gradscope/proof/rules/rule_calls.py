@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 from gradscope.capturing.explain.zeros.neighbourhood import is_hidden
-from gradscope.tracing.dataflow.forward import FrameVariable
+from gradscope.tracing.dataflow.constants_before_rules import passes_tangents
+from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
 from gradscope.tracing.dataflow.reachability import Reach, is_inexact
 from gradscope.tracing.jaxpr.custom_rules import CustomRule, custom_rule
 from gradscope.tracing.jaxpr.frames import Frame, source_in
@@ -26,6 +27,8 @@ class CustomRuleCall:
         number: The number of the equation in the frame.
         variables: The positions of each distinct operand that the rule differentiates there, in the order of the first.
         outputs: The positions of the outputs that the rule gets a gradient of; all where it gets none.
+        constant: The numbers of the variables whose gradient reaches no argument of the loss, such as a number in the
+            program.
     """
 
     rule: CustomRule
@@ -33,6 +36,7 @@ class CustomRuleCall:
     number: int
     variables: Sequence[tuple[int, ...]]
     outputs: Sequence[int]
+    constant: frozenset[int] = frozenset()
 
     @property
     def equation(self) -> Equation:
@@ -61,14 +65,27 @@ class CustomRuleCall:
 
 def custom_rule_calls(trace: Trace) -> Iterator[CustomRuleCall]:
     """Yields the calls of functions with a custom rule that count for the loss."""
+    differentiated = (at for at, leaf in enumerate(trace.arguments) if leaf.differentiated)
+    start = (FrameVariable(trace.root, trace.root.jaxpr.invars[at]) for at in differentiated)
+    varying = ForwardFlow().closure(start, passes_tangents)
     for frame in trace.root.walk():
         for number in () if is_hidden(frame) else sorted(trace.liveness.live(frame)):
             equation = frame.jaxpr.eqns[number]
             rule = custom_rule(equation)
             if rule is not None and any(map(is_inexact, equation.outvars)):
                 variables = distinct_variables(equation, partial(_is_constant, trace, frame))
-                outputs = _differentiated(trace, frame, equation)
-                yield CustomRuleCall(rule=rule, frame=frame, number=number, variables=variables, outputs=outputs)
+                atoms = [equation.invars[positions[0]] for positions in variables]
+                constant = frozenset(
+                    at for at, atom in enumerate(atoms) if is_literal(atom) or FrameVariable(frame, atom) not in varying
+                )
+                yield CustomRuleCall(
+                    rule=rule,
+                    frame=frame,
+                    number=number,
+                    variables=variables,
+                    outputs=_differentiated(trace, frame, equation),
+                    constant=constant,
+                )
 
 
 def _differentiated(trace: Trace, frame: Frame, equation: Equation) -> Sequence[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -72,7 +72,8 @@ class _RuleOfCall:
 
     A variable that the call receives twice moves as one: a function may return its whole gradient for one of two
     operands that are always equal, as those do that receive what they close over once for each function inside. Only
-    the outputs count that the loss sends a gradient to: a solver's rule need not differentiate its state.
+    the outputs count that the loss sends a gradient to: a solver's rule need not differentiate its state. A variable
+    that is constant in the program does not move where the rule returns zeros for it, as by None: nobody gets them.
 
     Args:
         call: A call of the function.
@@ -98,10 +99,11 @@ class _RuleOfCall:
         run = partial(call.outputs_at, operands)
         self._usual = _Programs(run, jax.jit)
         self._tighter = [_Programs(run, partial(tightened, tightening=each)) for each in tightenings(frames)]
+        self._fixed = self._without_gradient(call.constant)
 
     def outcome(self) -> Outcome:
         """Returns the worst outcome of the rule's derivative along random directions of all operands."""
-        ways = (self._directions.along(self._here) for _ in range(DIRECTIONS))
+        ways = (self._everywhere() for _ in range(DIRECTIONS))
         return max((self._along(along, along, along) for along in ways), key=lambda each: each.rank)
 
     def of_one(self, variable: int, returned_for: int | None = None) -> Outcome:
@@ -111,7 +113,7 @@ class _RuleOfCall:
             variable: The variable that moves, by its number.
             returned_for: The variable of the same shape for which the rule returns what is compared, if it is another.
         """
-        everywhere = self._directions.along(self._here)
+        everywhere = self._everywhere()
         zeros = list(map(np.zeros_like, everywhere))
         along, claimed = [*zeros], [*zeros]
         along[variable] = claimed[variable if returned_for is None else returned_for] = everywhere[variable]
@@ -121,6 +123,19 @@ class _RuleOfCall:
         """Returns whether the function returns a distinct variable as it is."""
         here = np.asarray(self._here[variable])
         return any(np.array_equal(here, output) for output in self._usual.outputs(self._here))
+
+    def _everywhere(self) -> list[np.ndarray]:
+        """Returns a random direction of all variables that move."""
+        ways = self._directions.along(self._here)
+        return [np.zeros_like(way) if at in self._fixed else way for at, way in enumerate(ways)]
+
+    def _without_gradient(self, variables: Collection[int]) -> frozenset[int]:
+        """Returns those of some variables for which the rule returns zeros."""
+        if not variables:
+            return frozenset()
+        weights = self._directions.along([np.ones_like(each) for each in self._usual.outputs(self._here)])
+        gradients = self._usual.gradients(self._here, [jnp.asarray(weight) for weight in weights])
+        return frozenset(at for at in variables if not np.any(gradients[at]))
 
     def _along(
         self, along: Sequence[np.ndarray], claimed: Sequence[np.ndarray], everywhere: Sequence[np.ndarray]

@@ -228,6 +228,22 @@ def test_an_input_that_nothing_scales_is_named_though_a_normalisation_hides_it_f
     assert not gs.capture(loss, variables, (X, times // 600)).findings()
 
 
+def test_an_element_that_makes_an_input_large_is_told_from_an_input_that_is_large() -> None:
+    def loss(variables: Any, batch: Any) -> jax.Array:
+        with jax.named_scope("first"):
+            hidden = jax.nn.relu(batch[0] @ variables["first"])
+        with jax.named_scope("head"):
+            return ((hidden @ variables["head"]) ** 2).mean()
+
+    def why(x: jax.Array) -> str:
+        (found,) = gs.capture(loss, {"first": kernel(1, 8, 8), "head": kernel(2, 8, 4)}, (x,)).findings()
+        return found.why
+
+    x = drawn(4, 64, 8)
+    assert why(1000.0 * x).endswith("the signal is large throughout")
+    assert "throughout, by few elements of up to 4000 (99% are within " in why(x.at[3, 2].set(4000.0))
+
+
 def test_shares_of_two_signals_that_are_equal_at_first_are_no_fault() -> None:
     def loss(variables: Any, batch: Any) -> jax.Array:
         (x,) = batch

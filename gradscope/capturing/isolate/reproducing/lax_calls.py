@@ -179,6 +179,7 @@ _SPECIAL: Final[Mapping[str, Callable[[Sequence[str], Mapping[str, Any]], str]]]
     "random_unwrap": lambda keys, _: f"jax.random.key_data({keys[0]})",
     "random_wrap": lambda data, params: f"jax.random.wrap_key_data({data[0]}, impl={params['impl'].name!r})",
     "concatenate": lambda operands, params: f"lax.concatenate(({', '.join(operands)},), {params['dimension']})",
+    "stack": lambda operands, params: f"lax.stack(({', '.join(operands)},), {params['axis']})",
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
     "argmax": _extremum("argmax"),

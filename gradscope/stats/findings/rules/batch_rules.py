@@ -61,6 +61,7 @@ def inputs(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
         if throughout or carrying >= _CARRYING:
             where = "throughout" if throughout else f"in {carrying} layers behind it"
             why = f"{_size(large)}, which no layer normalises: the signal is large {where}"
+            why += _outliers(large)
             yield suspect("exploding", large, why, [each.output for each in kernels])
             return
 
@@ -101,6 +102,15 @@ def _largest(entry: Entry) -> float:
 def _size(entry: Entry) -> str:
     rms = column(entry, "rms")
     return f"has an rms of {rms:.3g} (mean {column(entry, 'mean'):.3g})" if rms else f"is up to {_largest(entry):.6g}"
+
+
+def _outliers(entry: Entry) -> str:
+    """Returns that few elements make an input large, which scaling all of them does not mend; "" where many do."""
+    usual = number(entry.stats, "p99")
+    if usual is None or usual > LARGE:
+        return ""
+    most = f"{column(entry, 'amax'):.6g} (99% are within {usual:.3g})"
+    return f", by few elements of up to {most}: look at their examples"
 
 
 def _carrying(kernels: Sequence[KernelLayer], first: Layer) -> int:

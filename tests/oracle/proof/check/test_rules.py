@@ -223,6 +223,23 @@ def test_an_argument_that_gets_no_derivative_has_a_factor_of_zero() -> None:
     assert (wrong.status, wrong.why) == ("wrong", "operands[1]: 0 times the derivative")
 
 
+@pytest.mark.parametrize("constant", [lambda: 1.5, lambda: jnp.sqrt(jnp.arange(3.0)).sum()])
+@pytest.mark.parametrize(("factor", "status"), [(None, "correct"), (0.5, "wrong")])
+def test_a_constant_of_the_program_needs_no_derivative_but_no_wrong_one(
+    constant: Any, factor: float | None, status: str
+) -> None:
+    @jax.custom_vjp
+    def scaled(x: Any, scale: Any) -> Any:
+        return x * scale
+
+    def backward(kept: Any, g: Any) -> Any:
+        x, scale = kept
+        return g * scale, None if factor is None else factor * (g * x).sum()
+
+    scaled.defvjp(lambda *operands: (scaled(*operands), operands), backward)
+    assert rule(proof(lambda w, x: scaled(x @ w, constant()).sum()), "scaled").status == status
+
+
 def attention(wrong: str) -> Any:
     """Scores of queries and keys with a rule, right but for one mistake."""
 
@@ -396,6 +413,18 @@ def test_stopped_values_count_as_constant() -> None:
 def test_a_wrong_rule_next_to_a_stopped_value_is_still_wrong() -> None:
     found = proof(lambda w, x: (lax.stop_gradient(jnp.sin(w)) * half_squared(w)).sum())
     assert (rule(found, "half_squared").status, statuses(found)["param_grad/value"]) == ("wrong", "wrong")
+
+
+def test_a_gradient_that_is_zero_but_for_rounding_is_not_the_worst_of_those_that_are_compared() -> None:
+    def loss(variables: Any, x: Any) -> Any:
+        return jax.nn.log_softmax(jnp.sin(x @ variables["w"]) + variables["shift"])[:, 0].sum()
+
+    found = proof(loss, {"w": W, "shift": jnp.float32(0.3)})
+    row = next(row for row in found.rows if row.what == "observed gradients against jax.grad")
+    assert row.status == "correct"
+    assert row.expected is not None
+    assert row.expected <= 1e-4
+    assert row.why == "without 1 gradient that is zero but for rounding"
 
 
 SMALL = [ZOO[name] for name in ("linear_regression", "mlp")]

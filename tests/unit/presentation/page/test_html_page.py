@@ -211,6 +211,20 @@ def test_the_word_that_all_rows_of_a_compared_family_have_is_in_the_title_alone(
     assert "status" in headings["param (2 of 2)"]  # one is the same
 
 
+def test_a_module_that_first_differs_is_marked_behind_the_layers_inside_it() -> None:
+    found = different_runs()
+    stem, *inside, around = (row for row in found.rows if row.family == "activation")
+    right = (replace(row, status="same") for row in inside)
+    comparison = replace(found, rows=(stem, *right, around, replace(around, name="head", index=5)))
+    members = (SeriesMember(name="a.npz", comparison=comparison),)
+    compared = [Compared(name="a.npz", comparison=comparison, ref=small_network(), cand=small_network())]
+    content, _ = content_of(page_html(comparison_page("ref.npz", Series(members=members), compared)))
+    chart = next(each for each in content["depth"] if "forward" in each["title"])
+    (mark,) = chart["marks"]
+    assert mark["text"] == "first divergence forward: block1"
+    assert chart["names"][mark["at"]] == "head"
+
+
 def test_a_run_has_its_series_and_alarms(pages: dict[str, str]) -> None:
     content, packed = content_of(pages["run"])
     (run,) = content["runs"]

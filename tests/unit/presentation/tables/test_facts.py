@@ -52,3 +52,17 @@ def test_parameters_that_the_loss_takes_out_are_said_and_those_that_attention_do
     assert said(optax) == f"1 parameter of head: {optax} out what it adds"
     assert said("softmax at net.py:6 takes") is None
     assert said(own, rounding=False) is None
+
+
+def test_parameters_that_wait_for_others_to_move_from_zero_are_said_and_those_that_a_mask_hides_are_not() -> None:
+    def said(*whys: str) -> str | None:
+        causes = tuple(Cause(family="param_grad", name=f"block{at}/up/kernel", why=why) for at, why in enumerate(whys))
+        return dict(facts("run.npz", replace(small_network(), causes=causes))).get("at zero")
+
+    gate = "masked: multiplied by exact zeros in mul at net.py:7: {} is 0".format
+    one, other = gate("param/gate"), gate("the product of param/ada/kernel")
+    assert said(one) == "1 parameter of block0: no gradient while param/gate is zero"
+    assert said(one, f"{one}; {other}") == (
+        "2 parameters of block0, block1: no gradient while param/gate and 1 more are zero"
+    )
+    assert said(gate("input/mask"), f"{one}; {gate('input/mask')}", "masked: multiplied by exact zeros in mul") is None
