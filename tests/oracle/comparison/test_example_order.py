@@ -115,7 +115,10 @@ def test_batches_of_other_sizes_or_with_some_examples_in_common_are_told_in_a_se
 
 @pytest.mark.parametrize(
     ("ref", "cand"),
-    [(np.float32(2.0), np.ones(3, np.float32)), (np.array([1.0, np.nan]), np.array([np.nan, 1.0]))],
+    [
+        (np.float32(2.0), np.ones(3, np.float32)),
+        (np.array([1.0, np.nan, 3.0], np.float32), np.array([np.nan, 1.0, 3.0], np.float32)),
+    ],
     ids=["no axis", "nan"],
 )
 def test_of_inputs_without_examples_and_of_the_same_examples_no_difference_is_stated(ref: Any, cand: Any) -> None:
