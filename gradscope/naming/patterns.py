@@ -56,6 +56,7 @@ _NUMBER: Final = re.compile(r"(?<!\d)\d{1,9}(?!\d)")
 #: Tries a regular expression on a text, and says when that is done; the timer ends the process.
 _TRIAL: Final = """
 import json, re, signal, sys
+signal.signal(signal.SIGALRM, signal.SIG_DFL); signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
 for line in sys.stdin:
     method, pattern, text, seconds = json.loads(line)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -63,8 +64,8 @@ for line in sys.stdin:
     signal.setitimer(signal.ITIMER_REAL, 0)
     print(flush=True)
 """
-_TRYING: Final = threading.Lock()
-_TRIALS: Final[dict[int, Any]] = {}
+#: The lock under which one is tried, and the process, by the one that waits: the lock may be held where it is forked.
+_TRIALS: Final[dict[int, tuple[threading.Lock, list[Any]]]] = {}
 
 
 class BoundedRegex:
@@ -111,7 +112,7 @@ class BoundedRegex:
         return self._in_time("sub", lambda: self._regex.sub(replacement, text), text)
 
     def _in_time(self, method: str, match: Callable[[], Found], text: str) -> Found:
-        if not self._may_explode:
+        if not self._may_explode or not hasattr(signal, "setitimer"):
             return match()
 
         def give_up(*_: object) -> NoReturn:
@@ -135,7 +136,7 @@ class BoundedRegex:
 
 def _has_timer() -> bool:
     """Returns whether this thread has a timer that nothing else uses."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+    if threading.current_thread() is not threading.main_thread():
         return False
     return signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0) and signal.getsignal(signal.SIGALRM) is not None
 
@@ -145,21 +146,23 @@ def _ends(method: str, pattern: str, text: str) -> bool:
     import subprocess  # noqa: PLC0415 - it takes 5 ms, and is for threads only
 
     command, pipe = [sys.executable, "-I", "-S", "-c", _TRIAL], subprocess.PIPE
-    with _TRYING, suppress(OSError):
-        process: Any = _TRIALS.pop(os.getpid(), None)  # a process that was forked needs its own
+    lock, processes = _TRIALS.setdefault(os.getpid(), (threading.Lock(), []))
+    with lock, suppress(OSError):
+        process: Any = processes.pop() if processes else None
         process = process or subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0)  # noqa: S603 - our own program
         process.stdin.write(json.dumps([method, pattern, text, _SECONDS]).encode() + b"\n")
         if not process.stdout.readline():
             process.communicate()
             return process.returncode != -signal.SIGALRM
-        _TRIALS[os.getpid()] = process
+        processes.append(process)
     return True
 
 
 @atexit.register
 def _end_trials() -> None:
-    if own := _TRIALS.pop(os.getpid(), None):
-        own.communicate()
+    for process in _TRIALS.pop(os.getpid(), (None, []))[1]:
+        process.kill()  # one that was forked may hold its input open
+        process.communicate()
 
 
 @dataclass(frozen=True, slots=True)

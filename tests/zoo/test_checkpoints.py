@@ -283,17 +283,18 @@ def test_a_file_of_leaves_is_read_into_what_init_returns(folder: Path, stateful:
     found, batch = model_arguments(model, seed=0, checkpoint=CheckpointRequest(path=folder / "saved.eqx")).make()
     np.testing.assert_array_equal(model.loss(found, batch), module.loss(saved, batch))
 
-    optimizer = {"mu": np.zeros(3, np.float32)}
+    optimizer = {"count": np.zeros((), np.int32), "mu": np.zeros(3, np.float32)}
     eqx.tree_serialise_leaves(folder / "saved.eqx", (saved, optimizer))
     arguments = model_arguments(model, seed=0, checkpoint=CheckpointRequest(path=folder / "saved.eqx"))
     np.testing.assert_array_equal(model.loss(*arguments.make()), module.loss(saved, batch))
     (note,) = arguments.notes
-    assert re.search(r"the first \d+ tensors are taken for the model's, as they fit, and 1 behind them left out", note)
+    assert re.search(r"the first \d+ tensors are taken for the model's, as they fit, and 2 behind them left out", note)
 
-    eqx.tree_serialise_leaves(folder / "saved.eqx", (optimizer, saved))
-    with pytest.raises(DumpError, match="the model has no tensor") as refused:
-        model_arguments(model, seed=0, checkpoint=CheckpointRequest(path=folder / "saved.eqx"))
-    assert "first, or alone" in str(refused.value.hint)
+    for other in ((optimizer, saved), (saved, np.zeros((4, 4), np.float32))):  # the second may be of more layers
+        eqx.tree_serialise_leaves(folder / "saved.eqx", other)
+        with pytest.raises(DumpError, match="the model has no tensor") as refused:
+            model_arguments(model, seed=0, checkpoint=CheckpointRequest(path=folder / "saved.eqx"))
+        assert "first, or alone" in str(refused.value.hint)
 
 
 def a_model(*layers: tuple[int, str]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ class ProofReport:
         """Yields how a wrong rule that may be meant so is excused."""
         allowed = dict.fromkeys(str(row["allow"]) for row in self._wrong() if "allow" in row)
         if allowed:
-            options = " ".join(f"--allow {name}" for name in allowed)
+            options = " ".join(f"--allow {shlex.quote(name)}" for name in allowed)
             yield Note(
                 label="meant?",
                 text=f"{options} excuses what is no derivative on purpose: a straight-through "

@@ -93,15 +93,17 @@ def _wrong_argument(
 ) -> WrongArgument:
     found = WrongArgument(name=wrong[variable], factor=None, returned=rule.returns(variable))
     factor = common_factor(outcomes)
+    shapes = [call.equation.invars[position].aval.shape for position, *_ in call.variables]
+    # Of one number, whatever a rule returns is a multiple of the derivative, and the factor says little.
+    if math.isnan(factor) or math.prod(shapes[variable]) == 1:
+        for other, name in wrong.items():
+            if other != variable and shapes[other] == shapes[variable]:
+                exchanged = (rule.of_one(other, returned_for=variable) for _ in range(DIRECTIONS))
+                if all(each.status == "correct" for each in exchanged):
+                    return replace(found, derivative_of=name)
     if not math.isnan(factor):
         length = _length(call.equation, call.variables[variable][0], factor)
         return replace(found, factor=rounded_factor(factor), length=length)
-    shapes = [call.equation.invars[position].aval.shape for position, *_ in call.variables]
-    for other, name in wrong.items():
-        if other != variable and shapes[other] == shapes[variable]:
-            exchanged = (rule.of_one(other, returned_for=variable) for _ in range(DIRECTIONS))
-            if all(each.status == "correct" for each in exchanged):
-                return replace(found, derivative_of=name)
     return replace(found, constant=all(each.status == "wrong" and math.isnan(each.factor) for each in outcomes))
 
 

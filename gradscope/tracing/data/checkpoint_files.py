@@ -50,9 +50,11 @@ _REFUSED: Final = ("torch", "pickle")
 _OURS: Final = frozenset({".npz", ".npy", ".safetensors", ".eqx"})
 _SHARDED: Final = ".safetensors.index.json"
 
-#: How pickles begin, and maps of some names in msgpack, as Flax writes.
+#: How pickles begin, and maps in msgpack, as Flax writes: the number of names, and behind up to 15 a name.
 _PICKLE_STARTS: Final = frozenset(bytes((0x80, protocol)) for protocol in range(2, 6))
-_MAPS: Final = frozenset(bytes((first,)) for first in (*range(0x81, 0x90), 0xDE, 0xDF))
+_LONG_MAPS: Final = (0xDE, 0xDF)
+_SHORT_MAPS: Final = range(0x81, 0x90)
+_NAMES: Final = (*range(0xA0, 0xC0), 0xD9, 0xDA)
 
 #: The beginning of the names that `flax.training.checkpoints` gives to its files.
 _FLAX_NAME: Final = "checkpoint_"
@@ -152,7 +154,8 @@ def _kind(path: Path) -> str:
         return "pickle"
     if path.name.startswith(_FLAX_NAME) and not path.suffix:
         return "flax"
-    return "flax" if start[:1] in _MAPS else ""
+    first, second = (*start, 0, 0)[:2]
+    return "flax" if first in _LONG_MAPS or (first in _SHORT_MAPS and second in _NAMES) else ""
 
 
 def _pickle_error(path: Path, kind: str) -> DumpError:

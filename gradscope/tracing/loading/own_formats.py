@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
+import jax.numpy as jnp
+
 from gradscope.errors import DumpError
 from gradscope.frameworks.detect import own_format_of
 from gradscope.frameworks.modules.adapter import Described
@@ -47,7 +49,9 @@ def restored(found: Any, checkpoint: Path, build: Callable[[], object]) -> Resto
     try:
         expected, named = own.layouts()
         saved = _in_order(expected, checkpoint) if named is None else named
-        behind = saved.keys() - expected.keys() if own.leads else set[str]()
+        behind = {name: each for name, each in saved.items() if name not in expected} if own.leads else {}
+        if not _may_be_of_training(expected, behind):
+            behind = {}
         first = {name: each for name, each in saved.items() if name not in behind}
         if not any(mismatches(expected, first, exact=own.exact)):
             return Restored(value=own.restore(), notes=tuple(_notes(checkpoint, len(first), len(behind))))
@@ -57,6 +61,18 @@ def restored(found: Any, checkpoint: Path, build: Callable[[], object]) -> Resto
         problems = [str(error)]
     raise DumpError(
         f"{printable(str(checkpoint))} is not a checkpoint of this module: {'; '.join(problems)}", hint=hint
+    )
+
+
+def _may_be_of_training(expected: Mapping[str, Described], behind: Mapping[str, Described]) -> bool:
+    """Returns whether the tensors behind a model's may be what a training run saves with it, and not more layers.
+
+    That has a whole number, which counts steps or seeds a generator, or a tensor for each of the model's.
+    """
+    shapes = iter([each.shape for each in behind.values()])
+    counts = any(jnp.issubdtype(each.dtype, jnp.integer) for each in behind.values())
+    return counts or all(
+        each.shape in shapes for each in expected.values() if each.shape and jnp.issubdtype(each.dtype, jnp.inexact)
     )
 
 

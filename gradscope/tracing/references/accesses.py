@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Final
 
 import jax
@@ -27,16 +28,18 @@ def accessed(equation: Equation, cell: Cell, *operands: Any) -> list[Any]:
         before = step.of(before)
     if name == _GET:
         return [before]
-    cell.value = _replaced(cell.value, steps, written[0] if name == _REPLACES else before + written[0])
+    cell.value = _written(cell.value, steps, written[0], adds=name == _ADDS)
     return [before] if name == _REPLACES else []
 
 
-def _replaced(array: Any, steps: Sequence[_Index], value: Any) -> Any:
-    """Returns an array in which what the steps lead to is another value."""
+def _written(array: Any, steps: Sequence[_Index], value: Any, *, adds: bool) -> Any:
+    """Returns an array in which what the steps lead to is another value, or has it added."""
     if not steps:
-        return value
+        return array + value if adds else value
     first, *others = steps
-    return first.replaced(array, _replaced(first.of(array), others, value) if others else value)
+    if others:
+        return first.written(array, _written(first.of(array), others, value, adds=adds), adds=False)
+    return first.written(array, value, adds=adds)
 
 
 class _Index:
@@ -65,10 +68,12 @@ class _Index:
             return array
         return jax.lax.squeeze(jax.lax.dynamic_slice(array, self._start, self._sizes), self._numbers)
 
-    def replaced(self, array: Any, value: Any) -> Any:
-        """Returns the array in which what the index selects is another value."""
+    def written(self, array: Any, value: Any, *, adds: bool) -> Any:
+        """Returns the array in which what the index selects is another value, or has it added."""
         if self._positions is not None:
-            return array.at[self._positions].set(value)
+            places = array.at[self._positions]
+            return places.add(value) if adds else places.set(value)  # one that is selected twice gets both
+        value = self.of(array) + value if adds else value
         if self._is_whole(array):
             return value
         return jax.lax.dynamic_update_slice(array, jax.lax.expand_dims(value, self._numbers), self._start)
@@ -90,17 +95,25 @@ def _index(equation: Equation, step: Any) -> _Index:
         start = [each.start if is_range else each for each, is_range in zip(indices, ranges, strict=True)]
         sizes = [each.size if is_range else 1 for each, is_range in zip(indices, ranges, strict=True)]
         return _Index([jnp.asarray(each, jnp.int32) for each in start], sizes, numbers, None)
-    if arrays and numbers != list(range(len(numbers))):
-        raise unknown_use(equation)  # where the axes of the arrays go is not the same in NumPy and in JAX
-    own = len(jnp.broadcast_shapes(*(jnp.shape(indices[at]) for at in numbers)))
+    shape = jnp.broadcast_shapes(*(jnp.shape(indices[at]) for at in numbers))
+    # Where the axes of the arrays go, as the number of ranges before them.
+    leads = numbers != list(range(numbers[0], numbers[-1] + 1)) or not _stays_in_place() if numbers else True
+    before = 0 if leads else sum(ranges[: numbers[0]])
+    behind = sum(ranges) - before
     positions: list[Any] = []
-    behind = sum(ranges)
-    for each, is_range in zip(indices, ranges, strict=True):
+    for at, (each, is_range) in enumerate(zip(indices, ranges, strict=True)):
         if is_range:
-            behind -= 1
             along = jnp.asarray(each.start, jnp.int32) + each.stride * jnp.arange(each.size, dtype=jnp.int32)
-            positions.append(along.reshape(each.size, *[1] * behind))
+            later = sum(ranges[at + 1 :])
+            positions.append(along.reshape(each.size, *[1] * (later + (len(shape) if later >= behind else 0))))
         else:
-            shape = jnp.shape(each)
-            positions.append(jnp.asarray(each).reshape(*[1] * (own - len(shape)), *shape, *[1] * sum(ranges)))
+            own = jnp.broadcast_to(jnp.asarray(each), shape)
+            positions.append(own.reshape(*shape, *[1] * behind))
     return _Index([], [], numbers, tuple(positions))
+
+
+@cache
+def _stays_in_place() -> bool:
+    """Returns whether an array for an index leaves its axes behind those of a range before, which JAX has changed."""
+    read = jax.eval_shape(lambda: jax.new_ref(jnp.zeros((2, 3)))[:, jnp.zeros(5, jnp.int32)])
+    return read.shape == (2, 5)

@@ -122,25 +122,28 @@ def _remat(equation: Equation, values: Sequence[Any]) -> Sequence[Any]:
 
 def _scan(equation: Equation, values: Sequence[Any]) -> Sequence[Any]:
     operands, params = loop_operands(equation, values), equation.params
-    if any(isinstance(each, Cell) for each in operands.sequences):
-        raise unknown_use(equation)
+    scanned = [each for each in operands.sequences if isinstance(each, Cell)]
     threaded, carried = Threaded(operands.constants), len(operands.carries)
     body = _body(sub_jaxprs(equation)[0])
 
     def step(state: tuple[Sequence[Any], Sequence[Any]], slices: Sequence[Any]) -> Any:
         carries, held = state
-        made, held = threaded.run(body, held, [*operands.constants, *carries, *slices])
-        return (made[:carried], held), made[carried:]
+        own = [Cell(one) if isinstance(each, Cell) else one
+               for each, one in zip(operands.sequences, slices, strict=True)]  # fmt: skip
+        made, held = threaded.run(body, held, [*operands.constants, *carries, *own])
+        return (made[:carried], held), (made[carried:], [each.value for each in own if isinstance(each, Cell)])
 
-    (carries, held), stacked = jax.lax.scan(
+    (carries, held), (stacked, written) = jax.lax.scan(
         step,
         (list(operands.carries), threaded.held),
-        list(operands.sequences),
+        [each.value if isinstance(each, Cell) else each for each in operands.sequences],
         length=params["length"],
         reverse=params["reverse"],
         unroll=params["unroll"],
     )
     threaded.take(held)
+    for cell, value in zip(scanned, written, strict=True):
+        cell.value = value
     return [*carries, *stacked]
 
 

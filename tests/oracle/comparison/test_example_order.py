@@ -113,6 +113,19 @@ def test_batches_of_other_sizes_or_with_some_examples_in_common_are_told_in_a_se
     assert overlapping.sentence.endswith(f". {advice}")
 
 
+@pytest.mark.parametrize(
+    ("ref", "cand"),
+    [
+        (np.float32(2.0), np.ones(3, np.float32)),
+        (np.array([1.0, np.nan, 3.0], np.float32), np.array([np.nan, 1.0, 3.0], np.float32)),
+    ],
+    ids=["no axis", "nan"],
+)
+def test_of_inputs_without_examples_and_of_the_same_examples_no_difference_is_stated(ref: Any, cand: Any) -> None:
+    first, second = (gs.capture(lambda w, x: jnp.sum(w * x), np.float32(3.0), each) for each in (ref, cand))
+    assert gs.compare(first, second).sentence.startswith("The runs start from different inputs (`value`)")
+
+
 def test_labels_that_stay_where_their_examples_moved_are_a_difference(reference: Dump) -> None:
     found = gs.compare(reference, _captured(_moved("x")))
     assert not found

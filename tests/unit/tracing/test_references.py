@@ -95,9 +95,46 @@ def inside_of_vmap(w: Any, x: Any) -> Any:
     return jax.vmap(of_row)(x @ w).sum()
 
 
-@pytest.mark.parametrize(
-    "loss", [read_and_written, indices, a_loop, a_branch, calls, inside_of_vmap], ids=lambda loss: loss.__name__
-)
+def additions_to_one_place(w: Any, x: Any) -> Any:
+    ref = jax.new_ref(x @ w)
+    jax.ref.addupdate(ref, jnp.array([1, 1, 2]), jnp.sin(x))
+    return jnp.square(ref[...]).sum()
+
+
+def arrays_behind_and_between_ranges(w: Any, x: Any) -> Any:
+    ref, i = jax.new_ref((x @ w).reshape(3, 2, 2)), jnp.array([[2, 0]])
+    ref[:, np.array([1, 0])] = jnp.sin(ref[:, np.array([0, 1])])
+    jax.ref.addupdate(ref, (i, slice(0, 2), i // 2), jnp.ones((1, 2, 2)) * x[0, 0])
+    return jnp.sin(ref[i, :, 1]).sum() + jnp.square(ref[1:, i // 2]).sum()
+
+
+def one_index_for_each_example(w: Any, x: Any) -> Any:
+    def of_row(row: Any, i: Any) -> Any:
+        ref = jax.new_ref(jnp.stack([row, row**2]))
+        ref[:, i] = ref[:, i + 1] * 3.0
+        return ref[:, i]
+
+    return jnp.square(jax.vmap(of_row)(x @ w, jnp.arange(3))).sum()
+
+
+def a_loop_over_a_reference(w: Any, x: Any) -> Any:
+    ref = jax.new_ref(x)
+
+    def body(total: Any, row: Any) -> Any:
+        row[...] = jnp.tanh(row[...] @ w)
+        return total + row[0], row[1]
+
+    total, second = lax.scan(body, 0.0, ref)
+    return total + jnp.square(ref[...]).sum() + second.sum()
+
+
+LOSSES = [
+    read_and_written, indices, a_loop, a_branch, calls, inside_of_vmap, additions_to_one_place,
+    arrays_behind_and_between_ranges, one_index_for_each_example, a_loop_over_a_reference,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
 @pytest.mark.parametrize("ops", [False, True])
 def test_values_and_gradients_are_those_of_jax(loss: Callable[[Any, Any], Any], ops: bool) -> None:
     dump = gs.capture(loss, W, X, ops=ops)

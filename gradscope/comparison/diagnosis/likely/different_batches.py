@@ -56,8 +56,9 @@ def different_batches(
 
 def _of_sizes(dumps: Dumps, inputs: Sequence[Match]) -> DifferentBatches | None:
     shapes = [(dumps.ref.entry(each.ref).shape, dumps.cand.entry(each.cand).shape) for each in inputs]
-    sizes = {(one[:1], other[:1]) for one, other in shapes if one or other}
-    if len(sizes) != 1 or any(one[1:] != other[1:] for one, other in shapes):
+    shapes = [pair for pair in shapes if any(pair)]
+    sizes = {(one[:1], other[:1]) for one, other in shapes}
+    if len(sizes) != 1 or any(not all(pair) or pair[0][1:] != pair[1][1:] for pair in shapes):
         return None
     ((ref,), (cand,)) = next(iter(sizes))
     if ref == cand:
@@ -98,7 +99,7 @@ def _overlapping(dumps: Dumps, inputs: Sequence[Match], rows: Mapping[str, Compa
     ref = Counter(examples_of([dumps.ref.array(match.ref) for match in together]))
     cand = Counter(examples_of([dumps.cand.array(match.cand) for match in together]))
     both = (ref & cand).total()
-    if not both:
+    if not 0 < both < length:  # all are the same in another order, such as with NaNs, which no order makes agree
         return None
     sentence = f"The batches have {both} of {length} examples in common"
     return DifferentBatches(sentence=sentence)

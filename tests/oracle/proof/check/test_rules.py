@@ -270,6 +270,18 @@ def test_mistakes_of_a_rule_with_two_arguments_are_told(wrong: str, queries: str
     assert rule(found, "scores").why == f"q (param/queries): {queries}; k: {keys}"
 
 
+def test_an_exchange_is_told_of_single_numbers_too() -> None:
+    """Any two numbers are multiples of each other."""
+
+    @jax.custom_vjp
+    def times(a: Any, b: Any) -> Any:
+        return a * b**2
+
+    times.defvjp(lambda a, b: (a * b**2, (a, b)), lambda kept, g: (2.0 * g * kept[0] * kept[1], g * kept[1] ** 2))
+    found = rule(proof(lambda w, x: times(w[0, 0], w[0, 1]) * x.sum()), "times")
+    assert found.why == "a: the derivative with respect to b; b: the derivative with respect to a"
+
+
 @pytest.mark.parametrize(
     ("forward", "backward", "why", "allow"),
     [

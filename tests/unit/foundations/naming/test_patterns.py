@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -125,6 +128,41 @@ def test_a_regular_expression_that_takes_for_ever_ends_with_a_message(
         match()
     assert time.process_time() - started < 2
     assert (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)) == (before, (0.0, 0.0))
+
+
+def test_a_process_that_was_forked_tries_expressions_of_its_own_and_holds_up_no_ending() -> None:
+    """It is forked while another thread tries one, and lives on when the program ends; SIGALRM is ignored besides."""
+    program = """
+import os, signal, sys, threading, time
+from gradscope.naming import patterns
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+patterns._SECONDS = 0.5
+def match(text):
+    try:
+        print(bool(patterns.BoundedRegex("(p+)+x").fullmatch(text)), file=sys.stderr, flush=True)
+    except Exception as error:
+        print(error, file=sys.stderr, flush=True)
+def start(text):
+    thread = threading.Thread(target=match, args=[text])
+    thread.start()
+    return thread
+start("px").join()
+slow = start("p" * 60)
+time.sleep(0.1)
+child = os.fork()
+if child == 0:
+    start("px").join()
+    os.closerange(1, 3)
+    time.sleep(20)
+    os._exit(0)
+slow.join()
+start("px").join()
+print(child)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=15, check=True)
+    os.kill(int(done.stdout), signal.SIGKILL)
+    assert sorted(done.stderr.splitlines())[:3] == ["True"] * 3
+    assert "takes more than 0.5 s" in done.stderr
 
 
 def test_a_timer_that_a_program_uses_itself_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
