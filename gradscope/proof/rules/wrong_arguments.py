@@ -1,7 +1,8 @@
-"""`wrong_arguments` names the arguments for which a custom rule is wrong, and by which factor.
+"""`wrong_arguments` names the arguments for which a custom rule is wrong, and how.
 
 A rule often differs from the derivative by one number: a sum in the place of a mean, a sign, a two. The number says
-most where it is the length of an axis.
+most where it is the length of an axis, or the root of one. Or it returns the derivative with respect to another
+argument, or something where the derivative is zero.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def _name(trace: Trace, call: CustomRuleCall, position: int) -> str:
 
 
 def _length(equation: Equation, position: int, factor: float) -> str:
-    """Returns which axis of an argument, or else of another, has a factor or its inverse as its length."""
+    """Returns which axis of an argument, or else of another, has a factor, its square or its inverse as its length."""
     if factor == 0:
         return ""
     number = max(abs(factor), 1 / abs(factor))
@@ -124,7 +125,9 @@ def _length(equation: Equation, position: int, factor: float) -> str:
     outputs = [("the output's", atom) for atom in equation.outvars]
     for whose, atom in [("its", equation.invars[position]), *others, *outputs]:
         for length, what in _lengths(atom):
-            if length >= _SHORTEST and abs(number - length) <= _IS_LENGTH * length:
+            if length < _SHORTEST:
+                continue
+            if abs(number - length) <= _IS_LENGTH * length:
                 return f"{inverse}{what.format(whose)}"
             root = math.sqrt(length)
             if (root >= _SHORTEST or not root.is_integer()) and abs(number - root) <= _IS_LENGTH * root:

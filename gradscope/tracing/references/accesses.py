@@ -96,9 +96,9 @@ def _index(equation: Equation, step: Any) -> _Index:
         sizes = [each.size if is_range else 1 for each, is_range in zip(indices, ranges, strict=True)]
         return _Index([jnp.asarray(each, jnp.int32) for each in start], sizes, numbers, None)
     shape = jnp.broadcast_shapes(*(jnp.shape(indices[at]) for at in numbers))
-    # Where the axes of the arrays go, as the number of ranges before them.
-    leads = numbers != list(range(numbers[0], numbers[-1] + 1)) or not _stays_in_place() if numbers else True
-    before = 0 if leads else sum(ranges[: numbers[0]])
+    # The axes of the arrays come first, or stay where they are, behind the ranges before them.
+    side_by_side = bool(numbers) and numbers == list(range(numbers[0], numbers[-1] + 1))
+    before = sum(ranges[: numbers[0]]) if side_by_side and _stays_in_place() else 0
     behind = sum(ranges) - before
     positions: list[Any] = []
     for at, (each, is_range) in enumerate(zip(indices, ranges, strict=True)):
