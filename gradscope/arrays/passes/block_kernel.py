@@ -1,5 +1,5 @@
 """`block_kernel` has the loops of the compiled pass, in the subset of Python that numba compiles.
-Importing this module compiles nothing.
+Importing this module compiles nothing. Only the process that compiles them imports it.
 
 The kernel reads float32 in blocks of `BLOCK` elements. One loop fetches a block from memory and computes all that has
 no need of magnitudes, as integers, whose order is that of the floats, and as float64: loops over a block that is in the
@@ -9,48 +9,32 @@ loop has branches, and all vectorise, except the one that counts by magnitude.
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numba as nb
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-
-#: Elements that stay in the second-level cache, with a copy of the finite ones; 8 Ki to 64 Ki are equally fast.
-BLOCK: Final = 1 << 14
-
-#: Bins of float32 ordinals: of the 31 bits of a magnitude, eight of the exponent and four of the mantissa.
-NARROW_BINS: Final = 1 << 12
-NARROW_SHIFT: Final = 31 - 12
-
-#: Bins of float64 ordinals, for the subnormals of float32, which are normal there.
-WIDE_BINS: Final = 1 << 15
-WIDE_SHIFT: Final = 63 - 15
-
-#: Tallies that are counted into in turn. An increment of a counter waits for the one before it of the same counter,
-#: and neighbouring elements often have the same magnitude.
-TALLIES: Final = 4
-
-
-class Reduced(NamedTuple):
-    """`Reduced` holds what the kernel adds to.
-
-    Attributes:
-        sums: Float64, by the positions `COUNT` to `MAGNITUDES`; the count is zero before the first block.
-        counts: Int64, by the positions `ZEROS` to `SMALLEST`; the last is the ordinal of the smallest magnitude that
-            is not zero. `LOW` and `HIGH` are the places of the extremes, which `float_at` reads.
-        narrow: Int32, `TALLIES` by `NARROW_BINS`; of no bins where magnitudes are not counted.
-        wide: Int64, `WIDE_BINS`.
-    """
-
-    sums: Array
-    counts: Array
-    narrow: Array
-    wide: Array
-
-
-COUNT, MEAN, SQUARED_DEVIATIONS, SQUARES, MAGNITUDES = range(5)
-ZEROS, NANS, INFINITIES, NEGATIVE_INFINITIES, LOW, HIGH, SUBNORMAL, SMALLEST = range(8)
+from gradscope.arrays.passes.accumulators import (
+    BLOCK,
+    COUNT,
+    HIGH,
+    INFINITIES,
+    LOW,
+    MAGNITUDES,
+    MEAN,
+    NANS,
+    NARROW_SHIFT,
+    NEGATIVE_INFINITIES,
+    SMALLEST,
+    SQUARED_DEVIATIONS,
+    SQUARES,
+    SUBNORMAL,
+    TALLIES,
+    WIDE_SHIFT,
+    ZEROS,
+    Accumulators,
+)
 
 _MAGNITUDE: Final = np.int32(0x7FFFFFFF)
 _INFINITY: Final = np.int32(0x7F800000)
@@ -61,16 +45,13 @@ _FIRST_NORMAL: Final = np.int32(0x00800000 - 1)
 #: What LLVM may assume about sums: that they can be reordered, not that there are no NaNs.
 _REORDERED: Final = {"reassoc", "contract", "nsz"}
 
+#: Neither references are counted nor errors raised: the loops call nothing outside themselves, and run without numba.
+_OPTIONS: Final[dict[str, Any]] = {"_nrt": False, "error_model": "numpy"}
+
 
 def _inner(loop: Any) -> Any:
     """Returns a loop as it is compiled into the kernel."""
-    return nb.njit(nogil=True, fastmath=_REORDERED, error_model="numpy")(loop)
-
-
-def float_at(place: int) -> float:
-    """Returns the float32 at a place of their order."""
-    bits = np.int32(place ^ ((place >> int(_SIGN_SHIFT)) & int(_MAGNITUDE)))
-    return float(bits.view(np.float32))
+    return nb.njit(fastmath=_REORDERED, **_OPTIONS)(loop)
 
 
 @_inner
@@ -166,13 +147,13 @@ def _tally(values: Array, narrow: Array) -> None:
 
 @_inner
 def _tally_wide(values: Array, wide: Array) -> None:
-    bits = values.astype(np.float64).view(np.uint64)
-    for i in range(bits.size):
-        wide[((bits[i] - np.uint64(1)) & np.uint64(0x7FFFFFFFFFFFFFFF)) >> np.uint64(WIDE_SHIFT)] += 1
+    for i in range(values.size):
+        bits: Any = np.float64(values[i]).view(np.uint64)
+        wide[((bits - np.uint64(1)) & np.uint64(0x7FFFFFFFFFFFFFFF)) >> np.uint64(WIDE_SHIFT)] += 1
 
 
 @_inner
-def _add_magnitudes(values: Array, limit: Any, reduced: Reduced) -> None:
+def _add_magnitudes(values: Array, limit: Any, reduced: Accumulators) -> None:
     counts, smallest = reduced.counts, _smallest(values)
     counts[SMALLEST] = min(counts[SMALLEST], np.int64(smallest))
     reduced.sums[MAGNITUDES] += _sum_of_magnitudes(values)
@@ -185,7 +166,7 @@ def _add_magnitudes(values: Array, limit: Any, reduced: Reduced) -> None:
 
 
 @_inner
-def _reduce_block(values: Array, finite: Array, limit: Any, reduced: Reduced) -> None:
+def _reduce_block(values: Array, finite: Array, limit: Any, reduced: Accumulators) -> None:
     counts = reduced.counts
     low, high, zeros, total, squares = _outline(values)
     if low <= ~_INFINITY or high >= _INFINITY:
@@ -211,15 +192,22 @@ def _reduce_block(values: Array, finite: Array, limit: Any, reduced: Reduced) ->
         _add_magnitudes(values, limit, reduced)
 
 
-@nb.njit(nogil=True, cache=True)
-def reduce_floats(values: Array, limit: Any, reduced: Reduced) -> None:
-    """Adds the reductions of float32 elements.
-
-    Args:
-        values: One-dimensional, contiguous, float32, read-only: numba compiles writable ones apart.
-        limit: The ordinal of the smallest normal number of the tensor's own dtype, as int32.
-        reduced: What is added to.
-    """
-    finite = np.empty(BLOCK, np.float32)
+def _reduce_floats(values: Array, limit: Any, reduced: Accumulators, finite: Array) -> None:
     for start in range(0, values.size, BLOCK):
         _reduce_block(values[start : start + BLOCK], finite, limit, reduced)
+
+
+def compiled_loops() -> str:
+    """Compiles the loops for this machine's processor.
+
+    Returns:
+        A module in LLVM's language, optimised. Its one function that is visible from outside adds the reductions of
+        float32 elements to accumulators; its arguments are those of `_reduce_floats`, as numba passes them. The last is
+        the room for the finite elements of a block.
+    """
+    types: Any = nb.types
+    values = types.Array(nb.float32, 1, "C", readonly=True)
+    totals = types.NamedTuple((nb.float64[::1], nb.int64[::1], nb.int32[:, ::1], nb.int64[::1]), Accumulators)
+    signature: Any = nb.void(values, nb.int32, totals, nb.float32[::1])
+    options: Any = {**_OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return next(iter(nb.njit(signature, **options)(_reduce_floats).inspect_llvm().values()))

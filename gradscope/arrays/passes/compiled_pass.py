@@ -1,10 +1,10 @@
 """Computes the `Reduction` of an array of floats of at most 32 bits with compiled loops, faster than NumPy.
 
 The loops are compiled by numba, of the extra `fast`, once per machine, and kept in the user's cache. Loading them takes
-a third of a second, in which NumPy reduces half a gigabyte. So a process loads them when it has reduced about as much,
-or is about to in one call: a small dump never waits for them, and no process takes twice the time of the better choice.
-A process that says in advance how much it will reduce has them loaded meanwhile. Where they have yet to be compiled,
-which takes four seconds, that has to be worth more: the first dump of a machine is not to wait for them.
+0.04 s, in which NumPy reduces 64 MiB. So a process loads them when it has reduced about as much, or is about to in one
+call: a small dump never waits for them, and no process takes twice the time of the better choice. A process that says
+in advance how much it will reduce has them loaded meanwhile. Where they have yet to be compiled, which takes five
+seconds, that has to be worth more: the first dump of a machine is not to wait for them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial, reduce
 from operator import add
-from pickle import UnpicklingError
 from threading import Lock
-from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
@@ -26,12 +24,13 @@ from gradscope.arrays.blocks import Array, blocks
 from gradscope.arrays.dtypes import dtype_name, is_floating, smallest_normal
 from gradscope.arrays.magnitudes import FLOAT32, FLOAT64, Magnitudes
 from gradscope.arrays.moments import Moments
+from gradscope.arrays.passes.accumulators import Accumulators, float_at
+from gradscope.arrays.passes.native_kernel import NativeKernel, is_compiled
 from gradscope.arrays.reductions import Extremes, NonFinite, Reduction
 from gradscope.arrays.widening import real_values
-from gradscope.user_cache import cache_folder
 
 #: Bytes that NumPy reduces with magnitudes in the time that loading the kernel takes (2026-11).
-_WORTH_LOADING: Final = 512 << 20
+_WORTH_LOADING: Final = 64 << 20
 
 #: The same where the kernel has yet to be compiled: a third of the time that this takes, since later processes have it.
 _WORTH_COMPILING: Final = 2 << 30
@@ -39,15 +38,8 @@ _WORTH_COMPILING: Final = 2 << 30
 #: What a byte counts for that is reduced without magnitudes, at which NumPy is so many times as fast.
 _PLAIN_SHARE: Final = 1 / 5
 
-#: The folder of the user's cache in which numba keeps the kernel.
-_KEPT_IN: Final = "kernels"
-
 #: Elements of a stretch, which one thread reduces. It does not depend on the number of threads, and so no result does.
 _STRETCH: Final = 1 << 22
-
-
-#: The highest place of a float in the order of the kernel; the complement is the lowest.
-_HIGHEST_PLACE: Final = 0x7FFFFFFF
 
 
 class _Loading:
@@ -56,9 +48,9 @@ class _Loading:
     def __init__(self) -> None:
         self._lock = Lock()
         self._reduced = 0.0
-        self._begun: Future[ModuleType | None] | None = None
+        self._begun: Future[NativeKernel | None] | None = None
         self._tried = False
-        self._kernel: ModuleType | None = None
+        self._kernel: NativeKernel | None = None
 
     def expect(self, worth: float) -> None:
         """Begins to load the kernel in the background, where that is worth it.
@@ -69,8 +61,8 @@ class _Loading:
         with self._lock:
             self._begin_if_worth(worth)
 
-    def kernel(self, worth: float) -> ModuleType | None:
-        """Returns the module of the kernel; None where it is not loaded yet, or cannot be.
+    def kernel(self, worth: float) -> NativeKernel | None:
+        """Returns the kernel; None where it is not loaded yet, or cannot be.
 
         Args:
             worth: The bytes that are to be reduced now, as far as NumPy would need long for them.
@@ -85,10 +77,10 @@ class _Loading:
         return self._kernel
 
     def _begin_if_worth(self, worth: float) -> None:
-        if self._begun is None and worth >= _WORTH_LOADING and (worth >= _WORTH_COMPILING or _is_compiled()):
+        if self._begun is None and worth >= _WORTH_LOADING and (worth >= _WORTH_COMPILING or is_compiled()):
             # In a thread of its own: a compiler needs more stack than the thread of a callback may have.
             pool = ThreadPoolExecutor(1, thread_name_prefix="kernel")
-            self._begun = pool.submit(_loaded)
+            self._begun = pool.submit(NativeKernel.loaded)
             pool.shutdown(wait=False)
 
 
@@ -102,38 +94,6 @@ def expect_reductions(size_bytes: int) -> None:
         size_bytes: The bytes of the arrays that will be reduced with magnitudes, of any dtype.
     """
     _loading.expect(size_bytes)
-
-
-def _is_compiled() -> bool:
-    """Returns whether an earlier process has compiled the kernel; it may have been another version's."""
-    try:
-        return any(cache_folder(_KEPT_IN).rglob("*.nbi"))
-    except (OSError, RuntimeError):  # RuntimeError: the user has no home
-        return False
-
-
-def _loaded() -> ModuleType | None:
-    """Returns the module of the kernel, compiled; None where there is none."""
-    try:
-        from numba.core import config  # noqa: PLC0415 - see the module's docstring
-        from numba.core.errors import NumbaError  # noqa: PLC0415
-    except (ImportError, AttributeError, OSError, SystemError):  # also an installed one that does not know this NumPy
-        return None
-    settings: Any = config
-    if settings.DISABLE_JIT:
-        return None
-    try:
-        kept, settings.CACHE_DIR = settings.CACHE_DIR, str(cache_folder(_KEPT_IN))
-        try:
-            # For the time of the import, in which numba asks where functions are kept: it keeps the model's own where
-            # the user wants them, and the model may be running.
-            from gradscope.arrays.passes import block_kernel  # noqa: PLC0415 - see the module's docstring
-        finally:
-            settings.CACHE_DIR = kept
-        _reduced(block_kernel, np.int32(0), np.empty(1, np.float32), magnitudes=False)
-    except (OSError, RuntimeError, EOFError, UnpicklingError, NumbaError):  # a cache that cannot be used, say
-        return None
-    return block_kernel
 
 
 def compiled_reduction(array: Array, *, magnitudes: bool) -> Reduction | None:
@@ -159,36 +119,30 @@ def compiled_reduction(array: Array, *, magnitudes: bool) -> Reduction | None:
     return reduce(add, parts)
 
 
-def _reduced(kernel: ModuleType, limit: np.int32, stretch: Array, *, magnitudes: bool) -> Reduction:
+def _reduced(kernel: NativeKernel, limit: int, stretch: Array, *, magnitudes: bool) -> Reduction:
     """Returns the reductions of a contiguous stretch.
 
     Args:
-        kernel: The module of the kernel.
+        kernel: The compiled loops.
         limit: The ordinal of the smallest normal number of the array's dtype, as float32.
         stretch: One-dimensional, contiguous, a float of at most 32 bits.
         magnitudes: As for `reduce_array`.
     """
-    sums, counts = np.zeros(kernel.MAGNITUDES + 1, np.float64), np.zeros(kernel.SMALLEST + 1, np.int64)
-    counts[[kernel.LOW, kernel.HIGH, kernel.SMALLEST]] = _HIGHEST_PLACE, ~_HIGHEST_PLACE, FLOAT32.zero_ordinal
-    narrow = np.zeros((kernel.TALLIES, kernel.NARROW_BINS if magnitudes else 0), np.int32)
-    wide = np.zeros(kernel.WIDE_BINS if magnitudes else 0, np.int64)
-    reduced = kernel.Reduced(sums, counts, narrow, wide)
+    reduced = Accumulators.fresh(magnitudes=magnitudes)
     # What is widened first is so in blocks, which stay in the cache.
     for block in (stretch,) if stretch.dtype == np.float32 else blocks(stretch):
-        values = real_values(block).view()
-        values.flags.writeable = False
-        kernel.reduce_floats(values, limit, reduced)
-    zeros, nan, inf, neginf, *places, subnormal, smallest = counts.tolist()
-    count, mean, deviations, squares, total = sums.tolist()
+        kernel.reduce_floats(real_values(block), limit, reduced)
+    zeros, nan, inf, neginf, *places, subnormal, smallest = reduced.counts.tolist()
+    count, mean, deviations, squares, total = reduced.sums.tolist()
     counted = None
     if magnitudes:
-        histogram = FLOAT32.histogram(narrow.sum(0, dtype=np.int64)) + FLOAT64.histogram(wide)
+        histogram = FLOAT32.histogram(reduced.narrow.sum(0, dtype=np.int64)) + FLOAT64.histogram(reduced.wide)
         nearest = FLOAT32.magnitude_of(np.uint32(smallest))
         counted = Magnitudes(total=total, smallest=nearest, subnormal=subnormal, histogram=histogram)
     outline = Reduction(zeros=zeros, nonfinite=NonFinite(nan=nan, inf=inf, neginf=neginf), magnitudes=counted)
     if not count:
         return outline
-    low, high = map(kernel.float_at, places)
+    low, high = map(float_at, places)
     if low == high:  # a mean of equal elements is exact
         moments = Moments(count=int(count), mean=low + 0.0, std=0.0, rms=abs(low))
     else:
@@ -198,8 +152,8 @@ def _reduced(kernel: ModuleType, limit: np.int32, stretch: Array, *, magnitudes:
     return replace(outline, extremes=Extremes(low=low + 0.0, high=high + 0.0), moments=moments)
 
 
-def _limit(dtype: np.dtype[Any]) -> np.int32:
-    return np.int32(FLOAT32.ordinal_of(smallest_normal(dtype)))
+def _limit(dtype: np.dtype[Any]) -> int:
+    return int(FLOAT32.ordinal_of(smallest_normal(dtype)))
 
 
 def _processors() -> int:

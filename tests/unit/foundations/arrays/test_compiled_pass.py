@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradscope.arrays.passes import compiled_pass
+from gradscope.arrays.passes import compiled_pass, native_kernel
 from gradscope.arrays.passes.compiled_pass import compiled_reduction, expect_reductions
+from gradscope.arrays.passes.native_kernel import NativeKernel
 from gradscope.stats import TensorStats, tensor_stats
+from gradscope.user_cache import cache_folder
 
 #: Columns whose sums are added in another order; all others are equal.
 SUMS = {"mean", "std", "rms", "l2", "l1"}
@@ -35,7 +38,7 @@ def by_both(loading: compiled_pass._Loading, array: np.ndarray, tier: Any) -> tu
     """The statistics by NumPy, and by the kernel."""
     loading._tried, loading._kernel = True, None
     with_numpy = tensor_stats(array, tier=tier)
-    loading._kernel = compiled_pass._loaded()
+    loading._kernel = NativeKernel.loaded()
     assert compiled_reduction(array, magnitudes=tier == "full") is not None
     return with_numpy, tensor_stats(array, tier=tier)
 
@@ -101,7 +104,7 @@ def test_the_numbers_of_odd_arrays_are_those_of_numpy(numba: Any, loading: Any, 
 def test_the_result_does_not_depend_on_the_number_of_threads(
     numba: Any, loading: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loading._tried, loading._kernel = True, compiled_pass._loaded()
+    loading._tried, loading._kernel = True, NativeKernel.loaded()
     monkeypatch.setattr(compiled_pass, "_STRETCH", 10_000)
     array = hard(np.float32, scale=1.0)
     results = []
@@ -116,8 +119,8 @@ def test_a_small_dump_never_loads_the_kernel_and_a_large_one_does_once(
     loading: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads = []
-    monkeypatch.setattr(compiled_pass, "_loaded", lambda: loads.append(1))
-    monkeypatch.setattr(compiled_pass, "_is_compiled", lambda: True)
+    monkeypatch.setattr(NativeKernel, "loaded", lambda: loads.append(1))
+    monkeypatch.setattr(compiled_pass, "is_compiled", lambda: True)
     monkeypatch.setattr(compiled_pass, "_WORTH_LOADING", 100_000)
     for _ in range(24):
         compiled_reduction(np.ones(1024, np.float32), magnitudes=True)
@@ -131,8 +134,8 @@ def test_a_process_that_knows_what_it_will_reduce_loads_the_kernel_meanwhile(
     loading: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads, loading_begun = [], threading.Event()
-    monkeypatch.setattr(compiled_pass, "_loaded", lambda: loads.append(1) or loading_begun.set())
-    monkeypatch.setattr(compiled_pass, "_is_compiled", lambda: True)
+    monkeypatch.setattr(NativeKernel, "loaded", lambda: loads.append(1) or loading_begun.set())
+    monkeypatch.setattr(compiled_pass, "is_compiled", lambda: True)
     monkeypatch.setattr(compiled_pass, "_WORTH_LOADING", 100_000)
     expect_reductions(99_999)
     assert not loads
@@ -148,7 +151,7 @@ def test_a_kernel_that_has_yet_to_be_compiled_is_to_be_worth_more(
 ) -> None:
     loads = []
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(compiled_pass, "_loaded", lambda: loads.append(1))
+    monkeypatch.setattr(NativeKernel, "loaded", lambda: loads.append(1))
     monkeypatch.setattr(compiled_pass, "_WORTH_LOADING", 1_000)
     monkeypatch.setattr(compiled_pass, "_WORTH_COMPILING", 8_192)
     compiled_reduction(np.ones(1024, np.float32), magnitudes=True)
@@ -158,8 +161,8 @@ def test_a_kernel_that_has_yet_to_be_compiled_is_to_be_worth_more(
 
 
 def test_what_the_core_tier_reads_counts_less(loading: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_pass, "_loaded", lambda: pytest.fail("loaded"))
-    monkeypatch.setattr(compiled_pass, "_is_compiled", lambda: True)
+    monkeypatch.setattr(NativeKernel, "loaded", lambda: pytest.fail("loaded"))
+    monkeypatch.setattr(compiled_pass, "is_compiled", lambda: True)
     monkeypatch.setattr(compiled_pass, "_WORTH_LOADING", 5_000)
     compiled_reduction(np.ones(5_000, np.float32), magnitudes=False)
 
@@ -168,27 +171,52 @@ def test_what_the_core_tier_reads_counts_less(loading: Any, monkeypatch: pytest.
     "array", [np.ones(5), np.ones(5, np.complex64), np.ones(5, np.int32), np.empty((0, 3), np.float32)]
 )
 def test_wider_numbers_integers_complex_ones_and_none_are_numpys(numba: Any, loading: Any, array: np.ndarray) -> None:
-    loading._tried, loading._kernel = True, compiled_pass._loaded()
+    loading._tried, loading._kernel = True, NativeKernel.loaded()
     assert compiled_reduction(array, magnitudes=True) is None
     assert tensor_stats(array).max == (1 if array.size else None)
 
 
 def test_without_numba_numpy_computes(loading: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("numba", "numba.core"):  # an import fails
+    for name in ("llvmlite", "numba"):  # an import fails
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr(compiled_pass, "_WORTH_LOADING", 0)
-    monkeypatch.setattr(compiled_pass, "_is_compiled", lambda: True)
+    monkeypatch.setattr(compiled_pass, "is_compiled", lambda: True)
     assert tensor_stats(np.array([3.0, -4.0], np.float32)).l2 == pytest.approx(5)
     assert loading._tried
     assert loading._kernel is None
 
 
-def test_the_kernel_is_kept_in_the_users_cache(numba: Any, loading: Any) -> None:
-    from gradscope.user_cache import cache_folder
+@pytest.fixture(scope="module")
+def kept_object(numba: Any) -> bytes:
+    """An object file that a process before this one kept."""
+    assert NativeKernel.loaded() is not None
+    (kept,) = cache_folder("kernels").glob("*.object")
+    return kept.read_bytes()
 
-    before = numba.config.CACHE_DIR
-    assert compiled_pass._loaded() is not None
-    assert before == numba.config.CACHE_DIR
-    assert any(cache_folder("kernels").rglob("block_kernel.*.nbc"))
-    source = Path(compiled_pass.__file__).parent
-    assert not any(source.rglob("*.nbc"))
+
+def test_what_an_earlier_process_compiled_is_loaded_without_numba(
+    kept_object: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not any(Path(compiled_pass.__file__).parent.rglob("*.nbc"))
+    for name in ("numba", "gradscope.arrays.passes.block_kernel"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert NativeKernel.loaded() is not None
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda kept: kept[:-1], lambda kept: kept[:99] + b"\0" + kept[100:], lambda kept: b""]
+)
+def test_a_kept_object_that_was_changed_is_compiled_again(
+    kept_object: bytes, monkeypatch: pytest.MonkeyPatch, damage: Callable[[bytes], bytes]
+) -> None:
+    (kept,) = cache_folder("kernels").glob("*.object")
+    kept.write_bytes(damage(kept_object))
+    monkeypatch.setattr(native_kernel, "_compiled", lambda *_: kept_object[32:])
+    assert NativeKernel.loaded() is not None
+    assert kept.read_bytes() == kept_object
+
+
+def test_a_numba_that_passes_arrays_otherwise_compiles_nothing(numba: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_kernel, "_TYPES", (*native_kernel._TYPES, "ptr"))
+    monkeypatch.setattr(native_kernel._Kept, "read", lambda _: None)
+    assert NativeKernel.loaded() is None

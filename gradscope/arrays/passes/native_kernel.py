@@ -1,0 +1,173 @@
+"""The compiled loops of `block_kernel` as a function of this process.
+
+numba compiles them once per machine, which takes seconds. What it compiled is kept in the user's cache as an object
+file, which LLVM loads without numba: importing that takes ten times as long (0.6 s of CPU time, 2026-11), and the
+process would trace a model meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.arrays.passes.accumulators import BLOCK, Accumulators
+from gradscope.user_cache import cache_folder
+
+#: The folder of the user's cache in which object files are kept, and how their names end.
+_KEPT_IN: Final = "kernels"
+_ENDING: Final = ".object"
+
+#: The name of the loops' function in an object file.
+_NAME: Final = "gradscope_reduce_floats"
+
+_POINTER: Final = "ptr"
+
+#: What numba passes before the arguments: where to write the result, and an error. The loops have none of either.
+_OUTCOME: Final = (_POINTER, _POINTER)
+
+#: What it passes for an array of so many axes: who owns its memory and its object, elements, bytes of each, data, and
+#: the shape and strides.
+_ARRAY: Final = {axes: (_POINTER, _POINTER, "i64", "i64", _POINTER, *["i64"] * 2 * axes) for axes in (1, 2)}
+
+#: The types of all arguments of `_reduce_floats`.
+_TYPES: Final = (*_OUTCOME, *_ARRAY[1], "i32", *_ARRAY[1], *_ARRAY[1], *_ARRAY[2], *_ARRAY[1], *_ARRAY[1])
+
+_OF_C: Final = {_POINTER: ctypes.c_void_p, "i32": ctypes.c_int32, "i64": ctypes.c_int64}
+
+#: Effort of LLVM for what runs in a loop over gigabytes, of 0 to 3.
+_MOST_EFFORT: Final = 3
+
+
+def is_compiled() -> bool:
+    """Returns whether an earlier process has compiled the loops; it may have been another version's."""
+    try:
+        return any(cache_folder(_KEPT_IN).glob(f"*{_ENDING}"))
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home
+        return False
+
+
+class NativeKernel(NamedTuple):
+    """A `NativeKernel` is the function of an object file, which other threads need not wait for.
+
+    Attributes:
+        function: The function.
+        engine: LLVM's owner of its instructions, which are gone with it.
+    """
+
+    function: Any
+    engine: Any
+
+    @classmethod
+    def loaded(cls) -> Self | None:
+        """Returns the kept function, which is compiled first where there is none; None where that cannot be done."""
+        try:
+            from llvmlite import binding  # noqa: PLC0415 - see the module's docstring
+
+            machine = _machine(binding)
+            kept = _Kept(binding)
+            compiled = kept.read()
+            if compiled is None:
+                compiled = _compiled(binding, machine)
+                if compiled is None:
+                    return None
+                kept.write(compiled)
+            engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+            engine.add_object_file(binding.ObjectFileRef.from_data(compiled))
+            engine.finalize_object()
+        # An installed one that does not know this NumPy, interpreter or processor, and a cache that cannot be used.
+        except (ImportError, AttributeError, OSError, RuntimeError, SystemError, TypeError):
+            return None
+        prototype = ctypes.CFUNCTYPE(ctypes.c_int32, *(_OF_C[each] for each in _TYPES))
+        return cls(prototype(engine.get_function_address(_NAME)), engine)
+
+    def reduce_floats(self, values: Array, limit: int, reduced: Accumulators) -> None:
+        """Adds the reductions of elements.
+
+        Args:
+            values: One-dimensional, contiguous, float32.
+            limit: The ordinal of the smallest normal number of the tensor's own dtype, as float32.
+            reduced: What is added to.
+        """
+        values = np.require(values, requirements="A")  # an array that a file holds may begin at any byte
+        finite = np.empty(BLOCK, np.float32)
+        arrays = (argument for array in (*reduced, finite) for argument in _passed(array))
+        self.function(
+            ctypes.byref(ctypes.c_void_p()), ctypes.byref(ctypes.c_void_p()), *_passed(values), limit, *arrays
+        )
+
+
+class _Kept:
+    """A `_Kept` is the object file of this machine's processor, of this version of the loops and of LLVM."""
+
+    def __init__(self, binding: Any) -> None:
+        loops = (Path(__file__).with_name(f"{name}.py").read_bytes() for name in ("block_kernel", "accumulators"))
+        processor = f"{binding.get_process_triple()} {binding.get_host_cpu_name()} {binding.llvm_version_info}"
+        features = binding.get_host_cpu_features().flatten()
+        self._key = hashlib.sha256(b"\0".join((processor.encode(), features.encode(), *loops))).digest()
+
+    def _path(self) -> Path:
+        return cache_folder(_KEPT_IN) / f"{self._key.hex()}{_ENDING}"
+
+    def read(self) -> bytes | None:
+        """Returns the object; None where none is kept, or not the whole of what was."""
+        try:
+            content = self._path().read_bytes()
+        except (OSError, RuntimeError):
+            return None
+        digest, compiled = content[: hashlib.sha256().digest_size], content[hashlib.sha256().digest_size :]
+        return compiled if digest == self._digest(compiled) else None
+
+    def write(self, compiled: bytes) -> None:
+        """Keeps an object for later processes, where the user's cache can be written."""
+        with suppress(OSError, RuntimeError):
+            path = self._path()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_suffix(f".{os.getpid()}")
+            partial.write_bytes(self._digest(compiled) + compiled)
+            partial.replace(path)
+
+    def _digest(self, compiled: bytes) -> bytes:
+        return hashlib.sha256(self._key + compiled).digest()
+
+
+def _machine(binding: Any) -> Any:
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    return binding.Target.from_triple(binding.get_process_triple()).create_target_machine(
+        cpu=binding.get_host_cpu_name(), features=binding.get_host_cpu_features().flatten(),
+        opt=_MOST_EFFORT, reloc="default", codemodel="jitdefault", jit=True,
+    )  # fmt: skip
+
+
+def _compiled(binding: Any, machine: Any) -> bytes | None:
+    """Returns the object file of the loops; None where numba passes arrays in a way that is not known here."""
+    from numba.core import config  # noqa: PLC0415 - see the module's docstring
+    from numba.core.errors import NumbaError  # noqa: PLC0415
+
+    settings: Any = config
+    if settings.DISABLE_JIT:
+        return None
+    from gradscope.arrays.passes.block_kernel import compiled_loops  # noqa: PLC0415
+
+    try:
+        module = binding.parse_assembly(compiled_loops())
+    except NumbaError:
+        return None
+    visible = binding.Linkage.external
+    (function,) = (each for each in module.functions if each.linkage is visible and not each.is_declaration)
+    if tuple(_POINTER if each.type.is_pointer else str(each.type) for each in function.arguments) != _TYPES:
+        return None
+    function.name = _NAME
+    return machine.emit_object(module)
+
+
+def _passed(array: Array) -> tuple[int | None, ...]:
+    """Returns an array as numba passes it to a function that counts no references."""
+    return None, None, array.size, array.itemsize, array.ctypes.data, *array.shape, *array.strides
