@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gradscope.api.training_run import Run
     from gradscope.capturing.seen import Seen
     from gradscope.comparison import Comparison
-    from gradscope.comparison.diagnosis.run_divergence import RunDivergence
+    from gradscope.comparison.diagnosis.runs.run_divergence import RunDivergence
     from gradscope.errors import DumpError, GradscopeError, MachineError, MissingKeyError, ModelError, UsageError
     from gradscope.instrument.rewriting.core_columns import CoreStatistics
     from gradscope.presentation import Query
@@ -48,7 +48,7 @@ _HOMES = {
     "Query": "gradscope.presentation",
     "ReportPage": "gradscope.api.reporting",
     "Run": "gradscope.api.training_run",
-    "RunDivergence": "gradscope.comparison.diagnosis.run_divergence",
+    "RunDivergence": "gradscope.comparison.diagnosis.runs.run_divergence",
     "Seen": "gradscope.capturing.seen",
     "TensorStats": "gradscope.stats",
     "Thresholds": "gradscope.stats",

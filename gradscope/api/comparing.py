@@ -11,7 +11,7 @@ from gradscope.api.reading import Dump
 from gradscope.api.training_run import Run
 from gradscope.comparison import CompareOptions, Comparison, ToleranceRule
 from gradscope.comparison import compare as compare_sources
-from gradscope.comparison.diagnosis.run_divergence import RunDivergence, compare_runs
+from gradscope.comparison.diagnosis.runs.run_divergence import RunDivergence, compare_runs
 from gradscope.comparison.pairing.map_file import read_map
 from gradscope.errors import UsageError
 from gradscope.naming import Selection, as_tuple

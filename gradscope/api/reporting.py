@@ -11,7 +11,7 @@ from typing import Final, TypeAlias, TypeVar
 from gradscope.api.reading import Dump
 from gradscope.api.training_run import Run
 from gradscope.comparison import CompareOptions, Comparison, compare
-from gradscope.comparison.diagnosis.run_divergence import compare_runs
+from gradscope.comparison.diagnosis.runs.run_divergence import compare_runs
 from gradscope.comparison.result import Series, SeriesMember
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.storage.writing.atomic_file import write_atomically

@@ -16,7 +16,7 @@ from operator import add
 from typing import Final, NamedTuple
 
 from gradscope.comparison.default_tolerances import FULL
-from gradscope.comparison.diagnosis.divergence import Program, blame_of, with_inputs_paired
+from gradscope.comparison.diagnosis.divergence import blame_of
 from gradscope.comparison.diagnosis.growth import Error, growths, is_made_here
 from gradscope.comparison.diagnosis.likely.different_batches import different_batches
 from gradscope.comparison.diagnosis.likely.likely_causes import with_likely_causes
@@ -24,8 +24,9 @@ from gradscope.comparison.diagnosis.likely.likely_parts import with_likely_parts
 from gradscope.comparison.diagnosis.likely.loss_difference import loss_difference
 from gradscope.comparison.diagnosis.likely.running_variances import RunningVariances
 from gradscope.comparison.diagnosis.refuting.refuted_guesses import Unrefuted, without_refuted
-from gradscope.comparison.diagnosis.run_differences import extent_differences, provenance_differences
+from gradscope.comparison.diagnosis.runs.run_differences import extent_differences, provenance_differences
 from gradscope.comparison.diagnosis.suspects.suspects import with_suspects
+from gradscope.comparison.diagnosis.unpaired_sources import Program, with_inputs_paired
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.judge import Unmatched, judge, one_sided
 from gradscope.comparison.judging.limits.joint_sources import joint_sources

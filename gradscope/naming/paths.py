@@ -89,6 +89,11 @@ def plain_name(name: str) -> str:
     return name.replace(_SLASH, "/")
 
 
+def is_inside(path: str, layers: Sequence[str]) -> bool:
+    """Returns whether a path is inside one of some layers: below its scope, or an iteration of a loop in it."""
+    return any(path.startswith((f"{layer}/", f"{layer}[")) for layer in layers)
+
+
 def root_of(path: str) -> str:
     """Returns the outermost scope of a path, without iterations and the number of a call."""
     return _parts(path.partition("/")[0])[0]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gradscope.comparison import CompareOptions
-from gradscope.comparison.diagnosis.run_divergence import compare_runs
+from gradscope.comparison.diagnosis.runs.run_divergence import compare_runs
 from gradscope.comparison.result import Series, SeriesMember
 from gradscope.dump.manifest.manifest import Entry, Manifest
 from gradscope.dump.record import SiteFacts

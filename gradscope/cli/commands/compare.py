@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gradscope.comparison import CompareOptions, Comparison
-    from gradscope.comparison.diagnosis.run_divergence import RunDivergence
+    from gradscope.comparison.diagnosis.runs.run_divergence import RunDivergence
     from gradscope.comparison.isolation import Isolation
     from gradscope.comparison.result import Series
     from gradscope.presentation import Report
@@ -108,7 +108,7 @@ def _divergence(
     ref: Path, cand: list[Path], compare_options: CompareOptions, refused: Mapping[str, object]
 ) -> RunDivergence:
     from gradscope.cli.running.compared_paths import refuse_for_runs
-    from gradscope.comparison.diagnosis.run_divergence import compare_runs
+    from gradscope.comparison.diagnosis.runs.run_divergence import compare_runs
     from gradscope.errors import UsageError
     from gradscope.history.history_reader import History
 

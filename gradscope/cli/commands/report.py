@@ -80,7 +80,7 @@ def _page(what: list[Path], judge_options: JudgeOptions, name_options: NameOptio
 def _run_page(paths: list[Path], compare_options: CompareOptions) -> PageMaker:
     from contextlib import ExitStack
 
-    from gradscope.comparison.diagnosis.run_divergence import compare_runs
+    from gradscope.comparison.diagnosis.runs.run_divergence import compare_runs
     from gradscope.history.history_reader import History
     from gradscope.presentation import ComparedRun, run_page
 

@@ -7,9 +7,9 @@
 - `likely`: simple relations that explain a difference: transposed, a multiple, parts of another, a loss reduced
   otherwise.
 - `refuting`: pairs that only their places suggest, and that nothing computed from them bears out.
+- `unpaired_sources`: what one program alone has, and values are computed from: outside of their layer, or inside it.
 - `suspects`: steps of one program only that may have made the first divergence.
-- `run_differences`: how the captures and the runs themselves differ (versions, devices, families recorded).
-- `run_divergence`: the first step at which two training runs differ, and the first tensor in it, as far as statistics
-  tell; `run_stages` has the order of a step, `run_rounding` what differs by rounding alone.
+- `runs`: the first step at which two training runs differ, and the first tensor in it, as far as statistics tell; how
+  the captures themselves differ (versions, devices, families recorded).
 - `sentence`: the verdict in words; `clauses` has what it says besides the first divergence.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -27,7 +27,7 @@ from gradscope.comparison.diagnosis.likely.loss_difference import LossDifference
 from gradscope.comparison.judging.limits.noise import WITHIN
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, INPUT, is_gradient
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, INPUT, is_gradient, key_of
 from gradscope.naming.wording import brief, counted, times
 
 #: How many times the tolerance an error may be that calibration would settle.
@@ -167,7 +167,7 @@ def _directions(
     seen = {row.family for row in rows if row.compared}
     backwards = blame if divergence.backward_only else Blame()
     forward, backward = (
-        f"{name} {'agrees' if first is None else _where(first, makers, unpaired, own)}"
+        f"{name} {'agrees' if first is None else _where(first, makers, _outside(unpaired, blame.parts), own)}"
         if first is not None or seen.intersection(families)
         else ""
         for name, first, families, makers, unpaired, own in (
@@ -187,6 +187,10 @@ def _directions(
         names = some_of([row.name for row in sorted(differing, key=lambda row: -row.index)])
         return [f"Backward only: forward agrees, and so do the gradients of activations, but not those of {names}"]
     return [each for each in (forward, backward) if each]
+
+
+def _outside(rows: Sequence[ComparisonRow], parts: Collection[str]) -> list[ComparisonRow]:
+    return [row for row in rows if key_of(row.family, row.name) not in parts]
 
 
 def _at_loss(losses: LossDifference) -> str:

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from gradscope import naming
-from gradscope.comparison.diagnosis.run_divergence import RunDivergence
+from gradscope.comparison.diagnosis.runs.run_divergence import RunDivergence
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.history.history_reader import History
 from gradscope.history.views.at_step import manifest_at

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gradscope.comparison.diagnosis.divergence import Program
+from gradscope.comparison.diagnosis.unpaired_sources import Program
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.layer_graph import NearestKeys, inverted, sources_of
 from gradscope.naming import ACTIVATION, is_gradient, key_of, split_key

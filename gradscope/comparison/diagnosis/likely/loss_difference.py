@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gradscope.comparison.diagnosis.divergence import Program, first_divergence
+from gradscope.comparison.diagnosis.divergence import first_divergence
 from gradscope.comparison.diagnosis.likely.before_loss import alone_before_loss
+from gradscope.comparison.diagnosis.unpaired_sources import Program
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.loss_comparison import is_loss, losses_agree
 from gradscope.comparison.judging.rows import ComparisonRow

@@ -3,7 +3,9 @@
 A tensor needs no counterpart where its values are compared under another name, where neither dump has values, or where
 it is a step in between: everything that is computed from it is compared, and agrees. Two programs can have different
 modules, and a layer of one that is no layer of the other makes no difference then. That holds for ports, which have
-other names or layouts, and between precisions, where casts are layers of one side; otherwise a missing layer was lost.
+other names or layouts, and between precisions, where casts are layers of one side. Otherwise it holds for steps that
+the candidate alone has, as all of the reference is compared, and for the iterations of a loop inside a layer that both
+have, as where attention was rewritten in blocks. Another layer of the reference that is missing was lost.
 Against a capture from PyTorch neither does what such a capture never holds, or what PyTorch keeps beside the program:
 outputs beside the loss, inputs of the loss alone, and counts of the batches seen. Nor does state of a port that the
 other program keeps none of (`unmatched_state`), nor a second name of a parameter. A file without a manifest, such as
@@ -12,6 +14,7 @@ one that `numpy.savez` wrote, needs the first two no more than that: it has no l
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from gradscope.comparison.judging.judge import Unmatched
@@ -54,17 +57,17 @@ def unmatched(
     ref, cand = paired_dumps(dumps, pairing, rows)
     summed = {**zero_terms(dumps, pairing), **sums(dumps, pairing), **stages}
     missing = [
-        Unmatched(ref.source.entry(key), "missing", summed.get(key) or _why_redundant(key, ref, cand))
+        Unmatched(ref.source.entry(key), "missing", summed.get(key) or _why_redundant(key, ref, cand, lost=True))
         for key in pairing.only_ref
     ]
     extra = [
-        Unmatched(cand.source.entry(key), "extra", summed.get(key) or _why_redundant(key, cand, ref))
+        Unmatched(cand.source.entry(key), "extra", summed.get(key) or _why_redundant(key, cand, ref, lost=False))
         for key in pairing.only_cand
     ]
     return missing, extra
 
 
-def _why_redundant(key: str, own: PairedDump, other: PairedDump) -> str:
+def _why_redundant(key: str, own: PairedDump, other: PairedDump, *, lost: bool) -> str:
     """Returns why a tensor needs no counterpart; "" where it does."""
     owner = own.source.resolve(key)
     if reason := own.source.entry(owner).absent:
@@ -81,7 +84,8 @@ def _why_redundant(key: str, own: PairedDump, other: PairedDump) -> str:
     known = frozenset(other.source.keys()) if totals else frozenset[str]()
     if totals and all(each in known and other.source.resolve(each) in other.compared for each in totals):
         return f"a part of what arrives at {', '.join(totals)}, which is compared"
-    return _why_between(key, owner, own, other)
+    lost = lost and not own.facts.ported and not _is_in_common_layer(owner, own)
+    return "" if lost else _why_between(key, owner, own, other)
 
 
 def _why_of_one_framework(owner: str, own: PairedDump, other: PairedDump) -> str:
@@ -128,6 +132,13 @@ def _why_of_second_name(key: str, owner: str, own: PairedDump, other: PairedDump
     return f"the same tensor as {owner}, which is compared"
 
 
+def _is_in_common_layer(owner: str, own: PairedDump) -> bool:
+    """Returns whether a tensor is of an iteration of a loop in a layer whose value is compared, and agrees."""
+    entry = own.source.entry(owner)
+    around = (entry.name[: bracket.start()] for bracket in re.finditer(r"\[", entry.name))
+    return bool(entry.site.iteration) and any(own.compared.get(key_of(ACTIVATION, layer)) for layer in around)
+
+
 def _why_between(key: str, owner: str, own: PairedDump, other: PairedDump) -> str:
     """Returns why a step that only one program has needs no counterpart; "" where it does.
 
@@ -136,8 +147,6 @@ def _why_between(key: str, owner: str, own: PairedDump, other: PairedDump) -> st
     """
     family, name = split_key(key)
     if family not in (ACTIVATION, ACTIVATION_GRAD) or not (own.source.manifest.layers and other.source.manifest.layers):
-        return ""
-    if not own.facts.ported:
         return ""
     if owner in own.compared:  # a difference counts there, and has one cause, whatever its names
         return f"the same tensor as {owner}, which is compared"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gradscope.comparison.diagnosis.run_divergence import RunDivergence
-from gradscope.comparison.diagnosis.run_stages import RunRow
+from gradscope.comparison.diagnosis.runs.run_divergence import RunDivergence
+from gradscope.comparison.diagnosis.runs.run_stages import RunRow
 from gradscope.dump.record import Json
 from gradscope.naming import printable
 from gradscope.naming.wording import counted

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradscope.comparison.diagnosis.run_divergence import RunDivergence, compare_runs
+from gradscope.comparison.diagnosis.runs.run_divergence import RunDivergence, compare_runs
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import StepRecord, TensorRow

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gradscope.comparison import compare
-from gradscope.comparison.diagnosis.run_differences import extent_differences
+from gradscope.comparison.diagnosis.runs.run_differences import extent_differences
 from gradscope.dump.manifest.manifest import Layer, Ledger, LedgerLine, Manifest
 from gradscope.dump.sources.memory_dump import MemoryDump
 from tests.unit.comparison.judging.test_verdicts import LAYERS, MODEL, dump, stats_only

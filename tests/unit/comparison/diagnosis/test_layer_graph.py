@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from gradscope.comparison import Comparison, ComparisonRow
-from gradscope.comparison.diagnosis.divergence import Program, blame_of
+from gradscope.comparison.diagnosis.divergence import blame_of
+from gradscope.comparison.diagnosis.unpaired_sources import Program
 from gradscope.dump.manifest import layer_graph
 from gradscope.dump.manifest.layer_graph import NearestKeys, consequences, readers_of, sources_first, sources_of
 from gradscope.dump.manifest.manifest import Layer

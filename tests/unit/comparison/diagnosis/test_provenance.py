@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradscope.comparison.diagnosis.run_differences import provenance_differences
+from gradscope.comparison.diagnosis.runs.run_differences import provenance_differences
 
 
 def test_equal_runs_differ_in_nothing() -> None:

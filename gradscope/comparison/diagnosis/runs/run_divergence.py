@@ -15,9 +15,9 @@ import numpy as np
 
 from gradscope import naming
 from gradscope.comparison.default_tolerances import coarsest_matmul_dtype, default_tolerance
-from gradscope.comparison.diagnosis.run_differences import provenance_differences
-from gradscope.comparison.diagnosis.run_rounding import RunRounding
-from gradscope.comparison.diagnosis.run_stages import STEP, RunRow, follows_the_loss, place_in_step
+from gradscope.comparison.diagnosis.runs.run_differences import provenance_differences
+from gradscope.comparison.diagnosis.runs.run_rounding import RunRounding
+from gradscope.comparison.diagnosis.runs.run_stages import STEP, RunRow, follows_the_loss, place_in_step
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.rows import Verdict
 from gradscope.comparison.judging.tolerance_rules import Tolerance

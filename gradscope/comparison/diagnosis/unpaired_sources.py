@@ -1,0 +1,168 @@
+"""Values and gradients are computed from what one program alone has: outside of their layer, or inside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gradscope.comparison.diagnosis.growth import FLAGGED
+from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.dump.manifest.json_text import as_float
+from gradscope.dump.manifest.layer_graph import (
+    NearestKeys,
+    Sources,
+    inverted,
+    readers_of,
+    results_of,
+    sources_among,
+    sources_of,
+    unclear_keys,
+)
+from gradscope.dump.manifest.manifest import Layer
+from gradscope.naming import ACTIVATION_GRAD, is_gradient, key_of, split_key
+from gradscope.naming.paths import is_inside
+
+#: The statuses of names that only the reference has, and that only the candidate has.
+_ALONE: Final = ("missing", "extra")
+
+#: How many times an error may have grown that began within its tolerance.
+COMPARABLE: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Program stores the layers of a dump, and by which keys they know the tensors of rows.
+
+    Attributes:
+        layers: The layers.
+        owner: Returns the key of a row's owner in the dump, by which layers name values; "" where it has none.
+    """
+
+    layers: Sequence[Layer]
+    owner: Callable[[ComparisonRow], str]
+
+
+def parts_of(
+    first: ComparisonRow | None, unpaired: Sequence[ComparisonRow], ref: Program, cand: Program
+) -> Iterator[str]:
+    """Yields the keys of the rows without a counterpart that are inside the layer which made a value or gradient.
+
+    Args:
+        first: The row of the value or gradient; None where there is none.
+        unpaired: The rows without a counterpart that it is computed from.
+        ref: The program of the reference.
+        cand: The program of the candidate.
+    """
+    if first is None or not unpaired:
+        return
+    layers = {status: _makers(first, program) for status, program in zip(_ALONE, (ref, cand), strict=True)}
+    for row in unpaired:
+        if is_inside(row.name, layers[row.status]):
+            yield key_of(row.family, row.name)
+
+
+def _makers(row: ComparisonRow, program: Program) -> Sequence[str]:
+    """Returns the paths of the layers that made a value of a program, or the gradient with respect to it."""
+    name = program.owner(row).partition("/")[2]
+    return readers_of(program.layers, name) if row.family == ACTIVATION_GRAD else (name,)
+
+
+def with_inputs_paired(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> tuple[ComparisonRow, ...]:
+    """Returns the rows, those with an error of their own told apart by whether what they are computed from is paired.
+
+    What only one dump has, and is not known to agree, may have made the error that a value has beyond its sources'.
+
+    Args:
+        rows: All rows.
+        ref: The program of the reference, or that of the candidate where the reference has no layers.
+        cand: The program of the candidate.
+    """
+    alone = {(row.status, key_of(row.family, row.name)) for row in rows if row.status in _ALONE and row.counts}
+    if not alone:
+        return tuple(rows)
+    beside: set[int] = set()
+    for status, program in zip(_ALONE, (ref, cand), strict=True):
+        sources = sources_of(program.layers)
+        paired = {program.owner(row) for row in rows if row.status not in _ALONE}
+        unpaired = {key for each, key in alone if each == status} - paired
+        behind = results_of(sources, unpaired, paired)
+        for number, row in enumerate(rows):
+            owner = program.owner(row)
+            if as_float(row.metrics.get("growth", 0.0)) <= FLAGGED or owner not in behind:
+                continue
+            makers = _makers(row, program)
+            before = sources_among(sources, owner, unpaired, paired)
+            if not all(is_inside(split_key(key)[1], makers) for key in before):
+                beside.add(number)
+    return tuple(
+        replace(row, made_here=False, inputs_paired=False) if number in beside else row
+        for number, row in enumerate(rows)
+    )
+
+
+def unpaired_before(
+    rows: Sequence[ComparisonRow], first: ComparisonRow | None, ref: Program, cand: Program
+) -> tuple[ComparisonRow, ...]:
+    """Returns the rows of a divergence's family without a counterpart that it is computed from.
+
+    Those of which something else that is compared and agrees is computed are right, and are left out.
+
+    Args:
+        rows: All rows.
+        first: The divergence; None where there is none.
+        ref: The program of the reference.
+        cand: The program of the candidate.
+    """
+    if first is None:
+        return ()
+    found: list[ComparisonRow] = []
+    for status, program in zip(_ALONE, (ref, cand), strict=True):
+        alone = {
+            key_of(row.family, row.name): row
+            for row in rows
+            if row.status == status and row.counts and row.family == first.family
+        }
+        if alone and program.layers:
+            agreeing = {program.owner(row) for row in rows if row.status == "same" and row.compared} - alone.keys()
+            sources = sources_of(program.layers)
+            right = _borne_out(sources, alone, rows, first, program)
+            before = sources_among(sources, program.owner(first), alone, agreeing | right)
+            found += [row for key, row in alone.items() if key in before]
+    return tuple(found)
+
+
+def _borne_out(
+    sources: Sources,
+    alone: Collection[str],
+    rows: Sequence[ComparisonRow],
+    first: ComparisonRow,
+    program: Program,
+) -> frozenset[str]:
+    """Returns those of some values of one program that are right, as what is computed next from them agrees.
+
+    Args:
+        sources: What each value is computed from.
+        alone: The values, which have no counterpart.
+        rows: All rows.
+        first: The first divergence.
+        program: The program.
+    """
+    error = as_float(first.metrics.get("rel_l2", math.inf))
+    errors: dict[str, float] = {}
+    for row in rows:
+        if row.compared and (owner := program.owner(row)):
+            # What is zero but for rounding agrees whatever it is computed from, and a small error may be a trace.
+            trace = as_float(row.metrics.get("rel_l2", 0.0)) if row.status == "same" else math.inf
+            errors[owner] = max(errors.get(owner, 0.0), trace if row.needed or not trace else math.inf)
+    unclear = unclear_keys(program.layers, errors)
+    # Gradients are computed from every value that is read beside theirs, and may depend on none of those.
+    backward = first.family == ACTIVATION_GRAD
+    graph = inverted({key: each for key, each in sources.items() if is_gradient(split_key(key)[0]) is backward})
+    readers = NearestKeys(graph, errors)
+    return frozenset(
+        key
+        for key in alone
+        if any(COMPARABLE * errors[each] < error for each in readers.behind(key) if each not in unclear)
+    )

@@ -1,0 +1,84 @@
+"""A layer that was rewritten as a loop is the same: its iterations are no difference, and a fault in them is its."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import Array, lax
+
+import gradscope as gs
+
+LENGTH, WIDTH, BLOCK, LAYERS = 8, 4, 2, 2
+
+Attention = Callable[[Array, Array, Array], Array]
+
+
+def whole(q: Array, k: Array, v: Array) -> Array:
+    return jax.nn.softmax(q @ k.T) @ v
+
+
+def in_blocks(correction: Callable[[Array], Array] = lambda factor: factor) -> Attention:
+    """The softmax of Milakov and Gimelshein (arXiv:1805.02867), block by block as in FlashAttention."""
+
+    def attention(q: Array, k: Array, v: Array) -> Array:
+        def step(carry: tuple[Array, Array, Array], block: tuple[Array, Array]) -> tuple[tuple[Array, ...], None]:
+            most, total, sums = carry
+            scores = q @ block[0].T
+            higher = jnp.maximum(most, scores.max(-1))
+            shares = jnp.exp(scores - higher[:, None])
+            factor = correction(jnp.exp(most - higher))
+            return (higher, total * factor + shares.sum(-1), sums * factor[:, None] + shares @ block[1]), None
+
+        none = jnp.full(LENGTH, -1e30), jnp.zeros(LENGTH), jnp.zeros((LENGTH, WIDTH))
+        blocks = k.reshape(-1, BLOCK, WIDTH), v.reshape(-1, BLOCK, WIDTH)
+        (_, total, sums), _ = lax.scan(step, none, blocks)
+        return sums / total[:, None]
+
+    return attention
+
+
+def captured(attention: Attention) -> gs.Dump:
+    def loss(variables: dict[str, dict[str, Array]], batch: dict[str, Array]) -> Array:
+        x = batch["x"]
+        for number in range(LAYERS):
+            with jax.named_scope(f"attention{number}"):
+                q, k, v = (x @ variables[f"attention{number}"][name] for name in "qkv")
+                x = x + attention(q, k, v)
+            with jax.named_scope(f"act{number}"):
+                x = jnp.tanh(x)
+        return (x * x).sum()
+
+    random = np.random.default_rng(0)
+    kernels = {
+        f"attention{number}": {name: jnp.float32(random.normal(size=(WIDTH, WIDTH))) for name in "qkv"}
+        for number in range(LAYERS)
+    }
+    return gs.capture(loss, kernels, {"x": jnp.float32(random.normal(size=(LENGTH, WIDTH)))})
+
+
+@pytest.fixture(scope="module")
+def reference() -> gs.Dump:
+    return captured(whole)
+
+
+def test_a_layer_that_was_rewritten_as_a_loop_is_the_same_either_way(reference: gs.Dump) -> None:
+    for found in (gs.compare(reference, captured(in_blocks())), gs.compare(captured(in_blocks()), reference)):
+        assert found.verdict == "same"
+        alone = {row.why for row in found.rows if row.status in ("missing", "extra")}
+        assert alone == {"a step between tensors that agree"}
+
+
+def test_a_fault_in_the_iterations_is_made_in_the_layer(reference: gs.Dump) -> None:
+    found = gs.compare(reference, captured(in_blocks(lambda factor: factor * 0.9)))
+    assert found.sentence.startswith("Forward first differs at `attention0` (rel_l2")
+    assert "made here" in found.sentence.partition(")")[0]
+
+
+def test_a_gradient_that_the_iterations_cut_is_made_in_the_layer(reference: gs.Dump) -> None:
+    found = gs.compare(reference, captured(in_blocks(lax.stop_gradient)))
+    assert found.sentence.startswith("Backward only: forward agrees, backward first differs at `act0`")
+    assert "made in `attention1`" in found.sentence.partition(")")[0]
