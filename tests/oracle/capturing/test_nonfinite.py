@@ -169,7 +169,8 @@ def test_what_was_bad_to_begin_with_is_said_to_be() -> None:
 
     (origin,) = gs.capture(loss, WEIGHTS, X.at[0, 1].set(jnp.nan)).manifest.origins
     assert (origin.name, origin.primitive) == ("input/value", None)
-    assert origin.why == "has 1 NaN and 0 Inf before anything is computed"
+    assert origin.why == "has 1 NaN and 0 Inf before anything is computed (element [0, 1])"
+    assert origin.index == (0, 1)
 
 
 def nan_for_some(w: Any, row: Any) -> Any:

@@ -121,7 +121,8 @@ def _gather(failure: Failure, place: str) -> Diagnosis:
 def _is_row_masked(operation: Operation, primitive: str, failure: Failure, operations: Operations) -> bool:
     """Returns whether a softmax's or a logsumexp's operand is -inf throughout."""
     if primitive == "sub":
-        return len(failure.operands) == 2 and all(each == -math.inf for each in failure.operands)
+        both = len(failure.operands) == 2 and all(each == -math.inf for each in failure.operands)
+        return both and any(operations.made_by(operation.values[-1:], each) for each in ("max", "reduce_max"))
     if primitive not in ("log", "div") or not failure.operands or failure.operands[-1] != 0:
         return False
     summed = operations.made_by(operation.values[-1:], "reduce_sum")
