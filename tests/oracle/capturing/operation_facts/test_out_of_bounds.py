@@ -135,8 +135,6 @@ def test_an_operation_may_keep_a_program_whose_constants_only_it_has() -> None:
     assert [each.beyond for each in found(lambda p, ids: keeping.bind(p["embed"][ids], program=kept))] == [2]
 
 
-
-
 def test_the_finding_takes_no_further_run() -> None:
     batch = {"ids": jnp.asarray(IDS), "x": X}
     findings = gs.capture(loss_of(BEYOND["an index"][0]), P, batch, origins=False).findings()

@@ -213,6 +213,31 @@ def test_the_only_value_of_a_flag_is_said_of_a_wrong_rule_and_that_of_a_measure_
     assert (wrong.status, wrong.why) == ("wrong", "where operands[0] is True; operands[2]: -2 times the derivative")
 
 
+def solving(*, transposed: bool) -> Callable[[Any, Any], Any]:
+    """A loss that solves a system of a matrix that is not symmetric, and states how the transposed one is solved."""
+
+    def loss(w: Any, x: Any) -> Any:
+        matrix = 3.0 * jnp.eye(3) + w[:, :3]
+        inverse = jnp.linalg.inv(matrix)
+        for_gradients = inverse.T if transposed else inverse
+        solved = lax.custom_linear_solve(
+            lambda y: matrix @ y, jnp.sin(x[0]), lambda _, b: inverse @ b, lambda _, b: for_gradients @ b
+        )
+        return jnp.square(solved).sum()
+
+    return loss
+
+
+def test_a_linear_solve_whose_transpose_is_solved_wrongly_is_named() -> None:
+    assert set(statuses(proof(solving(transposed=True))).values()) == {"correct"}
+    wrong = [row for row in proof(solving(transposed=False)).rules if row.status == "wrong"]
+    assert [(row.what.split(",")[0], row.arguments) for row in wrong] == [
+        ("custom rule of custom_linear_solve", ("b",))
+    ]
+    with pytest.raises(UsageError, match="calls no function custom_linear_solve"):
+        proof(solving(transposed=False), allowed=("custom_linear_solve",))
+
+
 def test_an_argument_that_gets_no_derivative_has_a_factor_of_zero() -> None:
     @jax.custom_vjp
     def scaled(x: Any, scale: Any) -> Any:
