@@ -107,7 +107,10 @@ FORWARD = {
 }
 BACKWARD = {
     norm_at_zero: ("sqrt", "the derivative of sqrt at 0"),
-    own_rule: ("custom_vjp_call", "its own backward rule"),
+    own_rule: (
+        "custom_vjp_call",
+        "its own backward rule, of a gradient that is finite (element [0]): 1 divided by 0",
+    ),
 }
 
 

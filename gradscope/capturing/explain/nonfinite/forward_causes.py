@@ -53,6 +53,14 @@ def forward_diagnosis(operation: Operation, failure: Failure | None, operations:
     return _known(operation, primitive, failure, operations, place) or _unknown(primitive, failure, place)
 
 
+def diagnosis_by_operands(failure: Failure) -> Diagnosis:
+    """Returns what made a result that is not finite, as far as the operands at its element tell."""
+    primitive = failure.equation.primitive.name
+    rule = _FORWARD.get(primitive)
+    found = rule(failure.operands) if rule is not None and failure.operands else None
+    return found or _unknown(primitive, failure, "")
+
+
 def _known(
     operation: Operation, primitive: str, failure: Failure, operations: Operations, place: str
 ) -> Diagnosis | None:
