@@ -68,7 +68,7 @@ def rule_row(rule: DistinctRule, outcome: Outcome, wrong: Sequence[WrongArgument
     """
     function = rule.call.rule
     row = _row(f"custom rule of {function.function}{_uses(rule)}", outcome, function.source)
-    factors = {each.factor for each in wrong}
+    factors = {None if each.where else each.factor for each in wrong}
     row = replace(
         row,
         arguments=tuple(each.name for each in wrong),

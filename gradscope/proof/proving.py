@@ -28,6 +28,7 @@ from gradscope.proof.rules.rule_claims import rule_outcomes
 from gradscope.proof.solvers.solver_tolerance import tightenings
 from gradscope.proof.surrogate import surrogate_loss
 from gradscope.tracing.dataflow.reachability import Reach, is_inexact, reachability_from
+from gradscope.tracing.jaxpr.custom_rules import custom_rule
 from gradscope.tracing.jaxpr.frames import ValueKey
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import Trace, trace_loss, with_constant_inputs
@@ -217,7 +218,9 @@ def _as_prepared(trace: Trace, prepared: Trace) -> Trace:
 
 
 def _require_known(trace: Trace, allowed: Sequence[str]) -> None:
-    known = dict.fromkeys(call.rule.function for call in custom_rule_calls(trace))
+    # A linear solve's rule is never meant to be no derivative.
+    rules = (custom_rule(call.equation) for call in custom_rule_calls(trace))
+    known = dict.fromkeys(rule.function for rule in rules if rule is not None)
     for name in allowed:
         if name not in known:
             raise UsageError(f"the model calls no function {name} with a custom rule", hint=nearest_hint(name, known))

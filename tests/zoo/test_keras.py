@@ -261,6 +261,50 @@ def test_the_loss_is_what_fit_would_minimise(folder: Path, name: str, counted: s
     assert seen.manifest.provenance["counted"] == said
 
 
+OWN_METHODS = """
+import keras
+
+class Own(keras.Model):
+    def __init__(self):
+        super().__init__(name="own")
+        self.dense = keras.layers.Dense(2, name="dense")
+    def call(self, x):
+        return self.dense(x)
+
+class OwnLoss(Own):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return 3.0 * keras.ops.mean(keras.ops.abs(y_pred - y))
+
+class OwnStep(Own):
+    def train_step(self, *state):
+        raise NotImplementedError
+
+def compiled(net):
+    net.compile(loss="mse")
+    return net
+
+own_loss, own_step = compiled(OwnLoss()), compiled(OwnStep())
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("own_loss", "compute_loss of OwnLoss"),
+        (
+            "own_step",
+            "compiled: mean_squared_error of value; not run: train_step of OwnStep, which may have another loss",
+        ),
+    ],
+)
+def test_methods_of_the_model_are_said_to_be_its_loss(folder: Path, name: str, said: str) -> None:
+    seen = agreement.dump(f"{agreement.source(folder, OWN_METHODS)}:{name}", "float32[4,3]")
+    error = seen["activation/own/dense"] - seen["input/labels"]
+    expected = 3 * np.abs(error).mean() if name == "own_loss" else np.square(error).mean()
+    assert seen.loss == pytest.approx(float(expected), rel=1e-6)
+    assert seen.manifest.provenance["counted"] == said
+
+
 def test_a_chosen_loss_says_what_it_leaves_out(folder: Path) -> None:
     seen = agreement.dump(f"{agreement.source(folder, OWN_LOSS)}:by_name", loss="mse")
     assert seen.manifest.provenance["counted"] == "mse of cls and reg; not counted: 2 losses that the model adds"

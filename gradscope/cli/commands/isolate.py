@@ -97,10 +97,14 @@ def _summary(folder: Path, found: Reproduction) -> list[str]:
     ins, outs = counted(len(found.inputs), "input"), counted(len(found.outputs), "output")
     of_dump = sum(each.origin == "dump" for each in expected)
     others = "" if of_dump == len(expected) else ", the others from a run of the layer"
+    unjudged = [each.name for each in found.gradients if each.origin == "run"]
     lines = [
         f"{folder / _FILE}.py  {found.name}: {ins}, {outs}",
         f"expected  {of_dump} of {len(expected)} arrays are {found.whose}{others}",
     ]
+    if unjudged:
+        gradients = f"gradient{'s' if len(unjudged) > 1 else ''} of {', '.join(unjudged)}"
+        lines.append(f"unjudged  {gradients}: the dump does not have the term of this layer alone")
     if found.computed and not found.name.startswith(BEFORE):
         computed = f"{', '.join(found.computed)} {'is' if len(found.computed) == 1 else 'are'} computed by the model"
         lines.append(f"inputs    {computed}; '{BEFORE}{found.name}' has the code that computes this, too")

@@ -82,13 +82,23 @@ class CompiledLoss:
 
     @implements(Objective)
     def sentence(self, outputs: Any, updated: Variables) -> str:
+        if self._overrides("compute_loss"):
+            return f"compute_loss of {type(self.net).__name__}{self._not_run()}"
         flat = self._by_name(outputs)
         losses = {name: self._loss_of(name, number) for number, name in enumerate(flat)}
         counted = [f"{_name(loss)} of {name or 'the output'}" for name, loss in losses.items() if loss is not None]
         added = len(updated.get(ADDED_LOSSES, {}))
         words = " and ".join([*counted, *([added_in_words(added)] if added else [])])
         left = [name for name, loss in losses.items() if loss is None]
-        return f"compiled: {words}" + (f"; not counted: {', '.join(left)}" if left else "")
+        return f"compiled: {words}" + (f"; not counted: {', '.join(left)}" if left else "") + self._not_run()
+
+    def _overrides(self, method: str) -> bool:
+        return getattr(type(self.net), method) is not getattr(keras.Model, method)
+
+    def _not_run(self) -> str:
+        """Returns what of the model's own code `fit` would run, and no loss of the outputs does; "" for nothing."""
+        own = self._overrides("train_step")
+        return f"; not run: train_step of {type(self.net).__name__}, which may have another loss" if own else ""
 
     def _by_name(self, outputs: Any) -> dict[str, Any]:
         """Returns the outputs by path, those of a functional model's list by the names of their layers."""

@@ -11,7 +11,7 @@ from gradscope.capturing.explain.zeros.neighbourhood import is_hidden
 from gradscope.tracing.dataflow.constants_before_rules import passes_tangents
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
 from gradscope.tracing.dataflow.reachability import Reach, is_inexact
-from gradscope.tracing.jaxpr.custom_rules import CustomRule, custom_rule
+from gradscope.tracing.jaxpr.custom_rules import CustomRule, constants_of_functions, stated_rule
 from gradscope.tracing.jaxpr.frames import Frame, source_in
 from gradscope.tracing.jaxpr.jaxcompat import Equation, bind, closed_over, is_literal, sees_symbolic_zeros
 from gradscope.tracing.tracer import Trace
@@ -71,7 +71,7 @@ def custom_rule_calls(trace: Trace) -> Iterator[CustomRuleCall]:
     for frame in trace.root.walk():
         for number in () if is_hidden(frame) else sorted(trace.liveness.live(frame)):
             equation = frame.jaxpr.eqns[number]
-            rule = custom_rule(equation)
+            rule = stated_rule(equation)
             if rule is not None and any(map(is_inexact, equation.outvars)):
                 variables = distinct_variables(equation, partial(_is_constant, trace, frame))
                 atoms = [equation.invars[positions[0]] for positions in variables]
@@ -96,6 +96,8 @@ def _differentiated(trace: Trace, frame: Frame, equation: Equation) -> Sequence[
 
 def _is_constant(trace: Trace, frame: Frame, equation: Equation, position: int) -> bool:
     atom = equation.invars[position]
+    if position in constants_of_functions(equation):
+        return True
     if is_literal(atom):
         return sees_symbolic_zeros(equation)
     return FrameVariable(frame, atom) in trace.constants_before_rules

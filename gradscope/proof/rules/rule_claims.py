@@ -106,14 +106,20 @@ class _RuleOfCall:
         ways = (self._everywhere() for _ in range(DIRECTIONS))
         return max((self._along(along, along, along) for along in ways), key=lambda each: each.rank)
 
-    def of_one(self, variable: int, returned_for: int | None = None) -> Outcome:
+    def of_one(self, variable: int, returned_for: int | None = None, *, sign: int = 0) -> Outcome:
         """Returns the outcome along a random direction of one variable, the others unmoved.
 
         Args:
             variable: The variable that moves, by its number.
             returned_for: The variable of the same shape for which the rule returns what is compared, if it is another.
+            sign: The sign of the elements that move; 0 for all.
         """
         everywhere = self._everywhere()
+        if sign:
+            moving = np.sign(np.real(self._here[variable])) == sign
+            if not moving.any():
+                return Outcome(status="not checked", error=math.nan, expected=math.nan)
+            everywhere[variable] = np.where(moving, everywhere[variable], 0)
         zeros = list(map(np.zeros_like, everywhere))
         along, claimed = [*zeros], [*zeros]
         along[variable] = claimed[variable if returned_for is None else returned_for] = everywhere[variable]

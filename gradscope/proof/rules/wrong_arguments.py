@@ -38,6 +38,7 @@ class WrongArgument:
         derivative_of: The name of another argument, the derivative with respect to which it is; "" where there is none.
         constant: Whether the derivative is zero: the function does not change with the argument, or jumps.
         returned: Whether the function returns the argument as it is.
+        where: Of which elements alone this is so: " where it is negative"; "" for all.
     """
 
     name: str
@@ -46,6 +47,7 @@ class WrongArgument:
     derivative_of: str = ""
     constant: bool = False
     returned: bool = False
+    where: str = ""
 
     def __str__(self) -> str:
         if self.derivative_of:
@@ -53,20 +55,21 @@ class WrongArgument:
         if self.constant:
             return f"{self.name}: not zero, as the derivative is"
         if self.factor is None:
-            return f"{self.name}: no multiple of the derivative"
+            return f"{self.name}: no multiple of the derivative{self.where}"
         length = f", {self.length}" if self.length else ""
-        return f"{self.name}: {self.factor:.12g} times the derivative{length}"
+        return f"{self.name}: {self.factor:.12g} times the derivative{length}{self.where}"
 
 
 class RuleOfCall(Protocol):
     """RuleOfCall is a rule at the operands of one call, where its function can be computed."""
 
-    def of_one(self, variable: int, returned_for: int | None = None) -> Outcome:
+    def of_one(self, variable: int, returned_for: int | None = None, *, sign: int = 0) -> Outcome:
         """Returns the outcome along a random direction of one distinct variable.
 
         Args:
             variable: The variable that moves, by its number.
             returned_for: The variable of the same shape for which the rule returns what is compared, if it is another.
+            sign: The sign of the elements that move; 0 for all.
         """
         ...
 
@@ -105,7 +108,21 @@ def _wrong_argument(
     if not math.isnan(factor):
         length = _length(call.equation, call.variables[variable][0], factor)
         return replace(found, factor=rounded_factor(factor), length=length)
-    return replace(found, constant=all(each.status == "wrong" and math.isnan(each.factor) for each in outcomes))
+    return _of_one_sign(rule, variable, found) or replace(
+        found, constant=all(each.status == "wrong" and math.isnan(each.factor) for each in outcomes)
+    )
+
+
+def _of_one_sign(rule: RuleOfCall, variable: int, found: WrongArgument) -> WrongArgument | None:
+    """Returns how a rule is wrong that is right for the elements of the other sign; None for any other."""
+    by_sign = {sign: [rule.of_one(variable, sign=sign) for _ in range(DIRECTIONS)] for sign in (1, -1)}
+    for sign, word in ((1, "positive"), (-1, "negative")):
+        wrong = all(each.status == "wrong" for each in by_sign[sign])
+        if wrong and all(each.status == "correct" for each in by_sign[-sign]):
+            factor = common_factor(by_sign[sign])
+            multiple = None if math.isnan(factor) else rounded_factor(factor)
+            return replace(found, factor=multiple, where=f" where it is {word}")
+    return None
 
 
 def _name(trace: Trace, call: CustomRuleCall, position: int) -> str:

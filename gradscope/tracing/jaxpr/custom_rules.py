@@ -7,13 +7,15 @@ has the name of its primitive.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from gradscope.tracing.jaxpr.frames import Frame
-from gradscope.tracing.jaxpr.jaxcompat import CUSTOM_RULES, Equation, closed_over, opened, sees_symbolic_zeros
+from gradscope.tracing.jaxpr.jaxcompat import CUSTOM_RULES, Equation, closed_over, kind_of, opened, sees_symbolic_zeros
 from gradscope.tracing.jaxpr.source_lines import is_file_of, is_library_file
+from gradscope.tracing.jaxpr.transfers import solve_operands
 
 _FUNCTION: Final = re.compile(r"(?P<name>.+) at (?P<file>.+):(?P<line>\d+)")
 
@@ -50,6 +52,27 @@ def custom_rule(equation: Equation) -> CustomRule | None:
     )
 
 
+def stated_rule(equation: Equation) -> CustomRule | None:
+    """Returns the rule by which the program, and not JAX, differentiates an equation; None where JAX does.
+
+    Beside functions with rules of their own, that is a linear solve: the program states how the transposed system is
+    solved.
+    """
+    if kind_of(equation) == "linear_solve":
+        return CustomRule(function=equation.primitive.name, source=None, of_library=False, of_jax=True)
+    return custom_rule(equation)
+
+
+def constants_of_functions(equation: Equation) -> Sequence[int]:
+    """Returns the positions of the operands that the functions of a linear solve close over; none of others.
+
+    The matrix is an operand of each of its functions: one that moves by itself makes it another system in one of them.
+    """
+    if kind_of(equation) != "linear_solve":
+        return ()
+    return range(len(equation.invars) - len(solve_operands(equation, equation.invars).right))
+
+
 def rules_of_libraries(root: Frame) -> list[str]:
     """Returns the functions of libraries other than JAX that have a rule of their own in a trace: `f (file.py:3)`."""
     found = (custom_rule(equation) for frame in root.walk() for equation in frame.jaxpr.eqns)
@@ -72,6 +95,8 @@ def argument_name(equation: Equation, position: int) -> str:
 
 
 def _argument_names(equation: Equation) -> dict[int, str]:
+    if constants := constants_of_functions(equation):
+        return dict.fromkeys(range(len(constants), len(equation.invars)), "b")
     # Of a `custom_vjp` JAX keeps those of its forward function, which has the same arguments.
     forward = getattr(equation.params.get("fwd_jaxpr_thunk"), "debug_info", None)
     for names in (getattr(each, "arg_names", None) or () for each in (_debug_information(equation), forward)):

@@ -21,7 +21,9 @@ class Constants:
         for frame in trace.root.walk():
             if frame.equation is not None:
                 inside = sub_jaxprs(frame.equation)[frame.key[-1][1]]
-                self._values |= zip(inside.jaxpr.constvars, inside.constants, strict=True)
+                # An opaque primitive may keep an open jaxpr, as lineax does, whose constants are among its operands.
+                if inside.constants:
+                    self._values |= zip(inside.jaxpr.constvars, inside.constants, strict=True)
 
     def value(self, frame: Frame, atom: Atom) -> Any:
         """Returns the array of an atom for which `frames.resolve` returns None; None where it is not known.

@@ -118,7 +118,7 @@ class Operations:
                 maker = self.maker(at)
                 if maker.primitive == primitive:
                     found.append(maker)
-                if maker.primitive not in COPIES | {"abs"} or not maker.values:
+                if maker.primitive not in COPIES | {"abs", "stop_gradient"} or not maker.values:
                     break
                 at = maker.values[0]
         return found

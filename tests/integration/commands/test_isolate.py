@@ -140,3 +140,29 @@ def test_a_layer_of_a_port_has_the_values_of_its_reference_in_its_own_layout(tmp
     with np.load(tmp_path / "repro/isolated.npz") as arrays:
         np.testing.assert_array_equal(arrays["input/x"], x)
         np.testing.assert_array_equal(arrays["vjp/x"], gradient)
+
+
+TIED = """
+import jax
+import jax.numpy as jnp
+
+def init(key):
+    return {"w": jnp.linspace(-1.0, 1.0, 9).reshape(3, 3)}
+
+def batch(key, size):
+    return jax.random.normal(key, (size, 3))
+
+def loss(variables, x):
+    with jax.named_scope("first"):
+        x = jnp.tanh(x @ variables["w"])
+    with jax.named_scope("second"):
+        return jnp.square(x @ variables["w"]).mean()
+"""
+
+
+def test_what_a_script_cannot_judge_is_said(tmp_path: Path) -> None:
+    (tmp_path / "tied.py").write_text(TIED)
+    assert gradscope("dump", "tied.py", "-o", "tied.npz", folder=tmp_path).status == 0
+    done = gradscope("isolate", "first", "tied.npz", "tied.py", "-o", "repro", folder=tmp_path)
+    assert "expected  2 of 3 arrays are the dump's, the others from a run of the layer" in done.output
+    assert "unjudged  gradient of w: the dump does not have the term of this layer alone" in done.output

@@ -71,6 +71,14 @@ def in_a_while(w: Any, x: Any) -> Any:
     return lax.while_loop(lambda state: state[0] < 5, step, (0, x[0, 2]))[1] * w.sum()
 
 
+def in_a_while_before_a_difference(w: Any, x: Any) -> Any:
+    def step(state: Any) -> Any:
+        return state[0] + 1, state[1] / (2.0 - state[0])  # here
+
+    far = lax.while_loop(lambda state: state[0] < 4, step, (0, x[0, 2]))[1]
+    return (far - far) * w.sum()
+
+
 FORWARD = {
     masked_sum: ("log", (1, 1)),
     naive_softmax: ("exp", (0, 0)),
@@ -78,6 +86,7 @@ FORWARD = {
     rsqrt_of_a_variance: ("rsqrt", (0, 0)),
     scanned: ("log", (1,)),
     in_a_while: ("log", ()),
+    in_a_while_before_a_difference: ("div", ()),
 }
 ONLY_GRADIENTS = {entropy_under_where: ("log", (1, 1)), logarithm_to_base_2: ("log", (1, 1))}
 
@@ -150,6 +159,11 @@ def test_a_cotangent_beyond_its_type_is_an_overflow(dtype: Any, scale: float, la
 def test_a_row_that_is_masked_throughout_is_no_fault_of_the_mask() -> None:
     found = origin_of(lambda w, x: (jax.nn.softmax(jnp.where(x > 5, x * w, -jnp.inf)) * x).sum())
     assert (found.primitive, "every entry of the row is masked" in found.why) == ("sub", True)
+
+
+def test_a_difference_of_infinities_that_no_mask_made_is_no_masked_row() -> None:
+    found = origin_of(in_a_while_before_a_difference)
+    assert "infinity minus infinity: 1.5 divided by 0 in iteration 2 of the while" in found.why
 
 
 def test_an_infinity_that_is_stated_and_reaches_the_loss_is_called_a_constant() -> None:

@@ -107,7 +107,10 @@ FORWARD = {
 }
 BACKWARD = {
     norm_at_zero: ("sqrt", "the derivative of sqrt at 0"),
-    own_rule: ("custom_vjp_call", "its own backward rule"),
+    own_rule: (
+        "custom_vjp_call",
+        "its own backward rule, of a gradient that is finite (element [0]): 1 divided by 0",
+    ),
 }
 
 
@@ -169,7 +172,8 @@ def test_what_was_bad_to_begin_with_is_said_to_be() -> None:
 
     (origin,) = gs.capture(loss, WEIGHTS, X.at[0, 1].set(jnp.nan)).manifest.origins
     assert (origin.name, origin.primitive) == ("input/value", None)
-    assert origin.why == "has 1 NaN and 0 Inf before anything is computed"
+    assert origin.why == "has 1 NaN and 0 Inf before anything is computed (element [0, 1])"
+    assert origin.index == (0, 1)
 
 
 def nan_for_some(w: Any, row: Any) -> Any:

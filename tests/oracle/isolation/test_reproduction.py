@@ -19,6 +19,7 @@ from gradscope.tracing.loading.model import Model
 from models.transformer import Transformer
 from tests.oracle.isolation.test_places import BATCH, PARAMS, network
 from tests.oracle.zoo import ShortResNet
+from tests.support.data import evenly
 from tests.support.reproduction import Ran, run_here
 
 pytestmark = pytest.mark.usefixtures("compiled_in_a_hurry")
@@ -172,6 +173,27 @@ def test_a_gradient_that_others_add_to_is_no_expectation_of_the_dumps() -> None:
     (gradient,) = found.gradients
     assert gradient.origin == "run"
     np.testing.assert_allclose(gradient.array, found.cotangents["d_branch"] * np.cos(found.inputs["dense"]), rtol=1e-5)
+
+
+def chosen(params: Any, batch: Any, *, slope: float = 1.0) -> Any:
+    def taken(x: Any) -> Any:
+        with jax.named_scope("taken"):
+            return jnp.tanh(x @ params["w"])
+
+    with jax.named_scope("first"):
+        x = jnp.sin(batch["x"])
+    y = jax.lax.cond(batch["x"].sum() > 0, taken, lambda x: x, x)
+    with jax.named_scope("head"):
+        return jnp.sin(jax.lax.stop_gradient((1 - slope) * y) + slope * y).sum()
+
+
+def test_the_gradient_of_what_a_branch_returned_is_the_dumps(tmp_path: Path) -> None:
+    params, batch = {"w": evenly(-1.0, 1.5, 3, 3)}, {"x": evenly(0.0, 1.0, 2, 3)}
+    reference = gs.capture(chosen, params, batch).source
+    models = [Model.of_values("model", partial(chosen, slope=slope), params, batch) for slope in (1.0, 1.5)]
+    right, wrong = (reproduce(model, "head", reference) for model in models)
+    assert [(each.name, each.origin) for each in wrong.gradients] == [("taken", "dump")]
+    assert [ran(tmp_path, each).status for each in (right, wrong)] == [0, 1]
 
 
 def callback(params: Any, batch: Any) -> Any:

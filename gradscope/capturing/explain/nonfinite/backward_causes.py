@@ -9,6 +9,7 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
+from gradscope.capturing.explain.nonfinite.forward_causes import diagnosis_by_operands
 from gradscope.capturing.explain.nonfinite.lost_epsilons import with_lost_epsilon
 from gradscope.capturing.explain.nonfinite.repairs import (
     ADD_EPSILON,
@@ -29,6 +30,7 @@ from gradscope.capturing.explain.nonfinite.repairs import (
 from gradscope.capturing.explain.nonfinite.replay import Failure
 from gradscope.tracing.jaxpr.custom_rules import custom_rule
 from gradscope.tracing.jaxpr.iterations import ValueAt
+from gradscope.tracing.jaxpr.jaxcompat import sub_jaxprs
 from gradscope.tracing.lookup.operations import Operation, Operations
 
 #: Their derivatives are infinite, or not defined, where an operand is 0.
@@ -64,6 +66,8 @@ def backward_diagnosis(operation: Operation, failure: Failure, operations: Opera
         failure: Its first such element.
         operations: All operations, to find the readers of the result.
     """
+    if failure.equation.primitive.name.startswith("custom_vjp"):
+        return _of_rule(failure)
     cause = _cause(operation, failure, operations)
     if _received(failure) == 0 and cause.repair in (ADD_EPSILON, CLIP_INSIDE, CLIP_NEGATIVE, BASE_POSITIVE, NORM):
         where = _thrown_away_by(operation, operations)
@@ -71,6 +75,19 @@ def backward_diagnosis(operation: Operation, failure: Failure, operations: Opera
         why = f"{cause.why}; its result {away}, its gradient is not: 0 times infinity is NaN"
         cause = Diagnosis(why, WHERE_TWICE if where else cause.repair)
     return with_lost_epsilon(cause, operation, operations)
+
+
+def _of_rule(failure: Failure) -> Diagnosis:
+    """Returns the diagnosis of a gradient that a function's own backward rule made."""
+    # Its line is not known: JAX gives all that a rule computes the line of the function's call.
+    rule = custom_rule(failure.equation)
+    named = "" if rule is None or rule.function == failure.equation.primitive.name else f" {rule.function}"
+    place = element(failure.index)
+    why = f"the custom_vjp{named} made it in its own backward rule, of a gradient that is finite{place}"
+    if failure.within is None or sub_jaxprs(failure.within.equation):  # a loop's operands say nothing
+        return Diagnosis(why)
+    found = diagnosis_by_operands(failure.within)
+    return Diagnosis(f"{why}: {found.why}", found.repair)
 
 
 def _received(failure: Failure) -> float | None:
@@ -85,10 +102,6 @@ def _received(failure: Failure) -> float | None:
 
 def _cause(operation: Operation, failure: Failure, operations: Operations) -> Diagnosis:
     place, primitive = element(failure.index), failure.equation.primitive.name
-    if primitive.startswith("custom_vjp"):
-        rule = custom_rule(failure.equation)
-        named = "" if rule is None or rule.function == primitive else f" {rule.function}"
-        return Diagnosis(f"the custom_vjp{named} made it in its own backward rule, of a gradient that is finite{place}")
     over = _overflow(failure)
     if over is not None:
         return over

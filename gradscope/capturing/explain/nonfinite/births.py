@@ -101,7 +101,7 @@ class Births:
         """Returns whether a value that is not finite was made of a constant, or given, as an infinity."""
         if self._flags.value(value_at) & NAN:
             return False
-        if value_at.value.equation == OPERAND:
-            return is_argument(value_at.value)
+        if is_argument(value_at.value):
+            return True
         operands = self._operations.maker(value_at).operands
         return any(is_mask(each) for each in operands if not isinstance(each, ValueAt))

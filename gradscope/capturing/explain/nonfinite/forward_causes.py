@@ -53,6 +53,14 @@ def forward_diagnosis(operation: Operation, failure: Failure | None, operations:
     return _known(operation, primitive, failure, operations, place) or _unknown(primitive, failure, place)
 
 
+def diagnosis_by_operands(failure: Failure) -> Diagnosis:
+    """Returns what made a result that is not finite, as far as the operands at its element tell."""
+    primitive = failure.equation.primitive.name
+    rule = _FORWARD.get(primitive)
+    found = rule(failure.operands) if rule is not None and failure.operands else None
+    return found or _unknown(primitive, failure, "")
+
+
 def _known(
     operation: Operation, primitive: str, failure: Failure, operations: Operations, place: str
 ) -> Diagnosis | None:
@@ -121,7 +129,8 @@ def _gather(failure: Failure, place: str) -> Diagnosis:
 def _is_row_masked(operation: Operation, primitive: str, failure: Failure, operations: Operations) -> bool:
     """Returns whether a softmax's or a logsumexp's operand is -inf throughout."""
     if primitive == "sub":
-        return len(failure.operands) == 2 and all(each == -math.inf for each in failure.operands)
+        both = len(failure.operands) == 2 and all(each == -math.inf for each in failure.operands)
+        return both and any(operations.made_by(operation.values[-1:], each) for each in ("max", "reduce_max"))
     if primitive not in ("log", "div") or not failure.operands or failure.operands[-1] != 0:
         return False
     summed = operations.made_by(operation.values[-1:], "reduce_sum")

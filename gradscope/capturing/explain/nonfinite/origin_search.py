@@ -30,7 +30,14 @@ from gradscope.capturing.explain.nonfinite.forward_causes import forward_diagnos
 from gradscope.capturing.explain.nonfinite.gradient_paths import GradientPaths, observe_suspects
 from gradscope.capturing.explain.nonfinite.nonfinite_flags import KnownFlags, NonfiniteFlags, is_argument
 from gradscope.capturing.explain.nonfinite.repairs import Diagnosis, element
-from gradscope.capturing.explain.nonfinite.replay import Failure, Replay, failed_again, mended, reaches_largest
+from gradscope.capturing.explain.nonfinite.replay import (
+    Failure,
+    Replay,
+    failed_again,
+    first_nonfinite,
+    mended,
+    reaches_largest,
+)
 from gradscope.dump.manifest.manifest import Origin
 from gradscope.tracing.jaxpr.frames import OPERAND, resolve
 from gradscope.tracing.jaxpr.iterations import ValueAt
@@ -244,11 +251,11 @@ class _Search:
     def _computed(self, operation: Operation) -> dict[int, Birth]:
         """Returns where an operation's operands that are not finite began, by their positions.
 
-        Nothing where one of them is a constant infinity, or began outside of any operation: it may be meant.
+        Nothing where one of them is a constant infinity, or an argument: it may be meant.
         """
         operands = ((at, each) for at, each in enumerate(operation.operands) if isinstance(each, ValueAt))
         births = {at: self._births.of(each) for at, each in operands if self._flags.value(each)}
-        all_computed = all(not birth.stated and birth.value.value.equation >= 0 for birth in births.values())
+        all_computed = all(not birth.stated and not is_argument(birth.value.value) for birth in births.values())
         return births if all_computed else {}
 
     def _needed(self, operation: Operation, failure: Failure) -> Operation | None:
@@ -265,11 +272,14 @@ class _Search:
         leaf = self._trace.arguments[value_at.value.position]
         array = np.asarray(self._leaves[value_at.value.position])
         wide = array if array.dtype.kind in "fc" else array.astype(np.float32)
+        counted = f"has {np.isnan(wide).sum():,} NaN and {np.isinf(wide).sum():,} Inf"
+        index = first_nonfinite(array) or ()
         return Origin(
             direction="forward",
             name=naming.key_of(leaf.family, leaf.name),
-            why=f"has {np.isnan(wide).sum():,} NaN and {np.isinf(wide).sum():,} Inf before anything is computed",
+            why=f"{counted} before anything is computed{element(index)}",
             repair="look at where it comes from: the data, the checkpoint, the step before",
+            index=index,
         )
 
 

@@ -31,6 +31,7 @@ from gradscope.tracing.jaxpr.jaxcompat import (
     kind_of,
     run_closed,
     sub_jaxprs,
+    trace,
 )
 from gradscope.tracing.jaxpr.transfers import loop_operands
 from gradscope.tracing.jaxpr.vjp import pulled_back
@@ -62,6 +63,7 @@ class Failure:
         chosen: Backward, the positions of the operands whose gradients were looked at; empty forward.
         dtype: The dtype of the result, or of the gradient.
         iteration: The iteration of the `while` that the operation is; None for any other.
+        within: Backward, the failure of the operation inside the `custom_vjp` rule; None where there is none.
     """
 
     equation: Equation
@@ -74,6 +76,7 @@ class Failure:
     dtype: Any
     chosen: tuple[int, ...] = ()
     iteration: int | None = None
+    within: Failure | None = None
 
 
 class Replay:
@@ -164,13 +167,27 @@ def _backward_failure(
     """Returns the first element that is not finite in what an equation's backward rule returns to chosen operands."""
     # Here and elsewhere not by `jnp.asarray`, which compiles the identity for each shape of NumPy's arrays.
     values = [jax.device_put(operand) for operand in operands]
-    for gradient in map(np.asarray, pulled_back(equation, values, chosen, arrived)):
+    gradients = pulled_back(equation, values, chosen, arrived)
+    for gradient in map(np.asarray, gradients):
         if first_nonfinite(gradient) is not None:
-            failure = _failure(equation, gradient, operands)
+            failure = replace(
+                _failure(equation, gradient, operands), within=_in_rule(equation, values, arrived, chosen, gradients)
+            )
             one = np.asarray(next(iter(arrived.values())))
             received = number_of(one[failure.index]) if one.shape == gradient.shape else None
             return replace(failure, arrived=arrived, received=received, chosen=tuple(chosen))
     return None
+
+
+def _in_rule(
+    equation: Equation, values: Sequence[Any], arrived: Mapping[int, Any], chosen: Sequence[int], gradients: list[Any]
+) -> Failure | None:
+    """Returns the failure of an operation in the backward rule of a `custom_vjp`; None for any other equation."""
+    if not equation.primitive.name.startswith("custom_vjp"):
+        return None
+    jaxpr, constants, _ = trace(lambda *given: pulled_back(equation, given[0], chosen, given[1]), values, arrived)
+    rule = SubJaxpr(kind="call", branch=0, jaxpr=jaxpr, constants=constants)
+    return _in_jaxpr(rule, [*values, *arrived.values()], gradients)
 
 
 def first_nonfinite(array: np.ndarray) -> tuple[int, ...] | None:

@@ -14,7 +14,7 @@ from gradscope.capturing.isolate.pinned_values import PinnedValues
 from gradscope.comparison.pairing.reverse import ReversePairing
 from gradscope.tracing.dataflow.between_known_values import SegmentsBetween
 from gradscope.tracing.jaxpr.frames import OPERAND, resolve, variable_of
-from gradscope.tracing.jaxpr.iterations import ValueAt, sources
+from gradscope.tracing.jaxpr.iterations import ValueAt, sources, values_at
 from gradscope.tracing.jaxpr.jaxcompat import Atom
 from gradscope.tracing.layers.parameter_views import ParameterOrigins
 from gradscope.tracing.lookup.layer_call import IsolatedLayer
@@ -124,11 +124,25 @@ class LayerValues:
             return None
         value_at = ValueAt(value, self._isolated.iteration[: len(self._frames[value.frame].loops)])
         while value_at not in self._pinned.keys:
-            found = [each for each in sources(self._frames, value_at) if self._shape(each) == tuple(atom.aval.shape)]
+            found = self._of_taken_branch(value_at) or sources(self._frames, value_at)
+            found = [each for each in found if self._shape(each) == tuple(atom.aval.shape)]
             if len(found) != 1:
                 break
             (value_at,) = found
         return value_at
+
+    def _of_taken_branch(self, value_at: ValueAt) -> list[ValueAt]:
+        """Returns what a branch returned of which the dump has values, so that it ran; nothing for no branch."""
+        value, iteration = value_at
+        for body in self._frames[value.frame].children.get(value.equation, ()):
+            ran = (
+                each.value.frame[: len(body.key)] == body.key
+                for each in self._pinned.keys
+                if iteration == each.iteration[: len(iteration)]
+            )
+            if body.transfer.exclusive and any(ran):
+                return list(values_at(body, body.jaxpr.outvars[value.position], iteration))
+        return []
 
     def _shape(self, value_at: ValueAt) -> tuple[int, ...]:
         return tuple(variable_of(self._frames[value_at.value.frame], value_at.value).aval.shape)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import Primitive
 
 import gradscope as gs
 from gradscope.capturing.explain.row_lookups import out_of_bounds
@@ -125,6 +126,13 @@ def test_look_ups_are_reported_where_the_run_that_asks_whether_they_are_masked_i
 
 def _fail(_: Any) -> Any:
     raise OSError
+
+
+def test_an_operation_may_keep_a_program_whose_constants_only_it_has() -> None:
+    kept = jax.make_jaxpr(lambda x: x + X)(X).jaxpr  # open, as lineax keeps that of an operator
+    keeping = Primitive("keeping")
+    keeping.def_abstract_eval(lambda x, **_: x)
+    assert [each.beyond for each in found(lambda p, ids: keeping.bind(p["embed"][ids], program=kept))] == [2]
 
 
 def test_the_finding_takes_no_further_run() -> None:

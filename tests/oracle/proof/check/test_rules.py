@@ -213,6 +213,62 @@ def test_the_only_value_of_a_flag_is_said_of_a_wrong_rule_and_that_of_a_measure_
     assert (wrong.status, wrong.why) == ("wrong", "where operands[0] is True; operands[2]: -2 times the derivative")
 
 
+@jax.custom_vjp
+def steep(x: Any) -> Any:
+    return jnp.abs(x) ** 1.5
+
+
+steep.defvjp(lambda x: (steep(x), x), lambda x, g: (1.5 * jnp.sqrt(jnp.abs(x)) * g,))
+
+
+@jax.custom_vjp
+def warped(x: Any) -> Any:
+    return jnp.where(x < 0, jnp.sinh(x), x)
+
+
+warped.defvjp(lambda x: (warped(x), x), lambda x, g: (jnp.where(x < 0, x, 1.0) * g,))
+
+
+@pytest.mark.parametrize(
+    ("function", "shift", "said"),
+    [
+        (steep, 0.0, "x: -1 times the derivative where it is negative"),
+        (warped, -0.8, "x: no multiple of the derivative where it is negative"),
+        (warped, -9.0, "x: no multiple of the derivative"),
+    ],
+)
+def test_a_rule_that_is_right_for_one_sign_is_said_to_be_wrong_for_the_other(
+    function: Any, shift: float, said: str
+) -> None:
+    row = rule(proof(lambda w, x: function(x @ w + shift).sum()), function.__name__)
+    assert (row.status, row.why, row.factor) == ("wrong", said, None)
+
+
+def solving(*, transposed: bool) -> Callable[[Any, Any], Any]:
+    """A loss that solves a system of a matrix that is not symmetric, and states how the transposed one is solved."""
+
+    def loss(w: Any, x: Any) -> Any:
+        matrix = 3.0 * jnp.eye(3) + w[:, :3]
+        inverse = jnp.linalg.inv(matrix)
+        for_gradients = inverse.T if transposed else inverse
+        solved = lax.custom_linear_solve(
+            lambda y: matrix @ y, jnp.sin(x[0]), lambda _, b: inverse @ b, lambda _, b: for_gradients @ b
+        )
+        return jnp.square(solved).sum()
+
+    return loss
+
+
+def test_a_linear_solve_whose_transpose_is_solved_wrongly_is_named() -> None:
+    assert set(statuses(proof(solving(transposed=True))).values()) == {"correct"}
+    wrong = [row for row in proof(solving(transposed=False)).rules if row.status == "wrong"]
+    assert [(row.what.split(",")[0], row.arguments) for row in wrong] == [
+        ("custom rule of custom_linear_solve", ("b",))
+    ]
+    with pytest.raises(UsageError, match="calls no function custom_linear_solve"):
+        proof(solving(transposed=False), allowed=("custom_linear_solve",))
+
+
 def test_an_argument_that_gets_no_derivative_has_a_factor_of_zero() -> None:
     @jax.custom_vjp
     def scaled(x: Any, scale: Any) -> Any:
