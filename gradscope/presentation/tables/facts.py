@@ -108,14 +108,14 @@ def _frozen(manifest: Manifest) -> str:
     """Returns which parameters are kept constant on purpose; "" for none."""
     lines = [line for line in manifest.ledger.missing if line.family == naming.PARAM_GRAD]
     found = (([line.name for line in lines if line.detail.endswith(end)], why) for end, why in _ON_PURPOSE.items())
-    return "; ".join(f"{_parameters(names)}: {why}" for names, why in found if names)
+    return "; ".join(f"{parameters_of_parts(names)}: {why}" for names, why in found if names)
 
 
 def _satisfied(manifest: Manifest) -> str:
     """Returns which parameters learn nothing because every margin of the loss is kept; "" for none."""
     kept = (cause for cause in manifest.causes if cause.why.startswith("satisfied"))
     names = [cause.name for cause in kept if cause.family == naming.PARAM_GRAD]
-    return f"{_parameters(names)}: every margin of the loss is kept in this batch" if names else ""
+    return f"{parameters_of_parts(names)}: every margin of the loss is kept in this batch" if names else ""
 
 
 def _without_effect(manifest: Manifest) -> str:
@@ -127,7 +127,7 @@ def _without_effect(manifest: Manifest) -> str:
     for cause in manifest.causes:
         if cause.family == naming.PARAM_GRAD and cause.rounding and (at := _LOG_SOFTMAX.search(cause.why)):
             found.setdefault(at[0], []).append(cause.name)
-    return "; ".join(f"{_parameters(names)}: {printable(why)}" for why, names in found.items())
+    return "; ".join(f"{parameters_of_parts(names)}: {printable(why)}" for why, names in found.items())
 
 
 def _behind_zeros(manifest: Manifest) -> str:
@@ -142,12 +142,16 @@ def _behind_zeros(manifest: Manifest) -> str:
     if not names:
         return ""
     first, *others = map(printable, gates)
-    verb = "are" if others else "is"
-    return f"{_parameters(names)}: no gradient while {first}{f' and {len(others)} more' * bool(others)} {verb} zero"
+    zero = f"{first}{f' and {len(others)} more' * bool(others)} {'are' if others else 'is'} zero"
+    return f"{parameters_of_parts(names)}: no gradient while {zero}"
 
 
-def _parameters(names: Sequence[str]) -> str:
-    """Returns a number of parameters, and the outermost parts of the model that they are in."""
+def parameters_of_parts(names: Sequence[str]) -> str:
+    """Returns a number of parameters, and the outermost parts of the model that they are in.
+
+    Args:
+        names: Their names.
+    """
     parts = list(dict.fromkeys(printable(name.partition("/")[0]) for name in names))
     more = f" and {len(parts) - _MOST_PARTS} more" if len(parts) > _MOST_PARTS else ""
     return f"{counted(len(names), 'parameter')} of {', '.join(parts[:_MOST_PARTS])}{more}"

@@ -1,0 +1,52 @@
+"""The facts about a run are the lines below its tables: its loss, its steps, and what stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from gradscope.presentation.render.document import Note
+from gradscope.presentation.render.screen import Screen
+from gradscope.presentation.tables.facts import parameters_of_parts
+from gradscope.presentation.tables.numbers import count
+from gradscope.presentation.tables.over_time.sparkline import sparkline
+
+#: Columns of the loss's sparkline.
+_LOSS_WIDTH: Final = 40
+
+
+def run_facts(
+    path: str, steps: Mapping[str, np.ndarray], losses: Mapping[str, np.ndarray], *, loss_ends: str, taken: int,
+    at: int | None, resumed_from: int | None, frozen: Sequence[str], screen: Screen,
+) -> Sequence[Note]:  # fmt: skip
+    """Returns the facts about a run, as notes.
+
+    Args:
+        path: The run's folder, as the user named it.
+        steps: What was recorded of each step, by column.
+        losses: `step` and `loss` of each step whose loss is known.
+        loss_ends: The first and the last loss in words; read only where a loss is known.
+        taken: How many steps the run has taken.
+        at: The step that tables are of; None for trends.
+        resumed_from: The number of steps before this command; None where it resumed nothing.
+        frozen: The parameters that no recorded step changes though they have a gradient.
+        screen: The screen.
+    """
+    facts: dict[str, str] = {}
+    recorded = steps["step"]
+    if losses["loss"].size:
+        values = np.where(np.isnan(losses["loss"]), np.inf, losses["loss"]).tolist()
+        facts["loss"] = f"{loss_ends}  {sparkline(values, _LOSS_WIDTH, unicode=screen.unicode)}"
+    up_to = f", the last is step {int(recorded[-1])}" if len(recorded) else ""
+    facts["steps"] = f"{count(taken)} taken, {count(len(recorded))} recorded{up_to}"
+    if at is not None:
+        facts["tables"] = f"of step {at}"
+    if resumed_from is not None:
+        facts["resumed"] = f"after {count(resumed_from)} steps"
+    if frozen:
+        them, they = ("it", "it has") if len(frozen) == 1 else ("them", "they have")
+        facts["frozen"] = f"{parameters_of_parts(frozen)}: no recorded step changes {them}, though {they} a gradient"
+    facts["run"] = path
+    return [Note(label=label, text=text) for label, text in facts.items()]
