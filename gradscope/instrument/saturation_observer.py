@@ -27,6 +27,8 @@ def observer_of(bounded: BoundedFunction) -> Observer:
     """Returns the observer of a bounded function's result; `saturated` reads what it returns."""
     if bounded.function == "softmax":
         return partial(_of_shares, bounded.entries)
+    if bounded.limits is not None:
+        return partial(_of_clipped, bounded.limits)
     return partial(_of_elements, *LIMITS[_PRIMITIVES[bounded.function]])
 
 
@@ -67,6 +69,12 @@ def _of_elements(low: float, high: float, value: Any) -> Any:
     """Returns the share of elements within the margin of a limit, and 0."""
     at_limit = (value < low + MARGIN) | (value > high - MARGIN)
     return jnp.stack([_mean(at_limit), jnp.float32(0)])
+
+
+def _of_clipped(limits: tuple[float, float], value: Any) -> Any:
+    """Returns the share of elements at a limit, as the value's type rounds it, and 0."""
+    low, high = (jnp.asarray(each, value.dtype) for each in limits)
+    return jnp.stack([_mean((value <= low) | (value >= high)), jnp.float32(0)])
 
 
 def _of_shares(entries: int, value: Any) -> Any:

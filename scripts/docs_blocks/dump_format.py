@@ -9,7 +9,13 @@ from typing import Any, Final
 
 from gradscope.dump import record
 from gradscope.dump.manifest import manifest
-from gradscope.dump.manifest.operation_facts import batch_broadcast, out_of_bounds, saturation, step_function
+from gradscope.dump.manifest.operation_facts import (
+    batch_broadcast,
+    clip_limits,
+    out_of_bounds,
+    saturation,
+    step_function,
+)
 from gradscope.dump.manifest.reasons import REASONS
 from scripts.docs_blocks.markdown import attributes, code, table
 
@@ -25,6 +31,7 @@ OBJECTS: Final[dict[str, tuple[Any, ...]]] = {
     "saturation": (saturation.Saturation,),
     "out-of-bounds": (out_of_bounds.OutOfBounds,),
     "step-function": (step_function.StepFunction,),
+    "clip": (clip_limits.Clip,),
     "broadcast": (batch_broadcast.BatchBroadcast,),
     "examples": (manifest.Examples,),
 }

@@ -21,10 +21,10 @@ from gradscope.capturing.records.measure import Measured, Reading
 from gradscope.capturing.records.pending_tensors import PendingTensor, pending_tensors
 from gradscope.capturing.records.prefetch import Ahead, in_order
 from gradscope.capturing.records.run_ledger import RunLedger, flows
-from gradscope.capturing.records.saturations import saturations_of
+from gradscope.capturing.records.saturations import clips_of, saturations_of
 from gradscope.capturing.records.term_records import pending_terms
 from gradscope.dump.manifest.manifest import Cause, RunFacts
-from gradscope.dump.manifest.operation_facts.saturation import Saturation
+from gradscope.dump.manifest.operation_facts import Clip, Saturation
 from gradscope.dump.record import Record
 from gradscope.stats.columns import is_all_zero
 from gradscope.tracing.jaxpr.frames import ValueKey
@@ -67,6 +67,7 @@ class Session:
         self.flags = KnownFlags()
         self._flowing: set[ValueKey] = set()
         self._saturations: list[Saturation] = []
+        self._clips: list[Clip] = []
 
     def records(self) -> Iterator[Record]:
         """Yields every record of the run, in the order in which a dump holds them."""
@@ -85,6 +86,7 @@ class Session:
 
     def _records_of(self, run: Run) -> Iterator[Record]:
         self._saturations += saturations_of(run, self._order)
+        self._clips += clips_of(run, self._order)
         return self._measured(chain(pending_tensors(run, self._order), pending_terms(run, self._order)))
 
     def example_records(self, gradients: ExampleGradients, count: int) -> Iterator[Record]:
@@ -117,6 +119,7 @@ class Session:
             broadcasts=() if self.loss() is None else batch_broadcasts(self._run.trace),
             step_functions=() if self.loss() is None else step_functions(self._run.trace),
             saturations=tuple(sorted(self._saturations, key=lambda saturation: saturation.index)),
+            clips=tuple(sorted(self._clips, key=lambda clip: clip.index)),
         )
 
     def causes(self, most_bytes: int) -> tuple[Cause, ...]:

@@ -25,7 +25,7 @@ from gradscope.dump.manifest.manifest import (
     Origin,
     Tier,
 )
-from gradscope.dump.manifest.operation_facts import BatchBroadcast, OutOfBounds, Saturation, StepFunction
+from gradscope.dump.manifest.operation_facts import BatchBroadcast, Clip, OutOfBounds, Saturation, StepFunction
 from gradscope.dump.manifest.operation_facts.saturation import BOUNDED_NAMES
 from gradscope.dump.record import Json
 from gradscope.errors import DumpError
@@ -91,6 +91,7 @@ def manifest_from_json(value: Json, lists: Mapping[str, tuple[Any, ...]] = Mappi
         broadcasts=manifest.each("broadcasts", _broadcast),
         out_of_bounds=manifest.each("out_of_bounds", _out_of_bounds),
         step_functions=manifest.each("step_functions", _step_function),
+        clips=manifest.each("clips", _clip),
         note=manifest.text("note"),
     )
 
@@ -211,6 +212,14 @@ def _step_function(value: Json, position: int) -> StepFunction:
         beside=found.texts("beside"),
         source=found.optional_text("source"),
     )
+
+
+def _clip(value: Json, position: int) -> Clip:
+    clip = Fields.of(value, f"clip {position}", Clip)
+    return Clip(
+        low=clip.number("low"), high=clip.number("high"), share=clip.number("share"), index=clip.count("index"),
+        source=clip.optional_text("source"),
+    )  # fmt: skip
 
 
 def _out_of_bounds(value: Json, position: int) -> OutOfBounds:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
-from gradscope.dump.manifest.operation_facts import BatchBroadcast, OutOfBounds, Saturation, StepFunction
+from gradscope.dump.manifest.operation_facts import BatchBroadcast, Clip, OutOfBounds, Saturation, StepFunction
 from gradscope.dump.manifest.reasons import PHRASES
 from gradscope.dump.record import Json, Reason, Record, TensorFacts, fields_of
 from gradscope.naming import IterationIndex
@@ -206,13 +206,11 @@ class Examples:
     @property
     def sentence(self) -> str:
         """The result as an English sentence."""
-        error = f"rel_l2 {self.rel_l2:.2g}"
+        of_each = f"the {self.combined_by} of the gradients of {self.count} examples"
+        what, error = "the batch's gradient", f"rel_l2 {self.rel_l2:.2g}"
         if self.coupled:
-            return (
-                f"the examples are coupled in this loss: the {self.combined_by} of the gradients of {self.count} "
-                f"examples, each alone, is not the batch's gradient ({error})"
-            )
-        return f"the {self.combined_by} of the gradients of {self.count} examples is the batch's gradient ({error})"
+            return f"the examples are coupled in this loss: {of_each}, each alone, is not {what} ({error})"
+        return f"{of_each} is {what} ({error})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +233,7 @@ class RunFacts:
         broadcasts: The operations of the loss that pair every example of the batch with every other by a broadcast.
         out_of_bounds: The look-ups of rows that a table of parameters does not have.
         step_functions: The step functions at which the gradients of tensors end that have another one by reductions.
+        clips: The clips by two numbers of which more than a tenth is at a limit.
         note: One line about the file ("not written by gradscope", the error that ended the run); "" for none.
     """
 
@@ -253,6 +252,7 @@ class RunFacts:
     broadcasts: tuple[BatchBroadcast, ...] = ()
     out_of_bounds: tuple[OutOfBounds, ...] = ()
     step_functions: tuple[StepFunction, ...] = ()
+    clips: tuple[Clip, ...] = ()
     note: str = ""
 
 

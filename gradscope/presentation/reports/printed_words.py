@@ -20,6 +20,9 @@ _LABELS: Final = {
     "softmax is over another axis than theirs, such as the examples",
     "at zero": "The parameters whose gradient is multiplied by another parameter that is zero, as at the start of a "
     "branch: they learn once that one has moved",
+    "clipped": "The clips by two numbers of which more than a tenth is at a limit, where no gradient passes",
+    "unchanged": "The parameters with a gradient that no recorded step of a training run changes, as an optimizer leaves "
+    "them that was told so",
     "run": "The versions, the device and the options of the run; of a training run, its folder",
     "command": "The command line that made the dump, with absolute paths reduced to their file names",
     "names": "What the names of layers are made of where the program opens no scopes",

@@ -47,6 +47,6 @@ def run_facts(
         facts["resumed"] = f"after {count(resumed_from)} steps"
     if frozen:
         them, they = ("it", "it has") if len(frozen) == 1 else ("them", "they have")
-        facts["frozen"] = f"{parameters_of_parts(frozen)}: no recorded step changes {them}, though {they} a gradient"
+        facts["unchanged"] = f"{parameters_of_parts(frozen)}: no recorded step changes {them}, though {they} a gradient"
     facts["run"] = path
     return [Note(label=label, text=text) for label, text in facts.items()]

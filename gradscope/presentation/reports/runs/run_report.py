@@ -151,7 +151,7 @@ class RunReport:
             "rows": list(self.rows()),
             "noise": None if self.noise is None else self.noise.to_json(),
             "origins": [origin_json(each) for each in self.origins] or None,
-            "frozen": list(self.frozen) or None,
+            "unchanged": list(self.frozen) or None,
         }
         return {name: fact for name, fact in found.items() if fact is not None}
 
