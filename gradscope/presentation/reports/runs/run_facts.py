@@ -7,19 +7,22 @@ from typing import Final
 
 import numpy as np
 
+from gradscope.history.views.loss_fall import NoFall
 from gradscope.presentation.render.document import Note
 from gradscope.presentation.render.screen import Screen
 from gradscope.presentation.tables.facts import parameters_of_parts
-from gradscope.presentation.tables.numbers import count
+from gradscope.presentation.tables.numbers import count, number
 from gradscope.presentation.tables.over_time.sparkline import sparkline
 
+#: A loss of so many times the first ones has risen.
+_RISEN: Final = 1.25
 #: Columns of the loss's sparkline.
 _LOSS_WIDTH: Final = 40
 
 
 def run_facts(
     path: str, steps: Mapping[str, np.ndarray], losses: Mapping[str, np.ndarray], *, loss_ends: str, taken: int,
-    at: int | None, resumed_from: int | None, frozen: Sequence[str], screen: Screen,
+    at: int | None, resumed_from: int | None, frozen: Sequence[str], level: NoFall | None, screen: Screen,
 ) -> Sequence[Note]:  # fmt: skip
     """Returns the facts about a run, as notes.
 
@@ -32,6 +35,7 @@ def run_facts(
         at: The step that tables are of; None for trends.
         resumed_from: The number of steps before this command; None where it resumed nothing.
         frozen: The parameters that no recorded step changes though they have a gradient.
+        level: How the loss has hardly fallen; None where it has.
         screen: The screen.
     """
     facts: dict[str, str] = {}
@@ -39,6 +43,8 @@ def run_facts(
     if losses["loss"].size:
         values = np.where(np.isnan(losses["loss"]), np.inf, losses["loss"]).tolist()
         facts["loss"] = f"{loss_ends}  {sparkline(values, _LOSS_WIDTH, unicode=screen.unicode)}"
+    if level is not None:
+        facts["learning"] = _learning(level)
     up_to = f", the last is step {int(recorded[-1])}" if len(recorded) else ""
     facts["steps"] = f"{count(taken)} taken, {count(len(recorded))} recorded{up_to}"
     if at is not None:
@@ -50,3 +56,11 @@ def run_facts(
         facts["unchanged"] = f"{parameters_of_parts(frozen)}: no recorded step changes {them}, though {they} a gradient"
     facts["run"] = path
     return [Note(label=label, text=text) for label, text in facts.items()]
+
+
+def _learning(level: NoFall) -> str:
+    verb = "hardly fallen" if level.last < _RISEN * abs(level.first) else "risen"
+    first, second, last = map(number, (level.first, level.second, level.last))
+    means = f"{last} in the last {level.count} of these steps, {second} in the second and {first} in the first"
+    updates = "" if level.ratio is None else f"; the updates are {level.ratio:.2g} of the parameters"
+    return f"the loss has {verb}: its mean is {means}{updates}"
