@@ -5,7 +5,7 @@ Statistics of one tensor:
 - `tensor_stats` defines `TensorStats`, whose attributes are the columns of a tensor (`mean`, `l2`, `nan`, ...), and
   computes it from an array. The reductions themselves are in `gradscope.arrays.passes.single_pass`.
 - `units` adds the shares of dead units and of saturated elements for an activation.
-- `chunks` computes the same statistics for a tensor that is read chunk by chunk.
+- `chunks` computes the same statistics for a tensor that is read chunk by chunk, and finds where its extremes are.
 - `core_tier` makes a `TensorStats` from the numbers that a compiled step has reduced on the device.
 - `columns` is the table of all columns (`COLUMNS`): name, definition, unit and tier of each.
 - `reduction_columns` reads the reductions back from the JSON of a manifest.
@@ -31,7 +31,7 @@ which the hash leaves 1.3, because SHA-256 runs at 1.8).
 """
 
 from gradscope.dump.manifest.manifest import Tier
-from gradscope.stats.chunks import stats_of_chunks
+from gradscope.stats.chunks import ExtremePlaces, extreme_places, stats_of_chunks
 from gradscope.stats.columns import COLUMNS, ColumnSpec
 from gradscope.stats.core_tier import CoreNumbers, stats_from_core
 from gradscope.stats.fill_missing import measured
@@ -48,6 +48,7 @@ __all__ = [
     "RULES",
     "ColumnSpec",
     "CoreNumbers",
+    "ExtremePlaces",
     "Finding",
     "FindingRule",
     "LayerGains",
@@ -55,6 +56,7 @@ __all__ = [
     "Thresholds",
     "Tier",
     "activation_stats",
+    "extreme_places",
     "find",
     "gradient_ratios",
     "is_thrown_away",

@@ -36,6 +36,8 @@ _LABELS: Final = {
     "note": "What the program that wrote the dump states about it",
     "incomplete": "The run that wrote the dump did not finish, so that tensors are missing",
     "why zero": "The reason why every element of this gradient is zero, or that none exists",
+    "largest at": "The index of the first element of the largest magnitude, from 0 along each axis, and the element",
+    "not finite at": "The index of the first NaN or infinity of a tensor, from 0 along each axis, and the element",
     "more": "The options that show the rest, or a part",
     "look": "The commands that show the step of the worst alarm of a training run, and what its rule means",
     "explain": "The command that says what a word means",

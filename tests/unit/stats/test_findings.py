@@ -472,7 +472,9 @@ def test_a_function_outside_all_layers_is_reported_by_what_it_receives() -> None
     assert (only.name, only.why[:33]) == ("query", "goes into a softmax that is satur")
     assert "70.0% of its weight on one element" in only.why
     moved = entry("param/norm/bias", [0.1, -0.2, 0.3, 0.7])
-    assert find(Manifest(entries=(query, moved), saturations=(scores,))) == ()  # training may have chosen it
+    for share, rules in ((0.7, []), (0.92, []), (0.99, ["saturated"])):  # training may choose a position, as to copy
+        later = Manifest(entries=(query, moved), saturations=(replace(scores, saturated=share),))
+        assert [each.rule for each in find(later)] == rules
     cause = Cause(
         family="param_grad", name="query", why="masked: in each row the mask leaves one entry, in exp at model.py:7"
     )
