@@ -20,7 +20,8 @@ Statistics of a run:
 Findings:
 
 - `findings/find` lists the rules (`RULES`) and applies them to a manifest; `findings/rule_evidence` defines the default
-  thresholds (`Thresholds`); `findings/rules/value_rules` decides whether what is not finite is thrown away.
+  thresholds (`Thresholds`); of `findings/rules`, `value_rules` decides whether what is not finite is thrown away, and
+  `batch_rules` names the large inputs that are no finding.
 
 Vocabulary: the *core tier* consists of the columns that a compiled step can compute, the *full tier* of all columns. A
 *finding* is a tensor that looks wrong, with the name of the rule and the number that triggered it.
@@ -37,6 +38,7 @@ from gradscope.stats.core_tier import CoreNumbers, stats_from_core
 from gradscope.stats.fill_missing import measured
 from gradscope.stats.findings.find import RULES, FindingRule, find
 from gradscope.stats.findings.rule_evidence import Finding, Thresholds
+from gradscope.stats.findings.rules.batch_rules import unscaled_inputs
 from gradscope.stats.findings.rules.value_rules import is_thrown_away
 from gradscope.stats.gains import LayerGains, gradient_ratios, layer_gains
 from gradscope.stats.merging import merged_manifest
@@ -66,4 +68,5 @@ __all__ = [
     "stats_from_core",
     "stats_of_chunks",
     "tensor_stats",
+    "unscaled_inputs",
 ]

@@ -17,6 +17,7 @@ from gradscope.dump.record import AS_DATA, STOPPED, Json
 from gradscope.naming import printable
 from gradscope.naming.wording import counted
 from gradscope.presentation.tables.numbers import count, number
+from gradscope.stats import unscaled_inputs
 
 #: Provenance that is shown below the tables; the JSON has all of it.
 _PROVENANCE: Final = ("backend", "device", "seed", "batch_size", "matmul_precision")
@@ -84,6 +85,7 @@ def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "no effect", _without_effect(manifest)
     yield "at zero", _behind_zeros(manifest)
     yield "clipped", "; ".join(printable(each.sentence) for each in manifest.clips[:_MOST_CLIPS])
+    yield "unscaled", printable("; ".join(unscaled_inputs(manifest)))
     yield "self-check", "" if manifest.self_check is None else _self_check(manifest.self_check)
     yield "examples", "" if manifest.examples is None else manifest.examples.sentence
     yield "seconds", ", ".join(f"{phase} {_seconds(seconds)}" for phase, seconds in manifest.timings.items())

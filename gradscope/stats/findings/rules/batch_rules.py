@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Final
 
 from gradscope import naming
-from gradscope.dump.manifest.manifest import Entry, Layer
+from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
 from gradscope.stats.columns import number
-from gradscope.stats.findings.rule_evidence import RuleEvidence, Suspect, Thresholds, column, suspect
+from gradscope.stats.findings.rule_evidence import RuleEvidence, Suspect, Thresholds, column, key, suspect
 from gradscope.stats.findings.rules.kernels import KernelLayer, kernel_layers
 from gradscope.stats.findings.rules.weight_rules import LARGE, read_by_saturated
 
@@ -64,6 +64,22 @@ def inputs(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
             why += _outliers(large)
             yield suspect("exploding", large, why, [each.output for each in kernels])
             return
+
+
+def unscaled_inputs(manifest: Manifest) -> tuple[str, ...]:
+    """Returns sentences about inputs that are large for the layers that read them as they are, and are no finding.
+
+    They are none where a normalisation scales the signal further on, as in a transformer, which makes it no smaller
+    beside what the branches add, nor does it take out a mean.
+
+    Args:
+        manifest: The manifest of a dump; tensors are not read.
+    """
+    evidence = RuleEvidence(manifest)
+    if any(inputs(evidence, Thresholds())):
+        return ()
+    read = {key(large): (large, layer) for layer, _, large in reversed(list(_reading_large(evidence)))}
+    return tuple(f"{name} {_size(large)}, and {layer.path} reads it as it is" for name, (large, layer) in read.items())
 
 
 def _reading_large(evidence: RuleEvidence) -> Iterator[tuple[Layer, Entry, Entry]]:
