@@ -18,6 +18,12 @@ from gradscope.stats.findings.rule_evidence import RuleEvidence, Suspect, Thresh
 from gradscope.stats.findings.rules.kernels import KernelLayer, kernel_layers
 from gradscope.stats.findings.rules.weight_rules import LARGE, read_by_saturated
 
+#: What to do about inputs that are large, by all of their elements or by a few.
+_SCALE: Final = "subtract the mean of the training data from this input and divide by its deviation"
+_CLEAN: Final = (
+    "mend or leave out the examples that these elements are in, which scaling all of them does not cure: 'show DUMP "
+    "--tensor {key}' says where the largest is"
+)
 #: The fewest layers behind an input whose signals are large as it is, where that of the last layer is not.
 _CARRYING: Final = 2
 
@@ -61,8 +67,11 @@ def inputs(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
         if throughout or carrying >= _CARRYING:
             where = "throughout" if throughout else f"in {carrying} layers behind it"
             why = f"{_size(large)}, which no layer normalises: the signal is large {where}"
-            why += _outliers(large)
-            yield suspect("exploding", large, why, [each.output for each in kernels])
+            outliers = _outliers(large)
+            found = suspect("exploding", large, why + outliers, [each.output for each in kernels])
+            yield replace(
+                found, finding=replace(found.finding, repair=_CLEAN.format(key=key(large)) if outliers else _SCALE)
+            )
             return
 
 
