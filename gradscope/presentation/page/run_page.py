@@ -147,7 +147,7 @@ def _compared_summary(candidates: Sequence[ComparedRun], reports: Sequence[RunRe
     """Yields the verdict on each candidate and on each run, then the first difference of each stage."""
     tables: list[Table] = []
     for candidate in candidates:
-        document = RunDivergenceReport(divergence=candidate.divergence, verbose=True).document(Screen())
+        document = RunDivergenceReport(divergence=candidate.divergence).document(Screen())
         first = candidate.divergence.first
         title = candidate.path if len(candidates) > 1 else ""
         for part in document_parts(document, [] if first is None else [first.key], title=title):
