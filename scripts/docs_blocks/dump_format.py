@@ -14,6 +14,7 @@ from gradscope.dump.manifest.operation_facts import (
     clip_limits,
     out_of_bounds,
     saturation,
+    softmax_axes,
     step_function,
 )
 from gradscope.dump.manifest.reasons import REASONS
@@ -31,6 +32,7 @@ OBJECTS: Final[dict[str, tuple[Any, ...]]] = {
     "saturation": (saturation.Saturation,),
     "out-of-bounds": (out_of_bounds.OutOfBounds,),
     "step-function": (step_function.StepFunction,),
+    "softmax": (softmax_axes.SoftmaxAxes,),
     "clip": (clip_limits.Clip,),
     "broadcast": (batch_broadcast.BatchBroadcast,),
     "examples": (manifest.Examples,),

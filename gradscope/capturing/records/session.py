@@ -30,6 +30,7 @@ from gradscope.stats.columns import is_all_zero
 from gradscope.tracing.jaxpr.frames import ValueKey
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.lookup.batch_broadcasts import batch_broadcasts
+from gradscope.tracing.lookup.softmax_products import softmax_axes
 from gradscope.tracing.lookup.step_functions import step_functions
 
 #: How far statistics are ahead of what is prepared for storage, and that of the writer: tensors on the host at a time,
@@ -119,6 +120,7 @@ class Session:
             broadcasts=() if self.loss() is None else batch_broadcasts(self._run.trace),
             step_functions=() if self.loss() is None else step_functions(self._run.trace),
             saturations=tuple(sorted(self._saturations, key=lambda saturation: saturation.index)),
+            softmax_axes=() if self.loss() is None else softmax_axes(self._run.trace),
             clips=tuple(sorted(self._clips, key=lambda clip: clip.index)),
         )
 

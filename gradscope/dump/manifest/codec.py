@@ -25,7 +25,14 @@ from gradscope.dump.manifest.manifest import (
     Origin,
     Tier,
 )
-from gradscope.dump.manifest.operation_facts import BatchBroadcast, Clip, OutOfBounds, Saturation, StepFunction
+from gradscope.dump.manifest.operation_facts import (
+    BatchBroadcast,
+    Clip,
+    OutOfBounds,
+    Saturation,
+    SoftmaxAxes,
+    StepFunction,
+)
 from gradscope.dump.manifest.operation_facts.saturation import BOUNDED_NAMES
 from gradscope.dump.record import Json
 from gradscope.errors import DumpError
@@ -92,6 +99,7 @@ def manifest_from_json(value: Json, lists: Mapping[str, tuple[Any, ...]] = Mappi
         out_of_bounds=manifest.each("out_of_bounds", _out_of_bounds),
         step_functions=manifest.each("step_functions", _step_function),
         clips=manifest.each("clips", _clip),
+        softmax_axes=manifest.each("softmax_axes", _softmax_axes),
         note=manifest.text("note"),
     )
 
@@ -219,6 +227,14 @@ def _clip(value: Json, position: int) -> Clip:
     return Clip(
         low=clip.number("low"), high=clip.number("high"), share=clip.number("share"), index=clip.count("index"),
         source=clip.optional_text("source"),
+    )  # fmt: skip
+
+
+def _softmax_axes(value: Json, position: int) -> SoftmaxAxes:
+    found = Fields.of(value, f"softmax {position}", SoftmaxAxes)
+    return SoftmaxAxes(
+        shape=found.counts("shape"), over=found.counts("over"), summed=found.counts("summed"),
+        source=found.optional_text("source"),
     )  # fmt: skip
 
 

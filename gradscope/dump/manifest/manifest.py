@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
-from gradscope.dump.manifest.operation_facts import BatchBroadcast, Clip, OutOfBounds, Saturation, StepFunction
+from gradscope.dump.manifest import operation_facts
 from gradscope.dump.manifest.reasons import PHRASES
 from gradscope.dump.record import Json, Reason, Record, TensorFacts, fields_of
 from gradscope.naming import IterationIndex
@@ -72,8 +72,7 @@ class Layer:
         inputs: Names of the values that it reads: of activations where they have names, of inputs otherwise.
         outputs: Names of its activation entries.
         sources: Keys of the nearest values and parameters that its outputs are computed from, where not those above.
-        rms: `in`, `out`, `grad_in`, `grad_out`: root mean squares over the finite elements of all its inputs or outputs
-            and of the gradients with respect to them; a name is absent where the layer has no such value.
+        rms: `in`, `out`, `grad_in`, `grad_out`: root mean squares of all its inputs, outputs and their gradients.
         elements: Number of those elements, by the same names; needed to merge the layers of several processes.
     """
 
@@ -142,8 +141,7 @@ class Origin:
     """An `Origin` is the operation in which a NaN or an infinity first arose.
 
     Attributes:
-        direction: `forward` where the result is not finite although the operands are; `backward` where the gradient
-            with respect to an operand is not finite although the gradient with respect to the result is.
+        direction: `forward` where the result is not finite although the operands are; `backward` likewise of gradients.
         name: Path of the operation, or of an argument that was not finite before the run.
         layer: Path of the layer that the operation is in; None outside all layers, and of an argument.
         why: The reason with its numbers, as the predicate of a sentence without a full stop.
@@ -233,6 +231,7 @@ class RunFacts:
         broadcasts: The operations of the loss that pair every example of the batch with every other by a broadcast.
         out_of_bounds: The look-ups of rows that a table of parameters does not have.
         step_functions: The step functions at which the gradients of tensors end that have another one by reductions.
+        softmax_axes: The softmaxes whose shares weight along another axis than theirs.
         clips: The clips by two numbers of which more than a tenth is at a limit.
         note: One line about the file ("not written by gradscope", the error that ended the run); "" for none.
     """
@@ -248,11 +247,12 @@ class RunFacts:
     examples: Examples | None = None
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
     origins: tuple[Origin, ...] = ()
-    saturations: tuple[Saturation, ...] = ()
-    broadcasts: tuple[BatchBroadcast, ...] = ()
-    out_of_bounds: tuple[OutOfBounds, ...] = ()
-    step_functions: tuple[StepFunction, ...] = ()
-    clips: tuple[Clip, ...] = ()
+    saturations: tuple[operation_facts.Saturation, ...] = ()
+    broadcasts: tuple[operation_facts.BatchBroadcast, ...] = ()
+    out_of_bounds: tuple[operation_facts.OutOfBounds, ...] = ()
+    step_functions: tuple[operation_facts.StepFunction, ...] = ()
+    clips: tuple[operation_facts.Clip, ...] = ()
+    softmax_axes: tuple[operation_facts.SoftmaxAxes, ...] = ()
     note: str = ""
 
 

@@ -33,8 +33,8 @@ _LOG_SOFTMAX: Final = re.compile(
     r"(?:log_softmax|logsumexp|softmax_cross_entropy\w*) at \S+(?: and \S+ at \S+)* takes? out what it adds$"
 )
 
-#: The most clips that a line names.
-_MOST_CLIPS: Final = 3
+#: The most places in the program that a line names.
+_MOST_PLACES: Final = 3
 
 #: The most parts of a model that a line names.
 _MOST_PARTS: Final = 6
@@ -84,7 +84,8 @@ def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "satisfied", _satisfied(manifest)
     yield "no effect", _without_effect(manifest)
     yield "at zero", _behind_zeros(manifest)
-    yield "clipped", "; ".join(printable(each.sentence) for each in manifest.clips[:_MOST_CLIPS])
+    yield "clipped", "; ".join(printable(each.sentence) for each in manifest.clips[:_MOST_PLACES])
+    yield "softmax", "; ".join(printable(each.sentence) for each in manifest.softmax_axes[:_MOST_PLACES])
     yield "unscaled", printable("; ".join(unscaled_inputs(manifest)))
     yield "self-check", "" if manifest.self_check is None else _self_check(manifest.self_check)
     yield "examples", "" if manifest.examples is None else manifest.examples.sentence

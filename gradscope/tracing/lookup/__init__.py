@@ -8,5 +8,6 @@
 6. `softmax_neighbours` finds the noise that is added to what these receive, `clips` clips by two numbers.
 7. `batch_broadcasts` finds operations of a loss that pair every example with every other.
 8. `step_functions` finds step functions at which gradients end of which a reduction hides it.
-9. `named_sources` finds the nearest values with a name that a value is computed from.
+9. `softmax_products` finds softmaxes whose shares weight along another axis than theirs.
+10. `named_sources` finds the nearest values with a name that a value is computed from.
 """

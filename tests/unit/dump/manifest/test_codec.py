@@ -25,7 +25,14 @@ from gradscope.dump.manifest.manifest import (
     Manifest,
     Stored,
 )
-from gradscope.dump.manifest.operation_facts import BatchBroadcast, Clip, OutOfBounds, Saturation, StepFunction
+from gradscope.dump.manifest.operation_facts import (
+    BatchBroadcast,
+    Clip,
+    OutOfBounds,
+    Saturation,
+    SoftmaxAxes,
+    StepFunction,
+)
 from gradscope.dump.record import Shard, SiteFacts
 from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.errors import DumpError
@@ -71,6 +78,7 @@ MANIFEST = Manifest(
         StepFunction(family="param", name="w", primitive="round", beside=("reduce_max",), source="a.py:3"),
     ),
     clips=(Clip(low=-1.0, high=0.5, share=0.25, index=6, source="a.py:4"), Clip(low=0.0, high=1.0, share=1.0, index=9)),
+    softmax_axes=(SoftmaxAxes(shape=(4, 6, 6), over=(0, 1), summed=(2,), source="a.py:5"),),
     note="cut short",
 )
 
