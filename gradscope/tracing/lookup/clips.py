@@ -7,7 +7,8 @@ finite, and so is 0 to 6 (ReLU6).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -59,9 +60,12 @@ class _Search:
         self._trace = trace
         self._frames = {frame.key: frame for frame in trace.root.walk()}
         self._constants = Constants(trace)
-        leaves = zip(trace.root.jaxpr.invars, trace.arguments, strict=True)
-        params = (FrameVariable(trace.root, variable) for variable, leaf in leaves if leaf.family == naming.PARAM)
-        self._of_params = ForwardFlow().closure(params)
+
+    @cached_property
+    def _of_params(self) -> Collection[FrameVariable]:
+        root = self._trace.root
+        leaves = zip(root.jaxpr.invars, self._trace.arguments, strict=True)
+        return ForwardFlow().closure(FrameVariable(root, each) for each, leaf in leaves if leaf.family == naming.PARAM)
 
     def limits(self, frame: Frame, equation: Equation) -> _Limits | None:
         """Returns the limits of a clip; None where an equation is none."""

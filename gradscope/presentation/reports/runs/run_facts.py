@@ -43,18 +43,28 @@ def run_facts(
     if losses["loss"].size:
         values = np.where(np.isnan(losses["loss"]), np.inf, losses["loss"]).tolist()
         facts["loss"] = f"{loss_ends}  {sparkline(values, _LOSS_WIDTH, unicode=screen.unicode)}"
-    if level is not None:
-        facts["learning"] = _learning(level)
     up_to = f", the last is step {int(recorded[-1])}" if len(recorded) else ""
     facts["steps"] = f"{count(taken)} taken, {count(len(recorded))} recorded{up_to}"
     if at is not None:
         facts["tables"] = f"of step {at}"
     if resumed_from is not None:
         facts["resumed"] = f"after {count(resumed_from)} steps"
+    facts["run"] = path
+    notes = [Note(label=label, text=text) for label, text in facts.items()]
+    return [*notes[:1], *learning_notes(frozen, level), *notes[1:]]
+
+
+def learning_notes(frozen: Sequence[str], level: NoFall | None) -> list[Note]:
+    """Returns that the loss has hardly fallen, and which parameters no recorded step changes; none where neither is.
+
+    Args:
+        frozen: The parameters that no recorded step changes though they have a gradient.
+        level: How the loss has hardly fallen; None where it has.
+    """
+    facts = {} if level is None else {"learning": _learning(level)}
     if frozen:
         them, they = ("it", "it has") if len(frozen) == 1 else ("them", "they have")
         facts["unchanged"] = f"{parameters_of_parts(frozen)}: no recorded step changes {them}, though {they} a gradient"
-    facts["run"] = path
     return [Note(label=label, text=text) for label, text in facts.items()]
 
 
@@ -63,4 +73,4 @@ def _learning(level: NoFall) -> str:
     first, second, last = map(number, (level.first, level.second, level.last))
     means = f"{last} in the last {level.count} of these steps, {second} in the second and {first} in the first"
     updates = "" if level.ratio is None else f"; the updates are {level.ratio:.2g} of the parameters"
-    return f"the loss has {verb}: its mean is {means}{updates}"
+    return f"the loss has {verb}: its mean is {means}{updates} (gradscope explain learning)"
