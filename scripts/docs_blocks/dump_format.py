@@ -14,7 +14,7 @@ from gradscope.dump.manifest.operation_facts import (
     clip_limits,
     out_of_bounds,
     saturation,
-    softmax_axes,
+    softmax_use,
     step_function,
 )
 from gradscope.dump.manifest.reasons import REASONS
@@ -32,7 +32,7 @@ OBJECTS: Final[dict[str, tuple[Any, ...]]] = {
     "saturation": (saturation.Saturation,),
     "out-of-bounds": (out_of_bounds.OutOfBounds,),
     "step-function": (step_function.StepFunction,),
-    "softmax": (softmax_axes.SoftmaxAxes,),
+    "softmax": (softmax_use.SoftmaxUse,),
     "clip": (clip_limits.Clip,),
     "broadcast": (batch_broadcast.BatchBroadcast,),
     "examples": (manifest.Examples,),

@@ -30,7 +30,7 @@ from gradscope.dump.manifest.operation_facts import (
     Clip,
     OutOfBounds,
     Saturation,
-    SoftmaxAxes,
+    SoftmaxUse,
     StepFunction,
 )
 from gradscope.dump.manifest.operation_facts.saturation import BOUNDED_NAMES
@@ -99,7 +99,7 @@ def manifest_from_json(value: Json, lists: Mapping[str, tuple[Any, ...]] = Mappi
         out_of_bounds=manifest.each("out_of_bounds", _out_of_bounds),
         step_functions=manifest.each("step_functions", _step_function),
         clips=manifest.each("clips", _clip),
-        softmax_axes=manifest.each("softmax_axes", _softmax_axes),
+        softmax_uses=manifest.each("softmax_uses", _softmax_use),
         note=manifest.text("note"),
     )
 
@@ -230,10 +230,11 @@ def _clip(value: Json, position: int) -> Clip:
     )  # fmt: skip
 
 
-def _softmax_axes(value: Json, position: int) -> SoftmaxAxes:
-    found = Fields.of(value, f"softmax {position}", SoftmaxAxes)
-    return SoftmaxAxes(
+def _softmax_use(value: Json, position: int) -> SoftmaxUse:
+    found = Fields.of(value, f"softmax {position}", SoftmaxUse)
+    return SoftmaxUse(
         shape=found.counts("shape"), over=found.counts("over"), summed=found.counts("summed"),
+        reads=found.floats("reads"),
         source=found.optional_text("source"),
     )  # fmt: skip
 

@@ -231,7 +231,7 @@ class RunFacts:
         broadcasts: The operations of the loss that pair every example of the batch with every other by a broadcast.
         out_of_bounds: The look-ups of rows that a table of parameters does not have.
         step_functions: The step functions at which the gradients of tensors end that have another one by reductions.
-        softmax_axes: The softmaxes whose shares weight along another axis than theirs.
+        softmax_uses: The softmaxes whose shares weight along another axis than theirs, or leave out positions.
         clips: The clips by two numbers of which more than a tenth is at a limit.
         note: One line about the file ("not written by gradscope", the error that ended the run); "" for none.
     """
@@ -252,7 +252,7 @@ class RunFacts:
     out_of_bounds: tuple[operation_facts.OutOfBounds, ...] = ()
     step_functions: tuple[operation_facts.StepFunction, ...] = ()
     clips: tuple[operation_facts.Clip, ...] = ()
-    softmax_axes: tuple[operation_facts.SoftmaxAxes, ...] = ()
+    softmax_uses: tuple[operation_facts.SoftmaxUse, ...] = ()
     note: str = ""
 
 

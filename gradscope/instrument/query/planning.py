@@ -19,6 +19,7 @@ from gradscope.tracing.layers.uses import Use
 from gradscope.tracing.lookup.bounded_functions import bounded_functions
 from gradscope.tracing.lookup.clips import clips
 from gradscope.tracing.lookup.named_values import ambiguous
+from gradscope.tracing.lookup.softmax_products import attentions
 from gradscope.tracing.tracer import Trace
 
 
@@ -78,7 +79,10 @@ def with_bounded_functions(plan: Plan, trace: Trace, spec: CaptureSpec) -> Plan:
     """
     if naming.ACTIVATION not in spec.families or not plan.sites:
         return plan
-    found = [*bounded_functions(trace), *clips(trace)]
+    by_value = {each.site.value: each for each in (*bounded_functions(trace), *clips(trace))}
+    for each in attentions(trace):  # the saturation of some is observed, too
+        by_value[each.site.value] = replace(by_value.get(each.site.value, each), positions=each.positions)
+    found = list(by_value.values())
     sums = {bounded.noise.site.value: bounded.noise for bounded in found if bounded.noise is not None}.values()
     first = len(plan.sites)
     return replace(

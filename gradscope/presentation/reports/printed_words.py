@@ -22,7 +22,9 @@ _LABELS: Final = {
     "branch: they learn once that one has moved",
     "clipped": "The clips by two numbers of which more than a tenth is at a limit, where no gradient passes",
     "softmax": "The softmaxes whose shares weight a sum along another axis than the one along which they sum to 1: "
-    "over the queries or the examples in attention, that is a mistake; in capsules and bags of clusters it is meant",
+    "over the queries or the examples in attention, that is a mistake; in capsules and bags of clusters it is meant. "
+    "Of attention also where no position reads those before it, or itself, as with a causal mask that is the wrong way "
+    "round",
     "unscaled": "The inputs with an rms above 30 that a layer reads as they are, such as pixels of 0 to 255, where a "
     "normalisation further on keeps the signal from being large throughout, which would be the finding exploding",
     "unchanged": "The parameters with a gradient that no recorded step of a training run changes, as an optimizer "

@@ -85,7 +85,7 @@ def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "no effect", _without_effect(manifest)
     yield "at zero", _behind_zeros(manifest)
     yield "clipped", "; ".join(printable(each.sentence) for each in manifest.clips[:_MOST_PLACES])
-    yield "softmax", "; ".join(printable(each.sentence) for each in manifest.softmax_axes[:_MOST_PLACES])
+    yield "softmax", "; ".join(printable(each.sentence) for each in manifest.softmax_uses[:_MOST_PLACES])
     yield "unscaled", printable("; ".join(unscaled_inputs(manifest)))
     yield "self-check", "" if manifest.self_check is None else _self_check(manifest.self_check)
     yield "examples", "" if manifest.examples is None else manifest.examples.sentence

@@ -48,7 +48,7 @@ class BoundedFunction:
     """A `BoundedFunction` is one call of such a function.
 
     Attributes:
-        function: Which; a clip is found by `clips`.
+        function: Which; a clip is found by `clips`, attention by `softmax_products`.
         site: Its result.
         entries: The number of shares that sum to 1; 1 for a function of single elements.
         layer: The innermost layer that it is in; None outside all layers.
@@ -57,9 +57,10 @@ class BoundedFunction:
         noise: The sum with noise that it receives; None where there is none.
         again: Whether its shares are the logits of another softmax.
         limits: The limits of a clip; None for every other function.
+        positions: The axes of queries and keys of attention; None for every other function.
     """
 
-    function: BoundedName | Literal["clip"]
+    function: BoundedName | Literal["clip", "attention"]
     site: Site
     entries: int
     layer: LayerCall | None
@@ -68,6 +69,7 @@ class BoundedFunction:
     noise: NoisySum | None = None
     again: bool = False
     limits: tuple[float, float] | None = None
+    positions: tuple[int, int] | None = None
 
 
 def bounded_functions(trace: Trace) -> list[BoundedFunction]:

@@ -7,31 +7,85 @@ mistake, where what is meant is not a routing, as that of capsules or of a bag o
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from gradscope import naming
-from gradscope.dump.manifest.operation_facts import SoftmaxAxes
+from gradscope.dump.manifest.operation_facts import SoftmaxUse
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.dataflow.reachability import Reach
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, made_at, resolve
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, is_literal
+from gradscope.tracing.layers.sites import Site
+from gradscope.tracing.lookup.bounded_functions import BoundedFunction
 from gradscope.tracing.tracer import Trace
 
 #: What may be between exponentials, or their sum, and the division.
 _SAME: Final = frozenset({"convert_element_type", "broadcast_in_dim", "reshape", "copy", "max"})
 #: Return the shares as they are, or some of them scaled or as zeros, as a dropout does.
 _KEEPS: Final = frozenset({"convert_element_type", "copy", "select_n", "mul", "div"})
+#: A sequence has more positions.
+_FEWEST: Final = 2
 #: The most values that are looked at behind one softmax.
 _NEAR: Final = 50
 
 
-def softmax_axes(trace: Trace) -> tuple[SoftmaxAxes, ...]:
-    """Returns the softmaxes whose shares weight along other axes than their own, each line once, in program order.
+@dataclass(frozen=True, slots=True)
+class WeightedSum:
+    """A `WeightedSum` is a product of matrices that weights by the shares of a softmax.
+
+    Attributes:
+        site: The shares.
+        over: The axes over which they sum to 1.
+        summed: The axes over which the product adds up.
+        queries: The other axis of the shares, where there is one and it is as long as the one that is summed.
+    """
+
+    site: Site
+    over: tuple[int, ...]
+    summed: tuple[int, ...]
+    queries: int | None
+
+    @property
+    def crosses(self) -> bool:
+        """Whether it adds up over other axes than those of the softmax."""
+        return not set(self.over) & set(self.summed)
+
+
+def weighted_sums(trace: Trace) -> list[WeightedSum]:
+    """Returns the products that weight by the shares of a softmax, in program order.
 
     Args:
         trace: The trace.
     """
-    return tuple(dict.fromkeys(_Search(trace).found()))
+    return list(_Search(trace).found())
+
+
+def softmax_uses(trace: Trace) -> Iterator[SoftmaxUse]:
+    """Yields the softmaxes whose shares weight along other axes than their own, each line once, in program order.
+
+    Args:
+        trace: The trace.
+    """
+    crossing = (each for each in weighted_sums(trace) if each.crosses)
+    yield from dict.fromkeys(
+        SoftmaxUse(shape=each.site.shape, over=each.over, summed=each.summed, source=each.site.source)
+        for each in crossing
+    )
+
+
+def attentions(trace: Trace) -> Iterator[BoundedFunction]:
+    """Yields the softmaxes between the positions of one sequence, of which it is observed which positions are read.
+
+    Args:
+        trace: The trace.
+    """
+    for each in weighted_sums(trace):
+        if each.queries is not None and len(each.summed) == 1 and not each.crosses:
+            positions = (each.queries, each.summed[0])
+            yield BoundedFunction(
+                function="attention", site=each.site, entries=1, layer=None, inputs=tuple, positions=positions
+            )
 
 
 class _Search:
@@ -40,7 +94,7 @@ class _Search:
         self._frames = {frame.key: frame for frame in trace.root.walk()}
         self._flow = ForwardFlow()
 
-    def found(self) -> Iterator[SoftmaxAxes]:
+    def found(self) -> Iterator[WeightedSum]:
         """Yields them in program order."""
         divisions = [
             (frame, number, axes)
@@ -54,9 +108,11 @@ class _Search:
             variable = FrameVariable(frame, result)
             if variable not in of_params or self._trace.reachability.of(frame, result) is not Reach.GRADIENT:
                 continue
-            for summed in self._summed(variable, axes):
-                site = self._trace.site_at(made_at(frame, number, 0))
-                yield SoftmaxAxes(shape=tuple(result.aval.shape), over=axes, summed=summed, source=site.source)
+            site = self._trace.site_at(made_at(frame, number, 0))
+            for summed, free in self._summed(variable):
+                alone = free[0] if len(free) == len(summed) == 1 else None
+                same = alone is not None and site.shape[alone] == site.shape[summed[0]] > _FEWEST
+                yield WeightedSum(site, axes, summed, alone if same else None)
 
     def _of_params(self) -> dict[FrameVariable, None]:
         root = self._trace.root
@@ -88,34 +144,40 @@ class _Search:
             value = next((found for each in equation.invars if (found := resolve(maker, each)) is not None), None)
         return None
 
-    def _summed(self, start: FrameVariable, over: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        """Yields the axes of other products, as the softmax counts them, over which its shares weight a sum."""
+    def _summed(self, start: FrameVariable) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Yields the axes of the shares over which each product sums that weights by them, and those that it keeps.
+
+        They are counted as those of the softmax. An axis along which two operands are multiplied is neither.
+        """
         # A variable, and for each of its axes that of the softmax.
         waiting = [(start, tuple(range(len(start.atom.aval.shape))))]
         seen = {start}
         while waiting and len(seen) < _NEAR:
             variable, axes = waiting.pop()
             for step in self._flow.steps(variable):
-                contracted = _contracted(step, variable)
+                contracted, batched = _dimensions(step, variable)
                 if contracted:
-                    found = tuple(axes[each] for each in contracted)
-                    if not set(found) & set(over):
-                        yield tuple(sorted(found))
+                    free = set(range(len(axes))) - set(contracted) - set(batched)
+                    yield tuple(sorted(axes[each] for each in contracted)), tuple(sorted(axes[each] for each in free))
                 elif step.to not in seen and (moved := _moved(step, variable, axes)) is not None:
                     seen.add(step.to)
                     waiting.append((step.to, moved))
 
 
-def _contracted(step: Step, variable: FrameVariable) -> tuple[int, ...]:
-    """Returns the axes of an operand over which a product of matrices sums; none where a step is no such product."""
+def _dimensions(step: Step, variable: FrameVariable) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the axes of an operand over which a product of matrices sums, and those that it has in common.
+
+    Both are empty where a step is no such product.
+    """
     equation = step.frame.jaxpr.eqns[step.number]
     if step.way != "compute" or equation.primitive.name != "dot_general":
-        return ()
+        return (), ()
     one, two = equation.invars
     if one is two:
-        return ()
-    contracting = equation.params["dimension_numbers"][0]
-    return tuple(contracting[0 if one is variable.atom else 1])
+        return (), ()
+    contracting, batch = equation.params["dimension_numbers"]
+    side = 0 if one is variable.atom else 1
+    return tuple(contracting[side]), tuple(batch[side])
 
 
 def _moved(step: Step, variable: FrameVariable, axes: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -30,7 +30,7 @@ from gradscope.dump.manifest.operation_facts import (
     Clip,
     OutOfBounds,
     Saturation,
-    SoftmaxAxes,
+    SoftmaxUse,
     StepFunction,
 )
 from gradscope.dump.record import Shard, SiteFacts
@@ -78,7 +78,10 @@ MANIFEST = Manifest(
         StepFunction(family="param", name="w", primitive="round", beside=("reduce_max",), source="a.py:3"),
     ),
     clips=(Clip(low=-1.0, high=0.5, share=0.25, index=6, source="a.py:4"), Clip(low=0.0, high=1.0, share=1.0, index=9)),
-    softmax_axes=(SoftmaxAxes(shape=(4, 6, 6), over=(0, 1), summed=(2,), source="a.py:5"),),
+    softmax_uses=(
+        SoftmaxUse(shape=(4, 6, 6), over=(0, 1), summed=(2,), source="a.py:5"),
+        SoftmaxUse(shape=(6, 6), over=(1,), summed=(1,), reads=(0.0, 0.125, 0.25)),
+    ),
     note="cut short",
 )
 

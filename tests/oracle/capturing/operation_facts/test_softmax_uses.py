@@ -1,15 +1,18 @@
-"""A softmax over another axis than the one that its shares weight is told, however attention is written."""
+"""A softmax over another axis than the one that its shares weight is told, and which positions are never read."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import gradscope as gs
+from gradscope.dump.manifest.operation_facts import SoftmaxUse
 from tests.support.data import drawn
 
 X = drawn(0, 4, 6, 8)
@@ -56,7 +59,7 @@ def told(attend: Attend, axis: int) -> list[tuple[tuple[int, ...], tuple[int, ..
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         dump = gs.capture(loss, PARAMS, X)
     assert not any(each.rule == "saturated" for each in dump.findings())
-    return [(each.over, each.summed) for each in dump.manifest.softmax_axes]
+    return [(each.over, each.summed) for each in dump.manifest.softmax_uses]
 
 
 @pytest.mark.parametrize(
@@ -77,6 +80,40 @@ def test_shares_that_are_normalised_again_are_another_matter() -> None:
 
 def test_it_is_a_sentence_with_the_line() -> None:
     dump = gs.capture(lambda w, x: (jax.nn.softmax(x @ w, axis=0) @ x.T).sum(), drawn(1, 8, 8), X[0])
-    (found,) = dump.manifest.softmax_axes
-    assert found.sentence.startswith("the softmax at test_softmax_axes.py:")
+    (found,) = dump.manifest.softmax_uses
+    assert found.sentence.startswith("the softmax at test_softmax_uses.py:")
     assert found.sentence.endswith(" is over axis 0 of [6, 8], and what its shares weight is added up over axis 1")
+
+
+BEFORE, OWN, BEHIND = np.tril(np.ones((6, 6), bool), -1), np.eye(6, dtype=bool), np.triu(np.ones((6, 6), bool), 1)
+
+
+@pytest.mark.parametrize(
+    ("mask", "reads"),
+    [(BEFORE | OWN, None), (BEFORE | OWN | BEHIND, None), (BEHIND | OWN, (0, 6 / 36, 15 / 36)),
+     (BEHIND, (0, 0, 15 / 36)), (BEFORE | BEHIND, (15 / 36, 0, 15 / 36))],
+    ids=["causal", "none", "the wrong way round", "behind alone", "all others"],
+)  # fmt: skip
+@pytest.mark.parametrize("fill", [-1e9, -1e4])
+@pytest.mark.parametrize("named", [False, True])
+def test_positions_that_are_never_read_are_told(mask: Any, reads: Any, fill: float, named: bool) -> None:
+    def attend(query: Any, key: Any, value: Any, _: int) -> Any:
+        scores = jnp.where(mask, jnp.einsum("nqd,nkd->nqk", query, key), fill)
+        with jax.named_scope("shares") if named else contextlib.nullcontext():
+            shares = jax.nn.softmax(scores)
+        return shares @ value
+
+    def loss(p: Any, x: Any) -> Any:
+        return jnp.square(attend(x @ p["query"], x @ p["key"], x @ p["value"], -1) @ p["out"]).mean()
+
+    with jax.numpy_rank_promotion("allow"):
+        found = gs.capture(loss, PARAMS, X).manifest.softmax_uses
+    # The last position has nothing behind it: its row of equal shares counts for nothing.
+    assert [each.reads for each in found] == ([] if reads is None else [pytest.approx(reads, abs=1e-6)])
+
+
+def test_which_positions_are_read_is_a_sentence() -> None:
+    use = SoftmaxUse(shape=(6, 6), over=(1,), summed=(1,), reads=(0.0, 0.1, 0.4), source="net.py:3")
+    assert use.sentence == (
+        "the softmax at net.py:3 lets a position read itself and positions behind it, and never positions before it"
+    )
