@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -89,11 +90,12 @@ def _of_positions(positions: tuple[int, int], value: Any) -> Any:
 
     A row of equal shares counts for nothing: it is what a softmax makes of a query all of whose keys are masked.
     """
-    shares = jnp.moveaxis(value, positions, (-2, -1))
-    read = (shares != 0) & (shares.max(-1, keepdims=True) > shares.min(-1, keepdims=True))
-    ahead = jnp.arange(shares.shape[-1]) - jnp.arange(shares.shape[-2])[:, None]
+    queries, keys = (jax.lax.broadcasted_iota(jnp.int32, value.shape, axis) for axis in positions)
+    varies = value.max(positions[1], keepdims=True) > value.min(positions[1], keepdims=True)
+    read = (value != 0) & varies
     of_all = value.size or 1
-    return jnp.stack([(read & each).astype(jnp.float32).sum() / of_all for each in (ahead < 0, ahead == 0, ahead > 0)])
+    return jnp.stack([(read & each).astype(jnp.float32).sum() / of_all
+                      for each in (keys < queries, keys == queries, keys > queries)])  # fmt: skip
 
 
 def _of_shares(entries: int, positions: tuple[int, int] | None, value: Any) -> Any:

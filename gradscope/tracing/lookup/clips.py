@@ -113,7 +113,8 @@ class _Search:
         value = resolve(frame, atom)
         if value is None:
             constant = self._constants.value(frame, atom)
-            return None if constant is None or np.size(constant) != 1 else float(np.asarray(constant).item())
+            is_number = constant is not None and np.size(constant) == 1 and np.isrealobj(constant)
+            return float(np.asarray(constant).item()) if is_number else None
         if value.equation == OPERAND:
             return None
         maker = self._frames[value.frame]

@@ -20,8 +20,7 @@ PARAMS = {"inner": drawn(1, 8, 8), "outer": drawn(2, 8, 1)}
 
 def clips_of(function: Callable[[Any], Any]) -> list[tuple[float, float, float]]:
     """Returns limits and share of each clip between two kernels."""
-    with jax.numpy_rank_promotion("allow"):
-        dump = gs.capture(lambda p, x: jnp.square(function(x @ p["inner"]) @ p["outer"]).mean(), PARAMS, X)
+    dump = gs.capture(lambda p, x: jnp.square(function(x @ p["inner"]) @ p["outer"]).mean(), PARAMS, X)
     assert dump.findings() == ()
     return [(each.low, each.high, each.share) for each in dump.manifest.clips]
 
