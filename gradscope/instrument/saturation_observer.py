@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -20,13 +21,17 @@ from gradscope.tracing.lookup.softmax_neighbours import NoisySum
 
 #: Scores below are masked.
 _LOWEST: Final = -9000.0
+#: Before a query, at it, and behind it.
+_PLACES: Final = 3
 _PRIMITIVES: Final = {"sigmoid": "logistic", "tanh": "tanh", "erf": "erf"}
 
 
 def observer_of(bounded: BoundedFunction) -> Observer:
     """Returns the observer of a bounded function's result; `saturated` reads what it returns."""
-    if bounded.function == "softmax":
-        return partial(_of_shares, bounded.entries)
+    if bounded.function in ("softmax", "attention"):
+        return partial(_of_shares, bounded.entries, bounded.positions)
+    if bounded.limits is not None:
+        return partial(_of_clipped, bounded.limits)
     return partial(_of_elements, *LIMITS[_PRIMITIVES[bounded.function]])
 
 
@@ -35,8 +40,13 @@ def saturated(bounded: BoundedFunction, numbers: np.ndarray) -> float:
 
     It is the share of elements at a limit, or the concentration of a softmax.
     """
-    first, second = numbers.tolist()
+    first, second, *_ = numbers.tolist()
     return concentration(bounded.entries, first, second) if bounded.function == "softmax" else first
+
+
+def reads(bounded: BoundedFunction, numbers: np.ndarray) -> tuple[float, ...]:
+    """Returns the parts of attention's shares that are not zero of keys before their query, at it, and behind it."""
+    return () if bounded.positions is None else tuple(numbers.tolist()[-_PLACES:])
 
 
 def observer_of_noise(noisy: NoisySum) -> Observer:
@@ -69,10 +79,30 @@ def _of_elements(low: float, high: float, value: Any) -> Any:
     return jnp.stack([_mean(at_limit), jnp.float32(0)])
 
 
-def _of_shares(entries: int, value: Any) -> Any:
-    """Returns the mean over rows of the sum of squares, and the share of zeros."""
+def _of_clipped(limits: tuple[float, float], value: Any) -> Any:
+    """Returns the share of elements at a limit, as the value's type rounds it, and 0."""
+    low, high = (jnp.asarray(each, value.dtype) for each in limits)
+    return jnp.stack([_mean((value <= low) | (value >= high)), jnp.float32(0)])
+
+
+def _of_positions(positions: tuple[int, int], value: Any) -> Any:
+    """Returns the parts of the shares that are not zero of keys before their query, at it, and behind it.
+
+    A row of equal shares counts for nothing: it is what a softmax makes of a query all of whose keys are masked.
+    """
+    queries, keys = (jax.lax.broadcasted_iota(jnp.int32, value.shape, axis) for axis in positions)
+    varies = value.max(positions[1], keepdims=True) > value.min(positions[1], keepdims=True)
+    read = (value != 0) & varies
+    of_all = value.size or 1
+    return jnp.stack([(read & each).astype(jnp.float32).sum() / of_all
+                      for each in (keys < queries, keys == queries, keys > queries)])  # fmt: skip
+
+
+def _of_shares(entries: int, positions: tuple[int, int] | None, value: Any) -> Any:
+    """Returns the mean over rows of the sum of squares, the share of zeros, and of attention which keys are read."""
     wide = value.astype(jnp.float32)
-    return jnp.stack([_mean(wide * wide) * entries, _mean(wide == 0)])
+    own = jnp.stack([_mean(wide * wide) * entries, _mean(wide == 0)])
+    return own if positions is None else jnp.concatenate([own, _of_positions(positions, wide)])
 
 
 def _mean(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import jax
 import numpy as np
@@ -33,6 +33,10 @@ from gradscope.tracing.jaxpr.frames import ValueKey
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import Trace, trace_loss, with_constant_inputs
 from gradscope.tracing.user_frames import user_code
+
+#: A relative error that is allowed from which on a row says why it is, and how it does.
+_UNUSUAL: Final = 1e-3
+_SENSITIVE: Final = "rounding counts for much here: the last bit of every argument changes this gradient by {:.2g}"
 
 #: The rows about custom rules, and those about gradients.
 _Rows: TypeAlias = "tuple[tuple[ProofRow, ...], tuple[ProofRow, ...]]"
@@ -140,13 +144,14 @@ def _against_plain(prepared: Prepared, checked: Mapping[str, Any]) -> ProofRow:
     leaves = {leaf.name: leaf for leaf in prepared.resolved.trace.arguments if leaf.family == naming.PARAM}
     allowed = {name: rounding(np.dtype(leaves[name].dtype), checked["noise"][name]) for name in errors}
     worst = max(errors, key=lambda name: errors[name] / allowed[name], default=None)
+    sensitive = () if worst is None or allowed[worst] < _UNUSUAL else (_SENSITIVE.format(checked["noise"][worst]),)
     without = f"without {counted(len(zero), 'gradient')} that {'is' if len(zero) == 1 else 'are'} zero but for rounding"
     return ProofRow(
         what="observed gradients against jax.grad",
         error=0.0 if worst is None else errors[worst],
         expected=0.0 if worst is None else allowed[worst],
         status="wrong" if checked["beyond_rounding"] else "correct",
-        why=without if zero else None,
+        why="; ".join([*sensitive, *([without] if zero else [])]) or None,
     )
 
 

@@ -5,7 +5,7 @@ Statistics of one tensor:
 - `tensor_stats` defines `TensorStats`, whose attributes are the columns of a tensor (`mean`, `l2`, `nan`, ...), and
   computes it from an array. The reductions themselves are in `gradscope.arrays.passes.single_pass`.
 - `units` adds the shares of dead units and of saturated elements for an activation.
-- `chunks` computes the same statistics for a tensor that is read chunk by chunk.
+- `chunks` computes the same statistics for a tensor that is read chunk by chunk, and finds where its extremes are.
 - `core_tier` makes a `TensorStats` from the numbers that a compiled step has reduced on the device.
 - `columns` is the table of all columns (`COLUMNS`): name, definition, unit and tier of each.
 - `reduction_columns` reads the reductions back from the JSON of a manifest.
@@ -20,7 +20,8 @@ Statistics of a run:
 Findings:
 
 - `findings/find` lists the rules (`RULES`) and applies them to a manifest; `findings/rule_evidence` defines the default
-  thresholds (`Thresholds`); `findings/rules/value_rules` decides whether what is not finite is thrown away.
+  thresholds (`Thresholds`); of `findings/rules`, `value_rules` decides whether what is not finite is thrown away, and
+  `batch_rules` names the large inputs that are no finding.
 
 Vocabulary: the *core tier* consists of the columns that a compiled step can compute, the *full tier* of all columns. A
 *finding* is a tensor that looks wrong, with the name of the rule and the number that triggered it.
@@ -31,12 +32,13 @@ which the hash leaves 1.3, because SHA-256 runs at 1.8).
 """
 
 from gradscope.dump.manifest.manifest import Tier
-from gradscope.stats.chunks import stats_of_chunks
+from gradscope.stats.chunks import ExtremePlaces, extreme_places, stats_of_chunks
 from gradscope.stats.columns import COLUMNS, ColumnSpec
 from gradscope.stats.core_tier import CoreNumbers, stats_from_core
 from gradscope.stats.fill_missing import measured
 from gradscope.stats.findings.find import RULES, FindingRule, find
 from gradscope.stats.findings.rule_evidence import Finding, Thresholds
+from gradscope.stats.findings.rules.batch_rules import unscaled_inputs
 from gradscope.stats.findings.rules.value_rules import is_thrown_away
 from gradscope.stats.gains import LayerGains, gradient_ratios, layer_gains
 from gradscope.stats.merging import merged_manifest
@@ -48,6 +50,7 @@ __all__ = [
     "RULES",
     "ColumnSpec",
     "CoreNumbers",
+    "ExtremePlaces",
     "Finding",
     "FindingRule",
     "LayerGains",
@@ -55,6 +58,7 @@ __all__ = [
     "Thresholds",
     "Tier",
     "activation_stats",
+    "extreme_places",
     "find",
     "gradient_ratios",
     "is_thrown_away",
@@ -64,4 +68,5 @@ __all__ = [
     "stats_from_core",
     "stats_of_chunks",
     "tensor_stats",
+    "unscaled_inputs",
 ]

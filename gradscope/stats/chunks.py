@@ -1,8 +1,12 @@
-"""Computes the statistics of a tensor that is available chunk by chunk, as when it is read from a file."""
+"""Computes the statistics of a tensor that is available chunk by chunk, and where its extremes are.
+
+Chunks are what is read from a file.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +14,9 @@ import numpy as np
 from gradscope.arrays.digest import Digest
 from gradscope.arrays.dtypes import as_numpy_dtype
 from gradscope.arrays.passes.single_pass import reduce_array
-from gradscope.dump.manifest.manifest import Tier
+from gradscope.dump.interfaces import DumpSource
+from gradscope.dump.manifest.manifest import Entry, Tier
+from gradscope.naming import key_of
 from gradscope.stats.tensor_stats import TensorStats
 
 
@@ -36,3 +42,75 @@ def stats_of_chunks(
     return TensorStats(
         shape=shape, dtype=dtype, reduction=reduction, hash=digest.hexadecimal() if tier == "full" else None
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A `Place` is that of an element in a tensor.
+
+    Attributes:
+        index: Its index along each axis.
+        value: The element.
+    """
+
+    index: tuple[int, ...]
+    value: float | complex
+
+    @property
+    def text(self) -> str:
+        """The index, and the element behind it."""
+        return f"{list(self.index)} ({self.value:.6g})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtremePlaces:
+    """`ExtremePlaces` are those of two elements of a tensor.
+
+    Attributes:
+        largest: The first finite element of the largest magnitude; None where none is finite.
+        nonfinite: The first NaN or infinity; None where there is none.
+    """
+
+    largest: Place | None = None
+    nonfinite: Place | None = None
+
+
+def extreme_places(source: DumpSource, tensor: str) -> ExtremePlaces:
+    """Returns where the largest element of a tensor is, and the first that is not finite; none without its elements.
+
+    Args:
+        source: The dump.
+        tensor: The tensor's key, or its name where only one family has it.
+
+    Raises:
+        DumpError: The tensor is damaged.
+        MachineError: The disk fails.
+    """
+    entries = {key_of(each.family, each.name): each for each in source.manifest.entries}
+    named = [tensor] if tensor in entries else [key for key, each in entries.items() if each.name == tensor]
+    entry = entries.get(entries[named[0]].alias_of or named[0]) if len(named) == 1 else None
+    return ExtremePlaces() if entry is None or entry.stored is None else _places(source, entry)
+
+
+def _places(source: DumpSource, entry: Entry) -> ExtremePlaces:
+    largest, nonfinite, most, begin = None, None, -1.0, 0
+    for chunk in source.chunks(key_of(entry.family, entry.name), reused=True):
+        values = _wide(chunk.reshape(-1))
+        finite = np.isfinite(values)
+        if nonfinite is None and not finite.all():
+            at = int(np.argmin(finite))
+            nonfinite = _place(entry, begin + at, values[at])
+        sizes = np.where(finite, np.abs(values), -1.0)
+        at = int(np.argmax(sizes)) if sizes.size else 0
+        if sizes.size and sizes[at] > most:
+            most, largest = float(sizes[at]), _place(entry, begin + at, values[at])
+        begin += values.size
+    return ExtremePlaces(largest=largest, nonfinite=nonfinite)
+
+
+def _wide(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return values if values.dtype.kind == "c" else values.astype(np.float64)
+
+
+def _place(entry: Entry, number: int, value: Any) -> Place:
+    return Place(index=tuple(map(int, np.unravel_index(number, entry.shape))), value=value.item())

@@ -9,7 +9,14 @@ from typing import Any, Final
 
 from gradscope.dump import record
 from gradscope.dump.manifest import manifest
-from gradscope.dump.manifest.operation_facts import batch_broadcast, out_of_bounds, saturation, step_function
+from gradscope.dump.manifest.operation_facts import (
+    batch_broadcast,
+    clip_limits,
+    out_of_bounds,
+    saturation,
+    softmax_use,
+    step_function,
+)
 from gradscope.dump.manifest.reasons import REASONS
 from scripts.docs_blocks.markdown import attributes, code, table
 
@@ -25,6 +32,8 @@ OBJECTS: Final[dict[str, tuple[Any, ...]]] = {
     "saturation": (saturation.Saturation,),
     "out-of-bounds": (out_of_bounds.OutOfBounds,),
     "step-function": (step_function.StepFunction,),
+    "softmax": (softmax_use.SoftmaxUse,),
+    "clip": (clip_limits.Clip,),
     "broadcast": (batch_broadcast.BatchBroadcast,),
     "examples": (manifest.Examples,),
 }

@@ -10,8 +10,8 @@ import numpy as np
 from gradscope.capturing.execution.observation import gathered
 from gradscope.capturing.execution.order import ExecutionOrder
 from gradscope.capturing.execution.run import Run, site_iterations
-from gradscope.dump.manifest.operation_facts.saturation import Saturation
-from gradscope.instrument.saturation_observer import noise_share, saturated
+from gradscope.dump.manifest.operation_facts import Clip, Saturation, SoftmaxUse
+from gradscope.instrument.saturation_observer import noise_share, reads, saturated
 
 #: What is not reported: most functions are nowhere near a limit, in each of a thousand iterations.
 _LITTLE: Final = 0.1
@@ -25,6 +25,8 @@ def saturations_of(run: Run, order: ExecutionOrder) -> Iterator[Saturation]:
     sums = {noisy.site.value: number for number, noisy in run.plan.noisy.items()}
     for number, bounded in run.plan.bounded.items():
         site, layer = bounded.site, bounded.layer
+        if bounded.function in ("clip", "attention"):
+            continue
         if bounded.noise is not None and bounded.noise.site.value not in sums:
             continue  # it was observed in another run, so that it is not known whether the noise saturates the function
         noise = None if bounded.noise is None else _numbers(run, sums[bounded.noise.site.value])
@@ -46,6 +48,46 @@ def saturations_of(run: Run, order: ExecutionOrder) -> Iterator[Saturation]:
                     noise=0.0 if noise is None else noise_share(noise[iteration.at[: noise.ndim - 1]]),
                     again=bounded.again,
                 )
+
+
+def clips_of(run: Run, order: ExecutionOrder) -> Iterator[Clip]:
+    """Yields the clips of which more than a bit is at a limit, in the iterations that ran.
+
+    Where several processes share the run, all of them have to call this.
+    """
+    for number, bounded in run.plan.bounded.items():
+        if bounded.limits is None:
+            continue
+        numbers = _numbers(run, number)
+        shares = [
+            (saturated(bounded, numbers[each.at]), each.nominal)
+            for each in site_iterations(run, number)
+            if each.executed
+        ]
+        share = sum(each for each, _ in shares) / max(len(shares), 1)
+        if share > _LITTLE:
+            site, (low, high) = bounded.site, bounded.limits
+            index = order.rank_between(site.loops, site.order, shares[0][1])
+            yield Clip(low=low, high=high, share=share, index=index, source=site.source)
+
+
+def attentions_of(run: Run) -> Iterator[SoftmaxUse]:
+    """Yields attention in which no position reads those before it, or none itself, in any iteration that ran.
+
+    Where several processes share the run, all of them have to call this.
+    """
+    for number, bounded in run.plan.bounded.items():
+        if bounded.positions is None:
+            continue
+        numbers = _numbers(run, number)
+        read = [reads(bounded, numbers[each.at]) for each in site_iterations(run, number) if each.executed]
+        before, own, behind = np.mean(read, axis=0).tolist() if read else (0.0, 0.0, 0.0)
+        if (not before and behind) or (not own and (before or behind)):
+            keys = bounded.positions[1]
+            yield SoftmaxUse(
+                shape=bounded.site.shape, over=(keys,), summed=(keys,), reads=(before, own, behind),
+                source=bounded.site.source,
+            )  # fmt: skip
 
 
 def _numbers(run: Run, number: int) -> np.ndarray:

@@ -62,7 +62,7 @@ def show(
     from gradscope.dump.reader import open_dump
     from gradscope.history.run_folder import is_run
     from gradscope.presentation import LedgerReport, dump_report, tensor_report
-    from gradscope.stats import find, measured
+    from gradscope.stats import extreme_places, find, measured
 
     options.require_one_of(tensor=tensor, ledger=ledger, step=step)
     if is_run(dump):
@@ -79,10 +79,11 @@ def show(
     query = selection_options.query(sort)
     with open_dump(dump, histograms=tensor is not None) as source:
         manifest = measured(source)
+        places = None if tensor is None else extreme_places(source, tensor)
     del source  # what finds its tensors takes memory
     findings = find(manifest)
     if tensor is not None:
-        report = tensor_report(str(dump), manifest, tensor, findings)
+        report = tensor_report(str(dump), manifest, tensor, findings, places)
     elif ledger:
         report = LedgerReport(path=str(dump), manifest=manifest)
     else:

@@ -25,7 +25,14 @@ from gradscope.dump.manifest.manifest import (
     Origin,
     Tier,
 )
-from gradscope.dump.manifest.operation_facts import BatchBroadcast, OutOfBounds, Saturation, StepFunction
+from gradscope.dump.manifest.operation_facts import (
+    BatchBroadcast,
+    Clip,
+    OutOfBounds,
+    Saturation,
+    SoftmaxUse,
+    StepFunction,
+)
 from gradscope.dump.manifest.operation_facts.saturation import BOUNDED_NAMES
 from gradscope.dump.record import Json
 from gradscope.errors import DumpError
@@ -91,6 +98,8 @@ def manifest_from_json(value: Json, lists: Mapping[str, tuple[Any, ...]] = Mappi
         broadcasts=manifest.each("broadcasts", _broadcast),
         out_of_bounds=manifest.each("out_of_bounds", _out_of_bounds),
         step_functions=manifest.each("step_functions", _step_function),
+        clips=manifest.each("clips", _clip),
+        softmax_uses=manifest.each("softmax_uses", _softmax_use),
         note=manifest.text("note"),
     )
 
@@ -211,6 +220,23 @@ def _step_function(value: Json, position: int) -> StepFunction:
         beside=found.texts("beside"),
         source=found.optional_text("source"),
     )
+
+
+def _clip(value: Json, position: int) -> Clip:
+    clip = Fields.of(value, f"clip {position}", Clip)
+    return Clip(
+        low=clip.number("low"), high=clip.number("high"), share=clip.number("share"), index=clip.count("index"),
+        source=clip.optional_text("source"),
+    )  # fmt: skip
+
+
+def _softmax_use(value: Json, position: int) -> SoftmaxUse:
+    found = Fields.of(value, f"softmax {position}", SoftmaxUse)
+    return SoftmaxUse(
+        shape=found.counts("shape"), over=found.counts("over"), summed=found.counts("summed"),
+        reads=found.floats("reads"),
+        source=found.optional_text("source"),
+    )  # fmt: skip
 
 
 def _out_of_bounds(value: Json, position: int) -> OutOfBounds:

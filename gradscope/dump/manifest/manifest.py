@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
-from gradscope.dump.manifest.operation_facts import BatchBroadcast, OutOfBounds, Saturation, StepFunction
+from gradscope.dump.manifest import operation_facts
 from gradscope.dump.manifest.reasons import PHRASES
 from gradscope.dump.record import Json, Reason, Record, TensorFacts, fields_of
 from gradscope.naming import IterationIndex
@@ -72,8 +72,7 @@ class Layer:
         inputs: Names of the values that it reads: of activations where they have names, of inputs otherwise.
         outputs: Names of its activation entries.
         sources: Keys of the nearest values and parameters that its outputs are computed from, where not those above.
-        rms: `in`, `out`, `grad_in`, `grad_out`: root mean squares over the finite elements of all its inputs or outputs
-            and of the gradients with respect to them; a name is absent where the layer has no such value.
+        rms: `in`, `out`, `grad_in`, `grad_out`: root mean squares of all its inputs, outputs and their gradients.
         elements: Number of those elements, by the same names; needed to merge the layers of several processes.
     """
 
@@ -142,8 +141,7 @@ class Origin:
     """An `Origin` is the operation in which a NaN or an infinity first arose.
 
     Attributes:
-        direction: `forward` where the result is not finite although the operands are; `backward` where the gradient
-            with respect to an operand is not finite although the gradient with respect to the result is.
+        direction: `forward` where the result is not finite although the operands are; `backward` likewise of gradients.
         name: Path of the operation, or of an argument that was not finite before the run.
         layer: Path of the layer that the operation is in; None outside all layers, and of an argument.
         why: The reason with its numbers, as the predicate of a sentence without a full stop.
@@ -206,13 +204,11 @@ class Examples:
     @property
     def sentence(self) -> str:
         """The result as an English sentence."""
-        error = f"rel_l2 {self.rel_l2:.2g}"
+        of_each = f"the {self.combined_by} of the gradients of {self.count} examples"
+        what, error = "the batch's gradient", f"rel_l2 {self.rel_l2:.2g}"
         if self.coupled:
-            return (
-                f"the examples are coupled in this loss: the {self.combined_by} of the gradients of {self.count} "
-                f"examples, each alone, is not the batch's gradient ({error})"
-            )
-        return f"the {self.combined_by} of the gradients of {self.count} examples is the batch's gradient ({error})"
+            return f"the examples are coupled in this loss: {of_each}, each alone, is not {what} ({error})"
+        return f"{of_each} is {what} ({error})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +231,8 @@ class RunFacts:
         broadcasts: The operations of the loss that pair every example of the batch with every other by a broadcast.
         out_of_bounds: The look-ups of rows that a table of parameters does not have.
         step_functions: The step functions at which the gradients of tensors end that have another one by reductions.
+        softmax_uses: The softmaxes whose shares weight along another axis than theirs, or leave out positions.
+        clips: The clips by two numbers of which more than a tenth is at a limit.
         note: One line about the file ("not written by gradscope", the error that ended the run); "" for none.
     """
 
@@ -249,10 +247,12 @@ class RunFacts:
     examples: Examples | None = None
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
     origins: tuple[Origin, ...] = ()
-    saturations: tuple[Saturation, ...] = ()
-    broadcasts: tuple[BatchBroadcast, ...] = ()
-    out_of_bounds: tuple[OutOfBounds, ...] = ()
-    step_functions: tuple[StepFunction, ...] = ()
+    saturations: tuple[operation_facts.Saturation, ...] = ()
+    broadcasts: tuple[operation_facts.BatchBroadcast, ...] = ()
+    out_of_bounds: tuple[operation_facts.OutOfBounds, ...] = ()
+    step_functions: tuple[operation_facts.StepFunction, ...] = ()
+    clips: tuple[operation_facts.Clip, ...] = ()
+    softmax_uses: tuple[operation_facts.SoftmaxUse, ...] = ()
     note: str = ""
 
 

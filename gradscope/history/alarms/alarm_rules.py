@@ -106,9 +106,17 @@ RULES: Final = (
     AlarmRule(
         name="stuck",
         sentence="A trained parameter does not change.",
-        formula="its bytes are the same after the step, at 3 recorded steps in a row; not where it is kept constant on "
-        "purpose, as a target network is",
+        formula="its bytes are the same after the step, or its statistics those of the recorded step before, at 3 "
+        "recorded steps in a row; not where it is kept constant on purpose, as a target network is, or because the "
+        "optimizer never made an update of its gradient, while others move",
         families=(naming.PARAM,),
+    ),
+    AlarmRule(
+        name="raw-gradient",
+        sentence="The update of a parameter is its gradient itself: it climbs the loss, while others descend.",
+        formula="l2, mean and amax of the update within 1e-3 of those of the gradient, at 3 recorded steps in a row, "
+        "and not of all parameters",
+        families=(naming.UPDATE,),
     ),
     AlarmRule(
         name="dying",

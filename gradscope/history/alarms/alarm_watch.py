@@ -143,7 +143,7 @@ class AlarmWatch:
             unchanged: Whether the step left a trained parameter as it was, by name, as far as that is known.
             rate: The learning rate; None where it is not known.
         """
-        found = [self._after_update(alarm) for alarm in self._tensors.alarms(stats, unchanged, rate)]
+        found = [self._after_update(alarm) for alarm in self._tensors.alarms(number, stats, unchanged, rate)]
         for key, each in stats.items():
             logarithm = _logarithm(each)
             if logarithm is not None:

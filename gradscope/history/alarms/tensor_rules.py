@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
 from gradscope import naming
 from gradscope.dump.record import AS_DATA, STOPPED
-from gradscope.history.alarms.alarm_rules import ZERO_GRADIENT, Statistics, forward_most
+from gradscope.history.alarms.alarm_rules import Statistics, forward_most
+from gradscope.history.alarms.streaks import IN_A_ROW, Streak, others_alike
+from gradscope.history.alarms.stuck_parameters import StuckParameters
 from gradscope.history.history_rows import Alarm
-
-#: Recorded steps in a row at which a condition has to hold: a single one may be the schedule's or the batch's.
-_IN_A_ROW: Final = 3
 
 #: A share of dead units is rising past half where it was below `_ALIVE` before.
 _DEAD: Final = 0.5
@@ -32,9 +30,6 @@ _BACK: Final = 2.0
 #: is, as in a bias without anything to learn.
 _NEAR_ZERO: Final = 0.1
 
-#: The most names of tensors that an alarm is about, too, beside the one that it names first.
-_NAMED: Final = 3
-
 #: Recorded steps that say how gradients change over the depth in the beginning, decades that they have to change by
 #: from the last layer to the first, and decades more than in the beginning.
 _FIRST: Final = 5
@@ -43,29 +38,11 @@ _STEEPER: Final = 2.0
 #: Layers that have a depth.
 _FEWEST_LAYERS: Final = 4
 
-
-@dataclass(slots=True)
-class _Streak:
-    """A `_Streak` counts how many times in a row a condition held, for each name."""
-
-    lengths: dict[str, int] = field(default_factory=dict[str, int])
-
-    def reached(self, holds: Mapping[str, bool], length: int) -> list[str]:
-        """Returns those for which it holds this many times in a row just now."""
-        self.lengths = {name: self.lengths.get(name, 0) + 1 for name, each in holds.items() if each}
-        return [name for name, each in self.lengths.items() if each == length]
-
-
-#: How the keys begin of what an optimizer keeps that updates once in several steps: `MultiSteps` and `apply_every`.
-_ACCUMULATED: Final = (naming.key_of("slot/acc_grads", ""), naming.key_of("slot/grad_acc", ""))
+#: An update is the gradient itself where their statistics differ by no more, as where it is a difference of parameters.
+_SAME: Final = 1e-3
 
 #: What a ratio that is too small says where all of them always were.
 _NEVER_MOVED: Final = "; none that does not begin at zero was ever changed by more: the learning rate is too small"
-
-#: Why a parameter stays that has a gradient, and what that is where all of them stay.
-_NO_UPDATE: Final = "its gradient is not zero, but the update that the optimizer makes of it is"
-_ROUNDED: Final = ", the norm of its update, is lost in its rounding"
-_SCHEDULE_ENDED: Final = ", as of every parameter: the learning rate may be 0, as behind the end of a schedule"
 
 
 class TensorRules:
@@ -79,32 +56,37 @@ class TensorRules:
     def __init__(self, sizes: Mapping[str, int], unreached: Mapping[str, str]) -> None:
         self._sizes = sizes
         self._unreached = unreached
+        self._stuck = StuckParameters(unreached)
         self._least_dead: dict[str, float] = {}
         self._ratios: dict[str, deque[float]] = {}
         self._from_zero: set[str] = set()
         self._moved = False
         self._depths: list[tuple[float, dict[str, float]]] = []
-        self._streaks = {name: _Streak() for name in ("stuck", "dying", "high", "low", "vanishing", "exploding")}
+        self._streaks = {name: Streak() for name in ("dying", "high", "low", "raw", "vanishing", "exploding")}
 
-    def alarms(self, stats: Statistics, unchanged: Mapping[str, bool], rate: float | None = None) -> Iterable[Alarm]:
+    def alarms(
+        self, number: int, stats: Statistics, unchanged: Mapping[str, bool], rate: float | None = None
+    ) -> Iterable[Alarm]:
         """Yields the alarms of a recorded step, of step 0.
 
         A parameter that is not trained on purpose, as that of a target network, has none: it stays, or is a copy.
 
         Args:
+            number: The step.
             stats: The statistics of the tensors, by key, in the order of the step.
             unchanged: Whether the step left a trained parameter as it was, by name, as far as that is known.
             rate: The learning rate; None where it is not known.
         """
         on_purpose = {name for name, why in self._unreached.items() if why.endswith((STOPPED, AS_DATA))}
-        still = {name: each for name, each in unchanged.items() if name not in on_purpose}
+        trained = {key: each for key, each in stats.items() if naming.split_key(key)[1] not in on_purpose}
+        own = {name: each for name, each in unchanged.items() if name not in on_purpose}
+        yield from self._stuck.alarms(number, trained, own, rate)
         ratios = {
             key: ratio
-            for key, each in stats.items()
-            for name in [naming.split_key(key)[1]]
-            if (ratio := each.get("ratio")) is not None and name not in on_purpose and not still.get(name)
+            for key, each in trained.items()
+            if (ratio := each.get("ratio")) is not None and naming.split_key(key)[1] not in self._stuck.still
         }
-        yield from self._stuck(stats, still, rate)
+        yield from self._raw_gradient(trained)
         yield from self._dying(stats)
         yield from self._update_ratio(stats, ratios)
         yield from self._depth(stats)
@@ -118,46 +100,19 @@ class TensorRules:
             "moved": self._moved,
             "depths": self._depths,
             "streaks": {name: each.lengths for name, each in self._streaks.items()},
+            "stuck": self._stuck.to_json(),
         }
 
     def restore(self, found: Mapping[str, Any]) -> None:
         """Remembers what `to_json` returned."""
         self._least_dead = dict(found["least_dead"])
         self._ratios = {key: deque(each, _RATIO_ROW) for key, each in found["ratios"].items()}
-        # A state of an older gradscope has neither.
+        # A state of an older gradscope has none of these.
         self._from_zero, self._moved = set(found.get("from_zero", ())), found.get("moved", True)
         self._depths = [(decades, dict(each)) for decades, each in found["depths"]]
-        self._streaks = {name: _Streak(dict(each)) for name, each in found["streaks"].items()}
-
-    def _stuck(self, stats: Statistics, unchanged: Mapping[str, bool], rate: float | None) -> Iterable[Alarm]:
-        if all(unchanged.values()) and any(key.startswith(_ACCUMULATED) for key in stats):
-            return  # a step that adds its gradient to those of others, whose update is yet to come
-        reached = set(self._streaks["stuck"].reached(unchanged, _IN_A_ROW))
-        all_stay = len(unchanged) > 1 and all(unchanged.values())
-        alike: dict[str, list[tuple[str, str]]] = {}
-        for name in sorted(reached, key=_places(stats)):
-            cause = self._cause(name, stats, rate)
-            alike.setdefault(_ROUNDED if cause.endswith(_ROUNDED) else cause, []).append((name, cause))
-        for found in alike.values():
-            # Before the place where it is cut, no parameter gets a gradient: the last is closest to it.
-            name, cause = found[-1 if found[0][0] in self._unreached else 0]
-            why = f"did not change at {_IN_A_ROW} recorded steps in a row{_others(name, [each for each, _ in found])}"
-            if cause:
-                why = f"{why}: {cause}{_SCHEDULE_ENDED if all_stay and cause == _NO_UPDATE else ''}"
-            yield Alarm(step=0, rule="stuck", key=naming.key_of(naming.PARAM, name), why=why)
-
-    def _cause(self, name: str, stats: Statistics, rate: float | None) -> str:
-        """Returns why a parameter does not change, as far as its numbers say; "" where they do not."""
-        gradient, update = (stats.get(naming.key_of(family, name), {}) for family in (naming.PARAM_GRAD, naming.UPDATE))
-        if name in self._unreached:
-            return f"no gradient reaches it ({self._unreached[name]})"
-        if gradient.get("l2") == 0:
-            return ZERO_GRADIENT
-        if rate == 0:
-            return "the learning rate is 0"
-        if update.get("l2") == 0:
-            return _NO_UPDATE
-        return f"{update['l2']:.2g}{_ROUNDED}" if update.get("l2") else ""
+        self._streaks |= {name: Streak(dict(each)) for name, each in found["streaks"].items()}
+        if "stuck" in found:
+            self._stuck.restore(found["stuck"])
 
     def _dying(self, stats: Statistics) -> Iterable[Alarm]:
         shares = {
@@ -168,12 +123,25 @@ class TensorRules:
         }  # fmt: skip
         self._least_dead |= {key: min(share, self._least_dead.get(key, 1.0)) for key, share in shares.items()}
         dead = {key: share > _DEAD and self._least_dead[key] < _ALIVE for key, share in shares.items()}
-        keys = self._streaks["dying"].reached(dead, _IN_A_ROW)
+        keys = self._streaks["dying"].reached(dead, IN_A_ROW)
         key = forward_most({key: shares[key] - self._least_dead[key] for key in keys})
         if key is not None:
-            before = f"{self._least_dead[key]:.0%}{_others(key, keys)}"
+            before = f"{self._least_dead[key]:.0%}{others_alike(key, keys)}"
             why = f"is zero in {shares[key]:.0%} of its elements, and was in {before}"
             yield Alarm(step=0, rule="dying", key=key, why=why, value=shares[key], limit=_DEAD)
+
+    def _raw_gradient(self, stats: Statistics) -> Iterable[Alarm]:
+        updates = {key: each for key, each in stats.items()
+                   if naming.split_key(key)[0] == naming.UPDATE and each.get("l2")}  # fmt: skip
+        raw = {key: _is_gradient(key, each, stats) for key, each in updates.items()}
+        keys = self._streaks["raw"].reached(raw if not all(raw.values()) else {}, IN_A_ROW)
+        if keys:
+            why = (
+                f"is the gradient itself at {IN_A_ROW} recorded steps in a row{others_alike(keys[0], keys)}, which "
+                "raises the loss, while others are of an optimizer: optax.masked hands on what it leaves out, and "
+                "optax.set_to_zero() freezes it"
+            )
+            yield Alarm(step=0, rule="raw-gradient", key=keys[0], why=why)
 
     def _update_ratio(self, stats: Statistics, ratios: Mapping[str, float]) -> Iterable[Alarm]:
         for key, ratio in ratios.items():
@@ -203,7 +171,7 @@ class TensorRules:
                 what = "more" if name == "high" else "less"
                 why = (
                     f"is {ratios[key]:.2g} of the parameter, {what} than {limit:g} at {_RATIO_ROW} recorded steps in a "
-                    f"row{_others(key, keys)}{'' if self._moved else _NEVER_MOVED}"
+                    f"row{others_alike(key, keys)}{'' if self._moved else _NEVER_MOVED}"
                 )
                 yield Alarm(step=0, rule="update-ratio", key=key, why=why, value=ratios[key], limit=limit)
 
@@ -225,7 +193,7 @@ class TensorRules:
                  for key, value in logarithms.items()}  # fmt: skip
         for rule, sign in (("vanishing", -1), ("exploding", 1)):
             steep = sign * decades > _DECADES and sign * (decades - before) > _STEEPER
-            if self._streaks[rule].reached({rule: steep}, _IN_A_ROW):
+            if self._streaks[rule].reached({rule: steep}, IN_A_ROW):
                 key = forward_most({key: abs(value - first[key]) for key, value in logarithms.items()})
                 verb = "shrink" if sign < 0 else "grow"
                 why = (
@@ -248,25 +216,17 @@ def _near_zero(stats: Statistics) -> set[str]:
     return {naming.key_of(naming.UPDATE, name) for name, rms in parameters.items() if rms < limit}
 
 
-def _places(stats: Statistics) -> Callable[[str], int]:
-    """Returns a function of a parameter's name that returns its place in the step; behind all where it has none."""
-    order = {name: at for at, key in enumerate(stats) for family, name in [naming.split_key(key)]
-             if family == naming.PARAM}  # fmt: skip
-    return lambda name: order.get(name, len(stats))
+def _is_gradient(key: str, update: Mapping[str, float | int | None], stats: Statistics) -> bool:
+    """Returns whether an update is the parameter's gradient, of its sign, too, by their statistics."""
+    gradient = stats.get(naming.key_of(naming.PARAM_GRAD, naming.split_key(key)[1]), {})
+    pairs = [(update.get(column), gradient.get(column)) for column in ("l2", "mean", "amax")]
+    return all(a is not None and b is not None and b != 0 and abs(a - b) <= _SAME * abs(b) for a, b in pairs)
 
 
 def _slope(values: Sequence[float]) -> float:
     """Returns the slope of the least-squares line through values at 0, 1, 2, ..."""
     at = np.arange(len(values)) - (len(values) - 1) / 2
     return float(at @ np.array(values) / (at @ at))
-
-
-def _others(named: str, alike: Sequence[str]) -> str:
-    """Returns a clause about those that are like the one that is named: their names, or how many they are."""
-    others = [each for each in alike if each != named]
-    if len(others) > _NAMED:
-        return f", and {len(others):,} others too"
-    return f", and {' and '.join(filter(None, [', '.join(others[:-1]), others[-1]]))} too" if others else ""
 
 
 def _times(decades: float) -> str:

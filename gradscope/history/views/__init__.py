@@ -1,5 +1,7 @@
 """Views compute from the rows of a history what it has no rows for.
 
 - `at_step` makes the manifest of a dump of what a history has of one step.
+- `frozen_parameters` finds those that no recorded step changes, though they have a gradient.
+- `loss_fall` states whether the loss has fallen.
 - `run_ending` reads how far a run came, and where what was not finite began.
 """

@@ -17,7 +17,9 @@ from gradscope.tracing.jaxpr.frames import iterations
 from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.layers.uses import Use
 from gradscope.tracing.lookup.bounded_functions import bounded_functions
+from gradscope.tracing.lookup.clips import clips
 from gradscope.tracing.lookup.named_values import ambiguous
+from gradscope.tracing.lookup.softmax_products import attentions
 from gradscope.tracing.tracer import Trace
 
 
@@ -68,7 +70,7 @@ def selects_site(spec: CaptureSpec, site: Site, family: str) -> bool:
 
 
 def with_bounded_functions(plan: Plan, trace: Trace, spec: CaptureSpec) -> Plan:
-    """Returns a plan that also observes how far bounded functions inside layers are at their limits.
+    """Returns a plan that also observes how far bounded functions inside layers, and clips, are at their limits.
 
     Args:
         plan: The plan of what is shown; nothing is fed, stopped or differentiated but the loss.
@@ -77,7 +79,10 @@ def with_bounded_functions(plan: Plan, trace: Trace, spec: CaptureSpec) -> Plan:
     """
     if naming.ACTIVATION not in spec.families or not plan.sites:
         return plan
-    found = bounded_functions(trace)
+    by_value = {each.site.value: each for each in (*bounded_functions(trace), *clips(trace))}
+    for each in attentions(trace):  # the saturation of some is observed, too
+        by_value[each.site.value] = replace(by_value.get(each.site.value, each), positions=each.positions)
+    found = list(by_value.values())
     sums = {bounded.noise.site.value: bounded.noise for bounded in found if bounded.noise is not None}.values()
     first = len(plan.sites)
     return replace(

@@ -223,7 +223,7 @@ def _summary(series: Series, first: Compared) -> Iterator[PageNotes | Table]:
     divergence = first.comparison.first_divergence
     row = divergence.forward or divergence.backward
     keys = [] if row is None else [_key(row)]
-    shortened = ComparisonReport(comparison=first.comparison, verbose=True).shortened(Screen(), _MOST_ROWS)
+    shortened = ComparisonReport(comparison=first.comparison).shortened(Screen(), _MOST_ROWS)
     details = [part.with_common_in_title(_STATUS) if isinstance(part, Table) else part for part in shortened]
     if len(series.members) == 1 and not series.steps:
         yield from document_parts(details, keys)

@@ -24,6 +24,7 @@ from gradscope.presentation.render.screen import BAD, Screen
 from gradscope.presentation.reports.comparing.compared_runs import RunDivergenceReport
 from gradscope.presentation.reports.dump_report import origin_notes
 from gradscope.presentation.reports.runs.alarm_words import alarm_sentence, run_verdict, worst_alarm
+from gradscope.presentation.reports.runs.run_facts import learning_notes
 from gradscope.presentation.reports.runs.run_report import RunReport, trends_report
 from gradscope.presentation.tables.dump_rows import Row, rows_of, value_family
 from gradscope.presentation.tables.numbers import count, number
@@ -147,7 +148,7 @@ def _compared_summary(candidates: Sequence[ComparedRun], reports: Sequence[RunRe
     """Yields the verdict on each candidate and on each run, then the first difference of each stage."""
     tables: list[Table] = []
     for candidate in candidates:
-        document = RunDivergenceReport(divergence=candidate.divergence, verbose=True).document(Screen())
+        document = RunDivergenceReport(divergence=candidate.divergence).document(Screen())
         first = candidate.divergence.first
         title = candidate.path if len(candidates) > 1 else ""
         for part in document_parts(document, [] if first is None else [first.key], title=title):
@@ -164,7 +165,7 @@ def _compared_summary(candidates: Sequence[ComparedRun], reports: Sequence[RunRe
 def _facts(report: RunReport) -> list[Note]:
     facts = [Note(label="loss", text=report.loss_ends)] if len(report.losses["step"]) else []
     facts += [Note(label="steps", text=f"{count(report.taken)} taken, {count(len(report.steps['step']))} recorded")]
-    facts += _noise(report)
+    facts += [*learning_notes(report.frozen, report.level), *_noise(report)]
     return [*facts, Note(label="run", text=report.path)]
 
 

@@ -28,8 +28,8 @@ _MOST_FINDINGS: Final = 12
 _FINDINGS_PER_RULE: Final = 2
 #: Facts about the run that are worth a line of one screen.
 _FACTS: Final = frozenset(
-    {"loss", "gradients", "fed", "tensors", "frozen", "satisfied", "no effect", "at zero", "self-check", "examples",
-     "statistics", "note", "incomplete"}
+    {"loss", "gradients", "fed", "tensors", "frozen", "satisfied", "no effect", "at zero", "clipped", "softmax",
+     "unscaled", "self-check", "examples", "statistics", "note", "incomplete"}
 )  # fmt: skip
 _RANGES: Final = "name[a..b] is blocks a to b on one line, low..high the extremes over them"
 

@@ -106,7 +106,7 @@ class DumpReport:
         if not self.findings or any(each.repair for each in self.manifest.origins):
             return []
         rule = self.findings[0].rule
-        remedy = next((each.remedy for each in RULES if each.name == rule), "")
+        remedy = self.findings[0].repair or next((each.remedy for each in RULES if each.name == rule), "")
         text = f"{remedy[:1].lower()}{remedy[1:]}".removesuffix(".")
         return [Note(label=_REPAIR, text=text, style=style_of_words(rule))] if text else []
 

@@ -20,6 +20,20 @@ _LABELS: Final = {
     "softmax is over another axis than theirs, such as the examples",
     "at zero": "The parameters whose gradient is multiplied by another parameter that is zero, as at the start of a "
     "branch: they learn once that one has moved",
+    "clipped": "The clips by two numbers of which more than a tenth is at a limit, where no gradient passes",
+    "softmax": "The softmaxes whose shares weight a sum along another axis than the one along which they sum to 1: "
+    "over the queries or the examples in attention, that is a mistake; in capsules and bags of clusters it is meant. "
+    "Of attention also where no position reads those before it, or itself, as with a causal mask that is the wrong way "
+    "round",
+    "unscaled": "The inputs with an rms above 30 that a layer reads as they are, such as pixels of 0 to 255, where a "
+    "normalisation further on keeps the signal from being large throughout, which would be the finding exploding",
+    "unchanged": "The parameters with a gradient that no recorded step of a training run changes, as an optimizer "
+    "leaves them that was told so",
+    "learning": "The loss of a training run has hardly fallen: by less than a quarter in all, and from the first or "
+    "the second quarter of its steps to the last by less than 4 %, or two standard errors. Look at the updates, of "
+    "which some 1e-3 of the parameters are usual; at inputs that nothing scales, such as 0 to 255 (a dump has them as "
+    "'unscaled'); at labels that do not belong to their inputs, by printing some; at a mean or a softmax over the "
+    "examples. A loss that is near its end from the start, or that is played against another one, need not fall",
     "run": "The versions, the device and the options of the run; of a training run, its folder",
     "command": "The command line that made the dump, with absolute paths reduced to their file names",
     "names": "What the names of layers are made of where the program opens no scopes",
@@ -28,6 +42,8 @@ _LABELS: Final = {
     "note": "What the program that wrote the dump states about it",
     "incomplete": "The run that wrote the dump did not finish, so that tensors are missing",
     "why zero": "The reason why every element of this gradient is zero, or that none exists",
+    "largest at": "The index of the first element of the largest magnitude, from 0 along each axis, and the element",
+    "not finite at": "The index of the first NaN or infinity of a tensor, from 0 along each axis, and the element",
     "more": "The options that show the rest, or a part",
     "look": "The commands that show the step of the worst alarm of a training run, and what its rule means",
     "explain": "The command that says what a word means",

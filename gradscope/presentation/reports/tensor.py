@@ -19,7 +19,7 @@ from gradscope.presentation.render.screen import Screen, style_of_words
 from gradscope.presentation.tables.dump_rows import Row, rows_of
 from gradscope.presentation.tables.numbers import count, share
 from gradscope.presentation.tables.table import Column, Line, Table
-from gradscope.stats import Finding, TensorStats
+from gradscope.stats import ExtremePlaces, Finding, TensorStats
 from gradscope.stats.columns import ColumnKind, base_of, column_kinds
 
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
@@ -67,6 +67,7 @@ class TensorReport:
         row: Its row.
         stats: Its statistics; None where there are none.
         findings: The findings about it.
+        places: Where its largest element is, and the first that is not finite, as far as that is known.
         zero: Why it is zero, exactly or but for rounding; "" where it is not, or is no gradient.
     """
 
@@ -74,6 +75,7 @@ class TensorReport:
     row: Row
     stats: TensorStats | None
     findings: tuple[Finding, ...]
+    places: ExtremePlaces
     zero: str = ""
 
     def document(self, screen: Screen) -> Document:
@@ -82,10 +84,12 @@ class TensorReport:
         values = tuple(
             Note(label=name, text=_text(self.row, name, kinds.get(base_of(name)))) for name in self.row.values
         )
+        at = {"largest at": self.places.largest, "not finite at": self.places.nonfinite}
+        places = (Note(label=label, text=place.text) for label, place in at.items() if place is not None)
         found = (Note(label=each.rule, text=each.why, style=style_of_words(each.rule)) for each in self.findings)
         reason = (Note(label="why zero", text=naming.printable(self.zero)),) if self.zero else ()
         return (
-            Notes(title=self.row.key, notes=(*values, *reason)),
+            Notes(title=self.row.key, notes=(*values, *places, *reason)),
             *magnitude_table("Elements by magnitude", self.stats, screen),
             Notes(title="Findings", notes=tuple(found)),
             Notes(notes=(Note(label="dump", text=self.path),)),
@@ -112,12 +116,17 @@ class TensorReport:
         row = self.row.to_json()
         if self.stats is not None and self.stats.histogram is not None:
             row["octaves"] = [[exponent, number] for exponent, number in self.stats.histogram.octaves()]
+        for name, place in (("largest_at", self.places.largest), ("nonfinite_at", self.places.nonfinite)):
+            if place is not None:
+                row[name] = list(place.index)
         if self.zero:
             row["why_zero"] = self.zero
         return {"schema": SCHEMA, "command": "show", "dump": self.path, "rows": [row]}
 
 
-def tensor_report(path: str, manifest: Manifest, key: str, findings: Sequence[Finding]) -> TensorReport:
+def tensor_report(
+    path: str, manifest: Manifest, key: str, findings: Sequence[Finding], places: ExtremePlaces | None = None
+) -> TensorReport:
     """Returns the report of one tensor of a dump.
 
     Args:
@@ -125,6 +134,7 @@ def tensor_report(path: str, manifest: Manifest, key: str, findings: Sequence[Fi
         manifest: Its manifest.
         key: The tensor's key, or its name where only one family has it.
         findings: The findings that `gradscope.stats.find` returned for the dump.
+        places: Where the tensor's extreme elements are; None where that is not known.
 
     Returns:
         The report; an alias is reported with the statistics of the tensor that it is an alias of.
@@ -139,6 +149,7 @@ def tensor_report(path: str, manifest: Manifest, key: str, findings: Sequence[Fi
     return TensorReport(
         path=path,
         row=row,
+        places=places or ExtremePlaces(),
         zero=next(reasons, ""),
         stats=TensorStats.from_json(owner.stats) if owner is not None and owner.stats else None,
         findings=tuple(each for each in findings if naming.key_of(each.family, each.name) in (row.key, row.own_key)),

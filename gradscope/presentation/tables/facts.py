@@ -17,6 +17,7 @@ from gradscope.dump.record import AS_DATA, STOPPED, Json
 from gradscope.naming import printable
 from gradscope.naming.wording import counted
 from gradscope.presentation.tables.numbers import count, number
+from gradscope.stats import unscaled_inputs
 
 #: Provenance that is shown below the tables; the JSON has all of it.
 _PROVENANCE: Final = ("backend", "device", "seed", "batch_size", "matmul_precision")
@@ -31,6 +32,9 @@ _ON_PURPOSE: Final = {
 _LOG_SOFTMAX: Final = re.compile(
     r"(?:log_softmax|logsumexp|softmax_cross_entropy\w*) at \S+(?: and \S+ at \S+)* takes? out what it adds$"
 )
+
+#: The most places in the program that a line names.
+_MOST_PLACES: Final = 3
 
 #: The most parts of a model that a line names.
 _MOST_PARTS: Final = 6
@@ -80,6 +84,9 @@ def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "satisfied", _satisfied(manifest)
     yield "no effect", _without_effect(manifest)
     yield "at zero", _behind_zeros(manifest)
+    yield "clipped", "; ".join(printable(each.sentence) for each in manifest.clips[:_MOST_PLACES])
+    yield "softmax", "; ".join(printable(each.sentence) for each in manifest.softmax_uses[:_MOST_PLACES])
+    yield "unscaled", printable("; ".join(unscaled_inputs(manifest)))
     yield "self-check", "" if manifest.self_check is None else _self_check(manifest.self_check)
     yield "examples", "" if manifest.examples is None else manifest.examples.sentence
     yield "seconds", ", ".join(f"{phase} {_seconds(seconds)}" for phase, seconds in manifest.timings.items())
@@ -108,14 +115,14 @@ def _frozen(manifest: Manifest) -> str:
     """Returns which parameters are kept constant on purpose; "" for none."""
     lines = [line for line in manifest.ledger.missing if line.family == naming.PARAM_GRAD]
     found = (([line.name for line in lines if line.detail.endswith(end)], why) for end, why in _ON_PURPOSE.items())
-    return "; ".join(f"{_parameters(names)}: {why}" for names, why in found if names)
+    return "; ".join(f"{parameters_of_parts(names)}: {why}" for names, why in found if names)
 
 
 def _satisfied(manifest: Manifest) -> str:
     """Returns which parameters learn nothing because every margin of the loss is kept; "" for none."""
     kept = (cause for cause in manifest.causes if cause.why.startswith("satisfied"))
     names = [cause.name for cause in kept if cause.family == naming.PARAM_GRAD]
-    return f"{_parameters(names)}: every margin of the loss is kept in this batch" if names else ""
+    return f"{parameters_of_parts(names)}: every margin of the loss is kept in this batch" if names else ""
 
 
 def _without_effect(manifest: Manifest) -> str:
@@ -127,7 +134,7 @@ def _without_effect(manifest: Manifest) -> str:
     for cause in manifest.causes:
         if cause.family == naming.PARAM_GRAD and cause.rounding and (at := _LOG_SOFTMAX.search(cause.why)):
             found.setdefault(at[0], []).append(cause.name)
-    return "; ".join(f"{_parameters(names)}: {printable(why)}" for why, names in found.items())
+    return "; ".join(f"{parameters_of_parts(names)}: {printable(why)}" for why, names in found.items())
 
 
 def _behind_zeros(manifest: Manifest) -> str:
@@ -142,12 +149,16 @@ def _behind_zeros(manifest: Manifest) -> str:
     if not names:
         return ""
     first, *others = map(printable, gates)
-    verb = "are" if others else "is"
-    return f"{_parameters(names)}: no gradient while {first}{f' and {len(others)} more' * bool(others)} {verb} zero"
+    zero = f"{first}{f' and {len(others)} more' * bool(others)} {'are' if others else 'is'} zero"
+    return f"{parameters_of_parts(names)}: no gradient while {zero}"
 
 
-def _parameters(names: Sequence[str]) -> str:
-    """Returns a number of parameters, and the outermost parts of the model that they are in."""
+def parameters_of_parts(names: Sequence[str]) -> str:
+    """Returns a number of parameters, and the outermost parts of the model that they are in.
+
+    Args:
+        names: Their names.
+    """
     parts = list(dict.fromkeys(printable(name.partition("/")[0]) for name in names))
     more = f" and {len(parts) - _MOST_PARTS} more" if len(parts) > _MOST_PARTS else ""
     return f"{counted(len(names), 'parameter')} of {', '.join(parts[:_MOST_PARTS])}{more}"

@@ -36,6 +36,7 @@ class Finding:
         tensors: Number of tensors that it concerns: those that have the fault, and those that have it for a
             consequence.
         counted: How many of them `why` counts itself, beside the tensor.
+        repair: What to do, where that of the rule does not fit; "" where it does.
 
     Example:
         >>> import jax.numpy as jnp
@@ -53,6 +54,7 @@ class Finding:
     iteration: IterationIndex
     tensors: int = 1
     counted: int = 0
+    repair: str = ""
 
     def __repr__(self) -> str:
         return self.summary().one_line("Finding")

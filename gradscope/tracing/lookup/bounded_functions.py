@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Final
+from typing import Final, Literal
 
 from gradscope import naming
 from gradscope.dump.manifest.operation_facts.saturation import BoundedName
@@ -48,7 +48,7 @@ class BoundedFunction:
     """A `BoundedFunction` is one call of such a function.
 
     Attributes:
-        function: Which.
+        function: Which; a clip is found by `clips`, attention by `softmax_products`.
         site: Its result.
         entries: The number of shares that sum to 1; 1 for a function of single elements.
         layer: The innermost layer that it is in; None outside all layers.
@@ -56,9 +56,11 @@ class BoundedFunction:
         named: The same result under its names; None where no layer returns it.
         noise: The sum with noise that it receives; None where there is none.
         again: Whether its shares are the logits of another softmax.
+        limits: The limits of a clip; None for every other function.
+        positions: The axes of queries and keys of attention; None for every other function.
     """
 
-    function: BoundedName
+    function: BoundedName | Literal["clip", "attention"]
     site: Site
     entries: int
     layer: LayerCall | None
@@ -66,6 +68,8 @@ class BoundedFunction:
     named: Site | None = None
     noise: NoisySum | None = None
     again: bool = False
+    limits: tuple[float, float] | None = None
+    positions: tuple[int, int] | None = None
 
 
 def bounded_functions(trace: Trace) -> list[BoundedFunction]:

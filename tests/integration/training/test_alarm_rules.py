@@ -499,12 +499,73 @@ def test_a_parameter_that_stays_has_the_reason_beside_it() -> None:
     assert cut == "did not change at 3 recorded steps in a row: no gradient reaches it (stop_gradient at net.py:3)"
     (zero,) = without_change({}, param_grad=0.0, update=0.0)
     assert zero.endswith(" in a row: its gradient is exactly zero")
-    (masked,) = without_change({}, param_grad=1.0, update=0.0)
-    assert masked.endswith(": its gradient is not zero, but the update that the optimizer makes of it is")
     (rate,) = without_change({}, 0.0, param_grad=1.0, update=0.0)
     assert rate.endswith(": the learning rate is 0")
     (rounded,) = without_change({}, param_grad=1.0, update=3e-9)
     assert rounded.endswith(": 3e-09, the norm of its update, is lost in its rounding")
+
+
+def probed(parameters: Mapping[str, Mapping[str, float | None]], steps: int = 25, every: int = 1) -> list[Alarm]:
+    """The alarms of a loop that states no new parameters: by parameter its growth, gradient and update."""
+    watch, found = AlarmWatch({}), list[Alarm]()
+    for step in range(0, steps, every):
+        stats: Stats = {}
+        for name, each in parameters.items():
+            stats[f"param/{name}"] = column_of(1 + (each["growth"] or 0.0) * step)
+            stats[f"param_grad/{name}"] = column_of(each["gradient"] or 0.0)
+            if (update := each["update"]) is not None:
+                stats[f"update/{name}"] = {**column_of(update), "ratio": abs(update)}
+        found += watch.recorded(step, stats, {})
+        watch = again(watch, {}, step)
+    return found
+
+
+def column_of(value: float) -> dict[str, Any]:
+    return {"l2": abs(value), "rms": abs(value), "mean": value, "std": 0.0, "amax": abs(value), "zeros": 0}
+
+
+def parameter(growth: float = 0.001, gradient: float = 0.3, update: float | None = -0.001) -> dict[str, float | None]:
+    return {"growth": growth, "gradient": gradient, "update": update}
+
+
+@pytest.mark.parametrize("update", [0.0, None], ids=["the update is zero", "updates are not recorded"])
+def test_parameters_that_the_optimizer_freezes_are_neither_stuck_nor_too_small(update: float | None) -> None:
+    moving = parameter(update=None if update is None else -0.001)
+    assert probed({"trunk": parameter(growth=0, update=update), "head": moving}) == []
+
+
+def test_a_loop_that_states_no_new_parameters_is_stuck_where_their_statistics_stay() -> None:
+    (zero,) = probed({"a": parameter(growth=0, gradient=0.0, update=None), "b": parameter(update=None)})
+    assert (zero.rule, zero.key, zero.step) == ("stuck", "param/a", 3)
+    assert zero.why.endswith(" in a row: its gradient is exactly zero")
+    (forgotten,) = probed({"a": parameter(growth=0, update=-0.2), "b": parameter()})
+    assert (forgotten.rule, forgotten.key) == ("stuck", "param/a")
+    assert forgotten.why.endswith(": 0.2, the norm of its update, is not applied")
+    (either,) = probed({"a": parameter(growth=0, update=-0.001), "b": parameter()})
+    assert either.why.endswith(": 0.001, the norm of its update, is not applied, or lost in its rounding")
+
+
+def test_where_all_stay_a_loop_may_add_up_gradients_and_is_stuck_later() -> None:
+    both = dict.fromkeys("ab", parameter(growth=0, update=-0.001))
+    assert [(each.rule, each.step) for each in probed(both)] == [("stuck", 22)]
+    unknown = dict.fromkeys("ab", parameter(growth=0, update=None))
+    assert probed(unknown, steps=90) == []
+    assert [(each.rule, each.step) for each in probed(unknown, steps=160, every=10)] == [("stuck", 120)]
+
+
+def test_a_gradient_that_is_rounding_moves_nothing_and_is_not_stuck() -> None:
+    bias = parameter(growth=0, gradient=1e-9, update=1e-12)
+    assert [each.rule for each in probed({"bias": bias, "b": parameter()})] == []
+
+
+def test_updates_that_are_the_gradients_themselves_are_named() -> None:
+    raw = parameter(gradient=0.02, update=0.02)
+    (alarm,) = probed({"a": raw, "b": parameter(), "c": raw})
+    assert (alarm.rule, alarm.key, alarm.step) == ("raw-gradient", "update/a", 2)
+    assert ", and update/c too, which raises the loss" in alarm.why
+    # Of a loop that scales what it records, and of gradient descent with rate 1.
+    assert probed({"a": raw, "c": raw}) == []
+    assert probed({"a": parameter(gradient=0.02, update=-0.02), "b": parameter()}) == []
 
 
 def test_of_parameters_that_stay_the_last_before_the_cut_is_named_and_each_cause_has_an_alarm() -> None:
@@ -547,7 +608,7 @@ def test_steps_between_the_updates_of_accumulated_gradients_are_not_stuck(slot: 
         stats[f"slot/{slot}/first"] = {"l2": 1.0}
         for layer in LAYERS:
             unchanged[layer] = step % 20 > 0 or layer in still
-            scaled(stats, f"update/{layer}", 0.0 if unchanged[layer] else 1.0)
+            scaled(stats, f"update/{layer}", 1.0 if step % 20 == 0 else 0.0)
 
     assert watched(Training(1), accumulated) == []
     found = watched(Training(1), partial(accumulated, still=("third",)))
@@ -573,7 +634,7 @@ def test_a_target_network_is_not_stuck_and_its_updates_are_not_too_small(end: st
 def test_every_rule_is_tested_here() -> None:
     tested = {
         "nonfinite", "diverging", "unbounded", "loss-spike", "grad-spike", "update-spike", "stuck", "dying",
-        "update-ratio", "vanishing", "exploding",
+        "raw-gradient", "update-ratio", "vanishing", "exploding",
     }  # fmt: skip
     assert {rule.name for rule in RULES} == tested
 

@@ -192,6 +192,24 @@ def test_accumulated_gradients_are_no_alarm(tmp_path: Path) -> None:
     assert "verdict  no alarm\n" in done.output
 
 
+@pytest.mark.usefixtures("usual_promotion")
+def test_parameters_that_an_optimizer_freezes_are_a_fact_and_no_alarm(tmp_path: Path) -> None:
+    optimizer = """
+
+def optimizer():
+    import optax
+    label = lambda path, _: "off" if path[-1].key == "w" else "on"
+    labels = lambda params: jax.tree_util.tree_map_with_path(label, params)
+    return optax.multi_transform({"on": optax.sgd(0.01), "off": optax.set_to_zero()}, labels)
+"""
+    (tmp_path / "net.py").write_text(NETWORKS.replace("BIAS", "0.0") + optimizer, encoding="utf-8")
+    done = gradscope("train", "net.py", "--steps", 5, "--every", 1, "-o", "run", folder=tmp_path)
+    assert (done.status, [line for line in done.lines if line]) == (0, []), done.errors
+    assert "unchanged  1 parameter of online: no recorded step changes it, though it has a gradient\n" in done.output
+    shown = gradscope("show", "run", "--json", folder=tmp_path)
+    assert json.loads(shown.output)["unchanged"] == ["online/w"]
+
+
 def test_a_parameter_behind_a_dead_rectifier_is_stuck_because_of_it(tmp_path: Path) -> None:
     behind = NETWORKS.replace("BIAS", "-99.0").replace('"out"', '"after"')  # the first name of all that are stuck
     twice = (

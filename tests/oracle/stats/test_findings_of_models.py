@@ -235,13 +235,16 @@ def test_an_element_that_makes_an_input_large_is_told_from_an_input_that_is_larg
         with jax.named_scope("head"):
             return ((hidden @ variables["head"]) ** 2).mean()
 
-    def why(x: jax.Array) -> str:
-        (found,) = gs.capture(loss, {"first": kernel(1, 8, 8), "head": kernel(2, 8, 4)}, (x,)).findings()
-        return found.why
+    def found(x: jax.Array) -> gs.Finding:
+        (only,) = gs.capture(loss, {"first": kernel(1, 8, 8), "head": kernel(2, 8, 4)}, (x,)).findings()
+        return only
 
     x = drawn(4, 64, 8)
-    assert why(1000.0 * x).endswith("the signal is large throughout")
-    assert "throughout, by few elements of up to 4000 (99% are within " in why(x.at[3, 2].set(4000.0))
+    large, outlier = found(1000.0 * x), found(x.at[3, 2].set(4000.0))
+    assert large.why.endswith("the signal is large throughout")
+    assert large.repair.startswith("subtract the mean of the training data")
+    assert "throughout, by few elements of up to 4000 (99% are within " in outlier.why
+    assert outlier.repair.endswith(": 'show DUMP --tensor input/0' says where the largest is")
 
 
 def test_shares_of_two_signals_that_are_equal_at_first_are_no_fault() -> None:

@@ -11,7 +11,16 @@ import pytest
 from gradscope.dump.manifest.manifest import Cause, Entry, Layer, Ledger, LedgerLine, Manifest, Origin
 from gradscope.dump.manifest.operation_facts.saturation import BoundedName, Saturation
 from gradscope.dump.record import SiteFacts
-from gradscope.stats import RULES, Finding, Thresholds, activation_stats, find, gradient_ratios, tensor_stats
+from gradscope.stats import (
+    RULES,
+    Finding,
+    Thresholds,
+    activation_stats,
+    find,
+    gradient_ratios,
+    tensor_stats,
+    unscaled_inputs,
+)
 
 RANDOM = np.random.default_rng(0)
 
@@ -472,11 +481,33 @@ def test_a_function_outside_all_layers_is_reported_by_what_it_receives() -> None
     assert (only.name, only.why[:33]) == ("query", "goes into a softmax that is satur")
     assert "70.0% of its weight on one element" in only.why
     moved = entry("param/norm/bias", [0.1, -0.2, 0.3, 0.7])
-    assert find(Manifest(entries=(query, moved), saturations=(scores,))) == ()  # training may have chosen it
+    for share, rules in ((0.7, []), (0.92, []), (0.99, ["saturated"])):  # training may choose a position, as to copy
+        later = Manifest(entries=(query, moved), saturations=(replace(scores, saturated=share),))
+        assert [each.rule for each in find(later)] == rules
     cause = Cause(
         family="param_grad", name="query", why="masked: in each row the mask leaves one entry, in exp at model.py:7"
     )
     assert find(Manifest(entries=(query,), saturations=(scores,), causes=(cause,))) == ()
+
+
+@pytest.mark.parametrize(("behind", "is_finding"), [(1.0, False), (50.0, True)])
+def test_a_large_input_that_a_normalisation_scales_further_on_is_a_fact(behind: float, is_finding: bool) -> None:
+    large = RANDOM.standard_normal((8, 4))
+    entries = (
+        entry("input/x", 100 * large),
+        entry("param/patch/w", RANDOM.standard_normal((4, 4)), 1),
+        entry("activation/patch", 60 * large, 1, layer="patch", primitive="dot_general"),
+        entry("param/head/w", RANDOM.standard_normal((4, 4)), 2),
+        entry("activation/head", behind * large, 2, layer="head", primitive="dot_general"),
+    )
+    layers = (
+        Layer(path="patch", index=1, params=("patch/w",), inputs=("x",), outputs=("patch",), rms={"in": 100.0}),
+        Layer(path="head", index=2, params=("head/w",), outputs=("head",), rms={"in": 1.0}),
+    )
+    manifest = Manifest(entries=entries, layers=layers)
+    assert [each.rule for each in find(manifest)] == ["exploding"] * is_finding
+    told = [each.partition(" (mean")[0] for each in unscaled_inputs(manifest)]
+    assert told == ([] if is_finding else [f"input/x has an rms of {100 * np.sqrt(np.square(large).mean()):.3g}"])
 
 
 @pytest.mark.parametrize(("used", "is_saturated"), [(2, False), (16, True), (12, True), (0, True)])

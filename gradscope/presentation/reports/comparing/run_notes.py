@@ -34,6 +34,12 @@ _COMMAND: Final = "gradscope"
 _OF_PROGRAMS: Final = frozenset({_COMMAND_LINE, "model", "model_file", "target", "naming"})
 _SIDES: Final = ("ref", "cand")
 _SIDE_NAMES: Final = MappingProxyType({"ref": "reference", "cand": "candidate"})
+#: How the fields begin that are first, and those that are last: they explain a difference least.
+_CHOSEN: Final = (
+    RUN_OPTION, "versions.", "model", "target", "seed", "batch_size", "dtype", "matmul_precision", "loss", "checkpoint",
+    "data",
+)  # fmt: skip
+_OF_FILES: Final = ("git_", "model_file", "python", "platform", "host")
 #: The most fields that one side does not state of which each has a line.
 _FEW: Final = 3
 _NOT_GIVEN: Final = "(not given)"
@@ -59,6 +65,7 @@ def provenance_notes(differences: Sequence[Mapping[str, Json]], screen: Screen, 
         screen: Where they are shown; a terminal has each in one line.
         verbose: Whether hashes, long texts and what one run does not state are shown in full.
     """
+    differences = differences if verbose else _in_order(differences)
     # A dump that states its command line states every option of it, as a run does.
     lines = next((each for each in differences if each["field"] == _COMMAND_LINE), {})
     stating = [side for side in _SIDES if _is_command(lines.get(side))]
@@ -73,6 +80,19 @@ def provenance_notes(differences: Sequence[Mapping[str, Json]], screen: Screen, 
     room = None if screen.width is None or verbose else screen.width - labels - _GAP
     notes = _changes(shown, stating, room, screen, verbose=verbose)
     return (*notes, *_unstated(unknown), *_hashes([each for each in hashes if each not in chain(*unknown.values())]))
+
+
+def _in_order(differences: Sequence[Mapping[str, Json]]) -> list[Mapping[str, Json]]:
+    """Returns what the user chose first, and files last; an option once, whose own field differs, too."""
+    fields = {str(each["field"]) for each in differences}
+    told = {f"{RUN_OPTION}--{field.replace('_', '-')}" for field in fields}
+    told |= {f"{RUN_OPTION}TARGET"} if "model" in fields else set()
+    return sorted((each for each in differences if each["field"] not in told), key=_place)
+
+
+def _place(difference: Mapping[str, Json]) -> int:
+    field = str(difference["field"])
+    return 2 if field.startswith(_OF_FILES) else 0 if field.startswith(_CHOSEN) else 1
 
 
 def _is_command(line: Json) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Final
 
@@ -20,14 +20,17 @@ from gradscope.history.history_reader import History
 from gradscope.history.history_rows import Alarm
 from gradscope.history.tensor_trends import Trend
 from gradscope.history.views.at_step import not_recorded
+from gradscope.history.views.frozen_parameters import frozen_parameters
+from gradscope.history.views.loss_fall import NoFall, no_fall
 from gradscope.history.views.run_ending import alarm_origins, steps_taken
 from gradscope.presentation.render.document import Document, Note, Notes, fitted
 from gradscope.presentation.render.screen import BAD, Screen
 from gradscope.presentation.reports.dump_report import origin_json, origin_notes
 from gradscope.presentation.reports.runs.alarm_words import alarm_json, alarm_sentence, run_verdict, worst_alarm
+from gradscope.presentation.reports.runs.run_facts import run_facts
 from gradscope.presentation.reports.runs.run_noise import RunNoise, run_noise
 from gradscope.presentation.reports.runs.which_tensors import Which, chosen_tensors
-from gradscope.presentation.tables.numbers import count, number
+from gradscope.presentation.tables.numbers import number
 from gradscope.presentation.tables.over_time.folded_trends import folded_trends
 from gradscope.presentation.tables.over_time.run_tables import (
     SPARKLINE_WIDTH,
@@ -37,13 +40,10 @@ from gradscope.presentation.tables.over_time.run_tables import (
     step_tables,
     trend_table,
 )
-from gradscope.presentation.tables.over_time.sparkline import sparkline
 from gradscope.presentation.tables.sorting import sorted_rows
 
 #: Version of the JSON: it increases when a key changes its meaning or is removed.
 SCHEMA: Final = 1
-#: Columns of the loss's sparkline.
-_LOSS_WIDTH: Final = 40
 #: Columns of a terminal below which the sparklines of trends are shorter, and the columns that they have then.
 _WIDE: Final = 100
 _NARROW_SPARKLINE: Final = 12
@@ -72,6 +72,8 @@ class RunReport:
         origins: Where what was not finite began, as far as that was searched.
         resumed_from: The number of steps before this command; None where it resumed nothing.
         noise: The noise of gradients; None where none was recorded.
+        frozen: The parameters that no recorded step changes though they have a gradient; empty where it shows a step.
+        level: How the loss has hardly fallen; None where it has, or where it shows a step.
         overview: Whether a terminal shows the trends, or the first lines of each table of the step, on one screen.
         in_order: Whether rows are in the order of the step, and not sorted.
     """
@@ -88,6 +90,8 @@ class RunReport:
     origins: tuple[Origin, ...] = ()
     resumed_from: int | None = None
     noise: RunNoise | None = None
+    frozen: tuple[str, ...] = ()
+    level: NoFall | None = None
     overview: bool = False
     in_order: bool = True
 
@@ -150,6 +154,8 @@ class RunReport:
             "rows": list(self.rows()),
             "noise": None if self.noise is None else self.noise.to_json(),
             "origins": [origin_json(each) for each in self.origins] or None,
+            "unchanged": list(self.frozen) or None,
+            "level": None if self.level is None else asdict(self.level),
         }
         return {name: fact for name, fact in found.items() if fact is not None}
 
@@ -192,20 +198,11 @@ class RunReport:
         return [Note(label="look", text="; ".join(commands))]
 
     def _facts(self, screen: Screen) -> Sequence[Note]:
-        losses = self.losses["loss"]
-        recorded = self.steps["step"]
-        facts: dict[str, str] = {}
-        if losses.size:
-            line = sparkline(np.where(np.isnan(losses), np.inf, losses).tolist(), _LOSS_WIDTH, unicode=screen.unicode)
-            facts["loss"] = f"{self.loss_ends}  {line}"
-        up_to = f", the last is step {int(recorded[-1])}" if len(recorded) else ""
-        facts["steps"] = f"{count(self.taken)} taken, {count(len(recorded))} recorded{up_to}"
-        if self.at is not None:
-            facts["tables"] = f"of step {self.at}"
-        if self.resumed_from is not None:
-            facts["resumed"] = f"after {count(self.resumed_from)} steps"
-        facts["run"] = self.path
-        return [Note(label=label, text=text) for label, text in facts.items()]
+        return run_facts(
+            self.path, self.steps, self.losses, loss_ends=self.loss_ends if self.losses["loss"].size else "",
+            taken=self.taken, at=self.at, resumed_from=self.resumed_from, frozen=self.frozen, level=self.level,
+            screen=screen,
+        )  # fmt: skip
 
 
 def step_report(
@@ -228,7 +225,9 @@ def step_report(
         DumpError: The history is damaged.
     """
     steps = history.steps()
-    if step is None and len(steps["step"]):
+    losses, alarms, at_end = history.losses(), history.alarms(), step is None
+    frozen, level = (frozen_parameters(history), no_fall(steps, losses)) if at_end else ((), None)
+    if at_end and len(steps["step"]):
         step = int(steps["step"][-1])
     if step is None:
         raise UsageError("no step was recorded yet")
@@ -237,12 +236,11 @@ def step_report(
     found, chosen = history.stats_at(step), chosen_tensors(history, which)
     sort = None if which is None else which.sort
     rows = tuple(StepRow(tensor=tensor, stats=found[at]) for at, tensor in chosen.items() if at in found)
-    losses, alarms = history.losses(), history.alarms()
     return RunReport(
         command=command, path=path, steps=steps, losses=losses, taken=steps_taken(history, losses["step"], alarms),
         alarms=alarms,
         shown=sorted_rows(rows, sort), at=step, origins=alarm_origins(history, alarms), resumed_from=resumed_from,
-        noise=run_noise(history, chosen, step), overview=overview, in_order=sort is None,
+        noise=run_noise(history, chosen, step), frozen=frozen, level=level, overview=overview, in_order=sort is None,
     )  # fmt: skip
 
 
@@ -275,13 +273,14 @@ def trends_report(
         if at in found
         for column in [_trend_column(tensor.family, found[at])]
     )
-    losses, alarms = history.losses(), history.alarms()
+    steps, losses, alarms = history.steps(), history.losses(), history.alarms()
     sort = None if which is None else which.sort
     return RunReport(
-        command=command, path=path, steps=history.steps(), losses=losses,
+        command=command, path=path, steps=steps, losses=losses,
         taken=steps_taken(history, losses["step"], alarms), alarms=alarms,
         trends=sorted_rows(rows, sort), origins=alarm_origins(history, alarms), resumed_from=resumed_from,
-        noise=run_noise(history, chosen), overview=overview, in_order=sort is None,
+        noise=run_noise(history, chosen), frozen=frozen_parameters(history),
+        level=no_fall(steps, losses), overview=overview, in_order=sort is None,
     )  # fmt: skip
 
 

@@ -12,12 +12,18 @@ from dataclasses import replace
 from typing import Final
 
 from gradscope import naming
-from gradscope.dump.manifest.manifest import Entry, Layer
+from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
 from gradscope.stats.columns import number
-from gradscope.stats.findings.rule_evidence import RuleEvidence, Suspect, Thresholds, column, suspect
+from gradscope.stats.findings.rule_evidence import RuleEvidence, Suspect, Thresholds, column, key, suspect
 from gradscope.stats.findings.rules.kernels import KernelLayer, kernel_layers
 from gradscope.stats.findings.rules.weight_rules import LARGE, read_by_saturated
 
+#: What to do about inputs that are large, by all of their elements or by a few.
+_SCALE: Final = "subtract the mean of the training data from this input and divide by its deviation"
+_CLEAN: Final = (
+    "mend or leave out the examples that these elements are in, which scaling all of them does not cure: 'show DUMP "
+    "--tensor {key}' says where the largest is"
+)
 #: The fewest layers behind an input whose signals are large as it is, where that of the last layer is not.
 _CARRYING: Final = 2
 
@@ -61,9 +67,28 @@ def inputs(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
         if throughout or carrying >= _CARRYING:
             where = "throughout" if throughout else f"in {carrying} layers behind it"
             why = f"{_size(large)}, which no layer normalises: the signal is large {where}"
-            why += _outliers(large)
-            yield suspect("exploding", large, why, [each.output for each in kernels])
+            outliers = _outliers(large)
+            found = suspect("exploding", large, why + outliers, [each.output for each in kernels])
+            yield replace(
+                found, finding=replace(found.finding, repair=_CLEAN.format(key=key(large)) if outliers else _SCALE)
+            )
             return
+
+
+def unscaled_inputs(manifest: Manifest) -> tuple[str, ...]:
+    """Returns sentences about inputs that are large for the layers that read them as they are, and are no finding.
+
+    They are none where a normalisation scales the signal further on, as in a transformer, which makes it no smaller
+    beside what the branches add, nor does it take out a mean.
+
+    Args:
+        manifest: The manifest of a dump; tensors are not read.
+    """
+    evidence = RuleEvidence(manifest)
+    if any(inputs(evidence, Thresholds())):
+        return ()
+    read = {key(large): (large, layer) for layer, _, large in reversed(list(_reading_large(evidence)))}
+    return tuple(f"{name} {_size(large)}, and {layer.path} reads it as it is" for name, (large, layer) in read.items())
 
 
 def _reading_large(evidence: RuleEvidence) -> Iterator[tuple[Layer, Entry, Entry]]:

@@ -496,6 +496,23 @@ def test_a_gradient_that_is_zero_but_for_rounding_is_not_the_worst_of_those_that
     assert row.why == "without 1 gradient that is zero but for rounding"
 
 
+def test_a_gradient_that_rounding_changes_by_much_says_why_its_error_may_be_large() -> None:
+    def loss(variables: Any, x: Any) -> Any:
+        x = x @ variables["w"]
+        for _ in range(10):  # a chaotic map, whose error doubles
+            x = 4 * x * (1 - x)
+        return x.sum()
+
+    found = proof(loss, {"w": 0.1 * W})
+    row = next(row for row in found.rows if row.what == "observed gradients against jax.grad")
+    assert row.status == "correct"
+    assert row.expected is not None
+    assert row.expected > 1e-3
+    assert (row.why or "").startswith(
+        "rounding counts for much here: the last bit of every argument changes this gradient"
+    )
+
+
 SMALL = [ZOO[name] for name in ("linear_regression", "mlp")]
 
 

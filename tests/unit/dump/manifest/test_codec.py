@@ -25,7 +25,14 @@ from gradscope.dump.manifest.manifest import (
     Manifest,
     Stored,
 )
-from gradscope.dump.manifest.operation_facts import BatchBroadcast, OutOfBounds, Saturation, StepFunction
+from gradscope.dump.manifest.operation_facts import (
+    BatchBroadcast,
+    Clip,
+    OutOfBounds,
+    Saturation,
+    SoftmaxUse,
+    StepFunction,
+)
 from gradscope.dump.record import Shard, SiteFacts
 from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.errors import DumpError
@@ -69,6 +76,11 @@ MANIFEST = Manifest(
     out_of_bounds=(OutOfBounds(input="ids", table="embed", rows=9, index=-2, beyond=1, indices=4, source="a.py:2"),),
     step_functions=(
         StepFunction(family="param", name="w", primitive="round", beside=("reduce_max",), source="a.py:3"),
+    ),
+    clips=(Clip(low=-1.0, high=0.5, share=0.25, index=6, source="a.py:4"), Clip(low=0.0, high=1.0, share=1.0, index=9)),
+    softmax_uses=(
+        SoftmaxUse(shape=(4, 6, 6), over=(0, 1), summed=(2,), source="a.py:5"),
+        SoftmaxUse(shape=(6, 6), over=(1,), summed=(1,), reads=(0.0, 0.125, 0.25)),
     ),
     note="cut short",
 )

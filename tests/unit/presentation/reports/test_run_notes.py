@@ -60,3 +60,12 @@ def test_a_command_line_is_whole_where_the_terminal_is_narrow() -> None:
     differences: list[dict[str, Json]] = [{"field": "argv", "ref": words[:3], "cand": words}]
     (note,) = provenance_notes(differences, TERMINAL, verbose=False)
     assert note.text == "gradscope dump model.py -> gradscope dump model.py --select 'block[0]/attention/query' --force"
+
+
+def test_what_the_user_chose_is_first_and_an_option_stands_once() -> None:
+    fields = ("git_commit", "backend", "versions.jax", "model_file", "option --seed", "seed", "option --optimizer",
+              "option TARGET", "model")  # fmt: skip
+    differences: list[dict[str, Json]] = [{"field": name, "ref": "1", "cand": "2"} for name in fields]
+    shown = [each.label for each in provenance_notes(differences, PIPE, verbose=False)]
+    assert shown == ["versions.jax", "seed", "option --optimizer", "model", "backend", "git_commit", "model_file"]
+    assert len(provenance_notes(differences, PIPE, verbose=True)) == len(fields)

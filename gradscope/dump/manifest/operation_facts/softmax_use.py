@@ -1,0 +1,41 @@
+"""Defines an unusual use of a softmax, as of attention's: by its axes, or by the positions that are left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoftmaxUse:
+    """A `SoftmaxUse` is a product of matrices that weights by the shares of a softmax.
+
+    Attributes:
+        shape: The shape of the shares.
+        over: The axes over which they sum to 1.
+        summed: The axes over which the product adds up what it weights by them.
+        reads: Of shares between the positions of one sequence, the part of those that are not zero of keys before the
+            query, at it, and behind it; empty where the axes are what is unusual.
+        source: `file:line` in the user's code; None where unknown.
+    """
+
+    shape: tuple[int, ...]
+    over: tuple[int, ...]
+    summed: tuple[int, ...]
+    reads: tuple[float, ...] = ()
+    source: str | None = None
+
+    @property
+    def sentence(self) -> str:
+        """What is unusual."""
+        what = "a softmax" if self.source is None else f"the softmax at {self.source}"
+        if not self.reads:
+            over, summed = _axes(self.over), _axes(self.summed)
+            return f"{what} is over {over} of {list(self.shape)}, and what its shares weight is added up over {summed}"
+        places = ("positions before it", "itself", "positions behind it")
+        read = " and ".join(place for place, share in zip(places, self.reads, strict=True) if share)
+        never = " nor ".join(place for place, share in zip(places, self.reads, strict=True) if not share)
+        return f"{what} lets a position read {read}, and never {never}"
+
+
+def _axes(numbers: tuple[int, ...]) -> str:
+    return f"{'axis' if len(numbers) == 1 else 'axes'} {' and '.join(map(str, numbers))}"

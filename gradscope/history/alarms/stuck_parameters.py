@@ -1,0 +1,172 @@
+"""A trained parameter is stuck where steps leave it as it is, and not on purpose.
+
+What a step leaves as it is the step itself says, where it returns new parameters. Where it does not, as in most loops
+of a probe, a parameter stays whose statistics are those of the recorded step before.
+
+An optimizer that makes an update of exact zeros of a gradient that is not zero, from the first recorded step on and
+while other parameters move, was told so (`optax.set_to_zero`, a learning rate of 0 for a group): that is *frozen*, and
+no alarm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from gradscope import naming
+from gradscope.history.alarms.alarm_rules import ZERO_GRADIENT, Statistics
+from gradscope.history.alarms.streaks import IN_A_ROW, Streak, others_alike
+from gradscope.history.history_rows import Alarm
+
+#: How the keys begin of what an optimizer keeps that updates once in several steps: `MultiSteps` and `apply_every`.
+_ACCUMULATED: Final = (naming.key_of("slot/acc_grads", ""), naming.key_of("slot/grad_acc", ""))
+_UPDATES: Final = naming.key_of(naming.UPDATE, "")
+#: Steps in which all parameters stay, where only their statistics tell, with updates that are recorded and without: a
+#: loop that adds up gradients by itself has no other sign of it.
+_ACCUMULATING: Final = (20, 100)
+#: A gradient of so small a share of the median gradient is rounding, as that of a bias before a normalisation.
+_ROUNDING: Final = 1e-5
+#: An update of more than this share of its parameter is not lost in the rounding of bfloat16, half an ulp of each
+#: element.
+_NOT_ROUNDED: Final = 2.0**-8
+#: The columns that tell whether a parameter is the one that it was.
+_COLUMNS: Final = ("l2", "mean", "std", "amax", "zeros")
+
+#: Why a parameter stays that has a gradient, and what that is where all of them stay.
+_NO_UPDATE: Final = "its gradient is not zero, but the update that the optimizer makes of it is"
+_ROUNDED: Final = ", the norm of its update, is lost in its rounding"
+_NOT_APPLIED: Final = ", the norm of its update, is not applied"
+_EITHER: Final = ", the norm of its update, is not applied, or lost in its rounding"
+_OF_UPDATES: Final = (_ROUNDED, _NOT_APPLIED, _EITHER)
+_SCHEDULE_ENDED: Final = ", as of every parameter: the learning rate may be 0, as behind the end of a schedule"
+
+
+class StuckParameters:
+    """`StuckParameters` follow the trained parameters of a run, at the recorded steps.
+
+    Args:
+        unreached: Why no gradient reaches a parameter, by name; may be filled later.
+
+    Attributes:
+        still: The parameters that the last recorded step left as they were.
+        frozen: Those of them of whose gradients the optimizer made no update at any recorded step.
+    """
+
+    def __init__(self, unreached: Mapping[str, str]) -> None:
+        self._unreached = unreached
+        self._streak = Streak()
+        self._moved: set[str] = set()
+        self._before: dict[str, list[float | int | None]] = {}
+        self._since: int | None = None
+        self.still: set[str] = set()
+        self.frozen: set[str] = set()
+
+    def alarms(
+        self, number: int, stats: Statistics, unchanged: Mapping[str, bool], rate: float | None
+    ) -> Iterable[Alarm]:
+        """Yields the alarms of a recorded step, of step 0.
+
+        Args:
+            number: The step.
+            stats: The statistics of the tensors, by key, in the order of the step.
+            unchanged: Whether the step left a trained parameter as it was, by name, as far as that is known.
+            rate: The learning rate; None where it is not known.
+        """
+        stated = bool(unchanged)
+        stays = unchanged if stated else self._as_before(stats)
+        self.still = {name for name, each in stays.items() if each}
+        self._moved |= stays.keys() - self.still
+        moving = len(self.still) < len(stays)
+        self.frozen = {name for name in self.still - self._moved if moving and self._is_frozen(name, stats, rate)}
+        if not moving and any(key.startswith(_ACCUMULATED) for key in stats):
+            return  # a step that adds its gradient to those of others, whose update is yet to come
+        self._since = None if moving else number if self._since is None else self._since
+        has_updates = any(key.startswith(_UPDATES) for key in stats)
+        if not (stated or self._since is None or number - self._since >= _ACCUMULATING[not has_updates]):
+            return
+        middle = _middle(stats)
+        asked = {name: each and name not in self.frozen and not _is_rounding(name, stats, middle)
+                 for name, each in stays.items()}  # fmt: skip
+        reached = self._streak.reached(asked, IN_A_ROW)
+        causes = {name: self._cause(name, stats, rate, stated=stated) for name in reached}
+        yield from self._of(causes, stats, alone=len(stays) > 1 and not moving)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns everything that they remember."""
+        return {"moved": sorted(self._moved), "before": self._before, "since": self._since,
+                "lengths": self._streak.lengths}  # fmt: skip
+
+    def restore(self, found: Mapping[str, Any]) -> None:
+        """Remembers what `to_json` returned."""
+        self._moved, self._before = set(found["moved"]), dict(found["before"])
+        self._since, self._streak = found["since"], Streak(dict(found["lengths"]))
+
+    def _as_before(self, stats: Statistics) -> dict[str, bool]:
+        """Returns whether a trained parameter is as it was at the recorded step before, by name, as far as is known."""
+        before = self._before
+        now = {
+            name: [stats[key].get(column) for column in _COLUMNS]
+            for name in self._trained(stats)
+            if (key := naming.key_of(naming.PARAM, name)) in stats
+        }
+        self._before = now
+        return {name: each == before[name] for name, each in now.items() if name in before}
+
+    def _trained(self, stats: Statistics) -> list[str]:
+        keys = (naming.split_key(key) for key in stats)
+        return list(dict.fromkeys([*(name for family, name in keys if family == naming.PARAM_GRAD), *self._unreached]))
+
+    def _is_frozen(self, name: str, stats: Statistics, rate: float | None) -> bool:
+        """Returns whether the update is zero, or not recorded, though a gradient is there."""
+        gradient, update = (stats.get(naming.key_of(family, name), {}) for family in (naming.PARAM_GRAD, naming.UPDATE))
+        return rate != 0 and not update.get("l2") and bool(gradient.get("l2"))
+
+    def _of(self, causes: Mapping[str, str], stats: Statistics, *, alone: bool) -> Iterable[Alarm]:
+        """Yields an alarm for each cause of those that are stuck from this step on."""
+        alike: dict[str, list[str]] = {}
+        for name in sorted(causes, key=_places(stats)):
+            kind = next((end for end in _OF_UPDATES if causes[name].endswith(end)), causes[name])
+            alike.setdefault(kind, []).append(name)
+        for names in alike.values():
+            # Before the place where it is cut, no parameter gets a gradient: the last is closest to it.
+            name = names[-1 if names[0] in self._unreached else 0]
+            why = f"did not change at {IN_A_ROW} recorded steps in a row{others_alike(name, names)}"
+            if cause := causes[name]:
+                why = f"{why}: {cause}{_SCHEDULE_ENDED if alone and cause == _NO_UPDATE else ''}"
+            yield Alarm(step=0, rule="stuck", key=naming.key_of(naming.PARAM, name), why=why)
+
+    def _cause(self, name: str, stats: Statistics, rate: float | None, *, stated: bool) -> str:
+        """Returns why a parameter does not change, as far as its numbers say; "" where they do not."""
+        gradient, update = (stats.get(naming.key_of(family, name), {}) for family in (naming.PARAM_GRAD, naming.UPDATE))
+        if name in self._unreached:
+            return f"no gradient reaches it ({self._unreached[name]})"
+        if gradient.get("l2") == 0:
+            return ZERO_GRADIENT
+        if rate == 0:
+            return "the learning rate is 0"
+        if update.get("l2") == 0:
+            return _NO_UPDATE
+        # Of new parameters that are stated, the update is added; of others that is not known.
+        lost = _ROUNDED if stated else _NOT_APPLIED if (update.get("ratio") or 0.0) > _NOT_ROUNDED else _EITHER
+        return f"{update['l2']:.2g}{lost}" if update.get("l2") else ""
+
+
+def _middle(stats: Statistics) -> float:
+    gradients = [rms for key, each in stats.items()
+                 if naming.split_key(key)[0] == naming.PARAM_GRAD and (rms := each.get("rms"))]  # fmt: skip
+    return float(np.median(gradients)) if gradients else 0.0
+
+
+def _is_rounding(name: str, stats: Statistics, middle: float) -> bool:
+    """Returns whether a gradient is not zero but for rounding, so that an update too small to count is no fault."""
+    rms = stats.get(naming.key_of(naming.PARAM_GRAD, name), {}).get("rms")
+    return bool(rms) and rms < _ROUNDING * middle
+
+
+def _places(stats: Statistics) -> Callable[[str], int]:
+    """Returns a function of a parameter's name that returns its place in the step; behind all where it has none."""
+    order = {name: at for at, key in enumerate(stats) for family, name in [naming.split_key(key)]
+             if family == naming.PARAM}  # fmt: skip
+    return lambda name: order.get(name, len(stats))

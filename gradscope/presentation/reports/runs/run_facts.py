@@ -1,0 +1,76 @@
+"""The facts about a run are the lines below its tables: its loss, its steps, and what stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from gradscope.history.views.loss_fall import NoFall
+from gradscope.presentation.render.document import Note
+from gradscope.presentation.render.screen import Screen
+from gradscope.presentation.tables.facts import parameters_of_parts
+from gradscope.presentation.tables.numbers import count, number
+from gradscope.presentation.tables.over_time.sparkline import sparkline
+
+#: A loss of so many times the first ones has risen.
+_RISEN: Final = 1.25
+#: Columns of the loss's sparkline.
+_LOSS_WIDTH: Final = 40
+
+
+def run_facts(
+    path: str, steps: Mapping[str, np.ndarray], losses: Mapping[str, np.ndarray], *, loss_ends: str, taken: int,
+    at: int | None, resumed_from: int | None, frozen: Sequence[str], level: NoFall | None, screen: Screen,
+) -> Sequence[Note]:  # fmt: skip
+    """Returns the facts about a run, as notes.
+
+    Args:
+        path: The run's folder, as the user named it.
+        steps: What was recorded of each step, by column.
+        losses: `step` and `loss` of each step whose loss is known.
+        loss_ends: The first and the last loss in words; read only where a loss is known.
+        taken: How many steps the run has taken.
+        at: The step that tables are of; None for trends.
+        resumed_from: The number of steps before this command; None where it resumed nothing.
+        frozen: The parameters that no recorded step changes though they have a gradient.
+        level: How the loss has hardly fallen; None where it has.
+        screen: The screen.
+    """
+    facts: dict[str, str] = {}
+    recorded = steps["step"]
+    if losses["loss"].size:
+        values = np.where(np.isnan(losses["loss"]), np.inf, losses["loss"]).tolist()
+        facts["loss"] = f"{loss_ends}  {sparkline(values, _LOSS_WIDTH, unicode=screen.unicode)}"
+    up_to = f", the last is step {int(recorded[-1])}" if len(recorded) else ""
+    facts["steps"] = f"{count(taken)} taken, {count(len(recorded))} recorded{up_to}"
+    if at is not None:
+        facts["tables"] = f"of step {at}"
+    if resumed_from is not None:
+        facts["resumed"] = f"after {count(resumed_from)} steps"
+    facts["run"] = path
+    notes = [Note(label=label, text=text) for label, text in facts.items()]
+    return [*notes[:1], *learning_notes(frozen, level), *notes[1:]]
+
+
+def learning_notes(frozen: Sequence[str], level: NoFall | None) -> list[Note]:
+    """Returns that the loss has hardly fallen, and which parameters no recorded step changes; none where neither is.
+
+    Args:
+        frozen: The parameters that no recorded step changes though they have a gradient.
+        level: How the loss has hardly fallen; None where it has.
+    """
+    facts = {} if level is None else {"learning": _learning(level)}
+    if frozen:
+        them, they = ("it", "it has") if len(frozen) == 1 else ("them", "they have")
+        facts["unchanged"] = f"{parameters_of_parts(frozen)}: no recorded step changes {them}, though {they} a gradient"
+    return [Note(label=label, text=text) for label, text in facts.items()]
+
+
+def _learning(level: NoFall) -> str:
+    verb = "hardly fallen" if level.last < _RISEN * abs(level.first) else "risen"
+    first, second, last = map(number, (level.first, level.second, level.last))
+    means = f"{last} in the last {level.count} of these steps, {second} in the second and {first} in the first"
+    updates = "" if level.ratio is None else f"; the updates are {level.ratio:.2g} of the parameters"
+    return f"the loss has {verb}: its mean is {means}{updates} (gradscope explain learning)"

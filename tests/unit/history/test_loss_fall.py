@@ -1,0 +1,46 @@
+"""A loss that has hardly fallen is told from one that falls, or that has come to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from gradscope.history.views.loss_fall import NoFall, no_fall
+
+STEPS = {"update_norm": np.array([0.01, 0.02]), "param_norm": np.array([10.0, 10.0])}
+
+
+def judged(mean: Callable[[np.ndarray], np.ndarray], spread: float = 0.05, steps: int = 200) -> NoFall | None:
+    at = np.arange(steps)
+    noise = np.random.default_rng(0).normal(0, spread, steps)
+    return no_fall(STEPS, {"step": at, "loss": mean(at) + noise})
+
+
+@pytest.mark.parametrize(
+    "level",
+    [lambda at: np.full(len(at), 1.39), lambda at: 1.39 + 0.5 * np.exp(-at / 8), lambda at: 1.4 - 1e-4 * at,
+     lambda at: 2.0 + 0.1 * at, lambda at: np.full(len(at), -3.0)],
+    ids=["as an answer that is the same to all", "which is learned first", "a drift", "one that rises", "below zero"],
+)  # fmt: skip
+def test_a_loss_that_stays_is_told_with_the_size_of_the_updates(level: Callable[[np.ndarray], np.ndarray]) -> None:
+    found = judged(level)
+    assert found is not None
+    assert (found.count, found.ratio) == (50, 0.002)
+    assert found.last == pytest.approx(float(level(np.arange(150, 200)).mean()), abs=0.05)
+
+
+@pytest.mark.parametrize(
+    "level",
+    [lambda at: 1.4 - 2e-3 * at, lambda at: 0.1 + 1.3 * np.exp(-at / 8), lambda at: -0.02 * at,
+     lambda at: np.where(at < 120, 1.4, 1.0)],
+    ids=["evenly", "at once, and then at its end", "below zero", "late"],
+)  # fmt: skip
+def test_a_loss_that_falls_is_not(level: Callable[[np.ndarray], np.ndarray]) -> None:
+    assert judged(level) is None
+
+
+def test_few_losses_and_those_that_are_not_finite_say_nothing() -> None:
+    assert judged(lambda at: np.ones(len(at)), steps=19) is None
+    assert judged(lambda at: np.where(at == 7, np.nan, 1.0)) is None
