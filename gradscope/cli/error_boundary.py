@@ -160,7 +160,15 @@ def _bug_report(failure: BaseException, arguments: Sequence[str]) -> list[str]:
         f"seen in: gradscope {_version('gradscope-jax')}, jax {_version('jax')}, Python {sys.version.split()[0]}",
         f"command: {shlex.join(['gradscope', *arguments])}",
         "hint: please report these lines, and what --traceback adds to them",
+        *_about_programs(),
     ]
+
+
+def _about_programs() -> Iterator[str]:
+    """Yields a line about the user's own cache of compiled programs, where one is in use."""
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if folder and "jax" in sys.modules:  # JAX runs whatever program a file there has
+        yield f"hint: if JAX_ENABLE_COMPILATION_CACHE=false helps, {folder} has a wrong program: empty it"
 
 
 def _version(distribution: str) -> str:
