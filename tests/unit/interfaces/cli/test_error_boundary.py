@@ -116,6 +116,13 @@ def test_a_limit_on_threads_is_the_machines(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err.startswith("gradscope: error: can't start new thread\n")
 
 
+def test_a_path_that_is_too_long_is_a_wrong_request(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(lambda: Path("n" * 300).exists(), []) == 2
+    assert capsys.readouterr().err == (
+        f"gradscope: error: the file name is too long: {'n' * 60}...\nhint: name a shorter path\n"
+    )
+
+
 def test_an_unexpected_error_is_a_bug_that_asks_for_a_report(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
