@@ -31,7 +31,7 @@ from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.rewriting.core_columns import CoreStatistics, rows_of, scalars_of
 from gradscope.instrument.taps import full_tensor
 from gradscope.naming import printable
-from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.naming.small_chart import SmallChart
 from gradscope.naming.summary import Summary
 from gradscope.naming.wording import counted

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from gradscope.errors import GradscopeError, MachineError, ModelError
+from gradscope.errors import GradscopeError, MachineError, ModelError, UsageError
 from gradscope.naming import printable
 
 #: Exit statuses that no `GradscopeError` has. A shell reports SIGINT as 130 and SIGPIPE as 141.
@@ -100,10 +100,20 @@ def _verdict(failure: BaseException, arguments: Sequence[str]) -> tuple[int, lis
     """Returns the exit status of a failure and the lines that report it."""
     if isinstance(failure, KeyboardInterrupt):
         return INTERRUPTED, ["gradscope: interrupted"]
-    expected = failure if isinstance(failure, GradscopeError) else _environment_failure(failure)
+    known = failure if isinstance(failure, GradscopeError) else None
+    expected = known or _overlong_name(failure) or _environment_failure(failure)
     if expected is None:
         return BUG, _bug_report(failure, arguments)
     return expected.exit_code, list(_error_lines(expected))
+
+
+def _overlong_name(failure: BaseException) -> UsageError | None:
+    """Returns the refusal of a path as a `UsageError`, where a name in it is too long; None for another failure."""
+    # Python answers whether a file exists with this error, wherever that is asked.
+    if not isinstance(failure, OSError) or failure.errno != errno.ENAMETOOLONG:
+        return None
+    name = str(failure.filename or "?")
+    return UsageError(f"the file name is too long: {name:.60}...", hint="name a shorter path")
 
 
 def _environment_failure(failure: BaseException) -> MachineError | None:
@@ -160,7 +170,15 @@ def _bug_report(failure: BaseException, arguments: Sequence[str]) -> list[str]:
         f"seen in: gradscope {_version('gradscope-jax')}, jax {_version('jax')}, Python {sys.version.split()[0]}",
         f"command: {shlex.join(['gradscope', *arguments])}",
         "hint: please report these lines, and what --traceback adds to them",
+        *_about_programs(),
     ]
+
+
+def _about_programs() -> Iterator[str]:
+    """Yields a line about the user's own cache of compiled programs, where one is in use."""
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if folder and "jax" in sys.modules:  # JAX runs whatever program a file there has
+        yield f"hint: if JAX_ENABLE_COMPILATION_CACHE=false helps, {folder} has a wrong program: empty it"
 
 
 def _version(distribution: str) -> str:

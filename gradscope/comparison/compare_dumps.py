@@ -51,7 +51,7 @@ from gradscope.comparison.result import Comparison
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import ACTIVATION, Selection, key_of
-from gradscope.naming.patterns import Pattern
+from gradscope.naming.selecting.patterns import Pattern
 
 _DEFAULTS: Final = CompareOptions()
 

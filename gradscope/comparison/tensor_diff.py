@@ -22,7 +22,7 @@ from gradscope.comparison.metrics.elementwise import Scalar
 from gradscope.dump.interfaces import DumpSource
 from gradscope.errors import UsageError
 from gradscope.naming import Selection, key_of, printable, split_key
-from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.selecting.nearest_names import nearest_hint
 
 #: How many of the worst elements are listed.
 _WORST: Final = 10

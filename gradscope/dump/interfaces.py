@@ -15,7 +15,7 @@ from gradscope.dump.record import Record
 from gradscope.dump.storage.stored_tensor import CHUNK_BYTES
 from gradscope.errors import MissingKeyError
 from gradscope.naming import key_of, printable
-from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.protocols import implements
 
 

@@ -19,7 +19,7 @@ from gradscope.history.history_rows import Alarm, TensorRow
 from gradscope.history.run_folder import HISTORY, folder_hint, is_run
 from gradscope.history.value_histograms import ValueHistogram
 from gradscope.naming import printable
-from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.selecting.nearest_names import nearest_hint
 
 #: The columns of a tensor that many have in common.
 _SHARED: Final = ("family", "shape", "dtype", "layer", "source")

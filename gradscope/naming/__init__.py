@@ -2,7 +2,7 @@
 
 A tensor in a dump has a *key*, `<family>/<name>`. The family states what the tensor is (an activation, a gradient, a
 parameter, ...); the name is a layer path or a parameter path. Names come from users' models and from untrusted files:
-`printable` makes them safe to print on a terminal.
+`printable` makes them safe to print on a terminal. `selecting` finds those that a user means.
 """
 
 from gradscope.naming.families import (
@@ -33,8 +33,8 @@ from gradscope.naming.families import (
 )
 from gradscope.naming.one_or_many import as_tuple
 from gradscope.naming.paths import IterationIndex, LayerPath
-from gradscope.naming.patterns import Selection
 from gradscope.naming.printable import printable, spreadsheet_text
+from gradscope.naming.selecting.patterns import Selection
 
 __all__ = [
     "ACTIVATION",

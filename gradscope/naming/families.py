@@ -15,7 +15,7 @@ from typing import Final
 
 from gradscope.errors import UsageError
 from gradscope.naming.one_or_many import as_tuple
-from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.selecting.nearest_names import nearest_hint
 
 ACTIVATION: Final = "activation"
 ACTIVATION_GRAD: Final = "activation_grad"

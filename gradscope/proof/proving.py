@@ -18,7 +18,7 @@ from gradscope.capturing.timings import Timings
 from gradscope.errors import ModelError, UsageError
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.trace_query import TraceQuery
-from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.naming.wording import counted
 from gradscope.proof.float64 import coarsest_epsilon, wide_types, widened
 from gradscope.proof.leaf_claims import LossOfLeaves, leaf_outcomes

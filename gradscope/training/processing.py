@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from gradscope.errors import UsageError
-from gradscope.naming.patterns import Pattern, Selection
+from gradscope.naming.selecting.patterns import Pattern, Selection
 from gradscope.training.state import named_leaves
 
 

@@ -15,7 +15,7 @@ from gradscope.capturing.seen import CoreStatistics
 from gradscope.errors import MissingKeyError, UsageError
 from gradscope.instrument.rewriting.core_columns import scalars_of
 from gradscope.naming import printable, split_key
-from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.naming.summary import Summary
 
 #: The numbers of a step, in the order in which a run's history has them.

@@ -166,7 +166,7 @@ def listed(text: str, known: Collection[str], kind: str) -> frozenset[str]:
         UsageError: It names nothing, or something that is not known.
     """
     from gradscope.errors import UsageError
-    from gradscope.naming.patterns import nearest_hint
+    from gradscope.naming.selecting.nearest_names import nearest_hint
 
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:

@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn
 
 from gradscope.cli.options.model_options import FloatType, ModelOptions
 from gradscope.cli.running.joining import join_processes
-from gradscope.cli.running.kept_programs import keep_programs, wait_for_no_program
+from gradscope.cli.running.kept_programs import keep_programs, load_named_programs
 from gradscope.errors import MachineError, UsageError
 
 
@@ -121,7 +121,7 @@ def set_up_jax(
     if model.matmul_precision is not None:
         config.update("jax_default_matmul_precision", model.matmul_precision.value)
     if config.jax_compilation_cache_dir is not None:
-        wait_for_no_program(Path(config.jax_compilation_cache_dir))
+        load_named_programs(Path(config.jax_compilation_cache_dir))
         return ()
     return () if not cache else keep_programs(config, (model, *programs_of))
 

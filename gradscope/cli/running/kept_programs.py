@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import threading
 import time
 import warnings
@@ -28,6 +29,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from gradscope.cli.printing import say
 from gradscope.cli.running.program_notes import ProgramNotes
 from gradscope.user_cache import cache_folder
 
@@ -69,8 +71,10 @@ def keep_programs(config: Any, programs_of: Sequence[object]) -> tuple[str, ...]
     return ()
 
 
-def wait_for_no_program(folder: Path) -> None:
-    """Makes JAX look in a cache of the user's own for files alone: a FIFO there would be waited for.
+def load_named_programs(folder: Path) -> None:
+    """Makes JAX load, of a cache of the user's own, only programs that have the name of their file.
+
+    What else is there is compiled again: another program fails somewhere in JAX, and a FIFO would be waited for.
 
     Args:
         folder: The folder of the cache.
@@ -81,9 +85,30 @@ def wait_for_no_program(folder: Path) -> None:
 
         def loaded(name: str, *rest: Any) -> _Loaded:
             path = folder / f"{name}{_FILE_SUFFIX}"
-            return load(name, *rest) if path.is_file() or not path.exists() else (None, None)
+            if not path.is_file() and path.exists():
+                return None, None
+            program, seconds = load(name, *rest)
+            other = None if program is None else _other_name(program, name)
+            if other is None:
+                return program, seconds
+            say(f"{path} has the program {other}, and is not used: remove it")
+            return None, None
 
         cache.get_executable_and_time = loaded
+
+
+def _other_name(program: Any, name: str) -> str | None:
+    """Returns the name in a compiled program, where its file has that of another one; None where that is not known.
+
+    Args:
+        program: The program.
+        name: The name of the file: that of the program, and a hash.
+    """
+    try:
+        own = str(program.hlo_modules()[0].name)
+    except (AttributeError, IndexError, RuntimeError):  # RuntimeError: the backend of a device does not know
+        return None
+    return None if re.sub(r"\W", "_", own) == re.sub(r"\W", "_", name.rpartition("-")[0]) else own
 
 
 def _load_early(cache: Any, files: ProgramFiles, notes: ProgramNotes) -> None:

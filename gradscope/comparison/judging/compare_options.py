@@ -11,7 +11,7 @@ from gradscope.comparison.judging.tolerance_rules import Tolerance, ToleranceRul
 from gradscope.comparison.pairing.by_rules import MapRule
 from gradscope.errors import UsageError
 from gradscope.naming import Selection
-from gradscope.naming.patterns import Pattern
+from gradscope.naming.selecting.patterns import Pattern
 
 #: The defaults of `numpy.isclose`.
 _RTOL: Final = 1e-5

@@ -9,7 +9,7 @@ from typing import Final
 from gradscope.comparison.judging.expressions import NAMES, OPERATORS, Both, Either, Expression, Limit, Negation
 from gradscope.errors import UsageError
 from gradscope.naming import printable
-from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.selecting.nearest_names import nearest_hint
 
 _WORDS: Final = ("and", "or", "not")
 _MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}

@@ -16,7 +16,7 @@ from gradscope.comparison.pairing.matching import Match
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.manifest import Entry, Ledger
 from gradscope.naming import key_of, split_key
-from gradscope.naming.patterns import Pattern
+from gradscope.naming.selecting.patterns import Pattern
 from gradscope.naming.wording import brief, counted, percent
 
 #: The remark on an input that agrees in a layout which nothing but its own values shows.

@@ -24,7 +24,7 @@ from gradscope.comparison.judging.expressions import Expression, Limit
 from gradscope.comparison.metrics.evidence import PairEvidence
 from gradscope.dump.storage.bounded_text import bounded_text
 from gradscope.errors import DumpError, UsageError
-from gradscope.naming.patterns import Pattern
+from gradscope.naming.selecting.patterns import Pattern
 
 #: Files larger than this are refused.
 _LARGEST_FILE_BYTES: Final = 1 << 20

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Final
 
 from gradscope.comparison.layout.layouts import arranged
@@ -52,13 +53,18 @@ class _FamilyNames:
         return self._forms_without(())
 
     def _forms_without(self, without: Tokens) -> dict[str, str]:
-        keys: defaultdict[str, list[str]] = defaultdict(list)
+        found: dict[str, str] = {}
+        repeated: set[str] = {""}
         start = len(spelt(without))
         for (key, tokens), form in zip(self.tokens.items(), self._spelt, strict=True):
             # No token has a dot, so that what is behind the prefix is spelt as it is without.
             inside = without and tokens[: len(without)] == without
-            keys[form[start:].removeprefix(".") if inside else form].append(key)
-        return {form: found[0] for form, found in keys.items() if form and len(found) == 1}
+            own = form[start:].removeprefix(".") if inside else form
+            if found.setdefault(own, key) is not key:
+                repeated.add(own)
+        for form in repeated:
+            found.pop(form, None)
+        return found
 
     def numbered(self) -> dict[str, list[list[str]]]:
         """Returns sequences of tensors numbered from 0, by the normal form of their names without the number."""
@@ -101,10 +107,10 @@ def _of_one_form(ref: _FamilyNames, cand: _FamilyNames) -> Iterator[Match]:
     yield from _same_form((ref.forms(), cand.forms()))
     # One program may have a scope around the model that the other lacks. A scope is never removed in both: that would
     # match `encoder/w` with `decoder/w`.
-    unwrapped = [
-        *((ref.forms(scope), cand.forms()) for scope in ref.scopes()),
-        *((ref.forms(), cand.forms(scope)) for scope in cand.scopes()),
-    ]
+    unwrapped = chain(
+        ((ref.forms(scope), cand.forms()) for scope in ref.scopes()),
+        ((ref.forms(), cand.forms(scope)) for scope in cand.scopes()),
+    )
     yield from _same_form(max(unwrapped, key=lambda forms: len(forms[0].keys() & forms[1].keys()), default=({}, {})))
 
 

@@ -16,7 +16,7 @@ from gradscope.dump.record import Json
 from gradscope.errors import UsageError
 from gradscope.naming import PARAM, key_of, split_key
 from gradscope.naming.numbering import NUMBER, number_of
-from gradscope.naming.patterns import Pattern
+from gradscope.naming.selecting.patterns import Pattern
 
 _BRACES: Final = re.compile(r"\{\{|\}\}|\{(\w+)\}")
 

@@ -43,7 +43,7 @@ from gradscope.dump.storage.bounded_text import bounded_text
 from gradscope.dump.storage.writing.atomic_file import write_atomically
 from gradscope.dump.storage.writing.target_path import checked_file
 from gradscope.errors import DumpError, UsageError
-from gradscope.naming.patterns import Pattern
+from gradscope.naming.selecting.patterns import Pattern
 
 _LARGEST_FILE_BYTES: Final = 16 << 20
 _KEYS: Final = frozenset({"candidate", "reference", "steps"})

@@ -85,12 +85,12 @@ class Pairing:
     def with_matches(self, found: Iterable[Match]) -> Pairing:
         """Returns the pairing with more matches; of several for one tensor of either dump the first is used."""
         fresh: dict[str, Match] = {}
-        used: dict[str, set[Recipe]] = {}
+        used: dict[str, list[Recipe]] = {}  # a set for each takes three times as much
         for match in found:
             if match.ref not in fresh and all(_is_free(match.recipe, used.get(key, ())) for key in match.recipe.keys):
                 fresh[match.ref] = match
                 for key in match.recipe.keys:
-                    used.setdefault(key, set()).add(match.recipe)
+                    used.setdefault(key, []).append(match.recipe)
         return replace(
             self,
             matched=(*self.matched, *fresh.values()),

@@ -13,7 +13,7 @@ from typing import Final, Self
 from gradscope.dump.storage.storage_errors import machine_error
 from gradscope.errors import DumpError
 from gradscope.naming import printable
-from gradscope.naming.patterns import did_you_mean, nearest
+from gradscope.naming.selecting.nearest_names import did_you_mean, nearest
 
 #: Errors that concern the path. All others concern the machine.
 _PATH_ERRORS: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO})

@@ -100,6 +100,15 @@ def parse_npy_header(prefix: bytes) -> NpyHeader:
     return _parsed(prefix[start : start + length], start, length)
 
 
+#: What to do about an array of objects, in which a tree of arrays is where `numpy.savez` was given the tree.
+_OBJECTS: Final = (
+    "write the arrays in it by name, in Python: import jax, numpy; tree = {name: each.tolist() if each.dtype == object "
+    "else each for name, each in numpy.load('FILE.npz', allow_pickle=True).items()}; numpy.savez('NEW.npz', "
+    "**{jax.tree_util.keystr(path, simple=True, separator='/'): leaf "
+    "for path, leaf in jax.tree_util.tree_leaves_with_path(tree)})"
+)
+
+
 @lru_cache(maxsize=256)  # tensors of one shape have one header
 def _parsed(dictionary: bytes, start: int, length: int) -> NpyHeader:
     match = _DICTIONARY.fullmatch(dictionary) if length == len(dictionary) else None
@@ -107,8 +116,9 @@ def _parsed(dictionary: bytes, start: int, length: int) -> NpyHeader:
         raise DumpError("its npy header is malformed, or of a structured dtype")
     descriptor, shape = match[1].decode("latin-1"), _parse_shape(match[3])
     if _DESCRIPTOR.fullmatch(descriptor) is None:
-        objects = " (Python objects, never unpickled)" if "O" in descriptor else ""
-        raise DumpError(f"its dtype {descriptor!r}{objects} is refused")
+        if "O" in descriptor:
+            raise DumpError(f"its dtype {descriptor!r} (Python objects, never unpickled) is refused", hint=_OBJECTS)
+        raise DumpError(f"its dtype {descriptor!r} is refused")
     fortran = match[2] == b"True" and len(shape) > 1
     return NpyHeader(descriptor=descriptor, fortran=fortran, shape=shape, header_bytes=start + length)
 

@@ -8,7 +8,7 @@ from gradscope import naming
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.planning import known_names
 from gradscope.instrument.query.terms import Terms
-from gradscope.naming.patterns import Pattern
+from gradscope.naming.selecting.patterns import Pattern
 from gradscope.tracing.layers.sites import Site, SiteName
 from gradscope.tracing.lookup.named_values import NamedValues
 from gradscope.tracing.tracer import Trace

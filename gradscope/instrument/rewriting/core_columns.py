@@ -13,7 +13,7 @@ from jax.core import Tracer
 
 from gradscope.errors import UsageError
 from gradscope.instrument.rewriting.core_statistics import CORE_NUMBERS, core_numbers
-from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.naming.summary import Cell, Summary
 
 #: The columns of `statistics_of`.

@@ -62,8 +62,7 @@ def dump_page(
 
         def content() -> Iterator[tuple[str, Streamed]]:
             keys = Keys()
-            tables = replace(report, selected=rows).tables(Screen())
-            yield "sets", iter([{"name": path, "tables": tables_content(tables, keys)}])
+            yield "sets", iter([{"name": path, "tables": _tables(report, rows, keys)}])
             yield "depth", _depth(path, manifest, before, keys)
             yield "blocks", blocks_content(rows, manifest.layers, report.rules_by_key(), keys)
             tensors = tensors_content(rows, manifest, keys, octaves=octaves)
@@ -81,6 +80,11 @@ def dump_page(
         )
 
     return made
+
+
+def _tables(report: DumpReport, rows: Sequence[Row], keys: Keys) -> Iterator[Streamed]:
+    # A generator, so that the tables are gone where they are written: one takes megabytes.
+    yield from tables_content(replace(report, selected=rows).tables(Screen()), keys)
 
 
 def _depth(path: str, manifest: Manifest, before: Mapping[str, Manifest], keys: Keys) -> list[Json]:

@@ -28,7 +28,7 @@ from gradscope.history.database.schema import NOISE, STATS, STEPS
 from gradscope.history.tensor_trends import TRENDS
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD
 from gradscope.naming.families import MEANINGS
-from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.presentation.render.document import Document, Note, Notes
 from gradscope.presentation.render.screen import Screen
 from gradscope.presentation.reports.printed_words import WORDS

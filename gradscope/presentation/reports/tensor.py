@@ -12,7 +12,7 @@ from gradscope.dump.manifest.json_text import dumps
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
-from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.presentation.render.document import Document, Note, Notes
 from gradscope.presentation.render.github import Annotation
 from gradscope.presentation.render.screen import Screen, style_of_words

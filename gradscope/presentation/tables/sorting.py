@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
-from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.selecting.nearest_names import nearest_hint
 
 
 class JsonRow(Protocol):

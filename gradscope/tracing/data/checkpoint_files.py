@@ -31,6 +31,8 @@ from gradscope import naming
 from gradscope.dump.reader import open_dump
 from gradscope.dump.storage.input_file import InputFile
 from gradscope.dump.storage.storage_errors import located
+from gradscope.dump.zip.directory import read_directory
+from gradscope.dump.zip.structures import LOCAL_SIGNATURE
 from gradscope.errors import DumpError, MachineError
 from gradscope.frameworks.extras import install_hint
 from gradscope.naming import printable
@@ -50,6 +52,9 @@ _REFUSED: Final = ("torch", "pickle")
 _OURS: Final = frozenset({".npz", ".npy", ".safetensors", ".eqx"})
 _SHARDED: Final = ".safetensors.index.json"
 
+#: How PyTorch's files begin that are no zip files, and how the pickle in one that is ends, whatever its file is called.
+_TORCH_START: Final = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+_TORCH_PICKLE: Final = "/data.pkl"
 #: How pickles begin, and maps in msgpack, as Flax writes: the number of names, and behind up to 15 a name.
 _PICKLE_STARTS: Final = frozenset(bytes((0x80, protocol)) for protocol in range(2, 6))
 _LONG_MAPS: Final = (0xDE, 0xDF)
@@ -146,16 +151,24 @@ def _kind(path: Path) -> str:
         return "flax"
     if path.suffix in _OURS or not path.is_file():
         return ""
-    if path.suffix in _TORCH:
-        return "torch"
+    return "torch" if path.suffix in _TORCH else _kind_of_content(path)
+
+
+def _kind_of_content(path: Path) -> str:
     with located(str(path)), InputFile(path) as file:
-        start = file.read(0, min(file.size_bytes, 2))
-    if path.suffix in _PICKLES or start in _PICKLE_STARTS:
+        start = file.read(0, min(file.size_bytes, len(_TORCH_START)))
+        if start == _TORCH_START or (start.startswith(LOCAL_SIGNATURE) and _has_torch_pickle(file)):
+            return "torch"
+    if path.suffix in _PICKLES or start[:2] in _PICKLE_STARTS:
         return "pickle"
     if path.name.startswith(_FLAX_NAME) and not path.suffix:
         return "flax"
     first, second = (*start, 0, 0)[:2]
     return "flax" if first in _LONG_MAPS or (first in _SHORT_MAPS and second in _NAMES) else ""
+
+
+def _has_torch_pickle(file: InputFile) -> bool:
+    return any(name.endswith(_TORCH_PICKLE) for name in read_directory(file).members)
 
 
 def _pickle_error(path: Path, kind: str) -> DumpError:

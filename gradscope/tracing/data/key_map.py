@@ -18,7 +18,7 @@ from typing import Final
 from gradscope.dump.storage.bounded_text import bounded_text
 from gradscope.errors import DumpError, UsageError
 from gradscope.naming import printable
-from gradscope.naming.patterns import BoundedRegex
+from gradscope.naming.selecting.bounded_regex import BoundedRegex
 
 _LARGEST_FILE_BYTES: Final = 16 << 20
 _LINE: Final = re.compile(r"(?P<regex>.*?)\s*->\s*(?P<replacement>.*)")

@@ -7,7 +7,7 @@ from typing import Any
 
 from gradscope.dump.reader import open_dump
 from gradscope.errors import DumpError
-from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.tracing.data.file_bounds import require_bounded
 
 

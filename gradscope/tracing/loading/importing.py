@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from gradscope.errors import UsageError
 from gradscope.frameworks.extras import install_hint
-from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.tracing.loading.target import Target, python_files
 from gradscope.tracing.loading.zoo import zoo_file
 from gradscope.tracing.user_frames import user_code

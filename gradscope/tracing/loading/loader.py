@@ -17,7 +17,7 @@ import numpy as np
 from gradscope.errors import UsageError
 from gradscope.frameworks.detect import builder_of
 from gradscope.frameworks.modules.request import Request
-from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.naming.signature_text import signature_text
 from gradscope.tracing.loading.importing import import_location
 from gradscope.tracing.loading.model import Model

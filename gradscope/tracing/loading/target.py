@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from gradscope.errors import UsageError
-from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.tracing.loading.zoo import zoo_names
 
 #: The rule by which a target's location was found.

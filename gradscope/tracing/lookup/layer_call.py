@@ -10,7 +10,7 @@ from gradscope import naming
 from gradscope.errors import UsageError
 from gradscope.naming import IterationIndex
 from gradscope.naming.paths import BEFORE, LOSS
-from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, iterations, resolve, variable_of
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.jaxpr.jaxcompat import Atom, bind, is_dropped, is_literal

@@ -18,7 +18,7 @@ from gradscope import naming
 from gradscope.errors import UsageError
 from gradscope.naming import printable
 from gradscope.naming.paths import plain_name
-from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, FrameKey, ValueKey, iterations, resolve
 from gradscope.tracing.layers.fallback_scopes import checkpoint_name_of
 from gradscope.tracing.layers.layers import LayerCall

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradscope.errors import UsageError
-from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.naming.signature_text import parameter_text
 
 

@@ -15,7 +15,7 @@ import optax.contrib
 from jax.tree_util import tree_leaves
 
 from gradscope.errors import UsageError
-from gradscope.naming.patterns import nearest_hint
+from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.training.optimizers import clip, tensorflow1
 from gradscope.training.optimizers.literal_expressions import Expression, parse_expression
 

@@ -10,10 +10,11 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from gradscope.cli.running.kept_programs import ProgramFiles, _Expected
+from gradscope.cli.running.kept_programs import ProgramFiles, _Expected, load_named_programs
 from gradscope.cli.running.program_notes import ProgramNotes
 from tests.integration import models
 from tests.integration.command import TIMEOUT, gradscope_process
@@ -182,6 +183,31 @@ def test_a_command_runs_no_program_that_is_another_one_and_waits_for_no_pipe(tmp
     for environment in ({}, {"JAX_COMPILATION_CACHE_DIR": str(own)}):
         again = gradscope_process(*dump, folder=tmp_path, **environment)
         assert (again.status, "error" in again.errors) == (0, False)
+
+
+class _Program:
+    """A compiled program of a name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def hlo_modules(self) -> list[_Program]:
+        return [self]
+
+
+def test_of_a_cache_of_ones_own_a_program_of_another_name_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    programs = {"jit_f-1a": _Program("jit_f"), "jit_g-1a": _Program("jit_f"), "jit_a_b-1a": _Program("jit_a.b")}
+    cache = SimpleNamespace(get_executable_and_time=lambda name, *_: (programs.get(name), 1))
+    monkeypatch.setitem(sys.modules, "jax._src.compilation_cache", cache)
+    load_named_programs(tmp_path)
+    assert cache.get_executable_and_time("jit_f-1a", "options") == (programs["jit_f-1a"], 1)
+    assert cache.get_executable_and_time("jit_a_b-1a", "options") == (programs["jit_a_b-1a"], 1)
+    assert cache.get_executable_and_time("none-1a", "options") == (None, 1)
+    assert capsys.readouterr().err == ""
+    assert cache.get_executable_and_time("jit_g-1a", "options") == (None, None)
+    assert f"{tmp_path}/jit_g-1a-cache has the program jit_f, and is not used" in capsys.readouterr().err
 
 
 #: Runs a command that takes every program for one that is worth noting, and prints which were there before JAX asked.

@@ -190,9 +190,9 @@ class _Places:
         self._known = frozenset(names.values())
         self._ref_uses, self._cand_uses = first_uses(dumps.ref, self._ref), first_uses(dumps.cand, self._cand)
         self._compared = 0
-        self._equality = Equality(dumps)
-        self._ref_sizes, self._cand_sizes = _by_size(dumps.ref), _by_size(dumps.cand)
-        self._in_cand, self._in_ref = cache(self._value_in_cand), cache(self._value_in_ref)
+        self._equality = equality = Equality(dumps)
+        self._in_cand = _occurring(dumps.ref, _by_size(dumps.cand), equality.recipe)
+        self._in_ref = _occurring(dumps.cand, _by_size(dumps.ref), lambda cand, ref: equality.recipe(ref, cand))
 
     def rating(self, ref: str, cand: str) -> int:
         """Returns the evidence for a pair of keys; 0 or less where there is none."""
@@ -227,14 +227,6 @@ class _Places:
         """Returns whether the value of either key occurs in the other program, but not under the other key."""
         return (self._in_cand(ref) or self._in_ref(cand)) and self._equality.recipe(ref, cand) is None
 
-    def _value_in_cand(self, ref: str) -> bool:
-        others = self._cand_sizes.get(math.prod(self._dumps.ref.entry(ref).shape), ())
-        return self._dumps.ref.has_tensor(ref) and any(self._equality.recipe(ref, other) for other in others)
-
-    def _value_in_ref(self, cand: str) -> bool:
-        others = self._ref_sizes.get(math.prod(self._dumps.cand.entry(cand).shape), ())
-        return self._dumps.cand.has_tensor(cand) and any(self._equality.recipe(other, cand) for other in others)
-
     def _place(self, places: Mapping[str, Place], entry: Entry) -> Place:
         return places.get(entry.name, Place())
 
@@ -256,6 +248,25 @@ class _Places:
             return True
         agreeing = agreeing_layouts(*arrays, self._search.possible(ref, cand))
         return bool(agreeing) and relative_error(*arrays, agreeing[0]) <= _NEARLY
+
+
+def _occurring(
+    source: DumpSource, others: Mapping[int, Sequence[str]], recipe: Callable[[str, str], object]
+) -> Callable[[str], bool]:
+    """Returns a function from a key to whether the value of its tensor occurs in the other program, found once.
+
+    Args:
+        source: The dump of the key.
+        others: The keys of the other dump, by their number of elements.
+        recipe: Returns what makes the tensor of one of its keys of that of the other dump; None where values differ.
+    """
+
+    @cache  # of no method: it would know what knows it, and stay until a search for cycles
+    def occurs(key: str) -> bool:
+        size = math.prod(source.entry(key).shape)
+        return source.has_tensor(key) and any(recipe(key, other) for other in others.get(size, ()))
+
+    return occurs
 
 
 def _by_size(source: DumpSource) -> dict[int, list[str]]:

@@ -37,7 +37,7 @@ _BATCH: Final = 4096
 #: The most classes of near norms, or without one, that are looked at for one: a file may state one norm, or none, for
 #: all its tensors.
 _MOST_NEAR: Final = 1024
-_MOST_TRIED: Final = 1 << 18
+_MOST_TRIED: Final = 1 << 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,16 +45,9 @@ class Equality:
         self._search = LayoutSearch(dumps)
         self.ref_stats, self.cand_stats = _statistics(dumps.ref), _statistics(dumps.cand)
         self._ref_absent, self._cand_absent = absent_keys(dumps.ref), absent_keys(dumps.cand)
-        self.ref_class, self.cand_class = cache(self._class_in_ref), cache(self._class_in_cand)
+        self.ref_class = _classes(dumps.ref, self.ref_stats, self._ref_absent)
+        self.cand_class = _classes(dumps.cand, self.cand_stats, self._cand_absent)
         self._steps: dict[tuple[ValueClass, ValueClass], tuple[RecipeStep, ...] | None] = {}
-
-    def _class_in_ref(self, key: str) -> ValueClass:
-        """Returns the class of a tensor of the reference."""
-        return _class_of(self._dumps.ref, key, self.ref_stats(key), self._ref_absent)
-
-    def _class_in_cand(self, key: str) -> ValueClass:
-        """Returns the class of a tensor of the candidate."""
-        return _class_of(self._dumps.cand, key, self.cand_stats(key), self._cand_absent)
 
     def recipe(self, ref: str, cand: str) -> Recipe | None:
         """Returns the recipe that makes the reference's tensor of the candidate's; None where values differ."""
@@ -148,11 +141,19 @@ def _param_gradients(source: DumpSource) -> frozenset[str]:
     return frozenset(measurable(source, (key for key in source.keys() if split_key(key)[0] == PARAM_GRAD)))  # noqa: SIM118 - no mapping
 
 
-def _class_of(source: DumpSource, key: str, statistics: Mapping[str, Json], absent: frozenset[str]) -> ValueClass:
-    entry = source.entry(key)
-    frozen = entry.family == PARAM and key_of(PARAM_GRAD, entry.name) in absent
-    # Without a hash a tensor is a class of its own; no hash has a slash.
-    return f"frozen {entry.family}" if frozen else entry.family, entry.dtype, entry.shape, statistics.get("hash", key)
+def _classes(source: DumpSource, statistics: Statistics, absent: frozenset[str]) -> Callable[[str], ValueClass]:
+    """Returns a function from a key to the class of its tensor, which is made once."""
+
+    # No method: its cache would know what knows it, and stay until a search for cycles, 20 MiB for 70,000 tensors.
+    @cache
+    def class_of(key: str) -> ValueClass:
+        entry = source.entry(key)
+        frozen = entry.family == PARAM and key_of(PARAM_GRAD, entry.name) in absent
+        family = f"frozen {entry.family}" if frozen else entry.family
+        # Without a hash a tensor is a class of its own; no hash has a slash.
+        return family, entry.dtype, entry.shape, statistics(key).get("hash", key)
+
+    return class_of
 
 
 def _statistics(source: DumpSource) -> Statistics:

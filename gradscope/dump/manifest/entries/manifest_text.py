@@ -31,8 +31,10 @@ from gradscope.dump.record import Json
 #: Bytes of the text from which on it is read in parts.
 _LONG: Final = 1 << 20
 
-#: The memory that a manifest may take, besides half more than the length of its text.
+#: The memory that a manifest may take, besides half more than the length of its text; and that a short one may take
+#: together with its text: entries of few statistics take four times theirs.
 _MOST_BYTES: Final = 72 << 20
+_MOST_IN_ALL: Final = 192 << 20
 
 #: The texts of a list's items that are those of other items, too.
 _REPEATED: Final[Mapping[str, tuple[str, ...]]] = {
@@ -41,8 +43,10 @@ _REPEATED: Final[Mapping[str, tuple[str, ...]]] = {
     "causes": ("family", "why"),
 }
 
-#: Bytes that an entry takes, but for its texts, axes and statistics; and one axis or index.
-_ENTRY_BYTES: Final = 600
+#: Bytes that an entry takes, with its place in a dictionary by key, but for its texts, axes and statistics; what the
+#: location of its tensor takes; and one axis or index.
+_ENTRY_BYTES: Final = 440
+_STORED_BYTES: Final = 160
 _AXIS_BYTES: Final = 40
 
 #: The long lists of a manifest, and how our writer begins an item of each. The ledger's is in another object.
@@ -92,7 +96,7 @@ def read_text(
     if len(text) < _LONG:
         return ReadText(rest=loads(text), lists={})
     require_small(text)
-    budget = MemoryBudget(_MOST_BYTES + len(text) * 3 // 2)
+    budget = MemoryBudget(max(_MOST_BYTES + len(text) * 3 // 2, _MOST_IN_ALL - len(text)))
     own = {name: _ListReader(name, reader, budget) for name, reader in readers.items()}
     entries = _EntryReader(budget, histograms=histograms)
     cuts = _without_lists(text, depth, {**{name: each.read for name, each in own.items()}, "entries": entries.read})
@@ -212,7 +216,8 @@ def _size_bytes(entries: Sequence[Entry]) -> int:
     }
     shapes = {id(shape): shape for shape in map(attrgetter("shape"), entries)}
     axes = sum(map(len, shapes.values())) + sum(map(len, map(attrgetter("iteration"), sites)))
-    return _ENTRY_BYTES * len(entries) + sum(map(sys.getsizeof, texts)) + _AXIS_BYTES * axes
+    objects = _ENTRY_BYTES * len(entries) + _STORED_BYTES * len(stored)
+    return objects + sum(map(sys.getsizeof, texts)) + _AXIS_BYTES * axes
 
 
 def _are_small(column: Values | ValuesView[Json]) -> bool:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import Final
 
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.dump.record import Json
-from gradscope.presentation.page.content.json_values import Keys, shortened
+from gradscope.presentation.page.content.json_values import Keys, lists, shortened
+from gradscope.presentation.page.content.streamed_json import Streamed
 from gradscope.presentation.page.content.table_content import cell_content
 from gradscope.presentation.tables.by_block.block_cells import CELLS, BlockFacts
 from gradscope.presentation.tables.by_block.contents import BlockTree, Contents, block_tree
@@ -27,8 +31,8 @@ def blocks_content(
     notes: Mapping[str, Sequence[str]],
     keys: Keys,
     errors: Mapping[str, float] = MappingProxyType({}),
-) -> Json:
-    """Returns the tree of the blocks of a dump as content.
+) -> Streamed:
+    """Returns the tree of the blocks of a dump as content, each part of which is made when it is written.
 
     Args:
         rows: The rows of the dump, in execution order.
@@ -43,32 +47,30 @@ def blocks_content(
             the positions of its siblings whose values it reads.
     """
     tree = block_tree(rows, layers, notes)
-    blocks, paths, parents = _laid_out(tree.root)
+    blocks, parents = _laid_out(tree.root)
     facts = _AllFacts(tree, blocks)
+    own = ((row.key for row in tree.contents.get(block, _NOTHING).rows) for block in blocks)
     return {
-        "names": [shortened(block.component) for block in blocks],
-        "parents": list(parents),
-        "keys": [[keys.number(row.key) for row in tree.contents.get(block, _NOTHING).rows] for block in blocks],
-        "words": [", ".join(each.words()) for each in facts],
-        "columns": [*_errors(facts, errors), *_columns(facts)],
-        "flow": _flow(paths, parents, layers),
+        "names": (shortened(block.component) for block in blocks),
+        "parents": iter(parents),
+        "keys": lists(map(keys.number, each) for each in own),
+        "words": (", ".join(each.words()) for each in facts),
+        "columns": chain(_errors(facts, errors), _columns(facts)),
+        "flow": _flow(blocks, parents, layers),
     }
 
 
-def _laid_out(root: Block) -> tuple[list[Block], list[str], list[int]]:
-    """Returns all blocks but the root, each after the one around it, with their paths and the position of that one."""
+def _laid_out(root: Block) -> tuple[list[Block], array[int]]:
+    """Returns all blocks but the root, each after the one around it, with the position of that one."""
     blocks: list[Block] = []
-    paths: list[str] = []
-    parents: list[int] = []
-    pending = [(part, "", -1) for part in reversed([*root.parts.values()])]
+    parents = array("q")
+    pending = [(part, -1) for part in reversed([*root.parts.values()])]
     while pending:
-        block, around, parent = pending.pop()
-        path = f"{around}/{block.component}" if around else block.component
-        pending += [(part, path, len(blocks)) for part in reversed([*block.parts.values()])]
+        block, parent = pending.pop()
+        pending += [(part, len(blocks)) for part in reversed([*block.parts.values()])]
         blocks.append(block)
-        paths.append(path)
         parents.append(parent)
-    return blocks, paths, parents
+    return blocks, parents
 
 
 class _AllFacts:
@@ -86,35 +88,44 @@ class _AllFacts:
         return BlockFacts(own=found[:1], instances=[found])
 
 
-def _errors(facts: Iterable[BlockFacts], errors: Mapping[str, float]) -> Iterator[Json]:
+def _errors(facts: Iterable[BlockFacts], errors: Mapping[str, float]) -> Iterator[Streamed]:
     if errors:
         found = ([errors.get(row.key) for instance in each.instances for part in instance for row in part.rows]
                  for each in facts)  # fmt: skip
         worst = [max((error for error in each if error is not None), default=None) for each in found]
-        yield {"name": "rel_l2", "kind": "number", "cells": [cell_content(each) for each in worst]}
+        yield {"name": "rel_l2", "kind": "number", "cells": map(cell_content, worst)}
 
 
-def _columns(facts: Iterable[BlockFacts]) -> Iterator[Json]:
+def _columns(facts: Iterable[BlockFacts]) -> Iterator[Streamed]:
     found: dict[Column, list[Cell]] = {column: [] for column in CELLS}
     for each in facts:  # once, because those of very many blocks are looked up anew each time
         for column, cell in CELLS.items():
             found[column].append(cell(each))
     for column, cells in found.items():
         if column.has_values(cells):
-            yield {"name": column.full_heading, "kind": column.kind, "cells": [cell_content(each) for each in cells]}
+            yield {"name": column.full_heading, "kind": column.kind, "cells": map(cell_content, cells)}
 
 
-def _flow(paths: Sequence[str], parents: Sequence[int], layers: Sequence[Layer]) -> list[Json]:
-    """Returns for each block the positions of the blocks beside it, whose values it reads."""
-    positions = {path: at for at, path in enumerate(paths)}
-    made_by = {name: layer.path for layer in layers for name in layer.outputs}
-    read: list[dict[int, None]] = [{} for _ in paths]
-    for layer in layers:
-        for name in layer.inputs:
-            pair = _siblings(made_by.get(name, name), layer.path, positions, parents)
-            if pair is not None:
-                read[pair[1]][pair[0]] = None
-    return [list(each) for each in read]
+def _flow(blocks: Sequence[Block], parents: Sequence[int], layers: Sequence[Layer]) -> Iterator[Json]:
+    """Yields for each block the positions of the blocks beside it, whose values it reads."""
+    read: defaultdict[int, dict[int, None]] = defaultdict(dict)
+    if layers:  # or none is known to read a value
+        positions = _positions(blocks, parents)
+        made_by = {name: layer.path for layer in layers for name in layer.outputs}
+        for layer in layers:
+            for name in layer.inputs:
+                pair = _siblings(made_by.get(name, name), layer.path, positions, parents)
+                if pair is not None:
+                    read[pair[1]][pair[0]] = None
+    yield from lists(read.get(block, ()) for block in range(len(blocks)))
+
+
+def _positions(blocks: Sequence[Block], parents: Sequence[int]) -> dict[str, int]:
+    """Returns the position of each block by its path."""
+    paths: list[str] = []
+    for block, parent in zip(blocks, parents, strict=True):
+        paths.append(block.component if parent < 0 else f"{paths[parent]}/{block.component}")
+    return {path: at for at, path in enumerate(paths)}
 
 
 def _siblings(maker: str, reader: str, positions: Mapping[str, int], parents: Sequence[int]) -> tuple[int, int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gradscope.dump.record import Json
@@ -25,6 +26,11 @@ class Keys:
     def to_json(self) -> list[Json]:
         """Returns the keys in the order of their numbers."""
         return [shortened(key) for key in self._numbers]
+
+
+def lists(items: Iterable[Iterable[Json]]) -> Iterator[Json]:
+    """Yields each of some items as a list."""
+    return (list(each) for each in items)
 
 
 def shortened(text: str) -> str:

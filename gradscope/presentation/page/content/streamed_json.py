@@ -21,8 +21,9 @@ _LEVEL: Final = 9
 _GZIP_BITS: Final = 31
 #: The bytes of the size of the JSON.
 _SIZE_BYTES: Final = 4
-#: Characters that are compressed at once.
+#: Characters that are compressed at once, and pieces of text: a short one takes ten times its length.
 _PART: Final = 1 << 20
+_MOST_PIECES: Final = 1 << 12
 
 
 def encoded(items: Iterable[tuple[str, Streamed]], packed: bytes) -> str:
@@ -50,7 +51,7 @@ def _joined(parts: Iterable[str]) -> Iterator[str]:
     for part in parts:
         some.append(part)
         length += len(part)
-        if length > _PART:
+        if length > _PART or len(some) > _MOST_PIECES:
             yield "".join(some)
             some, length = [], 0
     yield "".join(some)

@@ -7,7 +7,7 @@ from typing import Final
 
 from gradscope.comparison.metrics.metrics import METRICS
 from gradscope.dump.record import Json
-from gradscope.presentation.page.content.json_values import Keys, rounded, shortened
+from gradscope.presentation.page.content.json_values import Keys, lists, rounded, shortened
 from gradscope.presentation.page.content.streamed_json import Streamed
 from gradscope.presentation.tables.numbers import Range
 from gradscope.presentation.tables.table import Cell, Table
@@ -44,10 +44,6 @@ def cell_content(cell: Cell) -> Json:
     return None if cell is None else rounded(cell)
 
 
-def _lists(lists: Iterable[Iterable[Json]]) -> Iterator[Json]:
-    return (list(each) for each in lists)
-
-
 def _table(table: Table, keys: Keys) -> Streamed:
     columns, cells = table.filled_columns()
     about: list[Json] = [
@@ -64,7 +60,7 @@ def _table(table: Table, keys: Keys) -> Streamed:
     return {
         "title": table.title,
         "columns": about,
-        "cells": _lists(map(cell_content, each) for each in cells),
-        "keys": _lists(map(keys.number, each) for each in table.keys_of_lines()),
+        "cells": lists(map(cell_content, each) for each in cells),
+        "keys": lists(map(keys.number, each) for each in table.keys_of_lines()),
         "notes": notes,
     }

@@ -19,7 +19,7 @@ from gradscope.comparison.metrics.example_spread import ExampleError
 from gradscope.comparison.pairing.by_rules import MapRule
 from gradscope.dump.reader import open_dump
 from gradscope.dump.sources.memory_dump import MemoryDump
-from gradscope.naming.patterns import Pattern
+from gradscope.naming.selecting.patterns import Pattern
 from gradscope.naming.wording import percent
 from gradscope.presentation import ComparisonReport, to_markdown, to_text
 from tests.support.dumps import dump_of, record, write

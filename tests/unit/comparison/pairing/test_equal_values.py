@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
 from typing import Any
 
@@ -41,6 +43,19 @@ def test_tensors_of_equal_values_are_read_once() -> None:
     found = pair(Dumps(ref=ref, cand=cand), [by_fingerprint])
     assert [(each.ref, each.cand) for each in found.matched] == [(f"param/a{n}x", f"param/b{n}x") for n in range(MANY)]
     assert set(ref.reads.values()) == set(cand.reads.values()) == {1}
+
+
+def test_what_a_pass_knows_of_values_is_gone_with_it() -> None:
+    dumps = Dumps(ref=dump_of({"param/a": np.arange(4.0)}), cand=dump_of({"param/b": np.arange(4.0)}))
+    gc.disable()  # a command of many tensors ends before the first search for cycles
+    try:
+        equality = Equality(dumps)
+        assert equality.recipe("param/a", "param/b") is not None
+        left = weakref.ref(equality)
+        del equality
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 def test_of_very_many_equal_tensors_each_is_paired_in_the_scope_of_its_known_neighbour() -> None:

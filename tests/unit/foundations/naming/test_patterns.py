@@ -15,8 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradscope.errors import UsageError
-from gradscope.naming import Selection, patterns
-from gradscope.naming.patterns import BoundedRegex, Pattern, nearest_hint
+from gradscope.naming import Selection
+from gradscope.naming.selecting import bounded_regex
+from gradscope.naming.selecting.bounded_regex import BoundedRegex
+from gradscope.naming.selecting.nearest_names import nearest_hint
+from gradscope.naming.selecting.patterns import Pattern
 
 NAMES = ["block[0]/attn", "block[0]/mlp", "block[1]/attn", "head", "a.b"]
 
@@ -108,7 +111,7 @@ def test_what_the_engine_cannot_compile_is_no_regular_expression(regex: str) -> 
 def test_a_regular_expression_that_takes_for_ever_ends_with_a_message(
     in_thread: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patterns, "_SECONDS", 0.1)
+    monkeypatch.setattr(bounded_regex, "_SECONDS", 0.1)
     before = signal.getsignal(signal.SIGALRM)
     pattern = Pattern.parse("re:(p+)+(p+)+x")
     started = time.process_time()
@@ -134,12 +137,12 @@ def test_a_process_that_was_forked_tries_expressions_of_its_own_and_holds_up_no_
     """It is forked while another thread tries one, and lives on when the program ends; SIGALRM is ignored besides."""
     program = """
 import os, signal, sys, threading, time
-from gradscope.naming import patterns
+from gradscope.naming.selecting import bounded_regex
 signal.signal(signal.SIGALRM, signal.SIG_IGN)
-patterns._SECONDS = 0.5
+bounded_regex._SECONDS = 0.5
 def match(text):
     try:
-        print(bool(patterns.BoundedRegex("(p+)+x").fullmatch(text)), file=sys.stderr, flush=True)
+        print(bool(bounded_regex.BoundedRegex("(p+)+x").fullmatch(text)), file=sys.stderr, flush=True)
     except Exception as error:
         print(error, file=sys.stderr, flush=True)
 def start(text):
@@ -166,7 +169,7 @@ print(child)
 
 
 def test_a_timer_that_a_program_uses_itself_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patterns, "_SECONDS", 0.0001)
+    monkeypatch.setattr(bounded_regex, "_SECONDS", 0.0001)
     signal.setitimer(signal.ITIMER_REAL, 1000)
     try:
         assert Pattern.parse("re:(p+)+(p+)+x").matches("p" * 12 + "x")

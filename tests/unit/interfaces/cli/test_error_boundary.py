@@ -116,13 +116,32 @@ def test_a_limit_on_threads_is_the_machines(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err.startswith("gradscope: error: can't start new thread\n")
 
 
-def test_an_unexpected_error_is_a_bug_that_asks_for_a_report(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_that_is_too_long_is_a_wrong_request(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(lambda: Path("n" * 300).exists(), []) == 2
+    assert capsys.readouterr().err == (
+        f"gradscope: error: the file name is too long: {'n' * 60}...\nhint: name a shorter path\n"
+    )
+
+
+def test_an_unexpected_error_is_a_bug_that_asks_for_a_report(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     first, second, third, fourth = reported(ValueError("odd\nlong"), capsys, "show", "a b.npz")
     assert first.startswith("gradscope: error: this is a bug in gradscope: ValueError: odd at test_error_boundary.py:")
     assert first.endswith(" in program")
     assert second.startswith("seen in: gradscope ")
     assert third == "command: gradscope show 'a b.npz'"
     assert fourth.startswith("hint: please report")
+
+
+def test_a_bug_beside_a_cache_of_ones_own_may_be_a_wrong_program_in_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/scratch/programs")
+    monkeypatch.setitem(sys.modules, "jax", sys)
+    *_, last = reported(AssertionError((6, 1)), capsys, "dump", "mlp")
+    assert last.startswith("hint: if JAX_ENABLE_COMPILATION_CACHE=false helps, /scratch/programs has a wrong program")
 
 
 def test_a_traceback_is_shown_on_request_and_before_the_message(capsys: pytest.CaptureFixture[str]) -> None:

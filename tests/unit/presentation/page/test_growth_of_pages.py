@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 
 from gradscope.dump.manifest.manifest import Entry, Layer, Manifest, Origin
 from gradscope.dump.record import Json, SiteFacts
 from gradscope.presentation import dump_page, page_html
+from gradscope.presentation.page.content.block_content import blocks_content
+from gradscope.presentation.page.content.json_values import Keys
 from gradscope.presentation.tables.by_block.call_labels import call_labels
 from gradscope.presentation.tables.by_block.contents import block_tree
 from gradscope.presentation.tables.dump_rows import rows_of
@@ -48,3 +51,19 @@ def test_work_grows_with_the_calls_of_a_layer() -> None:
     )
     assert len(call_labels(large)) == 240
     assert steps(lambda: call_labels(large)) < 5 * steps(lambda: call_labels(small))
+
+
+def test_of_the_tree_of_blocks_nothing_is_made_before_it_is_written() -> None:
+    manifest = calls_of_one_layer(2_000)
+    rows = rows_of(manifest)
+
+    def peak_bytes(make: Callable[[], object]) -> int:
+        tracemalloc.start()
+        try:
+            made = make()
+            return tracemalloc.get_traced_memory()[1] if made else 0
+        finally:
+            tracemalloc.stop()
+
+    tree = peak_bytes(lambda: block_tree(rows, manifest.layers, {}))
+    assert peak_bytes(lambda: blocks_content(rows, manifest.layers, {}, Keys())) < 1.1 * tree

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from gradscope.errors import DumpError, UsageError
+from gradscope.tracing.data.checkpoint_files import open_checkpoint
 from gradscope.tracing.data.checkpoints import Checkpoint, CheckpointRequest, variables_from_file
 from gradscope.tracing.data.key_map import read_key_map
 from tests.support.dumps import record, write
@@ -194,6 +196,26 @@ def test_a_tensor_keeps_the_dtype_it_was_saved_in_and_that_is_said(tmp_path: Pat
     found = load(tmp_path / "saved.npz", expected=shapes({"w": np.ones(3, np.float32), "b": np.ones(3, np.float32)}))
     assert found.variables["w"].dtype == ml_dtypes.bfloat16
     assert found.notes == ("kept as in the checkpoint: 1 of bfloat16, where init makes float32",)
+
+
+def test_a_file_of_torch_is_known_whatever_it_is_called(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "best.tar", "w") as archive:
+        archive.writestr("best/data.pkl", b"")
+    (tmp_path / "older").write_bytes(b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.")
+    for name in ("best.tar", "older"):
+        with pytest.raises(DumpError, match="PyTorch's file is a pickle") as refused, open_checkpoint(tmp_path / name):
+            pass
+        assert f"torch.load('{tmp_path / name}', weights_only=True)" in str(refused.value.hint)
+
+
+def test_of_arrays_of_objects_it_is_said_how_what_is_in_them_is_written(tmp_path: Path) -> None:
+    np.savez(tmp_path / "tree.npz", params=np.array({"layer": {"w": np.ones(2)}}, object))
+    with pytest.raises(DumpError, match="never unpickled") as refused, open_checkpoint(tmp_path / "tree.npz"):
+        pass
+    line = str(refused.value.hint).partition("in Python: ")[2]
+    exec(line.replace("FILE", str(tmp_path / "tree")).replace("NEW", str(tmp_path / "new")), {})
+    with open_checkpoint(tmp_path / "new.npz") as tensors:
+        assert [*tensors] == ["params/layer/w"]
 
 
 def test_a_pickle_is_refused_whatever_it_is_called(tmp_path: Path) -> None:

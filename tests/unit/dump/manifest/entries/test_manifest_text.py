@@ -195,6 +195,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 def test_a_manifest_of_very_many_values_is_refused_in_little_memory(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = HOSTILE[kind]()
     monkeypatch.setattr(manifest_text, "_MOST_BYTES", 2 * MIB)
+    monkeypatch.setattr(manifest_text, "_MOST_IN_ALL", 2 * MIB)
     monkeypatch.setattr(list_parts, "_WINDOW", 1 << 16)
     tracemalloc.start()
     try:
@@ -205,13 +206,26 @@ def test_a_manifest_of_very_many_values_is_refused_in_little_memory(kind: str, m
         tracemalloc.stop()
 
 
+def _with_two_statistics(count: int) -> Manifest:
+    bare = replace(entry(0), shape=(16,), stored=None)
+    return Manifest(
+        entries=tuple(
+            replace(bare, name=f"layer[{n}]/w", stats={"l2": n / 7, "rms": n / 11}, site=SiteFacts(index=n))
+            for n in range(count)
+        )
+    )
+
+
 @pytest.mark.usefixtures("_decoder")
-def test_a_dump_as_large_as_is_allowed_for_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    count, scale = 700, 100
-    text = manifest_to_text(manifest(count)).encode()
-    assert 60 * MIB < len(text) * scale < 256 * MIB
-    name = "_MOST_BYTES"
-    monkeypatch.setattr(manifest_text, name, getattr(manifest_text, name) // scale)
+@pytest.mark.parametrize(("made", "count", "mebibytes"), [(manifest, 700, 60), (_with_two_statistics, 1_870, 24)])
+def test_a_dump_as_large_as_is_allowed_for_is_read(
+    made: Callable[[int], Manifest], count: int, mebibytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scale = 100
+    text = manifest_to_text(made(count)).encode()
+    assert mebibytes * MIB < len(text) * scale < 256 * MIB
+    for name in ("_LONG", "_MOST_BYTES", "_MOST_IN_ALL"):
+        monkeypatch.setattr(manifest_text, name, getattr(manifest_text, name) // scale)
     for histograms in (True, False):
         assert len(manifest_from_text(text, histograms=histograms).entries) == count
 

@@ -1,0 +1,136 @@
+"""A `BoundedRegex` is a regular expression of a user or a file, whose matches end in time.
+
+Python's engine for regular expressions backtracks: `(p+)+x` takes twice as long for each further `p` of a name without
+an `x`, and a file of tolerances or of names may come from anybody. A `BoundedRegex` ends with a message instead.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, NoReturn, TypeVar
+
+from gradscope.errors import UsageError
+
+Found = TypeVar("Found")
+
+#: Seconds that a regular expression may take for one name.
+_SECONDS: Final = 5.0
+
+#: Tries a regular expression on a text, and says when that is done; the timer ends the process.
+_TRIAL: Final = """
+import json, re, signal, sys
+signal.signal(signal.SIGALRM, signal.SIG_DFL); signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+for line in sys.stdin:
+    method, pattern, text, seconds = json.loads(line)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    getattr(re.compile(pattern), method)(*[""] * (method == "sub"), text)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    print(flush=True)
+"""
+#: The lock under which one is tried, and the process, by the one that waits: the lock may be held where it is forked.
+_TRIALS: Final[dict[int, tuple[threading.Lock, list[Any]]]] = {}
+
+
+class BoundedRegex:
+    """A `BoundedRegex` is a compiled regular expression whose matches are bounded in time.
+
+    The engine looks for signals while it matches, so that a timer can end it. Threads other than the main one receive
+    none, and cannot be ended from outside, as the engine holds the interpreter's lock. There, a process tries a match
+    first, which takes a twentieth of a millisecond. A stricter syntax would refuse expressions that are fine.
+
+    Args:
+        pattern: The regular expression.
+
+    Attributes:
+        pattern: The same.
+
+    Raises:
+        re.error: It is none.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+        try:
+            self._regex = re.compile(pattern)
+        except (OverflowError, RecursionError) as error:
+            reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+            raise re.error(reason) from error
+        # With one repetition at most, matching takes no longer than the square of the name's length.
+        self._may_explode = sum(map(pattern.count, "*+{")) > 1
+
+    def fullmatch(self, text: str) -> re.Match[str] | None:
+        """Returns the match of a full text; None where it does not match.
+
+        Raises:
+            UsageError: Matching takes too long.
+        """
+        return self._in_time("fullmatch", lambda: self._regex.fullmatch(text), text)
+
+    def sub(self, replacement: str, text: str) -> str:
+        """Returns a text with every match replaced.
+
+        Raises:
+            UsageError: Matching takes too long.
+        """
+        return self._in_time("sub", lambda: self._regex.sub(replacement, text), text)
+
+    def _in_time(self, method: str, match: Callable[[], Found], text: str) -> Found:
+        if not self._may_explode or not hasattr(signal, "setitimer"):
+            return match()
+
+        def give_up(*_: object) -> NoReturn:
+            raise UsageError(
+                f"the regular expression {self.pattern!r} takes more than {_SECONDS:g} s for {text[:80]!r}",
+                hint="write it without a repetition of repetitions",
+            )
+
+        if not _has_timer():
+            if not _ends(method, self.pattern, text):
+                give_up()
+            return match()
+        before = signal.signal(signal.SIGALRM, give_up)
+        signal.setitimer(signal.ITIMER_REAL, _SECONDS)
+        try:
+            return match()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+
+def _has_timer() -> bool:
+    """Returns whether this thread has a timer that nothing else uses."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    return signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0) and signal.getsignal(signal.SIGALRM) is not None
+
+
+def _ends(method: str, pattern: str, text: str) -> bool:
+    """Returns whether a match ends in time, as a process finds that waits for the next one; true if there is none."""
+    import subprocess  # noqa: PLC0415 - it takes 5 ms, and is for threads only
+
+    command, pipe = [sys.executable, "-I", "-S", "-c", _TRIAL], subprocess.PIPE
+    lock, processes = _TRIALS.setdefault(os.getpid(), (threading.Lock(), []))
+    with lock, suppress(OSError):
+        process: Any = processes.pop() if processes else None
+        process = process or subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0)  # noqa: S603 - our own program
+        process.stdin.write(json.dumps([method, pattern, text, _SECONDS]).encode() + b"\n")
+        if not process.stdout.readline():
+            process.communicate()
+            return process.returncode != -signal.SIGALRM
+        processes.append(process)
+    return True
+
+
+@atexit.register
+def _end_trials() -> None:
+    for process in _TRIALS.pop(os.getpid(), (None, []))[1]:
+        process.kill()  # one that was forked may hold its input open
+        process.communicate()
