@@ -9,6 +9,7 @@ from typing import Final
 from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, Blame, Divergence
 from gradscope.comparison.judging.judge import UNPROVEN
 from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.judging.unpaired.incomparable_inputs import OF_LOSS, OF_MASK
 from gradscope.comparison.judging.unpaired.unmatched_state import CONSTANTS, STATISTICS
 from gradscope.comparison.layout.recipes import REORDERED
 from gradscope.naming import (
@@ -132,6 +133,20 @@ def kept_alone(rows: Sequence[ComparisonRow]) -> list[str]:
             if names:
                 what = f"{counted(len(names), noun)} that the {other} does not have"
                 clauses.append(f"the {side} {verb} {what}, {some_of(names)}")
+    return clauses
+
+
+def incomparable(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Returns clauses about gradients of inputs that differ, which does not count."""
+    found = {
+        why: [each.name for each in rows if (each.status, each.why) == ("missing", why)] for why in (OF_LOSS, OF_MASK)
+    }
+    clauses: list[str] = []
+    if names := found[OF_LOSS]:
+        what = f"{counted(len(names), 'input gradient')} {_verb(len(names))}, of {some_of(names)}"
+        clauses.append(f"{what}, which the loss may read: a capture from PyTorch has no gradient of that")
+    if names := found[OF_MASK]:
+        clauses.append(f"a gradient of {some_of(names)}, of zeros and ones, arrives in one of the programs alone")
     return clauses
 
 

@@ -10,6 +10,7 @@ from typing import Final
 from gradscope.comparison.default_tolerances import FULL, TENSORFLOAT32
 from gradscope.comparison.diagnosis.clauses import (
     given,
+    incomparable,
     kept_alone,
     one_sided,
     others,
@@ -104,7 +105,7 @@ def same_sentence(rows: Sequence[ComparisonRow], losses: LossDifference | None =
     tensors = counted(len(compared), "tensor")
     undecided = sum("bit_equal" not in row.metrics for row in compared)
     bits = f"bit-equal {equal}" + (f", and {undecided} judged by statistics alone" if undecided else "")
-    order = "".join(f"; {each}" for each in (*reordered(rows), *kept_alone(rows))) + (
+    order = "".join(f"; {each}" for each in (*reordered(rows), *kept_alone(rows), *incomparable(rows))) + (
         "" if losses is None else f"; but {losses.sentence}"
     )
     if equal == len(compared):

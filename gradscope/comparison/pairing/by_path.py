@@ -20,7 +20,7 @@ from gradscope.comparison.pairing.normal_forms import (
     tokens_of,
     without_gradient_word,
 )
-from gradscope.comparison.pairing.values.misnamed import are_refuted, without_misnamed
+from gradscope.comparison.pairing.values.misnamed import are_refuted, without_misnamed, without_other_layers
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import ACTIVATION, AUX, INPUT, PARAM, STATE, TENSOR, gradient_family, split_key
 from gradscope.naming.numbering import number_of
@@ -85,11 +85,12 @@ def by_path(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
 
     Nothing is matched by names that the values of parameters refute, as where one program counts layers from 0 and the
     other from 1: more parameters have their values under another name than under their own. Activations that have
-    their values under another name are not matched either.
+    their values under another name are not matched either, nor what belongs to layers whose parameters have theirs
+    in layers of other names.
     """
     matches = list(_of_names(dumps, unmatched))
     if not are_refuted(dumps, unmatched, matches):
-        yield from without_misnamed(dumps, matches)
+        yield from without_misnamed(dumps, without_other_layers(dumps, unmatched, matches))
 
 
 def _of_names(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:

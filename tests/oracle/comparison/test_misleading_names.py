@@ -194,3 +194,44 @@ def test_outputs_of_a_loop_that_carries_its_values_in_another_order_are_the_same
     wrong = gs.compare(_cell(cell_first=False), _cell(cell_first=True, forget=1.0))
     assert wrong.first_divergence.forward is not None, wrong.sentence
     assert wrong.first_divergence.forward.name.startswith("cell[1]"), wrong.sentence
+
+
+def _of_conv_and_norm(names: dict[str, str], *, factor: float = 1.0) -> Dump:
+    """Two layers, the second of which scales and shifts as a norm does, and a head."""
+    first, second, head = names
+
+    def loss(weights: Any, batch: Any) -> Any:
+        def own(name: str) -> Any:
+            found = weights
+            for part in name.split("/"):
+                found = found[part]
+            return found
+
+        with jax.named_scope(first):
+            x = batch["x"] @ own(first)["kernel"] + own(first)["bias"][None]
+        with jax.named_scope(second):
+            x = x * own(second)["scale"][None] * factor + own(second)["bias"][None]
+        with jax.named_scope(head):
+            x = jnp.tanh(x) @ own(head)["kernel"]
+        return jnp.square(x - batch["y"]).mean()
+
+    weights: dict[str, Any] = {}
+    for number, (name, kinds) in enumerate(names.items()):
+        tensors = {
+            kind: _drawn(20 + number, *((WIDTH, WIDTH) if kind == "kernel" else (WIDTH,))) for kind in kinds.split()
+        }
+        scope, _, inner = name.partition("/")
+        weights.setdefault(scope, {}).update({inner: tensors} if inner else tensors)
+    return gs.capture(loss, weights, BATCH, origins=False)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.1])
+def test_the_second_layer_of_a_sequence_is_not_the_layer_that_has_its_name_and_number(factor: float) -> None:
+    reference = _of_conv_and_norm({"conv/0": "kernel bias", "conv/1": "scale bias", "head": "kernel"})
+    port = {"conv1": "kernel bias", "bn1": "scale bias", "head": "kernel"}
+    found = gs.compare(reference, _of_conv_and_norm(port, factor=factor))
+    assert "start from different parameters" not in found.sentence
+    if factor == 1:
+        assert found.verdict == "same", found.sentence
+    else:
+        assert found.sentence.startswith("Forward first differs at `conv/1` "), found.sentence

@@ -231,6 +231,69 @@ def test_buffers_may_be_constants_of_the_port_or_left_out_of_it_where_nothing_re
     assert (told in found.sentence) is training
 
 
+class _Attended(nn.Module):
+    """A module that is called as the one of a port that ends before its norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value, self.out, self.norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x + self.out(self.value(x)))
+
+
+@pytest.mark.parametrize(("epsilon", "slope"), [(1e-5, 1.0), (0.1, 1.0), (1e-5, 9.0)])
+def test_a_module_that_returns_what_its_norm_does_is_no_pair_with_one_of_its_name(epsilon: float, slope: float) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential()
+    for number in range(2):
+        layer = nn.Sequential()
+        layer.add_module("attention", _Attended())
+        layer.add_module("up", nn.Linear(4, 4))
+        module.add_module(f"layer{number}", layer)
+    x = torch.randn(5, 4)
+    state = {name: value.numpy().copy() for name, value in module.state_dict().items()}
+
+    def dense(own: Any, x: Any, slope: float = 1.0) -> Any:
+        return x @ own["kernel"] * slope + own["bias"][None]
+
+    def loss(weights: Any, x: Any) -> Any:
+        for number, name in enumerate(("layer_0", "layer_1")):
+            own = weights[name]
+            with jax.named_scope(name):
+                with jax.named_scope("attention"):
+                    with jax.named_scope("value"):
+                        y = dense(own["attention"]["value"], x)
+                    with jax.named_scope("out"):
+                        y = dense(own["attention"]["out"], y)
+                with jax.named_scope("after"):
+                    x = x + y
+                    mean, variance = x.mean(1, keepdims=True), x.var(1, keepdims=True)
+                    x = (x - mean) / jnp.sqrt(variance + (epsilon if number else 1e-5))
+                    x = x * own["after"]["scale"][None] + own["after"]["bias"][None]
+                with jax.named_scope("up"):
+                    x = dense(own["up"], x, slope if number else 1)
+        return jnp.square(x).mean()
+
+    def kernel(name: str) -> dict[str, Any]:
+        return {"kernel": state[f"{name}.weight"].T.copy(), "bias": state[f"{name}.bias"]}
+
+    def layer(name: str) -> dict[str, Any]:
+        after = {"scale": state[f"{name}.attention.norm.weight"], "bias": state[f"{name}.attention.norm.bias"]}
+        attention = {part: kernel(f"{name}.attention.{part}") for part in ("value", "out")}
+        return {"attention": attention, "after": after, "up": kernel(f"{name}.up")}
+
+    weights = {f"layer_{number}": layer(f"layer{number}") for number in range(2)}
+    found = gs.compare(
+        capture(module, lambda x: x.square().mean(), x), gs.capture(loss, weights, x.numpy(), origins=False)
+    )
+    if epsilon == 1e-5 and slope == 1:
+        assert found.verdict == "same", found.sentence
+    else:
+        first = "layer1/attention/norm" if slope == 1 else "layer1/up"
+        assert found.sentence.startswith(f"Forward first differs at `{first}` "), found.sentence
+
+
 @pytest.mark.parametrize("factor", [1, 2])
 def test_a_table_of_floating_point_numbers_may_be_a_constant_of_the_port(factor: int) -> None:
     torch.manual_seed(0)
@@ -586,3 +649,68 @@ def test_a_last_state_that_nothing_reads_has_no_gradient_to_lose(stop: bool) -> 
     assert found.verdict == ("different" if stop else "same"), found.sentence
     first = found.first_divergence.backward
     assert (first and first.name) == ("first" if stop else None), found.sentence
+
+
+@pytest.mark.parametrize(("slope", "stopped"), [(1.0, False), (1.1, False), (1.0, True)])
+def test_a_loss_may_read_what_the_module_does_of_which_a_capture_has_no_gradient(slope: float, stopped: bool) -> None:
+    torch.manual_seed(0)
+    module, x = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 4)), torch.randn(5, 4)
+    state = {name: value.numpy().copy() for name, value in module.state_dict().items()}
+
+    def loss(weights: Any, batch: Any) -> Any:
+        x = jax.lax.stop_gradient(batch["x"]) if stopped else batch["x"]
+        with jax.named_scope("encode"):
+            y = x @ weights["encode"]["kernel"] * slope + weights["encode"]["bias"][None]
+        with jax.named_scope("decode"):
+            y = y @ weights["decode"]["kernel"] + weights["decode"]["bias"][None]
+        return jnp.square(y - x).mean()
+
+    weights = {
+        name: {"kernel": state[f"{number}.weight"].T.copy(), "bias": state[f"{number}.bias"]}
+        for number, name in enumerate(("encode", "decode"))
+    }
+    found = gs.compare(
+        capture(module, lambda y: (y - x).square().mean(), {"input": x}),
+        gs.capture(loss, weights, {"x": x.numpy()}, origins=False),
+    )
+    told = "1 input gradient differs, of `input`, which the loss may read"
+    assert (found.verdict, told in found.sentence) == (
+        "same" if slope == 1 and not stopped else "different",
+        found.verdict == "same",
+    )
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_mask_may_be_a_factor_in_one_program_and_what_the_other_selects_by(half: bool) -> None:
+    torch.manual_seed(0)
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 3), nn.Linear(3, 4)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return self.last(self.first(x) * mask)
+
+    module, x, mask = Masked(), torch.randn(5, 4), torch.tensor([[1.0], [0.0], [1.0], [1.0], [0.0]])
+    mask = mask / 2 if half else mask
+    state = {name: value.numpy().copy() for name, value in module.state_dict().items()}
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("first"):
+            y = batch["x"] @ weights["first"]["kernel"] + weights["first"]["bias"][None]
+        with jax.named_scope("last"):
+            kept = jnp.where(batch["mask"] > 0, y / 2 if half else y, 0.0)
+            y = kept @ weights["last"]["kernel"] + weights["last"]["bias"][None]
+        return jnp.square(y).mean()
+
+    weights = {
+        name: {"kernel": state[f"{name}.weight"].T.copy(), "bias": state[f"{name}.bias"]} for name in ("first", "last")
+    }
+    found = gs.compare(
+        capture(module, lambda y: y.square().mean(), {"x": x, "mask": mask}),
+        gs.capture(loss, weights, {"x": x.numpy(), "mask": mask.numpy()}, origins=False),
+    )
+    assert found.verdict == ("different" if half else "same"), found.sentence
+    told = "a gradient of `mask`, of zeros and ones, arrives in one of the programs alone"
+    assert (told in found.sentence) is not half

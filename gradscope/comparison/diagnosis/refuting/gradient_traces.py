@@ -17,11 +17,12 @@ import numpy as np
 
 from gradscope.comparison.diagnosis.refuting.errors_behind import relative_error
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
+from gradscope.comparison.diagnosis.refuting.lost_parameters import owner_sources
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.precision import machine_epsilon
 from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.manifest.layer_graph import NearestKeys, inverted, sources_of
+from gradscope.dump.manifest.layer_graph import NearestKeys, inverted
 from gradscope.naming import ACTIVATION_GRAD, is_gradient, key_of, split_key
 
 #: How near a difference of losses is to what makes it, and how many times its rounding it is at least.
@@ -98,7 +99,7 @@ class GradientTraces:
     """
 
     def __init__(self, source: DumpSource, rows: Mapping[str, ComparisonRow]) -> None:
-        sources = sources_of(source.manifest.layers)
+        sources = owner_sources(source)
         self._sources = NearestKeys(sources, rows)
         self._readers = NearestKeys(inverted(sources), rows)
         self._rows = rows

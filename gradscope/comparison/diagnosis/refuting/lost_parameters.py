@@ -69,6 +69,22 @@ def _used(source: DumpSource) -> frozenset[str]:
 
 
 def forward_sources(source: DumpSource) -> dict[str, Sequence[str]]:
-    """Returns what the outputs of layers are computed from, without gradients."""
-    found = sources_of(source.manifest.layers)
-    return {key: made_of for key, made_of in found.items() if not is_gradient(split_key(key)[0])}
+    """Returns what the outputs of layers are computed from, without gradients, by the keys of owners."""
+    return {key: made_of for key, made_of in owner_sources(source).items() if not is_gradient(split_key(key)[0])}
+
+
+def owner_sources(source: DumpSource) -> dict[str, Sequence[str]]:
+    """Returns what values and gradients are computed from, by the keys of owners.
+
+    A module of PyTorch has an output of its own name, which nothing reads: that of its last part is read.
+    """
+    known, sources = frozenset(source.keys()), sources_of(source.manifest.layers)
+
+    def owner(key: str) -> str:
+        return source.resolve(key) if key in known else key
+
+    return {
+        key: [*dict.fromkeys(each for each in map(owner, made_of) if each != key)]
+        for key, made_of in sources.items()
+        if owner(key) == key or owner(key) not in sources
+    }

@@ -41,6 +41,7 @@ from gradscope.comparison.diagnosis.refuting.steps_apart import steps_apart
 from gradscope.comparison.diagnosis.refuting.traceless_gradients import traceless_gradients
 from gradscope.comparison.judging.loss_comparison import is_loss
 from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.judging.unpaired.incomparable_inputs import incomparable_input_gradients
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, is_of_jax
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import NearestKeys, inverted
@@ -91,7 +92,9 @@ def without_refuted(
     pairing, agreeing = without_applied(dumps, pairing, rows)
     traceless = traceless_gradients(dumps, pairing, rows)
     agreeing |= {key: _TRACELESS_GRADIENT for match in traceless for key in (match.ref, *match.recipe.keys)}
-    pairing = without(dumps, pairing, {match.ref for match in traceless})
+    incomparable = dict(incomparable_input_gradients(dumps, pairing, rows))
+    agreeing |= {key: why for match, why in incomparable.items() for key in (match.ref, *match.recipe.keys)}
+    pairing = without(dumps, pairing, {match.ref for match in (*traceless, *incomparable)})
     guesses = [each for each in pairing.matched if each.matched_by in _GUESSES and rows[each.ref].status == "different"]
     if not any(split_key(each.ref)[0] == ACTIVATION for each in guesses):
         return Unrefuted(pairing=pairing, agreeing=agreeing)

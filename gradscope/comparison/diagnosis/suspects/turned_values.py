@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from gradscope.comparison.judging.rows import ComparisonRow
-from gradscope.comparison.layout.recipes import Reorder
+from gradscope.comparison.layout.recipes import Reorder, Transpose
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.manifest.layer_graph import Sources, inverted, nearest, sources_of
 from gradscope.naming import ACTIVATION, INPUT, PARAM, key_of, split_key
@@ -80,9 +80,10 @@ def _before(sources: Sources, key: str, alike: Collection[str], compared: Collec
 
 
 def _has_kernels(dumps: Dumps, matches: Mapping[str, Match], keys: Collection[str]) -> bool:
-    """Returns whether a layer that computes one of some values has a kernel in another layout.
+    """Returns whether a layer that computes one of some values has a kernel or a bias in another layout.
 
-    One of two axes may only be transposed, so that it has three axes, or blocks in another order, as heads are.
+    One of two axes may only be transposed, so that it has three axes, blocks in another order, as heads are, or parts
+    of its axes in another order, as channels and positions are in front of an image.
     """
     names = {split_key(key)[1] for key in keys}
     params = (name for layer in dumps.ref.manifest.layers if names.intersection(layer.outputs) for name in layer.params)
@@ -92,7 +93,12 @@ def _has_kernels(dumps: Dumps, matches: Mapping[str, Match], keys: Collection[st
         and len(match.recipe.keys) == 1
         and (
             any(isinstance(step, Reorder) for step in match.recipe.steps)
+            or any(isinstance(step, Transpose) and len(step.axes) > _axes(dumps, match) for step in match.recipe.steps)
             or len(dumps.ref.entry(match.ref).shape) == len(dumps.cand.entry(match.cand).shape) > 2
         )
         for match in pairs
     )
+
+
+def _axes(dumps: Dumps, match: Match) -> int:
+    return max(len(dumps.ref.entry(match.ref).shape), len(dumps.cand.entry(match.cand).shape))

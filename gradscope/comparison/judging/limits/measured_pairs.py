@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
@@ -16,6 +17,7 @@ from gradscope.comparison.metrics.evidence import PairEvidence, evidence_of
 from gradscope.comparison.metrics.threads import mapper
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.precision import machine_epsilon
+from gradscope.dump.manifest.json_text import as_float
 
 #: The key of the reference's owner, and the recipe of its counterpart over the candidate's owners.
 _Owners: TypeAlias = tuple[str, Recipe]
@@ -77,7 +79,29 @@ def measured_pairs(dumps: Dumps, matches: Sequence[Match], options: CompareOptio
         epsilon = 0.0 if dtype is None else machine_epsilon(dtype)
         tolerances = limits.tolerance(ref, cand), limits.exact_tolerance(ref, cand)
         pairs.append(MeasuredPair(match, own[0], evidence[own], *tolerances, noise, rounding, epsilon))
-    return pairs
+    return _with_summed_errors(pairs, floors)
+
+
+def _with_summed_errors(pairs: Sequence[MeasuredPair], floors: PairFloors) -> list[MeasuredPair]:
+    """Returns pairs, of which gradients that are sums of gradients which agree may be apart by those's differences.
+
+    Rounding of a gradient is as large as what it was computed from, as behind a batch norm of few values, and larger
+    than what its own size tells. A sum of n such differences is at most sqrt(n) times as long as all of them.
+    """
+    distances = {
+        pair.owner: pair.evidence.distance
+        for pair in pairs
+        if pair.evidence.distance is not None and as_float(pair.evidence.metrics.get("rel_l2", math.inf)) <= pair.limit
+    }
+
+    def summed(pair: MeasuredPair) -> MeasuredPair:
+        floor = pair.rounding
+        if floor is None or pair.evidence.distance is None or pair.owner in distances:
+            return pair
+        moved = [distances.get(key, 0.0) for key in floors.summed(pair.match.ref)]
+        return pair._replace(rounding=replace(floor, l2=floor.l2 + math.sqrt(floor.terms) * math.hypot(*moved)))
+
+    return [summed(pair) for pair in pairs]
 
 
 def _owners(dumps: Dumps, match: Match) -> _Owners:

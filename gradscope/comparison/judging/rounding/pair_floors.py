@@ -49,6 +49,10 @@ class PairFloors:
             return None
         return replace(found, l2=share * found.l2, cancelled=share * found.cancelled)
 
+    def summed(self, ref: str) -> Sequence[str]:
+        """Returns the keys of the gradients that the gradient of a bias of the reference is the sum of."""
+        return self._floors[0].summed(ref)
+
 
 def is_within(evidence: PairEvidence, floor: Floor) -> bool:
     """Returns whether two tensors, of terms that cancel, differ by no more than a floor."""

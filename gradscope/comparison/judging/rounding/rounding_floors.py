@@ -155,6 +155,17 @@ class RoundingFloors:
         entry = self._source.entry(self._source.resolve(key))
         return self._own(entry, dtype) or self._passed(entry, dtype)
 
+    def summed(self, key: str) -> Sequence[str]:
+        """Returns the keys of the gradients whose sum the gradient of a bias is; none for other tensors.
+
+        Args:
+            key: Its key.
+        """
+        entry = self._source.entry(self._source.resolve(key))
+        users = self._users.get(entry.name, ()) if entry.family == PARAM_GRAD and len(entry.shape) == 1 else ()
+        keys = (key_of(ACTIVATION_GRAD, name) for layer in users for name in layer.outputs)
+        return [self._source.resolve(each) for each in keys if each in self._known]
+
     def _passed(self, entry: Entry, dtype: str, operations: int = _FOLLOWED) -> Floor | None:
         """Returns the floor of what operations make of a gradient that has a floor and cancels; None for any other."""
         behind = self._behind(entry) if operations else None

@@ -39,7 +39,7 @@ def paired_dumps(dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRo
     facts = PairingFacts(
         ported=any(map(_is_ported, pairing.matched)) or dtypes[0] != dtypes[1],
         all_agree=any(row.compared for row in rows.values()) and all(row.status == "same" for row in rows.values()),
-        losses_agree=_losses_agree(dumps),
+        losses_agree=losses_of_both_agree(dumps),
         gradients_agree=_gradients_agree(rows.values()),
     )
     return (
@@ -61,7 +61,8 @@ def _coarsest(source: DumpSource) -> str:
     return reduce(coarser, (dtype for dtype in dtypes if dtype_class(dtype) == "float"), "float64")
 
 
-def _losses_agree(dumps: Dumps) -> bool:
+def losses_of_both_agree(dumps: Dumps) -> bool:
+    """Returns whether both dumps have a loss, and these agree."""
     one, other = dumps.ref.manifest.loss, dumps.cand.manifest.loss
     return one is not None and other is not None and losses_agree(one, other, loss_tolerance(dumps))
 

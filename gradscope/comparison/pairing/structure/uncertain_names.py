@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from gradscope.comparison.pairing.normal_forms import Tokens, spelt, tokens_of
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import layers_around
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM, split_key
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM, key_of, split_key
 
 
 class _Maker(NamedTuple):
@@ -83,23 +83,21 @@ def _uncertainty(dumps: Dumps, pairing: Pairing) -> Callable[[Match], bool] | No
     layers = dumps.ref.manifest.layers, dumps.cand.manifest.layers
     if not all(layers) or layers[0] == layers[1]:
         return None
-    ref, cand = map(_Named, layers)
+    ref, cand = _Named(dumps.ref), _Named(dumps.cand)
     stated = {split_key(each.ref)[1]: each.recipe.keys for each in _of_parameters(pairing) if each.matched_by == "map"}
 
     def is_uncertain(match: Match) -> bool:
         if not match.recipe.plain or split_key(match.ref)[0] not in (ACTIVATION, ACTIVATION_GRAD):
             return False
         (_, one), (_, other) = split_key(match.ref), split_key(match.cand)
-        own, others = ref.makers.get(one, _Maker()), cand.makers.get(other, _Maker())
+        own, others = ref(one), cand(other)
         if not (own.is_itself or others.is_itself or (own.params and others.params)):
             return False  # captures of PyTorch do not have the parameters of parts in layers around them
         if own == others or any(
             split_key(key)[1] in others.params for name in own.params for key in stated.get(name, ())
         ):
             return False
-        if own.params == others.params or not own.forms().isdisjoint(others.forms()):
-            return False
-        return ref(one).forms().isdisjoint(cand(other).forms())
+        return own.params != others.params and own.forms().isdisjoint(others.forms())
 
     return is_uncertain
 
@@ -116,20 +114,29 @@ class _Named:
     composite those of its last part count: another program may call a layer so that uses some of the others.
 
     Args:
-        layers: The layers of a program.
+        source: The dump of a program.
     """
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
-        self.makers = _makers(layers)
-        self._layers = {layer.path: layer for layer in layers}
+    def __init__(self, source: DumpSource) -> None:
+        self._source, self._known = source, frozenset(source.keys())
+        self._makers = _makers(source.manifest.layers)
+        self._layers = {layer.path: layer for layer in source.manifest.layers}
 
     def __call__(self, name: str) -> _Maker:
-        if name in self.makers or name not in self._layers:
-            return self.makers.get(name, _Maker())
+        owner = self._owner(name)
+        if name not in self._layers or (name in self._makers and owner == name):
+            return self._makers.get(name, _Maker())
         layer = self._layers[name]
-        last = (self.makers.get(output, _Maker()).params for output in layer.outputs)
-        own = frozenset(layer.params)
-        return _Maker(name, own.intersection(chain.from_iterable(last)) or own)
+        last = [self._makers.get(self._owner(output), _Maker()) for output in layer.outputs]
+        own, own_of_last = frozenset(layer.params), frozenset(chain.from_iterable(each.params for each in last))
+        if not own:  # captures of PyTorch do not have the parameters of parts in layers around them
+            return _Maker(name, own_of_last, any(each.is_itself for each in last))
+        return _Maker(name, own & own_of_last or own)
+
+    def _owner(self, name: str) -> str:
+        """Returns the name that a value has of the layer that makes it."""
+        key = key_of(ACTIVATION, name)
+        return split_key(self._source.resolve(key))[1] if key in self._known else name
 
 
 def _makers(layers: Iterable[Layer]) -> Mapping[str, _Maker]:
@@ -157,7 +164,7 @@ class _Parameters:
     """
 
     def __init__(self, dumps: Dumps, pairing: Pairing) -> None:
-        self._ref, self._cand = (_Named(source.manifest.layers) for source in (dumps.ref, dumps.cand))
+        self._ref, self._cand = _Named(dumps.ref), _Named(dumps.cand)
         self._used_in_ref, self._used_in_cand = _used_by(dumps.ref), _used_by(dumps.cand)
         self._of_ref: defaultdict[str, set[str]] = defaultdict(set)
         self._of_cand: defaultdict[str, set[str]] = defaultdict(set)

@@ -1,7 +1,8 @@
 """Names mislead where the values that are called alike have theirs under other names.
 
 `are_refuted` tells it of all names, by the parameters, as where one program counts layers from 0 and the other from 1.
-`without_misnamed` drops pairs of activations that have their values under another pair's name, and
+`without_misnamed` drops pairs of activations that have their values under another pair's name,
+`without_other_layers` the pairs of two layers whose parameters are those of layers that no name pairs, and
 `without_exchanged_outputs` those of the numbered outputs of one layer, which have other numbers where a loop carries
 `(h, c)` in one program and `(c, h)` in the other. `without_slices` drops inputs of which one is a slice of the other.
 
@@ -20,7 +21,7 @@ from typing import Final
 from gradscope.comparison.metrics.bounds import least_rel_l2
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass, is_of_jax
 from gradscope.comparison.pairing.values.equal_classes import equal_classes
-from gradscope.comparison.pairing.values.equality import Equality
+from gradscope.comparison.pairing.values.equality import Equality, is_constant
 from gradscope.comparison.precision import dtype_class
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, INPUT_GRAD, PARAM, key_of, split_key
@@ -62,6 +63,8 @@ def _is_kernel(dumps: Dumps, match: Match) -> bool:
 def _agree(match: Match, equality: Equality) -> bool:
     if equality.ref_class(match.ref)[1:] == equality.cand_class(match.cand)[1:]:
         return True
+    if prod(equality.ref_class(match.ref)[2]) != prod(equality.cand_class(match.cand)[2]):
+        return False
     limit = equality.tolerance(match.ref, match.cand)
     bound = least_rel_l2(equality.ref_stats(match.ref), equality.cand_stats(match.cand))
     return (limit is None or bound is None or bound.rel_l2 <= limit) and equality.agree(match)
@@ -76,6 +79,55 @@ def without_misnamed(dumps: Dumps, matches: Sequence[Match]) -> list[Match]:
     """
     found = _misnamed(dumps, matches, Equality(dumps))
     return [match for match in matches if match.ref not in found]
+
+
+def without_other_layers(dumps: Dumps, unmatched: Pairing, matches: Sequence[Match]) -> list[Match]:
+    """Returns the matches by name without those of layers whose parameters are those of layers that no name pairs.
+
+    A second layer of a sequence `conv` and a layer `conv1` have one normal form. Where none of their parameters agrees,
+    and one has its values in a layer of another name, they are two layers.
+
+    Args:
+        dumps: The dumps.
+        unmatched: The tensors among which names are matched.
+        matches: The matches.
+    """
+    equality = Equality(dumps)
+    stored = [match for match in matches if match.recipe.plain and _is_parameter_with_values(dumps, match)]
+    wrong = [match for match in stored if not _agree(match, equality)]
+    right = {_scopes(match) for match in stored} - {_scopes(match) for match in wrong}
+    if not wrong:
+        return [*matches]
+    named = {key for match in matches for key in (match.ref, *match.recipe.keys)}
+    free = {key for key in (*unmatched.only_ref, *unmatched.only_cand) if split_key(key)[0] == PARAM} - named
+    claimed = Pairing(
+        only_ref=(*(each.ref for each in wrong), *(key for key in unmatched.only_ref if key in free)),
+        only_cand=(*(each.cand for each in wrong), *(key for key in unmatched.only_cand if key in free)),
+    )
+    elsewhere = {
+        key
+        for each in equal_classes(dumps, claimed, equality)
+        if not is_constant(equality.ref_stats(each.refs[0]))
+        for own, others in ((each.refs, each.cands), (each.cands, each.refs))
+        if not free.isdisjoint(others)
+        for key in own
+    }
+    found = {_scopes(each) for each in wrong if each.ref in elsewhere or each.cand in elsewhere} - right
+    return [match for match in matches if not match.recipe.plain or found.isdisjoint((_scopes(match), _names(match)))]
+
+
+def _is_parameter_with_values(dumps: Dumps, match: Match) -> bool:
+    values = dumps.ref.has_tensor(match.ref) and dumps.cand.has_tensor(match.cand)
+    return split_key(match.ref)[0] == PARAM and values
+
+
+def _names(match: Match) -> tuple[str, str]:
+    return split_key(match.ref)[1], split_key(match.cand)[1]
+
+
+def _scopes(match: Match) -> tuple[str, str]:
+    one, other = _names(match)
+    return one.rpartition("/")[0], other.rpartition("/")[0]
 
 
 def without_slices(find: Pass) -> Pass:

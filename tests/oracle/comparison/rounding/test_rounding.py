@@ -323,3 +323,30 @@ def test_a_gradient_over_a_users_tolerance_where_rounding_decides_a_rectifier_sa
     cut = gs.compare(gs.capture(loss, weights, batch, ops=True), _cut_at(loss, weights, batch))
     assert not cut
     assert "kink" not in cut.sentence
+
+
+def _shifted(*, noise: float = 0.0, wrong: float = 0.0) -> Dump:
+    """A sum of products with numbers that cancel, with noise on its gradient, or an error in that of the bias alone."""
+    draw = np.random.default_rng(12).normal
+    x, kernel, factors = (draw(size=size).astype(np.float32) for size in ((8, 3), (3, 4), (8, 4)))
+    factors -= factors.mean(0)
+    random = (1 + noise * draw(size=(8, 4))).astype(np.float32)
+
+    @jax.custom_vjp
+    def passed(bias: Any) -> Any:
+        return bias
+
+    passed.defvjp(lambda bias: (bias, None), lambda _, gradient: (gradient + wrong,))
+
+    def loss(weights: Any, x: Any) -> Any:
+        with jax.named_scope("dense"):
+            y = x @ weights["kernel"] + passed(weights["bias"])[None]
+        return (y * factors * random).sum()
+
+    return gs.capture(loss, {"kernel": kernel, "bias": np.ones(4, np.float32)}, x, origins=False)
+
+
+@pytest.mark.parametrize(("noise", "wrong"), [(1e-5, 0.0), (1e-2, 0.0), (0.0, 1e-3)])
+def test_a_bias_gradient_that_is_zero_may_be_apart_by_what_is_summed_in_it(noise: float, wrong: float) -> None:
+    found = gs.compare(_shifted(), _shifted(noise=noise, wrong=wrong))
+    assert found.verdict == ("same" if noise == 1e-5 else "different"), found.sentence

@@ -18,6 +18,7 @@ KERNELS = {name: (_draw(size=(WIDTH, WIDTH)) / 2).astype(np.float32) for name in
 TABLE = _draw(size=(2 * WIDTH - 1,)).astype(np.float32)
 TOKENS = _draw(size=(3, WIDTH, WIDTH)).astype(np.float32)  # as many positions as features
 CONVS = [(_draw(size=(3, 3, WIDTH, WIDTH)) / 7).astype(np.float32) for _ in range(2)]
+_ROWS = _draw(size=(WIDTH + 1, WIDTH * 16)).astype(np.float32)
 IMAGE = _draw(size=(2, WIDTH, WIDTH, WIDTH)).astype(np.float32)
 
 
@@ -91,3 +92,29 @@ def test_the_layout_of_a_port_is_not_suspected_where_all_axes_have_one_size() ->
     found = gs.compare(reference, _convolutions("Conv_0", "Conv_1", channels_last=True, slope=0.2))
     assert found.blame.suspects == ()
     assert found.sentence.startswith("Forward first differs at `conv2`")
+
+
+def _decoder(*names: str, channels_last: bool, slope: float = 0.1) -> Dump:
+    """A dense layer whose outputs are an image, in the order of the program's axes, and a function of it."""
+    dense, act = names
+    kernel, bias = _ROWS[1:], _ROWS[:1]
+    if channels_last:
+        kernel, bias = (each.reshape(-1, WIDTH, 16).swapaxes(1, 2).reshape(-1, 16 * WIDTH) for each in (kernel, bias))
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope(dense):
+            x = batch["x"] @ weights[dense]["kernel"] + weights[dense]["bias"]
+        x = x.reshape(-1, *((4, 4, WIDTH) if channels_last else (WIDTH, 4, 4)))
+        with jax.named_scope(act):
+            x = jax.nn.leaky_relu(x, slope)
+        return jnp.square(x).mean()
+
+    return gs.capture(loss, {dense: {"kernel": kernel, "bias": bias}}, {"x": TOKENS[0]}, origins=False)
+
+
+def test_the_order_of_an_image_that_a_kernel_makes_is_a_layout() -> None:
+    reference = _decoder("fc", "act", channels_last=False)
+    assert gs.compare(reference, _decoder("Dense_0", "Act_0", channels_last=True)).verdict == "same"
+    found = gs.compare(reference, _decoder("Dense_0", "Act_0", channels_last=True, slope=0.3))
+    assert found.blame.suspects == (), found.sentence
+    assert found.sentence.startswith("Forward first differs at `act`")
