@@ -179,7 +179,7 @@ def test_a_comparison_shows_what_differs_and_what_would_pass() -> None:
         == """\
 different  Forward first differs at `block1/conv` (rel_l2 2.4e-3). Backward
            first differs at `block1` (rel_l2 3.1e-2); 1 name only in the
-           reference.
+           reference, of `head/bias`.
 
 The runs differ in
 versions.jax  0.10.2 -> 0.12.0
@@ -216,7 +216,7 @@ def test_a_comparison_worst_first_with_everything() -> None:
         == """\
 different  Forward first differs at `block1/conv` (rel_l2 2.4e-3). Backward
            first differs at `block1` (rel_l2 3.1e-2); 1 name only in the
-           reference.
+           reference, of `head/bias`.
 
 The runs differ in
 versions.jax  0.10.2 -> 0.12.0
@@ -270,7 +270,7 @@ def test_a_comparison_in_markdown() -> None:
     assert (
         to_markdown(ComparisonReport(comparison=different_runs()))
         == """\
-- **different** Forward first differs at \\`block1/conv\\` (rel\\_l2 2.4e-3). Backward first differs at \\`block1\\` (rel\\_l2 3.1e-2); 1 name only in the reference.
+- **different** Forward first differs at \\`block1/conv\\` (rel\\_l2 2.4e-3). Backward first differs at \\`block1\\` (rel\\_l2 3.1e-2); 1 name only in the reference, of \\`head/bias\\`.
 
 ### The runs differ in
 

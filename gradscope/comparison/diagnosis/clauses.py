@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, Blame, Divergence
@@ -95,14 +95,20 @@ def others(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) 
     ]
     follows = Counter(row.family for row in different if _follows(row, blame))
     others = Counter(row.family for row in different) - follows
+    additional = _distinct(row.name for row in different if row.family in _GRADIENTS and not _follows(row, blame))
     parts: list[str] = []
     where = "above it " if divergence.backward is not None else ""
     if caused := follows.total():
         parts.append(f"{_together(follows, _GRADIENTS)} {where}{'follows' if caused == 1 else 'follow'} from that")
     if own := sum(others[each] for each in _GRADIENTS):
-        parts.append(f"{_together(others, _GRADIENTS)} {_verb(own)}{' in addition' if caused else ''}")
+        names = f", of {some_of(additional)}" if own <= _SOME else ""
+        parts.append(f"{_together(others, _GRADIENTS)} {_verb(own)}{' in addition' if caused else ''}{names}")
     rest = (f"{_together(others, [each])} {_verb(others[each])}" for each in others if each not in _GRADIENTS)
     return [*parts, *rest]
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))
 
 
 def _together(counts: Counter[str], families: Sequence[str]) -> str:
@@ -118,10 +124,15 @@ def _follows(row: ComparisonRow, blame: Blame) -> bool:
 
 
 def one_sided(rows: Sequence[ComparisonRow]) -> list[str]:
-    """Returns clauses about how many names only one of the dumps has."""
-    counts = Counter(row.status for row in rows if row.counts)
-    sides = (("missing", "reference"), ("extra", "candidate"))
-    return [f"{counted(counts[status], 'name')} only in the {side}" for status, side in sides if counts[status]]
+    """Returns clauses about how many names only one of the dumps has, and of which parameters where all are of some."""
+    clauses: list[str] = []
+    for status, side in (("missing", "reference"), ("extra", "candidate")):
+        alone = [row for row in rows if row.counts and row.status == status]
+        of_params = all(row.family in (PARAM, PARAM_GRAD) for row in alone)
+        names = f", of {some_of(_distinct(row.name for row in alone))}" if of_params else ""
+        if alone:
+            clauses.append(f"{counted(len(alone), 'name')} only in the {side}{names}")
+    return clauses
 
 
 def kept_alone(rows: Sequence[ComparisonRow]) -> list[str]:

@@ -122,7 +122,7 @@ def test_the_sentence_counts_consequences_and_names_the_layers_that_made_them() 
     assert found == (
         "Backward only: forward agrees, backward first differs at `block/left` (rel_l2 2.1e-2, 50x its inputs, made in "
         "`block/add`); 2 parameter gradients, 1 input gradient and 1 per-example gradient above it follow from that; "
-        "1 parameter gradient and 1 per-example gradient differ in addition."
+        "1 parameter gradient and 1 per-example gradient differ in addition, of `h`."
     )
 
 
@@ -144,7 +144,7 @@ def test_gradients_of_parameters_alone_are_backward_only_too() -> None:
     rows = (row("activation", "head", agrees=True), row("activation_grad", "head", agrees=True), row("param_grad", "w"))
     assert sentence(*rows) == (
         "Backward only: forward agrees, and so do the gradients of activations, but not those of `w`; "
-        "1 parameter gradient differs."
+        "1 parameter gradient differs, of `w`."
     )
 
 

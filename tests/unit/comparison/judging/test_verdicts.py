@@ -131,7 +131,7 @@ def test_the_sentence_states_backward_only() -> None:
     assert found.sentence == (
         "Backward only: forward agrees, backward first differs at `second` (rel_l2 2.0e-2; "
         "it is 1.02 times the reference's); "
-        "1 parameter gradient differs."
+        "1 parameter gradient differs, of `first/w`."
     )
 
 
@@ -140,7 +140,8 @@ def test_likely_causes_are_named_in_addition_to_the_directions() -> None:
     other |= {"activation/first": off_by("activation/first", 0.02), "param/first/w": NUMBERS, "input/more": NUMBERS}
     assert compare(dump(), dump(other)).sentence == (
         "The runs start from different parameters (`first/w`). Forward first differs at `first` (rel_l2 2.0e-2, made "
-        "here). Backward agrees; 1 name only in the reference; 1 name only in the candidate."
+        "here). Backward agrees; 1 name only in the reference, of `first/w`; 1 name only in "
+        "the candidate."
     )
 
 
