@@ -139,7 +139,7 @@ def _without_refuted_values(
         error = relative_error(rows[match.ref])
         # Where PyTorch's graph ends, the loss would stand for all that is behind: the other program shows more.
         telling = [each for each in own[match.ref] if each[0].tells_what_reads(each[1])]
-        traces[match.ref] = max(program.trace(key) for program, key in telling or own[match.ref])
+        traces[match.ref] = _trace(telling or own[match.ref])
         if match.matched_by == "path":
             by_gradients = [program.gradients.largest(key) for program, key in own[match.ref]]
             traces[match.ref] = max(traces[match.ref], *(each or 0.0 for each in by_gradients))
@@ -175,6 +175,17 @@ def _without_refuted_values(
     # A gradient that only its value pairs goes with it.
     by_place = {each.ref for each in pairing.matched if each.matched_by in _GUESSES}
     return Unrefuted(pairing=without(dumps, pairing, by_place & refuted), agreeing=agreeing, related=related)
+
+
+def _trace(values: Sequence[tuple[_Program, str]]) -> float:
+    """Returns the largest error of what is compared next behind the values of a pair, in either program.
+
+    Where one program computes nothing but values that agree from its own, the loss of the other, which may have a term
+    more, shows no difference of the pair.
+    """
+    shown = max(program.trace_in_values(key) for program, key in values)
+    traces = [program.trace(key) for program, key in values]
+    return shown if shown <= EXACT and min(traces) <= EXACT else max(traces)
 
 
 def _is_of_agreeing(match: Match, rows: Mapping[str, ComparisonRow]) -> bool:
@@ -241,10 +252,15 @@ class _Program:
         self._readers = NearestKeys(readers, self._rows)
         self._certain = ErrorsBehind(self._sources, errors, loss)
         self._likely = ErrorsBehind(self._sources, errors, loss)
+        self._in_values = ErrorsBehind(self._sources, errors, 0.0)
 
     def trace(self, key: str) -> float:
         """Returns the largest error of what is compared next behind a value, with and without pairs by place."""
         return max(self._certain.largest(key), self._likely.largest(key))
+
+    def trace_in_values(self, key: str) -> float:
+        """Returns the same without the loss, which stands for what reads a value that nothing reads."""
+        return self._in_values.largest(key)
 
     def tells_what_reads(self, key: str) -> bool:
         """Returns whether the graph has what reads a value, if anything: PyTorch's ends where no module is called."""
@@ -253,6 +269,7 @@ class _Program:
     def bear_out(self, key: str, error: float) -> None:
         """Adds the relative error of a value of a pair by place that leaves a trace."""
         self._likely.add(key, error)
+        self._in_values.add(key, error)
 
     def only_loss_is_behind(self, key: str) -> bool:
         """Returns whether nothing is compared behind a value but the loss, where pairs by place are left out."""

@@ -89,6 +89,33 @@ def test_a_pair_by_place_is_kept_where_what_is_computed_from_it_differs_too(refe
     assert _first(found) == "embed", found.sentence
 
 
+def _routed(*, ported: bool, auxiliary: bool = True) -> Dump:
+    """A router that returns logits, which a term of the loss reads, too, or the experts' shares."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        with jax.named_scope("Router_0" if ported else "gate"):
+            logits = x @ weights["gate"]
+            shares = jnp.square(jax.nn.softmax(logits)) if ported else None
+        with jax.named_scope("Experts_0" if ported else "experts"):
+            shares = jnp.square(jax.nn.softmax(logits)) if shares is None else shares
+            mixed = jnp.einsum("be,bi,eio->bo", shares / shares.sum(-1, keepdims=True), x, weights["experts"])
+        with jax.named_scope("balance"):
+            balance = jnp.square(jax.nn.softmax(logits).mean(0)).sum()
+        return jnp.square(mixed).mean() + (balance if auxiliary else 0)
+
+    random = np.random.default_rng(2)
+    weights = {"gate": random.normal(size=(4, 3)), "experts": random.normal(size=(3, 4, 4))}
+    return gs.capture(loss, {name: np.float32(each) for name, each in weights.items()}, INPUT, origins=False)
+
+
+def test_a_term_that_one_loss_alone_has_bears_out_no_pair_of_which_all_else_agrees() -> None:
+    reference = _routed(ported=False)
+    assert gs.compare(reference, _routed(ported=True)).verdict == "same"
+    found = gs.compare(reference, _routed(ported=True, auxiliary=False))
+    assert found.verdict == "different"
+    assert "at the loss" in found.sentence, found.sentence
+
+
 def test_a_layer_states_what_its_output_is_computed_from_outside_all_scopes() -> None:
     layers = {layer.path: layer for layer in _program(SAME, positions_inside=False).source.manifest.layers}
     assert layers["embed"].sources == ()  # its input and its parameter say it
