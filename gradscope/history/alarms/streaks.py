@@ -28,9 +28,7 @@ class Streak:
             waiting: Those of which this time does not count.
         """
         kept = {name: each for name, each in self.lengths.items() if name in waiting}
-        counted = {
-            name: self.lengths.get(name, 0) + 1 for name, each in holds.items() if each and name not in waiting
-        }
+        counted = {name: self.lengths.get(name, 0) + 1 for name, each in holds.items() if each and name not in waiting}
         self.lengths = kept | counted
         return [name for name, each in counted.items() if each == length]
 
