@@ -108,7 +108,12 @@ def _other_name(program: Any, name: str) -> str | None:
         own = str(program.hlo_modules()[0].name)
     except (AttributeError, IndexError, RuntimeError):  # RuntimeError: the backend of a device does not know
         return None
-    return None if re.sub(r"\W", "_", own) == re.sub(r"\W", "_", name.rpartition("-")[0]) else own
+    return None if _plain(own) == _plain(name.rpartition("-")[0]) else own
+
+
+def _plain(name: str) -> bytes:
+    """Returns the name of a program with what XLA replaces, byte by byte, as those of a letter with an accent."""
+    return re.sub(rb"\W", b"_", os.fsencode(name))
 
 
 def _load_early(cache: Any, files: ProgramFiles, notes: ProgramNotes) -> None:

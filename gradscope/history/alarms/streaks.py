@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,15 +19,18 @@ class Streak:
 
     lengths: dict[str, int] = field(default_factory=dict[str, int])
 
-    def reached(self, holds: Mapping[str, bool], length: int) -> list[str]:
+    def reached(self, holds: Mapping[str, bool], length: int, *, waiting: Collection[str] = ()) -> list[str]:
         """Returns those for which it holds this many times in a row just now.
 
         Args:
             holds: Whether the condition holds, by name.
             length: The number of times.
+            waiting: Those of which this time does not count.
         """
-        self.lengths = {name: self.lengths.get(name, 0) + 1 for name, each in holds.items() if each}
-        return [name for name, each in self.lengths.items() if each == length]
+        kept = {name: each for name, each in self.lengths.items() if name in waiting}
+        counted = {name: self.lengths.get(name, 0) + 1 for name, each in holds.items() if each and name not in waiting}
+        self.lengths = kept | counted
+        return [name for name, each in counted.items() if each == length]
 
 
 def others_alike(named: str, alike: Sequence[str]) -> str:

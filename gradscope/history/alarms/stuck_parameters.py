@@ -80,7 +80,8 @@ class StuckParameters:
         self._moved |= stays.keys() - self.still
         moving = len(self.still) < len(stays)
         self.frozen = {name for name in self.still - self._moved if moving and self._is_frozen(name, stats, rate)}
-        if not moving and any(key.startswith(_ACCUMULATED) for key in stats):
+        accumulated = {naming.split_key(key)[1] for key in stats if key.startswith(_ACCUMULATED)}
+        if not moving and accumulated:
             return  # a step that adds its gradient to those of others, whose update is yet to come
         self._since = None if moving else number if self._since is None else self._since
         has_updates = any(key.startswith(_UPDATES) for key in stats)
@@ -89,7 +90,9 @@ class StuckParameters:
         middle = _middle(stats)
         asked = {name: each and name not in self.frozen and not _is_rounding(name, stats, middle)
                  for name, each in stays.items()}  # fmt: skip
-        reached = self._streak.reached(asked, IN_A_ROW)
+        # Of several optimizers, as of a generator and its critic, one may add up gradients while the others move.
+        waiting = accumulated if accumulated <= self.still else set[str]()
+        reached = self._streak.reached(asked, IN_A_ROW, waiting=waiting)
         causes = {name: self._cause(name, stats, rate, stated=stated) for name in reached}
         yield from self._of(causes, stats, alone=len(stays) > 1 and not moving)
 

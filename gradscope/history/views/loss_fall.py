@@ -24,6 +24,7 @@ class NoFall:
 
     Attributes:
         count: How many losses each mean is of.
+        start: The first loss of all.
         first: The mean of the first ones.
         second: That of as many behind these.
         last: That of the last ones.
@@ -31,10 +32,19 @@ class NoFall:
     """
 
     count: int
+    start: float
     first: float
     second: float
     last: float
     ratio: float | None
+
+    @property
+    def verb(self) -> str:
+        """What the loss has done, behind "has"."""
+        if self.last - self.first > _SMALL * abs(self.first):
+            return "risen"
+        fell = self.start - self.last > _SMALL * abs(self.start)
+        return "fallen in its first steps, and hardly since" if fell else "hardly fallen"
 
 
 def no_fall(steps: Mapping[str, np.ndarray], losses: Mapping[str, np.ndarray]) -> NoFall | None:
@@ -52,7 +62,7 @@ def no_fall(steps: Mapping[str, np.ndarray], losses: Mapping[str, np.ndarray]) -
     first, second, last = (float(part.mean()) for part in parts)
     if first - last > _SMALL * abs(first) or (_falls(parts[0], parts[2]) and _falls(parts[1], parts[2])):
         return None
-    return NoFall(count=count, first=first, second=second, last=last, ratio=_ratio(steps))
+    return NoFall(count=count, start=float(values[0]), first=first, second=second, last=last, ratio=_ratio(steps))
 
 
 def _falls(before: np.ndarray, after: np.ndarray) -> bool:

@@ -56,9 +56,11 @@ def stated_rule(equation: Equation) -> CustomRule | None:
     """Returns the rule by which the program, and not JAX, differentiates an equation; None where JAX does.
 
     Beside functions with rules of their own, that is a linear solve: the program states how the transposed system is
-    solved.
+    solved. One that does not, as where a gradient is stopped behind it, has no rule.
     """
     if kind_of(equation) == "linear_solve":
+        if equation.params["jaxprs"].transpose_solve is None:
+            return None
         return CustomRule(function=equation.primitive.name, source=None, of_library=False, of_jax=True)
     return custom_rule(equation)
 

@@ -64,14 +64,24 @@ def weighted_sums(trace: Trace) -> list[WeightedSum]:
 def softmax_uses(trace: Trace) -> Iterator[SoftmaxUse]:
     """Yields the softmaxes whose shares weight along other axes than their own, each line once, in program order.
 
+    One whose shares another product sums along its own axis is none. Where a loss has gradients in it, as of forces or
+    of an inner step, the other products are those of the backward pass, which adds up over the queries.
+
     Args:
         trace: The trace.
     """
-    crossing = (each for each in weighted_sums(trace) if each.crosses)
+    found = weighted_sums(trace)
+    right = {_softmax(each) for each in found if not each.crosses}
     yield from dict.fromkeys(
         SoftmaxUse(shape=each.site.shape, over=each.over, summed=each.summed, source=each.site.source)
-        for each in crossing
+        for each in found
+        if _softmax(each) not in right
     )
+
+
+def _softmax(product: WeightedSum) -> tuple[str | None, tuple[int, ...], tuple[int, ...]]:
+    """Returns the line, the shape and the axes of a softmax: a rematerialised one has the same."""
+    return product.site.source, product.site.shape, product.over
 
 
 def attentions(trace: Trace) -> Iterator[BoundedFunction]:

@@ -198,12 +198,14 @@ class _Program:
 def test_of_a_cache_of_ones_own_a_program_of_another_name_is_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    programs = {"jit_f-1a": _Program("jit_f"), "jit_g-1a": _Program("jit_f"), "jit_a_b-1a": _Program("jit_a.b")}
+    programs = {"jit_f-1a": _Program("jit_f"), "jit_g-1a": _Program("jit_f"), "jit_a_b-1a": _Program("jit_a.b"),
+                "jit_é-1a": _Program("jit___")}  # fmt: skip
     cache = SimpleNamespace(get_executable_and_time=lambda name, *_: (programs.get(name), 1))
     monkeypatch.setitem(sys.modules, "jax._src.compilation_cache", cache)
     load_named_programs(tmp_path)
     assert cache.get_executable_and_time("jit_f-1a", "options") == (programs["jit_f-1a"], 1)
     assert cache.get_executable_and_time("jit_a_b-1a", "options") == (programs["jit_a_b-1a"], 1)
+    assert cache.get_executable_and_time("jit_é-1a", "options") == (programs["jit_é-1a"], 1)
     assert cache.get_executable_and_time("none-1a", "options") == (None, 1)
     assert capsys.readouterr().err == ""
     assert cache.get_executable_and_time("jit_g-1a", "options") == (None, None)

@@ -615,6 +615,18 @@ def test_steps_between_the_updates_of_accumulated_gradients_are_not_stuck(slot: 
     assert [(alarm.rule, alarm.key, alarm.step) for alarm in found] == [("stuck", "param/third", 40)]
 
 
+@pytest.mark.parametrize("still", [(), ("second",)])
+def test_an_optimizer_may_accumulate_while_another_one_moves(still: tuple[str, ...]) -> None:
+    def accumulated(step: int, _: Any, stats: Stats, unchanged: dict[str, bool]) -> None:
+        for layer in LAYERS[:2]:
+            stats[f"slot/acc_grads/{layer}"] = {"l2": 1.0}
+            unchanged[layer] = step % 25 > 0 or (layer in still and step > 0)
+            scaled(stats, f"update/{layer}", 0.0 if unchanged[layer] else 1.0)
+
+    found = watched(Training(1), accumulated)
+    assert [(alarm.rule, alarm.key, alarm.step) for alarm in found] == [("stuck", "param/second", 75)] * len(still)
+
+
 def test_where_every_parameter_stays_the_end_of_a_schedule_is_named() -> None:
     def ended(step: int, numbers: Any, stats: Stats, unchanged: dict[str, bool]) -> None:
         if step >= 300:

@@ -44,3 +44,16 @@ def test_a_loss_that_falls_is_not(level: Callable[[np.ndarray], np.ndarray]) -> 
 def test_few_losses_and_those_that_are_not_finite_say_nothing() -> None:
     assert judged(lambda at: np.ones(len(at)), steps=19) is None
     assert judged(lambda at: np.where(at == 7, np.nan, 1.0)) is None
+
+
+@pytest.mark.parametrize(
+    ("level", "verb"),
+    [(lambda at: np.full(len(at), 1.39), "hardly fallen"), (lambda at: 2.0 + 0.1 * at, "risen"),
+     (lambda at: -9.0 + 0.03 * at, "risen"),
+     (lambda at: 1.5 + 5 * np.exp(-at), "fallen in its first steps, and hardly since")],
+    ids=["that stays", "that rises", "below zero that rises", "that comes to its end at once"],
+)  # fmt: skip
+def test_it_is_said_what_a_loss_does(level: Callable[[np.ndarray], np.ndarray], verb: str) -> None:
+    found = judged(level)
+    assert found is not None
+    assert found.verb == verb

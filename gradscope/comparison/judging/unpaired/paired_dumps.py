@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 
@@ -46,6 +47,11 @@ def paired_dumps(dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRo
         PairedDump(dumps.ref, in_ref, loop_outputs, facts),
         PairedDump(dumps.cand, in_cand, {match.ref: match for match in pairing.inverse}, facts),
     )
+
+
+def loops_around(name: str) -> Iterator[str]:
+    """Yields the names of the layers with a loop in whose iterations a value is, the outermost first."""
+    return (name[: bracket.start()] for bracket in re.finditer(r"\[", name))
 
 
 def _is_ported(match: Match) -> bool:
@@ -160,6 +166,12 @@ class PairedDump:
             *self.source.keys(), *(key_of(line.family, line.name) for line in manifest.ledger.missing),
             *(key_of(ACTIVATION, name) for layer in manifest.layers for name in layer.outputs),
         ))  # fmt: skip
+
+    @cached_property
+    def loops(self) -> frozenset[str]:
+        """The names of the layers with a loop, of whose iterations the program has values."""
+        names = (name for family, name in map(split_key, self.known) if family == ACTIVATION)
+        return frozenset(layer for name in names for layer in loops_around(name))
 
     def lacks(self, key: str) -> bool:
         """Returns whether the program has a tensor of this name that is paired with none of any name.

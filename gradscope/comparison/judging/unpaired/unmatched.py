@@ -4,8 +4,8 @@ A tensor needs no counterpart where its values are compared under another name, 
 it is a step in between: everything that is computed from it is compared, and agrees. Two programs can have different
 modules, and a layer of one that is no layer of the other makes no difference then. That holds for ports, which have
 other names or layouts, and between precisions, where casts are layers of one side. Otherwise it holds for steps that
-the candidate alone has, as all of the reference is compared, and for the iterations of a loop inside a layer that both
-have, as where attention was rewritten in blocks. Another layer of the reference that is missing was lost.
+the candidate alone has, as all of the reference is compared, and for the iterations of a loop that one of them alone
+has inside a layer of both, as where attention was rewritten in blocks. Another layer that is missing was lost.
 Against a capture from PyTorch neither does what such a capture never holds, or what PyTorch keeps beside the program:
 outputs beside the loss, inputs of the loss alone, and counts of the batches seen. Nor does state of a port that the
 other program keeps none of (`unmatched_state`), nor a second name of a parameter. A file without a manifest, such as
@@ -14,13 +14,12 @@ one that `numpy.savez` wrote, needs the first two no more than that: it has no l
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from gradscope.comparison.judging.judge import Unmatched
 from gradscope.comparison.judging.loss_comparison import is_loss
 from gradscope.comparison.judging.rows import ComparisonRow
-from gradscope.comparison.judging.unpaired.paired_dumps import PairedDump, paired_dumps
+from gradscope.comparison.judging.unpaired.paired_dumps import PairedDump, loops_around, paired_dumps
 from gradscope.comparison.judging.unpaired.unmatched_state import why_of_state
 from gradscope.comparison.pairing.inference.zero_terms import zero_terms
 from gradscope.comparison.pairing.matching import Dumps, Pairing, is_of_jax
@@ -84,7 +83,7 @@ def _why_redundant(key: str, own: PairedDump, other: PairedDump, *, lost: bool) 
     known = frozenset(other.source.keys()) if totals else frozenset[str]()
     if totals and all(each in known and other.source.resolve(each) in other.compared for each in totals):
         return f"a part of what arrives at {', '.join(totals)}, which is compared"
-    lost = lost and not own.facts.ported and not _is_in_common_layer(owner, own)
+    lost = lost and not own.facts.ported and not _is_in_common_layer(owner, own, other)
     return "" if lost else _why_between(key, owner, own, other)
 
 
@@ -132,11 +131,14 @@ def _why_of_second_name(key: str, owner: str, own: PairedDump, other: PairedDump
     return f"the same tensor as {owner}, which is compared"
 
 
-def _is_in_common_layer(owner: str, own: PairedDump) -> bool:
-    """Returns whether a tensor is of an iteration of a loop in a layer whose value is compared, and agrees."""
+def _is_in_common_layer(owner: str, own: PairedDump, other: PairedDump) -> bool:
+    """Returns whether a tensor is of an iteration of a loop in a layer whose value is compared, and agrees.
+
+    A loop that the other program has, too, was not rewritten: a layer that its iterations lack was lost.
+    """
     entry = own.source.entry(owner)
-    around = (entry.name[: bracket.start()] for bracket in re.finditer(r"\[", entry.name))
-    return bool(entry.site.iteration) and any(own.compared.get(key_of(ACTIVATION, layer)) for layer in around)
+    rewritten = (layer for layer in loops_around(entry.name) if layer not in other.loops)
+    return bool(entry.site.iteration) and any(own.compared.get(key_of(ACTIVATION, layer)) for layer in rewritten)
 
 
 def _why_between(key: str, owner: str, own: PairedDump, other: PairedDump) -> str:

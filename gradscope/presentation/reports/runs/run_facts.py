@@ -14,8 +14,6 @@ from gradscope.presentation.tables.facts import parameters_of_parts
 from gradscope.presentation.tables.numbers import count, number
 from gradscope.presentation.tables.over_time.sparkline import sparkline
 
-#: A loss of so many times the first ones has risen.
-_RISEN: Final = 1.25
 #: Columns of the loss's sparkline.
 _LOSS_WIDTH: Final = 40
 
@@ -69,8 +67,7 @@ def learning_notes(frozen: Sequence[str], level: NoFall | None) -> list[Note]:
 
 
 def _learning(level: NoFall) -> str:
-    verb = "hardly fallen" if level.last < _RISEN * abs(level.first) else "risen"
     first, second, last = map(number, (level.first, level.second, level.last))
     means = f"{last} in the last {level.count} of these steps, {second} in the second and {first} in the first"
     updates = "" if level.ratio is None else f"; the updates are {level.ratio:.2g} of the parameters"
-    return f"the loss has {verb}: its mean is {means}{updates} (gradscope explain learning)"
+    return f"the loss has {level.verb}: its mean is {means}{updates} (gradscope explain learning)"

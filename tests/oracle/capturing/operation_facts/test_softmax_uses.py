@@ -78,6 +78,16 @@ def test_shares_that_are_normalised_again_are_another_matter() -> None:
     assert told(slots, 1) == []
 
 
+@pytest.mark.parametrize("rematerialised", [False, True])
+def test_the_products_of_a_backward_pass_in_the_loss_add_up_over_the_queries(rematerialised: bool) -> None:
+    def energy(w: Any, x: Any) -> Any:
+        return jnp.square(jax.nn.softmax((x @ w) @ x.T) @ x).sum()
+
+    differentiated = jax.checkpoint(energy) if rematerialised else energy
+    dump = gs.capture(lambda w, x: jnp.square(jax.grad(differentiated, 1)(w, x)).sum(), PARAMS["query"], X[0])
+    assert dump.manifest.softmax_uses == ()
+
+
 def test_it_is_a_sentence_with_the_line() -> None:
     dump = gs.capture(lambda w, x: (jax.nn.softmax(x @ w, axis=0) @ x.T).sum(), drawn(1, 8, 8), X[0])
     (found,) = dump.manifest.softmax_uses

@@ -82,3 +82,25 @@ def test_a_gradient_that_the_iterations_cut_is_made_in_the_layer(reference: gs.D
     found = gs.compare(reference, captured(in_blocks(lax.stop_gradient)))
     assert found.sentence.startswith("Backward only: forward agrees, backward first differs at `act0`")
     assert "made in `attention1`" in found.sentence.partition(")")[0]
+
+
+def test_a_layer_that_is_lost_in_the_iterations_of_a_loop_of_both_is_missing() -> None:
+    def looped(*, kept: bool) -> gs.Dump:
+        def loss(kernels: Array, batch: dict[str, Array]) -> Array:
+            def step(x: Array, kernel: Array) -> tuple[Array, None]:
+                if kept:
+                    with jax.named_scope("limit"):
+                        x = jnp.clip(x, -1e9, 1e9)
+                with jax.named_scope("dense"):
+                    return jnp.tanh(x @ kernel), None
+
+            with jax.named_scope("blocks"):
+                x, _ = lax.scan(step, batch["x"], kernels)
+            return (x * x).sum()
+
+        kernels = np.random.default_rng(0).normal(size=(LAYERS, WIDTH, WIDTH))
+        return gs.capture(loss, jnp.float32(kernels), {"x": jnp.ones((LENGTH, WIDTH))})
+
+    found = gs.compare(looped(kept=True), looped(kept=False))
+    assert found.verdict == "different"
+    assert found.sentence.endswith("names only in the reference.")

@@ -269,6 +269,17 @@ def test_a_linear_solve_whose_transpose_is_solved_wrongly_is_named() -> None:
         proof(solving(transposed=False), allowed=("custom_linear_solve",))
 
 
+def test_a_linear_solve_that_has_no_transposed_one_has_no_rule() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        scale = 3.0 + w[:, 0]
+        solved = lax.custom_linear_solve(lambda y: scale * y, jnp.sin(x[0]), lambda _, b: b / lax.stop_gradient(scale))
+        return (lax.stop_gradient(solved) * w[:, 0]).sum()
+
+    found = proof(loss)
+    assert {*statuses(found).values()} == {"correct"}
+    assert not list(found.rules)
+
+
 def test_an_argument_that_gets_no_derivative_has_a_factor_of_zero() -> None:
     @jax.custom_vjp
     def scaled(x: Any, scale: Any) -> Any:
