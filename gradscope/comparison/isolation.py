@@ -175,7 +175,7 @@ class Isolation:
         worst = max(self.different, key=_badness)
         more = len(self.different) - 1
         others = f", and so {'does' if more == 1 else 'do'} {more} more" if more else ""
-        subject = f"`{printable(worst.name)}` of {of_all}" if worst.is_layer else _code_before(worst)
+        subject = f"Of {of_all}, `{printable(worst.name)}`" if worst.is_layer else _code_before(worst)
         return f"{subject} makes error by itself ({_errors(worst)}){others}."
 
     def to_json(self) -> dict[str, Json]:

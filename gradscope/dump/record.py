@@ -97,7 +97,8 @@ class SiteFacts:
     Attributes:
         index: Execution index: the position of the value's definition in the forward pass. A gradient has the index of
             its value, so that one order applies to both directions.
-        source: `file:line` in the user's code, file without its folder; None where unknown.
+        source: `file:line` in the user's code, file without its folder, of a parameter the first that reads it; None
+            where unknown.
         primitive: The JAX primitive that computed the value; None for parameters and inputs.
         layer: Path of the layer that outputs the value (for a parameter: that uses it); None where there is none.
         iteration: Index per enclosing loop, outermost first; empty outside loops.

@@ -75,6 +75,8 @@ def rule_row(rule: DistinctRule, outcome: Outcome, wrong: Sequence[WrongArgument
         factor=factors.pop() if len(factors) == 1 else None,
         why="; ".join([*([f"where {rule.chosen}"] if rule.chosen else []), *map(str, wrong)]) or None,
     )
+    if row.status == "not checked" and row.why is None and not math.isnan(outcome.expected):
+        return replace(row, why=_unclear(outcome))
     if row.status == "wrong" and function.function in allowed:
         return replace(row, status="excused", why=f"allowed; {row.why}" if row.why else "allowed")
     meant = any(each.constant or each.returned for each in wrong)
@@ -116,7 +118,7 @@ def leaf_row(leaves: list[Leaf], outcome: Outcome, sources: Mapping[str, str], e
 
 
 def _unclear(outcome: Outcome) -> str:
-    """Returns why finite differences do not say whether a gradient is right, and what may."""
+    """Returns why finite differences do not say whether a derivative is right, and what may."""
     if not math.isfinite(outcome.expected):
         return "the loss is not finite near these values"
     return f"finite differences may err by {outcome.expected:.0%} of it here; another --seed or --batch-size may tell"

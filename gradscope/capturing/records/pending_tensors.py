@@ -16,7 +16,7 @@ from gradscope.dump.record import Reason, Record, SiteFacts
 from gradscope.instrument.query.planning import has_gradient
 from gradscope.naming import IterationIndex
 from gradscope.tracing.dataflow.forward import FrameVariable
-from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
+from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey, source_in
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.layers.layers import LayerCall
 from gradscope.tracing.layers.sites import Site
@@ -81,7 +81,9 @@ def argument_origins(run: Run, order: ExecutionOrder) -> list[TensorOrigin]:
         if owner is not None:
             first = (0,) * len(owner.frame.loops)
             rank = order.rank(owner.frame.loops, owner.order, first)
-            facts = SiteFacts(index=rank, layer=str(owner.path.at(first)), source=owner.source)
+            use = owner.frame.jaxpr.eqns[owner.params[leaf.name]]
+            source = source_in(owner.frame, use) or owner.source
+            facts = SiteFacts(index=rank, layer=str(owner.path.at(first)), source=source)
         origins.append(TensorOrigin(ValueKey((), OPERAND, number), (), facts))
     return origins
 

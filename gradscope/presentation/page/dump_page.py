@@ -115,7 +115,7 @@ def dump_summary(report: DumpReport) -> tuple[PageNotes | Table, ...]:
     facts = [Note(label=label, text=text) for label, text in overview.facts.items()]
     more = max(len(keys) - _MOST_FINDINGS, 0)
     others = [*overview.findings[:_MOST_FINDINGS], *([Note(label="", text=f"and {more:,} more")] if more else [])]
-    verdict = [verdict_note(overview.findings), *overview.origins]
+    verdict = [verdict_note(overview.findings, overview.facts), *overview.origins]
     return (
         PageNotes(notes=verdict, keys=keys[:1]),
         PageNotes(title=f"Findings ({len(keys):,})", notes=others, keys=keys[:_MOST_FINDINGS]),

@@ -43,7 +43,7 @@ def dump_html(line: str, manifest: Manifest, findings: Sequence[Finding]) -> str
     names = layers_along_depth(manifest)
     lines = {_LABELS[direction]: _rms(manifest, family, names) for family, direction in DIRECTIONS.items()}
     chart = SmallChart(title="rms along depth", lines=lines)
-    notes = [verdict_note(facts.findings), Note(label="dump", text=line)]
+    notes = [verdict_note(facts.findings, facts.facts), Note(label="dump", text=line)]
     return _put_together(notes, chart, facts.overview.table(_LINES))
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.presentation.render.document import Document, Note, Notes, fitted
-from gradscope.presentation.render.screen import GOOD, Screen, style_of_words
+from gradscope.presentation.render.screen import DOUBTFUL, GOOD, Screen, style_of_words
 from gradscope.presentation.tables.by_block.block_cells import CELLS
 from gradscope.presentation.tables.by_block.contents import block_tree
 from gradscope.presentation.tables.by_block.overview import Overview, Shown
@@ -31,6 +31,10 @@ _FACTS: Final = frozenset(
     {"loss", "gradients", "fed", "tensors", "frozen", "satisfied", "no effect", "at zero", "clipped", "softmax",
      "unscaled", "self-check", "examples", "statistics", "note", "incomplete"}
 )  # fmt: skip
+#: What is said of a dump that has neither a finding nor a fact that may be a fault.
+_NOTHING_WRONG: Final = "nothing looks wrong"
+#: Facts that are no finding, as they may be meant, and that the verdict names where it has no finding to name.
+_MAY_BE_MEANT: Final = ("no effect", "clipped", "softmax", "unscaled")
 _RANGES: Final = "name[a..b] is blocks a to b on one line, low..high the extremes over them"
 
 
@@ -92,17 +96,34 @@ def _head(contents: OverviewFacts, most: int) -> Document:
     notes = [*shown, *_and_more(len(others) - len(shown))]
     facts = (Note(label=label, text=text) for label, text in contents.facts.items() if label in _FACTS)
     return (
-        Notes(notes=(verdict_note(contents.findings), *contents.origins, *facts)),
+        Notes(notes=(verdict_note(contents.findings, contents.facts), *contents.origins, *facts)),
         Notes(title=f"Other findings ({len(others):,})" if shown else "", notes=tuple(notes)),
     )
 
 
-def verdict_note(findings: Sequence[Note]) -> Note:
-    """Returns the verdict on a dump: its worst finding, or that nothing looks wrong."""
+def verdict_note(findings: Sequence[Note], facts: Mapping[str, str]) -> Note:
+    """Returns the verdict on a dump: its worst finding, or that there is none.
+
+    Args:
+        findings: The findings as notes, worst first.
+        facts: The facts about the run, by label.
+    """
     if not findings:
-        return Note(label="verdict", text="nothing looks wrong", style=GOOD)
+        told = _told_apart(facts)
+        seen = f"no finding; look at {' and '.join(map(repr, told))}, which may be meant"
+        return Note(label="verdict", text=seen if told else _NOTHING_WRONG, style=DOUBTFUL if told else GOOD)
     worst = findings[0]
     return Note(label="verdict", text=f"{worst.label}: {worst.text}", style=style_of_words(worst.label))
+
+
+def without_findings(path: str, facts: Mapping[str, str]) -> list[str]:
+    """Returns what is to be said of a dump without findings away from its facts: those that may be a fault, if any."""
+    return [f"{label}: {facts[label]}" for label in _told_apart(facts)] or [f"{_NOTHING_WRONG} in {path}"]
+
+
+def _told_apart(facts: Mapping[str, str]) -> list[str]:
+    """Returns the labels of the facts that may be a fault and may be meant."""
+    return [label for label in _MAY_BE_MEANT if facts.get(label)]
 
 
 def _some_of_each_rule(findings: Sequence[Note], most: int) -> list[Note]:
@@ -123,4 +144,5 @@ def _and_more(number: int) -> Iterator[Note]:
 def _how_to_see_more(contents: OverviewFacts) -> Iterator[Note]:
     text = f"gradscope show {shlex.quote(contents.path)} --full; a part: --families, --select, --tensor"
     yield Note(label="more", text=text)
-    yield Note(label="explain", text=f"gradscope explain {contents.findings[0].label if contents.findings else 'rms'}")
+    words = (*(each.label for each in contents.findings[:1]), *_told_apart(contents.facts), "rms")
+    yield Note(label="explain", text=f"gradscope explain {shlex.quote(words[0])}")

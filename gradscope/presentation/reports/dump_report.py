@@ -20,6 +20,7 @@ from gradscope.presentation.reports.dump_overview import (
     dump_blocks,
     overview_document,
     verdict_note,
+    without_findings,
 )
 from gradscope.presentation.tables.dump_rows import Row, rows_of
 from gradscope.presentation.tables.facts import facts, facts_json
@@ -97,7 +98,8 @@ class DumpReport:
     def _end(self) -> Sequence[Note]:
         """Returns that nothing is wrong, which the list of findings does not say, or what to do about the worst."""
         if not self.findings:
-            return [verdict_note(())] if self.whole and not self.manifest.origins else []
+            is_all = self.whole and not self.manifest.origins
+            return [verdict_note((), dict(facts(self.path, self.manifest)))] if is_all else []
         explain = Note(label="explain", text=f"gradscope explain {self.findings[0].rule}")
         return [*self._remedy(), explain]
 
@@ -156,9 +158,10 @@ class DumpReport:
             for finding in self.findings
             if not (reasons and finding.why.startswith(reasons))
         ]
-        fine = Annotation(level="notice", title="gradscope", message=f"nothing looks wrong in {self.path}")
+        said = without_findings(self.path, dict(facts(self.path, self.manifest)))
+        fine = [Annotation(level="notice", title="gradscope", message=each) for each in said]
         is_fine = not found and (self.thrown_away or not began)
-        return [*began, *found, *([fine] if is_fine else [])]
+        return [*began, *found, *(fine if is_fine else [])]
 
     def _origin_annotation(self, origin: Origin) -> Annotation:
         level = "error" if self.checked & _OF_ORIGINS else "warning"

@@ -41,7 +41,7 @@ class LayerCall:
         operation: Whether it is an operation.
         parent: The layer around it in the same frame or a frame further out; None at the top.
         equations: Numbers of its equations in the frame.
-        params: Names of the parameters it uses, in order of use.
+        params: Names of the parameters it uses, in order of use, with the number of the first equation that does.
         reads: Names of these, and of those that another layer converts for it.
         elementwise: Of those that a signal is multiplied by or added to element by element, or a product of matrices
             reads: whether only the former.
@@ -56,7 +56,7 @@ class LayerCall:
     operation: bool = False
     parent: LayerCall | None = None
     equations: list[int] = field(default_factory=list[int])
-    params: dict[str, None] = field(default_factory=dict[str, None])
+    params: dict[str, int] = field(default_factory=dict[str, int])
     reads: set[str] = field(default_factory=set[str])
     elementwise: dict[str, bool] = field(default_factory=dict[str, bool])
     inputs: dict[ValueKey, None] = field(default_factory=dict[ValueKey, None])
@@ -234,7 +234,7 @@ def _use(frame: Frame, runs: list[tuple[LayerCall, ...]], number: int, atom: Ato
     value = None if names else resolve(frame, atom)
     for layer in runs[number][shared:]:
         layer.reads.update(read)
-        layer.params.update(dict.fromkeys(names))
+        layer.params.update({name: number for name in names if name not in layer.params})
         if value is not None:
             layer.inputs[value] = None
     return shared

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gradscope.dump.manifest.manifest import Manifest
+from gradscope.dump.manifest.operation_facts import SoftmaxUse
 from gradscope.presentation import to_github, to_markdown
 from gradscope.presentation.render.github import Annotation, annotations_text
 from tests.integration.command import gradscope
@@ -106,6 +107,14 @@ def test_what_is_fine_is_said() -> None:
     assert (
         to_github(report_of(manifest), lambda _: None) == "::notice title=gradscope::nothing looks wrong in run.npz\n"
     )
+
+
+def test_what_may_be_meant_is_said_in_place_of_that() -> None:
+    use = SoftmaxUse(shape=(6, 6), over=(0,), summed=(1,), source="net.py:3")
+    manifest = Manifest(entries=(entry("activation", "a"),), softmax_uses=(use,))
+    text = to_github(report_of(manifest), lambda _: None)
+    assert text.startswith("::notice title=gradscope::softmax: the softmax at net.py:3 is over axis 0 of [6, 6]")
+    assert "nothing looks wrong" not in text
 
 
 @pytest.mark.parametrize("length", [20, 1000])

@@ -35,7 +35,7 @@ def test_the_layer_that_makes_the_error_is_named_and_the_status_is_1(folder: Pat
     assert (done.status, done.errors) == (1, "")
     verdicts, table, arguments, rest = done.output.split("\n\n")
     assert verdicts.splitlines()[1] == (
-        "different  Layer by layer: `last` of 4 layers makes error by itself (forward rel_l2 2.0, VJP rel_l2 2.0)."
+        "different  Layer by layer: Of 4 layers, `last` makes error by itself (forward rel_l2 2.0, VJP rel_l2 2.0)."
     )
     title, _, row = table.splitlines()
     assert title == "Layers on the reference's inputs and cotangents (1 of 4)"

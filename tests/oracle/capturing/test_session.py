@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+import gradscope as gs
 from gradscope.capturing.dump_model import DumpRequest, dump_model
 from gradscope.capturing.execution.arguments import Arguments
 from gradscope.capturing.records.measure import TensorReading
@@ -44,3 +45,21 @@ def test_the_tensors_of_a_run_are_let_go_when_they_are_written() -> None:
     manifest = dump_model(model, arguments, request, sink, Timings())
     assert [entry.shape for entry in manifest.entries if entry.name == "layer"] == [LAYER, LAYER]
     assert sink.alive == 0
+
+
+def test_the_line_of_a_parameter_is_the_first_that_reads_it() -> None:
+    def scaled(x: Any, scale: Any) -> Any:
+        return x / (1.0 + jnp.abs(x)) * scale  # first
+
+    def reading(p: Any, x: Any) -> Any:
+        with jax.named_scope("head"):
+            y = scaled(x, p["scale"])
+            y = jax.jit(jnp.matmul)(y, p["head"].astype(jnp.float32))  # second
+            return (y @ p["head"].T).sum()
+
+    dump = gs.capture(reading, {"scale": jnp.ones((1, 4)), "head": jnp.ones((4, 3))}, jnp.ones((2, 4)))
+    sources = {(each.family, each.name): each.site.source or "" for each in dump.manifest.entries}
+    lines = {key: source.rpartition(":")[2] for key, source in sources.items()}
+    first, second = scaled.__code__.co_firstlineno + 1, reading.__code__.co_firstlineno + 3
+    assert lines["param_grad", "scale"] == str(first)
+    assert lines["param", "head"] == lines["param_grad", "head"] == str(second)

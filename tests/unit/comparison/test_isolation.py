@@ -55,7 +55,7 @@ def test_an_error_in_a_sum_is_assigned_to_the_layer_that_is_wrong_elsewhere() ->
     assert (row.name, row.shared_with) == ("right", ())
     assert row.vjp is not None
     assert row.vjp.name == "dense"  # the worse of the two
-    assert found.sentence == "`right` of 4 layers makes error by itself (forward agrees, VJP rel_l2 0.50)."
+    assert found.sentence == "Of 4 layers, `right` makes error by itself (forward agrees, VJP rel_l2 0.50)."
 
 
 def test_an_error_of_unknown_origin_is_one_row_with_all_names() -> None:
@@ -71,7 +71,7 @@ def test_an_error_of_unknown_origin_is_one_row_with_all_names() -> None:
 
 def test_the_worst_layer_is_named_and_the_others_counted() -> None:
     found = of(finding("activation/sum", math.inf, "sum"), finding("activation/aside", 0.1, "left"))
-    assert found.sentence.startswith("`sum` of 4 layers makes error by itself (forward ")
+    assert found.sentence.startswith("Of 4 layers, `sum` makes error by itself (forward ")
     assert found.sentence.endswith(", and so does 1 more.")
     assert (found.verdict, found.exit_code) == ("different", 1)
 

@@ -14,7 +14,7 @@ class SoftmaxUse:
         over: The axes over which they sum to 1.
         summed: The axes over which the product adds up what it weights by them.
         reads: Of shares between the positions of one sequence, the part of those that are not zero of keys before the
-            query, at it, and behind it; empty where the axes are what is unusual.
+            query, at it, and after it; empty where the axes are what is unusual.
         source: `file:line` in the user's code; None where unknown.
     """
 
@@ -31,7 +31,7 @@ class SoftmaxUse:
         if not self.reads:
             over, summed = _axes(self.over), _axes(self.summed)
             return f"{what} is over {over} of {list(self.shape)}, and what its shares weight is added up over {summed}"
-        places = ("positions before it", "itself", "positions behind it")
+        places = ("earlier positions", "itself", "later positions")
         read = " and ".join(place for place, share in zip(places, self.reads, strict=True) if share)
         never = " nor ".join(place for place, share in zip(places, self.reads, strict=True) if not share)
         return f"{what} lets a position read {read}, and never {never}"

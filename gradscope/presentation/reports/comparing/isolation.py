@@ -20,6 +20,7 @@ from gradscope.presentation.render.github import Annotation
 from gradscope.presentation.render.screen import BAD, Screen
 from gradscope.presentation.reports.comparing.comparison import VERDICT_STYLES
 from gradscope.presentation.reports.comparing.run_notes import verdict_annotation
+from gradscope.presentation.tables.over_time.repeated_names import NUMBERS, repeated
 from gradscope.presentation.tables.table import Column, Line, Table, column
 
 #: The number of left-out values that a terminal shows.
@@ -60,14 +61,19 @@ class IsolationReport:
             *self._tables(),
             Notes(title="Reasons", notes=tuple(self._reasons())),
             Notes(title="Arguments", notes=tuple(self._arguments())),
-            Notes(
-                notes=tuple(
-                    Note(label="not judged", text=f"{each.name}: {each.why}") for each in self.isolation.left_out
-                ),
-                at_most=_LEFT_OUT,
-            ),
+            Notes(notes=tuple(self._not_judged()), at_most=_LEFT_OUT),
             Notes(notes=tuple(self._outlook())),
         )
+
+    def _not_judged(self) -> Iterator[Note]:
+        """Yields the values that were not compared, those of one reason whose names repeat together."""
+        reasons: dict[str, list[str]] = {}
+        for each in self.isolation.left_out:
+            reasons.setdefault(each.why, []).append(each.name)
+        for why, names in reasons.items():
+            for name, places in repeated(list(dict.fromkeys(names)), NUMBERS):
+                number = f" ({len(places):,} of them)" if len(places) > 1 else ""
+                yield Note(label="not judged", text=f"{name}{number}: {why}")
 
     def annotations(self) -> list[Annotation]:
         """Returns both verdicts, and the layers that add error themselves next to their source lines."""

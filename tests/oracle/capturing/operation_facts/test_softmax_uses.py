@@ -124,5 +124,5 @@ def test_positions_that_are_never_read_are_told(mask: Any, reads: Any, fill: flo
 def test_which_positions_are_read_is_a_sentence() -> None:
     use = SoftmaxUse(shape=(6, 6), over=(1,), summed=(1,), reads=(0.0, 0.1, 0.4), source="net.py:3")
     assert use.sentence == (
-        "the softmax at net.py:3 lets a position read itself and positions behind it, and never positions before it"
+        "the softmax at net.py:3 lets a position read itself and later positions, and never earlier positions"
     )

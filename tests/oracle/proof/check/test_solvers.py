@@ -284,3 +284,13 @@ def test_at_the_border_of_chaos_nothing_is_wrong() -> None:
 
 def test_a_map_that_is_not_chaotic_yet_is_checked() -> None:
     assert gradient(chaotic(5)).status == "correct"
+
+
+def test_a_rule_whose_solver_stops_too_early_to_tell_is_not_checked_with_the_reason() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        matrix = jnp.diag(jnp.linspace(1.0, 30.0, 4)) + w @ w.T
+        return sum(jnp.tanh(cg(lambda v: matrix @ v, each, maxiter=2, tol=1e-6)[0]).sum() for each in x)
+
+    rows = [row for row in proof(loss).rows if row.what.startswith("custom rule of custom_linear_solve")]
+    assert {row.status for row in rows} == {"not checked"}
+    assert all((row.why or "").startswith("finite differences may err by ") for row in rows), rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gradscope.dump.manifest.manifest import Ledger, LedgerLine, Manifest, Origin
+from gradscope.dump.manifest.operation_facts import SoftmaxUse
 from gradscope.presentation.render.document import lay_out_document
 from gradscope.presentation.render.screen import DIM, Screen
 from gradscope.presentation.reports.dump_report import dump_report
@@ -75,3 +76,13 @@ def test_what_may_reach_a_gradient_that_was_not_requested_is_an_origin() -> None
     assert not is_thrown_away(replace(manifest, ledger=Ledger(missing=(filtered,))))
     assert not is_thrown_away(replace(manifest, entries=(spoilt,)))
     assert not is_thrown_away(replace(manifest, loss=float("nan")))
+
+
+def test_what_may_be_meant_is_named_by_the_verdict_and_explained() -> None:
+    use = SoftmaxUse(shape=(6, 6), over=(0,), summed=(1,), source="net.py:3")
+    manifest = Manifest(entries=(entry("activation", "early"),), softmax_uses=(use,))
+    screen = Screen(width=200, height=24)
+    text = lay_out_document(dump_report("show", "a.npz", manifest, (), overview=True).document(screen), screen).plain
+    assert text.startswith("verdict  no finding; look at 'softmax', which may be meant\n")
+    assert "\nsoftmax  the softmax at net.py:3 is over axis 0" in text
+    assert text.rstrip().endswith("explain  gradscope explain softmax")

@@ -40,7 +40,7 @@ _MOST_ELEMENTS: Final = 1 << 17
 _MOST_PRODUCTS: Final = 1 << 26
 
 #: The functions that may be applied to a value before it is read, by their words.
-_FUNCTIONS: Final[Mapping[str, Callable[[Array], Array]]] = MappingProxyType({"value": np.copy, **ELEMENTWISE})
+_FUNCTIONS: Final[Mapping[str, Callable[[Array], Array]]] = MappingProxyType({"plain value": np.copy, **ELEMENTWISE})
 
 
 def unrecorded_read(dumps: Dumps, pairing: Pairing, key: str) -> str:

@@ -88,10 +88,11 @@ def test_a_step_without_an_entry_is_told_by_what_the_layer_behind_it_reads(fault
     assert "names only" not in found.sentence  # the scope around returns what its last part does, under two names
 
 
-def test_a_convolution_reads_another_function_of_the_value_before_it() -> None:
+@pytest.mark.parametrize(("function", "words"), [(jax.nn.softplus, "softplus"), (lambda x: x, "plain value")])
+def test_a_convolution_reads_another_function_of_the_value_before_it(function: Any, words: str) -> None:
     reference = _convolutions(jax.nn.elu, names=("conv1", "conv2"))
-    found = gs.compare(reference, _convolutions(jax.nn.softplus, names=("down", "up")))
-    assert ", which reads the elu of `conv1`, and in the candidate the softplus." in found.sentence
+    found = gs.compare(reference, _convolutions(function, names=("down", "up")))
+    assert f", which reads the elu of `conv1`, and in the candidate the {words}." in found.sentence
     assert gs.compare(reference, _convolutions(jax.nn.elu, names=("down", "up"))).verdict == "same"
 
 
