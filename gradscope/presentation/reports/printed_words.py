@@ -29,20 +29,12 @@ _LABELS: Final = {
     "normalisation further on keeps the signal from being large throughout, which would be the finding exploding",
     "unchanged": "The parameters with a gradient that no recorded step of a training run changes, as an optimizer "
     "leaves them that was told so",
-<<<<<<< HEAD
     "learning": "The loss of a training run has hardly fallen: from the first quarter of its steps to the last by less "
     "than a quarter, and from that or the second one by less than 4 %, or two standard errors. Look at the updates, of "
-    "which some 1e-3 of the parameters are usual; at inputs that nothing scales, such as 0 to 255 (a dump has them as "
-    "'unscaled'); at labels that do not belong to their inputs, by printing some; at a mean or a softmax over the "
-    "examples. A loss that is near its end from the start, or that is played against another one, need not fall",
-=======
-    "learning": "The loss of a training run has hardly fallen: by less than a quarter in all, and from the first or "
-    "the second quarter of its steps to the last by less than 4 %, or two standard errors. Look at the updates, of "
     "which some 1e-3 of the parameters are usual; at 'gradscope dump' of the model, which says of inputs that nothing "
     "scales, such as 0 to 255 ('unscaled'), and of a softmax over another axis or a causal mask that is the wrong way "
     "round ('softmax'); at labels that do not belong to their inputs, by printing some; at a mean over the examples. "
     "A loss that is near its end from the start, or that is played against another one, need not fall",
->>>>>>> newuser
     "run": "The versions, the device and the options of the run; of a training run, its folder",
     "command": "The command line that made the dump, with absolute paths reduced to their file names",
     "names": "What the names of layers are made of where the program opens no scopes",

@@ -680,6 +680,40 @@ def test_a_loss_may_read_what_the_module_does_of_which_a_capture_has_no_gradient
     )
 
 
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_loss_reads_no_input_that_has_not_the_size_of_a_result(stopped: bool) -> None:
+    torch.manual_seed(0)
+
+    class Skipping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(torch.tanh(self.first(x)) + x)
+
+    module, x = Skipping(), torch.randn(5, 4)
+    state = {name: value.numpy().copy() for name, value in module.state_dict().items()}
+
+    def loss(weights: Any, batch: Any) -> Any:
+        x = batch["x"]
+        with jax.named_scope("first"):
+            y = x @ weights["first"]["kernel"] + weights["first"]["bias"][None]
+        y = jnp.tanh(y) + (jax.lax.stop_gradient(x) if stopped else x)
+        with jax.named_scope("last"):
+            y = y @ weights["last"]["kernel"] + weights["last"]["bias"][None]
+        return jnp.square(y).mean()
+
+    weights = {
+        name: {"kernel": state[f"{name}.weight"].T.copy(), "bias": state[f"{name}.bias"]} for name in ("first", "last")
+    }
+    found = gs.compare(
+        capture(module, lambda y: y.square().mean(), {"x": x}),
+        gs.capture(loss, weights, {"x": x.numpy()}, origins=False),
+    )
+    assert found.verdict == ("different" if stopped else "same"), found.sentence
+
+
 @pytest.mark.parametrize("half", [False, True])
 def test_a_mask_may_be_a_factor_in_one_program_and_what_the_other_selects_by(half: bool) -> None:
     torch.manual_seed(0)
