@@ -130,8 +130,11 @@ class _Kept:
             path = self._path()
             path.parent.mkdir(parents=True, exist_ok=True)
             partial = path.with_suffix(f".{os.getpid()}")
-            partial.write_bytes(self._digest(compiled) + compiled)
-            partial.replace(path)
+            try:
+                partial.write_bytes(self._digest(compiled) + compiled)
+                partial.replace(path)
+            finally:
+                partial.unlink(missing_ok=True)
 
     def _digest(self, compiled: bytes) -> bytes:
         return hashlib.sha256(self._key + compiled).digest()
@@ -161,10 +164,11 @@ def _compiled(binding: Any, machine: Any) -> bytes | None:
     except NumbaError:
         return None
     visible = binding.Linkage.external
-    (function,) = (each for each in module.functions if each.linkage is visible and not each.is_declaration)
-    if tuple(_POINTER if each.type.is_pointer else str(each.type) for each in function.arguments) != _TYPES:
+    functions = [each for each in module.functions if each.linkage is visible and not each.is_declaration]
+    types = [tuple(_POINTER if each.type.is_pointer else str(each.type) for each in one.arguments) for one in functions]
+    if types != [_TYPES]:
         return None
-    function.name = _NAME
+    functions[0].name = _NAME
     return machine.emit_object(module)
 
 

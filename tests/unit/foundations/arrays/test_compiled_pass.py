@@ -220,3 +220,14 @@ def test_a_numba_that_passes_arrays_otherwise_compiles_nothing(numba: Any, monke
     monkeypatch.setattr(native_kernel, "_TYPES", (*native_kernel._TYPES, "ptr"))
     monkeypatch.setattr(native_kernel._Kept, "read", lambda _: None)
     assert NativeKernel.loaded() is None
+
+
+def test_what_cannot_be_kept_leaves_nothing_behind(
+    kept_object: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (kept,) = cache_folder("kernels").glob("*.object")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(native_kernel, "_compiled", lambda *_: kept_object[32:])
+    (tmp_path / "gradscope" / "kernels" / kept.name).mkdir(parents=True)
+    assert NativeKernel.loaded() is not None
+    assert [each.name for each in (tmp_path / "gradscope" / "kernels").iterdir()] == [kept.name]
