@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
@@ -38,6 +38,9 @@ _LOOPS: Final = rf"((?:\[{NUMBER}\])*)"
 
 #: The outermost component of a path: the scope, its iterations, and the number of a call or an output.
 _OUTERMOST: Final = re.compile(rf"(.*?){_LOOPS}((?:#{NUMBER})?(?:\.{NUMBER})?)")
+
+#: What begins a part of a path: the scope of an inner layer, or an iteration.
+_PART: Final = re.compile(r"[/\[]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +92,19 @@ def plain_name(name: str) -> str:
     return name.replace(_SLASH, "/")
 
 
-def is_inside(path: str, layers: Sequence[str]) -> bool:
-    """Returns whether a path is inside one of some layers: below its scope, or an iteration of a loop in it."""
-    return any(path.startswith((f"{layer}/", f"{layer}[")) for layer in layers)
+def layers_around(path: str) -> Iterator[str]:
+    """Yields the paths of which a path is a part: below their scope, or an iteration of a loop in it."""
+    yield from (path[: mark.start()] for mark in _PART.finditer(path))
+
+
+def loops_around(path: str) -> Iterator[str]:
+    """Yields those of which it is a part in an iteration of a loop."""
+    yield from (layer for layer in layers_around(path) if path[len(layer)] == "[")
+
+
+def is_inside(path: str, layers: Collection[str]) -> bool:
+    """Returns whether a path is a part of one of some layers."""
+    return any(layer in layers for layer in layers_around(path))
 
 
 def root_of(path: str) -> str:

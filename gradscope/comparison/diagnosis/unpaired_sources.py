@@ -22,7 +22,7 @@ from gradscope.dump.manifest.layer_graph import (
 )
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import ACTIVATION_GRAD, is_gradient, key_of, split_key
-from gradscope.naming.paths import is_inside
+from gradscope.naming.paths import is_inside, layers_around
 
 #: The statuses of names that only the reference has, and that only the candidate has.
 _ALONE: Final = ("missing", "extra")
@@ -88,13 +88,14 @@ def with_inputs_paired(rows: Sequence[ComparisonRow], ref: Program, cand: Progra
         paired = {program.owner(row) for row in rows if row.status not in _ALONE}
         unpaired = {key for each, key in alone if each == status} - paired
         behind = results_of(sources, unpaired, paired)
+        around = {layer for key in unpaired for layer in layers_around(split_key(key)[1])}
         for number, row in enumerate(rows):
             owner = program.owner(row)
             if as_float(row.metrics.get("growth", 0.0)) <= FLAGGED or owner not in behind:
                 continue
-            makers = _makers(row, program)
-            before = sources_among(sources, owner, unpaired, paired)
-            if not all(is_inside(split_key(key)[1], makers) for key in before):
+            makers = around.intersection(_makers(row, program))
+            before = sources_among(sources, owner, unpaired, paired) if makers else ()
+            if not makers or not all(is_inside(split_key(key)[1], makers) for key in before):
                 beside.add(number)
     return tuple(
         replace(row, made_here=False, inputs_paired=False) if number in beside else row

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 
@@ -18,6 +17,7 @@ from gradscope.comparison.precision import coarser, dtype_class
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import sources_of
 from gradscope.naming import ACTIVATION, AUX, PARAM, PARAM_GRAD, STATE, is_gradient, key_of, split_key
+from gradscope.naming.paths import loops_around
 
 
 def paired_dumps(dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRow]) -> tuple[PairedDump, PairedDump]:
@@ -47,11 +47,6 @@ def paired_dumps(dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRo
         PairedDump(dumps.ref, in_ref, loop_outputs, facts),
         PairedDump(dumps.cand, in_cand, {match.ref: match for match in pairing.inverse}, facts),
     )
-
-
-def loops_around(name: str) -> Iterator[str]:
-    """Yields the names of the layers with a loop in whose iterations a value is, the outermost first."""
-    return (name[: bracket.start()] for bracket in re.finditer(r"\[", name))
 
 
 def _is_ported(match: Match) -> bool:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from gradscope.comparison.judging.judge import Unmatched
 from gradscope.comparison.judging.loss_comparison import is_loss
 from gradscope.comparison.judging.rows import ComparisonRow
-from gradscope.comparison.judging.unpaired.paired_dumps import PairedDump, loops_around, paired_dumps
+from gradscope.comparison.judging.unpaired.paired_dumps import PairedDump, paired_dumps
 from gradscope.comparison.judging.unpaired.unmatched_state import why_of_state
 from gradscope.comparison.pairing.inference.zero_terms import zero_terms
 from gradscope.comparison.pairing.matching import Dumps, Pairing, is_of_jax
@@ -40,6 +40,7 @@ from gradscope.naming import (
     split_key,
     subject_family,
 )
+from gradscope.naming.paths import loops_around
 
 
 def unmatched(

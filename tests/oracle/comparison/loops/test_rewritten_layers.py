@@ -25,7 +25,9 @@ def in_blocks(correction: Callable[[Array], Array] = lambda factor: factor) -> A
     """The softmax of Milakov and Gimelshein (arXiv:1805.02867), block by block as in FlashAttention."""
 
     def attention(q: Array, k: Array, v: Array) -> Array:
-        def step(carry: tuple[Array, Array, Array], block: tuple[Array, Array]) -> tuple[tuple[Array, ...], None]:
+        def step(
+            carry: tuple[Array, Array, Array], block: tuple[Array, Array]
+        ) -> tuple[tuple[Array, Array, Array], None]:
             most, total, sums = carry
             scores = q @ block[0].T
             higher = jnp.maximum(most, scores.max(-1))
