@@ -28,7 +28,8 @@ from gradscope.tracing.jaxpr.sharding import in_whole, varying, varying_axes
 #: Numbers first, then two digits for each count.
 _NUMBERS: Final = ("mean", "std", "rms", "minimum", "maximum")
 _COUNTS: Final = ("finite", "zeros", "nan", "inf")
-_BASE: Final = 2**16
+_DIGIT_BITS: Final = 16
+_BASE: Final = 2**_DIGIT_BITS
 WIDTH: Final = len(_NUMBERS) + 2 * len(_COUNTS)
 
 _BITS_PER_BYTE: Final = 8
@@ -149,10 +150,13 @@ def _on_device(value: Any) -> Any:
     flattened, one that the compiler keeps in another layout is copied.
     """
     values = value.astype(jnp.float32)
-    finite, centre = jnp.isfinite(values), _centre(values)
-    spread = jnp.where(finite, values - centre, 0)
+    finite, nothing = jnp.isfinite(values), _nothing(values)
+    # In a kernel of its own: within that of the reduction it takes longer to compile than the reduction.
+    centre = jax.lax.optimization_barrier(_centre(values))
+    spread = jnp.where(finite, values - centre, nothing)
     operands = (
-        spread, spread * spread, jnp.where(finite, values, jnp.inf), jnp.where(finite, values, -jnp.inf),
+        spread, spread * spread, jnp.where(finite, values, nothing + jnp.inf),
+        jnp.where(finite, values, nothing - jnp.inf),
         *(each.astype(jnp.int32) for each in (finite, values == 0, jnp.isnan(values))),
     )  # fmt: skip
     reduced = jax.lax.reduce(operands, _INITIAL, _combined, tuple(range(values.ndim)))
@@ -161,11 +165,12 @@ def _on_device(value: Any) -> Any:
     offset = total / number
     variance = jnp.maximum(squares / number - offset * offset, 0)
     mean = centre + offset
-    extremes = (jnp.where(known > 0, each, 0) for each in (low, high))
-    numbers = [mean, jnp.sqrt(variance), jnp.sqrt(variance + mean * mean), *extremes]
-    counts = (known, zeros, nan, values.size - known - nan)
-    digits = [digit for count in counts for digit in (count // _BASE, count % _BASE)]
-    return jnp.stack([each.astype(jnp.float32) for each in (*numbers, *digits)])
+    roots = jnp.sqrt(jnp.stack([variance, variance + mean * mean]))
+    extremes = jnp.where(known > 0, jnp.stack([low, high]), 0)
+    counts = jnp.stack([known, zeros, nan, values.size - known - nan])
+    # Shifts, since a division that rounds down is eight operations, to be compiled for every tensor.
+    digits = jnp.stack([counts >> _DIGIT_BITS, counts & (_BASE - 1)], axis=1).reshape(-1)
+    return jnp.concatenate([mean[None], roots, extremes, digits.astype(jnp.float32)])
 
 
 #: What the sums and the extremes of nothing are.
@@ -178,16 +183,31 @@ def _combined(one: Sequence[Any], other: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(function(*each) for function, *each in zip(by, one, other, strict=True))
 
 
+def _nothing(values: Any) -> Any:
+    """Returns a zero of a tensor.
+
+    JAX moves what depends on constants alone out of a `scan`, and each iteration would read as many bytes of zeros and
+    infinities as of the tensor. The compiler knows the zero for one again.
+    """
+    if not values.size:
+        return jnp.float32(0)
+    bits = jax.lax.bitcast_convert_type(_element(values, [0] * values.ndim), jnp.int32)
+    return jax.lax.bitcast_convert_type(bits & 0, jnp.float32)
+
+
 def _centre(values: Any) -> Any:
     """Returns the median of the first, a middle and the last element, of those that are finite; 0 where none is.
 
-    Values are squared as distances to it, so that a large mean does not drown a small spread. It is computed anew where
-    it is needed, which a mean of many elements is not: that takes a kernel before.
+    Values are squared as distances to it, so that a large mean does not drown a small spread.
     """
     if not values.size:
         return jnp.float32(0)
     ends = [[0] * values.ndim, [size // 2 for size in values.shape], [size - 1 for size in values.shape]]
-    three = [jax.lax.slice(values, at, [each + 1 for each in at]).reshape(()) for at in ends]
+    three = [_element(values, at) for at in ends]
     known = reduce(lambda one, other: jnp.where(jnp.isfinite(one), one, other), [*three, jnp.float32(0)])
     first, middle, last = (jnp.where(jnp.isfinite(each), each, known) for each in three)
     return jnp.maximum(jnp.minimum(first, middle), jnp.minimum(jnp.maximum(first, middle), last))
+
+
+def _element(values: Any, at: Sequence[int]) -> Any:
+    return jax.lax.slice(values, at, [each + 1 for each in at]).reshape(())

@@ -120,3 +120,14 @@ def test_no_copy_of_a_tensor_is_made_to_observe_it():
     text = jax.jit(gs.value_and_grad(loss)).lower({"kernel": jnp.ones((3, 2))}, jnp.ones((4, 3))).as_text()
     assert "callback" in text
     assert "bitcast_convert" not in text
+
+
+def test_a_loop_reads_no_constants_of_the_size_of_what_is_measured():
+    def loss(weights, x):
+        return jax.lax.scan(lambda carry, weight: (jnp.tanh(carry @ weight), None), x, weights)[0].sum()
+
+    weights, x = jnp.ones((3, 4, 4)), jnp.ones((5, 4))
+    program = jax.make_jaxpr(gs.value_and_grad(loss))(weights, x)
+    loops = [each for each in program.jaxpr.eqns if each.primitive.name == "scan"]
+    # The carry has that size, or its gradient.
+    assert [[each.aval.shape for each in loop.invars].count(x.shape) for loop in loops] == [1, 1]
