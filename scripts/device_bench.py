@@ -172,14 +172,16 @@ def _transfer(title: str, run: Callable[[], Any]) -> Transfer:
         arrays = [each for each in jax.tree_util.tree_leaves(run()) if isinstance(each, jax.Array)]
         jax.block_until_ready(arrays)
         begin = time.perf_counter()
-        waiting: Iterator[Observation] = (Observation(value=each) for each in arrays)
-        if begin_copies:
-            waiting = map(Observation.under_way, waiting)
-        # As far ahead as in a dump.
-        read = in_order(_host_bytes, waiting, ahead=AHEAD, size_of=lambda each: each.size_bytes)
-        size = sum(read if begin_copies else map(_host_bytes, waiting))
+        waiting = (Observation(value=each) for each in arrays)
+        size = sum(_bytes_ahead(waiting) if begin_copies else map(_host_bytes, waiting))
         speeds.append(size / (time.perf_counter() - begin) / 1e9)
     return Transfer(subject=title, size=size / 1e9, one_by_one=speeds[0], ahead=speeds[1])
+
+
+def _bytes_ahead(waiting: Iterator[Observation]) -> Iterator[int]:
+    """Yields the bytes of each tensor, read as far ahead of their use as in a dump."""
+    begun = (each.under_way() for each in waiting)
+    return in_order(_host_bytes, begun, ahead=AHEAD, size_of=lambda each: each.size_bytes)
 
 
 def _host_bytes(observation: Observation) -> int:
