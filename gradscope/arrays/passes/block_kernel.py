@@ -1,10 +1,11 @@
 """`block_kernel` has the loops of the compiled pass, in the subset of Python that numba compiles.
 Importing this module compiles nothing. Only the process that compiles them imports it.
 
-The kernel reads float32 in blocks of `BLOCK` elements. One loop fetches a block from memory and computes all that has
-no need of magnitudes, as integers, whose order is that of the floats, and as float64: loops over a block that is in the
-cache take longer than memory, and the memory waits for them. What is computed of magnitudes reads the block again. No
-loop has branches, and all vectorise, except the one that counts by magnitude.
+The kernel reads float32, or bfloat16, which is the upper half of it, in blocks of `BLOCK` elements. One loop fetches a
+block from memory and computes all that has no need of magnitudes, as integers, whose order is that of the floats, and
+as float64: loops over a block that is in the cache take longer than memory, and the memory waits for them. What is
+computed of magnitudes reads the block again. No loop has branches, and all vectorise, except the one that counts by
+magnitude.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ _MAGNITUDE: Final = np.int32(0x7FFFFFFF)
 _INFINITY: Final = np.int32(0x7F800000)
 _ONE: Final = np.int32(1)
 _SIGN_SHIFT: Final = np.int32(31)
+_HALF: Final = np.uint32(16)
 _FIRST_NORMAL: Final = np.int32(0x00800000 - 1)
 
 #: What LLVM may assume about sums: that they can be reordered, not that there are no NaNs.
@@ -192,9 +194,21 @@ def _reduce_block(values: Array, finite: Array, limit: Any, reduced: Accumulator
         _add_magnitudes(values, limit, reduced)
 
 
-def _reduce_floats(values: Array, limit: Any, reduced: Accumulators, finite: Array) -> None:
+@_inner
+def _widen(halves: Array, values: Array) -> None:
+    bits = values.view(np.uint32)
+    for i in range(halves.size):
+        bits[i] = np.uint32(np.uint32(halves[i]) << _HALF)
+
+
+def _reduce_floats(values: Array, halves: Array, limit: Any, reduced: Accumulators, rooms: Array) -> None:
+    finite = rooms[0]
     for start in range(0, values.size, BLOCK):
         _reduce_block(values[start : start + BLOCK], finite, limit, reduced)
+    for start in range(0, halves.size, BLOCK):
+        block = rooms[1, : min(BLOCK, halves.size - start)]
+        _widen(halves[start : start + BLOCK], block)
+        _reduce_block(block, finite, limit, reduced)
 
 
 def compiled_loops() -> str:
@@ -202,12 +216,12 @@ def compiled_loops() -> str:
 
     Returns:
         A module in LLVM's language, optimised. Its one function that is visible from outside adds the reductions of
-        float32 elements to accumulators; its arguments are those of `_reduce_floats`, as numba passes them. The last is
-        the room for the finite elements of a block.
+        float32 elements, and of the upper halves of such, to accumulators; its arguments are those of `_reduce_floats`,
+        as numba passes them. The last is room for the finite elements of a block, and for those of halves.
     """
     types: Any = nb.types
-    values = types.Array(nb.float32, 1, "C", readonly=True)
+    values, halves = (types.Array(each, 1, "C", readonly=True) for each in (nb.float32, nb.uint16))
     totals = types.NamedTuple((nb.float64[::1], nb.int64[::1], nb.int32[:, ::1], nb.int64[::1]), Accumulators)
-    signature: Any = nb.void(values, nb.int32, totals, nb.float32[::1])
+    signature: Any = nb.void(values, halves, nb.int32, totals, nb.float32[:, ::1])
     options: Any = {**_OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return next(iter(nb.njit(signature, **options)(_reduce_floats).inspect_llvm().values()))

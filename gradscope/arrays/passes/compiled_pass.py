@@ -129,9 +129,12 @@ def _reduced(kernel: NativeKernel, limit: int, stretch: Array, *, magnitudes: bo
         magnitudes: As for `reduce_array`.
     """
     reduced = Accumulators.fresh(magnitudes=magnitudes)
-    # What is widened first is so in blocks, which stay in the cache.
-    for block in (stretch,) if stretch.dtype == np.float32 else blocks(stretch):
-        kernel.reduce_floats(real_values(block), limit, reduced)
+    if dtype_name(stretch.dtype) == "bfloat16":
+        kernel.reduce_floats(stretch.view(np.uint16), limit, reduced)
+    else:
+        # What is widened first is so in blocks, which stay in the cache.
+        for block in (stretch,) if stretch.dtype == np.float32 else blocks(stretch):
+            kernel.reduce_floats(real_values(block), limit, reduced)
     zeros, nan, inf, neginf, *places, subnormal, smallest = reduced.counts.tolist()
     count, mean, deviations, squares, total = reduced.sums.tolist()
     counted = None

@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import os
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
@@ -37,9 +38,12 @@ _OUTCOME: Final = (_POINTER, _POINTER)
 _ARRAY: Final = {axes: (_POINTER, _POINTER, "i64", "i64", _POINTER, *["i64"] * 2 * axes) for axes in (1, 2)}
 
 #: The types of all arguments of `_reduce_floats`.
-_TYPES: Final = (*_OUTCOME, *_ARRAY[1], "i32", *_ARRAY[1], *_ARRAY[1], *_ARRAY[2], *_ARRAY[1], *_ARRAY[1])
+_TYPES: Final = (*_OUTCOME, *_ARRAY[1] * 2, "i32", *_ARRAY[1] * 2, *_ARRAY[2], *_ARRAY[1], *_ARRAY[2])
 
 _OF_C: Final = {_POINTER: ctypes.c_void_p, "i32": ctypes.c_int32, "i64": ctypes.c_int64}
+
+_NO_VALUES: Final = np.empty(0, np.float32)
+_NO_HALVES: Final = np.empty(0, np.uint16)
 
 #: Effort of LLVM for what runs in a loop over gigabytes, of 0 to 3.
 _MOST_EFFORT: Final = 3
@@ -91,16 +95,16 @@ class NativeKernel(NamedTuple):
         """Adds the reductions of elements.
 
         Args:
-            values: One-dimensional, contiguous, float32.
+            values: One-dimensional, contiguous, float32, or the upper halves of such as uint16.
             limit: The ordinal of the smallest normal number of the tensor's own dtype, as float32.
             reduced: What is added to.
         """
         values = np.require(values, requirements="A")  # an array that a file holds may begin at any byte
-        finite = np.empty(BLOCK, np.float32)
-        arrays = (argument for array in (*reduced, finite) for argument in _passed(array))
-        self.function(
-            ctypes.byref(ctypes.c_void_p()), ctypes.byref(ctypes.c_void_p()), *_passed(values), limit, *arrays
-        )
+        read = (values, _NO_HALVES) if values.dtype == np.float32 else (_NO_VALUES, values)
+        rooms = np.empty((2, BLOCK), np.float32)  # named, since what is passed is its address alone
+        arguments = (*map(_passed, read), (limit,), *map(_passed, (*reduced, rooms)))
+        outcome = (ctypes.byref(ctypes.c_void_p()) for _ in _OUTCOME)
+        self.function(*outcome, *chain.from_iterable(arguments))
 
 
 class _Kept:

@@ -60,7 +60,8 @@ def hard(dtype: Any, *, scale: float) -> np.ndarray:
     ("dtype", "scale"),
     [
         *((np.float32, scale) for scale in (1.0, 1e-38, 1e-43, 1e34)),
-        *((dtype, 1.0) for dtype in (ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e5m2)),
+        *((ml_dtypes.bfloat16, scale) for scale in (1.0, 1e-38, 1e34)),
+        *((dtype, 1.0) for dtype in (np.float16, ml_dtypes.float8_e5m2)),
     ],
 )
 def test_the_numbers_are_those_of_numpy(numba: Any, loading: Any, dtype: Any, scale: float, tier: str) -> None:
@@ -83,6 +84,10 @@ def test_the_numbers_are_those_of_numpy(numba: Any, loading: Any, dtype: Any, sc
         np.array([-0.0, 0.0] * 5_000, np.float32),
         np.arange(-50_000, 50_000, dtype=np.float32).reshape(100, 1000).T[3:, ::2],
         np.arange(20_000).astype(">f4"),
+        np.arange(60_000).astype(ml_dtypes.bfloat16).reshape(200, 300).T[3:, ::2],
+        np.frombuffer(b"." + np.arange(20_000).astype(ml_dtypes.bfloat16).tobytes(), np.uint8)[1:].view(
+            ml_dtypes.bfloat16
+        ),
     ],
     ids=[
         "constant",
@@ -91,6 +96,8 @@ def test_the_numbers_are_those_of_numpy(numba: Any, loading: Any, dtype: Any, sc
         "zeros of both signs",
         "strided",
         "other byte order",
+        "strided halves",
+        "halves at an odd address",
     ],
 )
 def test_the_numbers_of_odd_arrays_are_those_of_numpy(numba: Any, loading: Any, array: np.ndarray) -> None:
