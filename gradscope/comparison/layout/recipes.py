@@ -1,7 +1,7 @@
 """Recipes make the counterpart of a tensor from tensors of the candidate that are stored in another form.
 
 A recipe applies *steps* to a list of tensors and selects one of the results. A step works on each tensor (transpose,
-reshape, flip), makes several tensors of one (split, unstack), or one of several (concatenate, stack):
+reshape, flip, sum), makes several tensors of one (split, unstack), or one of several (concatenate, stack):
 
     Recipe(keys=("param/w",), steps=(Transpose((1, 0)),))            # w.T
     Recipe(keys=("param/qkv",), steps=(Split(1, 3),), part=2)        # np.split(qkv, 3, axis=1)[2]
@@ -177,6 +177,25 @@ class Stack:
 
 
 @dataclass(frozen=True, slots=True)
+class Sum:
+    """Sum adds up each array along an axis, of which one element stays: the gradient of what was repeated there."""
+
+    axis: int
+
+    @implements(RecipeStep)
+    def apply(self, arrays: list[Array]) -> list[Array]:
+        return [self._of(array) for array in arrays]
+
+    @implements(RecipeStep)
+    def spelling(self) -> dict[str, Json]:
+        return {"sum": self.axis}
+
+    def _of(self, array: Array) -> Array:
+        wide = np.complex128 if array.dtype.kind == "c" else np.float64
+        return array.astype(wide).sum(self.axis, keepdims=True).astype(array.dtype)
+
+
+@dataclass(frozen=True, slots=True)
 class ExampleOrder:
     """ExampleOrder puts the examples of a batch into another order.
 
@@ -220,6 +239,11 @@ class Recipe:
     def as_stored(self) -> bool:
         """Whether the result is a stored tensor, with its examples in whatever order."""
         return not self.steps and len(self.keys) == 1
+
+    @property
+    def only_moves(self) -> bool:
+        """Whether each element of the result is one of a stored tensor."""
+        return not any(isinstance(step, Sum) for step in self.steps)
 
     def array(self, source: DumpSource) -> Array:
         """Returns the result from the tensors of a dump.

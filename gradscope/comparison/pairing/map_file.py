@@ -10,7 +10,8 @@ r"""Map files have rules in TOML that map tensors of the candidate to names of t
   make, `{{` and `}}` are braces. A filled template is a key of the reference, or a name in the family of the
   candidate's tensor.
 - `steps` are applied in order: `transpose = AXES`, `reshape = SHAPE`, `flip = AXES`, `split = AXIS` with
-  `into = NUMBER` or `into = SIZES`, `unstack = AXIS`, `reorder = INDICES`, `concatenate = AXIS`, `stack = AXIS`.
+  `into = NUMBER` or `into = SIZES`, `unstack = AXIS`, `reorder = INDICES`, `concatenate = AXIS`, `stack = AXIS`,
+  `sum = AXIS`, which keeps the axis with one element.
 - Tensors for which the templates of one rule are filled equally go into one recipe, in the order of the numbers in
   their names: `concatenate` and `stack` need several tensors.
 - The first rule that matches a tensor applies.
@@ -33,6 +34,7 @@ from gradscope.comparison.layout.recipes import (
     Reshape,
     Split,
     Stack,
+    Sum,
     Transpose,
     Unstack,
 )
@@ -114,7 +116,7 @@ def _are_strings(values: object) -> bool:
 def _step(step: object, outcomes: int, where: str) -> RecipeStep:
     problem = UsageError(
         f"{where} has an invalid step: {step}",
-        hint="a step is one of transpose, reshape, flip, split, unstack, reorder, concatenate and stack",
+        hint="a step is one of transpose, reshape, flip, split, unstack, reorder, concatenate, stack and sum",
     )
     if not isinstance(step, dict) or not step:
         raise problem
@@ -152,6 +154,7 @@ _STEPS: Final[dict[str, tuple[Callable[[object], bool], Callable[[Any], RecipeSt
     "unstack": (_is_integer, Unstack),
     "concatenate": (_is_integer, Concatenate),
     "stack": (_is_integer, Stack),
+    "sum": (_is_integer, Sum),
 }
 
 

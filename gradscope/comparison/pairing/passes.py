@@ -9,6 +9,7 @@ from gradscope.comparison.pairing.by_rules import MapRule, by_rules
 from gradscope.comparison.pairing.inference.example_order import with_example_order
 from gradscope.comparison.pairing.inference.layout_inference import Mapper, with_layouts
 from gradscope.comparison.pairing.inference.merged_order import with_positions_in_order
+from gradscope.comparison.pairing.inference.repeated_values import with_repeats
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass, by_name, pair
 from gradscope.comparison.pairing.structure.uncertain_names import certain, uncertain
 from gradscope.comparison.pairing.values.misnamed import (
@@ -33,10 +34,11 @@ def counterparts(dumps: Dumps, rules: Sequence[MapRule], selection: Selection, m
     selected = {each.ref for each in pairing.matched if _is_selected(selection, each)}
     # The order of the examples is that of the inputs, whether those are selected or not.
     read = [each for each in pairing.matched if each.ref in selected or split_key(each.ref)[0] == INPUT]
-    matched = with_example_order(dumps, with_positions_in_order(dumps, with_layouts(dumps, read, mapper)))
+    laid_out = with_example_order(dumps, with_positions_in_order(dumps, with_layouts(dumps, read, mapper)))
+    matched, repeated = with_repeats(dumps, laid_out)
     return Pairing(
         matched=tuple(each for each in matched if each.ref in selected),
-        inverse=tuple(each for each in pairing.inverse if _is_selected(selection, each)),
+        inverse=tuple(each for each in (*pairing.inverse, *repeated) if _is_selected(selection, each)),
         only_ref=tuple(key for key in pairing.only_ref if selection.selects(*_both(key))),
         only_cand=tuple(key for key in pairing.only_cand if selection.selects(*_both(key))),
     )

@@ -1,8 +1,8 @@
 """`ReversePairing` returns the reference's values of the candidate's tensors, in the candidate's layout and dtype.
 
-A recipe makes a tensor of the reference from tensors of the candidate, and its steps only move elements. Applied to an
-array of element numbers, a recipe shows where in the candidate's tensors each element of the result comes from. The
-reverse pairing copies the reference's elements to those positions.
+A recipe makes a tensor of the reference from tensors of the candidate, and most only move elements. Applied to an array
+of element numbers, such a recipe shows where in the candidate's tensors each element of the result comes from. The
+reverse pairing copies the reference's elements to those positions. A sum has no reverse.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ReversePairing:
         self._made = {dumps.cand.resolve(match.ref): match.recipe for match in inverse}
         self._matches: defaultdict[str, list[Match]] = defaultdict(list)
         for match in matches:
-            for key in match.recipe.keys:
+            for key in match.recipe.keys if match.recipe.only_moves else ():
                 self._matches[dumps.cand.resolve(key)].append(match)
 
     def array(self, key: str) -> Array | None:

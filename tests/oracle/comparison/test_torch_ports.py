@@ -748,3 +748,66 @@ def test_a_mask_may_be_a_factor_in_one_program_and_what_the_other_selects_by(hal
     assert found.verdict == ("different" if half else "same"), found.sentence
     told = "a gradient of `mask`, of zeros and ones, arrives in one of the programs alone"
     assert (told in found.sentence) is not half
+
+
+class _Encoder(nn.Module):
+    """A module with a frozen table, a layer that nothing reads, and one that returns what its last layer does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 4)
+        self.table.weight.requires_grad = False
+        self.blocks, self.unread = nn.ModuleList([_Block(), _Block()]), nn.LayerNorm(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.table(torch.arange(5))
+        for block in self.blocks:
+            x, bias = block(x)
+        self.unread(x)
+        return x + bias
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.bias = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.inner(x), self.bias(x)
+
+
+@pytest.mark.parametrize(("scale", "shift"), [(1.0, 0.0), (2.0, 0.0), (1.0, 1.0)])
+def test_outputs_in_another_order_a_frozen_table_and_a_layer_that_nothing_reads(scale: float, shift: float) -> None:
+    torch.manual_seed(0)
+    module, x = _Encoder(), torch.randn(3, 5, 4)
+    state = {name: value.numpy().copy() for name, value in module.state_dict().items()}
+    table = state.pop("table.weight") + shift
+
+    def dense(weights: Any, name: str, x: Any, scale: float = 1.0) -> Any:
+        with jax.named_scope(name.rpartition(".")[2]):
+            return x @ weights[f"{name}.weight"].T * scale + weights[f"{name}.bias"]
+
+    def loss(weights: Any, x: Any) -> Any:
+        bias: Any = 0
+        x = x + table
+        for number, name in enumerate(("blocks.0", "blocks.1")):
+            with jax.named_scope(f"blocks/{number}"):
+                bias = dense(weights, f"{name}.bias", x, scale if number else 1.0)
+                x = dense(weights, f"{name}.inner", x)
+        with jax.named_scope("unread"):
+            _ = (x - x.mean(-1, keepdims=True)) * weights["unread.weight"] + weights["unread.bias"]
+        return jnp.square(x + bias).mean()
+
+    with jax.numpy_rank_promotion("allow"):
+        port = gs.capture(loss, state, x.numpy(), origins=False)
+    found = gs.compare(capture(module, lambda y: y.square().mean(), x), port)
+    if scale == 1 and not shift:
+        assert found.verdict == "same", found.sentence
+        assert "`table/weight`" in found.sentence
+        assert [row.why for row in found.rows if (row.family, row.name) == ("activation", "unread")] == [
+            "the loss reads it in neither program"
+        ]
+    else:
+        first = "blocks/1/bias" if scale > 1 else "blocks/0/"
+        assert found.sentence.startswith(f"Forward first differs at `{first}"), found.sentence

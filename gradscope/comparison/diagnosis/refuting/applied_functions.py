@@ -20,7 +20,7 @@ from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import NearestKeys
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, key_of, split_key
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM, key_of, split_key
 
 #: The passes that pair by names, which may be of another step.
 _BY_NAME: Final = ("name", "path")
@@ -51,16 +51,24 @@ def without_applied(
     sources = forward_sources(dumps.ref)
     errors = {dumps.ref.resolve(each.ref): relative_error(rows[each.ref]) for each in pairing.matched}
     before = NearestKeys(sources, errors)
+    biases = [
+        match
+        for match in pairing.matched
+        if rows[match.ref].status == "same"
+        and split_key(match.ref)[0] == PARAM
+        and len(dumps.ref.entry(match.ref).shape) == 1
+    ]
     agreeing: dict[str, str] = {}
     dropped: set[str] = set()
     for match in sorted(differing, key=lambda each: dumps.ref.entry(each.ref).site.index):
         owner = dumps.ref.resolve(match.ref)
         inherited = max((errors[each] for each in before.behind(owner)), default=0.0)
         tolerance = _tolerance(rows[match.ref], inherited)
-        found = None if tolerance is None else steps_apart(dumps, match, tolerance)
+        found = None if tolerance is None else steps_apart(dumps, match, tolerance, biases=biases)
         if found is not None and found.applied:
             agreeing.update(found.stages)
-            dropped |= {match.ref, key_of(ACTIVATION_GRAD, split_key(match.ref)[1])}
+            gradient = key_of(ACTIVATION_GRAD, split_key(match.ref)[1])
+            dropped |= {match.ref} if found.shifted else {match.ref, gradient}
             errors.pop(owner, None)
     return without(dumps, pairing, dropped), agreeing
 

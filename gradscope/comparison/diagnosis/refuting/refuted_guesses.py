@@ -158,7 +158,7 @@ def _without_refuted_values(
     for match in ordered:
         inherited = any(program.inherits(key) for program, key in own[match.ref])
         terms = (pairs[term] for program, key in own[match.ref] for term in program.agreeing_before(key))
-        found = None if inherited else steps_apart(dumps, match, rows[match.ref].tolerance, summed, terms)
+        found = None if inherited else steps_apart(dumps, match, rows[match.ref].tolerance, summed=summed, terms=terms)
         if found is not None and found.applied is not False:
             (agreeing if found.applied else related).update(found.stages)
         # Another form of a function differs by much less than the value from its argument, but leaves a trace.

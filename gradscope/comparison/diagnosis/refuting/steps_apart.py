@@ -5,12 +5,14 @@ function inside of a layer, and the other behind it (`functions_between`). Or on
 elsewhere: of the two biases of a gate, one program adds the sum in one layer, and the other each in a layer of its own;
 the terms of a loss, one for each layer, are added up on the way or at the end. A lost term is no such term: what
 reads it sends a gradient back to it in one of the programs alone. Or one value is the beginning or end of the other, as
-where a causal convolution pads both sides and cuts off what looks ahead.
+where a causal convolution pads both sides and cuts off what looks ahead. Or one layer adds a bias or multiplies by a
+number, which the other program does behind it. What reads the value might take no notice of either, as a softmax or a
+norm does: then the gradient that arrives has no part along the bias, or the value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from operator import le, ne
@@ -24,10 +26,14 @@ from gradscope.comparison.diagnosis.refuting.functions_between import function_b
 from gradscope.comparison.layout.layouts import Shape
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.interfaces import DumpSource
-from gradscope.naming import ACTIVATION_GRAD, PARAM, key_of, printable, split_key
+from gradscope.naming import PARAM, gradient_family, key_of, printable, split_key
+from gradscope.naming.wording import brief
 
 #: The most axes of a value of which a part is looked for in every order of them.
 _MOST_AXES: Final = 4
+
+#: The part of a gradient along a bias, or a value, above which what reads the value takes notice of it.
+_NOTICED: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +53,13 @@ class StepsApart:
 
 
 def steps_apart(
-    dumps: Dumps, match: Match, tolerance: float | None, summed: Collection[str] = (), terms: Iterable[Match] = ()
+    dumps: Dumps,
+    match: Match,
+    tolerance: float | None,
+    *,
+    summed: Collection[str] = (),
+    terms: Iterable[Match] = (),
+    biases: Iterable[Match] = (),
 ) -> StepsApart | None:
     """Returns what the values of a pair are of each other; None where nothing shows that they are two steps.
 
@@ -57,22 +69,35 @@ def steps_apart(
         tolerance: The largest relative error; None where nothing is compared by one.
         summed: The keys of parameters that add up to one of the other dump, and of those.
         terms: The pairs that agree, of values that the pair is computed from.
+        biases: The pairs that agree, of parameters of one axis.
     """
     if tolerance is None:
         return None
-    if (stages := _of_part(dumps, match, tolerance)) is not None:
+    if (stages := _of_part(dumps, match, tolerance) or _of_factor(dumps, match, tolerance)) is not None:
         return StepsApart(applied=True, stages=stages)
     if (found := function_between(dumps, match, tolerance)) is not None:
         return StepsApart(applied=is_applied(dumps, match, found), stages=dict(found.stages(match)))
+    words = _added_elsewhere(dumps, match, tolerance, summed=summed, terms=terms, biases=biases)
+    if not words:
+        return None
+    return StepsApart(applied=True, stages=dict.fromkeys((match.ref, *match.recipe.keys), words), shifted=True)
+
+
+def _added_elsewhere(
+    dumps: Dumps,
+    match: Match,
+    tolerance: float,
+    *,
+    summed: Collection[str],
+    terms: Iterable[Match],
+    biases: Iterable[Match],
+) -> str:
+    """Returns what one value of a pair has that the other program adds elsewhere, in words; "" where there is none."""
     if summed and _differ_by_biases(dumps, match, summed, tolerance):
-        keys = (match.ref, *match.recipe.keys)
-        stages = dict.fromkeys(keys, "one of two biases is added elsewhere")
-        return StepsApart(applied=True, stages=stages, shifted=True)
-    term = next((each for each in terms if _differ_by(dumps, match, each, tolerance)), None)
-    if term is not None:
-        words = f"`{printable(split_key(term.ref)[1])}` is added elsewhere"
-        return StepsApart(applied=True, stages=dict.fromkeys((match.ref, *match.recipe.keys), words), shifted=True)
-    return None
+        return "one of two biases is added elsewhere"
+    bias = _bias_between(dumps, match, biases, tolerance)
+    term = bias or next((each for each in terms if _differ_by(dumps, match, each, tolerance)), None)
+    return "" if term is None else f"`{printable(split_key(term.ref)[1])}` is added elsewhere"
 
 
 def _of_part(dumps: Dumps, match: Match, tolerance: float) -> Mapping[str, str] | None:
@@ -95,6 +120,79 @@ def _of_part(dumps: Dumps, match: Match, tolerance: float) -> Mapping[str, str] 
         whole: f"`{printable(split_key(part)[1])}` is a part",
     }
     return words | {_gradient_of(key): f"its value is {what}" for key, what in words.items()}
+
+
+def _of_factor(dumps: Dumps, match: Match, tolerance: float) -> Mapping[str, str] | None:
+    """Returns what two values and their gradients are where one is a multiple of the other in both programs; else None.
+
+    Args:
+        dumps: The dumps of the pair.
+        match: A pair of activations.
+        tolerance: The largest relative error.
+    """
+    values = _both(dumps, match)
+    gradients = None if values is None else _both(dumps, _of_gradients(match))
+    if values is None or gradients is None or not (np.any(values[1]) and np.any(gradients[0])):
+        return None
+    (one, other), (slope, other_slope) = values, gradients
+    factor = float(np.vdot(one, other) / np.vdot(other, other))
+    noticed = abs(np.vdot(one, slope)) > _NOTICED * np.linalg.norm(one) * np.linalg.norm(slope)
+    multiple = _is_close(factor * other, one, tolerance) and _is_close(factor * slope, other_slope, tolerance)
+    if not (noticed and multiple):
+        return None
+    size = brief(max(factor, 1 / factor, key=abs))
+    words = f"one program multiplies by {size} within the layer, and the other outside of it"
+    keys = (match.ref, *match.recipe.keys)
+    return dict.fromkeys((*keys, *map(_gradient_of, keys)), words)
+
+
+def _bias_between(dumps: Dumps, match: Match, biases: Iterable[Match], tolerance: float) -> Match | None:
+    """Returns the bias that only one value of a pair has, and that both programs add; None where there is none.
+
+    Args:
+        dumps: The dumps of the pair.
+        match: A pair of activations.
+        biases: Pairs of parameters of one axis, which agree.
+        tolerance: The largest relative error.
+    """
+    values = _both(dumps, match)
+    gradients = None if values is None else _both(dumps, _of_gradients(match))
+    if values is None or gradients is None:
+        return None
+    one, other = values
+    for axis, size in enumerate(one.shape):
+        others = tuple(each for each in range(one.ndim) if each != axis)
+        shift, arriving = (one - other).mean(others), [each.sum(others) for each in gradients]
+        noticed = all(
+            np.linalg.norm(each) > _NOTICED * np.linalg.norm(np.abs(whole).sum(others))
+            for each, whole in zip(arriving, gradients, strict=True)
+        )
+        spread = np.expand_dims(shift, others)
+        if size < 2 or not noticed or not _is_close(other + spread, one, tolerance):
+            continue
+        for bias in biases:
+            if dumps.ref.entry(bias.ref).shape == (size,) and _is_added(dumps, bias, shift, arriving, tolerance):
+                return bias
+    return None
+
+
+def _is_added(dumps: Dumps, bias: Match, shift: Array, arriving: Sequence[Array], tolerance: float) -> bool:
+    """Returns whether a bias is what two values differ by, and has the gradient that arrives in both programs."""
+    known, slopes = _both(dumps, bias), _both(dumps, _of_gradients(bias))
+    if known is None or slopes is None:
+        return False
+    added = _is_close(known[0], shift, tolerance) or _is_close(known[0], -shift, tolerance)
+    return added and all(_is_close(each, slope, tolerance) for each, slope in zip(arriving, slopes, strict=True))
+
+
+def _both(dumps: Dumps, match: Match) -> tuple[Array, Array] | None:
+    """Returns both tensors of a pair in the layout of the reference; None where there are none of one shape."""
+    one, other = FloatTensors(dumps.ref).tensor(match.ref), _made(FloatTensors(dumps.cand), match)
+    return None if one is None or other is None or one.shape != other.shape else (one, other)
+
+
+def _is_close(found: Array, expected: Array, tolerance: float) -> bool:
+    return bool(np.linalg.norm(found - expected) <= tolerance * np.linalg.norm(expected))
 
 
 def _turned(array: Array, shape: Shape) -> Iterator[Array]:
@@ -150,7 +248,8 @@ def _of_gradients(match: Match) -> Match:
 
 
 def _gradient_of(key: str) -> str:
-    return key_of(ACTIVATION_GRAD, split_key(key)[1])
+    family, name = split_key(key)
+    return key_of(gradient_family(family) or family, name)
 
 
 def _made(cand: FloatTensors, match: Match) -> Array | None:

@@ -163,10 +163,20 @@ class PairedDump:
         ))  # fmt: skip
 
     @cached_property
+    def eliminated(self) -> frozenset[str]:
+        """The keys of what the program states and does not compute, since nothing reads it."""
+        lines = self.source.manifest.ledger.missing
+        return frozenset(key_of(line.family, line.name) for line in lines if line.reason == "eliminated")
+
+    @cached_property
     def loops(self) -> frozenset[str]:
         """The names of the layers with a loop, of whose iterations the program has values."""
         names = (name for family, name in map(split_key, self.known) if family == ACTIVATION)
         return frozenset(layer for name in names for layer in loops_around(name))
+
+    def why_absent(self, key: str) -> str | None:
+        """Returns why the dump lists a tensor without its values; None where it has them, or does not list it."""
+        return self.source.entry(self.source.resolve(key)).absent if key in self._stored else None
 
     def lacks(self, key: str) -> bool:
         """Returns whether the program has a tensor of this name that is paired with none of any name.

@@ -94,17 +94,26 @@ def _why_of_one_framework(owner: str, own: PairedDump, other: PairedDump) -> str
     if not other.source.manifest.layers or is_of_jax(own.source) is is_of_jax(other.source):
         return ""
     if not is_of_jax(own.source):
-        integer = dtype_class(entry.dtype) == "integer"
-        # The other program may slice tokens and labels out of one array.
-        if entry.family == INPUT and integer and own.facts.losses_agree and own.lies_between(owner):
-            return "integers of another shape in the other program's batch, and what is computed from them agrees"
-        return "a count that only PyTorch keeps" if entry.family == STATE and not entry.shape and integer else ""
+        return _why_of_pytorch(owner, own, other)
     if entry.family == AUX:
         return "captures of PyTorch hold no outputs beside the loss"
     start = key_of(subject_family(entry.family) or entry.family, entry.name)
     if entry.family in (INPUT, INPUT_GRAD) and own.facts.losses_agree and own.lies_between(start):
         return "captures of PyTorch hold no inputs of the loss alone, and the losses agree"
     return ""
+
+
+def _why_of_pytorch(owner: str, own: PairedDump, other: PairedDump) -> str:
+    """Returns why a program in JAX has no such tensor of a capture from PyTorch; "" where it has."""
+    entry = own.source.entry(owner)
+    integer = dtype_class(entry.dtype) == "integer"
+    # The other program may slice tokens and labels out of one array.
+    if entry.family == INPUT and integer and own.facts.losses_agree and own.lies_between(owner):
+        return "integers of another shape in the other program's batch, and what is computed from them agrees"
+    if entry.family == STATE and not entry.shape and integer:
+        return "a count that only PyTorch keeps"
+    unread = own.why_absent(key_of(ACTIVATION_GRAD, entry.name)) == "disconnected"
+    return "the loss reads it in neither program" if unread and owner in other.eliminated else ""
 
 
 def _why_of_bare_file(owner: str, own: PairedDump, other: PairedDump) -> str:

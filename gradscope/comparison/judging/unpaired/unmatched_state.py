@@ -2,8 +2,8 @@
 
 A library may keep keys and counts of random streams, positions and masks as state, and another make them anew. A
 program that trains may update running statistics that nothing reads before evaluation, and a port leave them out; or a
-table be a buffer of one program and a constant of the other. Where everything else agrees, such state is no difference
-in what is computed: it is told beside the verdict.
+table be a buffer, or a frozen parameter, of one program and a constant of the other. Where everything else agrees, such
+state is no difference in what is computed: it is told beside the verdict.
 
 Why it is told and does not count (2026-11): who ports a network asks whether the port computes the same, and a capture
 from PyTorch always has the buffers of its batch norms. State counts where both programs keep some and it is not the
@@ -18,7 +18,7 @@ from typing import Final
 from gradscope.comparison.judging.unpaired.paired_dumps import PairedDump
 from gradscope.comparison.pairing.matching import is_of_jax
 from gradscope.comparison.precision import dtype_class
-from gradscope.naming import ACTIVATION, AUX, STATE, key_of, split_key
+from gradscope.naming import ACTIVATION, AUX, PARAM_GRAD, STATE, key_of, split_key
 
 #: Why running statistics do not count that one program keeps and the other does not.
 STATISTICS: Final = "running statistics that only one of the programs updates, and all else agrees"
@@ -60,9 +60,15 @@ def _why_of_values(key: str, own: PairedDump, other: PairedDump) -> str:
     if not own.facts.all_agree or key in own.compared or any(prod(other.source.entry(e).shape) == size for e in alone):
         return ""
     if not _is_updated(key, own):
-        return CONSTANTS if split_key(key)[0] == STATE else ""
+        return CONSTANTS if _is_constant(key, own) else ""
     kept = (each in own.compared and _is_updated(each, own) for each in own.values_of_state)
     return "" if any(kept) or any(_is_updated(each, other) for each in alone) else STATISTICS
+
+
+def _is_constant(key: str, own: PairedDump) -> bool:
+    """Returns whether a program states that it never trains a tensor: a buffer, or a parameter that is frozen."""
+    family, name = split_key(key)
+    return family == STATE or own.why_absent(key_of(PARAM_GRAD, name)) == "frozen"
 
 
 def _is_updated(key: str, own: PairedDump) -> bool:

@@ -175,10 +175,13 @@ def _misnamed(dumps: Dumps, matches: Iterable[Match], equality: Equality) -> set
     wrong = [match for match in matches if match.recipe.plain and _differs(dumps, match, equality)]
     if len(wrong) < 2:
         return set()
-    claimed = Pairing(only_ref=tuple(each.ref for each in wrong), only_cand=tuple(each.cand for each in wrong))
-    classes = list(equal_classes(dumps, claimed, equality))
-    elsewhere = {key for each in classes for key in (*each.refs, *each.cands)}
-    found = {each.ref for each in wrong if each.ref in elsewhere or each.cand in elsewhere}
+    # An output that a layer returns as it is has its values under the name of what made it.
+    owners = {each.ref: (dumps.ref.resolve(each.ref), dumps.cand.resolve(each.cand)) for each in wrong}
+    only_ref, only_cand = (tuple(dict.fromkeys(each)) for each in zip(*owners.values(), strict=True))
+    classes = list(equal_classes(dumps, Pairing(only_ref=only_ref, only_cand=only_cand), equality))
+    in_ref = {key for each in classes for key in each.refs}
+    in_cand = {key for each in classes for key in each.cands}
+    found = {key for key, (ref, cand) in owners.items() if ref in in_ref or cand in in_cand}
     return found | {key_of(ACTIVATION_GRAD, split_key(key)[1]) for key in found}
 
 

@@ -1,0 +1,132 @@
+"""Two programs compute the same, and their layers end elsewhere: one repeats a value, or adds and multiplies behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+
+EXAMPLES, LENGTH, WIDTH = 3, 5, 4
+
+
+def _drawn(seed: int, *shape: int) -> Any:
+    return np.random.default_rng([seed, *shape]).normal(size=shape).astype(np.float32)
+
+
+PARAMS = {
+    "embed": _drawn(1, WIDTH, WIDTH), "table": _drawn(2, LENGTH + 1, WIDTH), "head": _drawn(3, WIDTH, WIDTH),
+    "bias": _drawn(4, WIDTH),
+}  # fmt: skip
+BATCH = {"x": _drawn(5, EXAMPLES, LENGTH, WIDTH)}
+
+
+def _captured(network: Callable[[Any, Any], Any]) -> Dump:
+    def loss(params: Any, batch: Any) -> Any:
+        y = network(params, batch["x"])
+        return jnp.square(y).mean() + jnp.sin(y).sum()
+
+    with jax.numpy_rank_promotion("allow"):
+        return gs.capture(loss, PARAMS, BATCH, origins=False)
+
+
+def _with_positions(shape: tuple[int, ...], *, shift: int = 0) -> Dump:
+    """A network that adds positions, of one example, of none, or of all."""
+
+    def network(params: Any, x: Any) -> Any:
+        with jax.named_scope("embed"):
+            x = x @ params["embed"]
+        with jax.named_scope("positions"):
+            positions = jnp.broadcast_to(params["table"][shift : LENGTH + shift], (*shape, LENGTH, WIDTH)) * 1.0
+        with jax.named_scope("head"):
+            return jnp.tanh(x + positions) @ params["head"]
+
+    return _captured(network)
+
+
+@pytest.fixture(scope="module")
+def positions() -> dict[str, Dump]:
+    return {"none": _with_positions(()), "one": _with_positions((1,)), "all": _with_positions((EXAMPLES,))}
+
+
+@pytest.mark.parametrize(("one", "other"), [("one", "all"), ("all", "one"), ("none", "all"), ("all", "none")])
+def test_positions_may_be_repeated_for_every_example(positions: dict[str, Dump], one: str, other: str) -> None:
+    found = gs.compare(positions[one], positions[other])
+    assert found.verdict == "same", found.sentence
+    rows = [row for row in found.rows if row.name == "positions" and row.compared]
+    assert {(row.family, row.status) for row in rows} == {("activation", "same"), ("activation_grad", "same")}
+
+
+@pytest.mark.parametrize("shape", [(1,), (EXAMPLES,)])
+def test_other_positions_are_a_difference_where_they_are_made(positions: dict[str, Dump], shape: Any) -> None:
+    wrong = _with_positions(shape, shift=1)
+    for reference in positions.values():
+        found = gs.compare(reference, wrong)
+        assert found.sentence.startswith("Forward first differs at `positions` (rel_l2 "), found.sentence
+
+
+def test_what_differs_between_examples_is_not_repeated() -> None:
+    def captured(rows: int) -> Dump:
+        def network(params: Any, x: Any) -> Any:
+            with jax.named_scope("mean"):
+                mean = x[:rows].mean(1, keepdims=True)
+            with jax.named_scope("head"):
+                return (x - mean) @ params["head"]
+
+        return _captured(network)
+
+    found = gs.compare(captured(1), captured(EXAMPLES))
+    assert "`mean` (the shape is (1, 1, 4) in the reference and (3, 1, 4) in the candidate)" in found.sentence
+
+
+def _with_head(
+    *, bias_inside: bool, factor_inside: bool, bias: float = 1.0, factor: float = 3.0, norm: Any = None
+) -> Dump:
+    """A network that multiplies by a number and adds a bias, each within a layer or behind it."""
+
+    def network(params: Any, x: Any) -> Any:
+        with jax.named_scope("embed"):
+            x = x @ params["embed"] * (factor if factor_inside else 1.0)
+        with jax.named_scope("body"):
+            x = x * (1.0 if factor_inside else factor)
+            x = jnp.tanh(x) if norm is None else norm(x)
+        with jax.named_scope("head"):
+            x = x @ params["head"] + (bias * params["bias"] if bias_inside else 0.0)
+        with jax.named_scope("end"):
+            return x + (0.0 if bias_inside else bias * params["bias"])
+
+    return _captured(network)
+
+
+@pytest.mark.parametrize(("inside", "outside"), [(True, False), (False, True)])
+def test_a_bias_and_a_factor_may_be_within_a_layer_or_behind_it(inside: bool, outside: bool) -> None:
+    one = _with_head(bias_inside=inside, factor_inside=inside)
+    found = gs.compare(one, _with_head(bias_inside=outside, factor_inside=outside))
+    assert found.verdict == "same", found.sentence
+    why = {row.name: row.why for row in found.rows if row.family == "activation" and row.status == "missing"}
+    assert why["head"] == "`bias` is added elsewhere"
+    assert why["embed"] == "one program multiplies by 3.0 within the layer, and the other outside of it"
+
+
+def test_a_bias_or_a_factor_of_another_size_is_a_difference() -> None:
+    one = _with_head(bias_inside=True, factor_inside=True)
+    for changed in ({"bias": 0.5}, {"bias": 0.0}):
+        found = gs.compare(one, _with_head(bias_inside=False, factor_inside=True, **changed))
+        assert found.sentence.startswith("Forward first differs at `head` "), found.sentence
+    found = gs.compare(one, _with_head(bias_inside=True, factor_inside=False, factor=1.0))
+    assert found.sentence.startswith("Forward first differs at `embed` "), found.sentence
+
+
+def test_a_factor_that_a_norm_hides_is_a_difference() -> None:
+    def norm(x: Any) -> Any:
+        return x / jnp.sqrt(jnp.square(x).mean(-1, keepdims=True))
+
+    one = _with_head(bias_inside=True, factor_inside=True, norm=norm)
+    found = gs.compare(one, _with_head(bias_inside=True, factor_inside=False, factor=1.0, norm=norm))
+    assert found.sentence.startswith("Forward first differs at `embed` "), found.sentence
