@@ -50,7 +50,9 @@ def is_recognised(tensors: FloatTensors, layer: Layer, key: str) -> bool:
         key: The key of its output.
     """
     value, read = tensors.tensor(key), list(tensors.read_by(layer))
-    return value is not None and len(read) == 1 and any(any(recognised(each, value)) for each in _trimmed(read[0], value))
+    if value is None or len(read) != 1:
+        return False
+    return any(any(recognised(each, value)) for each in _trimmed(read[0], value))
 
 
 def _trimmed(read: Array, value: Array) -> Iterator[Array]:

@@ -40,6 +40,9 @@ _SIZE, _END, _OPERATION, _READERS, _LAYER, _VALUES = 1, 2, 2, 3, 4, 6
 #: The evidence against a pair of layers that use parameters which are not paired with each other.
 _OTHER_LAYER: Final = -3
 
+#: The evidence against a pair of layers of which one has at most half of the other's parameters, as a part of it has.
+_PART: Final = 1
+
 #: The evidence for a pair of layers without parameters in common whose inputs are paired with each other.
 _INPUTS: Final = 3
 
@@ -213,6 +216,7 @@ class _Places:
         evidence = (
             _SIZE
             + (_LAYER * (not early) if own & others else _OTHER_LAYER * bool(own and others))
+            - _PART * (bool(own & others) and 2 * min(len(own), len(others)) <= max(len(own), len(others)))
             + _INPUTS * (not own & others and bool(own) is bool(others) and self._inputs.agree(ref, cand))
             + _READERS * bool(place.read_with & candidate.read_with & self._known)
             + _OPERATION * (None not in operations and operations[0] == operations[1])
