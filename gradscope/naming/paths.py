@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-from gradscope.naming.numbering import NUMBER
+from gradscope.naming.numbering import NUMBER, number_of
 
 #: The name of a leaf that has no path, because it is the tree.
 _ROOT: Final = "value"
@@ -100,6 +100,14 @@ def layers_around(path: str) -> Iterator[str]:
 def loops_around(path: str) -> Iterator[str]:
     """Yields those of which it is a part in an iteration of a loop."""
     yield from (layer for layer in layers_around(path) if path[len(layer)] == "[")
+
+
+def iterations_around(path: str) -> Iterator[tuple[str, int]]:
+    """Yields the loops of which a path is a part in an iteration, with the number of that."""
+    for layer in loops_around(path):
+        number = number_of(path[len(layer) + 1 :].partition("]")[0])
+        if number is not None:
+            yield layer, number
 
 
 def is_inside(path: str, layers: Collection[str]) -> bool:

@@ -57,16 +57,42 @@ def parts_of(
     """
     if first is None or not unpaired:
         return
-    layers = {status: _makers(first, program) for status, program in zip(_ALONE, (ref, cand), strict=True)}
+    layers = _Makers(ref, cand).of(first)
     for row in unpaired:
         if is_inside(row.name, layers[row.status]):
             yield key_of(row.family, row.name)
 
 
-def _makers(row: ComparisonRow, program: Program) -> Sequence[str]:
-    """Returns the paths of the layers that made a value of a program, or the gradient with respect to it."""
-    name = program.owner(row).partition("/")[2]
-    return readers_of(program.layers, name) if row.family == ACTIVATION_GRAD else (name,)
+class _Makers:
+    """_Makers finds the layers that made a value in both programs, or the gradient with respect to it.
+
+    Args:
+        ref: The program of the reference.
+        cand: The program of the candidate.
+    """
+
+    def __init__(self, ref: Program, cand: Program) -> None:
+        self._programs: dict[str, Program] = dict(zip(_ALONE, (ref, cand), strict=True))
+        self._around = {layer.parent for layer in ref.layers}
+
+    def of(self, row: ComparisonRow) -> dict[str, Sequence[str]]:
+        """Returns the paths of the layers by the status that rows of their program alone have.
+
+        The counterpart of a layer with parts is a layer with parts as well, which may return what its last part does.
+
+        Args:
+            row: The row of the value or gradient.
+        """
+        names = {status: program.owner(row).partition("/")[2] for status, program in self._programs.items()}
+        if row.family == ACTIVATION_GRAD:
+            return {status: readers_of(self._programs[status].layers, name) for status, name in names.items()}
+        found = {
+            status: [layer.path for layer in self._programs[status].layers if name in layer.outputs]
+            for status, name in names.items()
+        }
+        missing, extra = _ALONE
+        innermost = found[missing][-1:]
+        return {missing: innermost, extra: found[extra] if self._around.intersection(innermost) else found[extra][-1:]}
 
 
 def with_inputs_paired(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> tuple[ComparisonRow, ...]:
@@ -83,6 +109,7 @@ def with_inputs_paired(rows: Sequence[ComparisonRow], ref: Program, cand: Progra
     if not alone:
         return tuple(rows)
     beside: set[int] = set()
+    made_by = _Makers(ref, cand)
     for status, program in zip(_ALONE, (ref, cand), strict=True):
         sources = sources_of(program.layers)
         paired = {program.owner(row) for row in rows if row.status not in _ALONE}
@@ -93,7 +120,7 @@ def with_inputs_paired(rows: Sequence[ComparisonRow], ref: Program, cand: Progra
             owner = program.owner(row)
             if as_float(row.metrics.get("growth", 0.0)) <= FLAGGED or owner not in behind:
                 continue
-            makers = around.intersection(_makers(row, program))
+            makers = around.intersection(made_by.of(row)[status])
             before = sources_among(sources, owner, unpaired, paired) if makers else ()
             if not makers or not all(is_inside(split_key(key)[1], makers) for key in before):
                 beside.add(number)

@@ -51,7 +51,8 @@ def test_a_fault_is_blamed_on_its_layer(port: Port, fault: str) -> None:
 def test_a_step_that_only_the_candidate_has_is_named_first() -> None:
     (convnet,) = (port for port in FAULTY if port.name == "a convolutional network")
     sentence = compared(convnet, "dropout").sentence
-    assert sentence.startswith("Forward first differs at `dropout`, only in the candidate, or at `flatten`"), sentence
+    says = "Forward first differs at `dropout`, only in the candidate, and next at `flatten`"
+    assert sentence.startswith(says), sentence
 
 
 def test_the_name_in_the_candidate_is_told_of_what_only_its_place_pairs() -> None:

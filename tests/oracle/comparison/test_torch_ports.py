@@ -418,7 +418,7 @@ def test_what_joins_outputs_between_modules_is_known_from_the_port(scale: float)
     )
 
 
-@pytest.mark.parametrize(("fault", "blamed"), [("", ""), ("bias", "1/conv"), ("act", "0/out")])
+@pytest.mark.parametrize(("fault", "blamed"), [("", ""), ("bias", "1/conv"), ("act", "0")])
 def test_a_causal_convolution_is_a_part_of_one_that_pads_both_sides(fault: str, blamed: str) -> None:
     torch.manual_seed(0)
 
@@ -811,3 +811,76 @@ def test_outputs_in_another_order_a_frozen_table_and_a_layer_that_nothing_reads(
     else:
         first = "blocks/1/bias" if scale > 1 else "blocks/0/"
         assert found.sentence.startswith(f"Forward first differs at `{first}"), found.sentence
+
+
+class Mixture(nn.Module):
+    """Two experts, weighted by a gate, with a term for the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(4, 2, bias=False)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(4, 5), nn.SiLU(), nn.Linear(5, 4)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        shares = self.gate(x).softmax(-1)
+        y = sum(shares[:, number, None] * expert(x) for number, expert in enumerate(self.experts))
+        chosen = nn.functional.one_hot(shares.argmax(-1), 2).float()
+        return torch.as_tensor(y), (chosen.mean(0) * shares.mean(0)).sum()
+
+
+@pytest.mark.parametrize(
+    ("fault", "first"), [("", None), ("relu", "mixture.0"), ("half", "mixture.0"), ("another weight", "mixture/gate")]
+)
+def test_parts_of_a_layer_of_several_results_are_inside_it(fault: str, first: str | None) -> None:
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.mixture = nn.LayerNorm(4, elementwise_affine=False), Mixture()
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y, term = self.mixture(self.norm(x))
+            return self.head(x + y), term
+
+    torch.manual_seed(0)
+    module, x = Network(), torch.randn(6, 4)
+    state = {name: value.numpy().copy() for name, value in module.state_dict().items()}
+    gate = np.roll(state["mixture.gate.weight"], 1, 1) if fault == "another weight" else state["mixture.gate.weight"]
+
+    def loss(weights: Any, batch: Any) -> Any:
+        x = batch["x"]
+        with jax.named_scope("norm"):
+            y = (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5)
+        with jax.named_scope("moe"):
+            with jax.named_scope("router"):
+                shares = jax.nn.softmax(y @ weights["gate"])
+                largest, chosen = jax.lax.top_k(shares, 2)
+                weights_of = (jax.nn.one_hot(chosen, 2) * largest[..., None]).sum(1)
+            with jax.named_scope("experts"):
+                y = jnp.einsum("td,edh->teh", y, weights["w1"]) + weights["b1"]
+                y = jax.nn.relu(y) if fault == "relu" else jax.nn.silu(y)
+                y = jnp.einsum("teh,ehd->ted", y, weights["w2"]) + weights["b2"]
+                y = (y * weights_of[..., None]).sum(1) * (0.5 if fault == "half" else 1)
+            term = (jax.nn.one_hot(chosen[:, 0], 2).mean(0) * shares.mean(0)).sum()
+        with jax.named_scope("head"):
+            y = (x + y) @ weights["head"] + weights["bias"][None]
+        return jnp.square(y).mean() + term
+
+    def stacked(name: str) -> Any:
+        found = [state[f"mixture.experts.{number}.{name}"] for number in range(2)]
+        return np.stack([np.ascontiguousarray(each.T) for each in found])
+
+    weights = {
+        "gate": gate.T.copy(),
+        "head": state["head.weight"].T.copy(),
+        "bias": state["head.bias"],
+        "w1": stacked("0.weight"),
+        "b1": stacked("0.bias"),
+        "w2": stacked("2.weight"),
+        "b2": stacked("2.bias"),
+    }
+    with jax.numpy_rank_promotion("allow"):
+        port = gs.capture(loss, weights, {"x": x.numpy()}, origins=False)
+    found = gs.compare(capture(module, lambda y: y[0].square().mean() + y[1], {"x": x}), port)
+    assert found.verdict == ("same" if first is None else "different"), found.sentence
+    assert first is None or f"Forward first differs at `{first}` (" in found.sentence, found.sentence

@@ -52,8 +52,8 @@ def captured(program: Program) -> Dump:
 
 
 def named_first(found: Comparison) -> set[str]:
-    """The name at which the sentence of a comparison says that forward first differs, and that of where it begins."""
-    first, origin = found.first_divergence.forward, found.blame.origin
+    """The name at which the sentence of a comparison says that it first differs, and that of where the error begins."""
+    first, origin = found.first_divergence.forward or found.first_divergence.backward, found.blame.origin
     if found.blame.suspects:
         return {found.blame.suspects[0].name}
     return {each.name for each in (first, origin) if each is not None}

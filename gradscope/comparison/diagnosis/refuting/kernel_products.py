@@ -45,17 +45,34 @@ def is_product(tensors: FloatTensors, layer: Layer, key: str) -> bool:
 
 
 def _is_product_of(read: Array, kernel: Array, biases: Sequence[Array], value: Array) -> bool:
-    inputs, outputs = kernel.shape
+    outputs = kernel.shape[1]
     if value.size % outputs or any(bias.size != outputs for bias in biases):
         return False
     expected = value.reshape(-1, outputs) - sum((bias.reshape(-1) for bias in biases), start=np.zeros(outputs))
-    # A layer may read a part of the features, as a coupling does: the rows of the others are those of no product.
-    parts = read.size // (len(expected) * inputs)
-    if parts * len(expected) * inputs != read.size or (parts > 1 and read.shape[-1] != parts * inputs):
-        return False
     limit = _ROUNDING * np.linalg.norm(value)
-    rows = np.moveaxis(read.reshape(-1, parts, inputs), 1, 0)
+    rows = (each for axis in range(read.ndim) for each in _rows(np.moveaxis(read, axis, -1), kernel, expected))
     return any(np.linalg.norm(each @ kernel - expected) <= limit for each in rows)
+
+
+def _rows(read: Array, kernel: Array, expected: Array) -> Iterator[Array]:
+    """Yields what a layer may read of a value: all features, or those that stand together and fit the first row.
+
+    Args:
+        read: The value, its features last.
+        kernel: The kernel.
+        expected: The rows of the product.
+    """
+    inputs = kernel.shape[0]
+    if read.shape[-1] < inputs or read.size // read.shape[-1] != len(expected):
+        # Several axes may be features, as the heads of attention are.
+        yield from [read.reshape(-1, inputs)] if read.size == len(expected) * inputs else ()
+        return
+    rows = read.reshape(len(expected), -1)
+    # A layer may read a part of the features, as a coupling does: the rows of the others are those of no product.
+    first = np.lib.stride_tricks.sliding_window_view(rows[0], inputs) @ kernel - expected[0]
+    limit = 10 * _ROUNDING * (np.linalg.norm(expected[0]) + np.linalg.norm(rows[0]) * np.linalg.norm(kernel))
+    for start in np.flatnonzero(np.linalg.norm(first, axis=-1) <= limit):
+        yield rows[:, start : start + inputs]
 
 
 def matrices(kernel: tuple[int, ...]) -> Iterator[tuple[int, int]]:

@@ -7,6 +7,7 @@ differs, the step may be at fault, or the layer that computes that value. The te
 - `gradient_suspects`: the same backward.
 - `reading`: which steps are right by what the layer of the divergence reads.
 - `replaying`: a stretch of a program computed again with another step in the place of one.
+- `flat_steps`: steps that one program leaves out, as gradients pass where they are flat.
 - `wrong_parameters`: the parameters that differ, or that the other program does not use.
 - `steps`: a step that only one of the programs has, and its layer.
 - `turned_values`: values that agree in an order which nothing else has.

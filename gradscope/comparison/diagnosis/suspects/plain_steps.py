@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from operator import ne
 from typing import Final
 
 import numpy as np
@@ -49,7 +50,19 @@ def is_recognised(tensors: FloatTensors, layer: Layer, key: str) -> bool:
         key: The key of its output.
     """
     value, read = tensors.tensor(key), list(tensors.read_by(layer))
-    return value is not None and len(read) == 1 and any(recognised(read[0], value))
+    if value is None or len(read) != 1:
+        return False
+    return any(any(recognised(each, value)) for each in _trimmed(read[0], value))
+
+
+def _trimmed(read: Array, value: Array) -> Iterator[Array]:
+    """Yields a value, or its beginning and end where another is shorter, as where causal padding is cut off."""
+    yield read
+    # Half of a value or less is rather one of those that were joined in it.
+    is_shorter = value.size < read.size < 2 * value.size and read.ndim == value.ndim
+    if is_shorter and sum(map(ne, read.shape, value.shape)) == 1:
+        yield read[tuple(map(slice, value.shape))]
+        yield read[tuple(slice(-size, None) for size in value.shape)]
 
 
 def is_normalisation(tensors: FloatTensors, layer: Layer) -> bool:

@@ -22,6 +22,7 @@ import numpy as np
 from gradscope.comparison.diagnosis.divergence import Blame, first_divergence
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.refuting.kernel_products import is_product
+from gradscope.comparison.diagnosis.suspects.flat_steps import left_out_among
 from gradscope.comparison.diagnosis.suspects.gradient_suspects import backward_suspects
 from gradscope.comparison.diagnosis.suspects.plain_steps import (
     is_arrangement,
@@ -73,6 +74,7 @@ def with_suspects(dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow],
         return replace(blame, unrecorded=_unrecorded(dumps, pairing, divergence.forward))
     with np.errstate(all="ignore"):  # alternatives are tried on values that they are not made for
         found = _Forward(dumps, pairing, rows).found(divergence.forward, steps_of(dumps, blame.unpaired))
+        found = left_out_among(dumps, pairing, found)
     return replace(
         blame,
         suspects=tuple(step.row for step in found.suspects),
@@ -113,9 +115,12 @@ class _Forward:
             first: The first value over tolerance.
             steps: The steps of one program only that it is computed from.
         """
-        guilty = [step for step in steps if self._wrong.intersection(step.layer.params)]
         match = self._matches.get(key_of(first.family, first.name))
         layer = makers_of(self._dumps.ref.manifest.layers).get(first.name)
+        if match is not None and layer is not None:  # other results of the layer are not before it
+            others = {other.path for other in self._counterparts(match, layer)}
+            steps = [step for step in steps if step.of_ref or step.layer.path not in others]
+        guilty = [step for step in steps if self._wrong.intersection(step.layer.params)]
         if guilty or layer is None:
             return Found(guilty, steps, made_before=True)
         if match is not None:

@@ -7,6 +7,7 @@
 - `joined_values`: values that are two of the other program, joined.
 - `second_names`: second names of tensors whose first names are paired.
 - `uncertain_names`: which names of values count, and when, where those of parameters differ.
+- `shared_parameters`: which parameters layers of two programs have in common, of stacked ones by iterations.
 - `value_places`: with which parameters a value is computed and read.
 - `paired_inputs`: whether two values are computed from values that are paired with each other.
 """

@@ -25,18 +25,23 @@ from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.normal_forms import tokens_of
 from gradscope.comparison.pairing.structure.paired_inputs import PairedInputs
+from gradscope.comparison.pairing.structure.shared_parameters import shared_parameters
 from gradscope.comparison.pairing.structure.value_places import Place, first_uses, index_of, later_uses, places_of
 from gradscope.comparison.pairing.values.equality import Equality
 from gradscope.comparison.precision import comparable
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.naming import ACTIVATION, PARAM, key_of, split_key
+from gradscope.naming.paths import loops_around
 
 #: The evidence for a pair, by what it is. A pair needs more than `_SIZE`.
 _SIZE, _END, _OPERATION, _READERS, _LAYER, _VALUES = 1, 2, 2, 3, 4, 6
 
 #: The evidence against a pair of layers that use parameters which are not paired with each other.
 _OTHER_LAYER: Final = -3
+
+#: The evidence against a pair of layers of which one has at most half of the other's parameters, as a part of it has.
+_PART: Final = 1
 
 #: The evidence for a pair of layers without parameters in common whose inputs are paired with each other.
 _INPUTS: Final = 3
@@ -164,7 +169,9 @@ def _sizes(entry: Entry) -> list[int]:
 
 
 def _end(entry: Entry) -> str:
-    return (tokens_of(entry.name) or ("",))[-1]
+    """Returns the last word or number of a name, without the numbers of iterations: `mix` for `mix[0]`."""
+    loop = next((each for each in loops_around(entry.name) if "/" not in entry.name[len(each) :]), entry.name)
+    return (tokens_of(loop) or ("",))[-1]
 
 
 class _Places:
@@ -179,15 +186,10 @@ class _Places:
         self._dumps = dumps
         self._search = LayoutSearch(dumps)
         self._inputs = PairedInputs(dumps, pairing)
-        names = {
-            split_key(key)[1]: split_key(match.ref)[1]
-            for match in pairing.matched
-            if split_key(match.ref)[0] == PARAM
-            for key in match.recipe.keys
-        }
-        self._ref = places_of(dumps.ref.manifest.layers, {})
-        self._cand = places_of(dumps.cand.manifest.layers, names)
-        self._known = frozenset(names.values())
+        in_ref, in_cand = shared_parameters(dumps, pairing.matched)
+        self._ref = places_of(dumps.ref.manifest.layers, in_ref)
+        self._cand = places_of(dumps.cand.manifest.layers, in_cand)
+        self._known = in_ref.shared
         self._ref_uses, self._cand_uses = first_uses(dumps.ref, self._ref), first_uses(dumps.cand, self._cand)
         self._compared = 0
         self._equality = equality = Equality(dumps)
@@ -214,6 +216,7 @@ class _Places:
         evidence = (
             _SIZE
             + (_LAYER * (not early) if own & others else _OTHER_LAYER * bool(own and others))
+            - _PART * (bool(own & others) and 2 * min(len(own), len(others)) <= max(len(own), len(others)))
             + _INPUTS * (not own & others and bool(own) is bool(others) and self._inputs.agree(ref, cand))
             + _READERS * bool(place.read_with & candidate.read_with & self._known)
             + _OPERATION * (None not in operations and operations[0] == operations[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from gradscope.comparison.pairing.structure.shared_parameters import ParameterNames
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Entry, Layer
 from gradscope.naming import ACTIVATION, key_of
@@ -22,19 +23,20 @@ class Place:
     read_with: frozenset[str] = frozenset()
 
 
-def places_of(layers: Sequence[Layer], names: Mapping[str, str]) -> dict[str, Place]:
+def places_of(layers: Sequence[Layer], names: ParameterNames) -> dict[str, Place]:
     """Returns the place of each value by its name.
 
     Args:
         layers: The layers of a program, composites before their parts.
-        names: The reference's names of its parameters; of those that are not here, their own are used.
+        names: The common names of its parameters.
     """
+    params_of = _params_of(layers, names)
     composites = {layer.parent for layer in layers}
     made: dict[str, frozenset[str]] = {}
     around: dict[str, frozenset[str]] = {}
     read: dict[str, set[str]] = {}
     for layer in layers:
-        params = frozenset(names.get(name, name) for name in layer.params)
+        params = params_of[layer.path]
         for name in layer.outputs:
             made[name] = params  # a part comes after its composite, and is more exact
             around[name] = params or around.get(name, params)
@@ -44,6 +46,15 @@ def places_of(layers: Sequence[Layer], names: Mapping[str, str]) -> dict[str, Pl
     none = frozenset[str]()
     values = {*made, *read}
     return {key: Place(made.get(key, none), around.get(key, none), frozenset(read.get(key, ()))) for key in values}
+
+
+def _params_of(layers: Sequence[Layer], names: ParameterNames) -> dict[str, frozenset[str]]:
+    """Returns the parameters of each layer with those of its parts, by its path."""
+    found = {layer.path: names.of(layer) for layer in layers}
+    for layer in reversed(layers):  # captures of PyTorch do not have the parameters of parts in layers around them
+        if layer.parent in found:
+            found[layer.parent] |= found[layer.path]
+    return found
 
 
 def index_of(source: DumpSource, key: str) -> int:

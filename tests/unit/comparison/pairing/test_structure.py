@@ -320,3 +320,37 @@ def test_a_root_that_returns_what_its_last_layer_does_may_have_another_name(
     assert found.verdict == "same", found.sentence
     pairs = {row.name: row.counterpart for row in found.rows if row.family == "activation"}
     assert pairs.items() >= {"MyNet": "OurNet"}.items()
+
+
+def _repeated(*, scanned: bool, fault: bool = False) -> Dump:
+    """Three blocks of two dense layers, of which one program has the kernels stacked, for the iterations of a loop."""
+    draw = np.random.default_rng(3).normal
+    kernels = {name: draw(size=(3, 6, 6)).astype(np.float32) / 3 for name in ("first", "second")}
+
+    def block(x: Any, weights: Any, first: str, second: str) -> Any:
+        with jax.named_scope(first):
+            y = jnp.tanh(x @ weights["first"])
+        with jax.named_scope(second):
+            y = y @ weights["second"]
+            y = jnp.where(jnp.arange(6) % 2 == 0, y, -y) if fault else y
+        return x + y
+
+    def unrolled(weights: Any, x: Any) -> Any:
+        for number, each in enumerate(weights):
+            with jax.named_scope(f"blocks_{number}"):
+                x = block(x, each, "in_proj", "out_proj")
+        return jnp.square(x).mean()
+
+    def loop(weights: Any, x: Any) -> Any:
+        x, _ = jax.lax.scan(lambda x, each: (block(x, each, "mix", "project"), None), x, weights)
+        return jnp.square(x).mean()
+
+    apart = [{name: kernel[number] for name, kernel in kernels.items()} for number in range(3)]
+    return gs.capture(loop, kernels, X, origins=False) if scanned else gs.capture(unrolled, apart, X, origins=False)
+
+
+def test_an_iteration_uses_its_slice_of_stacked_parameters() -> None:
+    apart, scanned = _repeated(scanned=False), _repeated(scanned=True)
+    assert gs.compare(apart, scanned).verdict == gs.compare(scanned, apart).verdict == "same"
+    _says(gs.compare(apart, _repeated(scanned=True, fault=True)), "blocks_0/out_proj")
+    _says(gs.compare(scanned, _repeated(scanned=False, fault=True)), "project[0]")

@@ -191,3 +191,38 @@ def test_the_step_is_at_fault_whose_bias_the_other_program_leaves_out() -> None:
     assert right.verdict == "same", right.sentence
     found = gs.compare(reference, _biased(packed=True, lost=True))
     assert [row.name for row in found.blame.suspects] == ["gru/value"], found.sentence
+
+
+def _scanned(*, scopes: bool, fault: bool = False) -> Dump:
+    """A causal convolution whose padding is cut off behind it, a rectifier, and a state that adds up a selection."""
+    draw = np.random.default_rng(6).normal
+    weights = {"conv": (3, 6), "select": (6, 5), "out": (6, 6)}
+    kernels = {name: draw(size=shape).astype(np.float32) for name, shape in weights.items()}
+
+    def scope(name: str) -> Any:
+        return jax.named_scope(name) if scopes or name in ("conv", "out") else nullcontext()
+
+    def loss(weights: Any, x: Any) -> Any:
+        with scope("conv"):
+            padded = jnp.pad(x, ((0, 0), (2, 2), (0, 0)))
+            y = sum(weights["conv"][tap][None, None] * padded[:, tap : tap + 6] for tap in range(3))
+            y = jnp.asarray(y).swapaxes(1, 2)
+        with scope("act"):
+            y = jax.nn.silu(y[..., :4])
+        with scope("select"):
+            selected = y.swapaxes(1, 2) @ weights["select"]
+        with nullcontext() if scopes else jax.named_scope("state"):
+            step, into = jax.nn.softplus(selected[..., :1]), selected[..., 1:]
+            into = into[..., ::-1] if fault else into
+            y = jnp.cumsum(step * y.swapaxes(1, 2), 1) * into.sum(-1, keepdims=True) * into[..., :1]
+        with scope("out"):
+            y = y @ weights["out"]
+        return jnp.square(y).mean()
+
+    return gs.capture(loss, kernels, draw(size=(2, 4, 6)).astype(np.float32), origins=False)
+
+
+def test_products_of_a_turned_value_and_functions_of_its_beginning_are_suspected_last() -> None:
+    found = gs.compare(_scanned(scopes=True), _scanned(scopes=False, fault=True))
+    says = "Forward first differs at `state`, only in the candidate, or at `act`, only in the reference, and next"
+    assert found.sentence.startswith(says), found.sentence
