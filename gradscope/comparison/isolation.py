@@ -97,7 +97,12 @@ class LocalRow:
     @property
     def differs(self) -> bool:
         """Whether the layer or the code makes an error over tolerance."""
-        return any(row is not None and row.status == "different" for row in (self.forward, self.vjp))
+        return (self.forward is not None and self.forward.status == "different") or self.vjp_differs
+
+    @property
+    def vjp_differs(self) -> bool:
+        """Whether a cotangent that it returns has an error over tolerance."""
+        return self.vjp is not None and self.vjp.status == "different"
 
     @property
     def tensors(self) -> tuple[str, ...]:
