@@ -24,12 +24,12 @@ import numpy as np
 
 from gradscope import naming
 from gradscope.capturing.execution.preparation import Prepared
-from gradscope.capturing.explain.nonfinite.backward_causes import backward_diagnosis
 from gradscope.capturing.explain.nonfinite.births import Birth, Births
-from gradscope.capturing.explain.nonfinite.forward_causes import forward_diagnosis
+from gradscope.capturing.explain.nonfinite.causes.backward_causes import backward_diagnosis
+from gradscope.capturing.explain.nonfinite.causes.forward_causes import forward_diagnosis
+from gradscope.capturing.explain.nonfinite.causes.repairs import Diagnosis, element
 from gradscope.capturing.explain.nonfinite.gradient_paths import GradientPaths, observe_suspects
 from gradscope.capturing.explain.nonfinite.nonfinite_flags import KnownFlags, NonfiniteFlags, is_argument
-from gradscope.capturing.explain.nonfinite.repairs import Diagnosis, element
 from gradscope.capturing.explain.nonfinite.replay import (
     Failure,
     Replay,

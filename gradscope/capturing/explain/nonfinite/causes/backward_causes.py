@@ -9,9 +9,9 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
-from gradscope.capturing.explain.nonfinite.forward_causes import diagnosis_by_operands
-from gradscope.capturing.explain.nonfinite.lost_epsilons import with_lost_epsilon
-from gradscope.capturing.explain.nonfinite.repairs import (
+from gradscope.capturing.explain.nonfinite.causes.forward_causes import diagnosis_by_operands
+from gradscope.capturing.explain.nonfinite.causes.lost_epsilons import with_lost_epsilon
+from gradscope.capturing.explain.nonfinite.causes.repairs import (
     ADD_EPSILON,
     BASE_POSITIVE,
     CLIP_INSIDE,
