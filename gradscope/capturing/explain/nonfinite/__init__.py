@@ -1,6 +1,7 @@
 """This search finds the operation in which a NaN or an infinity began.
 
-- `nonfinite_flags` observes which values and gradients are not finite, and `replay` runs single operations again.
+- `nonfinite_flags` observes which values and gradients are not finite, and `replay` runs single operations again, in
+  which `failures` are found.
 - `origin_search` goes back from what is not finite to the operation that made it of finite operands; `births` does so
   for one value.
 - `causes` says what went wrong in it, and how to mend it.

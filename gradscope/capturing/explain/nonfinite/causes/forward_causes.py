@@ -31,7 +31,7 @@ from gradscope.capturing.explain.nonfinite.causes.repairs import (
     overflow,
 )
 from gradscope.capturing.explain.nonfinite.causes.repairs_of_patterns import repair_of_pattern
-from gradscope.capturing.explain.nonfinite.replay import Failure
+from gradscope.capturing.explain.nonfinite.failures import Failure
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.lookup.operations import Operation, Operations
 
