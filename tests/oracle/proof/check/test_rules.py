@@ -672,3 +672,32 @@ def test_a_truth_value_that_the_program_states_may_choose_what_a_rule_does() -> 
 
     found = proof(lambda w, x: chosen(x @ w, True).sum())
     assert rule(found, "chosen").status == "correct"
+
+
+@jax.custom_vjp
+def summed_narrowly(x: Any, w: Any) -> Any:
+    return x @ w
+
+
+def _summed_narrowly_backward(kept: Any, g: Any) -> Any:
+    x, w = kept
+    terms = (x[:, :, None] * g[:, None, :]).astype(jnp.bfloat16)
+    return g @ w.T, (terms[0] + terms[1]).astype(w.dtype)
+
+
+summed_narrowly.defvjp(lambda x, w: (x @ w, (x, w)), _summed_narrowly_backward)
+
+
+def test_an_error_of_the_size_of_rounding_is_said_to_be_that_of_the_type_in_which_a_rule_computes() -> None:
+    found = proof(lambda w, x: jnp.square(summed_narrowly(x, w)).sum())
+    assert rule(found, "summed_narrowly").status == "wrong"
+    assert "its error may be rounding: the rule computes in bfloat16" in str(rule(found, "summed_narrowly").why)
+
+
+def test_a_loss_in_a_narrow_type_is_said_to_be_too_coarse_for_differences() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.square((x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)).astype(jnp.float32)).sum()
+
+    row = next(row for row in proof(loss).rows if row.what.startswith("param_grad"))
+    assert row.status == "not checked"
+    assert "the loss is computed in bfloat16 at test_rules.py:" in str(row.why)
