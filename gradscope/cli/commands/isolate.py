@@ -24,8 +24,8 @@ def isolate(
         str,
         typer.Argument(
             metavar="NAME",
-            help="The layer's name in the dump, such as block[3]/attn; 'before block[3]/attn' for the layer and the "
-            "code before it.",
+            help="The layer's name in the dump, or in that of --reference, such as block[3]/attn; 'before "
+            "block[3]/attn' for the layer and the code before it.",
         ),
     ],
     dump: Annotated[Path, typer.Argument(metavar="DUMP", help="The dump that contains its inputs and cotangents.")],

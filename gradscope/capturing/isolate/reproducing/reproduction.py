@@ -31,12 +31,11 @@ from gradscope.capturing.isolate.pinned_arguments import pinned_arguments
 from gradscope.capturing.isolate.pinned_values import PinnedValues, pinned_values
 from gradscope.capturing.isolate.reproducing.layer_functions import LayerFunctions
 from gradscope.capturing.isolate.reproducing.layer_values import COMPUTED, LayerValues
+from gradscope.capturing.isolate.reproducing.paired_layers import own_name, paired
 from gradscope.capturing.timings import Timings
-from gradscope.comparison.compare_dumps import unrefuted
 from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.judging.compare_options import CompareOptions
-from gradscope.comparison.pairing.matching import Dumps, Match
-from gradscope.comparison.pairing.reverse import ReversePairing
+from gradscope.comparison.pairing.matching import Dumps
 from gradscope.dump.interfaces import DumpSource
 from gradscope.errors import UsageError
 from gradscope.instrument.isolating import IsolatedRun
@@ -111,7 +110,8 @@ def reproduce(model: Model, name: str, dump: DumpSource, reference: DumpSource |
 
     Args:
         model: The model.
-        name: The layer; `before LAYER` for the layer with the code before it; `(loss)` for the code behind the last.
+        name: The layer, by its name in the dump or in the reference; `before LAYER` for the layer with the code before
+            it; `(loss)` for the code behind the last.
         dump: A dump of the model, or of another that has the same names.
         reference: The dump of another program, whose values take the place of the dump's, in the model's layout; None
             for the dump's own.
@@ -125,9 +125,10 @@ def reproduce(model: Model, name: str, dump: DumpSource, reference: DumpSource |
         DumpError: The dump is damaged.
     """
     dumps = Dumps(ref=dump if reference is None else reference, cand=dump)
-    matched, placing = _paired(dumps)
+    matched, placing = paired(dumps)
     arguments = pinned_arguments(model, dumps, placing)
     pinned = pinned_values(arguments.trace, dump, placing)
+    name = own_name(name, dumps, matched)
     isolated = isolated_layer(arguments.trace.layers, arguments.trace.root, name, _known(arguments.trace, pinned))
     if is_hidden(isolated.layer.frame):
         raise UsageError(
@@ -149,21 +150,10 @@ def reproduce(model: Model, name: str, dump: DumpSource, reference: DumpSource |
             matched=matched, placing=placing, options=CompareOptions(), timings=Timings(), computed=isolated.encloses,
         )  # fmt: skip
         own = {isolated.name, *map(pinned.name, filter(isolated.makes, pinned.keys))}
-        if any(row.name in own and row.vjp_differs for row in layers.isolation.rows):
+        returned = [row.vjp for row in layers.isolation.rows if row.name in own and row.vjp is not None]
+        if any(each.status == "different" for each in returned):
             found = replace(found, gradients=_of_rest(isolated, values, found.gradients, layers.run))
     return found if reference is None else replace(found, whose="the reference's")
-
-
-def _paired(dumps: Dumps) -> tuple[Sequence[Match], ReversePairing]:
-    """Returns the pairs of two dumps, and the reference's tensors by the candidate's keys.
-
-    A dump is paired with itself by name.
-    """
-    if dumps.ref is dumps.cand:
-        same = [Match.of(key, key, "name") for key in dumps.cand.keys()]  # noqa: SIM118 - no mapping
-        return same, ReversePairing(dumps, same)
-    pairing = unrefuted(dumps, CompareOptions()).pairing
-    return pairing.matched, ReversePairing(dumps, pairing.matched, pairing.inverse)
 
 
 def _known(trace: Trace, pinned: PinnedValues) -> Known:
