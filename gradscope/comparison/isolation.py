@@ -76,6 +76,7 @@ class LocalRow:
         forward: The row of the output with the largest error; None where none was compared.
         vjp: The row of the returned cotangent with the largest error; None where none was compared.
         shared_with: Other layers that may have made the error of the VJP.
+        wrong: The reference's keys of all tensors that it makes wrong.
     """
 
     name: str
@@ -83,6 +84,7 @@ class LocalRow:
     forward: ComparisonRow | None = None
     vjp: ComparisonRow | None = None
     shared_with: tuple[str, ...] = ()
+    wrong: tuple[str, ...] = ()
 
     @property
     def source(self) -> str | None:
@@ -97,12 +99,12 @@ class LocalRow:
     @property
     def differs(self) -> bool:
         """Whether the layer or the code makes an error over tolerance."""
-        return any(row is not None and row.status == "different" for row in (self.forward, self.vjp))
+        return bool(self.wrong)
 
     @property
     def tensors(self) -> tuple[str, ...]:
         """The reference's keys of the tensors in `forward` and `vjp`."""
-        return tuple(key_of(row.family, row.name) for row in (self.forward, self.vjp) if row is not None)
+        return tuple(_key(row) for row in (self.forward, self.vjp) if row is not None)
 
     def to_json(self) -> dict[str, Json]:
         """Returns the row as JSON, without fields that do not apply."""
@@ -111,7 +113,7 @@ class LocalRow:
             if row is not None:
                 named |= {
                     direction: row.needed,
-                    f"{direction}_tensor": key_of(row.family, row.name),
+                    f"{direction}_tensor": _key(row),
                     f"{direction}_tolerance": row.rule or row.tolerance,
                     f"{direction}_why": row.why or None,
                 }
@@ -164,25 +166,30 @@ class Isolation:
         """The exit status of a command, as of a comparison."""
         return EXIT_CODES[self.verdict]
 
-    @property
-    def sentence(self) -> str:
-        """The verdict as a sentence."""
+    def sentence(self, first: ComparisonRow | None = None) -> str:
+        """Returns the verdict as a sentence, about the layer that makes what first differs between the dumps.
+
+        Where it is not known which layer does, the sentence is about the one with the largest error.
+        """
         if not self.rows:
             return "No layer could be run alone: the reference holds no activation of the candidate's."
         of_all = counted(sum(row.is_layer for row in self.rows), "layer")
         if not self.different:
             return f"None of {of_all} makes error by itself, given what the reference gave it."
-        worst = max(self.different, key=_badness)
+        making = next((row for row in self.different if first is not None and _key(first) in row.wrong), None)
+        told = making or max(self.different, key=_badness)
         more = len(self.different) - 1
         others = f", and so {'does' if more == 1 else 'do'} {more} more" if more else ""
-        subject = f"Of {of_all}, `{printable(worst.name)}`" if worst.is_layer else _code_before(worst)
-        return f"{subject} makes error by itself ({_errors(worst)}){others}."
+        subject = f"Of {of_all}, `{printable(told.name)}`" if told.is_layer else _code_before(told)
+        elsewhere = making is not None and first is not None and first.name != making.name
+        same = f"; that is what first differs at `{printable(first.name)}`" if first is not None and elsewhere else ""
+        return f"{subject} makes error by itself ({_errors(told)}){others}{same}."
 
-    def to_json(self) -> dict[str, Json]:
-        """Returns the value of `isolation` in the comparison's JSON; infinities are floats."""
+    def to_json(self, first: ComparisonRow | None = None) -> dict[str, Json]:
+        """Returns the value of `isolation` in the comparison's JSON, with that sentence; infinities are floats."""
         return {
             "verdict": self.verdict,
-            "sentence": self.sentence,
+            "sentence": self.sentence(first),
             "rows": [row.to_json() for row in self.rows],
             "left_out": [{"name": each.name, "why": each.why} for each in self.left_out],
             "arguments": {origin: list(keys) for origin, keys in self.arguments.items()},
@@ -254,7 +261,12 @@ def _with_finding(row: LocalRow, finding: LocalFinding, shared_with: tuple[str, 
         forward=row.forward if gradient else worst,
         vjp=worst if gradient else row.vjp,
         shared_with=tuple(dict.fromkeys((*row.shared_with, *shared_with))),
+        wrong=(*row.wrong, _key(finding.row)) if finding.differs else row.wrong,
     )
+
+
+def _key(row: ComparisonRow) -> str:
+    return key_of(row.family, row.name)
 
 
 def _rank(row: ComparisonRow) -> tuple[bool, float]:

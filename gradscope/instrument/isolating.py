@@ -13,14 +13,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from gradscope.arrays.blocks import Array
 from gradscope.instrument.observing_program import Observed, observing_program
 from gradscope.instrument.plan import Plan, Seed
 from gradscope.instrument.query.planning import has_gradient
 from gradscope.instrument.taps import full_tensor
 from gradscope.naming import IterationIndex
 from gradscope.tracing.dataflow.reachability import reachability_from
-from gradscope.tracing.jaxpr.frames import ValueKey, resolve
+from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey, resolve
+from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.tracer import Trace, as_reached
 
 
@@ -56,6 +59,18 @@ class IsolatedRun(NamedTuple):
     values: Mapping[ValueKey, Any]
     cotangents: Mapping[ValueKey, Any]
     gradients: Mapping[int, Any]
+
+    def value(self, value_at: ValueAt) -> Array | None:
+        """Returns the computed value at a pinned or watched value; None for any other."""
+        return _at(self.values, value_at)
+
+    def gradient(self, value_at: ValueAt) -> Array | None:
+        """Returns the gradient that arrived at a pinned or watched value or at an argument; None where none arrives."""
+        value = value_at.value
+        if value.frame or value.equation != OPERAND:
+            return _at(self.cotangents, value_at)
+        found = self.gradients.get(value.position)
+        return None if found is None else np.asarray(found)
 
 
 def run_isolated(
@@ -100,6 +115,10 @@ def run_isolated(
         cotangents={sites[n].value: each for n, each in seen.cotangents.items() if n in reached.sites},
         gradients={n: each for n, each in seen.gradients.items() if n in reached.arguments},
     )
+
+
+def _at(tensors: Mapping[ValueKey, Any], value_at: ValueAt) -> Array | None:
+    return np.asarray(tensors[value_at.value])[value_at.iteration] if value_at.value in tensors else None
 
 
 def _values(pinned: Mapping[ValueKey, PinnedValue], loss: ValueKey | None) -> list[ValueKey]:

@@ -105,20 +105,20 @@ def observing_program(trace: Trace, plan: Plan) -> tuple[Program, Reached]:
     return program, reached
 
 
-def observing_values(trace: Trace, plan: Plan) -> Callable[[Sequence[Any]], dict[int, Any]]:
-    """Returns the program that runs a traced loss forward only, and returns its observed values by site number.
+def observing_values(trace: Trace, plan: Plan) -> Callable[[Sequence[Any]], Captured]:
+    """Returns the program that runs a traced loss forward only, and returns what it observed by site number.
 
     Args:
         trace: The loss.
         plan: What to observe; no gradients, and no values in place of computed ones.
     """
 
-    def program(arguments: Sequence[Any], /) -> dict[int, Any]:
+    def program(arguments: Sequence[Any], /) -> Captured:
         known = [
             _zeros(leaf) if value is None else value for leaf, value in zip(trace.arguments, arguments, strict=True)
         ]
         context = Context(plan=plan, rules=RULES, axes=varying_axes(known))
-        return interpret(context, trace.jaxpr, trace.constants, known)[1].values
+        return interpret(context, trace.jaxpr, trace.constants, known)[1]
 
     return program
 

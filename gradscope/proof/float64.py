@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 
+from gradscope.arrays.dtypes import dtype_name
 from gradscope.tracing.dataflow.liveness import Liveness
 from gradscope.tracing.dataflow.reachability import is_inexact
-from gradscope.tracing.jaxpr.frames import Frame
+from gradscope.tracing.jaxpr.frames import Frame, source_in
+from gradscope.tracing.jaxpr.jaxcompat import Jaxpr, sub_jaxprs
 
 _WIDE: Final = float(np.finfo(np.float64).eps)
 
@@ -35,6 +37,55 @@ def coarsest_epsilon(frames: Iterable[Frame], liveness: Liveness) -> float:
     """
     variables = (v for frame in frames for number in liveness.live(frame) for v in frame.jaxpr.eqns[number].outvars)
     return max((_epsilon(variable) for variable in variables if is_inexact(variable)), default=_WIDE)
+
+
+class NarrowType(NamedTuple):
+    """NarrowType is a floating-point type with fewer digits than float32, in which a program computes.
+
+    Attributes:
+        name: The type's name.
+        epsilon: Its relative precision.
+        source: `file:line` of the first operation in it; None where unknown.
+    """
+
+    name: str
+    epsilon: float
+    source: str | None = None
+
+
+def narrowest_type(frames: Iterable[Frame], liveness: Liveness) -> NarrowType | None:
+    """Returns the narrowest type that frames compute in; None where all types have the digits of float32 or more.
+
+    Args:
+        frames: The frames.
+        liveness: Which of their equations count.
+    """
+    equations = ((frame, frame.jaxpr.eqns[number]) for frame in frames for number in sorted(liveness.live(frame)))
+    found = (
+        NarrowType(dtype_name(variable.aval.dtype), _epsilon(variable), source_in(frame, equation))
+        for frame, equation in equations
+        for variable in equation.outvars
+        if is_inexact(variable)
+    )
+    return _narrowest(found)
+
+
+def narrowest_type_of(jaxpr: Jaxpr) -> NarrowType | None:
+    """Returns the narrowest type that a jaxpr computes in, likewise."""
+
+    def types(jaxpr: Jaxpr) -> Iterator[NarrowType]:
+        for equation in jaxpr.eqns:
+            floating = filter(is_inexact, equation.outvars)
+            yield from (NarrowType(dtype_name(each.aval.dtype), _epsilon(each)) for each in floating)
+            for inside in sub_jaxprs(equation):
+                yield from types(inside.jaxpr)
+
+    return _narrowest(types(jaxpr))
+
+
+def _narrowest(types: Iterable[NarrowType]) -> NarrowType | None:
+    widest = float(np.finfo(np.float32).eps)
+    return max((each for each in types if each.epsilon > widest), key=lambda each: each.epsilon, default=None)
 
 
 def _epsilon(variable: Any) -> float:

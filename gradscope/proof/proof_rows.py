@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from gradscope import naming
 from gradscope.dump.record import Json
 from gradscope.proof.claims import Outcome, Status, rounded_factor
+from gradscope.proof.float64 import NarrowType
 from gradscope.proof.rules.distinct_rules import DistinctRule
 from gradscope.proof.rules.wrong_arguments import WrongArgument
 from gradscope.tracing.tracer import Leaf
@@ -57,7 +58,13 @@ class ProofRow:
         return {name: fact for name, fact in facts.items() if fact is not None}
 
 
-def rule_row(rule: DistinctRule, outcome: Outcome, wrong: Sequence[WrongArgument], allowed: Sequence[str]) -> ProofRow:
+def rule_row(
+    rule: DistinctRule,
+    outcome: Outcome,
+    wrong: Sequence[WrongArgument],
+    allowed: Sequence[str],
+    narrow: NarrowType | None,
+) -> ProofRow:
     """Returns the row of a custom rule.
 
     Args:
@@ -65,6 +72,7 @@ def rule_row(rule: DistinctRule, outcome: Outcome, wrong: Sequence[WrongArgument
         outcome: The outcome of the claim.
         wrong: The arguments for which the rule is wrong.
         allowed: The names of functions whose rule is meant to be no derivative.
+        narrow: The narrow type that its function computes in; None where there is none.
     """
     function = rule.call.rule
     row = _row(f"custom rule of {function.function}{_uses(rule)}", outcome, function.source)
@@ -76,7 +84,7 @@ def rule_row(rule: DistinctRule, outcome: Outcome, wrong: Sequence[WrongArgument
         why="; ".join([*([f"where {rule.chosen}"] if rule.chosen else []), *map(str, wrong)]) or None,
     )
     if row.status == "not checked" and row.why is None and not math.isnan(outcome.expected):
-        return replace(row, why=_unclear(outcome))
+        return replace(row, why=_unclear(outcome, narrow, "the function"))
     if row.status == "wrong" and function.function in allowed:
         return replace(row, status="excused", why=f"allowed; {row.why}" if row.why else "allowed")
     meant = any(each.constant or each.returned for each in wrong)
@@ -92,7 +100,9 @@ def _uses(rule: DistinctRule) -> str:
     return f", used{line}{turn}{more}" if line or turn else ""
 
 
-def leaf_row(leaves: list[Leaf], outcome: Outcome, sources: Mapping[str, str], excused: str | None) -> ProofRow:
+def leaf_row(
+    leaves: list[Leaf], outcome: Outcome, sources: Mapping[str, str], excused: str | None, narrow: NarrowType | None
+) -> ProofRow:
     """Returns the row of the gradients with respect to some leaves.
 
     Args:
@@ -100,6 +110,7 @@ def leaf_row(leaves: list[Leaf], outcome: Outcome, sources: Mapping[str, str], e
         outcome: The outcome of the claim.
         sources: `file:line` of parameters by name.
         excused: The function through whose allowed rule the gradients are made; None where there is none.
+        narrow: The narrow type that the loss computes in; None where there is none.
     """
     if len(leaves) > 1:
         row = _row(f"{len(leaves)} gradients together, {_key(leaves[0])} to {_key(leaves[-1])}", outcome, None)
@@ -110,18 +121,26 @@ def leaf_row(leaves: list[Leaf], outcome: Outcome, sources: Mapping[str, str], e
         taken = "is no derivative" if row.status == "excused" else "counts as right"
         return replace(row, why=f"made through the rule of {excused}, which {taken}")
     if row.status == "not checked":
-        return replace(row, why=_unclear(outcome))
+        return replace(row, why=_unclear(outcome, narrow, "the loss"))
     if row.status != "wrong" or math.isnan(outcome.factor):
         return row
     factor = rounded_factor(outcome.factor)
     return replace(row, factor=factor, why=f"{factor:.12g} times the derivative")
 
 
-def _unclear(outcome: Outcome) -> str:
+def _unclear(outcome: Outcome, narrow: NarrowType | None, what: str) -> str:
     """Returns why finite differences do not say whether a derivative is right, and what may."""
     if not math.isfinite(outcome.expected):
         return "the loss is not finite near these values"
-    return f"finite differences may err by {outcome.expected:.0%} of it here; another --seed or --batch-size may tell"
+    if narrow is None:
+        return (
+            f"finite differences may err by {outcome.expected:.0%} of it here; another --seed or --batch-size may tell"
+        )
+    where = "" if narrow.source is None else f" at {narrow.source}"
+    return (
+        f"{what} is computed in {narrow.name}{where}, whose rounding makes finite differences err by up to "
+        f"{outcome.expected:.0%}; check it with float32 there"
+    )
 
 
 def _row(what: str, outcome: Outcome, source: str | None) -> ProofRow:

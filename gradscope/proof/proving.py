@@ -20,7 +20,7 @@ from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.trace_query import TraceQuery
 from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.naming.wording import counted
-from gradscope.proof.float64 import coarsest_epsilon, wide_types, widened
+from gradscope.proof.float64 import coarsest_epsilon, narrowest_type, wide_types, widened
 from gradscope.proof.leaf_claims import LossOfLeaves, leaf_outcomes
 from gradscope.proof.proof_rows import ProofRow, leaf_row, rule_row
 from gradscope.proof.rules.rule_calls import custom_rule_calls
@@ -193,14 +193,16 @@ def _rows_at(model: Model, trace: Trace, variables: Any, batch: Any, options: Pr
             epsilon=coarsest_epsilon(frames, here.liveness),
             tightenings=tightenings(frames),
         )
-        sources = _sources(trace)
+        sources, narrow = _sources(trace), narrowest_type(frames, here.liveness)
         gradients = tuple(
-            leaf_row([trace.arguments[number] for number in group], outcome, sources, made_through.get(group[0]))
+            leaf_row(
+                [trace.arguments[number] for number in group], outcome, sources, made_through.get(group[0]), narrow
+            )
             for group, outcome in leaf_outcomes(differentiated, options.seed, tolerance=tolerance, excused=excused)
         )
         kinks = any(row.status == "not smooth here" for row in gradients)
         rules = tuple(
-            rule_row(rule, outcome, wrong, options.allowed)
+            rule_row(rule, outcome, wrong, options.allowed, narrowest_type(rule.call.frames_inside(), here.liveness))
             for rule, outcome, wrong in rule_outcomes(here, leaves, options.seed, tolerance=tolerance, kinks=kinks)
         )
     return rules, gradients

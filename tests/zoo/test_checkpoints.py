@@ -96,7 +96,9 @@ def test_linen_variables_come_from_msgpack_and_random_keys_from_init(folder: Pat
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("manager", ["Orbax", "Orbax, items", "Flax", "Flax without Orbax"])
-def test_the_folder_of_a_run_stands_for_its_last_training_state(folder: Path, manager: str) -> None:
+def test_the_folder_of_a_run_stands_for_its_last_training_state(
+    folder: Path, manager: str, caplog: pytest.LogCaptureFixture
+) -> None:
     flax = pytest.importorskip("flax", reason="flax is not installed")
     orbax = pytest.importorskip("orbax.checkpoint", reason="orbax is not installed")
     optax = pytest.importorskip("optax", reason="optax is not installed")
@@ -119,7 +121,9 @@ def test_the_folder_of_a_run_stands_for_its_last_training_state(folder: Path, ma
             flax.config.update("flax_use_orbax_checkpointing", manager == "Flax")
             checkpoints.save_checkpoint(folder / "run", each, step, keep=2)
     flax.config.update("flax_use_orbax_checkpointing", True)
+    caplog.clear()
     found = variables(folder / "run")
+    assert not caplog.records
     jax.tree.map(np.testing.assert_array_equal, found["params"], states[10].params)
     jax.tree.map(np.testing.assert_array_equal, found["batch_stats"], states[10].batch_stats)
 
@@ -288,7 +292,11 @@ def test_a_file_of_leaves_is_read_into_what_init_returns(folder: Path, stateful:
     arguments = model_arguments(model, seed=0, checkpoint=CheckpointRequest(path=folder / "saved.eqx"))
     np.testing.assert_array_equal(model.loss(*arguments.make()), module.loss(saved, batch))
     (note,) = arguments.notes
-    assert re.search(r"the first \d+ tensors are taken for the model's, as they fit, and 2 behind them left out", note)
+    assert re.search(r"the first \d+ tensors are taken for the model's, as they fit, and 2 behind them left out;", note)
+
+    eqx.tree_serialise_leaves(folder / "saved.eqx", (saved, saved))
+    (note,) = model_arguments(model, seed=0, checkpoint=CheckpointRequest(path=folder / "saved.eqx")).notes
+    assert re.search(r"behind them left out \(tensors \d+ to \d+ would fit, too\); a model that is not the first", note)
 
     for other in ((optimizer, saved), (saved, np.zeros((4, 4), np.float32))):  # the second may be of more layers
         eqx.tree_serialise_leaves(folder / "saved.eqx", other)

@@ -83,7 +83,7 @@ class Boundaries:
         """Returns the name of the layer or output that a boundary is."""
         if boundary in self.outputs:
             return self.outputs[boundary]
-        return str(self.pinned.sites[boundary.value].names[0].path.at(boundary.iteration))
+        return self.pinned.name(boundary)
 
     def name_of_read(self, value_at: ValueAt) -> str | None:
         """Returns the name of the layer or the key of the input that a value is; None for a parameter."""

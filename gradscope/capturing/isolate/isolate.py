@@ -7,41 +7,28 @@ the reference's, by the rules of any comparison.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
-import numpy as np
-
-from gradscope import naming
-from gradscope.arrays.blocks import Array
-from gradscope.arrays.dtypes import is_key
 from gradscope.capturing.isolate.boundaries import Boundaries
+from gradscope.capturing.isolate.isolated_dump import IsolatedDump
 from gradscope.capturing.isolate.layer_inputs import CallAt, LayerInputs, inputs_between
 from gradscope.capturing.isolate.pinned_arguments import PinnedArguments, pinned_arguments
-from gradscope.capturing.isolate.pinned_values import PinnedValues, gradient_key, pinned_values
+from gradscope.capturing.isolate.pinned_values import PinnedValues, pinned_values
 from gradscope.capturing.isolate.places import Places
 from gradscope.capturing.timings import Timings
-from gradscope.comparison.compare_dumps import judged, unrefuted
-from gradscope.comparison.diagnosis.refuting.functions_between import function_between
-from gradscope.comparison.isolation import Isolation, LeftOut, LocalFinding, local_rows
+from gradscope.comparison.compare_dumps import unrefuted
+from gradscope.comparison.isolation import Isolation, local_rows
 from gradscope.comparison.judging.compare_options import CompareOptions
-from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.pairing.reverse import ReversePairing
-from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.manifest.manifest import Entry, Manifest
-from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.errors import ModelError
 from gradscope.instrument.isolating import IsolatedRun, run_isolated
-from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import with_constant_inputs
 from gradscope.tracing.user_frames import user_code
-
-#: The relative error up to which a value is a function of another.
-_FUNCTION: Final = 1e-4
 
 
 def isolate(model: Model, dumps: Dumps, options: CompareOptions, timings: Timings) -> Isolation:
@@ -66,26 +53,81 @@ def isolate(model: Model, dumps: Dumps, options: CompareOptions, timings: Timing
     placing = ReversePairing(dumps, pairing.matched, pairing.inverse)
     with timings.phase("trace"):
         arguments = pinned_arguments(model, dumps, placing)
+    return judged_layers(
+        model, arguments, dumps, matched=pairing.matched, placing=placing, options=options, timings=timings
+    ).isolation
+
+
+class JudgedLayers(NamedTuple):
+    """`JudgedLayers` are a candidate's layers, each run alone.
+
+    Attributes:
+        isolation: The error of each layer.
+        run: What they computed.
+    """
+
+    isolation: Isolation
+    run: IsolatedRun
+
+
+def judged_layers(
+    model: Model,
+    arguments: PinnedArguments,
+    dumps: Dumps,
+    *,
+    matched: Sequence[Match],
+    placing: ReversePairing,
+    options: CompareOptions,
+    timings: Timings,
+    computed: Callable[[ValueAt], bool] = lambda _: False,
+) -> JudgedLayers:
+    """Runs a candidate's layers one by one on arguments that are found already, and judges each.
+
+    Args:
+        model: The candidate's model.
+        arguments: Its loss and arguments.
+        dumps: The reference's dump and the candidate's.
+        matched: The pairs of their tensors.
+        placing: The reference's tensors by the candidate's keys.
+        options: How tensors are judged; only the selected layers are reported.
+        timings: Receives the seconds of each phase.
+        computed: Whether a value is to be computed, and not the reference's.
+
+    Raises:
+        ModelError: The user's code failed.
+        DumpError: One of the dumps is damaged.
+    """
+
+    def run(arguments: PinnedArguments) -> _Single:
+        with timings.phase("trace"):
+            pinned = pinned_values(arguments.trace, dumps.cand, placing, computed=computed)
+            readers = inputs_between(arguments.trace, pinned)
+        watched = dict.fromkeys(value_at.value for value_at in readers)
+        with timings.phase("run"), user_code(f"running the layers of {model.name}"):
+            found = run_isolated(arguments.trace, pinned.arrays, arguments.leaves, watched=watched)
+        return _Single(pinned, readers, found)
+
     try:
-        single = _run(model, arguments, dumps, placing, timings)
+        single = run(arguments)
     except ModelError:
         # A derivative rule may refuse an input, which only an observation differentiates.
         constant = with_constant_inputs(arguments.trace)
         if constant is None:
             raise
         arguments = replace(arguments, trace=constant)
-        single = _run(model, arguments, dumps, placing, timings)
+        single = run(arguments)
     boundaries = Boundaries(arguments.trace, single.pinned)
-    inputs = LayerInputs(dumps, pairing.matched, arguments, **single._asdict())
+    inputs = LayerInputs(dumps, matched, arguments, **single._asdict())
     places = Places(arguments.trace, boundaries, single.readers, inputs)
-    local = _LocalDump(dumps, arguments, single.run, boundaries=boundaries, places=places, placing=placing)
-    rows = local_rows(tuple(local.findings(pairing.matched, options)), places.all())
+    local = IsolatedDump(dumps, arguments, single.run, boundaries=boundaries, places=places, placing=placing)
+    rows = local_rows(tuple(local.findings(matched, options)), places.all())
     left_out = (*single.pinned.left_out, *local.left_out)
-    return Isolation(
+    isolation = Isolation(
         rows=tuple(row for row in rows if options.selection.selects(row.name, *row.tensors)),
         left_out=tuple(each for each in left_out if options.selection.selects(each.name)),
         arguments=arguments.origins,
     )
+    return JudgedLayers(isolation, single.run)
 
 
 class _Single(NamedTuple):
@@ -94,193 +136,3 @@ class _Single(NamedTuple):
     pinned: PinnedValues
     readers: Mapping[ValueAt, Sequence[CallAt]]
     run: IsolatedRun
-
-
-def _run(model: Model, arguments: PinnedArguments, dumps: Dumps, placing: ReversePairing, timings: Timings) -> _Single:
-    with timings.phase("trace"):
-        pinned = pinned_values(arguments.trace, dumps.cand, placing)
-        readers = inputs_between(arguments.trace, pinned)
-    watched = dict.fromkeys(value_at.value for value_at in readers)
-    with timings.phase("run"), user_code(f"running the layers of {model.name}"):
-        return _Single(pinned, readers, run_isolated(arguments.trace, pinned.arrays, arguments.leaves, watched=watched))
-
-
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    """A `_Tensor` is one tensor of the isolated candidate, with the boundaries of the segments that made it.
-
-    Attributes:
-        array: Its value; None where no gradient arrives.
-        boundaries: The boundaries.
-        gradient_of: The value or argument with respect to which it is the gradient; None for other tensors.
-        argument: Whether that is an argument.
-    """
-
-    array: Array | None
-    boundaries: tuple[ValueAt, ...]
-    gradient_of: ValueAt | None = None
-    argument: bool = False
-
-
-class _LocalDump:
-    """A `_LocalDump` presents an isolated run as a dump of the candidate, and knows which layers made each tensor."""
-
-    def __init__(
-        self,
-        dumps: Dumps,
-        arguments: PinnedArguments,
-        run: IsolatedRun,
-        *,
-        boundaries: Boundaries,
-        places: Places,
-        placing: ReversePairing,
-    ) -> None:
-        self._dumps = dumps
-        self._placing = placing
-        self._trace = arguments.trace
-        self._pinned = boundaries.pinned
-        self._run = run
-        self._boundaries = boundaries
-        self._places = places
-        self.left_out: list[LeftOut] = []
-        known = frozenset(dumps.cand.keys())
-        self._tensors = {key: each for key, each in self._made() if key in known}
-
-    def findings(self, matches: Iterable[Match], options: CompareOptions) -> Iterator[LocalFinding]:
-        """Yields the judgement of each tensor that the reference has, too."""
-        mine = self._of_owners(matches)
-        dumps = Dumps(ref=self._dumps.ref, cand=self._dump())
-        rows = judged(dumps, list(mine.values()), options)
-        unclear = dict(self._reading_functions(dumps, [mine[ref] for ref in rows if rows[ref].status == "different"]))
-        for ref, row in rows.items():
-            made = [each for key in mine[ref].recipe.keys for each in self._tensors[key].boundaries]
-            if row.status == "different" and (why := [unclear[each] for each in made if each in unclear]):
-                self.left_out.append(LeftOut(name=ref, why=why[0]))
-                continue
-            tensors = [self._tensors[key] for key in mine[ref].recipe.keys]
-            wrong = list(self._wrong_parts(row, mine[ref].recipe.keys)) if row.status == "different" else []
-            for parts in [[part] for part in wrong] or [tensors]:
-                places = dict.fromkeys(name for part in parts for name in self._places_of(part, row))
-                # Where no layer of the candidate reads a value, the layer that reads it in the reference is named.
-                named = tuple(places) or (self._dumps.ref.entry(ref).site.layer or ref,)
-                ends = [end for part in parts for end in part.boundaries] if row.status == "different" else []
-                yield LocalFinding(row=row, places=named, rearranging=self._places.rearranging(ends))
-
-    def _places_of(self, tensor: _Tensor, row: ComparisonRow) -> Iterable[str]:
-        """Returns the places that may have made the error of a tensor; of one without, the layers that made it."""
-        if row.status == "different":
-            return self._places.of(tensor.boundaries, tensor.gradient_of)
-        return map(self._boundaries.name, self._boundaries.ordered(tensor.boundaries))
-
-    def _reading_functions(self, dumps: Dumps, differing: Iterable[Match]) -> Iterator[tuple[ValueAt, str]]:
-        """Yields the boundaries of segments that read a value at another side of a function, and why that is unclear.
-
-        Where one program has an activation function inside of a layer and the other has one behind it, the segment
-        behind gets the reference's value with one function too many or too few, and its own error is not known.
-        """
-        for match in (each for each in differing if naming.split_key(each.ref)[0] == naming.ACTIVATION):
-            found = function_between(dumps, match, _FUNCTION)
-            if found is None:
-                continue
-            name = naming.printable(naming.split_key(match.ref)[1])
-            one, other = ("candidate", "reference") if found.of_ref else ("reference", "candidate")
-            why = f"it is computed from {name}, which in the {one} is the {found.words} of that in the {other}"
-            for boundary in self._tensors[match.cand].boundaries:
-                yield from ((reader, why) for reader in self._boundaries.readers(boundary))
-
-    def _made(self) -> Iterator[tuple[str, _Tensor]]:
-        """Yields every tensor of the isolated candidate except the loss's own gradient, which is pinned."""
-        for value_at, key in self._pinned.keys.items():
-            yield key, _Tensor(_at(self._run.values, value_at), (value_at,))
-            if self._pinned.sites[value_at.value].differentiable and value_at != self._boundaries.loss:
-                yield from self._gradient(gradient_key(key), value_at, _at(self._run.cotangents, value_at))
-        for number, leaf in enumerate(self._trace.arguments):
-            family = naming.gradient_family(leaf.family)
-            if family is not None and leaf.differentiated:
-                value_at = ValueAt(ValueKey((), OPERAND, number), ())
-                found = self._run.gradients.get(number)
-                array = None if found is None else np.asarray(found)
-                for key, tensor in self._gradient(naming.key_of(family, leaf.name), value_at, array):
-                    yield key, replace(tensor, argument=True)
-        boundaries = {name: value_at for value_at, name in self._boundaries.outputs.items()}
-        for leaf, value in zip(self._trace.auxiliary, self._run.auxiliary, strict=True):
-            key = naming.key_of(naming.AUX, leaf.name)
-            if key in boundaries:
-                yield key, _Tensor(np.asarray(value), (boundaries[key],))
-
-    def _gradient(self, key: str, value_at: ValueAt, array: Array | None) -> Iterator[tuple[str, _Tensor]]:
-        """Yields the gradient that arrived at a value, unless it depends on a cotangent that the reference lacks."""
-        readers = tuple(self._boundaries.readers(value_at))
-        unknown = [each for each in readers if each in self._pinned.without_cotangent and each != self._boundaries.loss]
-        if not unknown:
-            yield key, _Tensor(array, readers, gradient_of=value_at)
-            return
-        lacking = naming.printable(gradient_key(self._pinned.keys[unknown[0]]))
-        self.left_out.append(LeftOut(name=key, why=f"it depends on {lacking}, which the reference does not have"))
-
-    def _wrong_parts(self, row: ComparisonRow, keys: Iterable[str]) -> Iterator[_Tensor]:
-        """Yields each wrong part of the tensors that a row is about, with the boundaries that made it.
-
-        A loop that reads an argument slice by slice returns the gradient of each slice from one iteration.
-        """
-        for key in keys:
-            tensor, ref = self._tensors[key], self._placing.array(key)
-            if tensor.array is None or ref is None or row.tolerance is None:
-                yield tensor
-                continue
-            slices = self._slices(tensor)
-            parts = zip(slices, tensor.array, ref, strict=True) if slices else [(tensor.boundaries, tensor.array, ref)]
-            for boundaries, mine, its in parts:
-                if _differ(mine, its, row.tolerance):
-                    yield replace(tensor, boundaries=tuple(boundaries))
-
-    def _slices(self, tensor: _Tensor) -> Sequence[Sequence[ValueAt]]:
-        """Returns the boundaries that made each slice of an argument's gradient; none for other tensors."""
-        argument = tensor.gradient_of if tensor.argument else None
-        return () if argument is None else self._boundaries.readers_of_slices(argument)
-
-    def _of_owners(self, matches: Iterable[Match]) -> dict[str, Match]:
-        """Returns the pairs of tensors that were made, by the reference's key; each tensor under one name."""
-        ref, cand, found = self._dumps.ref, self._dumps.cand, dict[str, Match]()
-        for match in matches:
-            owner, keys = ref.resolve(match.ref), tuple(map(cand.resolve, match.recipe.keys))
-            if owner in found:
-                continue
-            if why := self._why_not(owner, keys):
-                self.left_out.append(LeftOut(name=owner, why=why))
-            elif all(key in self._tensors for key in keys):
-                found[owner] = replace(match, ref=owner, recipe=replace(match.recipe, keys=keys))
-        return found
-
-    def _why_not(self, owner: str, keys: Iterable[str]) -> str:
-        """Returns why a tensor is not judged although both dumps have it; "" where it is, or is an alias or pinned."""
-        entry = self._dumps.ref.entry(owner)
-        if all(key in self._tensors for key in keys):
-            known = entry.absent is not None or self._dumps.ref.has_tensor(owner)
-            return "" if known else "the reference has only its statistics"
-        if entry.family == naming.TERM:
-            return "it is a term of a gradient, and only the full gradient is judged"
-        return "it is a random key" if entry.family == naming.AUX and is_key(entry.dtype) else ""
-
-    def _dump(self) -> DumpSource:
-        entries = tuple(_entry(self._dumps.cand.entry(key), each.array) for key, each in self._tensors.items())
-        manifest = Manifest(entries=entries, provenance=self._dumps.cand.manifest.provenance)
-        arrays = {key: each.array for key, each in self._tensors.items() if each.array is not None}
-        return MemoryDump(manifest, arrays)
-
-
-def _at(tensors: Mapping[ValueKey, Any], value_at: ValueAt) -> Array | None:
-    return np.asarray(tensors[value_at.value])[value_at.iteration] if value_at.value in tensors else None
-
-
-def _differ(array: Array, ref: Array, tolerance: float) -> bool:
-    wide = np.complex128 if np.iscomplexobj(ref) else np.float64
-    distance = np.linalg.norm(array.astype(wide).ravel() - ref.astype(wide).ravel())
-    return not distance <= tolerance * np.linalg.norm(ref.astype(wide).ravel())
-
-
-def _entry(cand: Entry, array: Array | None) -> Entry:
-    return replace(
-        cand, stats={}, stored=None, alias_of=None,
-        shape=cand.shape if array is None else array.shape, absent="disconnected" if array is None else None,
-    )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -44,26 +44,34 @@ class PinnedValues:
     without_cotangent: set[ValueAt] = field(default_factory=set[ValueAt])
     left_out: list[LeftOut] = field(default_factory=list[LeftOut])
 
+    def name(self, value_at: ValueAt) -> str:
+        """Returns the path of the layer whose output a pinned value is."""
+        return str(self.sites[value_at.value].names[0].path.at(value_at.iteration))
 
-def pinned_values(trace: Trace, cand: DumpSource, placing: ReversePairing) -> PinnedValues:
+
+def pinned_values(
+    trace: Trace, cand: DumpSource, placing: ReversePairing, *, computed: Callable[[ValueAt], bool] = lambda _: False
+) -> PinnedValues:
     """Returns every output of a layer that a reference has.
 
     Args:
         trace: The candidate's loss.
         cand: The candidate's dump.
         placing: The reference's tensors by the candidate's keys.
+        computed: Whether a value is to be computed although the reference has it.
 
     Returns:
         The values.
     """
-    return _PinnedValuesBuilder(cand, placing).of(trace)
+    return _PinnedValuesBuilder(cand, placing, computed).of(trace)
 
 
 class _PinnedValuesBuilder:
     """A `_PinnedValuesBuilder` collects pinned values."""
 
-    def __init__(self, cand: DumpSource, placing: ReversePairing) -> None:
+    def __init__(self, cand: DumpSource, placing: ReversePairing, computed: Callable[[ValueAt], bool]) -> None:
         self._cand = cand
+        self._computed = computed
         self._placing = placing
         self._known = frozenset(cand.keys())
         self._found = PinnedValues()
@@ -81,7 +89,7 @@ class _PinnedValuesBuilder:
     def _pin(self, site: Site) -> None:
         values: dict[IterationIndex, Array] = {}
         for iteration in iterations(site.loops):
-            key = self._key(site, iteration)
+            key = None if self._computed(ValueAt(site.value, iteration)) else self._key(site, iteration)
             array = None if key is None else self._array(key, site)
             if key is None or array is None:
                 self._leave_out(site, iteration, _LACKING)

@@ -12,7 +12,7 @@ from gradscope.dump.manifest.manifest import Layer
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.naming import IterationIndex
 from gradscope.stats.power import Power, combined_power
-from gradscope.tracing.jaxpr.frames import FrameKey, ValueKey, iterations
+from gradscope.tracing.jaxpr.frames import FrameKey, ValueKey, iterations, resolve
 from gradscope.tracing.jaxpr.iterations import ValueAt, sources
 from gradscope.tracing.layers.layers import LayerCall
 from gradscope.tracing.layers.uses import UseKey
@@ -71,6 +71,23 @@ class LayerTree:
         self._computed_from = NamedSources(self._frames, self._keys)
         self._stated = 0
         return tuple(self._layer(call, iteration) for call, iteration in calls if not call.frame.opaque)
+
+    def loss_sources(self) -> tuple[str, ...]:
+        """Returns the keys that the loss is next computed from: its own, where a layer returns it.
+
+        None where layers are left out, through which the loss would seem to read what they read.
+        """
+        value = resolve(self._trace.root, self._trace.root.jaxpr.outvars[0])
+        outermost = (call for call in self._trace.layers if not (call.operation or call.parent or call.frame.loops))
+        kept = {site.value for site in self._trace.sites if not site.eliminated}
+        unknown = (
+            each for call in outermost for each in call.outputs if each in kept and (each, ()) not in self._names
+        )
+        if value is None or any(True for _ in unknown):
+            return ()
+        value_at = ValueAt(value, ())
+        own = self._keys.get(value_at)
+        return NamedSources(self._frames, self._keys).of(value_at) if own is None else (own,)
 
     def _rank(self, call: LayerCall, iteration: IterationIndex) -> int:
         return self._order.rank(call.frame.loops, call.order, iteration)

@@ -119,6 +119,7 @@ class Session:
             layers=self._tree.layers(),
             ledger=self._ledger.ledger(),
             loss=self.loss(),
+            loss_sources=() if self.loss() is None else self._tree.loss_sources(),
             broadcasts=() if self.loss() is None else batch_broadcasts(self._run.trace),
             step_functions=() if self.loss() is None else step_functions(self._run.trace),
             saturations=tuple(sorted(self._saturations, key=lambda saturation: saturation.index)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,8 +24,8 @@ def isolate(
         str,
         typer.Argument(
             metavar="NAME",
-            help="The layer's name in the dump, such as block[3]/attn; 'before block[3]/attn' for the layer and the "
-            "code before it.",
+            help="The layer's name in the dump, or in that of --reference, such as block[3]/attn; 'before "
+            "block[3]/attn' for the layer and the code before it.",
         ),
     ],
     dump: Annotated[Path, typer.Argument(metavar="DUMP", help="The dump that contains its inputs and cotangents.")],
@@ -95,12 +96,14 @@ def _summary(folder: Path, found: Reproduction) -> list[str]:
 
     expected = (*found.outputs, *found.gradients)
     ins, outs = counted(len(found.inputs), "input"), counted(len(found.outputs), "output")
-    of_dump = sum(each.origin == "dump" for each in expected)
-    others = "" if of_dump == len(expected) else ", the others from a run of the layer"
+    counts = Counter(each.origin for each in expected)
+    from_where = [f"{counts['dump']} of {len(expected)} arrays are {found.whose}"]
+    from_where += [f"{counts['rest']} the rest of its sums, less the terms of other layers"] if counts["rest"] else []
+    from_where += ["the others from a run of the layer"] if counts["run"] else []
     unjudged = [each.name for each in found.gradients if each.origin == "run"]
     lines = [
         f"{folder / _FILE}.py  {found.name}: {ins}, {outs}",
-        f"expected  {of_dump} of {len(expected)} arrays are {found.whose}{others}",
+        f"expected  {', '.join(from_where)}",
     ]
     if unjudged:
         gradients = f"gradient{'s' if len(unjudged) > 1 else ''} of {', '.join(unjudged)}"

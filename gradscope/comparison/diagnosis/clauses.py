@@ -155,7 +155,7 @@ def incomparable(rows: Sequence[ComparisonRow]) -> list[str]:
     clauses: list[str] = []
     if names := found[OF_LOSS]:
         what = f"{counted(len(names), 'input gradient')} {_verb(len(names))}, of {some_of(names)}"
-        clauses.append(f"{what}, which the loss may read: a capture from PyTorch has no gradient of that")
+        clauses.append(f"{what}, which the loss reads: a capture from PyTorch has no gradient of that")
     if names := found[OF_MASK]:
         clauses.append(f"a gradient of {some_of(names)}, of zeros and ones, arrives in one of the programs alone")
     return clauses

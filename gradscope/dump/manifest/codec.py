@@ -87,6 +87,7 @@ def manifest_from_json(value: Json, lists: Mapping[str, tuple[Any, ...]] = Mappi
         ledger=_ledger(manifest.object("ledger"), lists.get("missing", ())),
         causes=manifest.each("causes", _cause) + lists.get("causes", ()),
         loss=manifest.optional_number("loss"),
+        loss_sources=manifest.texts("loss_sources"),
         complete=manifest.boolean("complete", default=True),
         tier=manifest.choice("tier", _TIERS, "full"),
         provenance=manifest.object("provenance"),

@@ -220,6 +220,7 @@ class RunFacts:
         ledger: The missing values, and why each is missing.
         causes: The reasons why gradients are zero, exactly or but for rounding, as far as they were found.
         loss: The loss; None in a foreign file, or where the run failed before it was computed.
+        loss_sources: The keys that the loss is next computed from, of layers' outputs and what code behind them reads.
         complete: Whether the run that wrote the dump succeeded.
         tier: `full` where every statistic was computed, `core` where only those of a compiled step were.
         provenance: Versions, device, precision, seed and hashes, which may explain a difference between two dumps.
@@ -240,6 +241,7 @@ class RunFacts:
     ledger: Ledger = field(default_factory=Ledger)
     causes: tuple[Cause, ...] = ()
     loss: float | None = None
+    loss_sources: tuple[str, ...] = ()
     complete: bool = True
     tier: Tier = "full"
     provenance: Mapping[str, Json] = field(default_factory=dict[str, Json])
@@ -280,12 +282,10 @@ class Manifest(RunFacts):
     def summary(self) -> Summary:
         """Returns the number and the size of the tensors of each family."""
         tensors = [entry for entry in self.entries if entry.absent is None and entry.alias_of is None]
-        families = dict.fromkeys(entry.family for entry in tensors)
-        rows = tuple(_family_row(family, [each for each in tensors if each.family == family]) for family in families)
         return Summary(
             line=f"{counted(len(tensors), 'tensor')}, loss {'none' if self.loss is None else f'{self.loss:.6g}'}",
             headings=("family", "tensors", "elements", "not finite"),
-            rows=rows,
+            rows=tuple(_family_row(family, tensors) for family in dict.fromkeys(each.family for each in tensors)),
         )
 
     @classmethod
@@ -294,7 +294,7 @@ class Manifest(RunFacts):
         return cls(entries=tuple(entries), **fields_of(RunFacts, facts))
 
 
-def _family_row(family: str, entries: Sequence[Entry]) -> tuple[Cell, ...]:
-    elements = sum(math.prod(entry.shape) for entry in entries)
+def _family_row(family: str, tensors: Sequence[Entry]) -> tuple[Cell, ...]:
+    entries = [each for each in tensors if each.family == family]
     bad = sum(bool(entry.stats.get("nan") or entry.stats.get("inf")) for entry in entries)
-    return family, len(entries), elements, bad
+    return family, len(entries), sum(math.prod(entry.shape) for entry in entries), bad

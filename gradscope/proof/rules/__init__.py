@@ -4,6 +4,7 @@
 - `distinct_rules` tells which calls are of one rule, by `same_programs`.
 - `rule_conditions` finds the conditions in a rule, and which sides of them operands take.
 - `rule_operands` returns the operands of these calls at which a rule is checked.
+- `arriving_gradients` observes which outputs of a call the loss sends a gradient to.
 - `rule_claims` compares each rule with finite differences of its function.
 - `wrong_arguments` names the arguments for which a wrong rule is wrong, and the factor where it is one.
 """

@@ -48,6 +48,10 @@ class CustomRuleCall:
         """`file:line` of the call in the user's code."""
         return source_in(self.frame, self.equation)
 
+    def frames_inside(self) -> list[Frame]:
+        """Returns the frames of the function."""
+        return [frame for child in self.frame.children.get(self.number, []) for frame in child.walk()]
+
     def outputs_at(self, operands: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Returns the outputs that the rule gets a gradient of.
 

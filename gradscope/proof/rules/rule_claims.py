@@ -15,13 +15,15 @@ import numpy as np
 from gradscope.capturing.explain.zeros.neighbourhood import observe_values
 from gradscope.proof.claims import Claim, Outcome, outcome
 from gradscope.proof.directions import DIRECTIONS, Directions, inner
-from gradscope.proof.float64 import coarsest_epsilon
+from gradscope.proof.float64 import NarrowType, coarsest_epsilon, narrowest_type_of
+from gradscope.proof.rules.arriving_gradients import outputs_with_gradient
 from gradscope.proof.rules.distinct_rules import DistinctRule, distinct_rules
 from gradscope.proof.rules.rule_calls import CustomRuleCall, custom_rule_calls
 from gradscope.proof.rules.rule_operands import CallsToCheck, RuleOperands
 from gradscope.proof.rules.wrong_arguments import WrongArgument, wrong_arguments
 from gradscope.proof.solvers.solver_tolerance import tightened, tightenings
 from gradscope.tracing.dataflow.liveness import Liveness
+from gradscope.tracing.jaxpr.jaxcompat import trace
 from gradscope.tracing.tracer import Trace
 
 
@@ -51,7 +53,12 @@ def rule_outcomes(
         found: list[tuple[Outcome, RuleOperands, _RuleOfCall]] = []
         for operands in calls.operands(neighbourhood):
             compared = _RuleOfCall(operands.call, trace.liveness, directions, operands.values, tolerance)
-            found.append((compared.outcome(), operands, compared))
+            result = compared.outcome()
+            if result.status == "wrong" and len(operands.call.outputs) > 1:
+                call = replace(operands.call, outputs=outputs_with_gradient(trace, arguments, operands.call))
+                compared = _RuleOfCall(call, trace.liveness, directions, operands.values, tolerance)
+                result = compared.outcome()
+            found.append((result, operands, compared))
         if not found:
             yield rule, Outcome(status="not checked", error=math.nan, expected=math.nan), ()
             continue
@@ -87,8 +94,7 @@ class _RuleOfCall:
         self, call: CustomRuleCall, liveness: Liveness, directions: Directions, operands: list[Any], tolerance: float
     ) -> None:
         self._equation = equation = call.equation
-        inside = call.frame.children.get(call.number, [])
-        frames = [frame for child in inside for frame in child.walk()]
+        frames = call.frames_inside()
         self._outputs = call.outputs
         types = [float(jnp.finfo(equation.outvars[at].aval.dtype).eps) for at in call.outputs]
         self._epsilon = max(*types, coarsest_epsilon(frames, liveness))
@@ -129,6 +135,11 @@ class _RuleOfCall:
         """Returns whether the function returns a distinct variable as it is."""
         here = np.asarray(self._here[variable])
         return any(np.array_equal(here, output) for output in self._usual.outputs(self._here))
+
+    def computes_in(self) -> NarrowType | None:
+        """Returns the narrow type that the rule computes in; None where there is none."""
+        outputs = self._usual.outputs(self._here)
+        return narrowest_type_of(trace(self._usual.gradients, self._here, outputs)[0])
 
     def _everywhere(self) -> list[np.ndarray]:
         """Returns a random direction of all variables that move."""

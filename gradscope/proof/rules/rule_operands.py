@@ -178,7 +178,7 @@ def _numbers(chosen: _Chosen, told: Sequence[int]) -> Iterator[str]:
 
 
 def _is_discrete(number: Any) -> bool:
-    return not jnp.issubdtype(number.dtype, jnp.inexact)
+    return not jnp.issubdtype(jnp.result_type(number), jnp.inexact)
 
 
 def _shown(value: Any) -> str:

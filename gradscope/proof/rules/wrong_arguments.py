@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 from gradscope import naming
 from gradscope.proof.claims import Outcome, common_factor, rounded_factor
 from gradscope.proof.directions import DIRECTIONS
+from gradscope.proof.float64 import NarrowType
 from gradscope.proof.rules.rule_calls import CustomRuleCall
 from gradscope.tracing.jaxpr.custom_rules import argument_name
 from gradscope.tracing.jaxpr.frames import OPERAND, resolve
@@ -23,6 +24,8 @@ from gradscope.tracing.tracer import Trace
 
 #: Lengths below this one are factors that many mistakes have.
 _SHORTEST: Final = 3
+#: An error of up to so many roundings may be one of rounding.
+_ROUNDINGS: Final = 4
 #: The relative distance within which a factor is a length.
 _IS_LENGTH: Final = 1e-5
 
@@ -39,6 +42,7 @@ class WrongArgument:
         constant: Whether the derivative is zero: the function does not change with the argument, or jumps.
         returned: Whether the function returns the argument as it is.
         where: Of which elements alone this is so: " where it is negative"; "" for all.
+        narrow: The narrow type that the rule computes in, whose rounding may be the error; None where it may not.
     """
 
     name: str
@@ -48,12 +52,16 @@ class WrongArgument:
     constant: bool = False
     returned: bool = False
     where: str = ""
+    narrow: NarrowType | None = None
 
     def __str__(self) -> str:
         if self.derivative_of:
             return f"{self.name}: the derivative with respect to {self.derivative_of}"
         if self.constant:
             return f"{self.name}: not zero, as the derivative is"
+        if self.narrow is not None:
+            rounding = f"{self.narrow.name}, which rounds by {self.narrow.epsilon:.1e}"
+            return f"{self.name}: its error may be rounding: the rule computes in {rounding}; --tol allows for it"
         if self.factor is None:
             return f"{self.name}: no multiple of the derivative{self.where}"
         length = f", {self.length}" if self.length else ""
@@ -75,6 +83,10 @@ class RuleOfCall(Protocol):
 
     def returns(self, variable: int) -> bool:
         """Returns whether the function returns a distinct variable as it is."""
+        ...
+
+    def computes_in(self) -> NarrowType | None:
+        """Returns the narrow type that the rule computes in; None where there is none."""
         ...
 
 
@@ -105,6 +117,9 @@ def _wrong_argument(
                 exchanged = (rule.of_one(other, returned_for=variable) for _ in range(DIRECTIONS))
                 if all(each.status == "correct" for each in exchanged):
                     return replace(found, derivative_of=name)
+    narrow = rule.computes_in()
+    if narrow is not None and max(each.error for each in outcomes) <= _ROUNDINGS * narrow.epsilon:
+        return replace(found, narrow=narrow)
     if not math.isnan(factor):
         length = _length(call.equation, call.variables[variable][0], factor)
         return replace(found, factor=rounded_factor(factor), length=length)

@@ -16,6 +16,7 @@ are refused, and so are PyTorch's files, which are pickles in a zip file: readin
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -43,6 +44,7 @@ from gradscope.tracing.data.file_bounds import require_bounded
 #: Families of a dump that are a model's variables; in a foreign file, every tensor is a variable.
 _FAMILIES: Final = (naming.TENSOR, naming.PARAM, naming.STATE)
 _KERAS: Final = (".keras", ".h5")
+_KERAS_WEIGHTS: Final = ".weights.h5"
 #: Files of any Python objects, in which Haiku's parameters are often saved.
 _PICKLES: Final = frozenset({".pickle", ".pkl"})
 _TORCH: Final = (".pt", ".pth", ".bin", ".ckpt")
@@ -113,10 +115,7 @@ def open_checkpoint(location: Path) -> Generator[Mapping[str, SavedTensor]]:
     """
     path = checkpoint_in(location)
     if path.suffix in _KERAS:
-        raise DumpError(
-            f"{printable(str(path))}: only the Keras model that wrote it can read it",
-            hint="name that model as the target, and save its weights as .keras or .weights.h5",
-        )
+        raise _keras_error(path)
     if path.name.endswith(_SHARDED):
         raise DumpError(
             f"{printable(str(path))}: it has the names of files, and no tensors",
@@ -191,6 +190,25 @@ def _pickle_error(path: Path, kind: str) -> DumpError:
     )
 
 
+def _keras_error(path: Path) -> DumpError:
+    """Returns the error of a file of Keras that is not the target's own, with the Python that writes another."""
+    if path.name.endswith(_KERAS_WEIGHTS):
+        read = f"model = ...; model.load_weights({str(path)!r})"
+    else:
+        read = f"model = keras.saving.load_model({str(path)!r})"
+    stem = str(path).removesuffix(_KERAS_WEIGHTS).removesuffix(path.suffix)
+    own = "name that model as the target"
+    if path.suffix == ".h5" and not path.name.endswith(_KERAS_WEIGHTS):  # the format of Keras 2
+        weights = f"{stem}{_KERAS_WEIGHTS}"
+        own += f", with its weights as {_KERAS_WEIGHTS}, in Python: {read}; model.save_weights({weights!r})"
+    arrays = f"numpy.savez({f'{stem}.npz'!r}, **{{each.path: numpy.asarray(each) for each in model.weights}})"
+    return DumpError(
+        f"{printable(str(path))}: only the Keras model that wrote it can read it",
+        hint=f"{own}; for a model of another library, write its weights as .npz, in Python: import keras, numpy; "
+        f"{read}; {arrays}; --map-keys renames them",
+    )
+
+
 def _flax_tree(path: Path) -> Any:
     with located(str(path)), InputFile(path) as file:  # first: a missing file is reported before a missing library
         content = file.read(0, file.size_bytes)
@@ -206,7 +224,7 @@ def _orbax_tree(path: Path) -> Any:
     orbax = _library("orbax.checkpoint")
     with located(str(path)):
         try:
-            with orbax.PyTreeCheckpointer() as checkpointer:
+            with _without_warnings_of("absl"), orbax.PyTreeCheckpointer() as checkpointer:
 
                 def read(tree: Path) -> Any:
                     known = checkpointer.metadata(tree.absolute()).item_metadata.tree
@@ -218,6 +236,18 @@ def _orbax_tree(path: Path) -> Any:
                 return {item.name: read(item) for item in items} if items else read(path)
         except (ValueError, TypeError, KeyError, OSError) as error:
             raise DumpError(f"it is not an Orbax checkpoint that can be restored: {error}") from error
+
+
+@contextmanager
+def _without_warnings_of(name: str) -> Generator[None]:
+    """Keeps a logger's warnings from standard error: Orbax warns of files that an older checkpoint does not have."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _library(module: str) -> Any:

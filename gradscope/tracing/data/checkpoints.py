@@ -32,7 +32,7 @@ from gradscope.tracing.data.axes import Axes, Stored, infer_axes, rearranged
 from gradscope.tracing.data.checkpoint_files import SavedTensor, open_checkpoint
 from gradscope.tracing.data.key_map import KeyMap
 from gradscope.tracing.data.mismatches import in_groups, mismatches, shortened
-from gradscope.tracing.data.renaming_hints import axes_hint, key_map_hint, rivals_hint
+from gradscope.tracing.data.renaming_hints import axes_hint, foreign_hint, other_hint, rivals_hint
 from gradscope.tracing.data.variable_names import Matches, collection_of, components, find_variables, is_of_optimizer
 from gradscope.tracing.tracer import Leaf, variable_leaves
 
@@ -193,10 +193,12 @@ class _File:
         absent = self._absent
         if any(mismatches({path: each for path, each in needed.items() if self._within(path) not in absent}, fitting)):
             lacking = {path: leaf for path, leaf in needed.items() if path not in fitting}
-            hint = key_map_hint(lacking, extra, self._prefix()) if lacking and extra else None
             problems = list(mismatches(needed, {**extra, **fitting}))
             fits = any(not any(mismatches({path: needed[path]}, {path: each})) for path, each in fitting.items())
-            raise self._refused("; ".join(problems), hint) if fits else self._foreign(len(needed), problems, hint)
+            renaming = (lacking, extra, self._prefix())
+            if fits:
+                raise self._refused("; ".join(problems), other_hint(self.path, self.tensors, *renaming))
+            raise self._foreign(len(needed), problems, foreign_hint(self.path, self.tensors, *renaming))
 
     @property
     def _absent(self) -> Mapping[str, int]:
@@ -229,12 +231,10 @@ class _File:
         held = {(components(name)[-1:], tuple(sorted(each.shape))) for name, each in self.tensors.items()}
         return any((components(path)[-1:], tuple(sorted(each.shape))) in held for path, each in self.variables.items())
 
-    def _foreign(self, count: int, problems: Sequence[str], hint: str | None) -> DumpError:
+    def _foreign(self, count: int, problems: Sequence[str], hint: str) -> DumpError:
         """Returns the error of a file without any variable of the model."""
         found = f"of the {count:,} variables of this model it has none"
         text = f"{printable(str(self.path))} is of another model, or has other names: {found}"
-        own = "name the model that it is of"
-        hint = own if hint is None else f"{own}; where only the names differ, {hint}"
         return DumpError("\n  ".join([text, *problems]), hint=hint)
 
     def _refused(self, problem: str, hint: str | None) -> DumpError:

@@ -13,12 +13,13 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from gradscope.frameworks.modules.adapter import Described
 from gradscope.naming import printable
 from gradscope.tracing.data.axes import Axes, Stored
-from gradscope.tracing.data.variable_names import components
+from gradscope.tracing.data.variable_names import components, has_optimizer_alone
 
 #: The number of lines that a hint shows.
 _MOST_LINES: Final = 48
@@ -94,6 +95,50 @@ def rivals_hint(prefixes: Sequence[str]) -> str:
     """Returns how to leave all but one of several places out."""
     lines = [f"  ^{re.escape(prefix)}[/.].* ->" for prefix in prefixes[1:]]
     return "\n".join([f"{_KEY_MAP}. To read {printable(prefixes[0])}, the lines are", *map(printable, lines)])
+
+
+def other_hint(
+    path: Path, saved: Collection[str], lacking: Mapping[str, Described], extra: Mapping[str, Described], prefix: str
+) -> str | None:
+    """Returns what to do about a file that has some of a model's variables; None where it has all, in other shapes.
+
+    Args:
+        path: The file.
+        saved: The names of its tensors.
+        lacking: The variables that it lacks, by path.
+        extra: Its tensors that are none of the model's, by name.
+        prefix: How the names of all variables begin that were found.
+    """
+    if (special := _special_hint(path, saved)) is not None:
+        return special
+    if lacking and extra:
+        return key_map_hint(lacking, extra, prefix)
+    return "name the model that it is of, or add to the file what it lacks" if lacking else None
+
+
+def foreign_hint(
+    path: Path, saved: Collection[str], lacking: Mapping[str, Described], extra: Mapping[str, Described], prefix: str
+) -> str:
+    """Returns what to do about a file that has none of a model's variables; for the arguments see `other_hint`."""
+    if (special := _special_hint(path, saved)) is not None:
+        return special
+    own = "name the model that it is of"
+    renamed = key_map_hint(lacking, extra, prefix) if lacking and extra else None
+    return own if renamed is None else f"{own}; where only the names differ, {renamed}"
+
+
+def _special_hint(path: Path, saved: Collection[str]) -> str | None:
+    if has_optimizer_alone(saved):
+        return "it has an optimizer's state alone: save the model's variables, too, or name the file that has them"
+    if path.suffix != ".eqx":
+        return None
+    leaves = "jax.tree_util.tree_leaves_with_path(equinox.filter(model, equinox.is_array))"
+    return (
+        "the tensors of an .eqx file have no names, so that only its own model reads it; for another, write them as "
+        f".npz, in Python: import equinox, jax, numpy; model = equinox.tree_deserialise_leaves({str(path)!r}, MODEL); "
+        f"numpy.savez({str(path.with_suffix('.npz'))!r}, **"
+        f"{{jax.tree_util.keystr(path, simple=True, separator='/'): leaf for path, leaf in {leaves}}})"
+    )
 
 
 def _key_map_lines(pairs: Mapping[str, str], names: Iterable[str]) -> list[str]:

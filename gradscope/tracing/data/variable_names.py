@@ -28,11 +28,12 @@ from gradscope.tracing.tracer import Leaf
 #: A name by its components.
 Components: TypeAlias = tuple[str, ...]
 
-#: Components of the names of what optimizers store for each parameter.
-_OPTIMIZERS: Final = frozenset(
-    {"opt", "opt_state", "optim", "optimizer", "optimizer_state", "exp_avg", "exp_avg_sq", "momentum", "mu", "nu",
-     "slot", "slots", "trace", "velocity"}
+#: Components of the names of what optimizers store for each parameter, and of what may have the parameters, too.
+_SLOTS: Final = frozenset(
+    {"opt_state", "optimizer_state", "exp_avg", "exp_avg_sq", "momentum", "mu", "nu", "slot", "slots", "trace",
+     "velocity"}
 )  # fmt: skip
+_OPTIMIZERS: Final = _SLOTS | {"opt", "optim", "optimizer"}
 _VALUE: Final = "value"
 
 #: A path as `jax.tree_util.keystr` writes it, `['params']['head'].kernel[0]`, or a tuple of names as text; its keys.
@@ -132,6 +133,13 @@ def is_of_optimizer(name: str) -> bool:
     return not _OPTIMIZERS.isdisjoint(components(name))
 
 
+def has_optimizer_alone(saved: Collection[str]) -> bool:
+    """Returns whether a file has what an optimizer stores, and nothing else but numbers at its top."""
+    names = [parts[:-1] if parts[-1] == _VALUE else parts for parts in map(components, saved)]
+    slots = [parts for parts in names if not _SLOTS.isdisjoint(parts)]
+    return bool(slots) and all(parts in slots or len(parts) == 1 for parts in names)
+
+
 def _by_components(saved: Collection[str]) -> dict[Components, str]:
     known = {components(name): name for name in saved}
     plain = {tuple(part for part in parts if not _UNSCOPED.fullmatch(part)): name for parts, name in known.items()}
@@ -156,4 +164,6 @@ def _homes(spellings: Mapping[int, tuple[Components, ...]], known: Mapping[Compo
         for start in range(len(parts)):
             for number, at in variables.get(parts[start:], {}).items():
                 found[parts[:start], at][number] = name
-    yield from (Home(prefix=prefix, spelling=at, names=names) for (prefix, at), names in found.items())
+    for (prefix, at), names in found.items():
+        if _SLOTS.isdisjoint(prefix):  # what an optimizer stores has the names of the parameters, and is none
+            yield Home(prefix=prefix, spelling=at, names=names)

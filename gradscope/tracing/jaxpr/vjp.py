@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,34 @@ def pulled_back(
     Returns:
         For each chosen operand a gradient of its shape and dtype.
     """
+    found = pull_back_of(equation, operands, chosen, [*cotangents])
+    gradients = dict(zip(found.operands, found.function(list(cotangents.values())), strict=True))
+    return [gradients[position] for position in chosen]
+
+
+class PullBack(NamedTuple):
+    """A `PullBack` is what an equation's forward rule leaves for its backward rule.
+
+    Attributes:
+        function: The backward rule, a function of the gradients of outputs; a pytree of what the forward rule saved.
+        operands: The positions of the operands whose gradients it returns.
+    """
+
+    function: Any
+    operands: tuple[int, ...]
+
+
+def pull_back_of(
+    equation: Equation, operands: Sequence[Any], chosen: Sequence[int], outputs: Sequence[int]
+) -> PullBack:
+    """Returns the backward rule of an equation, for gradients of some of its outputs.
+
+    Args:
+        equation: A differentiable equation.
+        operands: The values of all of its operands.
+        chosen: The operands whose gradients are requested, by position; of inexact dtype.
+        outputs: The outputs from which gradients flow back, by position.
+    """
     # All operands that have a gradient and not the chosen ones only: JAX's rule for the padding value of `pad` fails
     # where the padded operand counts as constant (0.10). But a rule may refuse one that is constant in the program.
     inexact = [
@@ -35,14 +63,13 @@ def pulled_back(
         if jnp.issubdtype(jax.typeof(operands[position]).dtype, jnp.inexact)
     ]
 
-    def outputs(*values: Any) -> list[Any]:
+    def made(*values: Any) -> list[Any]:
         replaced = dict(zip(inexact, values, strict=True))
-        made = bind(equation, [replaced.get(position, operand) for position, operand in enumerate(operands)])
-        return [made[position] for position in cotangents]
+        results = bind(equation, [replaced.get(position, operand) for position, operand in enumerate(operands)])
+        return [results[position] for position in outputs]
 
-    _, pull_back = jax.vjp(outputs, *(operands[position] for position in inexact))
-    gradients = dict(zip(inexact, pull_back(list(cotangents.values())), strict=True))
-    return [gradients[position] for position in chosen]
+    _, function = jax.vjp(made, *(operands[position] for position in inexact))
+    return PullBack(function, tuple(inexact))
 
 
 def _may_refuse(equation: Equation) -> bool:

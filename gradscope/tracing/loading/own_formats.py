@@ -7,7 +7,7 @@ name their tensors, and are read like any other file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -54,7 +54,7 @@ def restored(found: Any, checkpoint: Path, build: Callable[[], object]) -> Resto
             behind = {}
         first = {name: each for name, each in saved.items() if name not in behind}
         if not any(mismatches(expected, first, exact=own.exact)):
-            return Restored(value=own.restore(), notes=tuple(_notes(checkpoint, len(first), len(behind))))
+            return Restored(value=own.restore(), notes=tuple(_notes(checkpoint, expected, list(behind.values()))))
         problems = list(mismatches(expected, saved, exact=own.exact))
         hint = own.hint(len(saved))
     except _LOADING_ERRORS as error:
@@ -76,12 +76,25 @@ def _may_be_of_training(expected: Mapping[str, Described], behind: Mapping[str, 
     )
 
 
-def _notes(checkpoint: Path, first: int, behind: int) -> Iterator[str]:
-    if behind:
-        yield (
-            f"{printable(checkpoint.name)}: the first {first:,} tensors are taken for the model's, as they fit, and "
-            f"{behind:,} behind them left out; a model that is not the first in its file has to be saved alone"
-        )
+def _notes(checkpoint: Path, expected: Mapping[str, Described], behind: Sequence[Described]) -> Iterator[str]:
+    if not behind:
+        return
+    count = len(expected)
+    names = list(expected)
+    fit = next(
+        (
+            at
+            for at in range(len(behind) - count + 1)
+            if not any(mismatches(expected, dict(zip(names, behind[at : at + count], strict=True)), exact=True))
+        ),
+        None,
+    )
+    rivals = "" if fit is None else f" (tensors {count + fit + 1:,} to {2 * count + fit:,} would fit, too)"
+    yield (
+        f"{printable(checkpoint.name)}: the first {count:,} tensors are taken for the model's, as they fit, and "
+        f"{len(behind):,} behind them left out{rivals}; a model that is not the first in its file, as behind an "
+        "optimizer's momentum, has to be saved alone: eqx.tree_serialise_leaves(FILE, model)"
+    )
 
 
 def _in_order(expected: Mapping[str, Described], checkpoint: Path) -> dict[str, Described]:

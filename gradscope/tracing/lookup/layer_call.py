@@ -61,6 +61,10 @@ class IsolatedLayer:
             return False
         return _equation_in(value, depth) in self.layer.equations
 
+    def encloses(self, value_at: ValueAt) -> bool:
+        """Returns whether a value is made inside it, in this iteration, and not returned."""
+        return self.makes(value_at) and value_at.value not in self.layer.outputs
+
 
 def isolated_layer(layers: Sequence[LayerCall], root: Frame, name: str, known: Known) -> IsolatedLayer:
     """Returns the call of a layer that a name selects.

@@ -97,6 +97,14 @@ def broken(x: Any) -> Any:
 
 broken.defvjp(lambda x: (x * 2, x), lambda x, g: (g / (x - x),))
 
+
+@jax.custom_vjp
+def saving(x: Any) -> Any:
+    return x * 2
+
+
+saving.defvjp(lambda x: (x * 2, 1 / (x - x)), lambda saved, g: (g * saved,))
+
 #: What is said of the causes that are not planted in every construct.
 FORWARD = {
     exp_overflow: ("exp", "exp of 100 overflows"),
@@ -221,6 +229,28 @@ def test_the_iteration_of_a_while_loop_is_found() -> None:
     found = origin_of(loss)
     assert (found.name, found.primitive) == ("while", "log")
     assert "in iteration 2 of the while" in found.why
+
+
+def test_what_a_forward_rule_saves_is_not_made_by_the_backward_rule() -> None:
+    found = origin_of(lambda w, x: saving(x * w["one"].sum()).sum())
+    assert "the custom_vjp saving saved what is not finite in its own forward rule (element [0, 0]): 1 div" in found.why
+    assert "epsilon" in found.repair
+
+
+def test_an_operation_in_a_while_loop_is_named_in_the_iteration_that_the_dump_has() -> None:
+    def iteration(state: Any) -> Any:
+        with jax.named_scope("cell"):
+            made = 1.0 / (state[0] - 4.0)
+        return state[0] + 1.0, 0.0 * made
+
+    def loss(w: Any, x: Any) -> Any:
+        with jax.named_scope("loop"):
+            return jax.lax.while_loop(lambda state: state[0] < 5, iteration, (0.0, x[0, 0]))[1] * w["one"].sum()
+
+    dump = gs.capture(loss, WEIGHTS, X)
+    (found,) = dump.manifest.origins
+    assert (found.name, found.layer, found.iteration) == ("loop[4]/cell/div", "loop[4]/cell", (4,))
+    assert f"activation/{found.layer}" in dump
 
 
 def test_a_gradient_that_ends_in_a_mask_is_not_what_spoils_the_gradients() -> None:

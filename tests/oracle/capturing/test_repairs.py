@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gradscope as gs
-from gradscope.capturing.explain.nonfinite import repairs
+from gradscope.capturing.explain.nonfinite.causes import repairs
 from tests.support.data import evenly
 
 W = jax.device_put(np.array([0.7, 1.2, 0.4], np.float32))

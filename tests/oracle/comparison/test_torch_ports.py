@@ -673,7 +673,7 @@ def test_a_loss_may_read_what_the_module_does_of_which_a_capture_has_no_gradient
         capture(module, lambda y: (y - x).square().mean(), {"input": x}),
         gs.capture(loss, weights, {"x": x.numpy()}, origins=False),
     )
-    told = "1 input gradient differs, of `input`, which the loss may read"
+    told = "1 input gradient differs, of `input`, which the loss reads"
     assert (found.verdict, told in found.sentence) == (
         "same" if slope == 1 and not stopped else "different",
         found.verdict == "same",
@@ -681,13 +681,13 @@ def test_a_loss_may_read_what_the_module_does_of_which_a_capture_has_no_gradient
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_loss_reads_no_input_that_has_not_the_size_of_a_result(stopped: bool) -> None:
+def test_a_loss_reads_an_input_only_where_its_dump_states_it(stopped: bool) -> None:
     torch.manual_seed(0)
 
     class Skipping(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
 
         def forward(self, x: Tensor) -> Tensor:
             return self.last(torch.tanh(self.first(x)) + x)

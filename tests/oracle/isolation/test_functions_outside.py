@@ -47,7 +47,7 @@ def _loss(inside: str, behind: str, sign: float = 1.0) -> Loss:
 )
 def test_only_the_layer_with_another_function_is_wrong(reference: tuple[str, str], candidate: tuple[str, str]) -> None:
     found = of_losses(_loss(*reference), _loss(*candidate), WEIGHTS, BATCH)
-    assert wrong(found) == ["first"], found.sentence
+    assert wrong(found) == ["first"], found.sentence()
 
 
 def test_what_reads_a_value_on_another_side_of_a_function_is_not_judged() -> None:

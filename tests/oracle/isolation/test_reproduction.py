@@ -17,6 +17,7 @@ from gradscope.capturing.isolate.reproducing.reproduction_script import arrays, 
 from gradscope.errors import UsageError
 from gradscope.tracing.loading.model import Model
 from models.transformer import Transformer
+from tests.oracle.isolation import test_blame as blame
 from tests.oracle.isolation.test_places import BATCH, PARAMS, network
 from tests.oracle.zoo import ShortResNet
 from tests.support.data import evenly
@@ -173,6 +174,27 @@ def test_a_gradient_that_others_add_to_is_no_expectation_of_the_dumps() -> None:
     (gradient,) = found.gradients
     assert gradient.origin == "run"
     np.testing.assert_allclose(gradient.array, found.cotangents["d_branch"] * np.cos(found.inputs["dense"]), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fault", "wrong", "beside"),
+    [
+        ("shared1", {"dense", "shared"}, ("shared2", "bilinear")),
+        ("shared2", {"shared1", "shared"}, ("shared1", "bilinear")),
+        ("branch", {"loop"}, ("head",)),
+    ],
+)
+def test_a_term_of_a_wrong_sum_is_what_the_sum_leaves_for_the_layer_that_is_blamed(
+    tmp_path: Path, fault: str, wrong: set[str], beside: tuple[str, ...]
+) -> None:
+    loss = partial(blame.network, fault=fault, backward=True)
+    model = Model.of_values("model", loss, blame.PARAMS, blame.BATCH)
+    found = reproduce(model, fault, blame.reference().source)
+    assert {each.name for each in found.gradients if each.origin == "rest"} == wrong
+    done = ran(tmp_path, found)
+    assert done.status == 1
+    assert {name for (_, name), error in done.errors.items() if error > 1e-3} == wrong
+    assert all(ran(tmp_path, reproduce(model, each, blame.reference().source)).status == 0 for each in beside)
 
 
 def chosen(params: Any, batch: Any, *, slope: float = 1.0) -> Any:

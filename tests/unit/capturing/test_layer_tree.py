@@ -40,3 +40,26 @@ def test_the_sources_of_all_layers_are_bounded_and_the_last_ones_are_kept(monkey
     few = stated()
     assert sum(map(len, few.values())) <= 6 + len(few)
     assert few["loop[7]/cell"] == everything["loop[7]/cell"][-1:]
+
+
+def reconstructing(variables: Any, batch: Any) -> Any:
+    with jax.named_scope("first"):
+        x = batch["x"] @ variables["w"]
+    with jax.named_scope("last"):
+        x = jnp.sin(x)
+    return jnp.square(x - batch["x"]).mean()
+
+
+@pytest.mark.parametrize(
+    ("options", "sources"),
+    [
+        ({}, ("activation/last", "input/x")),
+        ({"stats_only": True}, ("activation/last", "input/x")),
+        ({"select": "first"}, ()),
+    ],
+)
+def test_a_dump_of_all_layers_states_what_the_loss_is_next_computed_from(
+    options: dict[str, Any], sources: tuple[str, ...]
+) -> None:
+    arguments = {"w": np.eye(2, dtype=np.float32)}, {"x": np.ones((3, 2), np.float32)}
+    assert gs.capture(reconstructing, *arguments, **options).manifest.loss_sources == sources

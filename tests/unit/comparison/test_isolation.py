@@ -44,7 +44,7 @@ def test_layers_are_in_execution_order_without_those_that_were_not_compared() ->
 def test_right_layers_are_the_same() -> None:
     found = of(finding("activation_grad/dense", 1e-5, "left", "right"))
     assert (found.verdict, found.exit_code, found.different) == ("same", 0, ())
-    assert found.sentence == "None of 4 layers makes error by itself, given what the reference gave it."
+    assert found.sentence() == "None of 4 layers makes error by itself, given what the reference gave it."
     shared = {row.name: row.vjp for row in found.rows}
     assert shared["left"] is shared["right"] is not None
 
@@ -55,7 +55,7 @@ def test_an_error_in_a_sum_is_assigned_to_the_layer_that_is_wrong_elsewhere() ->
     assert (row.name, row.shared_with) == ("right", ())
     assert row.vjp is not None
     assert row.vjp.name == "dense"  # the worse of the two
-    assert found.sentence == "Of 4 layers, `right` makes error by itself (forward agrees, VJP rel_l2 0.50)."
+    assert found.sentence() == "Of 4 layers, `right` makes error by itself (forward agrees, VJP rel_l2 0.50)."
 
 
 def test_an_error_of_unknown_origin_is_one_row_with_all_names() -> None:
@@ -71,9 +71,19 @@ def test_an_error_of_unknown_origin_is_one_row_with_all_names() -> None:
 
 def test_the_worst_layer_is_named_and_the_others_counted() -> None:
     found = of(finding("activation/sum", math.inf, "sum"), finding("activation/aside", 0.1, "left"))
-    assert found.sentence.startswith("Of 4 layers, `sum` makes error by itself (forward ")
-    assert found.sentence.endswith(", and so does 1 more.")
+    assert found.sentence().startswith("Of 4 layers, `sum` makes error by itself (forward ")
+    assert found.sentence().endswith(", and so does 1 more.")
     assert (found.verdict, found.exit_code) == ("different", 1)
+
+
+def test_the_layer_that_makes_what_first_differs_is_told_before_a_worse_one() -> None:
+    first = finding("activation_grad/dense", 0.1, "left")
+    found = of(finding("activation_grad/left", 0.3, "left"), first, finding("activation/sum", 0.5, "sum"))
+    assert found.sentence(first.row) == (
+        "Of 4 layers, `left` makes error by itself (forward agrees, VJP rel_l2 0.30), and so does 1 more; that is what "
+        "first differs at `dense`."
+    )
+    assert found.sentence(RIGHT[0].row).startswith("Of 4 layers, `sum` makes error by itself (forward rel_l2 0.50")
 
 
 def test_nothing_run_is_nothing_compared() -> None:
@@ -88,7 +98,7 @@ def test_a_tensor_that_no_layer_of_the_candidate_reads_has_a_row_of_its_own() ->
 @pytest.mark.parametrize(("error", "text"), [(1e-4, "agrees"), (0.02, "rel_l2 2.0e-2")])
 def test_both_directions_are_in_the_sentence(error: float, text: str) -> None:
     found = of(finding("activation/sum", error, "sum"), finding("activation_grad/right", 0.5, "sum"))
-    assert f"(forward {text}, VJP rel_l2 0.50)" in found.sentence
+    assert f"(forward {text}, VJP rel_l2 0.50)" in found.sentence()
 
 
 BEFORE = Place(lines=("net.py:7", "net.py:9", "block.py:3"), reads=("dense", "input/x"), inside="block")
@@ -105,7 +115,7 @@ def test_the_code_before_a_layer_is_no_layer_and_has_its_lines() -> None:
         "forward": 0.5, "forward_tensor": "activation/left", "forward_tolerance": 1e-3, "source": "net.py:7",
         "lines": ["net.py:7", "net.py:9", "block.py:3"], "reads": ["dense", "input/x"], "inside": "block",
     }  # fmt: skip
-    assert found.sentence == (
+    assert found.sentence() == (
         "The code between `dense`, `input/x` and `left` (in `block`, net.py:7, 9, block.py:3) makes error by itself "
         "(forward rel_l2 0.50)."
     )
@@ -113,7 +123,7 @@ def test_the_code_before_a_layer_is_no_layer_and_has_its_lines() -> None:
 
 def test_code_that_reads_parameters_alone_is_before_its_layer() -> None:
     found = Isolation(rows=local_rows([finding("activation/left", 0.5, "before left")], {"before left": Place()}))
-    assert found.sentence == "The code before `left` makes error by itself (forward rel_l2 0.50)."
+    assert found.sentence() == "The code before `left` makes error by itself (forward rel_l2 0.50)."
 
 
 def test_an_error_of_a_value_is_assigned_before_those_of_gradients() -> None:

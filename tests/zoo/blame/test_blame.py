@@ -67,6 +67,16 @@ def test_a_call_is_a_script_that_runs_without_us(tmp_path: Path, framework: str)
         assert sum(kind == "vjp" for kind, _ in done.errors) == gradients
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_script_of_a_faulty_call_shows_the_fault(tmp_path: Path, framework: str) -> None:
+    of, _, variables, reference = right(framework)
+    faults = RUNS[3]
+    model = Model.of_values("net", of(faults)[0], variables, BATCH)
+    for name in ("shared", "loop[1]/cell", "branch"):
+        done = ran(tmp_path, reproduce(model, name, reference.source))
+        assert done.status == 1, name
+
+
 def paths(name: str) -> list[str]:
     """The paths of a call; a call in every iteration has as many."""
     return [name.replace("*", str(number)) for number in range(ITERATIONS)] if "*" in name else [name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from gradscope.capturing.explain.nonfinite.forward_causes import is_mask
+from gradscope.capturing.explain.nonfinite.causes.forward_causes import is_mask
 from gradscope.capturing.explain.nonfinite.gradient_paths import behind
 from gradscope.capturing.explain.nonfinite.nonfinite_flags import INF, NAN, NonfiniteFlags, is_argument
 from gradscope.tracing.jaxpr.frames import OPERAND

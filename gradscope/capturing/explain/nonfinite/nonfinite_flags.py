@@ -116,7 +116,7 @@ class NonfiniteFlags:
         """
         group = [number for number, site in enumerate(self._sites) if self._copied(_first(site)) is None]
         plan = replace(self._plan.part(group), gradients=frozenset())
-        found = jax.device_get(run_once(observing_values(self._trace, plan), self._inputs))
+        found = jax.device_get(run_once(observing_values(self._trace, plan), self._inputs).values)
         self._values = {group[at]: flag for at, flag in found.items()}
         self._has_all_values = True
 

@@ -24,20 +24,20 @@ import numpy as np
 
 from gradscope import naming
 from gradscope.capturing.execution.preparation import Prepared
-from gradscope.capturing.explain.nonfinite.backward_causes import backward_diagnosis
 from gradscope.capturing.explain.nonfinite.births import Birth, Births
-from gradscope.capturing.explain.nonfinite.forward_causes import forward_diagnosis
-from gradscope.capturing.explain.nonfinite.gradient_paths import GradientPaths, observe_suspects
-from gradscope.capturing.explain.nonfinite.nonfinite_flags import KnownFlags, NonfiniteFlags, is_argument
-from gradscope.capturing.explain.nonfinite.repairs import Diagnosis, element
-from gradscope.capturing.explain.nonfinite.replay import (
+from gradscope.capturing.explain.nonfinite.causes.backward_causes import backward_diagnosis
+from gradscope.capturing.explain.nonfinite.causes.forward_causes import forward_diagnosis
+from gradscope.capturing.explain.nonfinite.causes.repairs import Diagnosis, element
+from gradscope.capturing.explain.nonfinite.failures import (
     Failure,
-    Replay,
     failed_again,
     first_nonfinite,
     mended,
     reaches_largest,
 )
+from gradscope.capturing.explain.nonfinite.gradient_paths import GradientPaths, observe_suspects
+from gradscope.capturing.explain.nonfinite.nonfinite_flags import KnownFlags, NonfiniteFlags, is_argument
+from gradscope.capturing.explain.nonfinite.replay import Replay
 from gradscope.dump.manifest.manifest import Origin
 from gradscope.tracing.jaxpr.frames import OPERAND, resolve
 from gradscope.tracing.jaxpr.iterations import ValueAt
@@ -53,7 +53,7 @@ class _First(NamedTuple):
     """A `_First` is an operation that made the first value that is not finite.
 
     Attributes:
-        operation: The operation.
+        operation: The operation, in the iteration that ran.
         failure: Its first such element; None where it is not known.
         diagnosis: What went wrong.
         then: What went wrong in the operation that made a NaN of it; "" where it is that one.
@@ -146,7 +146,7 @@ class _Search:
             return self._of_argument(param)
         if birth.stated:
             return first.origin("forward", "is the first Inf: a constant of the program that reaches the loss")
-        if first.operation is operation:
+        if not first.then:
             return self._hidden(first) or first.origin("forward", f"made the first {first.kind}: {first.diagnosis.why}")
         made = f"made the infinity of which {_located(operation)} makes the first NaN, {first.then}"
         return first.origin("forward", f"{made}: {first.diagnosis.why}")
@@ -197,7 +197,9 @@ class _Search:
         earlier = self._needed(use, failure)
         if earlier is None:
             diagnosis = backward_diagnosis(use, failure, self._operations)
-            return _First(use, failure, diagnosis).origin("backward", f"sent back the first {kind}: {diagnosis.why}")
+            return _First(replay.as_ran(use), failure, diagnosis).origin(
+                "backward", f"sent back the first {kind}: {diagnosis.why}"
+            )
         first = self._first(earlier, replay)
         return first.origin(
             "forward",
@@ -210,12 +212,13 @@ class _Search:
         failure = replay.forward(operation)
         diagnosis = forward_diagnosis(operation, failure, self._operations)
         if failure is None:
-            return _First(operation, None, diagnosis)
+            return _First(replay.as_ran(operation), None, diagnosis)
         earlier = self._needed(operation, failure)
         if earlier is None:
-            return _First(operation, failure, diagnosis)
+            return _First(replay.as_ran(operation), failure, diagnosis)
         made = replay.forward(earlier)
-        return _First(earlier, made, forward_diagnosis(earlier, made, self._operations), then=diagnosis.why)
+        why = forward_diagnosis(earlier, made, self._operations)
+        return _First(replay.as_ran(earlier), made, why, then=diagnosis.why)
 
     def _of_sum(self) -> Origin | None:
         """Returns the origin of a gradient whose terms are all finite."""

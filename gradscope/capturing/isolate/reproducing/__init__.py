@@ -2,6 +2,7 @@
 
 - `reproduction`: the layer with its inputs and the expected results.
 - `layer_functions`: the layer and its VJP as functions.
+- `paired_layers`: the layer of a port by the reference's name of it.
 - `layer_values`: its values in the dump.
 - `reproduction_script`: writes the script.
 - `to_python`: writes a jaxpr as Python.

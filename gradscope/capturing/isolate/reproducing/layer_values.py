@@ -12,6 +12,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.capturing.isolate.pinned_arguments import PinnedArguments
 from gradscope.capturing.isolate.pinned_values import PinnedValues
 from gradscope.comparison.pairing.reverse import ReversePairing
+from gradscope.instrument.isolating import IsolatedRun
 from gradscope.tracing.dataflow.between_known_values import SegmentsBetween
 from gradscope.tracing.jaxpr.frames import OPERAND, resolve, variable_of
 from gradscope.tracing.jaxpr.iterations import ValueAt, sources, values_at
@@ -96,16 +97,21 @@ class LayerValues:
 
     def full_gradient(self, atom: Atom) -> Array | None:
         """Returns the gradient of the loss with respect to a variable; None where the dump does not have it."""
-        value_at = self._value_at(atom)
-        leaf, sliced = self._leaf(value_at), self._sliced(value_at)
-        if leaf is not None:
-            return self._argument_gradient(leaf)
-        if value_at is not None and sliced is not None:
-            stacked = self._argument_gradient(sliced)
-            return None if stacked is None else stacked[value_at.iteration[-1]]
-        if value_at is None or value_at not in self._pinned.with_cotangent:
+        value_at, at = self._gradient_at(atom)
+        if value_at is None:
+            return None
+        if (leaf := self._leaf(value_at)) is not None:
+            found = self._argument_gradient(leaf)
+            return None if found is None else found[at]
+        if value_at not in self._pinned.with_cotangent:
             return None
         return np.asarray(self._pinned.arrays[value_at.value].cotangents)[value_at.iteration]
+
+    def gradient_in(self, run: IsolatedRun, atom: Atom) -> Array | None:
+        """Returns what an isolated run has in place of `full_gradient`; None where it has none."""
+        value_at, at = self._gradient_at(atom)
+        found = None if value_at is None else run.gradient(value_at)
+        return None if found is None else found[at]
 
     def own_gradient(self, atom: Atom) -> Array | None:
         """Returns the term of a variable's gradient that comes from this layer only; None where the dump lacks it."""
@@ -151,14 +157,16 @@ class LayerValues:
         key = naming.key_of(naming.gradient_family(leaf.family) or leaf.family, leaf.name)
         return self._placing.array(key) if leaf.differentiated else None
 
-    def _sliced(self, value_at: ValueAt | None) -> Leaf | None:
-        """Returns the argument of which a value is one iteration's slice; None for any other."""
-        if value_at is None or value_at.value.equation != OPERAND or len(value_at.iteration) != 1:
-            return None
-        (loop,) = self._frames[value_at.value.frame].loops
-        stacked = (loop.length, *self._shape(value_at))
-        stacks = [each for each in sources(self._frames, value_at) if self._shape(each) == stacked]
-        return self._leaf(stacks[0]) if len(stacks) == 1 else None
+    def _gradient_at(self, atom: Atom) -> tuple[ValueAt | None, tuple[int, ...]]:
+        """Returns the value or argument whose gradient has that of a variable, and at which index of it."""
+        value_at = self._value_at(atom)
+        if value_at is not None and value_at.value.equation == OPERAND and len(value_at.iteration) == 1:
+            (loop,) = self._frames[value_at.value.frame].loops
+            stacked = (loop.length, *self._shape(value_at))
+            stacks = [each for each in sources(self._frames, value_at) if self._shape(each) == stacked]
+            if len(stacks) == 1 and self._leaf(stacks[0]) is not None:
+                return stacks[0], value_at.iteration
+        return value_at, ()
 
     def _leaf(self, value_at: ValueAt | None) -> Leaf | None:
         """Returns the argument that a value is; None for any other."""

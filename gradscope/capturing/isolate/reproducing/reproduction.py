@@ -3,6 +3,9 @@
 An expected array is the dump's wherever the dump has it. The dump has the full gradient of a value: where another layer
 reads that value too, the term of this layer comes from a run of the layer itself, and so does everything that the dump
 lacks. Each expectation states where it comes from.
+
+Where such a sum is wrong and `isolate` charges this layer with it, the term is what the sum leaves for it: the dump's
+sum, less what the other layers return when each runs alone.
 """
 
 from __future__ import annotations
@@ -23,17 +26,19 @@ from gradscope import naming
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import is_key
 from gradscope.capturing.explain.zeros.neighbourhood import is_hidden, observe_values
+from gradscope.capturing.isolate.isolate import judged_layers
 from gradscope.capturing.isolate.pinned_arguments import pinned_arguments
 from gradscope.capturing.isolate.pinned_values import PinnedValues, pinned_values
 from gradscope.capturing.isolate.reproducing.layer_functions import LayerFunctions
 from gradscope.capturing.isolate.reproducing.layer_values import COMPUTED, LayerValues
-from gradscope.comparison.compare_dumps import unrefuted
+from gradscope.capturing.isolate.reproducing.paired_layers import own_name, paired
+from gradscope.capturing.timings import Timings
 from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.judging.compare_options import CompareOptions
-from gradscope.comparison.pairing.matching import Dumps, Match
-from gradscope.comparison.pairing.reverse import ReversePairing
+from gradscope.comparison.pairing.matching import Dumps
 from gradscope.dump.interfaces import DumpSource
 from gradscope.errors import UsageError
+from gradscope.instrument.isolating import IsolatedRun
 from gradscope.tracing.dataflow.forward import FrameVariable
 from gradscope.tracing.jaxpr.frames import Frame, resolve
 from gradscope.tracing.jaxpr.iterations import ValueAt
@@ -47,8 +52,9 @@ from gradscope.tracing.user_frames import user_code
 #: JAX's names of the implementations of random keys, by the dtypes of their keys.
 _KEYS: Final = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 
-#: Where an expected array comes from: the dump, or a run of the layer when the script was written.
-Origin: TypeAlias = Literal["dump", "run"]
+#: Where an expected array comes from: the dump, the dump's sum less the terms of other layers, or a run of the layer
+#: when the script was written.
+Origin: TypeAlias = Literal["dump", "rest", "run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +110,8 @@ def reproduce(model: Model, name: str, dump: DumpSource, reference: DumpSource |
 
     Args:
         model: The model.
-        name: The layer; `before LAYER` for the layer with the code before it; `(loss)` for the code behind the last.
+        name: The layer, by its name in the dump or in the reference; `before LAYER` for the layer with the code before
+            it; `(loss)` for the code behind the last.
         dump: A dump of the model, or of another that has the same names.
         reference: The dump of another program, whose values take the place of the dump's, in the model's layout; None
             for the dump's own.
@@ -118,9 +125,10 @@ def reproduce(model: Model, name: str, dump: DumpSource, reference: DumpSource |
         DumpError: The dump is damaged.
     """
     dumps = Dumps(ref=dump if reference is None else reference, cand=dump)
-    placing = _placing(dumps)
+    matched, placing = paired(dumps)
     arguments = pinned_arguments(model, dumps, placing)
     pinned = pinned_values(arguments.trace, dump, placing)
+    name = own_name(name, dumps, matched)
     isolated = isolated_layer(arguments.trace.layers, arguments.trace.root, name, _known(arguments.trace, pinned))
     if is_hidden(isolated.layer.frame):
         raise UsageError(
@@ -136,16 +144,16 @@ def reproduce(model: Model, name: str, dump: DumpSource, reference: DumpSource |
             for variable in variables
         }
         found = _reproduction(isolated, values, inputs, products=dumps.products)
+    if any(each.origin == "run" for each in found.gradients):
+        layers = judged_layers(
+            model, arguments, dumps,
+            matched=matched, placing=placing, options=CompareOptions(), timings=Timings(), computed=isolated.encloses,
+        )  # fmt: skip
+        own = {isolated.name, *map(pinned.name, filter(isolated.makes, pinned.keys))}
+        returned = [row.vjp for row in layers.isolation.rows if row.name in own and row.vjp is not None]
+        if any(each.status == "different" for each in returned):
+            found = replace(found, gradients=_of_rest(isolated, values, found.gradients, layers.run))
     return found if reference is None else replace(found, whose="the reference's")
-
-
-def _placing(dumps: Dumps) -> ReversePairing:
-    """Returns the reference's tensors by the candidate's keys; a dump is paired with itself by name."""
-    if dumps.ref is dumps.cand:
-        same = [Match.of(key, key, "name") for key in dumps.cand.keys()]  # noqa: SIM118 - no mapping
-        return ReversePairing(dumps, same)
-    pairing = unrefuted(dumps, CompareOptions()).pairing
-    return ReversePairing(dumps, pairing.matched, pairing.inverse)
 
 
 def _known(trace: Trace, pinned: PinnedValues) -> Known:
@@ -235,6 +243,33 @@ def _reproduction(
         ),
         computed=tuple(input_names[atom] for atom in functions.differentiated if values.origin(atom) == COMPUTED),
     )
+
+
+def _of_rest(
+    isolated: IsolatedLayer, values: LayerValues, gradients: Sequence[Expectation], run: IsolatedRun
+) -> tuple[Expectation, ...]:
+    """Returns the expected gradients, with what is left of the dump's sums where it has no term of the layer alone."""
+    differentiated = LayerFunctions(isolated).differentiated
+    return tuple(
+        _rest(each, values.full_gradient(atom), values.gradient_in(run, atom)) if each.origin == "run" else each
+        for atom, each in zip(differentiated, gradients, strict=True)
+    )
+
+
+def _rest(own: Expectation, of_dump: Array | None, summed: Array | None) -> Expectation:
+    """Returns the term that is right if those of the other layers are.
+
+    Args:
+        own: What the layer returns.
+        of_dump: The dump's sum; None where it has none.
+        summed: The sum of what the layers return.
+    """
+    if of_dump is None or summed is None or not own.array.shape == of_dump.shape == summed.shape:
+        return own
+    array = (own.array + (of_dump - summed)).astype(own.array.dtype)
+    # The sum is right to its own rounding, of which a small term has more.
+    share = float(np.linalg.norm(of_dump.ravel()) / (np.linalg.norm(array.ravel()) or 1.0))
+    return replace(own, array=array, origin="rest", tolerance=own.tolerance * max(1.0, share))
 
 
 def _cotangent(values: LayerValues, atom: Atom) -> Array:

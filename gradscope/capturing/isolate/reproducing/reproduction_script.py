@@ -27,7 +27,8 @@ _HEAD: Final = '''"""{title}
     python {file}.py        prints the errors; exits 0 where they are within tolerance, 1 where not
 
 Needs jax and numpy. `forward` is the layer as JAX traced it, `vjp` returns the gradients of its inputs, with custom
-differentiation rules applied. An expected array is {whose}, or from a run of the layer when this was written.
+differentiation rules applied. An expected array is {whose}, the rest of its sum once the terms of other layers are
+subtracted, or from a run of the layer when this was written.
 
 {origins}
 """
@@ -201,5 +202,9 @@ def _named(reproduction: Reproduction) -> Iterator[tuple[str, Any]]:
 
 
 def _expected(expectations: tuple[Expectation, ...], whose: str) -> list[tuple[str, str, float]]:
-    origins: Mapping[str, str] = {"dump": whose, "run": "a run of the layer"}
+    origins: Mapping[str, str] = {
+        "dump": whose,
+        "rest": f"{whose} sum, less the other layers' terms",
+        "run": "a run of the layer",
+    }
     return [(each.name, origins[each.origin], each.tolerance) for each in expectations]

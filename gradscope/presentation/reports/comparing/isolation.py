@@ -13,6 +13,7 @@ from typing import Final
 from gradscope import naming
 from gradscope.comparison import Comparison
 from gradscope.comparison.isolation import Isolation, LocalRow
+from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.record import Json
 from gradscope.naming.wording import counted, joined_lines
 from gradscope.presentation.render.document import Document, Note, Notes
@@ -99,10 +100,15 @@ class IsolationReport:
 
     def to_json(self) -> dict[str, Json]:
         """Returns the comparison, with the layers' own errors under `isolation`."""
-        return {**self.comparison.to_json(), "isolation": self.isolation.to_json()}
+        return {**self.comparison.to_json(), "isolation": self.isolation.to_json(self._first())}
 
     def _layer_by_layer(self) -> str:
-        return f"Layer by layer: {self.isolation.sentence}"
+        return f"Layer by layer: {self.isolation.sentence(self._first())}"
+
+    def _first(self) -> ComparisonRow | None:
+        """Returns what first differs between the dumps, backward where they agree forward; None for nothing."""
+        first = self.comparison.first_divergence
+        return first.forward or first.backward
 
     def _tables(self) -> Iterator[Table]:
         shown = self.isolation.rows if self.everything else self.isolation.different

@@ -625,3 +625,79 @@ def test_an_input_that_a_rule_refuses_is_a_constant(factor: float) -> None:
     assert statuses(found)["param_grad/value"] == status
     assert "input_grad/rate" not in statuses(found)
     assert not found.notes
+
+
+@jax.custom_jvp
+def solved(x: Any) -> tuple[Any, Any]:
+    """A solution, and how far it is from the exact one."""
+    return jnp.sin(x), jnp.cos(3.0 * x).sum()
+
+
+@solved.defjvp
+def _solved_jvp(primals: Any, tangents: Any) -> Any:
+    (x,), (along,) = primals, tangents
+    made = solved(x)
+    return made, (jnp.cos(x) * along, jnp.zeros_like(made[1]))
+
+
+@jax.custom_jvp
+def converged(solution: Any, residual: Any) -> Any:
+    """The solution, or NaN where the solver has not converged."""
+    return jnp.where(residual < 1e6, solution, jnp.nan)
+
+
+converged.defjvp(lambda primals, tangents: (converged(*primals), tangents[0]))
+
+
+def test_an_output_whose_gradient_the_next_rule_ends_does_not_count() -> None:
+    found = proof(lambda w, x: jnp.square(converged(*solved(x @ w))).sum())
+    assert (rule(found, "solved").status, found.verdict) == ("correct", "correct")
+
+    def with_residual(w: Any, x: Any) -> Any:
+        solution, residual = solved(x @ w)
+        return jnp.square(solution).sum() + residual
+
+    used = proof(with_residual)
+    assert rule(used, "solved").status == "wrong"
+
+
+def test_a_truth_value_that_the_program_states_may_choose_what_a_rule_does() -> None:
+    @jax.custom_jvp
+    def chosen(x: Any, doubled: Any) -> Any:
+        return jnp.where(doubled, 2.0 * x, x)
+
+    @chosen.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        return chosen(*primals), jnp.where(primals[1], 2.0, 1.0) * tangents[0]
+
+    found = proof(lambda w, x: chosen(x @ w, True).sum())
+    assert rule(found, "chosen").status == "correct"
+
+
+@jax.custom_vjp
+def summed_narrowly(x: Any, w: Any) -> Any:
+    return x @ w
+
+
+def _summed_narrowly_backward(kept: Any, g: Any) -> Any:
+    x, w = kept
+    terms = (x[:, :, None] * g[:, None, :]).astype(jnp.bfloat16)
+    return g @ w.T, (terms[0] + terms[1]).astype(w.dtype)
+
+
+summed_narrowly.defvjp(lambda x, w: (x @ w, (x, w)), _summed_narrowly_backward)
+
+
+def test_an_error_of_the_size_of_rounding_is_said_to_be_that_of_the_type_in_which_a_rule_computes() -> None:
+    found = proof(lambda w, x: jnp.square(summed_narrowly(x, w)).sum())
+    assert rule(found, "summed_narrowly").status == "wrong"
+    assert "its error may be rounding: the rule computes in bfloat16" in str(rule(found, "summed_narrowly").why)
+
+
+def test_a_loss_in_a_narrow_type_is_said_to_be_too_coarse_for_differences() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.square((x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)).astype(jnp.float32)).sum()
+
+    row = next(row for row in proof(loss).rows if row.what.startswith("param_grad"))
+    assert row.status == "not checked"
+    assert "the loss is computed in bfloat16 at test_rules.py:" in str(row.why)

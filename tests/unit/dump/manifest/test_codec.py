@@ -82,6 +82,7 @@ MANIFEST = Manifest(
         SoftmaxUse(shape=(4, 6, 6), over=(0, 1), summed=(2,), source="a.py:5"),
         SoftmaxUse(shape=(6, 6), over=(1,), summed=(1,), reads=(0.0, 0.125, 0.25)),
     ),
+    loss_sources=("activation/head", "input/y"),
     note="cut short",
 )
 

@@ -241,10 +241,22 @@ def test_the_index_of_a_file_in_parts_is_answered_with_the_folder(tmp_path: Path
     assert refused.value.hint == f"name the folder that the files are in: {tmp_path}"
 
 
-@pytest.mark.parametrize("name", ["saved.keras", "saved.weights.h5"])
+@pytest.mark.parametrize("name", ["saved.keras", "saved.weights.h5", "saved.h5"])
 def test_a_keras_file_is_for_keras(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DumpError, match="only the Keras model that wrote it can read it"):
+    with pytest.raises(DumpError, match="only the Keras model that wrote it can read it") as refused:
         variables_from_file(CheckpointRequest(path=tmp_path / name), shapes(), dict)
+    hint = str(refused.value.hint)
+    assert "name that model as the target" in hint
+    assert f"numpy.savez({str(tmp_path / 'saved.npz')!r}, " in hint
+    assert ("model.save_weights(" in hint) is (name == "saved.h5")
+
+
+def test_leaves_without_names_are_for_equinox(tmp_path: Path) -> None:
+    with (tmp_path / "saved.eqx").open("wb") as file:
+        np.save(file, np.zeros(7, np.float32))
+    with pytest.raises(DumpError) as refused:
+        load(tmp_path / "saved.eqx")
+    assert "so that only its own model reads it; for another, write them as .npz, in Python" in str(refused.value.hint)
 
 
 @pytest.mark.parametrize("name", ["saved.npz", "saved.msgpack", "saved.eqx"])

@@ -130,9 +130,16 @@ def test_what_is_missing_is_grouped(folder: Path) -> None:
     kept = {name: array for name, array in values().items() if "params" not in name}
     command = dump(folder, kept)
     assert command.status == 3
-    assert (
-        command.errors == "gradscope: error: saved.npz is not a checkpoint of this model: it lacks params (4 tensors)\n"
+    assert command.errors == (
+        "gradscope: error: saved.npz is not a checkpoint of this model: it lacks params (4 tensors)\n"
+        "hint: name the model that it is of, or add to the file what it lacks\n"
     )
+
+
+def test_what_an_optimizer_stores_is_not_taken_for_the_parameters(folder: Path) -> None:
+    command = dump(folder, {"step/value": np.asarray(3), **moments("opt_state/0/trace", values())})
+    assert command.status == 3
+    assert "hint: it has an optimizer's state alone: " in command.errors
 
 
 def test_the_lines_that_a_refusal_proposes_make_a_foreign_file_load(folder: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
-from gradscope.capturing.explain.nonfinite.lost_epsilons import with_lost_epsilon
-from gradscope.capturing.explain.nonfinite.repairs import (
+from gradscope.capturing.explain.nonfinite.causes.lost_epsilons import with_lost_epsilon
+from gradscope.capturing.explain.nonfinite.causes.repairs import (
     ADD_EPSILON,
     BASE_POSITIVE,
     CLIP_INSIDE,
@@ -30,8 +30,8 @@ from gradscope.capturing.explain.nonfinite.repairs import (
     numbers,
     overflow,
 )
-from gradscope.capturing.explain.nonfinite.repairs_of_patterns import repair_of_pattern
-from gradscope.capturing.explain.nonfinite.replay import Failure
+from gradscope.capturing.explain.nonfinite.causes.repairs_of_patterns import repair_of_pattern
+from gradscope.capturing.explain.nonfinite.failures import Failure
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.lookup.operations import Operation, Operations
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
-from gradscope.capturing.explain.nonfinite.repairs import (
+from gradscope.capturing.explain.nonfinite.causes.repairs import (
     ADD_EPSILON,
     LARGER_EPSILON,
     NORM,

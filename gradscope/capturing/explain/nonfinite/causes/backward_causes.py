@@ -9,9 +9,9 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
-from gradscope.capturing.explain.nonfinite.forward_causes import diagnosis_by_operands
-from gradscope.capturing.explain.nonfinite.lost_epsilons import with_lost_epsilon
-from gradscope.capturing.explain.nonfinite.repairs import (
+from gradscope.capturing.explain.nonfinite.causes.forward_causes import diagnosis_by_operands
+from gradscope.capturing.explain.nonfinite.causes.lost_epsilons import with_lost_epsilon
+from gradscope.capturing.explain.nonfinite.causes.repairs import (
     ADD_EPSILON,
     BASE_POSITIVE,
     CLIP_INSIDE,
@@ -27,7 +27,7 @@ from gradscope.capturing.explain.nonfinite.repairs import (
     numbers,
     overflow,
 )
-from gradscope.capturing.explain.nonfinite.replay import Failure
+from gradscope.capturing.explain.nonfinite.failures import Failure
 from gradscope.tracing.jaxpr.custom_rules import custom_rule
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.jaxpr.jaxcompat import sub_jaxprs
@@ -78,12 +78,15 @@ def backward_diagnosis(operation: Operation, failure: Failure, operations: Opera
 
 
 def _of_rule(failure: Failure) -> Diagnosis:
-    """Returns the diagnosis of a gradient that a function's own backward rule made."""
+    """Returns the diagnosis of a gradient that a function's own rule made."""
     # Its line is not known: JAX gives all that a rule computes the line of the function's call.
     rule = custom_rule(failure.equation)
     named = "" if rule is None or rule.function == failure.equation.primitive.name else f" {rule.function}"
-    place = element(failure.index)
-    why = f"the custom_vjp{named} made it in its own backward rule, of a gradient that is finite{place}"
+    if failure.saved and failure.within is not None:
+        why = f"the custom_vjp{named} saved what is not finite in its own forward rule{element(failure.within.index)}"
+    else:
+        place = element(failure.index)
+        why = f"the custom_vjp{named} made it in its own backward rule, of a gradient that is finite{place}"
     if failure.within is None or sub_jaxprs(failure.within.equation):  # a loop's operands say nothing
         return Diagnosis(why)
     found = diagnosis_by_operands(failure.within)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradscope.capturing.explain.nonfinite.repairs import LOG_SIGMOID, LOG_SOFTMAX, UNDER_ROOT, X_LOG_X
+from gradscope.capturing.explain.nonfinite.causes.repairs import LOG_SIGMOID, LOG_SOFTMAX, UNDER_ROOT, X_LOG_X
 from gradscope.tracing.lookup.operations import Operation, Operations
 
 
