@@ -107,15 +107,16 @@ RULES: Final = (
         name="stuck",
         sentence="A trained parameter does not change.",
         formula="its bytes are the same after the step, or its statistics those of the recorded step before, at 3 "
-        "recorded steps in a row; not where it is kept constant on purpose, as a target network is, or because the "
-        "optimizer never made an update of its gradient, while others move",
+        "recorded steps in a row; where others move, and neither its gradient nor the rate is 0, 20 steps later, as it "
+        "may be updated once in several; not where it is kept constant on purpose, as a target network is, or because "
+        "the optimizer never made an update of its gradient, while others move",
         families=(naming.PARAM,),
     ),
     AlarmRule(
         name="raw-gradient",
         sentence="The update of a parameter is its gradient itself: it climbs the loss, while others descend.",
         formula="l2, mean and amax of the update within 1e-3 of those of the gradient, at 3 recorded steps in a row, "
-        "and not of all parameters",
+        "and not of all parameters; not of one in which the loss is affine, as in a Lagrange multiplier",
         families=(naming.UPDATE,),
     ),
     AlarmRule(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -60,13 +60,19 @@ class AlarmWatch:
     Args:
         sizes: The number of elements of each tensor, by key; may be filled later.
         unreached: Why no gradient reaches a parameter, by name; may be filled later.
+        affine: The names of the parameters in which the loss is affine, as in a dual variable; may be filled later.
     """
 
-    def __init__(self, sizes: Mapping[str, int], unreached: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        unreached: Mapping[str, str] = MappingProxyType({}),
+        affine: Collection[str] = (),
+    ) -> None:
         self._windows = {rule.name: deque[float](maxlen=_WINDOW) for rule in RULES if rule.watches is not None}
         self._above: set[str] = set()
         self._logarithms: dict[str, deque[float]] = {}
-        self._tensors = TensorRules(sizes, unreached)
+        self._tensors = TensorRules(sizes, unreached, affine)
         self._divergence = Divergence()
         self._descent = Descent()
 

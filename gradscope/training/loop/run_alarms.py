@@ -74,7 +74,8 @@ class RunAlarms:
         self._ring = StateRing(_KEEP_EVERY)
         self._sizes: dict[str, int] = {}
         self._unreached: dict[str, str] = {}
-        self._watch = AlarmWatch(self._sizes, self._unreached)
+        self._affine: set[str] = set()
+        self._watch = AlarmWatch(self._sizes, self._unreached, self._affine)
         self.found: list[Alarm] = []
         self.skipped = 0
 
@@ -82,6 +83,7 @@ class RunAlarms:
         """Learns what is recorded, and reports what is wrong with the loss whatever its numbers are."""
         self._sizes.update({each.key: math.prod(each.shape) for each in tensors if each.shape is not None})
         self._unreached.update(self._programs.unreached())
+        self._affine.update(self._programs.affine())
         for each in self._programs.broadcasts():
             self._notify(each.notice)
 

@@ -21,7 +21,7 @@ from gradscope.tracing.tracer import leaves_of
 from gradscope.training.loop.placement import placed
 from gradscope.training.recording.compared_arrays import cosine, is_same
 from gradscope.training.recording.recorded import Recorded, outline_of
-from gradscope.training.recording.step_rows import tensor_rows, unreached_params
+from gradscope.training.recording.step_rows import affine_params, tensor_rows, unreached_params
 from gradscope.training.state import TrainState, named_leaves
 from gradscope.training.step import Gradients, TrainStep
 
@@ -139,6 +139,10 @@ class StepPrograms:
     def unreached(self) -> dict[str, str]:
         """Returns why no gradient of an observed step reaches a parameter, by name."""
         return {} if self._outline is None else unreached_params([self._outline])
+
+    def affine(self) -> frozenset[str]:
+        """Returns the parameters in which the loss of an observed step is affine, by name."""
+        return frozenset() if self._outline is None else affine_params([self._outline])
 
     def everywhere(self, batch: Any) -> Any:
         """Returns a batch that is whole on each device; of several processes, each has to call it."""

@@ -55,7 +55,7 @@ class ProbeAlarms:
         self._on_alarm: OnAlarm = on_alarm
         self._keep = keep
         self._every = every
-        self._watch = AlarmWatch(history.sizes, history.unreached)
+        self._watch = AlarmWatch(history.sizes, history.unreached, history.affine)
         self._losses: list[tuple[int, Any]] = []
         self._found: deque[_Found] = deque()
         self._judged = 0

@@ -23,7 +23,7 @@ from gradscope.training.probing.collecting import Collected
 from gradscope.training.probing.probed_step import Layout
 from gradscope.training.recording.compared_arrays import cosine
 from gradscope.training.recording.recorded import Recorded
-from gradscope.training.recording.step_rows import tensor_rows, unreached_params
+from gradscope.training.recording.step_rows import affine_params, tensor_rows, unreached_params
 
 
 class ProbeHistory:
@@ -39,6 +39,7 @@ class ProbeHistory:
         writer: Writes the history.
         sizes: The number of elements of each tensor that was described, by key.
         unreached: Why no gradient reaches a parameter, by name.
+        affine: The names of the parameters in which the loss is affine, as in a dual variable.
         last: The number of the last step that was written.
 
     Raises:
@@ -59,6 +60,7 @@ class ProbeHistory:
             raise
         self.sizes: dict[str, int] = {}
         self.unreached: dict[str, str] = {}
+        self.affine: set[str] = set()
         self.last = start - 1
         self._described: frozenset[str] = frozenset()
         self._previous: dict[str, Any] | None = None
@@ -84,6 +86,7 @@ class ProbeHistory:
         self.sizes.update({each.key: math.prod(each.shape) for each in tensors if each.shape is not None})
         self._described |= frozenset(collected.keys)
         self.unreached.update(unreached_params(layout.outlines))
+        self.affine.update(affine_params(layout.outlines))
         for each in (found for outline in layout.outlines for found in batch_broadcasts(outline.watching.trace)):
             logging.getLogger("gradscope").warning("gradscope: %s", each.notice)
 

@@ -17,6 +17,8 @@ from gradscope.capturing.seen import Seen
 from gradscope.history.history_rows import StepRecord, TensorRow
 from gradscope.instrument.rewriting.core_columns import statistics_of
 from gradscope.instrument.rewriting.histogram_counts import histogram_of
+from gradscope.tracing.dataflow.affine_operands import affine_operands
+from gradscope.tracing.tracer import Trace
 from gradscope.training.recording.recorded import Recorded
 from gradscope.training.step_seen import NUMBERS
 
@@ -52,6 +54,21 @@ def unreached_params(outlines: Sequence[Seen]) -> dict[str, str]:
     of_each = [_unreached(_session(outline)) for outline in outlines]
     first, *others = of_each or [{}]
     return {name: why for name, why in first.items() if all(name in each for each in others)}
+
+
+def affine_params(outlines: Sequence[Seen]) -> frozenset[str]:
+    """Returns the names of the parameters in which all of some losses are affine, as in a dual variable.
+
+    Args:
+        outlines: The shapes of the observations of each loss and its gradients.
+    """
+    first, *others = [_affine(outline.watching.trace) for outline in outlines] or [frozenset[str]()]
+    return first.intersection(*others)
+
+
+def _affine(trace: Trace) -> frozenset[str]:
+    params = {at: leaf.name for at, leaf in enumerate(trace.arguments) if leaf.family == naming.PARAM}
+    return frozenset(params[at] for at in affine_operands(trace.root, trace.reachability, params))
 
 
 def _unreached(session: Session) -> dict[str, str]:
