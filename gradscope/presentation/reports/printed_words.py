@@ -16,6 +16,10 @@ _LABELS: Final = {
     "tensors": "How many tensors were captured, and how many were not, by reason",
     "gradients": "What gradients are of where that is not the loss, and which values count as constant",
     "fed": "The values that were given in place of those that the model computes (--feed)",
+    "frozen": "The parameters of a JAX model that the loss keeps constant on purpose: by a stop_gradient of their own, "
+    "or because what is made of them counts as data, as a target does. Without that stop_gradient they are trained. A "
+    "dump knows nothing of what is kept constant outside of the loss, by optax.set_to_zero or a mask of the optimizer "
+    "(a training run lists it as 'unchanged'), or by eqx.partition, nnx.split or jax.grad's argnums",
     "no effect": "The parameters whose addition a log of a softmax takes out: where it is the bias of the classes, the "
     "softmax is over another axis than theirs, such as the examples",
     "at zero": "The parameters whose gradient is multiplied by another parameter that is zero, as at the start of a "
