@@ -23,6 +23,7 @@ from gradscope.history.alarms.alarm_rules import (
 from gradscope.history.alarms.diverging_loss import Divergence
 from gradscope.history.alarms.tensor_rules import TensorRules
 from gradscope.history.alarms.unbounded_loss import Descent
+from gradscope.history.alarms.update_direction import update_direction
 from gradscope.history.history_rows import Alarm
 
 #: A spike is above mean + `_DEVIATIONS` standard deviations of the last `_WINDOW` values, of which there have to be
@@ -149,6 +150,7 @@ class AlarmWatch:
             unchanged: Whether the step left a trained parameter as it was, by name, as far as that is known.
             rate: The learning rate; None where it is not known.
         """
+        self._divergence.recorded(update_direction(stats))
         found = [self._after_update(alarm) for alarm in self._tensors.alarms(number, stats, unchanged, rate)]
         for key, each in stats.items():
             logarithm = _logarithm(each)

@@ -43,7 +43,10 @@ STATS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "nan": ("count", "elements that are NaN"),
         "inf": ("count", "elements that are infinite"),
         "ratio": ("", "of an update: its l2 over that of the parameter"),
-        "cosine": ("-1..1", "of a parameter's gradient: cosine with that of the last recorded step"),
+        "cosine": (
+            "-1..1",
+            "of a gradient: cosine with that of the last recorded step; of an update: with its gradient",
+        ),
         "share": ("0..1", "of a parameter's gradient: its part of the square of the global norm"),
     }
 )

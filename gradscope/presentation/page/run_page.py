@@ -165,7 +165,7 @@ def _compared_summary(candidates: Sequence[ComparedRun], reports: Sequence[RunRe
 def _facts(report: RunReport) -> list[Note]:
     facts = [Note(label="loss", text=report.loss_ends)] if len(report.losses["step"]) else []
     facts += [Note(label="steps", text=f"{count(report.taken)} taken, {count(len(report.steps['step']))} recorded")]
-    facts += [*learning_notes(report.frozen, report.level), *_noise(report)]
+    facts += [*learning_notes(report.learning), *_noise(report)]
     return [*facts, Note(label="run", text=report.path)]
 
 

@@ -33,6 +33,10 @@ _LABELS: Final = {
     "normalisation further on keeps the signal from being large throughout, which would be the finding exploding",
     "unchanged": "The parameters with a gradient that no recorded step of a training run changes, as an optimizer "
     "leaves them that was told so",
+    "climbing": "The updates of a training run point along its gradients at every recorded step, and its loss has not "
+    "fallen: adding them raises the loss. Where the loss is not maximised on purpose, look for a sign: a chain of "
+    "optax that ends in scale_by_schedule needs optax.scale(-1.0), and parameters are made by adding what optax "
+    "returns, or by subtracting a rate times the gradients",
     "learning": "The loss of a training run has hardly fallen: from the first quarter of its steps to the last by less "
     "than a quarter, and from that or the second one by less than 4 %, or two standard errors. Look at the updates, of "
     "which some 1e-3 of the parameters are usual; at 'gradscope dump' of the model, which says of inputs that nothing "

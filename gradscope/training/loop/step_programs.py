@@ -192,7 +192,12 @@ class StepPrograms:
         trained = named_leaves(self._step.trained_of(state))
         new = named_leaves(self._step.trained_of(after))
         unchanged = {name: is_same(new[name], leaf) for name, leaf in trained.items()}
-        recorded = Recorded(jnp.stack(vectors) if vectors else jnp.zeros((0, 0)), cosines, seen.numbers, unchanged)
+        made_of = named_leaves(gradients)
+        directions = {
+            name: cosine(new[name] - leaf, made_of[name].astype(leaf.dtype)) for name, leaf in trained.items()
+        }
+        stacked = jnp.stack(vectors) if vectors else jnp.zeros((0, 0))
+        recorded = Recorded(stacked, cosines, seen.numbers, unchanged, directions)
         return Taken(self._kept(sound, after, state), sound, _shown(seen.numbers), recorded, gradients)
 
     def _sound(self, before: Any, loss: Any, norm: Any, gradients: Any) -> Any:

@@ -213,5 +213,7 @@ def _alarm_line(alarm: Alarm, run: Path) -> str:
 
 def _record_of(number: int, collected: Collected) -> StepRecord:
     gradients = dict.fromkeys(collected.gradients, 0.0)
-    recorded = Recorded(collected.vectors, gradients, collected.numbers, collected.unchanged)
+    recorded = Recorded(
+        collected.vectors, gradients, collected.numbers, collected.unchanged, collected.directions
+    )  # fmt: skip
     return step_record(number, collected.keys, recorded, examples=None, follows=False)

@@ -95,7 +95,10 @@ class ProbeHistory:
         previous, self._previous = self._previous, collected.gradients
         follows = bool(previous) and previous.keys() == collected.gradients.keys()
         cosines = _cosines_of(collected.gradients, previous) if follows else dict.fromkeys(collected.gradients, 0.0)
-        return Recorded(collected.vectors, cosines, collected.numbers, collected.unchanged), follows
+        recorded = Recorded(
+            collected.vectors, cosines, collected.numbers, collected.unchanged, collected.directions
+        )  # fmt: skip
+        return recorded, follows
 
     def write(self, number: int, record: Callable[[], StepRecord]) -> None:
         """Writes a step soon.

@@ -109,7 +109,7 @@ def step_record(
         follows: Whether a step was recorded before, so that cosines have a meaning.
         skipped: Updates that the run has skipped.
     """
-    vectors, cosines, numbers, unchanged = jax.device_get(recorded)
+    vectors, cosines, numbers, unchanged, directions = jax.device_get(recorded)
     stats: dict[str, dict[str, Any]] = {
         key: {**statistics_of(vector)} for key, vector in zip(keys, vectors, strict=True)
     }
@@ -119,6 +119,8 @@ def step_record(
         gradient["cosine"] = _known(cosine) if follows else None
         gradient["share"] = _known(gradient.get("l2", math.nan) ** 2 / total) if total else None
         _add_ratio(stats, name)
+    for name, direction in directions.items():
+        stats.get(naming.key_of(naming.UPDATE, name), {})["cosine"] = _known(direction)
     own: dict[str, float | int | None] = {
         "step": number, "time": time.time(), "examples": examples, "skipped": skipped,
         **{name: float(numbers[name]) for name in NUMBERS if name in numbers},
