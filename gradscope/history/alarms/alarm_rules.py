@@ -16,6 +16,7 @@ from gradscope.history.run_folder import is_alarm_name
 NONFINITE: Final = "nonfinite"
 DIVERGING: Final = "diverging"
 UNBOUNDED: Final = "unbounded"
+RESET: Final = "reset"
 
 #: The words in the reason of an alarm behind which a dump of its step may say more.
 ZERO_GRADIENT: Final = "its gradient is exactly zero"
@@ -118,6 +119,13 @@ RULES: Final = (
         formula="l2, mean and amax of the update within 1e-3 of those of the gradient, at 3 recorded steps in a row, "
         "and not of all parameters; not of one in which the loss is affine, as in a Lagrange multiplier",
         families=(naming.UPDATE,),
+    ),
+    AlarmRule(
+        name=RESET,
+        sentence="The optimizer's state begins anew at each step.",
+        formula="mean(nu) / rms(mu)^2, of the moments of Adam and its kin, within 1e-3 of that of the first recorded "
+        "step in every parameter, of at least 2, at 3 recorded steps in a row",
+        families=("slot/mu",),
     ),
     AlarmRule(
         name="dying",

@@ -12,6 +12,7 @@ import numpy as np
 from gradscope import naming
 from gradscope.dump.record import AS_DATA, STOPPED
 from gradscope.history.alarms.alarm_rules import Statistics, forward_most
+from gradscope.history.alarms.reset_optimizer import ResetOptimizer
 from gradscope.history.alarms.streaks import IN_A_ROW, Streak, others_alike
 from gradscope.history.alarms.stuck_parameters import StuckParameters
 from gradscope.history.history_rows import Alarm
@@ -59,6 +60,7 @@ class TensorRules:
         self._unreached = unreached
         self._affine = affine
         self._stuck = StuckParameters(unreached)
+        self._reset = ResetOptimizer()
         self._least_dead: dict[str, float] = {}
         self._ratios: dict[str, deque[float]] = {}
         self._from_zero: set[str] = set()
@@ -89,6 +91,7 @@ class TensorRules:
             if (ratio := each.get("ratio")) is not None and naming.split_key(key)[1] not in self._stuck.still
         }
         yield from self._raw_gradient(trained)
+        yield from self._reset.alarms(stats)
         yield from self._dying(stats)
         yield from self._update_ratio(stats, ratios)
         yield from self._depth(stats)
@@ -103,6 +106,7 @@ class TensorRules:
             "depths": self._depths,
             "streaks": {name: each.lengths for name, each in self._streaks.items()},
             "stuck": self._stuck.to_json(),
+            "reset": self._reset.to_json(),
         }
 
     def restore(self, found: Mapping[str, Any]) -> None:
@@ -115,6 +119,8 @@ class TensorRules:
         self._streaks |= {name: Streak(dict(each)) for name, each in found["streaks"].items()}
         if "stuck" in found:
             self._stuck.restore(found["stuck"])
+        if "reset" in found:
+            self._reset.restore(found["reset"])
 
     def _dying(self, stats: Statistics) -> Iterable[Alarm]:
         shares = {

@@ -581,6 +581,32 @@ def test_a_parameter_that_is_updated_once_in_several_steps_is_not_stuck(
     assert found == []
 
 
+@pytest.mark.parametrize("noise", [1.0, 0.0], ids=["new batches", "a gradient that stays"])
+@pytest.mark.parametrize("every", [1, 10])
+def test_an_optimizer_that_is_made_anew_at_each_step_is_named_and_one_that_is_kept_is_not(
+    every: int, noise: float
+) -> None:
+    def told(*, anew: bool) -> list[tuple[str, str | None, int]]:
+        rng, watch, found = np.random.default_rng(0), AlarmWatch({}), list[Alarm]()
+        gradients = {name: rng.normal(size=40) for name in "abc"}
+        mu, nu = ({name: np.zeros(40) for name in "abc"} for _ in range(2))
+        for step in range(100):
+            stats: Stats = {}
+            for name, base in gradients.items():
+                gradient = (base + noise * rng.normal(size=40)) * rng.uniform(0.5, 2.0) ** noise
+                mu[name] = 0.1 * gradient + (0.0 if anew else 0.9) * mu[name]
+                nu[name] = 0.001 * gradient**2 + (0.0 if anew else 0.999) * nu[name]
+                for slot, each in (("mu", mu[name]), ("nu", nu[name])):
+                    stats[f"slot/{slot}/{name}"] = {"mean": float(each.mean()), "rms": float(np.sqrt((each**2).mean()))}
+            if step % every == 0:
+                found += watch.recorded(step, stats, {})
+            watch = again(watch, {}, step)
+        return [(alarm.rule, alarm.key, alarm.step) for alarm in found]
+
+    assert told(anew=True) == [("reset", "slot/mu/a", 2 * every)]
+    assert told(anew=False) == []
+
+
 def test_the_update_of_a_dual_variable_may_be_its_gradient() -> None:
     watch, found = AlarmWatch({}, affine={"multiplier"}), list[Alarm]()
     for step in range(5):
@@ -680,7 +706,7 @@ def test_a_target_network_is_not_stuck_and_its_updates_are_not_too_small(end: st
 def test_every_rule_is_tested_here() -> None:
     tested = {
         "nonfinite", "diverging", "unbounded", "loss-spike", "grad-spike", "update-spike", "stuck", "dying",
-        "raw-gradient", "update-ratio", "vanishing", "exploding",
+        "raw-gradient", "update-ratio", "vanishing", "exploding", "reset",
     }  # fmt: skip
     assert {rule.name for rule in RULES} == tested
 
