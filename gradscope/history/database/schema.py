@@ -71,6 +71,8 @@ ALL_PARAMETERS: Final = -1
 RUN_OPTION: Final = "option "
 #: The fact that states how many steps a loop of the user's own had taken when it last said so.
 TAKEN: Final = "steps taken"
+#: The fact that states what is wrong with the program of the loss: a list of pairs of a rule and a sentence, as JSON.
+FAULTS: Final = "faults of the loss"
 
 #: The statement of each table, letter by letter as a history has it.
 TABLES: Final[Mapping[str, str]] = MappingProxyType(

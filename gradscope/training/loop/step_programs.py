@@ -13,13 +13,12 @@ import optax
 
 from gradscope import naming
 from gradscope.capturing.seen import Seen
-from gradscope.dump.manifest.operation_facts.batch_broadcast import BatchBroadcast
 from gradscope.errors import GradscopeError
-from gradscope.history.history_rows import TensorRow
-from gradscope.tracing.lookup.batch_broadcasts import batch_broadcasts
+from gradscope.history.history_rows import LossFault, TensorRow
 from gradscope.tracing.tracer import leaves_of
 from gradscope.training.loop.placement import placed
 from gradscope.training.recording.compared_arrays import cosine, is_same
+from gradscope.training.recording.loss_faults import loss_faults
 from gradscope.training.recording.recorded import Recorded, outline_of
 from gradscope.training.recording.step_rows import affine_params, tensor_rows, unreached_params
 from gradscope.training.state import TrainState, named_leaves
@@ -132,9 +131,9 @@ class StepPrograms:
             keys |= dict.fromkeys(naming.key_of(naming.PARAM_GRAD, name) for name in trained)
         return tensor_rows(outlines, tuple(keys), leaves)
 
-    def broadcasts(self) -> tuple[BatchBroadcast, ...]:
-        """Returns where the loss of an observed step pairs every example with every other."""
-        return () if self._outline is None else batch_broadcasts(self._outline.watching.trace)
+    def faults(self) -> tuple[LossFault, ...]:
+        """Returns what is wrong with the program of the loss of an observed step."""
+        return () if self._outline is None else loss_faults([self._outline.watching.trace])
 
     def unreached(self) -> dict[str, str]:
         """Returns why no gradient of an observed step reaches a parameter, by name."""

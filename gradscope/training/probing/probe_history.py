@@ -12,16 +12,16 @@ import jax
 
 from gradscope.capturing.run_environment import machine_provenance
 from gradscope.errors import UsageError
-from gradscope.history.database.schema import TAKEN
+from gradscope.history.database.schema import FAULTS, TAKEN
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import StepRecord, fact_texts
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import RunFolder, is_run
 from gradscope.naming import printable
-from gradscope.tracing.lookup.batch_broadcasts import batch_broadcasts
 from gradscope.training.probing.collecting import Collected
 from gradscope.training.probing.probed_step import Layout
 from gradscope.training.recording.compared_arrays import cosine
+from gradscope.training.recording.loss_faults import loss_faults
 from gradscope.training.recording.recorded import Recorded
 from gradscope.training.recording.step_rows import affine_params, tensor_rows, unreached_params
 
@@ -87,7 +87,9 @@ class ProbeHistory:
         self._described |= frozenset(collected.keys)
         self.unreached.update(unreached_params(layout.outlines))
         self.affine.update(affine_params(layout.outlines))
-        for each in (found for outline in layout.outlines for found in batch_broadcasts(outline.watching.trace)):
+        if faults := loss_faults(outline.watching.trace for outline in layout.outlines):
+            self.writer.describe(fact_texts({FAULTS: faults}))
+        for each in faults:
             logging.getLogger("gradscope").warning("gradscope: %s", each.notice)
 
     def recorded(self, collected: Collected) -> tuple[Recorded, bool]:
