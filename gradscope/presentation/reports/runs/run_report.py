@@ -172,14 +172,14 @@ class RunReport:
             else first_lines(step_tables(self.shown, in_order=self.in_order), most)
         )
         return (
-            Notes(notes=(run_verdict(self.alarms), *origin_notes(self.origins), *self._facts(screen))),
+            Notes(notes=(run_verdict(self.alarms, self.learning), *origin_notes(self.origins), *self._facts(screen))),
             Notes(title=f"Other alarms ({len(others):,})", notes=tuple(notes)),
             *tables, Notes(notes=(*self._look(), Note(label="more", text=text))),
         )  # fmt: skip
 
     def _end(self) -> Sequence[Note]:
         """Returns that there is no alarm, which the list of alarms does not say, or how to look at the worst one."""
-        return self._look() if self.alarms else [run_verdict(())]
+        return self._look() if self.alarms else [run_verdict((), self.learning)]
 
     def _look(self) -> Sequence[Note]:
         """Returns the commands that show the step of the worst alarm, and what its rule means."""
