@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gradscope import naming
 from gradscope.history.value_histograms import ValueHistogram
@@ -57,6 +58,23 @@ class Alarm:
     value: float | None = None
     limit: float | None = None
     folder: str | None = None
+
+
+class LossFault(NamedTuple):
+    """A `LossFault` is what is wrong with the program of a run's loss, whatever its numbers are.
+
+    Attributes:
+        rule: The rule of findings that a dump of the loss would trip.
+        why: A sentence, with the line.
+    """
+
+    rule: str
+    why: str
+
+    @property
+    def notice(self) -> str:
+        """The sentence with the rule and the command that says what to do."""
+        return f"{self.rule}: {self.why}; 'gradscope explain {self.rule}' says what to do"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

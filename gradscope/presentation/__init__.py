@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from gradscope.presentation.reports.runs.which_tensors import Which
     from gradscope.presentation.reports.tensor import TensorReport, tensor_report
     from gradscope.presentation.tables.dump_rows import Row, rows_of
+    from gradscope.presentation.tables.facts import MAY_BE_MEANT, doubts
     from gradscope.presentation.tables.query import Query
 
 _HOMES = {
@@ -59,6 +60,7 @@ _HOMES = {
     "LedgerReport": "reports.ledger",
     "ProofReport": "reports.proof",
     "PageMaker": "page.page_parts",
+    "MAY_BE_MEANT": "tables.facts",
     "Query": "tables.query",
     "Report": "render.formats",
     "Row": "tables.dump_rows",
@@ -71,6 +73,7 @@ _HOMES = {
     "WatchReport": "reports.runs.run_watch",
     "Which": "reports.runs.which_tensors",
     "comparison_page": "page.comparison_page",
+    "doubts": "tables.facts",
     "dump_page": "page.dump_page",
     "dump_report": "reports.dump_report",
     "explanation_report": "reports.explanation",
@@ -91,6 +94,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "MAY_BE_MEANT",
     "Compared",
     "ComparedRun",
     "ComparisonReport",
@@ -114,6 +118,7 @@ __all__ = [
     "WatchReport",
     "Which",
     "comparison_page",
+    "doubts",
     "dump_page",
     "dump_report",
     "explanation_report",

@@ -106,6 +106,40 @@ def _attended_twice(params: Tree, batch: Tree) -> Array:
     return nets.cross_entropy(nets.dense(params, "head", nets.dense(params, "out", x).mean(1)), batch["y"])
 
 
+def _labelled(params: Tree, batch: Tree) -> tuple[Array, Array]:
+    """Returns the logits of a network with several labels for each example, and the labels."""
+    return nets.run_chain(params, batch["x"]), jax.nn.one_hot(batch["y"], nets.CLASSES)
+
+
+def _squashed_twice(params: Tree, batch: Tree) -> Array:
+    logits, labels = _labelled(params, batch)
+    shares = jax.nn.sigmoid(logits)
+    return -(labels * jax.nn.log_sigmoid(shares) + (1 - labels) * jax.nn.log_sigmoid(-shares)).mean()
+
+
+def _squashed_twice_written_out(params: Tree, batch: Tree) -> Array:
+    logits, labels = _labelled(params, batch)
+    shares = nets.named("shares", jax.nn.sigmoid, logits)
+    return (jnp.maximum(shares, 0) - shares * labels + jnp.log1p(jnp.exp(-jnp.abs(shares)))).mean()
+
+
+def _scaled_by_softplus(params: Tree, batch: Tree) -> Array:
+    """Regresses by a normal whose deviation is the softplus of a gate, beside a ranking of the gates."""
+    logits, labels = _labelled(params, batch)
+    gates = jax.nn.sigmoid(logits)
+    deviation = jax.nn.softplus(gates)
+    ranks = jax.nn.log_sigmoid(5 * (gates[:, :1] - gates[:, 1:])).mean()
+    return (jnp.log(deviation) + jnp.square((labels - logits) / deviation)).mean() - 0.1 * ranks
+
+
+def _soft_labels(params: Tree, batch: Tree) -> Array:
+    """Takes the sigmoids of a teacher for labels of logits, and their entropy for a penalty."""
+    logits, labels = _labelled(params["student"], batch)
+    shares = jax.nn.sigmoid(nets.run_chain(params["teacher"], batch["x"]))
+    own = shares * jax.nn.log_sigmoid(logits) + (1 - shares) * jax.nn.log_sigmoid(-logits)
+    return -own.mean() - (labels * jnp.log(shares)).mean() - 0.1 * (shares * jnp.log(shares)).mean()
+
+
 def _mixed(params: Tree, batch: Tree) -> Array:
     """Regresses by a mixture of normals, whose weights are a softmax and whose densities are exponentials."""
     hidden = nets.run_chain(params["net"], batch["x"])
@@ -132,6 +166,11 @@ HEALTHY = (
     _healthy("hard codes, drawn, without a scope", _coding(None, temperature=0.1, hard=True, drawn=True)),
     _healthy("gates of the concrete distribution", _gated, _gates),
     _healthy("mixture of normals", _mixed, _mixture),
+    Healthy("deviations and ranks of gates", lambda: Run(_scaled_by_softplus, nets.chain(2), nets.points())),
+    Healthy(
+        "labels of a teacher",
+        lambda: Run(_soft_labels, {name: nets.chain(2) for name in ("student", "teacher")}, nets.points()),
+    ),
 )
 
 FAULTS = (
@@ -147,4 +186,8 @@ FAULTS = (
           lambda: Run(_twice_masked, nets.chain(2), nets.points())),
     Fault("softmax-twice-attention", "attention's softmax is masked, and goes through another one", ("saturated",),
           ".*", lambda: Run(_attended_twice, nets.attention(), nets.tokens())),
+    Fault("sigmoid-twice", "a sigmoid before a cross-entropy of several labels that takes logits", ("saturated",),
+          "head", lambda: Run(_squashed_twice, nets.chain(2), nets.points())),
+    Fault("sigmoid-twice-written-out", "the same, in a scope, before log(1 + exp(-|x|))", ("saturated",), "shares",
+          lambda: Run(_squashed_twice_written_out, nets.chain(2), nets.points())),
 )  # fmt: skip

@@ -195,7 +195,7 @@ def dump(
     run_options.say(*notes)
     kept = query_options.input_files
     path, manifest = _run(target, model_request, model_options, run_options, request, kept)
-    failed = trips(findings := find(manifest), failing_rules)
+    failed = trips(manifest, findings := find(manifest), failing_rules)
     if speaks_for_all():
         _print_results(path, manifest, findings, run_options, selection_options, result_options, format_options)
         failed |= result_options.strict and bool(manifest.ledger.unseen())

@@ -91,7 +91,7 @@ def show(
         report = dump_report("show", str(dump), manifest, findings, query=query, fold=not no_fold, overview=overview,
                              checked=rules)  # fmt: skip
     print_report(report, format_options.chosen)
-    if trips(findings, rules):
+    if trips(manifest, findings, rules):
         raise typer.Exit(1)
 
 

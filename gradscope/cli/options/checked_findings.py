@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from gradscope.dump.manifest.manifest import LedgerLine
+    from gradscope.dump.manifest.manifest import LedgerLine, Manifest
     from gradscope.stats import Finding
 
 #: The rule that always makes a command exit 1, because it is about gradscope and not about the model.
@@ -21,24 +21,27 @@ _NAMED: Final = 10
 
 
 def checked_rules(check: str | None) -> frozenset[str]:
-    """Returns the rules of a `--check` list; `all` means every rule.
+    """Returns the rules and words of a `--check` list; `all` means every rule, as what may be meant is no finding.
 
     Raises:
         UsageError: There is no such rule, or none is named.
     """
     from gradscope.cli.options.shared import listed
+    from gradscope.presentation import MAY_BE_MEANT
     from gradscope.stats import RULES
 
     if check is None:
         return frozenset()
     known = [rule.name for rule in RULES]
-    names = listed(check, [*known, ALL], "finding")
-    return frozenset(known) if ALL in names else names
+    names = listed(check, [*known, *MAY_BE_MEANT, ALL], "finding")
+    return names.union(known) - {ALL} if ALL in names else names
 
 
-def trips(findings: Sequence[Finding], rules: frozenset[str]) -> bool:
-    """Returns whether any finding is of one of these rules."""
-    return any(finding.rule in rules for finding in findings)
+def trips(manifest: Manifest, findings: Sequence[Finding], names: frozenset[str]) -> bool:
+    """Returns whether any finding is of one of these rules, or anything that may be meant of one of these words."""
+    from gradscope.presentation import doubts
+
+    return any(each.rule in names for each in findings) or any(each.word in names for each in doubts(manifest))
 
 
 def unseen_sentences(unseen: Sequence[LedgerLine]) -> Iterator[str]:

@@ -47,9 +47,10 @@ def tensor_keys(context: typer.Context, incomplete: str) -> list[str]:
 def finding_names(incomplete: str) -> list[str]:
     """Returns the names of findings, of which an option takes a list."""
     from gradscope.cli.options.checked_findings import ALL
+    from gradscope.presentation import MAY_BE_MEANT
     from gradscope.stats import RULES
 
-    return _in_list([*(rule.name for rule in RULES), ALL], incomplete)
+    return _in_list([*(rule.name for rule in RULES), *MAY_BE_MEANT, ALL], incomplete)
 
 
 def family_names(incomplete: str) -> list[str]:

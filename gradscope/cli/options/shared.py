@@ -35,7 +35,8 @@ Check: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="LIST",
-        help="Exit 1 on any of these findings, or on any at all with 'all'; gradscope explain says what each is.",
+        help="Exit 1 on any of these findings, or on any at all with 'all'; on what may be meant (softmax, clipped, "
+        "unscaled, 'no effect') where it is named. gradscope explain says what each is.",
         autocompletion=completion.finding_names,
         rich_help_panel=_SHOWN,
     ),

@@ -38,7 +38,8 @@ REASONS: Final[tuple[ReasonSpec, ...]] = (
     ReasonSpec(
         name="frozen",
         phrase="not differentiated by the model itself",
-        sentence="The model does not differentiate the parameter: `requires_grad` is False in PyTorch.",
+        sentence="A capture of PyTorch does not differentiate the parameter, as `requires_grad` is False. A dump of a "
+        "JAX model differentiates all that the loss takes as parameters.",
         remedy="Set requires_grad where its gradient is wanted.",
     ),
     ReasonSpec(

@@ -2,8 +2,10 @@
 
 - `alarm_rules` has the table of all rules.
 - `tensor_rules` applies those about tensors to recorded steps, `stuck_parameters` those about parameters that stay.
+- `reset_optimizer` finds an optimizer whose state begins anew at each step.
 - `streaks` counts the recorded steps in a row at which a condition holds.
 - `diverging_loss` says of a loss that grows by orders that the learning rate is too large.
+- `update_direction` states whether the updates of a step descend.
 - `unbounded_loss` says of a loss that falls below zero ever faster that a term of it has no lower bound.
 - `alarm_watch` applies all of them, step by step, and names the tensor that deviates most.
 

@@ -16,6 +16,7 @@ from gradscope.history.run_folder import is_alarm_name
 NONFINITE: Final = "nonfinite"
 DIVERGING: Final = "diverging"
 UNBOUNDED: Final = "unbounded"
+RESET: Final = "reset"
 
 #: The words in the reason of an alarm behind which a dump of its step may say more.
 ZERO_GRADIENT: Final = "its gradient is exactly zero"
@@ -107,16 +108,24 @@ RULES: Final = (
         name="stuck",
         sentence="A trained parameter does not change.",
         formula="its bytes are the same after the step, or its statistics those of the recorded step before, at 3 "
-        "recorded steps in a row; not where it is kept constant on purpose, as a target network is, or because the "
-        "optimizer never made an update of its gradient, while others move",
+        "recorded steps in a row; where others move, and neither its gradient nor the rate is 0, 20 steps later, as it "
+        "may be updated once in several; not where it is kept constant on purpose, as a target network is, or because "
+        "the optimizer never made an update of its gradient, while others move",
         families=(naming.PARAM,),
     ),
     AlarmRule(
         name="raw-gradient",
         sentence="The update of a parameter is its gradient itself: it climbs the loss, while others descend.",
         formula="l2, mean and amax of the update within 1e-3 of those of the gradient, at 3 recorded steps in a row, "
-        "and not of all parameters",
+        "and not of all parameters; not of one in which the loss is affine, as in a Lagrange multiplier",
         families=(naming.UPDATE,),
+    ),
+    AlarmRule(
+        name=RESET,
+        sentence="The optimizer's state begins anew at each step.",
+        formula="mean(nu) / rms(mu)^2, of the moments of Adam and its kin, within 1e-3 of that of the first recorded "
+        "step in every parameter, of at least 2, at 3 recorded steps in a row",
+        families=("slot/mu",),
     ),
     AlarmRule(
         name="dying",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -23,6 +23,7 @@ from gradscope.history.alarms.alarm_rules import (
 from gradscope.history.alarms.diverging_loss import Divergence
 from gradscope.history.alarms.tensor_rules import TensorRules
 from gradscope.history.alarms.unbounded_loss import Descent
+from gradscope.history.alarms.update_direction import update_direction
 from gradscope.history.history_rows import Alarm
 
 #: A spike is above mean + `_DEVIATIONS` standard deviations of the last `_WINDOW` values, of which there have to be
@@ -60,13 +61,19 @@ class AlarmWatch:
     Args:
         sizes: The number of elements of each tensor, by key; may be filled later.
         unreached: Why no gradient reaches a parameter, by name; may be filled later.
+        affine: The names of the parameters in which the loss is affine, as in a dual variable; may be filled later.
     """
 
-    def __init__(self, sizes: Mapping[str, int], unreached: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        unreached: Mapping[str, str] = MappingProxyType({}),
+        affine: Collection[str] = (),
+    ) -> None:
         self._windows = {rule.name: deque[float](maxlen=_WINDOW) for rule in RULES if rule.watches is not None}
         self._above: set[str] = set()
         self._logarithms: dict[str, deque[float]] = {}
-        self._tensors = TensorRules(sizes, unreached)
+        self._tensors = TensorRules(sizes, unreached, affine)
         self._divergence = Divergence()
         self._descent = Descent()
 
@@ -143,6 +150,7 @@ class AlarmWatch:
             unchanged: Whether the step left a trained parameter as it was, by name, as far as that is known.
             rate: The learning rate; None where it is not known.
         """
+        self._divergence.recorded(update_direction(stats))
         found = [self._after_update(alarm) for alarm in self._tensors.alarms(number, stats, unchanged, rate)]
         for key, each in stats.items():
             logarithm = _logarithm(each)

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from gradscope.history.alarms.alarm_rules import DIVERGING
+from gradscope.history.alarms.update_direction import CLIMBS
 from gradscope.history.history_rows import Alarm
 
 #: Losses before the growth with whose median it is compared, and steps in which an update may have caused it.
@@ -80,6 +81,16 @@ class Divergence:
     largest: _Update | None = None
     rose: bool = False
     named: bool = False
+    climbs: bool | None = None
+
+    def recorded(self, direction: float | None) -> None:
+        """Notes whether the updates of a recorded step, and of all before, climb the loss.
+
+        Args:
+            direction: The cosine between its updates and its gradients; None where that is not known.
+        """
+        if direction is not None:
+            self.climbs = direction > CLIMBS and self.climbs is not False
 
     def step(self, number: int, numbers: Mapping[str, float]) -> Alarm | None:
         """Returns the alarm of a step; None where it has none.
@@ -130,6 +141,7 @@ class Divergence:
             "first": self.first, "losses": list(self.losses), "updates": updates, "reach": self.reach,
             "widest": self.widest, "streak": self.streak, "most": self.most, "raised": self.raised,
             "steps": self.steps, "recent": list(self.recent), "rose": self.rose, "named": self.named,
+            "climbs": self.climbs,
             "largest": None if self.largest is None else [self.largest.step, self.largest.share, self.largest.rate],
         }  # fmt: skip
 
@@ -141,6 +153,7 @@ class Divergence:
         self.updates = deque((_Update(step, share) for step, share in found["updates"]), _WINDOW)
         # A state of an older version lacks these.
         self.steps, self.named = found.get("steps", 0), found.get("named", False)
+        self.climbs = found.get("climbs")
         self.recent, self.rose = deque(found.get("recent", ()), _WINDOW), found.get("rose", False)
         self.largest = None if found.get("largest") is None else _Update(*found["largest"])
 
@@ -187,7 +200,7 @@ class Divergence:
         usual, first = float(np.median(self.recent)), self.first or 0.0
         why = (
             f"the update of step {update.step:,} is {_share(update)} the parameters, and the loss rose and did "
-            f"not come down: it was {first:.4g} at first, and is {usual:.4g}: {_too_large(update.rate)}"
+            f"not come down: it was {first:.4g} at first, and is {usual:.4g}: {self._cause(update.rate)}"
         )
         return Alarm(step=number, rule=DIVERGING, why=why, value=usual, limit=_USUAL * first)
 
@@ -199,14 +212,15 @@ class Divergence:
         verb = "grew" if loss > usual else "went"
         why = (
             f"the update of step {update.step:,} is {_share(update)} the parameters, and the loss {verb} from "
-            f"{usual:.4g} to {loss:.4g}{gradient}: {_too_large(rate)}"
+            f"{usual:.4g} to {loss:.4g}{gradient}: {self._cause(rate)}"
         )
         value, limit = loss if math.isfinite(loss) else None, usual + (_GROWTH - 1) * self._scale(usual)
         return Alarm(step=number, rule=DIVERGING, why=why, value=value, limit=limit)
 
-
-def _too_large(rate: float | None) -> str:
-    return "the learning rate is too large" if rate is None else f"the learning rate, {rate:.4g}, is too large"
+    def _cause(self, rate: float | None) -> str:
+        if self.climbs:
+            return "the updates point along the gradients, so that adding them raises the loss"
+        return "the learning rate is too large" if rate is None else f"the learning rate, {rate:.4g}, is too large"
 
 
 def _share(update: _Update) -> str:

@@ -3,6 +3,9 @@
 What a step leaves as it is the step itself says, where it returns new parameters. Where it does not, as in most loops
 of a probe, a parameter stays whose statistics are those of the recorded step before.
 
+A parameter that is updated once in several steps, as that of a generator whose critic moves at each, stays between its
+updates: where nothing shows that it cannot move, such as a gradient of zero, it takes longer.
+
 An optimizer that makes an update of exact zeros of a gradient that is not zero, from the first recorded step on and
 while other parameters move, was told so (`optax.set_to_zero`, a learning rate of 0 for a group): that is *frozen*, and
 no alarm.
@@ -26,6 +29,8 @@ _UPDATES: Final = naming.key_of(naming.UPDATE, "")
 #: Steps in which all parameters stay, where only their statistics tell, with updates that are recorded and without: a
 #: loop that adds up gradients by itself has no other sign of it.
 _ACCUMULATING: Final = (20, 100)
+#: Steps in which one parameter stays that may be updated once in several.
+_BETWEEN_UPDATES: Final = 20
 #: A gradient of so small a share of the median gradient is rounding, as that of a bias before a normalisation.
 _ROUNDING: Final = 1e-5
 #: An update of more than this share of its parameter is not lost in the rounding of bfloat16, half an ulp of each
@@ -60,6 +65,7 @@ class StuckParameters:
         self._moved: set[str] = set()
         self._before: dict[str, list[float | int | None]] = {}
         self._since: int | None = None
+        self._still_since: dict[str, int] = {}
         self.still: set[str] = set()
         self.frozen: set[str] = set()
 
@@ -75,8 +81,12 @@ class StuckParameters:
             rate: The learning rate; None where it is not known.
         """
         stated = bool(unchanged)
-        stays = unchanged if stated else self._as_before(stats)
+        before = self._as_before(stats)
+        stays = unchanged if stated else before
         self.still = {name for name, each in stays.items() if each}
+        # Of a step that leaves a parameter as it is, the one before, which is not recorded, may have changed it.
+        self._still_since = {name: self._still_since.get(name, number) if before.get(name, True) else number
+                             for name in self.still}  # fmt: skip
         self._moved |= stays.keys() - self.still
         moving = len(self.still) < len(stays)
         self.frozen = {name for name in self.still - self._moved if moving and self._is_frozen(name, stats, rate)}
@@ -88,8 +98,10 @@ class StuckParameters:
         if not (stated or self._since is None or number - self._since >= _ACCUMULATING[not has_updates]):
             return
         middle = _middle(stats)
-        asked = {name: each and name not in self.frozen and not _is_rounding(name, stats, middle)
-                 for name, each in stays.items()}  # fmt: skip
+        asked = {name: name not in self.frozen and not _is_rounding(name, stats, middle)
+                 and (not moving or self._cannot_move(name, stats, rate)
+                      or number - self._still_since[name] >= _BETWEEN_UPDATES)
+                 for name in self.still}  # fmt: skip
         # Of several optimizers, as of a generator and its critic, one may add up gradients while the others move.
         waiting = accumulated if accumulated <= self.still else set[str]()
         reached = self._streak.reached(asked, IN_A_ROW, waiting=waiting)
@@ -99,12 +111,13 @@ class StuckParameters:
     def to_json(self) -> dict[str, Any]:
         """Returns everything that they remember."""
         return {"moved": sorted(self._moved), "before": self._before, "since": self._since,
-                "lengths": self._streak.lengths}  # fmt: skip
+                "still_since": self._still_since, "lengths": self._streak.lengths}  # fmt: skip
 
     def restore(self, found: Mapping[str, Any]) -> None:
         """Remembers what `to_json` returned."""
         self._moved, self._before = set(found["moved"]), dict(found["before"])
         self._since, self._streak = found["since"], Streak(dict(found["lengths"]))
+        self._still_since = dict(found.get("still_since", {}))  # a state of an older gradscope has none
 
     def _as_before(self, stats: Statistics) -> dict[str, bool]:
         """Returns whether a trained parameter is as it was at the recorded step before, by name, as far as is known."""
@@ -120,6 +133,11 @@ class StuckParameters:
     def _trained(self, stats: Statistics) -> list[str]:
         keys = (naming.split_key(key) for key in stats)
         return list(dict.fromkeys([*(name for family, name in keys if family == naming.PARAM_GRAD), *self._unreached]))
+
+    def _cannot_move(self, name: str, stats: Statistics, rate: float | None) -> bool:
+        """Returns whether something shows that no update changes a parameter, whenever one is made."""
+        gradient = stats.get(naming.key_of(naming.PARAM_GRAD, name), {})
+        return name in self._unreached or gradient.get("l2") == 0 or rate == 0
 
     def _is_frozen(self, name: str, stats: Statistics, rate: float | None) -> bool:
         """Returns whether the update is zero, or not recorded, though a gradient is there."""

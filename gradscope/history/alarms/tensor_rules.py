@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from gradscope import naming
 from gradscope.dump.record import AS_DATA, STOPPED
 from gradscope.history.alarms.alarm_rules import Statistics, forward_most
+from gradscope.history.alarms.reset_optimizer import ResetOptimizer
 from gradscope.history.alarms.streaks import IN_A_ROW, Streak, others_alike
 from gradscope.history.alarms.stuck_parameters import StuckParameters
 from gradscope.history.history_rows import Alarm
@@ -51,12 +52,15 @@ class TensorRules:
     Args:
         sizes: The number of elements of each tensor, by key; may be filled later.
         unreached: Why no gradient reaches a parameter, by name; may be filled later.
+        affine: The names of the parameters in which the loss is affine; may be filled later.
     """
 
-    def __init__(self, sizes: Mapping[str, int], unreached: Mapping[str, str]) -> None:
+    def __init__(self, sizes: Mapping[str, int], unreached: Mapping[str, str], affine: Collection[str]) -> None:
         self._sizes = sizes
         self._unreached = unreached
+        self._affine = affine
         self._stuck = StuckParameters(unreached)
+        self._reset = ResetOptimizer()
         self._least_dead: dict[str, float] = {}
         self._ratios: dict[str, deque[float]] = {}
         self._from_zero: set[str] = set()
@@ -87,6 +91,7 @@ class TensorRules:
             if (ratio := each.get("ratio")) is not None and naming.split_key(key)[1] not in self._stuck.still
         }
         yield from self._raw_gradient(trained)
+        yield from self._reset.alarms(stats)
         yield from self._dying(stats)
         yield from self._update_ratio(stats, ratios)
         yield from self._depth(stats)
@@ -101,6 +106,7 @@ class TensorRules:
             "depths": self._depths,
             "streaks": {name: each.lengths for name, each in self._streaks.items()},
             "stuck": self._stuck.to_json(),
+            "reset": self._reset.to_json(),
         }
 
     def restore(self, found: Mapping[str, Any]) -> None:
@@ -113,6 +119,8 @@ class TensorRules:
         self._streaks |= {name: Streak(dict(each)) for name, each in found["streaks"].items()}
         if "stuck" in found:
             self._stuck.restore(found["stuck"])
+        if "reset" in found:
+            self._reset.restore(found["reset"])
 
     def _dying(self, stats: Statistics) -> Iterable[Alarm]:
         shares = {
@@ -134,7 +142,9 @@ class TensorRules:
         updates = {key: each for key, each in stats.items()
                    if naming.split_key(key)[0] == naming.UPDATE and each.get("l2")}  # fmt: skip
         raw = {key: _is_gradient(key, each, stats) for key, each in updates.items()}
-        keys = self._streaks["raw"].reached(raw if not all(raw.values()) else {}, IN_A_ROW)
+        # A dual variable climbs the loss on purpose.
+        asked = {key: each for key, each in raw.items() if naming.split_key(key)[1] not in self._affine}
+        keys = self._streaks["raw"].reached(asked if not all(raw.values()) else {}, IN_A_ROW)
         if keys:
             why = (
                 f"is the gradient itself at {IN_A_ROW} recorded steps in a row{others_alike(keys[0], keys)}, which "
@@ -152,7 +162,8 @@ class TensorRules:
         middle = float(np.median(sized)) if sized else 0.0
         self._moved = self._moved or max(sized, default=0.0) >= _LEAST_RATIO
         high = {key: ratio > _MOST_RATIO and key not in self._from_zero for key, ratio in ratios.items()}
-        low = {key: ratio < _LEAST_RATIO and (middle >= _LEAST_RATIO or not self._moved)
+        # An update of zero is none: that of a parameter that moves once in several steps, or that is stuck.
+        low = {key: 0 < ratio < _LEAST_RATIO and (middle >= _LEAST_RATIO or not self._moved)
                for key, ratio in ratios.items()}  # fmt: skip
         sides = (
             ("high", _MOST_RATIO, high, lambda first, last: last * _BACK < first),

@@ -43,7 +43,10 @@ STATS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "nan": ("count", "elements that are NaN"),
         "inf": ("count", "elements that are infinite"),
         "ratio": ("", "of an update: its l2 over that of the parameter"),
-        "cosine": ("-1..1", "of a parameter's gradient: cosine with that of the last recorded step"),
+        "cosine": (
+            "-1..1",
+            "of a gradient: cosine with that of the last recorded step; of an update: with its gradient",
+        ),
         "share": ("0..1", "of a parameter's gradient: its part of the square of the global norm"),
     }
 )
@@ -68,6 +71,8 @@ ALL_PARAMETERS: Final = -1
 RUN_OPTION: Final = "option "
 #: The fact that states how many steps a loop of the user's own had taken when it last said so.
 TAKEN: Final = "steps taken"
+#: The fact that states what is wrong with the program of the loss: a list of pairs of a rule and a sentence, as JSON.
+FAULTS: Final = "faults of the loss"
 
 #: The statement of each table, letter by letter as a history has it.
 TABLES: Final[Mapping[str, str]] = MappingProxyType(

@@ -18,6 +18,7 @@ from gradscope.presentation.page.static_html import summary_html
 from gradscope.presentation.render.document import Note
 from gradscope.presentation.reports.dump_overview import verdict_note
 from gradscope.presentation.reports.dump_report import dump_report
+from gradscope.presentation.reports.runs.run_facts import learning_notes
 from gradscope.presentation.reports.runs.run_report import RunReport
 from gradscope.presentation.tables.table import Line, Table
 from gradscope.stats import Finding
@@ -58,9 +59,8 @@ def run_html(line: str, report: RunReport) -> str:
     at = np.union1d(recorded["step"], losses["step"])
     lines = {"loss": _at(at, losses, "loss")} | {name: _at(at, recorded, name) for name in ("grad_norm", "update_norm")}
     chart = SmallChart(title="over steps", lines=lines)
-    return _put_together(
-        [run_verdict(report.alarms), Note(label="run", text=line)], chart, steepest_trends(report, _LINES)
-    )
+    notes = [run_verdict(report.alarms, report.learning), *learning_notes(report.learning)]
+    return _put_together([*notes, Note(label="run", text=line)], chart, steepest_trends(report, _LINES))
 
 
 def _rms(manifest: Manifest, family: str, names: Sequence[str]) -> list[float | None]:

@@ -136,7 +136,7 @@ def _difference(candidate: ComparedRun, keys: Keys) -> Streamed:
 def _summary(report: RunReport) -> Iterator[PageNotes | Table]:
     worst = worst_alarm(report.alarms)
     yield PageNotes(
-        notes=[run_verdict(report.alarms), *origin_notes(report.origins), *_facts(report)],
+        notes=[run_verdict(report.alarms, report.learning), *origin_notes(report.origins), *_facts(report)],
         keys=[worst.key or ""] if worst else [],
         steps=[worst.step] if worst else [],
     )
@@ -157,7 +157,7 @@ def _compared_summary(candidates: Sequence[ComparedRun], reports: Sequence[RunRe
             else:
                 tables.append(replace(part, title=f"{title}: {part.title}") if title else part)
     for report in reports:
-        yield PageNotes(title=report.path, notes=[run_verdict(report.alarms), *_facts(report)[:-1]])
+        yield PageNotes(title=report.path, notes=[run_verdict(report.alarms, report.learning), *_facts(report)[:-1]])
         yield _alarms(report, f"Alarms of {report.path}")
     yield from tables
 
@@ -165,7 +165,7 @@ def _compared_summary(candidates: Sequence[ComparedRun], reports: Sequence[RunRe
 def _facts(report: RunReport) -> list[Note]:
     facts = [Note(label="loss", text=report.loss_ends)] if len(report.losses["step"]) else []
     facts += [Note(label="steps", text=f"{count(report.taken)} taken, {count(len(report.steps['step']))} recorded")]
-    facts += [*learning_notes(report.frozen, report.level), *_noise(report)]
+    facts += [*learning_notes(report.learning), *_noise(report)]
     return [*facts, Note(label="run", text=report.path)]
 
 

@@ -18,6 +18,7 @@ from gradscope.presentation.tables.by_block.block_cells import CELLS
 from gradscope.presentation.tables.by_block.contents import block_tree
 from gradscope.presentation.tables.by_block.overview import Overview, Shown
 from gradscope.presentation.tables.dump_rows import Row
+from gradscope.presentation.tables.facts import MAY_BE_MEANT
 
 #: The share of the lines that is kept for the table of blocks where there are many findings.
 _FOR_BLOCKS: Final = 1 / 2
@@ -32,9 +33,7 @@ _FACTS: Final = frozenset(
      "unscaled", "self-check", "examples", "statistics", "note", "incomplete"}
 )  # fmt: skip
 #: What is said of a dump that has neither a finding nor a fact that may be a fault.
-_NOTHING_WRONG: Final = "nothing looks wrong"
-#: Facts that are no finding, as they may be meant, and that the verdict names where it has no finding to name.
-_MAY_BE_MEANT: Final = ("no effect", "clipped", "softmax", "unscaled")
+NOTHING_WRONG: Final = "nothing looks wrong"
 _RANGES: Final = "name[a..b] is blocks a to b on one line, low..high the extremes over them"
 
 
@@ -111,19 +110,14 @@ def verdict_note(findings: Sequence[Note], facts: Mapping[str, str]) -> Note:
     if not findings:
         told = _told_apart(facts)
         seen = f"no finding; look at {' and '.join(map(repr, told))}, which may be meant"
-        return Note(label="verdict", text=seen if told else _NOTHING_WRONG, style=DOUBTFUL if told else GOOD)
+        return Note(label="verdict", text=seen if told else NOTHING_WRONG, style=DOUBTFUL if told else GOOD)
     worst = findings[0]
     return Note(label="verdict", text=f"{worst.label}: {worst.text}", style=style_of_words(worst.label))
 
 
-def without_findings(path: str, facts: Mapping[str, str]) -> list[str]:
-    """Returns what is to be said of a dump without findings away from its facts: those that may be a fault, if any."""
-    return [f"{label}: {facts[label]}" for label in _told_apart(facts)] or [f"{_NOTHING_WRONG} in {path}"]
-
-
 def _told_apart(facts: Mapping[str, str]) -> list[str]:
     """Returns the labels of the facts that may be a fault and may be meant."""
-    return [label for label in _MAY_BE_MEANT if facts.get(label)]
+    return [label for label in MAY_BE_MEANT if facts.get(label)]
 
 
 def _some_of_each_rule(findings: Sequence[Note], most: int) -> list[Note]:

@@ -16,14 +16,14 @@ from gradscope.presentation.render.github import Annotation
 from gradscope.presentation.render.screen import Screen, style_of_words
 from gradscope.presentation.render.structured import JsonObject, MadeRows
 from gradscope.presentation.reports.dump_overview import (
+    NOTHING_WRONG,
     OverviewFacts,
     dump_blocks,
     overview_document,
     verdict_note,
-    without_findings,
 )
 from gradscope.presentation.tables.dump_rows import Row, rows_of
-from gradscope.presentation.tables.facts import facts, facts_json
+from gradscope.presentation.tables.facts import Doubt, doubts, facts, facts_json
 from gradscope.presentation.tables.folding import folded
 from gradscope.presentation.tables.query import Query
 from gradscope.presentation.tables.sections import sections
@@ -55,7 +55,7 @@ class DumpReport:
         in_order: Whether the rows are in execution order.
         fold: Whether on a terminal the iterations of a loop share a line.
         overview: Whether a terminal shows an overview and not the tables.
-        checked: The rules whose findings make the command fail, and are errors where they are annotated.
+        checked: The rules whose findings, and words of doubts, make the command fail and are errors as annotations.
         thrown_away: Whether what is not finite reaches neither the loss nor a gradient that is requested.
         whole: Whether no row is left out, so that findings are those of the dump.
     """
@@ -158,10 +158,14 @@ class DumpReport:
             for finding in self.findings
             if not (reasons and finding.why.startswith(reasons))
         ]
-        said = without_findings(self.path, dict(facts(self.path, self.manifest)))
-        fine = [Annotation(level="notice", title="gradscope", message=each) for each in said]
         is_fine = not found and (self.thrown_away or not began)
-        return [*began, *found, *(fine if is_fine else [])]
+        told = [self._doubt_annotation(each) for each in doubts(self.manifest) if is_fine or each.word in self.checked]
+        nothing = Annotation(level="notice", title="gradscope", message=f"{NOTHING_WRONG} in {self.path}")
+        return [*began, *found, *told, *([] if told or not is_fine else [nothing])]
+
+    def _doubt_annotation(self, doubt: Doubt) -> Annotation:
+        level = "error" if doubt.word in self.checked else "notice"
+        return Annotation(level=level, title=f"gradscope: {doubt.word}", message=doubt.why, source=doubt.source)
 
     def _origin_annotation(self, origin: Origin) -> Annotation:
         level = "error" if self.checked & _OF_ORIGINS else "warning"
@@ -215,7 +219,7 @@ def dump_report(
         query: The query; None selects all rows in execution order.
         fold: Whether on a terminal the iterations of a loop share a line.
         overview: Whether a terminal shows an overview and not the tables.
-        checked: The rules whose findings make the command fail.
+        checked: The rules whose findings, and the words of doubts, that make the command fail.
 
     Returns:
         The report.
@@ -285,13 +289,10 @@ def origin_json(origin: Origin) -> dict[str, Json]:
 
 
 def _finding_json(finding: Finding) -> dict[str, Json]:
-    facts: dict[str, Json] = {"rule": finding.rule, "name": finding.name, "family": finding.family, "why": finding.why}
-    if finding.source is not None:
-        facts["source"] = finding.source
-    if finding.iteration:
-        facts["iteration"] = list(finding.iteration)
-    facts["tensors"] = finding.tensors
-    return facts
+    known: dict[str, Json] = {} if finding.source is None else {"source": finding.source}
+    known |= {"iteration": list(finding.iteration)} if finding.iteration else {}
+    named = {"rule": finding.rule, "name": finding.name, "family": finding.family, "why": finding.why}
+    return {**named, **known, "tensors": finding.tensors}
 
 
 def _key(finding: Finding) -> str:

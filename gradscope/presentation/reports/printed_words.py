@@ -16,6 +16,10 @@ _LABELS: Final = {
     "tensors": "How many tensors were captured, and how many were not, by reason",
     "gradients": "What gradients are of where that is not the loss, and which values count as constant",
     "fed": "The values that were given in place of those that the model computes (--feed)",
+    "frozen": "The parameters of a JAX model that the loss keeps constant on purpose: by a stop_gradient of their own, "
+    "or because what is made of them counts as data, as a target does. Without that stop_gradient they are trained. A "
+    "dump knows nothing of what is kept constant outside of the loss, by optax.set_to_zero or a mask of the optimizer "
+    "(a training run lists it as 'unchanged'), or by eqx.partition, nnx.split or jax.grad's argnums",
     "no effect": "The parameters whose addition a log of a softmax takes out: where it is the bias of the classes, the "
     "softmax is over another axis than theirs, such as the examples",
     "at zero": "The parameters whose gradient is multiplied by another parameter that is zero, as at the start of a "
@@ -29,6 +33,10 @@ _LABELS: Final = {
     "normalisation further on keeps the signal from being large throughout, which would be the finding exploding",
     "unchanged": "The parameters with a gradient that no recorded step of a training run changes, as an optimizer "
     "leaves them that was told so",
+    "climbing": "The updates of a training run point along its gradients at every recorded step, and its loss has not "
+    "fallen: adding them raises the loss. Where the loss is not maximised on purpose, look for a sign: a chain of "
+    "optax that ends in scale_by_schedule needs optax.scale(-1.0), and parameters are made by adding what optax "
+    "returns, or by subtracting a rate times the gradients",
     "learning": "The loss of a training run has hardly fallen: from the first quarter of its steps to the last by less "
     "than a quarter, and from that or the second one by less than 4 %, or two standard errors. Look at the updates, of "
     "which some 1e-3 of the parameters are usual; at 'gradscope dump' of the model, which says of inputs that nothing "

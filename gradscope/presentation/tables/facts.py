@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Final
+from typing import Final, NamedTuple
 
 from gradscope import naming
 from gradscope.dump.manifest.json_text import as_float
@@ -45,6 +45,30 @@ _NAMING: Final = {
 }
 
 
+#: The words of facts that are no finding, as they may be meant, though each may be a fault.
+MAY_BE_MEANT: Final = ("no effect", "clipped", "softmax", "unscaled")
+
+
+class Doubt(NamedTuple):
+    """A `Doubt` is what may be a fault and may be meant: a word of `MAY_BE_MEANT`, a sentence, and its line if any."""
+
+    word: str
+    why: str
+    source: str | None = None
+
+    def to_json(self) -> dict[str, Json]:
+        """Returns what is known of it, by name."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+
+def doubts(manifest: Manifest) -> Iterator[Doubt]:
+    """Yields what may be a fault of the model and may be meant, by the order of the words."""
+    yield from (Doubt("no effect", why) for why in _without_effect(manifest))
+    yield from (Doubt("clipped", printable(each.sentence), each.source) for each in manifest.clips)
+    yield from (Doubt("softmax", printable(each.sentence), each.source) for each in manifest.softmax_uses)
+    yield from (Doubt("unscaled", printable(each)) for each in unscaled_inputs(manifest))
+
+
 def facts(path: str, manifest: Manifest) -> tuple[tuple[str, str], ...]:
     """Returns pairs of a label and a text, in the order in which they are shown."""
     return tuple((label, text) for label, text in _facts(path, manifest) if text)
@@ -63,6 +87,7 @@ def facts_json(path: str, manifest: Manifest) -> dict[str, Json]:
         "complete": manifest.complete,
         "tier": manifest.tier,
         "note": manifest.note or None,
+        "may_be_meant": [each.to_json() for each in doubts(manifest)] or None,
     }
     return {name: fact for name, fact in found.items() if fact is not None}
 
@@ -78,15 +103,14 @@ def _facts(path: str, manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "loss", "" if manifest.loss is None else f"{manifest.loss:.6g}" + (f", {counted}" if counted else "")
     yield "gradients", "; ".join(_gradients(manifest.provenance))
     yield "fed", _names(manifest.provenance.get("feed"))
+    doubtful = [*doubts(manifest)]
+    said = {word: "; ".join([why for each, why, _ in doubtful if each == word][:_MOST_PLACES]) for word in MAY_BE_MEANT}
     counts = manifest.ledger.counts()
     yield "tensors", by_reason(counts) if any(counts.values()) else ""
     yield "frozen", _frozen(manifest)
     yield "satisfied", _satisfied(manifest)
-    yield "no effect", _without_effect(manifest)
     yield "at zero", _behind_zeros(manifest)
-    yield "clipped", "; ".join(printable(each.sentence) for each in manifest.clips[:_MOST_PLACES])
-    yield "softmax", "; ".join(printable(each.sentence) for each in manifest.softmax_uses[:_MOST_PLACES])
-    yield "unscaled", printable("; ".join(unscaled_inputs(manifest)))
+    yield from said.items()
     yield "self-check", "" if manifest.self_check is None else _self_check(manifest.self_check)
     yield "examples", "" if manifest.examples is None else manifest.examples.sentence
     yield "seconds", ", ".join(f"{phase} {_seconds(seconds)}" for phase, seconds in manifest.timings.items())
@@ -125,8 +149,8 @@ def _satisfied(manifest: Manifest) -> str:
     return f"{parameters_of_parts(names)}: every margin of the loss is kept in this batch" if names else ""
 
 
-def _without_effect(manifest: Manifest) -> str:
-    """Returns which parameters a log of a softmax takes out, as one over the examples does; "" for none.
+def _without_effect(manifest: Manifest) -> Iterator[str]:
+    """Yields which parameters a log of a softmax takes out, as one over the examples does.
 
     Of a softmax, as that of attention, a key's bias is taken out whatever the axis is.
     """
@@ -134,7 +158,7 @@ def _without_effect(manifest: Manifest) -> str:
     for cause in manifest.causes:
         if cause.family == naming.PARAM_GRAD and cause.rounding and (at := _LOG_SOFTMAX.search(cause.why)):
             found.setdefault(at[0], []).append(cause.name)
-    return "; ".join(f"{parameters_of_parts(names)}: {printable(why)}" for why, names in found.items())
+    yield from (f"{parameters_of_parts(names)}: {printable(why)}" for why, names in found.items())
 
 
 def _behind_zeros(manifest: Manifest) -> str:

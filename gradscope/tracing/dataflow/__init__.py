@@ -9,4 +9,5 @@
 7. `between_known_values` splits a trace into segments between known values.
 8. `products` finds the values that lead to a product of matrices with weights.
 9. `stopped_data` distinguishes a part that is a target on purpose from one that was cut off.
+10. `affine_operands` finds what a loss is affine in, as in a dual variable.
 """

@@ -8,8 +8,8 @@ not count, nor does a limit on a parameter alone.
 Nor does a function whose result multiplies, element by element, what it is computed from. It is a part of an activation
 function, the tanh in GELU or the sigmoid in SiLU, and the product has a gradient where the function has none.
 
-A function of a sum with noise counts where a layer returns its result, too, and so does a softmax whose result is the
-logits of another one, wherever it is.
+A function of a sum with noise counts where a layer returns its result, too, and so does a softmax or a sigmoid whose
+result is the logits of another one, wherever it is.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class BoundedFunction:
         inputs: Returns the nearest values with a name that it is computed from, in program order.
         named: The same result under its names; None where no layer returns it.
         noise: The sum with noise that it receives; None where there is none.
-        again: Whether its shares are the logits of another softmax.
+        again: Whether its shares are the logits of another softmax, or its result that of another sigmoid.
         limits: The limits of a clip; None for every other function.
         positions: The axes of queries and keys of attention; None for every other function.
     """
@@ -160,7 +160,9 @@ class _Finding:
         value, made = made_at(frame, number, 0), FrameVariable(frame, frame.jaxpr.eqns[number].outvars[0])
         if self._trace.reachability.of(*made) is not Reach.GRADIENT or made not in self._of_params:
             return None
-        again = function == "softmax" and self._neighbours.is_normalised_again(made.frame, made.atom, entries)
+        again = (function == "softmax" and self._neighbours.is_normalised_again(*made, entries)) or (
+            function == "sigmoid" and self._neighbours.is_squashed_again(*made)
+        )
         noise = self._neighbours.noise(value, entries)
         if value in self._named:
             counts = noise is not None

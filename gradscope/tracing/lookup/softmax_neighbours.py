@@ -1,4 +1,4 @@
-"""A softmax or a sigmoid has neighbours: noise that is added to what it receives, and another softmax.
+"""A softmax or a sigmoid has neighbours: noise that is added to what it receives, and another one.
 
 *Noise* is a term of the sum that a function receives in which no parameter is: random numbers that the program draws,
 or an array of the batch. A function that chooses by noise, as the Gumbel softmax does, is at its limits on purpose. How
@@ -8,12 +8,13 @@ much of the sum's spread is the noise's is measured: a mask in the batch spreads
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from gradscope.primitive_groups import ADDITIONS, COPIES
-from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
+from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, FrameKey, ValueKey, resolve, variable_of
 from gradscope.tracing.jaxpr.jaxcompat import CUSTOM_RULES, Atom, Equation, is_literal
@@ -30,6 +31,8 @@ _RANDOM: Final = frozenset({"random_bits", "threefry2x32", "rng_bit_generator", 
 _OFFSET: Final = COPIES | {"sub", "add", "select_n"}
 #: What may be between the sum of exponentials and the logarithm or the division.
 _SUMMED: Final = SAME_VALUE | {"abs", "max", "add"}
+#: What may be between a sigmoid's result and the exponential in log(1 + exp(-|x|)).
+_SIGNED: Final = COPIES | {"neg", "abs", "add", "sub"}
 #: The most values that are looked at before one function.
 _NEAR: Final = 100
 
@@ -133,6 +136,62 @@ class SoftmaxNeighbours:
             and math.prod(equation.invars[0].aval.shape[axis] for axis in equation.params["axes"]) == entries
         ]  # fmt: skip
         return any(True for _ in self._made(self._behind(sums, _SUMMED), {"log", "div"}))
+
+    def is_squashed_again(self, frame: Frame, share: Atom) -> bool:
+        """Returns whether a sigmoid's result is the logit of another one, or of the logarithms for both classes.
+
+        A `softplus` of it, and of its negative not, may be a scale that is kept above zero.
+
+        Args:
+            frame: The frame of the share.
+            share: The share.
+        """
+        same = self._moved([FrameVariable(frame, share)])
+        if self._made(same, {"logistic"}):
+            return True
+        negative = self._moved(self._made(same, {"neg"}))
+        positive = {**same, **self._moved(self._made(negative, {"neg"}))}
+        of_each = [any(True for _ in self._softplus(each)) for each in (positive, negative)]
+        return all(of_each) or (
+            any(map(self._has_label, self._made(same, {"mul"})))
+            and (any(of_each) or self._is_written_out(share, frame))
+        )
+
+    def _is_written_out(self, share: Atom, frame: Frame) -> bool:
+        """Returns whether log(1 + exp(-|x|)) of a share is computed."""
+        signed = self._flow.closure([FrameVariable(frame, share)], partial(self._is_of_one, _SIGNED))
+        return bool(self._made(self._moved(self._made(signed, {"exp"})), {"log1p"}))
+
+    def _moved(self, values: Iterable[FrameVariable]) -> dict[FrameVariable, None]:
+        """Returns some values and the same in other shapes."""
+        return self._flow.closure(values, partial(self._is_of_one, COPIES))
+
+    def _is_of_one(self, through: Collection[str], step: Step) -> bool:
+        """Returns whether a step changes a value by some primitives, and by constants alone."""
+        if step.way != "compute":
+            return step.way in ("enter", "leave")
+        equation = step.frame.jaxpr.eqns[step.number]
+        read = [FrameVariable(step.frame, each) for each in equation.invars if not is_literal(each)]
+        varying = [each for each in read if each in self._of_params or each in self._of_batch]
+        return equation.primitive.name in through and len(varying) == 1
+
+    def _softplus(self, values: Collection[FrameVariable]) -> Iterator[FrameVariable]:
+        """Yields log(1 + exp(x)) of one of some values, which has a derivative rule of its own."""
+        for step in (step for variable in values for step in self._flow.steps(variable) if step.way == "compute"):
+            name = step.frame.jaxpr.eqns[step.number].primitive.name
+            inside = step.frame.children.get(step.number, [])
+            made_by = {equation.primitive.name for frame in inside for equation in frame.jaxpr.eqns}
+            if name in CUSTOM_RULES and self._is_of_one({name}, step) and made_by.issuperset({"exp", "log1p"}):
+                yield step.to
+
+    def _has_label(self, product: FrameVariable) -> bool:
+        """Returns whether one factor of a product is made of the batch alone."""
+        made = resolve(*product)
+        if made is None or made.equation == OPERAND:
+            return False
+        frame = self._frames[made.frame]
+        read = [FrameVariable(frame, each) for each in frame.jaxpr.eqns[made.equation].invars if not is_literal(each)]
+        return any(each in self._of_batch and each not in self._of_params for each in read)
 
     def _behind(self, start: Collection[FrameVariable], through: Collection[str]) -> Collection[FrameVariable]:
         """Returns some values and those that are made of them by some primitives, as the operand that they change."""

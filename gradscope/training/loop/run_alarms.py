@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from gradscope.dump.record import Json
 from gradscope.history.alarms.alarm_rules import DIVERGING, NONFINITE
 from gradscope.history.alarms.alarm_watch import AlarmWatch
-from gradscope.history.history_rows import Alarm, StepRecord, TensorRow
+from gradscope.history.database.schema import FAULTS
+from gradscope.history.history_rows import Alarm, StepRecord, TensorRow, fact_texts
 from gradscope.history.run_folder import RunFolder, alarm_path
 from gradscope.tracing.loading.model import Model
 from gradscope.training.loop.alarm_files import save_step
@@ -74,7 +75,8 @@ class RunAlarms:
         self._ring = StateRing(_KEEP_EVERY)
         self._sizes: dict[str, int] = {}
         self._unreached: dict[str, str] = {}
-        self._watch = AlarmWatch(self._sizes, self._unreached)
+        self._affine: set[str] = set()
+        self._watch = AlarmWatch(self._sizes, self._unreached, self._affine)
         self.found: list[Alarm] = []
         self.skipped = 0
 
@@ -82,7 +84,10 @@ class RunAlarms:
         """Learns what is recorded, and reports what is wrong with the loss whatever its numbers are."""
         self._sizes.update({each.key: math.prod(each.shape) for each in tensors if each.shape is not None})
         self._unreached.update(self._programs.unreached())
-        for each in self._programs.broadcasts():
+        self._affine.update(self._programs.affine())
+        if faults := self._programs.faults():
+            self._history.describe(fact_texts({FAULTS: faults}))
+        for each in faults:
             self._notify(each.notice)
 
     def keep(self, number: int, state: TrainState, batch: Any) -> None:

@@ -13,15 +13,14 @@ import optax
 
 from gradscope import naming
 from gradscope.capturing.seen import Seen
-from gradscope.dump.manifest.operation_facts.batch_broadcast import BatchBroadcast
 from gradscope.errors import GradscopeError
-from gradscope.history.history_rows import TensorRow
-from gradscope.tracing.lookup.batch_broadcasts import batch_broadcasts
+from gradscope.history.history_rows import LossFault, TensorRow
 from gradscope.tracing.tracer import leaves_of
 from gradscope.training.loop.placement import placed
 from gradscope.training.recording.compared_arrays import cosine, is_same
+from gradscope.training.recording.loss_faults import loss_faults
 from gradscope.training.recording.recorded import Recorded, outline_of
-from gradscope.training.recording.step_rows import tensor_rows, unreached_params
+from gradscope.training.recording.step_rows import affine_params, tensor_rows, unreached_params
 from gradscope.training.state import TrainState, named_leaves
 from gradscope.training.step import Gradients, TrainStep
 
@@ -132,13 +131,17 @@ class StepPrograms:
             keys |= dict.fromkeys(naming.key_of(naming.PARAM_GRAD, name) for name in trained)
         return tensor_rows(outlines, tuple(keys), leaves)
 
-    def broadcasts(self) -> tuple[BatchBroadcast, ...]:
-        """Returns where the loss of an observed step pairs every example with every other."""
-        return () if self._outline is None else batch_broadcasts(self._outline.watching.trace)
+    def faults(self) -> tuple[LossFault, ...]:
+        """Returns what is wrong with the program of the loss of an observed step."""
+        return () if self._outline is None else loss_faults([self._outline.watching.trace])
 
     def unreached(self) -> dict[str, str]:
         """Returns why no gradient of an observed step reaches a parameter, by name."""
         return {} if self._outline is None else unreached_params([self._outline])
+
+    def affine(self) -> frozenset[str]:
+        """Returns the parameters in which the loss of an observed step is affine, by name."""
+        return frozenset() if self._outline is None else affine_params([self._outline])
 
     def everywhere(self, batch: Any) -> Any:
         """Returns a batch that is whole on each device; of several processes, each has to call it."""
@@ -188,7 +191,12 @@ class StepPrograms:
         trained = named_leaves(self._step.trained_of(state))
         new = named_leaves(self._step.trained_of(after))
         unchanged = {name: is_same(new[name], leaf) for name, leaf in trained.items()}
-        recorded = Recorded(jnp.stack(vectors) if vectors else jnp.zeros((0, 0)), cosines, seen.numbers, unchanged)
+        made_of = named_leaves(gradients)
+        directions = {
+            name: cosine(new[name] - leaf, made_of[name].astype(leaf.dtype)) for name, leaf in trained.items()
+        }
+        stacked = jnp.stack(vectors) if vectors else jnp.zeros((0, 0))
+        recorded = Recorded(stacked, cosines, seen.numbers, unchanged, directions)
         return Taken(self._kept(sound, after, state), sound, _shown(seen.numbers), recorded, gradients)
 
     def _sound(self, before: Any, loss: Any, norm: Any, gradients: Any) -> Any:

@@ -23,7 +23,7 @@ from gradscope.tracing.jaxpr.jaxcompat import trace_state
 from gradscope.tracing.tracer import leaves_of, variable_leaves
 from gradscope.training.optimizers.stated_learning_rate import stated_learning_rate
 from gradscope.training.probing.same_loss import same_loss
-from gradscope.training.recording.compared_arrays import is_same
+from gradscope.training.recording.compared_arrays import cosine, is_same
 from gradscope.training.recording.recorded import outline_of
 from gradscope.training.state import named_leaves, slots_of
 
@@ -44,6 +44,7 @@ class Collected:
         numbers: The numbers of the step, by the names of `step_seen.NUMBERS`.
         gradients: The gradients of the loss by parameter.
         unchanged: Whether the step left a parameter as it was, by parameter; only of those whose new value is known.
+        directions: The cosine of an update with the gradient, by parameter; only of those whose update is known.
     """
 
     keys: tuple[str, ...]
@@ -51,16 +52,18 @@ class Collected:
     numbers: dict[str, Any]
     gradients: dict[str, Any]
     unchanged: dict[str, Any]
+    directions: dict[str, Any]
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
         """Returns the arrays, and the keys."""
-        return (self.vectors, self.numbers, self.gradients, self.unchanged), self.keys
+        return (self.vectors, self.numbers, self.gradients, self.unchanged, self.directions), self.keys
 
     @classmethod
     def tree_unflatten(cls, keys: tuple[str, ...], children: tuple[Any, ...]) -> Collected:
         """Restores it from the output of `tree_flatten`."""
-        vectors, numbers, gradients, unchanged = children
-        return cls(keys=keys, vectors=vectors, numbers=numbers, gradients=gradients, unchanged=unchanged)
+        vectors, numbers, gradients, unchanged, directions = children
+        return cls(keys=keys, vectors=vectors, numbers=numbers, gradients=gradients, unchanged=unchanged,
+                   directions=directions)  # fmt: skip
 
 
 class Collector:
@@ -154,6 +157,7 @@ class Collector:
             numbers={name: jnp.asarray(each, jnp.float32) for name, each in numbers.items()},
             gradients=gradients,
             unchanged=unchanged,
+            directions={name: cosine(leaf, gradients[name].astype(leaf.dtype)) for name, leaf in updates.items()},
         )
 
     def _keep(self, seen: Seen, gradients: Any, names: Any, params: Any) -> None:

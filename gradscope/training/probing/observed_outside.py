@@ -85,6 +85,7 @@ def _of_one(seen: Any, loss: Any, updates: Any) -> Collected:
         numbers={name: jnp.asarray(each, jnp.float32) for name, each in numbers.items()},
         gradients={},
         unchanged={},
+        directions={},
     )
 
 

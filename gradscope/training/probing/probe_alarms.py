@@ -55,7 +55,7 @@ class ProbeAlarms:
         self._on_alarm: OnAlarm = on_alarm
         self._keep = keep
         self._every = every
-        self._watch = AlarmWatch(history.sizes, history.unreached)
+        self._watch = AlarmWatch(history.sizes, history.unreached, history.affine)
         self._losses: list[tuple[int, Any]] = []
         self._found: deque[_Found] = deque()
         self._judged = 0
@@ -213,5 +213,7 @@ def _alarm_line(alarm: Alarm, run: Path) -> str:
 
 def _record_of(number: int, collected: Collected) -> StepRecord:
     gradients = dict.fromkeys(collected.gradients, 0.0)
-    recorded = Recorded(collected.vectors, gradients, collected.numbers, collected.unchanged)
+    recorded = Recorded(
+        collected.vectors, gradients, collected.numbers, collected.unchanged, collected.directions
+    )  # fmt: skip
     return step_record(number, collected.keys, recorded, examples=None, follows=False)

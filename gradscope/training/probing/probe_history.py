@@ -12,18 +12,18 @@ import jax
 
 from gradscope.capturing.run_environment import machine_provenance
 from gradscope.errors import UsageError
-from gradscope.history.database.schema import TAKEN
+from gradscope.history.database.schema import FAULTS, TAKEN
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import StepRecord, fact_texts
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import RunFolder, is_run
 from gradscope.naming import printable
-from gradscope.tracing.lookup.batch_broadcasts import batch_broadcasts
 from gradscope.training.probing.collecting import Collected
 from gradscope.training.probing.probed_step import Layout
 from gradscope.training.recording.compared_arrays import cosine
+from gradscope.training.recording.loss_faults import loss_faults
 from gradscope.training.recording.recorded import Recorded
-from gradscope.training.recording.step_rows import tensor_rows, unreached_params
+from gradscope.training.recording.step_rows import affine_params, tensor_rows, unreached_params
 
 
 class ProbeHistory:
@@ -39,6 +39,7 @@ class ProbeHistory:
         writer: Writes the history.
         sizes: The number of elements of each tensor that was described, by key.
         unreached: Why no gradient reaches a parameter, by name.
+        affine: The names of the parameters in which the loss is affine, as in a dual variable.
         last: The number of the last step that was written.
 
     Raises:
@@ -59,6 +60,7 @@ class ProbeHistory:
             raise
         self.sizes: dict[str, int] = {}
         self.unreached: dict[str, str] = {}
+        self.affine: set[str] = set()
         self.last = start - 1
         self._described: frozenset[str] = frozenset()
         self._previous: dict[str, Any] | None = None
@@ -84,7 +86,10 @@ class ProbeHistory:
         self.sizes.update({each.key: math.prod(each.shape) for each in tensors if each.shape is not None})
         self._described |= frozenset(collected.keys)
         self.unreached.update(unreached_params(layout.outlines))
-        for each in (found for outline in layout.outlines for found in batch_broadcasts(outline.watching.trace)):
+        self.affine.update(affine_params(layout.outlines))
+        if faults := loss_faults(outline.watching.trace for outline in layout.outlines):
+            self.writer.describe(fact_texts({FAULTS: faults}))
+        for each in faults:
             logging.getLogger("gradscope").warning("gradscope: %s", each.notice)
 
     def recorded(self, collected: Collected) -> tuple[Recorded, bool]:
@@ -92,7 +97,10 @@ class ProbeHistory:
         previous, self._previous = self._previous, collected.gradients
         follows = bool(previous) and previous.keys() == collected.gradients.keys()
         cosines = _cosines_of(collected.gradients, previous) if follows else dict.fromkeys(collected.gradients, 0.0)
-        return Recorded(collected.vectors, cosines, collected.numbers, collected.unchanged), follows
+        recorded = Recorded(
+            collected.vectors, cosines, collected.numbers, collected.unchanged, collected.directions
+        )  # fmt: skip
+        return recorded, follows
 
     def write(self, number: int, record: Callable[[], StepRecord]) -> None:
         """Writes a step soon.

@@ -19,12 +19,14 @@ class Recorded(NamedTuple):
         cosines: Cosine of each gradient with the one of the last recorded step, by parameter.
         numbers: The numbers of the step, by the names of `step_seen.NUMBERS`.
         unchanged: Whether the step left a parameter as it was, by parameter, as far as that is known.
+        directions: Cosine of each update with the gradient, by parameter, as far as updates are known.
     """
 
     vectors: Any
     cosines: dict[str, Any]
     numbers: dict[str, Any]
     unchanged: dict[str, Any]
+    directions: dict[str, Any]
 
 
 def outline_of(seen: Seen) -> Seen:

@@ -17,6 +17,8 @@ from gradscope.capturing.seen import Seen
 from gradscope.history.history_rows import StepRecord, TensorRow
 from gradscope.instrument.rewriting.core_columns import statistics_of
 from gradscope.instrument.rewriting.histogram_counts import histogram_of
+from gradscope.tracing.dataflow.affine_operands import affine_operands
+from gradscope.tracing.tracer import Trace
 from gradscope.training.recording.recorded import Recorded
 from gradscope.training.step_seen import NUMBERS
 
@@ -52,6 +54,21 @@ def unreached_params(outlines: Sequence[Seen]) -> dict[str, str]:
     of_each = [_unreached(_session(outline)) for outline in outlines]
     first, *others = of_each or [{}]
     return {name: why for name, why in first.items() if all(name in each for each in others)}
+
+
+def affine_params(outlines: Sequence[Seen]) -> frozenset[str]:
+    """Returns the names of the parameters in which all of some losses are affine, as in a dual variable.
+
+    Args:
+        outlines: The shapes of the observations of each loss and its gradients.
+    """
+    first, *others = [_affine(outline.watching.trace) for outline in outlines] or [frozenset[str]()]
+    return first.intersection(*others)
+
+
+def _affine(trace: Trace) -> frozenset[str]:
+    params = {at: leaf.name for at, leaf in enumerate(trace.arguments) if leaf.family == naming.PARAM}
+    return frozenset(params[at] for at in affine_operands(trace.root, trace.reachability, params))
 
 
 def _unreached(session: Session) -> dict[str, str]:
@@ -92,7 +109,7 @@ def step_record(
         follows: Whether a step was recorded before, so that cosines have a meaning.
         skipped: Updates that the run has skipped.
     """
-    vectors, cosines, numbers, unchanged = jax.device_get(recorded)
+    vectors, cosines, numbers, unchanged, directions = jax.device_get(recorded)
     stats: dict[str, dict[str, Any]] = {
         key: {**statistics_of(vector)} for key, vector in zip(keys, vectors, strict=True)
     }
@@ -102,6 +119,8 @@ def step_record(
         gradient["cosine"] = _known(cosine) if follows else None
         gradient["share"] = _known(gradient.get("l2", math.nan) ** 2 / total) if total else None
         _add_ratio(stats, name)
+    for name, direction in directions.items():
+        stats.get(naming.key_of(naming.UPDATE, name), {})["cosine"] = _known(direction)
     own: dict[str, float | int | None] = {
         "step": number, "time": time.time(), "examples": examples, "skipped": skipped,
         **{name: float(numbers[name]) for name in NUMBERS if name in numbers},

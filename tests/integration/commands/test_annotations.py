@@ -113,7 +113,7 @@ def test_what_may_be_meant_is_said_in_place_of_that() -> None:
     use = SoftmaxUse(shape=(6, 6), over=(0,), summed=(1,), source="net.py:3")
     manifest = Manifest(entries=(entry("activation", "a"),), softmax_uses=(use,))
     text = to_github(report_of(manifest), lambda _: None)
-    assert text.startswith("::notice title=gradscope::softmax: the softmax at net.py:3 is over axis 0 of [6, 6]")
+    assert text.startswith("::notice title=gradscope%3A softmax::the softmax at net.py:3 is over axis 0 of [6, 6]")
     assert "nothing looks wrong" not in text
 
 

@@ -117,6 +117,13 @@ def test_a_name_may_have_spaces_or_hyphens(written: str) -> None:
     assert [each.name for each in explanation_report(written).explanations] == ["learning_rate"]
 
 
+def test_frozen_is_explained_for_a_model_of_jax_too() -> None:
+    whats = {each.kind: each.facts["what"] for each in explanation_report("frozen").explanations}
+    assert "stop_gradient" in whats["word"]
+    assert "optax.set_to_zero" in whats["word"]
+    assert "PyTorch" in whats["reason"]
+
+
 def test_an_unknown_name_gets_the_nearest(tmp_path: Path) -> None:
     done = gradscope("explain", "vanish", folder=tmp_path)
     assert done.status == 2

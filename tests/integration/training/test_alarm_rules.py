@@ -55,12 +55,15 @@ class Training:
 def watched(training: Training, fault: Any = None, *, steps: int = STEPS, every: int = EVERY) -> list[Alarm]:
     """The alarms of a run that a fault changes: `fault(step, numbers, stats, unchanged)`."""
     sizes = {f"{family}/{layer}": SIZE for family in ("param_grad", "activation_grad") for layer in LAYERS}
-    watch, found = AlarmWatch(sizes), []
+    watch, found, held = AlarmWatch(sizes), [], dict[str, Any]()
     for step in range(steps):
         numbers, stats = training.numbers(step), training.stats(step) if fault or step % every == 0 else {}
-        unchanged = dict.fromkeys(LAYERS, False)
+        unchanged: dict[str, bool] = dict.fromkeys(LAYERS, False)
         if fault is not None:
             fault(step, numbers, stats, unchanged)
+        held = {f"param/{layer}": stats[f"param/{layer}"] for layer, each in unchanged.items() if each} | held
+        held = {key: each for key, each in held.items() if unchanged[key.removeprefix("param/")]}
+        stats.update(held)
         found += (watch.named(alarm, stats) for alarm in watch.step(step, numbers))
         if step % every == 0:
             found += watch.recorded(step, stats, unchanged)
@@ -250,7 +253,7 @@ def steepening(sign: int) -> Any:
 @pytest.mark.parametrize(
     ("fault", "rule", "key", "earliest", "latest"),
     [
-        (stuck, "stuck", "param/fourth", 110, 110),
+        (stuck, "stuck", "param/fourth", 130, 130),
         (dying, "dying", "param_grad/second", 305, 320),
         (too_large, "update-ratio", "update/third", 145, 145),
         (too_small, "update-ratio", "update/fifth", 145, 145),
@@ -486,7 +489,7 @@ def test_a_bias_that_has_grown_from_zero_has_the_size_of_its_updates() -> None:
 def without_change(unreached: dict[str, str], rate: float | None = 0.1, **l2: float) -> list[str]:
     """The reasons of the alarms of a parameter that stays as it is, while another one is trained."""
     watch, found = AlarmWatch({}, unreached), list[str]()
-    for step in range(15):
+    for step in range(25):
         stats: Stats = {"param/a": {"l2": 1.0, "rms": 1.0}, "param/b": {"l2": 1.0, "rms": 1.0}}
         stats |= {"update/b": {"l2": 0.01, "ratio": 0.01}}
         stats |= {f"{family}/a": {"l2": each, "ratio": each} for family, each in l2.items()}
@@ -558,6 +561,63 @@ def test_a_gradient_that_is_rounding_moves_nothing_and_is_not_stuck() -> None:
     assert [each.rule for each in probed({"bias": bias, "b": parameter()})] == []
 
 
+@pytest.mark.parametrize("states", [True, False], ids=["new parameters are stated", "statistics tell"])
+@pytest.mark.parametrize("update", [0.0, -0.2, None], ids=["zero between", "made and not applied", "not recorded"])
+@pytest.mark.parametrize("every", [1, 2, 10])
+def test_a_parameter_that_is_updated_once_in_several_steps_is_not_stuck(
+    every: int, update: float | None, *, states: bool
+) -> None:
+    """As the generator of a critic that moves at each step."""
+    watch, found = AlarmWatch({}), list[Alarm]()
+    for step in range(0, 120, every):
+        stats: Stats = {"param/critic": column_of(1 + 0.01 * step), "param/generator": column_of(1 + step // 5)}
+        stats |= {"param_grad/critic": column_of(0.3), "param_grad/generator": column_of(0.3)}
+        if update is not None:
+            made = update if step % 5 < 4 else -0.2
+            stats |= {"update/critic": {**column_of(-0.01), "ratio": 0.01},
+                      "update/generator": {**column_of(made), "ratio": abs(made) / 10}}  # fmt: skip
+        found += watch.recorded(step, stats, {"critic": False, "generator": step % 5 < 4} if states else {})
+        watch = again(watch, {}, step)
+    assert found == []
+
+
+@pytest.mark.parametrize("noise", [1.0, 0.0], ids=["new batches", "a gradient that stays"])
+@pytest.mark.parametrize("every", [1, 10])
+def test_an_optimizer_that_is_made_anew_at_each_step_is_named_and_one_that_is_kept_is_not(
+    every: int, noise: float
+) -> None:
+    def told(*, anew: bool) -> list[tuple[str, str | None, int]]:
+        rng, watch, found = np.random.default_rng(0), AlarmWatch({}), list[Alarm]()
+        gradients = {name: rng.normal(size=40) for name in "abc"}
+        mu, nu = ({name: np.zeros(40) for name in "abc"} for _ in range(2))
+        for step in range(100):
+            stats: Stats = {}
+            for name, base in gradients.items():
+                gradient = (base + noise * rng.normal(size=40)) * rng.uniform(0.5, 2.0) ** noise
+                mu[name] = 0.1 * gradient + (0.0 if anew else 0.9) * mu[name]
+                nu[name] = 0.001 * gradient**2 + (0.0 if anew else 0.999) * nu[name]
+                for slot, each in (("mu", mu[name]), ("nu", nu[name])):
+                    stats[f"slot/{slot}/{name}"] = {"mean": float(each.mean()), "rms": float(np.sqrt((each**2).mean()))}
+            if step % every == 0:
+                found += watch.recorded(step, stats, {})
+            watch = again(watch, {}, step)
+        return [(alarm.rule, alarm.key, alarm.step) for alarm in found]
+
+    assert told(anew=True) == [("reset", "slot/mu/a", 2 * every)]
+    assert told(anew=False) == []
+
+
+def test_the_update_of_a_dual_variable_may_be_its_gradient() -> None:
+    watch, found = AlarmWatch({}, affine={"multiplier"}), list[Alarm]()
+    for step in range(5):
+        stats: Stats = {}
+        for name, update in (("multiplier", 0.3), ("weight", -0.01)):
+            stats |= {f"param/{name}": column_of(1 + step * update), f"param_grad/{name}": column_of(0.3)}
+            stats[f"update/{name}"] = column_of(update)
+        found += watch.recorded(step, stats, {})
+    assert found == []
+
+
 def test_updates_that_are_the_gradients_themselves_are_named() -> None:
     raw = parameter(gradient=0.02, update=0.02)
     (alarm,) = probed({"a": raw, "b": parameter(), "c": raw})
@@ -576,7 +636,7 @@ def test_of_parameters_that_stay_the_last_before_the_cut_is_named_and_each_cause
         stats[f"param/{name}"] = {"l2": 1.0, "rms": 1.0}
         stats[f"param_grad/{name}"] = {"l2": 0.0 if name in "bcd" else 1.0, "rms": 1.0}
         stats[f"update/{name}"] = {"l2": 3e-9 if name in "ae" else 0.0, "ratio": 0.01}
-    for step in range(15):
+    for step in range(25):
         found += watch.recorded(step, stats, {**dict.fromkeys("abcde", True), "f": False}, 0.1)
     told = {alarm.key: alarm.why for alarm in found}
     row = "did not change at 3 recorded steps in a row"
@@ -612,7 +672,7 @@ def test_steps_between_the_updates_of_accumulated_gradients_are_not_stuck(slot: 
 
     assert watched(Training(1), accumulated) == []
     found = watched(Training(1), partial(accumulated, still=("third",)))
-    assert [(alarm.rule, alarm.key, alarm.step) for alarm in found] == [("stuck", "param/third", 40)]
+    assert [(alarm.rule, alarm.key, alarm.step) for alarm in found] == [("stuck", "param/third", 60)]
 
 
 @pytest.mark.parametrize("still", [(), ("second",)])
@@ -646,7 +706,7 @@ def test_a_target_network_is_not_stuck_and_its_updates_are_not_too_small(end: st
 def test_every_rule_is_tested_here() -> None:
     tested = {
         "nonfinite", "diverging", "unbounded", "loss-spike", "grad-spike", "update-spike", "stuck", "dying",
-        "raw-gradient", "update-ratio", "vanishing", "exploding",
+        "raw-gradient", "update-ratio", "vanishing", "exploding", "reset",
     }  # fmt: skip
     assert {rule.name for rule in RULES} == tested
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,25 @@ def test_a_loss_of_all_pairs_is_reported_once(tmp_path: Path, caplog: pytest.Log
             step(pairs.init(None), pairs.batch(None, 4))
     assert caplog.text.count(message) == 1
     assert "; 'gradscope explain broadcast' says what to do" in caplog.text
+    for run in ("run", "probed"):
+        (fault,) = gradscope("show", run, "--json", folder=tmp_path).json["faults"]
+        assert (fault["rule"], message.partition(": ")[2] in fault["why"]) == ("broadcast", True)
+        assert f"\nbroadcast  {fault['why']}" in gradscope("show", run, folder=tmp_path).output
+
+
+def test_a_softmax_of_a_softmax_is_reported_by_a_probe_and_what_a_history_states_otherwise_is_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def twice(p: Any, x: Any) -> Any:
+        return -jax.nn.log_softmax(jax.nn.softmax(x @ p["w"]))[:, 0].mean()
+
+    with gs.Probe(tmp_path / "run", every=1) as probe:
+        probe.jit(probe.value_and_grad(twice))({"w": np.ones((3, 4), np.float32)}, np.ones((2, 3), np.float32))
+    assert caplog.text.count("saturated: the result of the softmax at test_train.py") == 1
+    assert "goes through another one" in gradscope("show", "run", folder=tmp_path).output
+    with sqlite3.connect(tmp_path / "run" / "history.sqlite") as connection:
+        connection.execute('UPDATE run SET value = \'[[1], ["a", "b", "c"], 7]\' WHERE key = \'faults of the loss\'')
+    assert "faults" not in gradscope("show", "run", "--json", folder=tmp_path).json
 
 
 def test_a_nan_ends_the_run_with_its_origin_and_the_state_before_it(tmp_path: Path) -> None:

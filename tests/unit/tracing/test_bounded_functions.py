@@ -217,3 +217,34 @@ def test_a_softmax_of_a_softmax_is_found_over_the_same_axis(second: Callable[[An
     with jax.numpy_rank_promotion("allow"):
         trace = trace_loss(loss, {"one": SQUARE}, POINTS)
     assert any(each.again for each in bounded_functions(trace)) is again
+
+
+def cross_entropy(logits: Any, labels: Any) -> Any:
+    return -labels * jax.nn.log_sigmoid(logits) - (1 - labels) * jax.nn.log_sigmoid(-logits)
+
+
+@pytest.mark.parametrize(
+    ("loss", "again"),
+    [
+        (lambda p, y, _: cross_entropy(p, y), True),
+        (lambda p, y, _: cross_entropy(p.reshape(-1), y.reshape(-1)), True),
+        (lambda p, y, _: jnp.maximum(p, 0.0) - p * y + jnp.log1p(jnp.exp(-jnp.abs(p))), True),
+        (lambda p, y, _: -y * jnp.log(jax.nn.sigmoid(p)), True),
+        (lambda _, y, z: cross_entropy(z, y), False),
+        (lambda p, y, z: -p * jax.nn.log_sigmoid(z) - (1 - p) * jax.nn.log_sigmoid(-z), False),
+        (lambda p, y, _: jnp.log(jax.nn.softplus(p)) + (y / jax.nn.softplus(p)) ** 2, False),
+        (lambda p, y, _: -jax.nn.log_sigmoid(p - p[::-1]) - jax.nn.log_sigmoid(p[::-1] - p), False),
+        (lambda p, y, _: jax.nn.sigmoid(10.0 * (p - 0.5)), False),
+        (lambda p, y, _: -y * jnp.log(p) - (1 - y) * jnp.log1p(-p), False),
+        (lambda p, y, _: (1 - p) ** 2 * y + jnp.exp(p), False),
+    ],
+    ids=["logits are expected", "in another shape", "written out", "a sigmoid behind it", "logits", "its own targets",
+         "a scale", "ranks", "sharpened", "probabilities", "focal"],
+)  # fmt: skip
+def test_a_sigmoid_whose_result_is_taken_for_logits_is_found(loss: Callable[..., Any], again: bool) -> None:
+    def mean(p: Any, batch: Any) -> Any:
+        logits = batch["x"] @ p["one"]
+        return loss(jax.nn.sigmoid(logits), batch["y"], logits).mean()
+
+    trace = trace_loss(mean, {"one": SQUARE}, {"x": POINTS, "y": POINTS})
+    assert any(each.again for each in bounded_functions(trace)) is again

@@ -32,11 +32,6 @@ class BatchBroadcast:
         return naming.printable(f"{naming.key_of(naming.INPUT, self.input)} {self.why}{place}")
 
     @property
-    def notice(self) -> str:
-        """The sentence for those who look at no dump, with the rule and the command that says what to do."""
-        return f"broadcast: {self.sentence}; 'gradscope explain broadcast' says what to do"
-
-    @property
     def why(self) -> str:
         """What is wrong with the array, as the predicate of a sentence."""
         row, column = f"[{self.size}]", f"[{self.size}, 1]"

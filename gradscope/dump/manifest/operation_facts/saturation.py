@@ -27,7 +27,7 @@ class Saturation:
         iteration: Index per enclosing loop, outermost first.
         names: Names of the activation that its result is; empty where it is no layer's output.
         noise: The share of the variance of what it receives that is noise: of a term in which no parameter is.
-        again: Whether it is a softmax whose shares are the logits of another one.
+        again: Whether it is a softmax, or a sigmoid, whose result is the logits of another one.
     """
 
     function: BoundedName

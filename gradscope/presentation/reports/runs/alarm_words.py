@@ -9,8 +9,10 @@ from gradscope import naming
 from gradscope.dump.record import Json
 from gradscope.history.alarms.alarm_rules import DIVERGING, NONFINITE, suspects_batch
 from gradscope.history.history_rows import Alarm
+from gradscope.history.views.learning import Learning
 from gradscope.presentation.render.document import Note
-from gradscope.presentation.render.screen import BAD, GOOD
+from gradscope.presentation.render.screen import BAD, DOUBTFUL, GOOD
+from gradscope.presentation.reports.runs.run_facts import learning_notes
 
 
 def alarm_sentence(alarm: Alarm) -> str:
@@ -31,12 +33,20 @@ def alarm_json(alarm: Alarm) -> dict[str, Json]:
     return {name: fact for name, fact in facts.items() if fact is not None}
 
 
-def run_verdict(alarms: Sequence[Alarm]) -> Note:
-    """Returns the verdict on a run: why it diverged, what was not finite, its first alarm, or that there was none."""
+def run_verdict(alarms: Sequence[Alarm], learning: Learning) -> Note:
+    """Returns the verdict on a run: why it diverged, what was not finite, its first alarm, or that there was none.
+
+    Args:
+        alarms: Its alarms.
+        learning: What it says of whether it learns, to whose lines a verdict without an alarm refers.
+    """
     # What is not finite ends a run, and is what a reader comes for; the alarms before it are listed, too.
     first = worst_alarm(alarms)
-    text = "no alarm" if first is None else f"{first.rule}: {alarm_sentence(first)}"
-    return Note(label="verdict", text=text, style=GOOD if first is None else BAD)
+    if first is not None:
+        return Note(label="verdict", text=f"{first.rule}: {alarm_sentence(first)}", style=BAD)
+    told = dict.fromkeys(each.label for each in learning_notes(learning))
+    look = f"; look at {' and '.join(map(repr, told))}" if told else ""
+    return Note(label="verdict", text=f"no alarm{look}", style=DOUBTFUL if told else GOOD)
 
 
 def worst_alarm(alarms: Sequence[Alarm]) -> Alarm | None:

@@ -7,9 +7,11 @@ from typing import Final
 
 import numpy as np
 
+from gradscope.history.views.climbing import Climb
+from gradscope.history.views.learning import Learning
 from gradscope.history.views.loss_fall import NoFall
 from gradscope.presentation.render.document import Note
-from gradscope.presentation.render.screen import Screen
+from gradscope.presentation.render.screen import BAD, Screen
 from gradscope.presentation.tables.facts import parameters_of_parts
 from gradscope.presentation.tables.numbers import count, number
 from gradscope.presentation.tables.over_time.sparkline import sparkline
@@ -20,7 +22,7 @@ _LOSS_WIDTH: Final = 40
 
 def run_facts(
     path: str, steps: Mapping[str, np.ndarray], losses: Mapping[str, np.ndarray], *, loss_ends: str, taken: int,
-    at: int | None, resumed_from: int | None, frozen: Sequence[str], level: NoFall | None, screen: Screen,
+    at: int | None, resumed_from: int | None, learning: Learning, screen: Screen,
 ) -> Sequence[Note]:  # fmt: skip
     """Returns the facts about a run, as notes.
 
@@ -32,8 +34,7 @@ def run_facts(
         taken: How many steps the run has taken.
         at: The step that tables are of; None for trends.
         resumed_from: The number of steps before this command; None where it resumed nothing.
-        frozen: The parameters that no recorded step changes though they have a gradient.
-        level: How the loss has hardly fallen; None where it has.
+        learning: What the run says of whether it learns.
         screen: The screen.
     """
     facts: dict[str, str] = {}
@@ -49,21 +50,30 @@ def run_facts(
         facts["resumed"] = f"after {count(resumed_from)} steps"
     facts["run"] = path
     notes = [Note(label=label, text=text) for label, text in facts.items()]
-    return [*notes[:1], *learning_notes(frozen, level), *notes[1:]]
+    return [*notes[:1], *learning_notes(learning), *notes[1:]]
 
 
-def learning_notes(frozen: Sequence[str], level: NoFall | None) -> list[Note]:
-    """Returns that the loss has hardly fallen, and which parameters no recorded step changes; none where neither is.
+def learning_notes(learning: Learning) -> list[Note]:
+    """Returns what a run says of whether it learns, as notes; none where it learns.
 
     Args:
-        frozen: The parameters that no recorded step changes though they have a gradient.
-        level: How the loss has hardly fallen; None where it has.
+        learning: What it says.
     """
-    facts = {} if level is None else {"learning": _learning(level)}
-    if frozen:
+    facts = {} if learning.level is None else {"learning": _learning(learning.level)}
+    if learning.climb is not None:
+        facts["climbing"] = _climbing(learning.climb)
+    if frozen := learning.frozen:
         them, they = ("it", "it has") if len(frozen) == 1 else ("them", "they have")
         facts["unchanged"] = f"{parameters_of_parts(frozen)}: no recorded step changes {them}, though {they} a gradient"
-    return [Note(label=label, text=text) for label, text in facts.items()]
+    faults = [Note(label=each.rule, text=each.why, style=BAD) for each in learning.faults]
+    return [*faults, *(Note(label=label, text=text) for label, text in facts.items())]
+
+
+def _climbing(climb: Climb) -> str:
+    return (
+        f"the updates point along the gradients at all {climb.count} recorded steps where both are known (cosine "
+        f"{climb.cosine:.2g} in the median), so that adding them raises the loss: a descent has the other sign"
+    )
 
 
 def _learning(level: NoFall) -> str:

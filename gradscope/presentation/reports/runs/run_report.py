@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -20,8 +20,7 @@ from gradscope.history.history_reader import History
 from gradscope.history.history_rows import Alarm
 from gradscope.history.tensor_trends import Trend
 from gradscope.history.views.at_step import not_recorded
-from gradscope.history.views.frozen_parameters import frozen_parameters
-from gradscope.history.views.loss_fall import NoFall, no_fall
+from gradscope.history.views.learning import NOTHING_TO_SAY, Learning, learning
 from gradscope.history.views.run_ending import alarm_origins, steps_taken
 from gradscope.presentation.render.document import Document, Note, Notes, fitted
 from gradscope.presentation.render.screen import BAD, Screen
@@ -72,8 +71,7 @@ class RunReport:
         origins: Where what was not finite began, as far as that was searched.
         resumed_from: The number of steps before this command; None where it resumed nothing.
         noise: The noise of gradients; None where none was recorded.
-        frozen: The parameters that no recorded step changes though they have a gradient; empty where it shows a step.
-        level: How the loss has hardly fallen; None where it has, or where it shows a step.
+        learning: What the run says of whether it learns; nothing where it shows a step.
         overview: Whether a terminal shows the trends, or the first lines of each table of the step, on one screen.
         in_order: Whether rows are in the order of the step, and not sorted.
     """
@@ -90,8 +88,7 @@ class RunReport:
     origins: tuple[Origin, ...] = ()
     resumed_from: int | None = None
     noise: RunNoise | None = None
-    frozen: tuple[str, ...] = ()
-    level: NoFall | None = None
+    learning: Learning = NOTHING_TO_SAY
     overview: bool = False
     in_order: bool = True
 
@@ -154,8 +151,7 @@ class RunReport:
             "rows": list(self.rows()),
             "noise": None if self.noise is None else self.noise.to_json(),
             "origins": [origin_json(each) for each in self.origins] or None,
-            "unchanged": list(self.frozen) or None,
-            "level": None if self.level is None else asdict(self.level),
+            **self.learning.to_json(),
         }
         return {name: fact for name, fact in found.items() if fact is not None}
 
@@ -176,14 +172,14 @@ class RunReport:
             else first_lines(step_tables(self.shown, in_order=self.in_order), most)
         )
         return (
-            Notes(notes=(run_verdict(self.alarms), *origin_notes(self.origins), *self._facts(screen))),
+            Notes(notes=(run_verdict(self.alarms, self.learning), *origin_notes(self.origins), *self._facts(screen))),
             Notes(title=f"Other alarms ({len(others):,})", notes=tuple(notes)),
             *tables, Notes(notes=(*self._look(), Note(label="more", text=text))),
         )  # fmt: skip
 
     def _end(self) -> Sequence[Note]:
         """Returns that there is no alarm, which the list of alarms does not say, or how to look at the worst one."""
-        return self._look() if self.alarms else [run_verdict(())]
+        return self._look() if self.alarms else [run_verdict((), self.learning)]
 
     def _look(self) -> Sequence[Note]:
         """Returns the commands that show the step of the worst alarm, and what its rule means."""
@@ -200,8 +196,7 @@ class RunReport:
     def _facts(self, screen: Screen) -> Sequence[Note]:
         return run_facts(
             self.path, self.steps, self.losses, loss_ends=self.loss_ends if self.losses["loss"].size else "",
-            taken=self.taken, at=self.at, resumed_from=self.resumed_from, frozen=self.frozen, level=self.level,
-            screen=screen,
+            taken=self.taken, at=self.at, resumed_from=self.resumed_from, learning=self.learning, screen=screen,
         )  # fmt: skip
 
 
@@ -225,9 +220,9 @@ def step_report(
         DumpError: The history is damaged.
     """
     steps = history.steps()
-    losses, alarms, at_end = history.losses(), history.alarms(), step is None
-    frozen, level = (frozen_parameters(history), no_fall(steps, losses)) if at_end else ((), None)
-    if at_end and len(steps["step"]):
+    losses, alarms = history.losses(), history.alarms()
+    learns = learning(history, steps, losses) if step is None else NOTHING_TO_SAY
+    if step is None and len(steps["step"]):
         step = int(steps["step"][-1])
     if step is None:
         raise UsageError("no step was recorded yet")
@@ -240,7 +235,7 @@ def step_report(
         command=command, path=path, steps=steps, losses=losses, taken=steps_taken(history, losses["step"], alarms),
         alarms=alarms,
         shown=sorted_rows(rows, sort), at=step, origins=alarm_origins(history, alarms), resumed_from=resumed_from,
-        noise=run_noise(history, chosen, step), frozen=frozen, level=level, overview=overview, in_order=sort is None,
+        noise=run_noise(history, chosen, step), learning=learns, overview=overview, in_order=sort is None,
     )  # fmt: skip
 
 
@@ -279,8 +274,8 @@ def trends_report(
         command=command, path=path, steps=steps, losses=losses,
         taken=steps_taken(history, losses["step"], alarms), alarms=alarms,
         trends=sorted_rows(rows, sort), origins=alarm_origins(history, alarms), resumed_from=resumed_from,
-        noise=run_noise(history, chosen), frozen=frozen_parameters(history),
-        level=no_fall(steps, losses), overview=overview, in_order=sort is None,
+        noise=run_noise(history, chosen), learning=learning(history, steps, losses), overview=overview,
+        in_order=sort is None,
     )  # fmt: skip
 
 

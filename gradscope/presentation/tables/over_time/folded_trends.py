@@ -1,7 +1,8 @@
 """Trends of a run fit one screen: blocks and iterations that repeat share a line, those that changed most first.
 
 A block that went the other way than those it repeats has a line of its own: it is the one to look for. Each family has
-its share of the lines, because what an optimizer gathers from zero changes more than anything else in every run.
+its share of the lines, because what an optimizer gathers from zero changes more than anything else in every run; that,
+moving averages and the batch come last.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from gradscope import naming
 from gradscope.presentation.tables.over_time.repeated_names import NUMBERS, repeated
 from gradscope.presentation.tables.over_time.run_tables import SPARKLINE_WIDTH, TrendRow, trend_columns, trend_line
 from gradscope.presentation.tables.table import Line, Table
 
 _NOTES: Final = "name[a..b]: of a to b, one that is not finite at the end, or the one that changed most"
+#: The families of what is beside the model: the batch, an optimizer's variables, moving averages.
+_BESIDE: Final = frozenset({naming.INPUT, naming.SLOT_PREFIX, naming.AVERAGE})
 #: Powers of ten, a factor of two, by which a statistic has grown or shrunk, and not only moved.
 _GONE: Final = 0.3
 
@@ -39,12 +43,13 @@ def folded_trends(
         for part in _same_way(group)
         for each in _repeated(part)
     ]
-    groups.sort(key=lambda each: (not _is_broken(each[1]), -max(row.trend.change for row in each[1])))
+    groups.sort(key=lambda each: (_is_beside(each[1]), not _is_broken(each[1]), -_change(each[1])))
     lines = tuple(
         _line(name, group, unicode=unicode, sparkline_width=sparkline_width)
         for name, group in _shares_of_families(groups, most)
     )
-    title = f"Trends ({len(lines):,} of {len(groups):,} lines for {len(rows):,} tensors, changed most first)"
+    lines_of_all = f"{len(lines):,} of {len(groups):,} lines for {len(rows):,} tensors"
+    title = f"Trends ({lines_of_all}, the model's that changed most first)"
     notes = (_NOTES,) if len(groups) < len(rows) else ()
     return Table(title=title, columns=trend_columns(), lines=lines, in_order=False, notes=notes)
 
@@ -62,6 +67,15 @@ def _shares_of_families(
         share = (most - len(chosen)) // (len(smallest_first) - rank)
         chosen.update(members[:share])
     yield from (group for at, group in enumerate(groups) if at in chosen)
+
+
+def _is_beside(group: Sequence[TrendRow]) -> bool:
+    """Returns whether tensors are neither of the model nor of what becomes of its gradients."""
+    return group[0].tensor.family.partition("/")[0] in _BESIDE
+
+
+def _change(group: Sequence[TrendRow]) -> float:
+    return max(row.trend.change for row in group)
 
 
 def _is_broken(group: Sequence[TrendRow]) -> bool:

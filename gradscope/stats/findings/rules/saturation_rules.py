@@ -38,7 +38,7 @@ _CHOOSES: Final = 0.1
 
 
 def saturated(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
-    """Finds bounded functions at their limits: tanh, sigmoid, erf, softmax, and a softmax of a softmax."""
+    """Finds bounded functions at their limits: tanh, sigmoid, erf, softmax, and one of them behind itself."""
     values = saturated_activations(evidence, thresholds)
     shown = [_Saturated(entry.site.index, entry, entry.name, entry.site.source, _of_value(entry)) for entry in values]
     places = _Shown(evidence)
@@ -55,11 +55,11 @@ def saturated(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspec
 
 
 def _normalised_again(evidence: RuleEvidence) -> Iterator[Suspect]:
-    """Finds softmaxes whose shares are the logits of another one.
+    """Finds softmaxes and sigmoids whose results are the logits of another one.
 
     The program says so where gradscope has seen it; of a dump that has no program, as PyTorch's, the gradient does.
     """
-    rest = "softmax whose result goes through another one: differences of at most 1 remain of its logits"
+    rest = "whose result goes through another one: differences of at most 1 remain of its logits"
     entries: dict[str, Entry] = {}
     at: dict[tuple[str | None, str], list[tuple[Saturation, _Saturated]]] = {}
     places = _Shown(evidence)
@@ -72,12 +72,14 @@ def _normalised_again(evidence: RuleEvidence) -> Iterator[Suspect]:
         inner, shown = together[0]
         named = any(name == shown.name for name in inner.names)
         how = "is a" if named else "computes a" if shown.why.startswith("computes") else "goes into a"
-        found = suspect("saturated", shown.entry, f"{how} {rest}", [each.entry for _, each in together])
+        found = suspect(
+            "saturated", shown.entry, f"{how} {inner.function} {rest}", [each.entry for _, each in together]
+        )
         finding = replace(found.finding, name=shown.name, source=inner.source)
         yield replace(found, finding=finding, begin=min(inner.index, found.begin))
     for entry in evidence.of(naming.ACTIVATION):
         if entry.name not in entries and is_softmax(entry) and is_normalised_again(evidence, entry):
-            yield suspect("saturated", entry, f"is a {rest}")
+            yield suspect("saturated", entry, f"is a softmax {rest}")
 
 
 def _closed_by(evidence: RuleEvidence, saturated: Sequence[Entry]) -> list[Entry]:

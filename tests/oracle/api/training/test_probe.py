@@ -618,3 +618,27 @@ def test_steps_of_several_threads_are_taken_one_after_the_other(tmp_path: Path) 
     with gs.load(tmp_path / "run") as run:
         assert run.losses["step"].tolist() == [*range(24)]
         assert run.steps["step"].tolist() == [*range(0, 24, 2)]
+
+
+@pytest.mark.parametrize("states", ["updates", "params"])
+@pytest.mark.parametrize("rate", [1e-3, -1e-3], ids=["a schedule without its minus", "as it is to be"])
+def test_an_update_has_its_cosine_with_the_gradient(rate: float, states: str, tmp_path: Path) -> None:
+    tx = optax.chain(optax.scale_by_adam(), optax.scale_by_schedule(optax.constant_schedule(rate)))
+    probe = gs.Probe(tmp_path / "run", every=2)
+
+    def train(params: Any, state: Any, x: Any) -> tuple[Any, Any, Any]:
+        value, gradient = probe.value_and_grad(lambda w, x: ((x @ w["w"] - 1.0) ** 2).mean())(params, x)
+        updates, state = tx.update(gradient, state, params)
+        after = optax.apply_updates(params, updates)
+        probe.record(**{states: updates if states == "updates" else after})
+        return after, state, (value, gradient, updates)
+
+    step, params = probe.jit(train), {"w": jnp.linspace(0.0, 1.0, 4)}
+    state, expected = tx.init(params), list[float]()
+    with probe:
+        for number in range(9):
+            params, state, (_, gradient, update) = step(params, state, drawn(number, 8, 4))
+            one, other = gradient["w"], update["w"]
+            expected.append(float(one @ other / jnp.linalg.norm(one) / jnp.linalg.norm(other)))
+    with gs.load(tmp_path / "run") as run:
+        np.testing.assert_allclose(run.series("update/w", "cosine"), expected[::2], rtol=1e-3, atol=1e-4)

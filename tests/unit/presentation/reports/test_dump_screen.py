@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gradscope.cli.options.checked_findings import checked_rules, trips
 from gradscope.dump.manifest.manifest import Ledger, LedgerLine, Manifest, Origin
-from gradscope.dump.manifest.operation_facts import SoftmaxUse
+from gradscope.dump.manifest.operation_facts import Clip, SoftmaxUse
 from gradscope.presentation.render.document import lay_out_document
 from gradscope.presentation.render.screen import DIM, Screen
 from gradscope.presentation.reports.dump_report import dump_report
@@ -86,3 +87,27 @@ def test_what_may_be_meant_is_named_by_the_verdict_and_explained() -> None:
     assert text.startswith("verdict  no finding; look at 'softmax', which may be meant\n")
     assert "\nsoftmax  the softmax at net.py:3 is over axis 0" in text
     assert text.rstrip().endswith("explain  gradscope explain softmax")
+
+
+def test_what_may_be_meant_is_in_the_json_and_is_an_error_where_a_check_names_it() -> None:
+    use = SoftmaxUse(shape=(6, 6), over=(0,), summed=(1,), source="net.py:3")
+    clip = Clip(low=0.0, high=1.0, share=0.5, index=3)
+    manifest = Manifest(entries=(entry("activation", "early"),), softmax_uses=(use,), clips=(clip,))
+    report = dump_report("show", "a.npz", manifest, (), checked=frozenset({"softmax"}))
+    assert report.to_json()["may_be_meant"] == [
+        {"word": "clipped", "why": clip.sentence},
+        {"word": "softmax", "why": use.sentence, "source": "net.py:3"},
+    ]
+    told = [(each.level, each.title, each.source) for each in report.annotations()]
+    assert told == [("notice", "gradscope: clipped", None), ("error", "gradscope: softmax", "net.py:3")]
+    assert (
+        "may_be_meant" not in dump_report("show", "a.npz", replace(manifest, softmax_uses=(), clips=()), ()).to_json()
+    )
+
+
+def test_a_check_of_all_rules_passes_what_may_be_meant_and_one_that_names_it_fails() -> None:
+    use = SoftmaxUse(shape=(6, 6), over=(0,), summed=(1,), source="net.py:3")
+    manifest = Manifest(entries=(), softmax_uses=(use,))
+    for check, fails in (("all", False), ("softmax", True), ("all, softmax", True), ("clipped,unscaled", False)):
+        assert trips(manifest, (), checked_rules(check)) is fails
+    assert checked_rules("no effect") == {"no effect"}

@@ -54,7 +54,7 @@ def test_each_family_has_lines_whatever_an_optimizer_gathers() -> None:
     ]
     rows = [*slots, _row("a", 1.0 + STEPS, family="activation"), _row("w", 1.0 + STEPS), _row("v", 1.0 - 0.1 * STEPS)]
     names = [str(line.cells[0]) for line in folded_trends(rows, 6, unicode=True).lines]
-    assert names == ["slot/mu/c", "slot/nu/d", "slot/mu/e", "activation/a", "update/w", "update/v"]
+    assert names == ["activation/a", "update/w", "update/v", "slot/mu/c", "slot/nu/d", "slot/mu/e"]
     assert len(folded_trends(rows, 2, unicode=True).lines) == 2
 
 

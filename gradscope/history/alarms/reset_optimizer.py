@@ -1,0 +1,72 @@
+"""An optimizer's state begins anew at each step where its moments are always those of a first step.
+
+Adam keeps a mean of gradients, `mu`, and of their squares, `nu`. After one step they are (1 - b1) g and (1 - b2) g^2,
+so that mean(nu) / rms(mu)^2 is (1 - b2) / (1 - b1)^2 in every parameter, whatever the gradient is. Behind a second step
+it depends on both gradients, and is another number in each parameter; of a gradient that stays it is another one, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from gradscope import naming
+from gradscope.history.alarms.alarm_rules import RESET, Statistics
+from gradscope.history.alarms.streaks import IN_A_ROW, Streak
+from gradscope.history.history_rows import Alarm
+
+_MEAN: Final = naming.key_of("slot/mu", "")
+_SQUARE: Final = naming.key_of("slot/nu", "")
+#: How far the numbers of parameters may be apart that are the same but for rounding.
+_SAME: Final = 1e-3
+#: The fewest parameters that have to agree.
+_FEWEST: Final = 2
+
+
+class ResetOptimizer:
+    """A `ResetOptimizer` follows the moments that an optimizer keeps, at the recorded steps."""
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+        self._begun = False
+        self._streak = Streak()
+
+    def alarms(self, stats: Statistics) -> Iterable[Alarm]:
+        """Yields the alarm of a recorded step, of step 0.
+
+        Args:
+            stats: The statistics of the tensors, by key, in the order of the step.
+        """
+        found = _moments(stats)
+        if len(found) < _FEWEST:
+            return
+        if not self._begun:
+            self._begun, self._first = True, max(found.values())
+        first = self._first or 0.0
+        anew = all(abs(each - first) <= _SAME * first for each in found.values())
+        if self._streak.reached({RESET: anew}, IN_A_ROW):
+            why = (
+                f"is what a first step makes of the gradient, as in all {len(found)} parameters, at {IN_A_ROW} "
+                "recorded steps in a row: the optimizer's state begins anew at each; make it by init once, before the "
+                "loop, and hand on what update returns"
+            )
+            yield Alarm(step=0, rule=RESET, key=next(iter(found)), why=why)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns everything that it remembers."""
+        return {"first": self._first, "begun": self._begun, "lengths": self._streak.lengths}
+
+    def restore(self, found: dict[str, Any]) -> None:
+        """Remembers what `to_json` returned."""
+        self._first, self._begun, self._streak = found["first"], found["begun"], Streak(dict(found["lengths"]))
+
+
+def _moments(stats: Statistics) -> dict[str, float]:
+    """Returns the mean of squares over the square of the mean, of each parameter with a gradient, by the mean's key."""
+    found: dict[str, float] = {}
+    for key, each in stats.items():
+        if key.startswith(_MEAN):
+            square = stats.get(f"{_SQUARE}{key.removeprefix(_MEAN)}", {}).get("mean")
+            if square and (rms := each.get("rms")):
+                found[key] = square / rms**2
+    return found

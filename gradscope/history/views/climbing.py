@@ -1,0 +1,66 @@
+"""States whether the updates of a run point along its gradients, so that they raise the loss that was differentiated.
+
+That is a fault of a descent, whose rate has the wrong sign, and is meant where a loss is maximised.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from gradscope import naming
+from gradscope.history.alarms.update_direction import CLIMBS, update_direction
+from gradscope.history.history_reader import History
+
+#: Recorded steps that say so.
+_FEWEST: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Climb:
+    """A `Climb` is a run whose updates point along its gradients, and whose loss has not fallen.
+
+    Attributes:
+        count: The recorded steps, at all of which they do.
+        cosine: The median of the cosines between all updates and all gradients.
+    """
+
+    count: int
+    cosine: float
+
+
+def climb(history: History, losses: Mapping[str, np.ndarray]) -> Climb | None:
+    """Returns how a run climbs; None where it does not, where it is not known, or where its loss fell nevertheless.
+
+    A loss that falls shows that what was recorded as updates is subtracted.
+
+    Args:
+        history: The run's history.
+        losses: `step` and `loss` of each step whose loss is known.
+
+    Raises:
+        DumpError: The history is damaged.
+    """
+    values = losses["loss"]
+    if len(values) < _FEWEST or values[-1] <= values[0]:
+        return None
+    columns, tensors = history.columns(("l2", "cosine")), history.tensors
+    by_step: dict[int, dict[str, dict[str, float | int | None]]] = {}
+    for number in columns.keys() & tensors.keys():
+        if tensors[number].family in (naming.UPDATE, naming.PARAM_GRAD):
+            series = columns[number]
+            for step, l2, cosine in zip(series["step"], series["l2"], series["cosine"], strict=True):
+                known = {"l2": _known(l2), "cosine": _known(cosine)}
+                by_step.setdefault(int(step), {})[tensors[number].key] = known
+    directions = [each for stats in by_step.values() if (each := update_direction(stats)) is not None]
+    if len(directions) < _FEWEST or min(directions) <= CLIMBS:
+        return None
+    return Climb(count=len(directions), cosine=statistics.median(directions))
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)

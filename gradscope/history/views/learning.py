@@ -1,0 +1,82 @@
+"""States what a whole run says of whether it learns, beside its alarms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from json import loads
+from typing import Final, cast
+
+import numpy as np
+
+from gradscope.dump.record import Json
+from gradscope.history.database.schema import FAULTS
+from gradscope.history.history_reader import History
+from gradscope.history.history_rows import LossFault
+from gradscope.history.views.climbing import Climb, climb
+from gradscope.history.views.frozen_parameters import frozen_parameters
+from gradscope.history.views.loss_fall import NoFall, no_fall
+from gradscope.naming import printable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learning:
+    """`Learning` is what a run says of whether it learns.
+
+    Attributes:
+        faults: What is wrong with the program of the loss, whatever its numbers are.
+        frozen: The parameters that no recorded step changes though they have a gradient.
+        level: How the loss has hardly fallen; None where it has.
+        climb: How the updates climb the loss; None where they do not.
+    """
+
+    faults: tuple[LossFault, ...] = ()
+    frozen: tuple[str, ...] = ()
+    level: NoFall | None = None
+    climb: Climb | None = None
+
+    def to_json(self) -> dict[str, Json]:
+        """Returns what there is to say, by name."""
+        found: dict[str, Json] = {"faults": [each._asdict() for each in self.faults]} if self.faults else {}
+        found |= {"unchanged": list(self.frozen)} if self.frozen else {}
+        found |= {} if self.level is None else {"level": asdict(self.level)}
+        return found if self.climb is None else {**found, "climbing": asdict(self.climb)}
+
+
+#: Of a run that learns, and of a report on one of its steps.
+NOTHING_TO_SAY: Final = Learning()
+
+
+def learning(history: History, steps: Mapping[str, np.ndarray], losses: Mapping[str, np.ndarray]) -> Learning:
+    """Returns what a run says.
+
+    Args:
+        history: Its history.
+        steps: What was recorded of each step, by column.
+        losses: `step` and `loss` of each step whose loss is known.
+
+    Raises:
+        DumpError: The history is damaged.
+    """
+    return Learning(
+        faults=_faults(history.facts.get(FAULTS, "[]")),
+        frozen=frozen_parameters(history), level=no_fall(steps, losses), climb=climb(history, losses),
+    )  # fmt: skip
+
+
+def _faults(stated: str) -> tuple[LossFault, ...]:
+    """Returns the faults that a history states; none where it states something else, as one of anybody's may."""
+    try:
+        found = cast("object", loads(stated))
+    except (ValueError, RecursionError):
+        return ()
+    pairs = cast("list[object]", found) if isinstance(found, list) else []
+    return tuple(LossFault(printable(rule), printable(why)) for pair in pairs for rule, why in _texts(pair))
+
+
+def _texts(pair: object) -> Iterator[tuple[str, str]]:
+    match pair:
+        case [str(rule), str(why)]:
+            yield rule, why
+        case _:
+            pass

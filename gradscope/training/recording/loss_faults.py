@@ -1,0 +1,32 @@
+"""Some faults of a loss are those of its program, whatever its numbers are, so that a run states them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from gradscope.history.history_rows import LossFault
+from gradscope.tracing.lookup.batch_broadcasts import batch_broadcasts
+from gradscope.tracing.lookup.bounded_functions import BoundedFunction, bounded_functions
+from gradscope.tracing.tracer import Trace
+
+
+def loss_faults(traces: Iterable[Trace]) -> tuple[LossFault, ...]:
+    """Returns the faults of the programs of some losses, by the rules of findings; each once.
+
+    Args:
+        traces: The losses.
+    """
+    return tuple(dict.fromkeys(each for trace in traces for each in _faults(trace)))
+
+
+def _faults(trace: Trace) -> Iterator[LossFault]:
+    yield from (LossFault("broadcast", each.sentence) for each in batch_broadcasts(trace))
+    yield from (LossFault("saturated", _again(each)) for each in bounded_functions(trace) if each.again)
+
+
+def _again(function: BoundedFunction) -> str:
+    place = "" if function.site.source is None else f" at {function.site.source}"
+    return (
+        f"the result of the {function.function}{place} goes through another one, as of a loss that takes logits: "
+        "differences of at most 1 remain of them"
+    )
