@@ -10,16 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.layout.recipes import (
-    Concatenate,
-    Recipe,
-    RecipeStep,
-    Reshape,
-    Split,
-    Stack,
-    Transpose,
-    Unstack,
-)
+from gradscope.comparison.layout.recipe_steps import Concatenate, RecipeStep, Reshape, Split, Stack, Transpose, Unstack
+from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.pairing.reverse import ReversePairing
 from tests.support.dumps import dump_of

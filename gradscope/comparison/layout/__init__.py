@@ -2,7 +2,7 @@
 
 - `operands`: an *operand* is one tensor of a pair: `StoredOperand` reads it from a dump, `DerivedOperand` holds what a
   recipe made in memory.
-- `recipes`: a *recipe* makes the counterpart of a tensor from tensors of the candidate by *steps* (transpose, reshape,
-  split, stack, ...). A recipe without steps is *plain*.
+- `recipes`: a *recipe* makes the counterpart of a tensor from tensors of the candidate by the steps of `recipe_steps`
+  (transpose, reshape, split, stack, ...). A recipe without steps is *plain*.
 - `layouts`: a *layout* is an order of axes, and of axes split or merged, found from a sample of the values.
 """

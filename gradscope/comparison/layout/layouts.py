@@ -20,7 +20,7 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import dtype_name, encode
 from gradscope.arrays.widening import real_values
-from gradscope.comparison.layout.recipes import Concatenate, Flip, RecipeStep, Reorder, Reshape, Split, Transpose
+from gradscope.comparison.layout.recipe_steps import Concatenate, Flip, RecipeStep, Reorder, Reshape, Split, Transpose
 from gradscope.comparison.precision import dtype_class
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.naming import example_axes

@@ -10,7 +10,8 @@ from itertools import chain
 from typing import Final
 
 from gradscope.comparison.layout.layouts import arranged
-from gradscope.comparison.layout.recipes import Recipe, Stack, Unstack
+from gradscope.comparison.layout.recipe_steps import Stack, Unstack
+from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.normal_forms import (
     Tokens,

@@ -10,7 +10,8 @@ from itertools import count, takewhile
 from typing import Final, TypeAlias
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.layout.recipes import Recipe, RecipeStep
+from gradscope.comparison.layout.recipe_steps import RecipeStep
+from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError

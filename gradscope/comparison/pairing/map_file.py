@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gradscope.comparison.layout.recipes import (
+from gradscope.comparison.layout.recipe_steps import (
     Concatenate,
     Flip,
     RecipeStep,

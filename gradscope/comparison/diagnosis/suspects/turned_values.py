@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from gradscope.comparison.judging.rows import ComparisonRow
-from gradscope.comparison.layout.recipes import Reorder, Transpose
+from gradscope.comparison.layout.recipe_steps import Reorder, Transpose
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.manifest.layer_graph import Sources, inverted, nearest, sources_of
 from gradscope.naming import ACTIVATION, INPUT, PARAM, key_of, split_key

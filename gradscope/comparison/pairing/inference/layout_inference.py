@@ -22,7 +22,8 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from gradscope.comparison.layout.layouts import AxisLayout, Shape, arranged, relative_error
-from gradscope.comparison.layout.recipes import Recipe, Transpose
+from gradscope.comparison.layout.recipe_steps import Transpose
+from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
 from gradscope.comparison.pairing.inference.layout_use import LayoutUse
 from gradscope.comparison.pairing.matching import Dumps, Match, is_of_jax

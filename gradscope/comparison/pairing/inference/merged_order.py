@@ -15,7 +15,7 @@ from itertools import accumulate
 from operator import mul
 
 from gradscope.comparison.layout.layouts import relative_error
-from gradscope.comparison.layout.recipes import RecipeStep, Reshape, Transpose
+from gradscope.comparison.layout.recipe_steps import RecipeStep, Reshape, Transpose
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.manifest.layer_graph import NearestKeys, inverted, sources_of
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, is_gradient, key_of, split_key

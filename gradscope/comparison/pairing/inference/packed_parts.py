@@ -9,7 +9,8 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.layout.layouts import AxisLayout, layouts
-from gradscope.comparison.layout.recipes import Concatenate, Recipe, Split
+from gradscope.comparison.layout.recipe_steps import Concatenate, Split
+from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.inference.equal_parts import Layouts, assigned
 from gradscope.comparison.pairing.matching import Dumps, Match, MatchedBy
 from gradscope.dump.interfaces import DumpSource

@@ -14,7 +14,8 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.layout.layouts import Shape
-from gradscope.comparison.layout.recipes import Recipe, RecipeStep, Reshape, Split, Sum
+from gradscope.comparison.layout.recipe_steps import RecipeStep, Reshape, Split, Sum
+from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.precision import comparable, dtype_class
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, split_key

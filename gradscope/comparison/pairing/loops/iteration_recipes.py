@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 from typing import Final, TypeAlias
 
-from gradscope.comparison.layout.recipes import Recipe, RecipeStep, Reshape, Stack, Unstack
+from gradscope.comparison.layout.recipe_steps import RecipeStep, Reshape, Stack, Unstack
+from gradscope.comparison.layout.recipes import Recipe
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, INPUT_GRAD, PARAM, PARAM_GRAD, key_of, split_key

@@ -18,7 +18,8 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.default_tolerances import FULL
 from gradscope.comparison.layout.layouts import AxisLayout, agreeing_layouts, layouts, relative_error
-from gradscope.comparison.layout.recipes import Concatenate, Recipe, Split, Stack, Transpose, Unstack
+from gradscope.comparison.layout.recipe_steps import Concatenate, Split, Stack, Transpose, Unstack
+from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.matching import Dumps, Match, MatchedBy, Pairing
 from gradscope.comparison.pairing.values.packed_parameters import packed_parameters
 from gradscope.comparison.precision import comparable

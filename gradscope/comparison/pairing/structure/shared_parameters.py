@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gradscope.comparison.layout.layouts import Shape
-from gradscope.comparison.layout.recipes import Concatenate, Recipe, Split, Stack, Unstack
+from gradscope.comparison.layout.recipe_steps import Concatenate, Split, Stack, Unstack
+from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import PARAM, split_key

@@ -13,7 +13,8 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.layout.layouts import relative_error
-from gradscope.comparison.layout.recipes import Concatenate, Recipe, RecipeStep, Reshape, Split, in_order_of_blocks
+from gradscope.comparison.layout.recipe_steps import Concatenate, RecipeStep, Reshape, Split, in_order_of_blocks
+from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.inference.equal_parts import SAME
 from gradscope.comparison.pairing.inference.shuffled_blocks import reordered
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing

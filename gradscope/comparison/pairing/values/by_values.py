@@ -26,7 +26,8 @@ from math import prod
 from typing import Final
 
 from gradscope.comparison.layout.layouts import arranged
-from gradscope.comparison.layout.recipes import Recipe, Reshape
+from gradscope.comparison.layout.recipe_steps import Reshape
+from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.normal_forms import NamesWithin, tokens_of
 from gradscope.comparison.pairing.values.equal_classes import EqualClasses, equal_classes

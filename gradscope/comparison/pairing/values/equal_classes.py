@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from gradscope.comparison.layout.recipes import RecipeStep
+from gradscope.comparison.layout.recipe_steps import RecipeStep
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.comparison.pairing.values.equality import Equality, Statistics, ValueClass, measurable
 from gradscope.dump.manifest.entries.packed_statistics import numbers_of

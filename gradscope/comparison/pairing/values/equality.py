@@ -14,7 +14,8 @@ from typing import TypeAlias
 from gradscope.arrays.blocks import Array, blocks
 from gradscope.arrays.digest import Digest
 from gradscope.comparison.layout.layouts import arranged
-from gradscope.comparison.layout.recipes import Recipe, RecipeStep
+from gradscope.comparison.layout.recipe_steps import RecipeStep
+from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.metrics.block_pairs import block_pairs
 from gradscope.comparison.metrics.bounds import least_rel_l2
 from gradscope.comparison.metrics.measure_pair import measure

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from gradscope.comparison.layout.recipes import Concatenate, Reorder, Split, Unstack
+from gradscope.comparison.layout.recipe_steps import Concatenate, Reorder, Split, Unstack
 from gradscope.comparison.pairing.matching import Match
 from gradscope.naming import PARAM, split_key
 

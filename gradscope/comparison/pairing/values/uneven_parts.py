@@ -24,15 +24,15 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.default_tolerances import default_tolerance
 from gradscope.comparison.layout.layouts import Shape, relative_error
-from gradscope.comparison.layout.recipes import (
+from gradscope.comparison.layout.recipe_steps import (
     Concatenate,
-    Recipe,
     RecipeStep,
     Reshape,
     Split,
     Transpose,
     in_order_of_blocks,
 )
+from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.inference.shuffled_blocks import reordered, shuffled_blocks
 from gradscope.comparison.pairing.matching import Dumps, Match, MatchedBy
 from gradscope.comparison.pairing.values.part_candidates import ShiftedNames, spelt

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gradscope.comparison import CompareOptions, Comparison, ToleranceRule, compare
-from gradscope.comparison.layout.recipes import Transpose
+from gradscope.comparison.layout.recipe_steps import Transpose
 from gradscope.comparison.metrics import example_errors as examplemeasuring
 from gradscope.comparison.metrics.example_spread import ExampleError
 from gradscope.comparison.pairing.by_rules import MapRule
