@@ -22,6 +22,7 @@ from gradscope.comparison.diagnosis.likely.different_batches import different_ba
 from gradscope.comparison.diagnosis.likely.likely_causes import with_likely_causes
 from gradscope.comparison.diagnosis.likely.likely_parts import with_likely_parts
 from gradscope.comparison.diagnosis.likely.loss_difference import loss_difference
+from gradscope.comparison.diagnosis.likely.other_forms import with_other_forms
 from gradscope.comparison.diagnosis.likely.running_variances import RunningVariances
 from gradscope.comparison.diagnosis.refuting.refuted_guesses import Unrefuted, without_refuted
 from gradscope.comparison.diagnosis.runs.run_differences import extent_differences, provenance_differences
@@ -99,6 +100,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
     if not (options.bitwise or options.has_tolerance):
         rows |= variances.with_divisors(pairing.matched, rows)
     rows |= with_likely_causes(dumps, pairing.matched, rows, variances, kinks)
+    rows |= with_other_forms(dumps, pairing.matched, rows)
     every = (
         *(rows[key] for key in ref.keys() if key in rows),  # noqa: SIM118 - no mapping
         *loop_output_rows(dumps, pairing.inverse, options),

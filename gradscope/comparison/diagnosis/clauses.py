@@ -147,7 +147,7 @@ def kept_alone(rows: Sequence[ComparisonRow]) -> list[str]:
     return clauses
 
 
-def incomparable(rows: Sequence[ComparisonRow]) -> list[str]:
+def _incomparable(rows: Sequence[ComparisonRow]) -> list[str]:
     """Returns clauses about gradients of inputs that differ, which does not count."""
     found = {
         why: [each.name for each in rows if (each.status, each.why) == ("missing", why)] for why in (OF_LOSS, OF_MASK)
@@ -159,6 +159,20 @@ def incomparable(rows: Sequence[ComparisonRow]) -> list[str]:
     if names := found[OF_MASK]:
         clauses.append(f"a gradient of {some_of(names)}, of zeros and ones, arrives in one of the programs alone")
     return clauses
+
+
+def _other_forms(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Returns clauses about values that are the same, and another form of a function in the candidate."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if row.status == "same" and row.likely:
+            found.setdefault(row.likely, []).append(row.name)
+    return [f"{some_of(names)} {what}" for what, names in found.items()]
+
+
+def told(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Returns the clauses about what is no difference, and that two runs do not have in common."""
+    return [*reordered(rows), *kept_alone(rows), *_incomparable(rows), *_other_forms(rows)]
 
 
 def _verb(count: int) -> str:

@@ -10,7 +10,6 @@ from typing import Final
 from gradscope.comparison.default_tolerances import FULL, TENSORFLOAT32
 from gradscope.comparison.diagnosis.clauses import (
     given,
-    incomparable,
     kept_alone,
     one_sided,
     others,
@@ -18,6 +17,7 @@ from gradscope.comparison.diagnosis.clauses import (
     rearranged,
     reordered,
     some_of,
+    told,
     unproven,
 )
 from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, Blame, Divergence
@@ -105,9 +105,7 @@ def same_sentence(rows: Sequence[ComparisonRow], losses: LossDifference | None =
     tensors = counted(len(compared), "tensor")
     undecided = sum("bit_equal" not in row.metrics for row in compared)
     bits = f"bit-equal {equal}" + (f", and {undecided} judged by statistics alone" if undecided else "")
-    order = "".join(f"; {each}" for each in (*reordered(rows), *kept_alone(rows), *incomparable(rows))) + (
-        "" if losses is None else f"; but {losses.sentence}"
-    )
+    order = "".join(f"; {each}" for each in told(rows)) + ("" if losses is None else f"; but {losses.sentence}")
     if equal == len(compared):
         return f"Same bit for bit: {tensors}{order}."
     rounded = sum(_is_rounding(row) for row in compared)
@@ -258,7 +256,8 @@ def _in_brackets(row: ComparisonRow, makers: Sequence[str]) -> str:
     blame = "" if made and row.made_here else blame
     rel_l2 = f"rel_l2 {brief(as_float(row.metrics['rel_l2']))}"
     apart = f"{row.why}; {rel_l2} elsewhere" if row.metrics["nonfinite_mismatch"] else rel_l2
-    likely = f"; it {row.likely}" if row.family in (AUX, ACTIVATION_GRAD) and row.likely else ""
+    told = row.family in (AUX, ACTIVATION_GRAD) or (row.family == ACTIVATION and row.made_here)
+    likely = f"; it {row.likely}" if told and row.likely else ""
     # A pair that only its place suggests is worth a look at both places.
     other = f"; {quoted(row.counterpart)} in the candidate" if row.matched_by == "order" and row.counterpart else ""
     return f" ({apart}{blame}{noise}{made}{likely}{other})"

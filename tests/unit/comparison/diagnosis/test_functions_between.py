@@ -183,3 +183,21 @@ def test_a_function_behind_a_layer_makes_no_error_anew_where_the_layer_inherits_
     assert "anew" not in found.sentence
     both = gs.compare(_deep(inside=inside), _deep(inside=not inside, stem=1.001, second=1.5))
     assert "error is made anew at `second`" in both.sentence
+
+
+@pytest.mark.parametrize("approximate", [False, True])
+def test_two_forms_of_a_function_are_told_although_they_are_equal_within_the_tolerance(approximate: bool) -> None:
+    def captured(*, approximate: bool) -> Dump:
+        def loss(weights: Any, batch: Any) -> Any:
+            with jax.named_scope("up"):
+                x = batch["x"] @ weights["up"]
+            with jax.named_scope("act"):
+                x = jax.nn.gelu(x, approximate=approximate)
+            return (x @ weights["down"]).mean()
+
+        return gs.capture(loss, {name: WEIGHTS[name] for name in ("up", "down")}, BATCH, origins=False)
+
+    found = gs.compare(captured(approximate=False), captured(approximate=approximate), tol=1e-2)
+    assert found.verdict == "same"
+    told = "`act` is gelu by erf in the reference, and gelu by tanh in the candidate"
+    assert (told in found.sentence) is approximate, found.sentence

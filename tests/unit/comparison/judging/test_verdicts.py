@@ -117,7 +117,10 @@ def test_rounding_is_the_same_within_tolerance() -> None:
 def test_a_forward_difference_is_named_with_its_growth() -> None:
     found = compare(dump(), dump(changed(activation__second=off_by("activation/second", 0.02))))
     assert (found.verdict, found.exit_code, bool(found)) == ("different", 1, False)
-    assert found.sentence == "Forward first differs at `second` (rel_l2 2.0e-2, made here). Backward agrees."
+    assert found.sentence == (
+        "Forward first differs at `second` (rel_l2 2.0e-2, made here; it is 1.02 times the reference's). "
+        "Backward agrees."
+    )
     different = row(found, "activation/second")
     assert different.why == "rel_l2 2.0e-2 is over the tolerance 1.0e-4"
     assert different.needed == pytest.approx(0.02, rel=1e-4)
@@ -140,8 +143,8 @@ def test_likely_causes_are_named_in_addition_to_the_directions() -> None:
     other |= {"activation/first": off_by("activation/first", 0.02), "param/first/w": NUMBERS, "input/more": NUMBERS}
     assert compare(dump(), dump(other)).sentence == (
         "The runs start from different parameters (`first/w`). Forward first differs at `first` (rel_l2 2.0e-2, made "
-        "here). Backward agrees; 1 name only in the reference, of `first/w`; 1 name only in "
-        "the candidate."
+        "here; it is 1.02 times the reference's). Backward agrees; 1 name only in the reference, of `first/w`; "
+        "1 name only in the candidate."
     )
 
 

@@ -1,0 +1,115 @@
+"""`with_other_forms` finds functions of which the programs compute two forms, or two functions of one value.
+
+Of a GELU, one may have the error function, and the other the formula by tanh: in float32 they differ by 1e-4, where
+rounding makes 1e-6. The sentence says so, also where the values are the same within the tolerance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
+from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
+from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources
+from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.dump.manifest.json_text import as_float
+from gradscope.dump.manifest.layer_graph import NearestKeys
+from gradscope.naming import ACTIVATION, split_key
+
+#: The relative error above which a value may be of another form: rounding of float32 makes less in one function.
+_LEAST: Final = 5e-6
+
+#: The share of that error that is left where the form is the right one.
+_LEFT: Final = 0.1
+
+#: The largest number of elements that are computed again.
+_SAMPLE: Final = 4096
+
+
+def with_other_forms(
+    dumps: Dumps, matches: Sequence[Match], rows: Mapping[str, ComparisonRow]
+) -> dict[str, ComparisonRow]:
+    """Returns the rows of values that are two functions of one value, with the functions.
+
+    Args:
+        dumps: The dumps of the pairs.
+        matches: The pairs.
+        rows: Their rows, by the reference's keys.
+    """
+    values = {dumps.ref.resolve(each.ref): each for each in matches if split_key(each.ref)[0] == ACTIVATION}
+    possible = [each for each in values.values() if _may_be_other_form(rows[each.ref])]
+    if not possible:
+        return {}
+    of_cand = {dumps.cand.resolve(key): each for each in values.values() for key in each.recipe.keys}
+    nearest = [
+        (NearestKeys(forward_sources(source), known), known)
+        for source, known in ((dumps.ref, values), (dumps.cand, of_cand))
+    ]
+    found: dict[str, ComparisonRow] = {}
+    for match in possible:
+        keys = dumps.ref.resolve(match.ref), dumps.cand.resolve(match.cand)
+        read = {
+            each.ref: each
+            for key, (before, known) in zip(keys, nearest, strict=True)
+            for each in map(known.__getitem__, before.behind(key))
+        }
+        row = rows[match.ref]
+        for argument in read.values():
+            forms = _forms(dumps, match, argument, as_float(row.metrics["rel_l2"]))
+            if forms is not None:
+                likely = f"is {forms[0]} in the reference, and {forms[1]} in the candidate"
+                found[match.ref] = replace(row, likely=likely)
+                break
+    return found
+
+
+def _may_be_other_form(row: ComparisonRow) -> bool:
+    """Returns whether a value has an error that its layer makes, which nothing explains and rounding alone does not."""
+    own = row.status == "same" or (row.status == "different" and row.made_here and not row.likely)
+    return own and as_float(row.metrics.get("rel_l2", 0.0)) > _LEAST and row.needed != 0.0
+
+
+def _forms(dumps: Dumps, value: Match, argument: Match, error: float) -> tuple[str, str] | None:
+    """Returns the functions of an argument that a value is in the reference and in the candidate; None for one.
+
+    Args:
+        dumps: The dumps of the pairs.
+        value: The pair of the value.
+        argument: The pair of what it may be a function of.
+        error: The relative error of the value.
+    """
+    tensors = list(_sampled(dumps, (value, argument)))
+    if len(tensors) < 2:
+        return None
+    forms = [_form(value, argument, _LEFT * error) for value, argument in zip(*tensors, strict=True)]
+    one, other = forms
+    return (one, other) if one and other and one != other else None
+
+
+def _sampled(dumps: Dumps, matches: Sequence[Match]) -> Iterator[tuple[Array, Array]]:
+    """Yields some elements of both tensors of each pair, in the layout of the reference, while all have one shape."""
+    shape = dumps.ref.entry(matches[0].ref).shape
+    places = np.unique(np.linspace(0, max(math.prod(shape) - 1, 0), _SAMPLE).astype(np.int64))
+    ref, cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
+    for match in matches:
+        arrays = [cand.tensor(key) for key in match.recipe.keys]
+        known = [each for each in arrays if each is not None]
+        one, other = ref.tensor(match.ref), match.recipe.made_of(known) if len(known) == len(arrays) else None
+        if one is None or other is None or not one.shape == other.shape == shape:
+            return
+        yield one.reshape(-1)[places], other.reshape(-1)[places]
+
+
+def _form(value: Array, argument: Array, error: float) -> str | None:
+    """Returns the function that a value is of an argument, to a relative error; None where it is none."""
+    size = float(np.linalg.norm(value))
+    errors = {name: float(np.linalg.norm(function(argument) - value)) for name, function in ELEMENTWISE.items()}
+    best = min(errors, key=errors.__getitem__)
+    return best if errors[best] <= error * size else None
