@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-# Before any of them is imported: Keras on JAX, transformers without the PyTorch that may be installed.
+# Before it is imported: Keras on JAX.
 os.environ["KERAS_BACKEND"] = "jax"
-os.environ["USE_TORCH"] = "0"
 
 
 @pytest.fixture(autouse=True)
