@@ -163,7 +163,7 @@ def test_a_row_that_is_masked_throughout_is_no_fault_of_the_mask() -> None:
 
 def test_a_difference_of_infinities_that_no_mask_made_is_no_masked_row() -> None:
     found = origin_of(in_a_while_before_a_difference)
-    assert "infinity minus infinity: 1.5 divided by 0 in iteration 2 of the while" in found.why
+    assert "infinity minus infinity: 1.5 divided by 0, in iteration 2 of the while" in found.why
 
 
 def test_an_infinity_that_is_stated_and_reaches_the_loss_is_called_a_constant() -> None:

@@ -48,6 +48,11 @@ class Contents:
     words: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _NO_WORDS)
 
     @property
+    def is_state_alone(self) -> bool:
+        """Whether there are no rows but those of state."""
+        return not any((self.values, self.gradients, self.parameters, self.parameter_gradients))
+
+    @property
     def rows(self) -> Iterator[Row]:
         """All of its rows."""
         for each in (self.values, self.gradients, self.parameters, self.parameter_gradients, self.state):

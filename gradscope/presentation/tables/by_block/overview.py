@@ -146,9 +146,16 @@ class Overview:
         return items
 
     def _opened(self, folding: Folding, item: _Item) -> list[_Item]:
-        """Returns an item with those of its parts, or nothing where it is open or has no parts."""
+        """Returns an item with those of its parts, or nothing where it is open, has no parts, or is state alone.
+
+        What no layer owns, such as an optimizer's moments, is a tree as large as that of the parameters, and no way
+        through the model: it is opened only where something was found in it.
+        """
         blocks = tuple(item.blocks)
         if not item.closed or not blocks[0].parts:
+            return []
+        below = [self._contents(each) for block in blocks for each in block.below()]
+        if all(each.is_state_alone for each in below) and not any(each.words for each in below):
             return []
         return [replace(item, closed=False), *self._parts(folding, blocks, item.name)]
 

@@ -127,6 +127,16 @@ def test_calls_of_one_layer_are_distinguished_by_the_parameter_that_each_alone_u
     assert list(cells(manifest(*entries, layers=layers), 10)) == ["b (w1)", "b#2 (w2)", "b#3", "c", "d", "d#2"]
 
 
+def test_state_of_no_layer_has_one_line() -> None:
+    moments = [entry("state", f"opt_state/0/{slot}/b{at}/w", index=0) for slot in ("mu", "nu") for at in range(3)]
+    of_layer = entry("state", "batch_stats/b0/mean", index=0)
+    lines = cells(manifest(*chain(3).entries, *moments, of_layer, layers=chain(3).layers), 20)
+    assert list(lines) == ["b0", "b1", "b2", "state/opt_state/0"]
+    found = {"state/opt_state/0/nu/b1/w": ["nonfinite"]}
+    rows = rows_of(made := manifest(*moments))
+    assert len(dump_blocks(rows, made.layers, found).table(20).lines) > 1
+
+
 def test_a_closed_block_counts_what_is_inside_once() -> None:
     inner = [
         entry("activation", f"b/{name}", index=at, stats=stats_of([1.0, math.nan])) for at, name in enumerate("uv")

@@ -48,7 +48,7 @@ def forward_diagnosis(operation: Operation, failure: Failure | None, operations:
         return Diagnosis("in an iteration that is not observed")
     place = element(failure.index)
     if failure.iteration is not None:
-        place += f" in iteration {failure.iteration} of the {operation.primitive}"
+        place += f", in iteration {failure.iteration} of the {operation.primitive}"
     primitive = failure.equation.primitive.name
     return _known(operation, primitive, failure, operations, place) or _unknown(primitive, failure, place)
 
