@@ -27,27 +27,27 @@ PARAMS = {
 BATCH = {"x": _drawn(5, EXAMPLES, LENGTH, WIDTH)}
 
 
-def _captured(network: Callable[[Any, Any], Any]) -> Dump:
+def _captured(network: Callable[[Any, Any], Any], params: Any = PARAMS) -> Dump:
     def loss(params: Any, batch: Any) -> Any:
         y = network(params, batch["x"])
         return jnp.square(y).mean() + jnp.sin(y).sum()
 
     with jax.numpy_rank_promotion("allow"):
-        return gs.capture(loss, PARAMS, BATCH, origins=False)
+        return gs.capture(loss, params, BATCH, origins=False)
 
 
-def _with_positions(shape: tuple[int, ...], *, shift: int = 0) -> Dump:
+def _with_positions(shape: tuple[int, ...], *, shift: int = 0, name: str = "table") -> Dump:
     """A network that adds positions, of one example, of none, or of all."""
 
     def network(params: Any, x: Any) -> Any:
         with jax.named_scope("embed"):
             x = x @ params["embed"]
         with jax.named_scope("positions"):
-            positions = jnp.broadcast_to(params["table"][shift : LENGTH + shift], (*shape, LENGTH, WIDTH)) * 1.0
+            positions = jnp.broadcast_to(params[name][shift : LENGTH + shift], (*shape, LENGTH, WIDTH)) * 1.0
         with jax.named_scope("head"):
             return jnp.tanh(x + positions) @ params["head"]
 
-    return _captured(network)
+    return _captured(network, {key if key != "table" else name: value for key, value in PARAMS.items()})
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +61,13 @@ def test_positions_may_be_repeated_for_every_example(positions: dict[str, Dump],
     assert found.verdict == "same", found.sentence
     rows = [row for row in found.rows if row.name == "positions" and row.compared]
     assert {(row.family, row.status) for row in rows} == {("activation", "same"), ("activation_grad", "same")}
+
+
+def test_the_parameter_that_has_them_may_have_another_name() -> None:
+    found = gs.compare(
+        _with_positions((1,), name="positions/weight"), _with_positions((EXAMPLES,), name="positions/table")
+    )
+    assert found.verdict == "same", found.sentence
 
 
 @pytest.mark.parametrize("shape", [(1,), (EXAMPLES,)])

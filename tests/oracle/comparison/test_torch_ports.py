@@ -884,3 +884,38 @@ def test_parts_of_a_layer_of_several_results_are_inside_it(fault: str, first: st
     found = gs.compare(capture(module, lambda y: y[0].square().mean() + y[1], {"x": x}), port)
     assert found.verdict == ("same" if first is None else "different"), found.sentence
     assert first is None or f"Forward first differs at `{first}` (" in found.sentence, found.sentence
+
+
+class _Placed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pos, self.out = nn.Embedding(5, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(x + self.pos(torch.arange(5))))
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_positions_may_be_looked_up_for_every_example_in_a_table_of_another_name(shift: int) -> None:
+    torch.manual_seed(0)
+    module, x = _Placed(), torch.randn(3, 5, 4)
+    state = {name: value.numpy().copy() for name, value in module.state_dict().items()}
+    weights = {
+        "pos": {"table": state["pos.weight"]},
+        "out": {"kernel": state["out.weight"].T.copy(), "bias": state["out.bias"]},
+    }
+
+    def loss(weights: Any, x: Any) -> Any:
+        with jax.named_scope("pos"):
+            positions = weights["pos"]["table"][(jnp.tile(jnp.arange(5)[None], (3, 1)) + shift) % 5]
+        with jax.named_scope("out"):
+            y = jnp.tanh(x + positions) @ weights["out"]["kernel"] + weights["out"]["bias"]
+        return jnp.square(y).mean()
+
+    with jax.numpy_rank_promotion("allow"):
+        port = gs.capture(loss, weights, x.numpy(), origins=False)
+    found = gs.compare(capture(module, lambda y: y.square().mean(), x), port)
+    if shift:
+        assert found.sentence.startswith("Forward first differs at `pos` (rel_l2 "), found.sentence
+    else:
+        assert found.verdict == "same", found.sentence

@@ -25,8 +25,8 @@ _Names: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class _Repeat:
-    """A `_Repeat` says how the smaller of two shapes is made of the larger.
+class Repeat:
+    """A `Repeat` says how the smaller of two shapes is made of the larger.
 
     Attributes:
         of_ref: Whether the reference has the larger one.
@@ -80,21 +80,32 @@ def with_repeats(dumps: Dumps, matches: Sequence[Match]) -> tuple[tuple[Match, .
     return tuple(kept), tuple(inverse)
 
 
-def _repeats(dumps: Dumps, matches: Sequence[Match]) -> Iterator[tuple[_Names, _Repeat]]:
+def _repeats(dumps: Dumps, matches: Sequence[Match]) -> Iterator[tuple[_Names, Repeat]]:
     for match in matches:
-        if split_key(match.ref)[0] != ACTIVATION or not match.recipe.plain or match.matched_by == "map":
-            continue
-        one, other = dumps.ref.entry(match.ref), dumps.cand.entry(match.cand)
-        found = _repeat(one.shape, other.shape)
-        if found is None or not comparable(one.dtype, other.dtype) or dtype_class(other.dtype) != "float":
-            continue
-        source, key = (dumps.ref, match.ref) if found.of_ref else (dumps.cand, match.cand)
-        limit = dumps.tolerance(ACTIVATION, one.dtype, other.dtype)
-        if source.has_tensor(key) and _is_repeated(source.array(key), found.axes, limit):
+        if match.recipe.plain and match.matched_by != "map" and (found := repeat_in(dumps, match)) is not None:
             yield _names(match), found
 
 
-def _repeat(ref: Shape, cand: Shape) -> _Repeat | None:
+def repeat_in(dumps: Dumps, match: Match) -> Repeat | None:
+    """Returns how one of two activations repeats the other; None where it does not, and where they have one shape.
+
+    Args:
+        dumps: The dumps of the pair.
+        match: A pair of two tensors as they are stored.
+
+    Raises:
+        DumpError: One of the dumps is damaged.
+    """
+    one, other = dumps.ref.entry(match.ref), dumps.cand.entry(match.cand)
+    found = _repeat(one.shape, other.shape) if one.family == ACTIVATION else None
+    if found is None or not comparable(one.dtype, other.dtype) or dtype_class(other.dtype) != "float":
+        return None
+    source, key = (dumps.ref, match.ref) if found.of_ref else (dumps.cand, match.cand)
+    limit = dumps.tolerance(ACTIVATION, one.dtype, other.dtype)
+    return found if source.has_tensor(key) and _is_repeated(source.array(key), found.axes, limit) else None
+
+
+def _repeat(ref: Shape, cand: Shape) -> Repeat | None:
     """Returns how one of two shapes is broadcast to the other; None where it is not, and where they are the same."""
     of_ref = (len(ref), np.prod(ref)) > (len(cand), np.prod(cand))
     large, small = (ref, cand) if of_ref else (cand, ref)
@@ -102,7 +113,7 @@ def _repeat(ref: Shape, cand: Shape) -> _Repeat | None:
     pairs = list(zip(large, aligned, strict=True))
     axes = tuple(axis for axis, (one, other) in enumerate(pairs) if one != other)
     is_broadcast = all(other == 1 and one > 1 for one, other in pairs if one != other)
-    return _Repeat(of_ref, axes, large, small) if is_broadcast and large != small else None
+    return Repeat(of_ref, axes, large, small) if is_broadcast and large != small else None
 
 
 def _is_repeated(array: Array, axes: tuple[int, ...], limit: float) -> bool:
@@ -111,7 +122,7 @@ def _is_repeated(array: Array, axes: tuple[int, ...], limit: float) -> bool:
     return bool(np.linalg.norm(values - first) <= limit * np.linalg.norm(values))
 
 
-def _recipe(match: Match, repeats: Mapping[_Names, _Repeat]) -> Recipe | None:
+def _recipe(match: Match, repeats: Mapping[_Names, Repeat]) -> Recipe | None:
     found, family = repeats.get(_names(match)), split_key(match.ref)[0]
     if found is None or family not in (ACTIVATION, ACTIVATION_GRAD) or not match.recipe.plain:
         return None

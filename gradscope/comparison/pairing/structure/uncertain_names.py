@@ -2,8 +2,8 @@
 
 Two programs may call different layers alike: `down` is a block in one and the convolution behind it in the other, or a
 scope of the user's own has the name of a layer inside of a module. Such names are left to the passes that find equal
-values, and count behind them, unless the sizes of the values differ or the parameters show that they are those of other
-layers: both programs use them in layers, and in none of this name.
+values, and count behind them, unless the sizes of the values differ, of which none repeats the other, or the parameters
+show that they are those of other layers: both programs use them in layers, and in none of this name.
 
 Where the parameters have the same names in both programs, a layer may use those of another one by mistake. Its name is
 refuted only where a layer that is called as the parameters are uses them.
@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple
 
+from gradscope.comparison.pairing.inference.repeated_values import repeat_in
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass
 from gradscope.comparison.pairing.normal_forms import Tokens, spelt, tokens_of
 from gradscope.dump.interfaces import DumpSource
@@ -72,7 +73,7 @@ def uncertain(find: Pass) -> Pass:
         if is_uncertain is None:
             return
         refutes = _Parameters(dumps, unmatched).refute
-        possible = (each for each in find(dumps, unmatched) if is_uncertain(each) and _are_as_large(dumps, each))
+        possible = (each for each in find(dumps, unmatched) if is_uncertain(each) and _may_agree(dumps, each))
         yield from (each for each in possible if not refutes(each))
 
     return found
@@ -102,9 +103,24 @@ def _uncertainty(dumps: Dumps, pairing: Pairing) -> Callable[[Match], bool] | No
     return is_uncertain
 
 
-def _are_as_large(dumps: Dumps, match: Match) -> bool:
+def _may_agree(dumps: Dumps, match: Match) -> bool:
+    """Returns whether two tensors are as large as each other, or one repeats what the other has, or is its gradient."""
     one, other = dumps.ref.entry(dumps.ref.resolve(match.ref)), dumps.cand.entry(dumps.cand.resolve(match.cand))
-    return math.prod(one.shape) == math.prod(other.shape)
+    if math.prod(one.shape) == math.prod(other.shape):
+        return True
+    value = match if one.family == ACTIVATION else _of_values(match)
+    known = frozenset(dumps.ref.keys()), frozenset(dumps.cand.keys())
+    return (
+        value is not None and value.ref in known[0] and value.cand in known[1] and repeat_in(dumps, value) is not None
+    )
+
+
+def _of_values(match: Match) -> Match | None:
+    """Returns the pair of the values that two gradients are of; None where they are of none."""
+    (family, name), other = split_key(match.ref), split_key(match.cand)[1]
+    if family != ACTIVATION_GRAD or not match.recipe.plain:
+        return None
+    return Match.of(key_of(ACTIVATION, name), key_of(ACTIVATION, other), match.matched_by)
 
 
 class _Named:
