@@ -3,6 +3,9 @@
 Adam keeps a mean of gradients, `mu`, and of their squares, `nu`. After one step they are (1 - b1) g and (1 - b2) g^2,
 so that mean(nu) / rms(mu)^2 is (1 - b2) / (1 - b1)^2 in every parameter, whatever the gradient is. Behind a second step
 it depends on both gradients, and is another number in each parameter; of a gradient that stays it is another one, too.
+
+A state that is as it was at the recorded step before says nothing: an optimizer that adds up gradients, or one that is
+asked once in several steps, keeps that of its first step until the second.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ class ResetOptimizer:
     def __init__(self) -> None:
         self._first: float | None = None
         self._begun = False
+        self._before: dict[str, float] = {}
         self._streak = Streak()
 
     def alarms(self, stats: Statistics) -> Iterable[Alarm]:
@@ -44,7 +48,9 @@ class ResetOptimizer:
             self._begun, self._first = True, max(found.values())
         first = self._first or 0.0
         anew = all(abs(each - first) <= _SAME * first for each in found.values())
-        if self._streak.reached({RESET: anew}, IN_A_ROW):
+        sizes = {key: stats[key]["rms"] or 0.0 for key in found}
+        kept, self._before = sizes == self._before, sizes
+        if self._streak.reached({RESET: anew}, IN_A_ROW, waiting=(RESET,) if kept else ()):
             why = (
                 f"is what a first step makes of the gradient, as in all {len(found)} parameters, at {IN_A_ROW} "
                 "recorded steps in a row: the optimizer's state begins anew at each; make it by init once, before the "
@@ -54,11 +60,13 @@ class ResetOptimizer:
 
     def to_json(self) -> dict[str, Any]:
         """Returns everything that it remembers."""
-        return {"first": self._first, "begun": self._begun, "lengths": self._streak.lengths}
+        return {"first": self._first, "begun": self._begun, "before": self._before,
+                "lengths": self._streak.lengths}  # fmt: skip
 
     def restore(self, found: dict[str, Any]) -> None:
         """Remembers what `to_json` returned."""
-        self._first, self._begun, self._streak = found["first"], found["begun"], Streak(dict(found["lengths"]))
+        self._first, self._begun, self._before = found["first"], found["begun"], dict(found.get("before", {}))
+        self._streak = Streak(dict(found["lengths"]))
 
 
 def _moments(stats: Statistics) -> dict[str, float]:

@@ -24,16 +24,17 @@ PARAMS = {
     "embed": _drawn(1, WIDTH, WIDTH), "table": _drawn(2, LENGTH + 1, WIDTH), "head": _drawn(3, WIDTH, WIDTH),
     "bias": _drawn(4, WIDTH),
 }  # fmt: skip
-BATCH = {"x": _drawn(5, EXAMPLES, LENGTH, WIDTH)}
+BATCH = {"x": _drawn(6, EXAMPLES, LENGTH, WIDTH)}
 
 
-def _captured(network: Callable[[Any, Any], Any], params: Any = PARAMS) -> Dump:
+def _captured(network: Callable[[Any, Any], Any], params: Any = PARAMS, dtype: Any = np.float32) -> Dump:
     def loss(params: Any, batch: Any) -> Any:
         y = network(params, batch["x"])
-        return jnp.square(y).mean() + jnp.sin(y).sum()
+        return (jnp.square(y).mean() + jnp.sin(y).sum()).astype(np.float32)
 
+    cast = [{name: each.astype(dtype) for name, each in tree.items()} for tree in (params, BATCH)]
     with jax.numpy_rank_promotion("allow"):
-        return gs.capture(loss, params, BATCH, origins=False)
+        return gs.capture(loss, *cast, origins=False)
 
 
 def _with_positions(shape: tuple[int, ...], *, shift: int = 0, name: str = "table") -> Dump:
@@ -93,7 +94,13 @@ def test_what_differs_between_examples_is_not_repeated() -> None:
 
 
 def _with_head(
-    *, bias_inside: bool, factor_inside: bool, bias: float = 1.0, factor: float = 3.0, norm: Any = None
+    *,
+    bias_inside: bool,
+    factor_inside: bool,
+    bias: float = 1.0,
+    factor: float = 3.0,
+    norm: Any = None,
+    dtype: Any = np.float32,
 ) -> Dump:
     """A network that multiplies by a number and adds a bias, each within a layer or behind it."""
 
@@ -108,7 +115,7 @@ def _with_head(
         with jax.named_scope("end"):
             return x + (0.0 if bias_inside else bias * params["bias"])
 
-    return _captured(network)
+    return _captured(network, dtype=dtype)
 
 
 @pytest.mark.parametrize(("inside", "outside"), [(True, False), (False, True)])
@@ -130,10 +137,21 @@ def test_a_bias_or_a_factor_of_another_size_is_a_difference() -> None:
     assert found.sentence.startswith("Forward first differs at `embed` "), found.sentence
 
 
-def test_a_factor_that_a_norm_hides_is_a_difference() -> None:
-    def norm(x: Any) -> Any:
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
+def test_a_factor_that_a_norm_hides_is_a_difference(dtype: Any) -> None:
+    def over_features(x: Any) -> Any:
         return x / jnp.sqrt(jnp.square(x).mean(-1, keepdims=True))
 
-    one = _with_head(bias_inside=True, factor_inside=True, norm=norm)
-    found = gs.compare(one, _with_head(bias_inside=True, factor_inside=False, factor=1.0, norm=norm))
-    assert found.sentence.startswith("Forward first differs at `embed` "), found.sentence
+    def over_examples(x: Any) -> Any:
+        x = x - x.mean((0, 1))
+        return x / jnp.sqrt(jnp.square(x).mean((0, 1)) + 1e-5)
+
+    # A factor of 2 is exact, so that all else agrees bit for bit.
+    for norm, factor in ((over_features, 3.0), (over_examples, 2.0)):
+        one = _with_head(bias_inside=True, factor_inside=True, factor=factor, norm=norm, dtype=dtype)
+        lost = _with_head(bias_inside=True, factor_inside=False, factor=1.0, norm=norm, dtype=dtype)
+        found = gs.compare(one, lost)
+        assert found.sentence.startswith("Forward first differs at `embed` "), found.sentence
+    behind = _with_head(bias_inside=True, factor_inside=False, factor=2.0, dtype=dtype)
+    found = gs.compare(_with_head(bias_inside=True, factor_inside=True, factor=2.0, dtype=dtype), behind)
+    assert found.verdict == "same", found.sentence
