@@ -1,4 +1,4 @@
-"""One parameter for several: joined along an axis, in equal or unequal parts, or added up; by values, or not at all."""
+"""One parameter for several: joined along an axis, stacked in two, or added up; by values, or not at all."""
 
 from __future__ import annotations
 
@@ -270,3 +270,54 @@ def test_a_second_bias_of_zeros_is_a_term_where_its_gradient_is_that_of_the_firs
         return jnp.square(y).mean()
 
     assert not gs.compare(captured((elsewhere, weights, X)), other)
+
+
+def _experts(*, stacked: bool, experts_first: bool = False, last: str = "") -> Dump:
+    """Returns the dump of two layers of three experts, whose kernels are in one array or in one each.
+
+    Args:
+        stacked: Whether they are in one array.
+        experts_first: Whether the first axis of the array is that of the experts.
+        last: What is done with the last expert: "unused", "cut" off its gradient, or "doubled" in its gradient.
+    """
+    kernels = np.random.default_rng(3).normal(size=(2, 3, 8, 8)).astype(np.float32) / 3
+    apart: Any = [{"experts": [{"w": kernel} for kernel in layer]} for layer in kernels]
+    packed = {"w": kernels.swapaxes(0, 1) if experts_first else kernels}
+
+    def loss(weights: Any, batch: Any) -> Any:
+        x = batch["x"]
+        for layer in range(2):
+            if stacked:
+                own = weights["w"][:, layer] if experts_first else weights["w"][layer]
+                of_experts = jnp.tanh(jnp.einsum("nd,edf->enf", x, own))
+                x = x + (of_experts[:2] if layer == 1 and last == "unused" else of_experts).sum(0)
+                continue
+            each = [expert["w"] for expert in weights["blocks"][layer]["experts"]]
+            if layer == 1 and last == "unused":
+                each.pop()
+            elif layer == 1 and last:
+                constant = jax.lax.stop_gradient(each[2])
+                each[2] = constant if last == "cut" else 2 * each[2] - constant
+            x = x + sum(jnp.tanh(x @ kernel) for kernel in each)
+        return jnp.square(x).mean()
+
+    return captured((loss, packed if stacked else {"blocks": apart}, X))
+
+
+@pytest.mark.parametrize("experts_first", [False, True])
+def test_experts_that_are_stacked_in_two_axes_are_paired_with_separate_ones(experts_first: bool) -> None:
+    stacked, apart = _experts(stacked=True, experts_first=experts_first), _experts(stacked=False)
+    for one, other in ((stacked, apart), (apart, stacked)):
+        found = gs.compare(one, other)
+        assert found, found.sentence
+    for last in ("doubled", "cut"):
+        wrong = _experts(stacked=False, last=last)
+        assert "not those of `w`" in gs.compare(stacked, wrong).sentence
+        assert "`blocks/1/experts/2/w`" in gs.compare(wrong, stacked).sentence
+
+
+def test_an_expert_that_is_used_in_neither_program_makes_no_difference() -> None:
+    stacked, apart = _experts(stacked=True, last="unused"), _experts(stacked=False, last="unused")
+    for one, other in ((stacked, apart), (apart, stacked)):
+        found = gs.compare(one, other)
+        assert found, found.sentence

@@ -1,31 +1,72 @@
-"""`PackedParts` stores which tensors of one dump a tensor of the other is made of, joined along an axis."""
+"""`PackedParts` stores which tensors of one dump are the parts of a tensor of the other, in one axis or in two.
+
+A `Cut` stores how the packed tensor is divided. The kernels of experts may be stacked as `[layers, experts, ...]`.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.layout.layouts import AxisLayout, layouts
-from gradscope.comparison.layout.recipe_steps import Concatenate, Split
+from gradscope.comparison.layout.layouts import AxisLayout, Shape, layouts
+from gradscope.comparison.layout.recipe_steps import Concatenate, RecipeStep, Reshape, Split, Stack, Unstack
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.inference.equal_parts import Layouts, assigned
 from gradscope.comparison.pairing.matching import Dumps, Match, MatchedBy
 from gradscope.dump.interfaces import DumpSource
 
+#: The number of axes in which a tensor may be stacked at once, those of the layers and of the experts.
+STACKED: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Cut divides a tensor into equal parts: along an axis, or, where that is None, into those stacked in two axes."""
+
+    axis: int | None
+
+    def blocks(self, array: Array, count: int) -> list[Array]:
+        """Returns the parts of an array, in C order of the axes that they are stacked in."""
+        if self.axis is None:
+            stack = array.reshape(count, *array.shape[STACKED:])
+            return [stack[number, ...] for number in range(count)]
+        return np.split(array, count, axis=self.axis)
+
+    def apart(self, shape: Shape, count: int) -> tuple[tuple[RecipeStep, ...], Shape]:
+        """Returns the steps that divide a tensor of a shape, and the shape of its parts."""
+        if self.axis is None:
+            return (Unstack(0),) * STACKED, shape[STACKED:]
+        part = tuple(size // count if axis == self.axis else size for axis, size in enumerate(shape))
+        return (Split(self.axis, count),), part
+
+    def together(self, shape: Shape) -> tuple[RecipeStep, ...]:
+        """Returns the steps that make a tensor of a shape of its parts."""
+        return (Stack(0), Reshape(shape)) if self.axis is None else (Concatenate(self.axis),)
+
+
+def cuts(shape: Shape, count: int) -> Iterator[Cut]:
+    """Yields the ways to divide a tensor of a shape into a number of equal parts."""
+    yield from (Cut(axis) for axis, size in enumerate(shape) if count and size % count == 0)
+    leading = shape[:STACKED]
+    if len(leading) == STACKED and min(leading) > 1 and math.prod(leading) == count:
+        yield Cut(None)
+
 
 @dataclass(frozen=True, slots=True)
 class PackedParts:
-    """PackedParts stores which tensors a packed one is made of: `parts` in order along `axis`, all in one layout.
+    """PackedParts stores which tensors a packed one is made of: `parts` in the order of `cut`, all in one layout.
 
     `matched_by` is the pass: by values, or only by the names of others that values show.
     """
 
     key: str
     parts: tuple[str, ...]
-    axis: int
+    cut: Cut
     layout: AxisLayout
     matched_by: MatchedBy = "fingerprint"
 
@@ -37,12 +78,12 @@ class PackedParts:
             of_ref: Whether the reference has the packed tensor.
         """
         if of_ref:
-            steps = (*self.layout.steps(dumps.cand.entry(self.parts[0]).shape), Concatenate(self.axis))
+            own = dumps.cand.entry(self.parts[0]).shape
+            steps = (*self.layout.steps(own), *self.cut.together(dumps.ref.entry(self.key).shape))
             yield Match(ref=self.key, recipe=Recipe(keys=self.parts, steps=steps), matched_by=self.matched_by)
             return
-        shape, count = dumps.cand.entry(self.key).shape, len(self.parts)
-        own = tuple(size // count if axis == self.axis else size for axis, size in enumerate(shape))
-        steps = (Split(self.axis, count), *self.layout.steps(own))
+        apart, own = self.cut.apart(dumps.cand.entry(self.key).shape, len(self.parts))
+        steps = (*apart, *self.layout.steps(own))
         for part, key in enumerate(self.parts):
             yield Match(ref=key, recipe=Recipe(keys=(self.key,), steps=steps, part=part), matched_by=self.matched_by)
 
@@ -67,20 +108,20 @@ def packed_parts(
         of_ref: Whether it is the reference that has the packed tensor.
     """
     array = holder.array(key)
-    for axis in (axis for axis, size in enumerate(array.shape) if size % count == 0):
-        blocks = np.split(array, count, axis=axis)
+    for cut in cuts(array.shape, count):
+        blocks = cut.blocks(array, count)
         singles = candidates(blocks)
         if len(singles) < count:
             continue
         if of_ref:
             found = assigned(blocks, singles, possible)
             if found is not None:
-                return PackedParts(key, tuple(found[0]), axis, found[1])
+                return PackedParts(key, tuple(found[0]), cut, found[1])
             continue
         # The layout makes the reference's tensors of blocks: it is found from the reference's side.
         reverse = _reverse_assignment(blocks, singles, possible)
         if reverse is not None:
-            return PackedParts(key, reverse[0], axis, reverse[1])
+            return PackedParts(key, reverse[0], cut, reverse[1])
     return None
 
 

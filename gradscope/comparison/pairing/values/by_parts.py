@@ -1,13 +1,13 @@
 """`by_parts` matches packed parameters and inputs of one dump with separate ones of the other.
 
-PyTorch packs the projections of attention into one weight `[3 width, width]`, and the gates of an LSTM into one of
-`[4 width, in]`; other frameworks have a kernel for each. The edges of a graph are one input `[2, edges]`, or one of
-senders and one of receivers. A packed tensor is matched where every part of it is found,
-by values, among tensors that nothing else matched; parts of several sizes, as where queries share keys and values, are
-matched by `uneven_parts`. Where parts are equal, as biases that are all zero, the names of a
-packed tensor whose values decide show which is which, or else the gradients, or the numbers of the layers in order.
-Those names also show the parts of a packed tensor whose values are wrong: of one of the same shape, or of another
-parameter of the same layer. A single wrong part is the one that is called as the others are.
+PyTorch packs the projections of attention into one weight `[3 width, width]`, and the gates of an LSTM into one of `[4
+width, in]`; other frameworks have a kernel for each. The edges of a graph are one input `[2, edges]`, or one of senders
+and one of receivers. The kernels of experts may be stacked in two axes, `[layers, experts, in, out]`. A packed tensor
+is matched where every part of it is found, by values, among tensors that nothing else matched; parts of several sizes,
+as where queries share keys and values, are matched by `uneven_parts`. Where parts are equal, as biases that are all
+zero, the names of a packed tensor whose values decide show which is which, or else the gradients, or the numbers of the
+layers in order. Those names also show the parts of a packed tensor whose values are wrong: of one of the same shape, or
+of another parameter of the same layer. A single wrong part is the one that is called as the others are.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ from functools import partial
 from itertools import chain
 from typing import Final
 
-import numpy as np
-
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.layout.layouts import AxisLayout
 from gradscope.comparison.pairing.inference.equal_parts import Layouts, assigned
 from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
-from gradscope.comparison.pairing.inference.packed_parts import PackedParts, packed_parts
+from gradscope.comparison.pairing.inference.packed_parts import STACKED, Cut, PackedParts, cuts, packed_parts
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.normal_forms import tokens_of
 from gradscope.comparison.pairing.values.part_candidates import (
@@ -149,8 +147,8 @@ def _mostly(holder: DumpSource, key: str, other: DumpSource, free: PartCandidate
     """Returns the parts of a tensor of which all but one are found by values, and the last by its name."""
     array = holder.array(key)
     for count in (count for count in free.counts(array.size) if count > 2):
-        for axis in (axis for axis, size in enumerate(array.shape) if size % count == 0):
-            blocks = np.split(array, count, axis=axis)
+        for cut in cuts(array.shape, count):
+            blocks = cut.blocks(array, count)
             singles = {each: other.array(each) for each in free.near(blocks)}
             found = [_single(block, singles, of_ref=of_ref) for block in blocks]
             common = Counter(each[1] for each in found if each is not None).most_common(1)
@@ -176,13 +174,13 @@ def _partly_agreeing(
 ) -> PackedParts | None:
     """Returns the cut of a tensor in which most of some parts, in their order, agree; None where too few do."""
     array, arrays = holder.array(key), [other.array(part) for part in parts]
-    layouts: Counter[tuple[int, AxisLayout]] = Counter()
-    for axis in (axis for axis, size in enumerate(array.shape) if parts and size % len(parts) == 0):
-        for block, part in zip(np.split(array, len(parts), axis=axis), arrays, strict=True):
+    layouts: Counter[tuple[Cut, AxisLayout]] = Counter()
+    for cut in cuts(array.shape, len(parts)):
+        for block, part in zip(cut.blocks(array, len(parts)), arrays, strict=True):
             found = assigned([block], {0: part}) if of_ref else assigned([part], {0: block})
             if found is not None:
-                layouts[axis, found[1]] += 1
-    return next((PackedParts(key, tuple(parts), *cut) for cut, count in layouts.most_common(1) if count >= least), None)
+                layouts[cut, found[1]] += 1
+    return next((PackedParts(key, tuple(parts), *way) for way, count in layouts.most_common(1) if count >= least), None)
 
 
 def _of_constant(
@@ -199,9 +197,8 @@ def _of_constant(
         found = packed_parts(holder, gradient, count, partial(_candidates, other, gradients, ()), of_ref=of_ref)
         if found is not None:
             return replace(found, key=key, parts=tuple(own[part] for part in found.parts))
-    if shape[0] != count:
-        return None
-    numbered = _numbered(key, [each for each in equal if other.entry(each).shape == shape[1:]])
+    rest = [shape[axes:] for axes in (1, STACKED) if math.prod(shape[:axes]) == count]
+    numbered = _numbered(key, [each for each in equal if other.entry(each).shape in rest])
     if len(numbered) != count:
         return None
     stack = {each: other.array(each) for each in numbered}

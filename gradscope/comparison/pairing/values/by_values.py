@@ -84,17 +84,27 @@ def by_number(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
             yield from _numbers_of_one_value(dumps, unmatched, use, dict(zip(keys, others, strict=True)))
 
 
-def by_disconnected(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:  # noqa: ARG001 - only names are compared
-    """Yields matches of the gradients of paired parameters that reach the parameter in one of the programs alone."""
+def by_disconnected(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
+    """Yields matches of the gradients of paired parameters that reach the parameter in one of the programs alone.
+
+    A part of a packed parameter that the loss does not read has a gradient of zeros there, and needs none of its own.
+    """
     recipes = {match.ref: match for match in unmatched.matched if split_key(match.ref)[0] == PARAM}
     free = frozenset(unmatched.only_cand)
+    # The gradient of a packed parameter is matched already, by the parts that have one.
+    uses = Counter(key for match in recipes.values() for key in match.recipe.keys)
+    packed = {key_of(PARAM_GRAD, split_key(key)[1]) for key, count in uses.items() if count > 1}
     for key in unmatched.only_ref:
         family, name = split_key(key)
         match = recipes.get(key_of(PARAM, name)) if family == PARAM_GRAD else None
         if match is not None:
             keys = tuple(key_of(PARAM_GRAD, split_key(each)[1]) for each in match.recipe.keys)
-            if free.issuperset(keys):
-                yield Match(ref=key, recipe=replace(match.recipe, keys=keys), matched_by=match.matched_by)
+            recipe = replace(match.recipe, keys=keys)
+            arrives = (
+                packed.issuperset(keys) and all(map(dumps.cand.has_tensor, keys)) and recipe.array(dumps.cand).any()
+            )
+            if free.issuperset(keys) or arrives:
+                yield Match(ref=key, recipe=recipe, matched_by=match.matched_by)
 
 
 def by_updated_state(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:  # noqa: ARG001 - only names are compared

@@ -11,7 +11,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, combinations, takewhile, zip_longest
+from itertools import chain, combinations, product, takewhile, zip_longest
 from operator import itemgetter
 from typing import Any, Final, TypeAlias
 
@@ -115,15 +115,27 @@ class PartCandidates:
         return [key for each in found for key in each] if all(len(each) == 1 for each in found) else []
 
     def like(self, names: Sequence[str], size: int) -> str | None:
-        """Returns the only other one of so many elements whose name differs from some in the word in which they do."""
-        columns = list(zip(*map(words_of, names), strict=False))
-        if len({len(words_of(name)) for name in names}) > 1:
+        """Returns the only other one of so many elements whose name differs from some in the word in which they do.
+
+        Where they differ in several, as in the numbers of a layer and of an expert, it is the one that completes them.
+        """
+        words = [*map(words_of, names)]
+        columns = list(zip(*words, strict=False))
+        if len({*map(len, words)}) != 1:
             return None
         pattern = tuple(column[0] if len({*column}) == 1 else None for column in columns)
-        if pattern.count(None) != 1:
-            return None
+        if pattern.count(None) > 1:
+            return self._completing(words, split_key(names[0])[0], size)
         found = [key for key in self._among(size, pattern) if key not in names]
         return found[0] if len(found) == 1 else None
+
+    def _completing(self, words: Sequence[Sequence[str]], family: str, size: int) -> str | None:
+        """Returns the one whose words are the only combination of those in their places that some names lack."""
+        choices = [{*column} for column in zip(*words, strict=True)]
+        if math.prod(map(len, choices)) != len(words) + 1:
+            return None
+        (rest,) = {*product(*choices)} - {*map(tuple, words)}
+        return next(iter(self.named([key_of(family, "/".join(rest))], size)), None)
 
     def _among(self, size: int, pattern: tuple[str | None, ...]) -> list[str]:
         """Returns those of so many elements whose words are those of a pattern, in which one None is any word."""

@@ -45,9 +45,12 @@ def zeros_with(gradients: Mapping[str, np.ndarray]) -> Counting:
 
 
 def matched(ref: MemoryDump, cand: MemoryDump) -> dict[str, tuple[tuple[str, ...], int]]:
-    pairing = Pairing(only_ref=ref.keys(), only_cand=cand.keys())
-    found = by_parts(Dumps(ref=ref, cand=cand), pairing)
+    found = by_parts(*both(ref, cand))
     return {each.ref: (each.recipe.keys, each.recipe.part) for each in found}
+
+
+def both(ref: MemoryDump, cand: MemoryDump) -> tuple[Dumps, Pairing]:
+    return Dumps(ref=ref, cand=cand), Pairing(only_ref=ref.keys(), only_cand=cand.keys())
 
 
 def layers(count: int, *, seed: int = 0) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -71,6 +74,36 @@ def test_parts_are_found_in_both_directions() -> None:
     found = matched(dump_of(packed), dump_of(apart))
     parts = [f"param/{name}" for name in apart]
     assert found == {f"param/{name}": (tuple(parts[3 * n : 3 * n + 3]), 0) for n, name in enumerate(packed)}
+
+
+@pytest.mark.parametrize("experts_first", [False, True])
+@pytest.mark.parametrize("made", ["different", "zero", "zero without gradients", "one wrong"])
+def test_parts_that_are_stacked_in_two_axes_are_found_in_both_directions(experts_first: bool, made: str) -> None:
+    number, expert = (3, 2) if experts_first else (2, 3)
+    stack = np.random.default_rng(0).standard_normal((number, expert, 4, 4), np.float32)
+    outer, inner = ("{1}", "{0}") if experts_first else ("{0}", "{1}")
+    names = [f"blocks/{outer}/experts/{inner}/w".format(a, b) for a in range(number) for b in range(expert)]
+    apart = dict(zip(names, stack.reshape(-1, 4, 4).copy(), strict=True))
+    if made == "one wrong":
+        apart[names[4]] *= 2
+    if made == "zero without gradients":
+        # Nothing but the numbers is left, which are those of the layers first.
+        names.sort()
+        separate, stacked = dump_of(dict.fromkeys(names, np.zeros((4, 4)))), dump_of({"blocks": np.zeros(stack.shape)})
+    else:
+        kind = zeros_with if made == "zero" else dump_of
+        separate, stacked = kind(apart), kind({"blocks": stack})
+    keys = [f"param/{name}" for name in names]
+    found = matched(separate, stacked)
+    assert [found.get(key) for key in keys] == [(("param/blocks",), part) for part in range(len(keys))]
+    assert matched(stacked, separate)["param/blocks"] == (tuple(keys), 0)
+    (match,) = (each for each in by_parts(*both(stacked, separate)) if each.ref == "param/blocks")
+    made_of = match.recipe.array(separate)
+    assert made_of.shape == stack.shape
+    if made == "different":
+        assert (made_of == stack).all()
+        parts = [each.recipe.array(stacked) for each in by_parts(*both(separate, stacked))]
+        assert all((part == apart[name]).all() for part, name in zip(parts, names, strict=True))
 
 
 @pytest.mark.parametrize("matching", [True, False])
