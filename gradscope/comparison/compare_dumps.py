@@ -29,11 +29,11 @@ from gradscope.comparison.diagnosis.runs.run_differences import extent_differenc
 from gradscope.comparison.diagnosis.suspects.suspects import with_suspects
 from gradscope.comparison.diagnosis.unpaired_sources import Program, with_inputs_paired
 from gradscope.comparison.judging.compare_options import CompareOptions
+from gradscope.comparison.judging.inverse_rows import inverse_rows
 from gradscope.comparison.judging.judge import Unmatched, judge, one_sided
 from gradscope.comparison.judging.limits.joint_sources import joint_sources
 from gradscope.comparison.judging.limits.measured_pairs import MeasuredPair, measured_pairs
 from gradscope.comparison.judging.limits.noise import in_noise_floors
-from gradscope.comparison.judging.loop_output_rows import loop_output_rows
 from gradscope.comparison.judging.loss_comparison import with_loss_compared
 from gradscope.comparison.judging.rounding.accumulated_rounding import accumulated_tolerances
 from gradscope.comparison.judging.rounding.kinked_gradients import kinked_tolerances, kinked_why
@@ -103,7 +103,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
     rows |= with_other_forms(dumps, pairing.matched, rows)
     every = (
         *(rows[key] for key in ref.keys() if key in rows),  # noqa: SIM118 - no mapping
-        *loop_output_rows(dumps, pairing.inverse, options),
+        *inverse_rows(dumps, pairing.inverse, options),
         *(one_sided(each, allowed, ref.manifest.ledger) for each in extra),
     )
     programs = _programs(dumps, pairing)

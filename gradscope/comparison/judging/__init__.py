@@ -1,7 +1,7 @@
 """Judging applies tolerances and noise floors to the evidence of pairs, and makes one row for each name.
 
 - `rows`: a *row* stores the status of one name: `same`, `different`, `missing` or `extra`.
-- `judge` makes the row of a pair; `loop_output_rows` those of loop outputs that only the candidate has;
+- `judge` makes the row of a pair; `inverse_rows` those of inverse matches;
   `loss_comparison` compares a loss that one program has no value for.
 - `unpaired` lists the tensors without a counterpart, and why some of them do not count.
 - `compare_options`: `CompareOptions.tolerance` selects what a tensor is judged by: a rule of the user

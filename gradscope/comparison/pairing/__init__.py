@@ -17,7 +17,7 @@ Pairing runs in *passes*. Each pass considers only the tensors that earlier pass
 Names of values that are uncertain (`structure.uncertain_names`) count behind equal values.
 
 A gradient is matched as its value is. A `Match` stores a key of the reference and the recipe of its counterpart;
-`inference` then adds transposes, reshapes and flips to recipes. A match is *inverse* where the candidate has the loop
-and the recipe is over the reference's tensors. `reverse` reads a pairing backwards: it makes the tensors of the
-candidate from those of the reference.
+`inference` then adds transposes, reshapes, flips and sums to recipes. A match is *inverse* where the candidate has the
+loop, or a value that the reference repeats, and the recipe is over the reference's tensors. `reverse` reads a pairing
+backwards: it makes the tensors of the candidate from those of the reference.
 """

@@ -58,7 +58,7 @@ class ReversePairing:
         own = self._dumps.cand.resolve(key)
         entry = self._dumps.cand.entry(own)
         if own in self._made:
-            return self._of_iterations(self._made[own], entry)
+            return self._of_inverse(self._made[own], entry)
         matches = [match for match in self._matches[own] if self._usable(match.ref, entry)]
         plain = next((match for match in matches if match.recipe.plain), None)
         if plain is not None:
@@ -76,8 +76,8 @@ class ReversePairing:
         entries = (self._dumps.ref.entry(self._dumps.ref.resolve(match.ref)) for match in matches)
         return next((entry.absent for entry in entries if entry.absent is not None), None)
 
-    def _of_iterations(self, recipe: Recipe, entry: Entry) -> Array | None:
-        """Returns a loop output made of the outputs of the reference's iterations."""
+    def _of_inverse(self, recipe: Recipe, entry: Entry) -> Array | None:
+        """Returns what the recipe of an inverse match makes of the reference's tensors."""
         if not all(self._usable(key, entry) for key in recipe.keys):
             return None
         return _converted(recipe.array(self._dumps.ref), entry)

@@ -99,9 +99,7 @@ def _sampled(dumps: Dumps, matches: Sequence[Match]) -> Iterator[tuple[Array, Ar
     places = np.unique(np.linspace(0, max(math.prod(shape) - 1, 0), _SAMPLE).astype(np.int64))
     ref, cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
     for match in matches:
-        arrays = [cand.tensor(key) for key in match.recipe.keys]
-        known = [each for each in arrays if each is not None]
-        one, other = ref.tensor(match.ref), match.recipe.made_of(known) if len(known) == len(arrays) else None
+        one, other = ref.tensor(match.ref), cand.made(match.recipe)
         if one is None or other is None or not one.shape == other.shape == shape:
             return
         yield one.reshape(-1)[places], other.reshape(-1)[places]

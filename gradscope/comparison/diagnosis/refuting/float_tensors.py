@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.precision import dtype_class
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Layer
@@ -38,6 +39,16 @@ class FloatTensors:
             return None
         tensor = self._source.array(key).astype(np.float64)
         return tensor if np.isfinite(tensor).all() else None
+
+    def made(self, recipe: Recipe) -> Array | None:
+        """Returns what a recipe makes of tensors; None where one of them is not known.
+
+        Args:
+            recipe: The recipe, over keys of the dump.
+        """
+        arrays = [self.tensor(key) for key in recipe.keys]
+        known = [each for each in arrays if each is not None]
+        return recipe.made_of(known) if len(known) == len(arrays) else None
 
     def of_size(self, keys: Iterable[str], size: int) -> Iterator[Array]:
         """Yields those of some tensors that have a number of elements, each read when it is requested.

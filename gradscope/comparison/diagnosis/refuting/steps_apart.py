@@ -195,7 +195,7 @@ def _is_noticed(dumps: Dumps, match: Match, products: Array, axes: tuple[int, ..
 
 def _both(dumps: Dumps, match: Match) -> tuple[Array, Array] | None:
     """Returns both tensors of a pair in the layout of the reference; None where there are none of one shape."""
-    one, other = FloatTensors(dumps.ref).tensor(match.ref), _made(FloatTensors(dumps.cand), match)
+    one, other = FloatTensors(dumps.ref).tensor(match.ref), FloatTensors(dumps.cand).made(match.recipe)
     return None if one is None or other is None or one.shape != other.shape else (one, other)
 
 
@@ -230,7 +230,7 @@ def _differ_by(dumps: Dumps, match: Match, term: Match, tolerance: float) -> boo
     if dumps.ref.entry(match.ref).shape != dumps.ref.entry(term.ref).shape:
         return False
     ref, cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
-    one, other, shift = ref.tensor(match.ref), _made(cand, match), ref.tensor(term.ref)
+    one, other, shift = ref.tensor(match.ref), cand.made(match.recipe), ref.tensor(term.ref)
     if one is None or other is None or shift is None or one.shape != other.shape:
         return False
     limit = tolerance * float(np.linalg.norm(one))
@@ -238,7 +238,7 @@ def _differ_by(dumps: Dumps, match: Match, term: Match, tolerance: float) -> boo
         return False
     gradients = [
         (ref.tensor(_gradient_of(match.ref)), ref.tensor(_gradient_of(term.ref))),
-        (_made(cand, _of_gradients(match)), _made(cand, _of_gradients(term))),
+        (cand.made(_of_gradients(match).recipe), cand.made(_of_gradients(term).recipe)),
     ]
     return all(
         whole is not None
@@ -258,13 +258,6 @@ def _of_gradients(match: Match) -> Match:
 def _gradient_of(key: str) -> str:
     family, name = split_key(key)
     return key_of(gradient_family(family) or family, name)
-
-
-def _made(cand: FloatTensors, match: Match) -> Array | None:
-    """Returns the candidate's tensor of a pair in the layout of the reference; None where there is none."""
-    arrays = [cand.tensor(key) for key in match.recipe.keys]
-    known = [each for each in arrays if each is not None]
-    return match.recipe.made_of(known) if len(known) == len(arrays) else None
 
 
 def _differ_by_biases(dumps: Dumps, match: Match, summed: Collection[str], tolerance: float) -> bool:

@@ -87,10 +87,9 @@ class _FlatSteps:
 
     def _gradients(self, match: Match) -> tuple[Array, Array] | None:
         """Returns the gradients of a pair of values in the layout of the reference; None where one is not known."""
-        one = self._ref.tensor(_gradient_of(match.ref))
-        arrays = [self._cand.tensor(_gradient_of(key)) for key in match.recipe.keys]
-        known = [each for each in arrays if each is not None]
-        return None if one is None or len(known) < len(arrays) else (one, match.recipe.made_of(known))
+        gradients = replace(match.recipe, keys=tuple(map(_gradient_of, match.recipe.keys)))
+        one, other = self._ref.tensor(_gradient_of(match.ref)), self._cand.made(gradients)
+        return None if one is None or other is None else (one, other)
 
 
 def _owners(source: DumpSource) -> dict[str, str]:

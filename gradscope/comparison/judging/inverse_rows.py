@@ -1,4 +1,7 @@
-"""`loop_output_rows` judges loop outputs that only the candidate has against the reference's iterations."""
+"""`inverse_rows` judges tensors of the candidate that are made of those of the reference, not the other way round.
+
+Those are outputs of loops, of which the reference has the iterations, and values that the reference repeats.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.manifest.manifest import Entry
 
 
-def loop_output_rows(dumps: Dumps, inverse: Iterable[Match], options: CompareOptions) -> Iterator[ComparisonRow]:
+def inverse_rows(dumps: Dumps, inverse: Iterable[Match], options: CompareOptions) -> Iterator[ComparisonRow]:
     """Yields the rows of inverse pairs.
 
     Args:
