@@ -190,7 +190,9 @@ def _outside(name: str, inside: Callable[[float], bool]) -> Callable[[Sequence[f
 
 def _exponential(name: str, repair: str) -> Callable[[Sequence[float]], Diagnosis | None]:
     def rule(operands: Sequence[float]) -> Diagnosis | None:
-        if not math.isfinite(operands[0]):
+        # A compiled program may multiply and subtract in one step, whose result no operand shows: `z * 1e30 - max` need
+        # not be 0 then where `z * 1e30` is the maximum.
+        if not math.isfinite(operands[0]) or abs(operands[0]) < _LEAST_EXPONENT:
             return None
         return Diagnosis(f"{name} of {operands[0]:.6g} overflows", repair)
 
@@ -247,6 +249,9 @@ def _log1p(operands: Sequence[float]) -> Diagnosis | None:
         return Diagnosis("log1p of -1", ADD_EPSILON)
     return Diagnosis(f"log1p of {operands[0]:.6g}, which is below -1", CLIP_NEGATIVE) if operands[0] < -1 else None
 
+
+#: The magnitude below which an exponential overflows in no type.
+_LEAST_EXPONENT: Final = 1.0
 
 #: The primitives whose result overflows where their operand is large.
 _EXPONENTIALS: Final = frozenset({"exp", "exp2", "expm1", "sinh", "cosh"})
