@@ -7,14 +7,17 @@ Parameters are the inexact arrays of the tree. Other arrays are the collection `
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 import equinox as eqx
 import jax
 
+from gradscope.frameworks.equinox.called_modules import opening_scopes
 from gradscope.frameworks.equinox.scoped_modules import named_tree
 from gradscope.frameworks.modules.adapter import PARAMS, Variables
+from gradscope.frameworks.modules.module_scopes import named_arguments
 from gradscope.frameworks.modules.tree_names import path_components, tree_names
 
 BUFFERS: Final = "buffers"
@@ -41,6 +44,9 @@ class EquinoxStructure:
     def calling(self, values: Variables, function: Callable[[Any], Any]) -> tuple[Any, Variables]:
         """Returns the result of a function of the module with these values, and no updated collections.
 
+        A copy of the module opens the scopes. A function that fails with it is called with the module itself, whose
+        class it may need: `eqx.combine` joins trees of one structure.
+
         Args:
             values: The module's variables by collection.
             function: Takes the module, or the pair of it and its state; each inner module opens its scope when called.
@@ -48,8 +54,14 @@ class EquinoxStructure:
         Returns:
             The result, and an empty mapping: an Equinox module is immutable.
         """
-        net = named_tree(_filled(self.net, {**values[PARAMS], **values.get(BUFFERS, {})}))
-        return function(net if self.state is None else (net, self._filled_state(values[STATE]))), {}
+        net = _filled(self.net, {**values[PARAMS], **values.get(BUFFERS, {})})
+        with suppress(TypeError, ValueError):  # what is wrong with the function is so with the module itself, too
+            return function(self._with_state(named_tree(net), values)), {}
+        with named_arguments([net], tree_names(net)), opening_scopes():
+            return function(self._with_state(net, values)), {}
+
+    def _with_state(self, net: Any, values: Variables) -> Any:
+        return net if self.state is None else (net, self._filled_state(values[STATE]))
 
     def state_values(self, state: Any) -> dict[str, Any]:
         """Returns the values of a state, by path."""

@@ -74,6 +74,23 @@ def test_a_step_of_a_modules_arrays_has_the_names_of_a_dump(transform: Callable[
     assert {cls: vars(cls)["__call__"] for cls in before} == before
 
 
+def test_a_dump_of_a_modules_arrays_has_the_names_of_a_dump_of_the_module() -> None:
+    found, expected = gs.capture(of_arrays, ARRAYS, BATCH), gs.capture(loss, NET, BATCH)
+    assert {*found.keys()} == {*expected.keys()}
+    for key in expected.keys():  # noqa: SIM118
+        np.testing.assert_allclose(found[key], expected[key], rtol=1e-5, atol=1e-7, err_msg=key)
+
+
+def test_the_error_of_a_loss_of_modules_is_its_own() -> None:
+    def failing(net: Any, batch: Any) -> Array:
+        raise ValueError(f"a {type(net).__name__} fails")
+
+    with pytest.raises(gs.ModelError, match="a Net fails") as raised:
+        gs.capture(failing, NET, BATCH)
+    assert raised.value.__cause__ is not None
+    assert raised.value.__cause__.__context__ is None
+
+
 def test_several_modules_are_named_by_their_arguments() -> None:
     def contrast(teacher: Any, student: Any, x: Any) -> Array:
         apart = jax.vmap(eqx.combine(student, REST))(x) - jax.vmap(eqx.combine(teacher, REST))(x)
