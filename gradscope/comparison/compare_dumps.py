@@ -26,6 +26,7 @@ from gradscope.comparison.diagnosis.likely.other_forms import with_other_forms
 from gradscope.comparison.diagnosis.likely.running_variances import RunningVariances
 from gradscope.comparison.diagnosis.refuting.refuted_guesses import Unrefuted, without_refuted
 from gradscope.comparison.diagnosis.runs.run_differences import extent_differences, provenance_differences
+from gradscope.comparison.diagnosis.suspects.replaying.carried_errors import CarriedErrors
 from gradscope.comparison.diagnosis.suspects.suspects import with_suspects
 from gradscope.comparison.diagnosis.unpaired_sources import Program, with_inputs_paired
 from gradscope.comparison.judging.compare_options import CompareOptions
@@ -34,7 +35,7 @@ from gradscope.comparison.judging.judge import Unmatched, judge, one_sided
 from gradscope.comparison.judging.limits.joint_sources import joint_sources
 from gradscope.comparison.judging.limits.measured_pairs import MeasuredPair, measured_pairs
 from gradscope.comparison.judging.limits.noise import in_noise_floors
-from gradscope.comparison.judging.loss_comparison import with_loss_compared
+from gradscope.comparison.judging.loss_comparison import loss_limit, with_loss_compared
 from gradscope.comparison.judging.rounding.accumulated_rounding import accumulated_tolerances
 from gradscope.comparison.judging.rounding.kinked_gradients import kinked_tolerances, kinked_why
 from gradscope.comparison.judging.rounding.kinks import Kinks
@@ -92,8 +93,9 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         pairing = pairing.with_matches(cut)
         rows = _matched_rows(dumps, [*pairs, *measured_pairs(dumps, cut, options)], options, kinks, whole)
         missing, extra = unmatched(dumps, pairing, rows, kept_pairs.agreeing)
+    limit_of_loss = loss_limit(dumps, pairing.matched, rows, options.cand_dtype)
     rows |= {
-        key: with_loss_compared(dumps, one_sided(each, allowed, cand.manifest.ledger))
+        key: with_loss_compared(dumps, one_sided(each, allowed, cand.manifest.ledger), limit_of_loss)
         for key, each in zip(pairing.only_ref, missing, strict=True)
     }
     variances = RunningVariances(dumps)
@@ -116,7 +118,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         program=_program(dumps),
         products=dumps.products if any(_needs_products(each, rows) for each in pairs) else FULL,
         matches=pairing.matched,
-        losses=loss_difference(dumps, every, options, programs),
+        losses=loss_difference(dumps, every, options, programs, limit_of_loss),
         batches=different_batches(dumps, pairing.matched, rows),
         examples=_examples(dumps, rows, options),
     )
@@ -209,10 +211,13 @@ def _matched_rows(
     sources = joint_sources(dumps, around)
     growth, rel_l2 = growths(sources, errors), {key: error.rel_l2 for key, error in errors.items()}
     epsilons = {pair.owner: pair.epsilon for pair in around if pair.epsilon and pair.owner in errors}
-    deep = accumulated_tolerances(sources, rel_l2, {key: each.tolerance for key, each in errors.items()}, epsilons)
+    matches = {pair.owner: pair.match for pair in around}
+    carries = partial(CarriedErrors(dumps).carries, matches=matches)
+    own = {key: each.tolerance for key, each in errors.items()}
+    deep = accumulated_tolerances(sources, rel_l2, own, epsilons, carries)
     limits = {pair.owner: pair.limit for pair in around}
     limits |= {pair.owner: deep[pair.owner] for pair in around if pair.noise is None and pair.owner in deep}
-    share = partial(kinks.share, matches={pair.owner: pair.match for pair in around})
+    share = partial(kinks.share, matches=matches)
     kinked = kinked_tolerances(sources, rel_l2, limits, share)
     rows: dict[str, ComparisonRow] = {}
     for pair in pairs:

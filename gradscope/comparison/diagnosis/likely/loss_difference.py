@@ -19,7 +19,6 @@ from gradscope.comparison.diagnosis.unpaired_sources import Program
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.loss_comparison import is_loss, losses_agree
 from gradscope.comparison.judging.rows import ComparisonRow
-from gradscope.comparison.judging.unpaired.paired_dumps import loss_tolerance
 from gradscope.comparison.pairing.matching import Dumps
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.record import Json
@@ -79,7 +78,11 @@ class LossDifference:
 
 
 def loss_difference(
-    dumps: Dumps, rows: Sequence[ComparisonRow], options: CompareOptions, programs: tuple[Program, Program]
+    dumps: Dumps,
+    rows: Sequence[ComparisonRow],
+    options: CompareOptions,
+    programs: tuple[Program, Program],
+    limit: float,
 ) -> LossDifference | None:
     """Returns how the losses of two dumps differ; None where they agree within tolerance, or are not both known.
 
@@ -88,11 +91,11 @@ def loss_difference(
         rows: All rows.
         options: How strictly tensors are compared.
         programs: The programs of the reference and of the candidate.
+        limit: The largest relative error, where no option sets another.
     """
     ref, cand = dumps.ref.manifest.loss, dumps.cand.manifest.loss
     if ref is None or cand is None or (math.isnan(ref) and math.isnan(cand)):
         return None
-    limit = loss_tolerance(dumps, options.cand_dtype)
     requested = options.tolerance("loss", "loss", limit)
     if requested is None:
         limit = 0.0

@@ -16,7 +16,8 @@ up to three times.
 The default tolerance of 16 bits is a few epsilons, and that of wider types hundreds: a small fault may begin within it,
 and grow. So errors of wider types have to creep all the way, from the rounding of single operations on, which no fault
 does. Where they do, they may be as large as the network makes them: those of ResNet-152 before training, in two
-layouts, begin with 1e-7 and end with 2e-3.
+layouts, begin with 1e-7 and end with 2e-3. A step that makes more of what it inherits than that, as a batch norm over
+few values does, has to be seen to make no error of its own.
 
 A tensor of zeros has an error of 1, and so has one that is doubled. No tolerance grows to where those would pass.
 """
@@ -24,7 +25,7 @@ A tensor of zeros has an error of 1, and so has one that is doubled. No toleranc
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from gradscope.comparison.judging.rounding.rounding_floors import NARROW
@@ -53,7 +54,11 @@ _MOST: Final = 0.75
 
 
 def accumulated_tolerances(
-    sources: Sources, errors: Mapping[str, float], tolerances: Mapping[str, float], epsilons: Mapping[str, float]
+    sources: Sources,
+    errors: Mapping[str, float],
+    tolerances: Mapping[str, float],
+    epsilons: Mapping[str, float],
+    carries: Callable[[str], bool],
 ) -> dict[str, float]:
     """Returns the tolerances of tensors that are over their default, and may be by rounding that adds up.
 
@@ -62,6 +67,7 @@ def accumulated_tolerances(
         errors: The `rel_l2` of the tensors that are compared, by the keys of owners.
         tolerances: Their default tolerances.
         epsilons: The machine epsilons of those that are rounded, each of the type that the tensor was computed in.
+        carries: Returns whether the step that makes a tensor only carries on the errors of what it reads.
     """
     if all(errors[key] <= tolerances[key] for key in epsilons):
         return {}
@@ -75,12 +81,16 @@ def accumulated_tolerances(
         depths[key] = 1 + max((depths.get(each, 0) for each in before), default=0)
         inherited = max((errors[each] for each in before), default=0.0)
         limits[key] = own
-        if _creeps(key, error, inherited, epsilons.get(key, 0.0)) and creeping.issuperset(before):
+        if not creeping.issuperset(before):
+            continue
+        creeps = _creeps(key, error, inherited, epsilons.get(key, 0.0))
+        if creeps or carries(key):
             creeping.add(key)
             agree = all(errors[each] <= limits[each] for each in before)
             if before and agree and error > own and key in epsilons:
                 family, narrow = split_key(key)[0], epsilons[key] > NARROW
-                limit = _of_narrow(family, inherited, own, depths[key]) if narrow else _of_wide(family, inherited, own)
+                most = _growth(family) * inherited if creeps else error
+                limit = _of_narrow(family, inherited, own, depths[key]) if narrow else _of_wide(most, own)
                 limits[key] = max(own, limit)
     raised = {key: limit for key, limit in limits.items() if limit > tolerances[key]}
     return raised | _of_auxiliary(raised, errors, tolerances)
@@ -114,23 +124,22 @@ def _of_auxiliary(
     return {key: limit for key in errors if split_key(key)[0] == AUX and limit > tolerances[key]}
 
 
-def _of_wide(family: str, inherited: float, tolerance: float) -> float:
+def _of_wide(most: float, tolerance: float) -> float:
     """Returns the largest error that rounding makes of an inherited one, in types of more than 16 bits.
 
     Args:
-        family: The family of the tensor.
-        inherited: The largest error among what it is computed from.
-        tolerance: Its default tolerance.
+        most: The largest that its step makes of what it inherits.
+        tolerance: The default tolerance of the tensor.
     """
-    return min(_growth(family) * inherited, _MOST_TOLERANCES * tolerance)
+    return min(most, _MOST_TOLERANCES * tolerance)
 
 
 def _of_narrow(family: str, inherited: float, tolerance: float, depth: int) -> float:
     """Returns the same in types of up to 16 bits.
 
     Args:
-        family: As for `_of_wide`.
-        inherited: As for `_of_wide`.
+        family: The family of the tensor.
+        inherited: The largest error among what it is computed from.
         tolerance: As for `_of_wide`.
         depth: The number of tensors on the longest way to it.
     """

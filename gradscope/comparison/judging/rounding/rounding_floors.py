@@ -136,7 +136,8 @@ class RoundingFloors:
         layers = source.manifest.layers
         composites = {layer.parent for layer in layers}
         self._is_used = bool(layers)
-        self._makers = {name: layer for layer in layers for name in layer.outputs}
+        # What a block returns is more than one sum, whatever kernels are inside it.
+        self._makers = {name: layer for layer in layers if layer.path not in composites for name in layer.outputs}
         self._known_sizes: dict[tuple[str, int], _Sizes] = {}
         self._readers = _by_name(layers, composites, lambda layer: layer.inputs)
         self._users = _by_name(layers, composites, lambda layer: layer.params)

@@ -16,8 +16,8 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from gradscope.comparison.judging.loss_comparison import losses_of_both_agree
 from gradscope.comparison.judging.rows import ComparisonRow
-from gradscope.comparison.judging.unpaired.paired_dumps import losses_of_both_agree
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, is_of_jax
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
@@ -42,7 +42,7 @@ def incomparable_input_gradients(dumps: Dumps, pairing: Pairing, rows: Mapping[s
     differing = [match for match in pairing.matched if rows[match.ref].status == "different"]
     if not differing or any(split_key(match.ref)[0] != INPUT_GRAD for match in differing):
         return {}
-    if not losses_of_both_agree(dumps):
+    if not losses_of_both_agree(dumps, pairing.matched, rows):
         return {}
     read = _read_by_loss(dumps, pairing)
     found = {match: _why(dumps, match, read) for match in differing if _is_of_one_value(match, rows)}

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 
-from gradscope.comparison.judging.loss_comparison import losses_agree
-from gradscope.comparison.judging.rounding.inherited_precision import InheritedPrecision
+from gradscope.comparison.judging.loss_comparison import losses_of_both_agree
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.normal_forms import NamesWithin
@@ -40,7 +39,7 @@ def paired_dumps(dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRo
     facts = PairingFacts(
         ported=any(map(_is_ported, pairing.matched)) or dtypes[0] != dtypes[1],
         all_agree=any(row.compared for row in rows.values()) and all(row.status == "same" for row in rows.values()),
-        losses_agree=losses_of_both_agree(dumps),
+        losses_agree=losses_of_both_agree(dumps, pairing.matched, rows),
         gradients_agree=_gradients_agree(rows.values()),
     )
     return (
@@ -60,23 +59,6 @@ def _coarsest(source: DumpSource) -> str:
     """Returns the coarsest floating-point dtype of a dump's activations."""
     dtypes = dict.fromkeys(entry.dtype for entry in source.manifest.entries if entry.family == ACTIVATION)
     return reduce(coarser, (dtype for dtype in dtypes if dtype_class(dtype) == "float"), "float64")
-
-
-def losses_of_both_agree(dumps: Dumps) -> bool:
-    """Returns whether both dumps have a loss, and these agree."""
-    one, other = dumps.ref.manifest.loss, dumps.cand.manifest.loss
-    return one is not None and other is not None and losses_agree(one, other, loss_tolerance(dumps))
-
-
-def loss_tolerance(dumps: Dumps, cand_dtype: str | None = None) -> float:
-    """Returns the default tolerance on the relative error of the loss, by the coarsest dtype in which a value was made.
-
-    Args:
-        dumps: The dumps.
-        cand_dtype: The dtype in which the candidate was computed, as the user says; None for what the dump shows.
-    """
-    dtype = coarser(InheritedPrecision(dumps.ref).of_any, InheritedPrecision(dumps.cand, cand_dtype).of_any)
-    return dumps.tolerance(ACTIVATION, dtype, dtype)
 
 
 def _gradients_agree(rows: Iterable[ComparisonRow]) -> bool:

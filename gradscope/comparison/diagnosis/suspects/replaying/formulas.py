@@ -36,6 +36,8 @@ class Formula:
         uses: The positions of what it uses of that.
         others: Formulas that a port may have in its place.
         arranges: Whether it makes the same elements as that in whose place it is, in another order.
+        pull_back: Returns the gradient of the first value that it uses, given all that the step reads and the gradient
+            of its own; None where that is not known.
     """
 
     words: str
@@ -43,6 +45,7 @@ class Formula:
     uses: tuple[int, ...] = ()
     others: tuple[Formula, ...] = ()
     arranges: bool = False
+    pull_back: Callable[[Reads, Array], Array] | None = None
 
 
 def makes(found: Array, value: Array) -> bool:

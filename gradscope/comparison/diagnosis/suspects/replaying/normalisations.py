@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -31,32 +30,52 @@ def normalisations(reads: Reads, value: Array) -> Iterator[Formula]:
             space = tuple(axis for axis in range(value.ndim) if axis != channel)
             for axes, centred, epsilon in itertools.product(((channel,), space), (True, False), _EPSILONS):
                 for scale, bias in itertools.product((*fitting, None), (*fitting, None)):
-                    normalise = partial(
-                        _normalised,
-                        places=(read, scale, bias),
-                        channel=channel,
-                        axes=axes,
-                        centred=centred,
-                        epsilon=epsilon,
-                    )
-                    if (scale is None or scale != bias) and makes(normalise(reads), value):
+                    found = _Normalisation(read, scale, bias, channel, axes, centred, epsilon)
+                    if (scale is None or scale != bias) and makes(found.apply(reads), value):
                         uses = tuple(at for at in (read, scale, bias) if at is not None)
-                        yield Formula(words="normalisation", apply=normalise, uses=uses)
+                        yield Formula(words="normalisation", apply=found.apply, uses=uses, pull_back=found.pull_back)
 
 
-def _normalised(
-    reads: Reads,
-    *,
-    places: tuple[int, int | None, int | None],
-    channel: int,
-    axes: tuple[int, ...],
-    centred: bool,
-    epsilon: float,
-) -> Array:
-    at, scale, bias = places
-    read = reads[at]
-    rest = read - read.mean(axes, keepdims=True) if centred else read
-    made = rest / np.sqrt(np.square(rest).mean(axes, keepdims=True) + epsilon)
-    shape = [-1 if axis == channel else 1 for axis in range(read.ndim)]
-    made = made if scale is None else made * reads[scale].reshape(shape)
-    return made if bias is None else made + reads[bias].reshape(shape)
+class _Normalisation(NamedTuple):
+    """_Normalisation divides what is read by its deviation, times a scale, plus a bias.
+
+    Attributes:
+        read: The position of what it normalises.
+        scale: That of the scale; None without one.
+        bias: That of the bias; None without one.
+        channel: The axis of the scale and the bias.
+        axes: The axes over which the deviation is taken.
+        centred: Whether the mean is subtracted.
+        epsilon: What is added to the variance.
+    """
+
+    read: int
+    scale: int | None
+    bias: int | None
+    channel: int
+    axes: tuple[int, ...]
+    centred: bool
+    epsilon: float
+
+    def apply(self, reads: Reads) -> Array:
+        """Returns the value, given all that the step reads."""
+        made, _ = self._normed(reads)
+        if self.scale is not None:
+            made = made * self._along_channel(reads, self.scale)
+        return made if self.bias is None else made + self._along_channel(reads, self.bias)
+
+    def pull_back(self, reads: Reads, gradient: Array) -> Array:
+        """Returns the gradient of what is normalised, given all that the step reads and the gradient of its value."""
+        normed, deviation = self._normed(reads)
+        scaled = gradient if self.scale is None else gradient * self._along_channel(reads, self.scale)
+        passed = scaled - normed * (scaled * normed).mean(self.axes, keepdims=True)
+        return (passed - scaled.mean(self.axes, keepdims=True) if self.centred else passed) / deviation
+
+    def _normed(self, reads: Reads) -> tuple[Array, Array]:
+        read = reads[self.read]
+        rest = read - read.mean(self.axes, keepdims=True) if self.centred else read
+        deviation = np.sqrt(np.square(rest).mean(self.axes, keepdims=True) + self.epsilon)
+        return rest / deviation, deviation
+
+    def _along_channel(self, reads: Reads, at: int) -> Array:
+        return reads[at].reshape([-1 if axis == self.channel else 1 for axis in range(reads[self.read].ndim)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,6 +21,10 @@ DEPTH, WIDTH = 12, 16
 _draw = np.random.default_rng(16).normal
 KERNELS = [(1.8 * _draw(size=(WIDTH, WIDTH)) / math.sqrt(WIDTH)).astype(np.float32) for _ in range(DEPTH)]
 INPUTS = _draw(size=(32, WIDTH)).astype(np.float32)
+
+
+def _carries_nothing(_: str) -> bool:
+    return False
 
 
 def _chain(errors: list[float], *, family: str = "activation", narrow: bool = True) -> dict[str, float]:
@@ -41,6 +46,7 @@ def _chain(errors: list[float], *, family: str = "activation", narrow: bool = Tr
         dict(zip(keys, errors, strict=True)),
         dict.fromkeys(keys, tolerance),
         dict.fromkeys(keys, 2**-8) if narrow else {},
+        _carries_nothing,
     )
     return {key.partition("/")[2]: limit for key, limit in raised.items()}
 
@@ -66,14 +72,15 @@ def test_an_error_beyond_the_square_root_of_the_depth_is_no_rounding() -> None:
     assert not {"layer2", "layer3"} & set(raised)
 
 
-def _wide(errors: list[float]) -> dict[str, float]:
+def _wide(errors: list[float], carries: Callable[[str], bool] = _carries_nothing) -> dict[str, float]:
     names = [f"layer{number}" for number in range(len(errors))]
     layers = [
         Layer(path=name, index=number, inputs=(names[number - 1],) if number else (), outputs=(name,))
         for number, name in enumerate(names)
     ]
     found = {f"activation/{name}": error for name, error in zip(names, errors, strict=True)} | {"aux/state": 1.5e-4}
-    raised = accumulated_tolerances(sources_of(layers), found, dict.fromkeys(found, 1e-4), dict.fromkeys(found, 2**-23))
+    tolerances = dict.fromkeys(found, 1e-4)
+    raised = accumulated_tolerances(sources_of(layers), found, tolerances, dict.fromkeys(found, 1.2e-7), carries)
     return {key.partition("/")[2]: limit for key, limit in raised.items()}
 
 
@@ -85,6 +92,15 @@ def test_in_float32_an_error_has_to_creep_from_the_rounding_of_single_operations
     assert raised["state"] == pytest.approx(2 * creeping[24])
     assert not _wide([1e-7, 5e-6, *creeping[11:]])  # a fault that is small where it begins
     assert max(_wide([1e-7 * 1.5**number for number in range(40)]).values()) < 2e-2
+
+
+def test_a_step_that_carries_its_error_on_may_make_any_multiple_of_it() -> None:
+    errors = [1e-6, 2e-6, 9e-5, 6e-4, 9e-4]
+    assert not _wide(errors)
+    raised = _wide(errors, {"activation/layer2", "activation/layer3"}.__contains__)
+    assert raised["layer3"] == 6e-4
+    assert raised["layer4"] == pytest.approx(2 * 6e-4)
+    assert not {"layer3", "layer4"} & {*_wide(errors, {"activation/layer3"}.__contains__)}  # where it began, it jumped
 
 
 def test_gradients_may_grow_more_up_to_twice_their_tolerance() -> None:
@@ -105,7 +121,11 @@ def test_the_gradient_of_a_parameter_is_held_to_three_times_its_tolerance(error:
     others = [Layer(path=f"{n}", index=n + 1, inputs=(f"x{n}",), outputs=(f"x{n + 1}",)) for n in range(12)]
     errors = {**{f"activation_grad/x{n}": 9e-2 for n in range(13)}, "param_grad/w": error}
     raised = accumulated_tolerances(
-        sources_of([first, *others]), errors, dict.fromkeys(errors, 1e-1), dict.fromkeys(errors, 2**-8)
+        sources_of([first, *others]),
+        errors,
+        dict.fromkeys(errors, 1e-1),
+        dict.fromkeys(errors, 2**-8),
+        _carries_nothing,
     )
     assert (error <= raised["param_grad/w"]) is same
 
@@ -113,7 +133,9 @@ def test_the_gradient_of_a_parameter_is_held_to_three_times_its_tolerance(error:
 def test_a_graph_with_a_cycle_has_the_default() -> None:
     layers = [Layer(path=a, index=0, inputs=(b,), outputs=(a,)) for a, b in (("one", "two"), ("two", "one"))]
     keys = {"activation/one": 3e-2, "activation/two": 3e-2}
-    assert accumulated_tolerances(sources_of(layers), keys, dict.fromkeys(keys, 2e-2), dict.fromkeys(keys, 2**-8)) == {}
+    tolerances = dict.fromkeys(keys, 2e-2)
+    raised = accumulated_tolerances(sources_of(layers), keys, tolerances, dict.fromkeys(keys, 2**-8), _carries_nothing)
+    assert raised == {}
 
 
 def _deep(dtype: Any, names: str, *, fault: str = "") -> Dump:

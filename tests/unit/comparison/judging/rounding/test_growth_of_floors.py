@@ -1,4 +1,4 @@
-"""The floors of all tensors of a layer take work that grows with its tensors, and not with their square."""
+"""Floors of the tensors of a layer: what has one, and work that grows with the tensors, and not with their square."""
 
 from __future__ import annotations
 
@@ -42,3 +42,12 @@ def test_a_floor_is_that_of_the_largest_of_several_kernels() -> None:
     assert floor is not None
     assert floor.terms == 64
     assert floor.cancelled == pytest.approx(0.1 * 8 * 2.0 * 4)
+
+
+def test_a_block_is_no_sum_whatever_kernels_are_inside_it() -> None:
+    inner = Layer(path="block/dense", index=1, parent="block", inputs=("x",), outputs=("block/dense",), params=("w",))
+    block = Layer(path="block", index=0, inputs=("x",), outputs=("block",), params=("w",))
+    entries = [entry(f"activation/{name}") for name in ("x", "block", "block/dense")]
+    floors = RoundingFloors(MemoryDump(Manifest(entries=(*entries, entry("param/w")), layers=(block, inner)), {}))
+    assert floors.floor("activation/block/dense", "float32") is not None
+    assert floors.floor("activation/block", "float32") is None
