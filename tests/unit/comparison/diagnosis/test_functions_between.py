@@ -201,3 +201,21 @@ def test_two_forms_of_a_function_are_told_although_they_are_equal_within_the_tol
     assert found.verdict == "same"
     told = "`act` is gelu by erf in the reference, and gelu by tanh in the candidate"
     assert (told in found.sentence) is approximate, found.sentence
+
+
+def test_functions_that_differ_in_one_of_many_elements_are_told_apart() -> None:
+    x = np.abs(_draw(size=(40, 400))).astype(np.float32)
+    x[17, 125] = 40.0
+
+    def captured(act: Function) -> Dump:
+        def loss(weights: Any, batch: Any) -> Any:
+            with jax.named_scope("scale"):
+                y = batch * weights["scale"]
+            with jax.named_scope("act"):
+                y = act(y)
+            return jnp.square(y).mean()
+
+        return gs.capture(loss, {"scale": np.float32(1.0)}, x, origins=False)
+
+    found = gs.compare(captured(jax.nn.relu6), captured(jax.nn.relu))
+    assert "it is relu6 in the reference, and relu in the candidate" in found.sentence
