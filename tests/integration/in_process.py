@@ -2,7 +2,8 @@
 
 A process of its own imports JAX, which takes longer than most commands, and shares no trace and no compiled program
 with the next one. What such a process is born with is set up here and put back: arguments, working directory,
-environment, streams, the settings of JAX, warning filters, imported modules, the garbage collector.
+environment, streams, the settings of JAX and the functions of its cache, warning filters, imported modules, the garbage
+collector.
 
 Sharp edges: what Python, JAX and XLA read from the environment when they start has been read; `command.gradscope`
 refuses such variables. Signals and closed streams need a process, too.
@@ -28,6 +29,7 @@ from types import SimpleNamespace
 from typing import Any, TextIO
 
 import jax
+from jax._src import compilation_cache
 
 import gradscope
 from gradscope.cli.error_boundary import guarded
@@ -97,6 +99,9 @@ def _run_as(
             surroundings.enter_context(each)
         surroundings.enter_context(_replaced(os.environ, environment))
         surroundings.enter_context(_attribute(sys, "argv", list(words)))
+        # A command puts functions in the place of these that call what they find there: that of the command before.
+        for name in ("get_executable_and_time", "put_executable_and_time"):
+            surroundings.enter_context(_attribute(compilation_cache, name, getattr(compilation_cache, name)))
         for name, stream in zip(("stdin", "stdout", "stderr"), streams, strict=True):
             surroundings.enter_context(_attribute(sys, name, stream))
         # A thread has a stack of its own: the user's lines that JAX remembers are the model's, and no test's.

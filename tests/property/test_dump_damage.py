@@ -96,8 +96,9 @@ def test_recovering_a_flipped_dump_saves_only_what_was_written(dump: Path, tmp_p
         flipped = bytearray(content)
         flipped[position] ^= 1 << chance.randrange(8)
         (tmp_path / "flipped.npz").write_bytes(flipped)
+        (tmp_path / "saved.npz").unlink(missing_ok=True)
         try:
-            recover(tmp_path / "flipped.npz", tmp_path / "saved.npz", force=True)
+            recover(tmp_path / "flipped.npz", tmp_path / "saved.npz")
         except DumpError:
             continue
         saved = read_all(tmp_path / "saved.npz")

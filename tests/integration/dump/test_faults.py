@@ -54,9 +54,9 @@ def test_a_fault_at_any_call_leaves_the_old_dump_or_the_complete_new_one(tmp_pat
     calls = calls_of_a_write(tmp_path)
     assert {name for _, name in CALLS} == set(calls)
     path = tmp_path / "dump.npz"
+    old = write(path, OLD).read_bytes()
     for number, name in enumerate(calls, start=1):
-        write(path, OLD)
-        old = path.read_bytes()
+        path.write_bytes(old)
         expected: type[BaseException] = KeyboardInterrupt if code is None else MachineError
         fault = KeyboardInterrupt() if code is None else OSError(code, "?")
         # What is to be replaced is opened first, only to save time.

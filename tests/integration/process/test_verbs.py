@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from jax._src import compilation_cache
 
 from gradscope.cli.commands import COMMANDS
 from tests.integration.command import Finished, gradscope, gradscope_process
@@ -78,3 +79,9 @@ def test_no_command_is_left_out() -> None:
 
 def test_the_dumps_are_the_same_to_the_last_bit(folder: Path, finished: object) -> None:
     assert gradscope("compare", "process/model.npz", "here/model.npz", "--bitwise", folder=folder).status == 0
+
+
+def test_a_command_that_ran_here_leaves_the_cache_of_programs_as_it_was(dumps: Path, tmp_path: Path) -> None:
+    before = compilation_cache.get_executable_and_time, compilation_cache.put_executable_and_time
+    assert gradscope("dump", dumps / "model.py", folder=tmp_path).status == 0
+    assert (compilation_cache.get_executable_and_time, compilation_cache.put_executable_and_time) == before

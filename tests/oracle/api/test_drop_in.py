@@ -372,11 +372,13 @@ def test_a_function_that_needs_the_elements_of_an_array_has_it_as_it_is(
 
 
 def test_what_was_observed_keeps_no_array_of_the_batch_in_memory() -> None:
+    gc.freeze()  # what earlier tests have left is not searched for cycles, which takes seconds
     batch = np.array(X)
     alive = weakref.ref(batch)
     _, seen = gs.value_and_grad(lambda w, x: dense(w, x).sum())(W, batch)
     del batch
     gc.collect()
+    gc.unfreeze()
     assert seen["activation/dense"] is not None
     assert alive() is None
 

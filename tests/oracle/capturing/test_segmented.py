@@ -56,8 +56,15 @@ def check_against_one_run(
 ) -> int:
     """Hold what is captured in segments to one run's; returns the number of runs."""
     full, nothing = captured(loss, arguments, None, operations=operations)
-    parts, messages = captured(loss, arguments, max_memory, operations=operations)
     assert nothing == ""
+    return runs_against(full, loss, arguments, max_memory, operations=operations)
+
+
+def runs_against(
+    full: MemoryDump, loss: Callable[..., Any], arguments: tuple[Any, Any], max_memory: int, *, operations: bool
+) -> int:
+    """Hold what is captured in segments to what one run captured; returns the number of runs."""
+    parts, messages = captured(loss, arguments, max_memory, operations=operations)
     assert set(parts.keys()) == set(full.keys())
     for key in full.keys():  # noqa: SIM118 - it is no mapping
         assert (parts.entry(key).absent, parts.entry(key).alias_of) == (
@@ -135,7 +142,7 @@ def test_a_loss_that_is_a_parameter_has_no_segments() -> None:
 def test_a_run_that_exceeds_the_bound_in_segments_is_refused_before_it_runs() -> None:
     case = ZOO["mlp"]
     with pytest.raises(MachineError, match=r"a run of the model needs .* above the 19.5 KiB of --max-memory"):
-        captured(case.loss, case.arguments(), 20_000)
+        captured(case.loss, case.arguments(), 20_000, operations=False)
 
 
 def test_arguments_that_exceed_the_bound_with_their_gradients_are_told() -> None:
@@ -181,8 +188,9 @@ def cuts(loss: Callable[..., Any], arguments: tuple[Any, Any], budget: int) -> l
 def test_a_loop_that_does_not_fit_is_run_in_parts() -> None:
     arguments = scanned_arguments(12)
     assert cuts(layers_as_a_scan, arguments, 3_000_000) == [range(6), range(6, 12), None]
-    runs = [check_against_one_run(layers_as_a_scan, arguments, size, operations=False) for size in (8 << 20, 2 << 20)]
-    assert runs[0] < runs[1]
+    full, _ = captured(layers_as_a_scan, arguments, None, operations=False)
+    few, many = (runs_against(full, layers_as_a_scan, arguments, size, operations=False) for size in (8 << 20, 2 << 20))
+    assert few < many
 
 
 @pytest.mark.parametrize("reverse", [False, True])
