@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -24,6 +25,9 @@ _LEAST: Final = 1 << 16
 
 #: The largest number of axes of a factor or a product.
 _MOST_AXES: Final = 5
+
+#: The most triples of shapes whose numbers of axes are kept: the layers of a network have the same few.
+_MOST_SHAPES: Final = 4096
 
 #: The relative error up to which two factors are one.
 _SAME_FACTOR: Final = 1e-3
@@ -149,10 +153,12 @@ def _split(shape: _Shape, sizes: set[int]) -> Iterator[_Shape]:
                 yield (*plain[:axis], *pair, *plain[axis + 1 :])
 
 
-def _numbered(one: _Shape, other: _Shape, result: _Shape) -> Iterator[tuple[_Shape, _Shape, _Shape]]:
-    """Yields numbers of axes, equal for those that belong together: each of the product belongs to one of a factor."""
+@lru_cache(_MOST_SHAPES)
+def _numbered(one: _Shape, other: _Shape, result: _Shape) -> Sequence[tuple[_Shape, _Shape, _Shape]]:
+    """Returns numbers of axes, equal for those that belong together: each of the product belongs to one of a factor."""
+    found: list[tuple[_Shape, _Shape, _Shape]] = []
     if max(map(len, (one, other, result))) > _MOST_AXES:
-        return
+        return found
     own = tuple(range(len(result)))
     for first in _assigned(one, dict(enumerate(result)), len(result)):
         summed = {number: one[axis] for axis, number in enumerate(first) if number >= len(result)}
@@ -161,7 +167,8 @@ def _numbered(one: _Shape, other: _Shape, result: _Shape) -> Iterator[tuple[_Sha
             all_summed = summed.keys() <= set(second)
             products = math.prod((dict(enumerate(result)) | summed).values())
             if summed and all_summed and known.issuperset(own) and products <= _MOST_PRODUCTS:
-                yield first, second, own
+                found.append((first, second, own))
+    return found
 
 
 def _assigned(shape: _Shape, known: dict[int, int], fresh: int | None) -> Iterator[_Shape]:
