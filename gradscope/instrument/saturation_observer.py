@@ -16,8 +16,8 @@ import numpy as np
 
 from gradscope.instrument.taps import Observer
 from gradscope.stats.units import LIMITS, MARGIN, concentration
-from gradscope.tracing.lookup.bounded_functions import BoundedFunction
-from gradscope.tracing.lookup.softmax_neighbours import NoisySum
+from gradscope.tracing.lookup.functions.bounded_functions import BoundedFunction
+from gradscope.tracing.lookup.functions.softmax_neighbours import NoisySum
 
 #: Scores below are masked.
 _LOWEST: Final = -9000.0

@@ -30,7 +30,7 @@ from gradscope.stats.columns import is_all_zero
 from gradscope.tracing.jaxpr.frames import ValueKey
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.lookup.batch_broadcasts import batch_broadcasts
-from gradscope.tracing.lookup.softmax_products import softmax_uses
+from gradscope.tracing.lookup.functions.softmax_products import softmax_uses
 from gradscope.tracing.lookup.step_functions import step_functions
 
 #: How far statistics are ahead of what is prepared for storage, and that of the writer: tensors on the host at a time,

@@ -16,10 +16,10 @@ from gradscope.tracing.dataflow.reachability import Reach
 from gradscope.tracing.jaxpr.frames import iterations
 from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.layers.uses import Use
-from gradscope.tracing.lookup.bounded_functions import bounded_functions
-from gradscope.tracing.lookup.clips import clips
+from gradscope.tracing.lookup.functions.bounded_functions import bounded_functions
+from gradscope.tracing.lookup.functions.clips import clips
+from gradscope.tracing.lookup.functions.softmax_products import attentions
 from gradscope.tracing.lookup.named_values import ambiguous
-from gradscope.tracing.lookup.softmax_products import attentions
 from gradscope.tracing.tracer import Trace
 
 

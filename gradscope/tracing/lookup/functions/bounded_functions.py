@@ -29,7 +29,7 @@ from gradscope.tracing.jaxpr.frames import OPERAND, Frame, FrameKey, ValueKey, m
 from gradscope.tracing.jaxpr.jaxcompat import CUSTOM_RULES, Atom, Equation, is_literal
 from gradscope.tracing.layers.layers import LayerCall
 from gradscope.tracing.layers.sites import Site
-from gradscope.tracing.lookup.softmax_neighbours import SAME_VALUE, NoisySum, SoftmaxNeighbours
+from gradscope.tracing.lookup.functions.softmax_neighbours import SAME_VALUE, NoisySum, SoftmaxNeighbours
 from gradscope.tracing.tracer import Trace
 
 _ELEMENTWISE: Final[Mapping[str, BoundedName]] = {"logistic": "sigmoid", "tanh": "tanh", "erf": "erf"}

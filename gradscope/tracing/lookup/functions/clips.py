@@ -18,8 +18,8 @@ from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
 from gradscope.tracing.dataflow.reachability import Reach, is_inexact
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, made_at, resolve
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation
-from gradscope.tracing.lookup.bounded_functions import BoundedFunction
 from gradscope.tracing.lookup.constants import Constants
+from gradscope.tracing.lookup.functions.bounded_functions import BoundedFunction
 from gradscope.tracing.tracer import Trace
 
 _OTHER: Final = {"max": "min", "min": "max"}

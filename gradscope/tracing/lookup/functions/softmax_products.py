@@ -17,7 +17,7 @@ from gradscope.tracing.dataflow.reachability import Reach
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, made_at, resolve
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, is_literal
 from gradscope.tracing.layers.sites import Site
-from gradscope.tracing.lookup.bounded_functions import BoundedFunction
+from gradscope.tracing.lookup.functions.bounded_functions import BoundedFunction
 from gradscope.tracing.tracer import Trace
 
 #: What may be between exponentials, or their sum, and the division.

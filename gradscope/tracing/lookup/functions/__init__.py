@@ -1,0 +1,7 @@
+"""Functions of elements or of shares inside a model are found by what they compute, and not by a name.
+
+1. `bounded_functions` finds softmaxes, sigmoids and the like inside layers.
+2. `softmax_neighbours` finds the noise that is added to what these receive.
+3. `softmax_products` finds softmaxes whose shares weight along another axis than theirs.
+4. `clips` finds clips by two numbers.
+"""
