@@ -20,15 +20,14 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Final, Literal
 
-from gradscope import naming
 from gradscope.dump.manifest.operation_facts.saturation import BoundedName
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
-from gradscope.tracing.dataflow.products import leading_to_products
-from gradscope.tracing.dataflow.reachability import Reach, is_inexact
+from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, FrameKey, ValueKey, made_at, resolve, variable_of
 from gradscope.tracing.jaxpr.jaxcompat import CUSTOM_RULES, Atom, Equation, is_literal
 from gradscope.tracing.layers.layers import LayerCall
 from gradscope.tracing.layers.sites import Site
+from gradscope.tracing.lookup.functions.model_values import ModelValues
 from gradscope.tracing.lookup.functions.softmax_neighbours import SAME_VALUE, NoisySum, SoftmaxNeighbours
 from gradscope.tracing.tracer import Trace
 
@@ -85,6 +84,7 @@ class _Finding:
         self._frames = {frame.key: frame for frame in trace.root.walk()}
         self._named = {site.value: site for site in trace.sites if any(not name.operation for name in site.names)}
         self._flow = ForwardFlow()
+        self._values = ModelValues(trace, self._flow)
 
     def found(self) -> Iterator[BoundedFunction]:
         """Yields the functions in program order."""
@@ -158,7 +158,7 @@ class _Finding:
     def _passing(self, frame: Frame, number: int, function: BoundedName, entries: int) -> BoundedFunction | None:
         """Returns the function of an equation if it counts."""
         value, made = made_at(frame, number, 0), FrameVariable(frame, frame.jaxpr.eqns[number].outvars[0])
-        if self._trace.reachability.of(*made) is not Reach.GRADIENT or made not in self._of_params:
+        if not self._values.are_learned(made):
             return None
         again = (function == "softmax" and self._neighbours.is_normalised_again(*made, entries)) or (
             function == "sigmoid" and self._neighbours.is_squashed_again(*made)
@@ -167,8 +167,9 @@ class _Finding:
         if value in self._named:
             counts = noise is not None
         else:
-            leads = made in self._of_batch and made.atom in self._leading.get(frame.key, ())
-            counts = leads and (function == "softmax" or not self._multiplies_itself(frame, number))
+            counts = self._values.lead_to_weights(made) and (
+                function == "softmax" or not self._multiplies_itself(frame, number)
+            )
         if not counts and not again:
             return None
         return BoundedFunction(
@@ -184,31 +185,7 @@ class _Finding:
 
     @cached_property
     def _neighbours(self) -> SoftmaxNeighbours:
-        return SoftmaxNeighbours(self._trace, self._frames, self._flow, self._of_params, self._of_batch)
-
-    @cached_property
-    def _of_batch(self) -> Collection[FrameVariable]:
-        """The values made of the batch; of a loss that closes over its batch, of the constants."""
-        root = self._trace.root
-        constants = (FrameVariable(root, variable) for variable in root.jaxpr.constvars)
-        return self._made_of(naming.INPUT) or self._flow.closure(constants)
-
-    @cached_property
-    def _of_params(self) -> Collection[FrameVariable]:
-        return self._made_of(naming.PARAM)
-
-    def _made_of(self, family: str) -> Collection[FrameVariable]:
-        root = self._trace.root
-        leaves = zip(root.jaxpr.invars, self._trace.arguments, strict=True)
-        return self._flow.closure(FrameVariable(root, variable) for variable, leaf in leaves if leaf.family == family)
-
-    @cached_property
-    def _leading(self) -> Mapping[FrameKey, Collection[Atom]]:
-        return leading_to_products(self._trace.root, self._is_weight)
-
-    def _is_weight(self, frame: Frame, atom: Atom) -> bool:
-        variable = FrameVariable(frame, atom)
-        return not is_literal(atom) and variable in self._of_params and variable not in self._of_batch
+        return SoftmaxNeighbours(self._trace, self._frames, self._flow, self._values.of_params, self._values.of_batch)
 
     def _multiplies_itself(self, frame: Frame, number: int) -> bool:
         """Returns whether a function's result multiplies what it is computed from, element by element."""
@@ -252,7 +229,7 @@ class _Finding:
     def _varies(self, value: ValueKey) -> bool:
         """Returns whether a value differs from example to example."""
         frame = self._frames[value.frame]
-        return FrameVariable(frame, variable_of(frame, value)) in self._of_batch
+        return FrameVariable(frame, variable_of(frame, value)) in self._values.of_batch
 
     def _layer(self, frame: Frame, number: int) -> LayerCall | None:
         """Returns the innermost layer around an equation."""
