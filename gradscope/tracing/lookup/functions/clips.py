@@ -10,8 +10,6 @@ import math
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, made_at, resolve
@@ -22,7 +20,6 @@ from gradscope.tracing.lookup.functions.model_values import ModelValues
 from gradscope.tracing.tracer import Trace
 
 _OTHER: Final = {"max": "min", "min": "max"}
-_SAME_NUMBER: Final = frozenset({"convert_element_type", "broadcast_in_dim", "copy"})
 _RECTIFIER: Final = (0.0, 6.0)
 
 
@@ -63,7 +60,7 @@ class _Search:
         """Returns the limits of a clip; None where an equation is none."""
         name = equation.primitive.name
         if name == "clamp":
-            found = [self._number(frame, equation.invars[at]) for at in (0, 2)]
+            found = [self._constants.number(frame, equation.invars[at]) for at in (0, 2)]
         elif name in _OTHER and is_inexact(equation.outvars[0]):
             found = self._of_two(frame, equation)
         else:
@@ -90,19 +87,6 @@ class _Search:
         """Returns the number among the two operands of an equation, and the other operand; None where there is none."""
         one, two = equation.invars
         for number, rest in ((one, two), (two, one)):
-            if (found := self._number(frame, number)) is not None:
+            if (found := self._constants.number(frame, number)) is not None:
                 return found, rest
         return None, None
-
-    def _number(self, frame: Frame, atom: Atom) -> float | None:
-        """Returns the number that an atom is, or that is spread to its shape; None for what is computed."""
-        value = resolve(frame, atom)
-        if value is None:
-            constant = self._constants.value(frame, atom)
-            is_number = constant is not None and np.size(constant) == 1 and np.isrealobj(constant)
-            return float(np.asarray(constant).item()) if is_number else None
-        if value.equation == OPERAND:
-            return None
-        maker = self._frames[value.frame]
-        equation = maker.jaxpr.eqns[value.equation]
-        return self._number(maker, equation.invars[0]) if equation.primitive.name in _SAME_NUMBER else None
