@@ -13,6 +13,7 @@ from gradscope.dump.manifest.operation_facts import (
     batch_broadcast,
     clip_limits,
     out_of_bounds,
+    random_mask,
     saturation,
     softmax_use,
     step_function,
@@ -34,6 +35,7 @@ OBJECTS: Final[dict[str, tuple[Any, ...]]] = {
     "step-function": (step_function.StepFunction,),
     "softmax": (softmax_use.SoftmaxUse,),
     "clip": (clip_limits.Clip,),
+    "random-mask": (random_mask.RandomMask,),
     "broadcast": (batch_broadcast.BatchBroadcast,),
     "examples": (manifest.Examples,),
 }

@@ -21,10 +21,10 @@ from gradscope.capturing.records.measure import Measured, Reading
 from gradscope.capturing.records.pending_tensors import PendingTensor, pending_tensors
 from gradscope.capturing.records.prefetch import Ahead, in_order
 from gradscope.capturing.records.run_ledger import RunLedger, flows
-from gradscope.capturing.records.saturations import attentions_of, clips_of, saturations_of
+from gradscope.capturing.records.saturations import attentions_of, clips_of, random_masks_of, saturations_of
 from gradscope.capturing.records.term_records import pending_terms
 from gradscope.dump.manifest.manifest import Cause, RunFacts
-from gradscope.dump.manifest.operation_facts import Clip, Saturation, SoftmaxUse
+from gradscope.dump.manifest.operation_facts import Clip, RandomMask, Saturation, SoftmaxUse
 from gradscope.dump.record import Record
 from gradscope.stats.columns import is_all_zero
 from gradscope.tracing.jaxpr.frames import ValueKey
@@ -69,6 +69,7 @@ class Session:
         self._flowing: set[ValueKey] = set()
         self._saturations: list[Saturation] = []
         self._clips: list[Clip] = []
+        self._masks: list[RandomMask] = []
         self._attentions: list[SoftmaxUse] = []
 
     def records(self) -> Iterator[Record]:
@@ -89,6 +90,7 @@ class Session:
     def _records_of(self, run: Run) -> Iterator[Record]:
         self._saturations += saturations_of(run, self._order)
         self._clips += clips_of(run, self._order)
+        self._masks += random_masks_of(run, self._order)
         self._attentions += attentions_of(run)
         return self._measured(chain(pending_tensors(run, self._order), pending_terms(run, self._order)))
 
@@ -127,6 +129,7 @@ class Session:
             if self.loss() is None
             else (*softmax_uses(self._run.trace), *dict.fromkeys(self._attentions)),
             clips=tuple(sorted(self._clips, key=lambda clip: clip.index)),
+            random_masks=tuple(sorted(self._masks, key=lambda mask: mask.index)),
         )
 
     def causes(self, most_bytes: int) -> tuple[Cause, ...]:

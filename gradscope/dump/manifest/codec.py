@@ -29,6 +29,7 @@ from gradscope.dump.manifest.operation_facts import (
     BatchBroadcast,
     Clip,
     OutOfBounds,
+    RandomMask,
     Saturation,
     SoftmaxUse,
     StepFunction,
@@ -100,6 +101,7 @@ def manifest_from_json(value: Json, lists: Mapping[str, tuple[Any, ...]] = Mappi
         out_of_bounds=manifest.each("out_of_bounds", _out_of_bounds),
         step_functions=manifest.each("step_functions", _step_function),
         clips=manifest.each("clips", _clip),
+        random_masks=manifest.each("random_masks", _random_mask),
         softmax_uses=manifest.each("softmax_uses", _softmax_use),
         note=manifest.text("note"),
     )
@@ -228,6 +230,14 @@ def _clip(value: Json, position: int) -> Clip:
     return Clip(
         low=clip.number("low"), high=clip.number("high"), share=clip.number("share"), index=clip.count("index"),
         source=clip.optional_text("source"),
+    )  # fmt: skip
+
+
+def _random_mask(value: Json, position: int) -> RandomMask:
+    mask = Fields.of(value, f"random mask {position}", RandomMask)
+    return RandomMask(
+        share=mask.number("share"), elements=mask.count("elements"), index=mask.count("index"),
+        names=mask.texts("names"), source=mask.optional_text("source"),
     )  # fmt: skip
 
 

@@ -234,6 +234,7 @@ class RunFacts:
         step_functions: The step functions at which the gradients of tensors end that have another one by reductions.
         softmax_uses: The softmaxes whose shares weight along another axis than theirs, or leave out positions.
         clips: The clips by two numbers of which more than a tenth is at a limit.
+        random_masks: The random masks inside the model that make more than 0.8 of their elements zero.
         note: One line about the file ("not written by gradscope", the error that ended the run); "" for none.
     """
 
@@ -254,6 +255,7 @@ class RunFacts:
     out_of_bounds: tuple[operation_facts.OutOfBounds, ...] = ()
     step_functions: tuple[operation_facts.StepFunction, ...] = ()
     clips: tuple[operation_facts.Clip, ...] = ()
+    random_masks: tuple[operation_facts.RandomMask, ...] = ()
     softmax_uses: tuple[operation_facts.SoftmaxUse, ...] = ()
     note: str = ""
 

@@ -4,5 +4,6 @@
 2. `softmax_neighbours` finds the noise that is added to what these receive.
 3. `softmax_products` finds softmaxes whose shares weight along another axis than theirs.
 4. `clips` finds clips by two numbers.
-5. `model_values` finds which values pass a signal on, on which the others rest.
+5. `random_masks` finds masks that a program draws, as a dropout does.
+6. `model_values` finds which values pass a signal on, on which the others rest.
 """

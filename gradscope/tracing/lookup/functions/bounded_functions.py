@@ -42,12 +42,27 @@ _NEAR: Final = 100
 _LINEAR: Final = SAME_VALUE | {"mul", "add", "sub", "neg", "div"}
 
 
+@dataclass(frozen=True, slots=True)
+class MaskUse:
+    """A `MaskUse` is what a random mask is applied to.
+
+    Attributes:
+        drops: The element of the mask for which an element of the value becomes zero.
+        source: `file:line` in the user's code; None where unknown.
+        zeros: The values with a name that are zero where the mask makes the value so.
+    """
+
+    drops: bool
+    source: str | None
+    zeros: tuple[Site, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundedFunction:
     """A `BoundedFunction` is one call of such a function.
 
     Attributes:
-        function: Which; a clip is found by `clips`, attention by `softmax_products`.
+        function: Which; a clip is found by `clips`, attention by `softmax_products`, a mask by `random_masks`.
         site: Its result.
         entries: The number of shares that sum to 1; 1 for a function of single elements.
         layer: The innermost layer that it is in; None outside all layers.
@@ -57,9 +72,10 @@ class BoundedFunction:
         again: Whether its shares are the logits of another softmax, or its result that of another sigmoid.
         limits: The limits of a clip; None for every other function.
         positions: The axes of queries and keys of attention; None for every other function.
+        mask: What a random mask, which `site` is, is applied to; None for every other function.
     """
 
-    function: BoundedName | Literal["clip", "attention"]
+    function: BoundedName | Literal["clip", "attention", "mask"]
     site: Site
     entries: int
     layer: LayerCall | None
@@ -69,6 +85,7 @@ class BoundedFunction:
     again: bool = False
     limits: tuple[float, float] | None = None
     positions: tuple[int, int] | None = None
+    mask: MaskUse | None = None
 
 
 def bounded_functions(trace: Trace) -> list[BoundedFunction]:

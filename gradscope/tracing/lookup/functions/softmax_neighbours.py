@@ -26,7 +26,7 @@ SAME_VALUE: Final = COPIES | {"stop_gradient"}
 #: What may be between a softmax and the sum that it receives: its own operations, scales and masks.
 _SCALED: Final = SAME_VALUE | {"select_n", "max", "add", "sub", "neg", "div", "mul", "exp", "exp2"}
 #: What random numbers are made by.
-_RANDOM: Final = frozenset({"random_bits", "threefry2x32", "rng_bit_generator", "random_gamma"})
+RANDOM: Final = frozenset({"random_bits", "threefry2x32", "rng_bit_generator", "random_gamma"})
 #: What may be between the logits of a softmax and their exponentials, without a change but of an offset or a mask.
 _OFFSET: Final = COPIES | {"sub", "add", "select_n"}
 #: What may be between the sum of exponentials and the logarithm or the division.
@@ -229,7 +229,7 @@ class SoftmaxNeighbours:
 
 
 def _random_numbers(frame: Frame) -> Iterator[object]:
-    drawing = (equation for equation in frame.jaxpr.eqns if equation.primitive.name in _RANDOM)
+    drawing = (equation for equation in frame.jaxpr.eqns if equation.primitive.name in RANDOM)
     return (variable for equation in drawing for variable in equation.outvars)
 
 

@@ -29,6 +29,7 @@ from gradscope.dump.manifest.operation_facts import (
     BatchBroadcast,
     Clip,
     OutOfBounds,
+    RandomMask,
     Saturation,
     SoftmaxUse,
     StepFunction,
@@ -76,6 +77,10 @@ MANIFEST = Manifest(
     out_of_bounds=(OutOfBounds(input="ids", table="embed", rows=9, index=-2, beyond=1, indices=4, source="a.py:2"),),
     step_functions=(
         StepFunction(family="param", name="w", primitive="round", beside=("reduce_max",), source="a.py:3"),
+    ),
+    random_masks=(
+        RandomMask(share=0.99, elements=64, index=5, names=("fc",), source="a.py:5"),
+        RandomMask(share=0.9, elements=8, index=7),
     ),
     clips=(Clip(low=-1.0, high=0.5, share=0.25, index=6, source="a.py:4"), Clip(low=0.0, high=1.0, share=1.0, index=9)),
     softmax_uses=(
