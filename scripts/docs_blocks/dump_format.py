@@ -12,6 +12,7 @@ from gradscope.dump.manifest import manifest
 from gradscope.dump.manifest.operation_facts import (
     batch_broadcast,
     clip_limits,
+    origin,
     out_of_bounds,
     random_mask,
     saturation,
@@ -29,7 +30,7 @@ OBJECTS: Final[dict[str, tuple[Any, ...]]] = {
     "stored": (manifest.Stored,),
     "shard": (record.Shard,),
     "layer": (manifest.Layer,),
-    "origin": (manifest.Origin,),
+    "origin": (origin.Origin,),
     "saturation": (saturation.Saturation,),
     "out-of-bounds": (out_of_bounds.OutOfBounds,),
     "step-function": (step_function.StepFunction,),

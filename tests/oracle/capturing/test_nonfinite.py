@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gradscope as gs
-from gradscope.dump.manifest.manifest import Origin
+from gradscope.dump.manifest.operation_facts import Origin
 from tests.support.data import filled
 
 #: Rows of operands; the trap is sprung by some element of the second row alone.

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gradscope.dump.manifest.manifest import Cause, Entry, Layer, Ledger, LedgerLine, Manifest, Origin
+from gradscope.dump.manifest.manifest import Cause, Entry, Layer, Ledger, LedgerLine, Manifest
+from gradscope.dump.manifest.operation_facts import Origin
 from gradscope.dump.manifest.operation_facts.saturation import BoundedName, Saturation
 from gradscope.dump.record import SiteFacts
 from gradscope.stats import (

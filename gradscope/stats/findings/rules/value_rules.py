@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from gradscope import naming
-from gradscope.dump.manifest.manifest import Entry, Manifest, Origin
+from gradscope.dump.manifest.manifest import Entry, Manifest
+from gradscope.dump.manifest.operation_facts import Origin
 from gradscope.stats.findings.rule_evidence import (
     DEEPEST,
     Finding,
