@@ -30,6 +30,7 @@ from gradscope.stats.columns import is_all_zero
 from gradscope.tracing.jaxpr.frames import ValueKey
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.lookup.batch_broadcasts import batch_broadcasts
+from gradscope.tracing.lookup.functions.rectified_logits import rectified_logits
 from gradscope.tracing.lookup.functions.softmax_products import softmax_uses
 from gradscope.tracing.lookup.step_functions import step_functions
 
@@ -125,6 +126,7 @@ class Session:
             broadcasts=() if self.loss() is None else batch_broadcasts(self._run.trace),
             step_functions=() if self.loss() is None else step_functions(self._run.trace),
             saturations=tuple(sorted(self._saturations, key=lambda saturation: saturation.index)),
+            rectified_logits=() if self.loss() is None else rectified_logits(self._run.trace),
             softmax_uses=()
             if self.loss() is None
             else (*softmax_uses(self._run.trace), *dict.fromkeys(self._attentions)),

@@ -91,6 +91,7 @@ def manifest_from_json(value: Json, lists: Mapping[str, tuple[Any, ...]] = Mappi
         step_functions=manifest.each("step_functions", fact_fields.step_function),
         clips=manifest.each("clips", fact_fields.clip),
         random_masks=manifest.each("random_masks", fact_fields.random_mask),
+        rectified_logits=manifest.each("rectified_logits", fact_fields.rectified),
         softmax_uses=manifest.each("softmax_uses", fact_fields.softmax_use),
         note=manifest.text("note"),
     )

@@ -205,6 +205,7 @@ class RunFacts:
         softmax_uses: The softmaxes whose shares weight along another axis than theirs, or leave out positions.
         clips: The clips by two numbers of which more than a tenth is at a limit.
         random_masks: The random masks inside the model that make more than 0.8 of their elements zero.
+        rectified_logits: The rectifiers whose results are the logits of the loss.
         note: One line about the file ("not written by gradscope", the error that ended the run); "" for none.
     """
 
@@ -226,6 +227,7 @@ class RunFacts:
     step_functions: tuple[operation_facts.StepFunction, ...] = ()
     clips: tuple[operation_facts.Clip, ...] = ()
     random_masks: tuple[operation_facts.RandomMask, ...] = ()
+    rectified_logits: tuple[operation_facts.RectifiedLogits, ...] = ()
     softmax_uses: tuple[operation_facts.SoftmaxUse, ...] = ()
     note: str = ""
 

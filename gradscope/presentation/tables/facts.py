@@ -46,7 +46,7 @@ _NAMING: Final = {
 
 
 #: The words of facts that are no finding, as they may be meant, though each may be a fault.
-MAY_BE_MEANT: Final = ("no effect", "clipped", "dropped", "softmax", "unscaled")
+MAY_BE_MEANT: Final = ("no effect", "clipped", "dropped", "rectified", "softmax", "unscaled")
 
 
 class Doubt(NamedTuple):
@@ -67,6 +67,8 @@ def doubts(manifest: Manifest) -> Iterator[Doubt]:
     yield from (Doubt("clipped", printable(each.sentence), each.source) for each in manifest.clips)
     masks = (each for each in manifest.random_masks if each.is_beyond_rates)
     yield from (Doubt("dropped", printable(each.sentence), each.source) for each in masks)
+    rectified = manifest.rectified_logits
+    yield from (Doubt("rectified", printable(each.sentence), each.source) for each in rectified)
     yield from (Doubt("softmax", printable(each.sentence), each.source) for each in manifest.softmax_uses)
     yield from (Doubt("unscaled", printable(each)) for each in unscaled_inputs(manifest))
 

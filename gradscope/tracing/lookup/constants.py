@@ -22,7 +22,8 @@ class Constants:
     """
 
     def __init__(self, trace: Trace) -> None:
-        self._values = dict(zip(trace.jaxpr.constvars, trace.constants, strict=True))
+        # What watches the step of a loop keeps the trace without its constants, which are then not known.
+        self._values = dict(zip(trace.jaxpr.constvars, trace.constants, strict=False))
         self._frames = {frame.key: frame for frame in trace.root.walk()}
         for frame in self._frames.values():
             if frame.equation is not None:

@@ -11,6 +11,7 @@ from gradscope.dump.manifest.operation_facts import (
     Origin,
     OutOfBounds,
     RandomMask,
+    RectifiedLogits,
     Saturation,
     SoftmaxUse,
     StepFunction,
@@ -78,6 +79,14 @@ def random_mask(value: Json, position: int) -> RandomMask:
         share=mask.number("share"), elements=mask.count("elements"), index=mask.count("index"),
         names=mask.texts("names"), source=mask.optional_text("source"),
     )  # fmt: skip
+
+
+def rectified(value: Json, position: int) -> RectifiedLogits:
+    """Returns a rectifier of logits; `position` is its place in the list."""
+    found = Fields.of(value, f"rectifier {position}", RectifiedLogits)
+    return RectifiedLogits(
+        function=found.choice("function", BOUNDED_NAMES, "softmax"), source=found.optional_text("source")
+    )
 
 
 def softmax_use(value: Json, position: int) -> SoftmaxUse:
