@@ -30,7 +30,8 @@ _ON_PURPOSE: Final = {
 
 #: How a reason ends of a gradient that a log of a softmax makes zero but for rounding.
 _LOG_SOFTMAX: Final = re.compile(
-    r"(?:log_softmax|logsumexp|softmax_cross_entropy\w*) at \S+(?: and \S+ at \S+)* takes? out what it adds$"
+    r"(?:log_softmax|logsumexp|softmax_cross_entropy\w*) at \S+(?: and \S+ at \S+)* takes? out what it adds"
+    r"(?:, over axis .*)?$"
 )
 
 #: The most places in the program that a line names.

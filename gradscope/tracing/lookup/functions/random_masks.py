@@ -22,6 +22,7 @@ from gradscope.tracing.lookup.functions.model_values import ModelValues
 from gradscope.tracing.lookup.functions.softmax_neighbours import RANDOM
 from gradscope.tracing.tracer import Trace
 
+_APPLIES: Final = frozenset({"select_n", "mul"})
 _COMPARISONS: Final = frozenset({"lt", "le", "gt", "ge"})
 #: What may be between a mask as it is drawn and what it multiplies: another type, a shape, and the scale of what stays.
 _SCALED: Final = COPIES | {"mul", "div"}
@@ -73,6 +74,8 @@ class _Search:
     def mask(self, frame: Frame, number: int) -> tuple[ValueKey, MaskUse] | None:
         """Returns the mask by which an equation drops elements of a value that the model passes on; None for others."""
         equation = frame.jaxpr.eqns[number]
+        if equation.primitive.name not in _APPLIES:
+            return None
         result = FrameVariable(frame, equation.outvars[0])
         found = self._applied(frame, equation) if result in self._drawn and self._passes(result) else None
         if found is None:
@@ -88,15 +91,16 @@ class _Search:
 
     def _applied(self, frame: Frame, equation: Equation) -> tuple[_Drawn, FrameVariable] | None:
         """Returns the mask that an equation applies, and the value that it applies it to."""
-        if equation.primitive.name == "select_n" and len(equation.invars) == 3:
+        if equation.primitive.name == "select_n":
             which, *cases = equation.invars
             zeros = [self._constants.number(frame, case) == 0 for case in cases]
-            drawn = self._back(frame, which, drops=zeros[1]) if sum(zeros) == 1 else None
+            if zeros not in ([True, False], [False, True]):
+                return None
+            drawn = self._back(frame, which, drops=zeros[1])
             return None if drawn is None else (drawn, FrameVariable(frame, cases[zeros.index(False)]))
-        if equation.primitive.name == "mul":
-            for mask, value in (equation.invars, equation.invars[::-1]):
-                if FrameVariable(frame, mask) in self._drawn and (drawn := self._back(frame, mask)) is not None:
-                    return drawn, FrameVariable(frame, value)
+        for mask, value in (equation.invars, equation.invars[::-1]):
+            if FrameVariable(frame, mask) in self._drawn and (drawn := self._back(frame, mask)) is not None:
+                return drawn, FrameVariable(frame, value)
         return None
 
     def _back(self, frame: Frame, atom: Atom, *, drops: bool = False) -> _Drawn | None:
