@@ -167,10 +167,7 @@ class Isolation:
         return EXIT_CODES[self.verdict]
 
     def sentence(self, first: ComparisonRow | None = None, given: str = "") -> str:
-        """Returns the verdict as a sentence, about the layer that makes what first differs between the dumps.
-
-        Where it is not known which layer does, the sentence is about the one with the largest error. Where none makes
-        an error, it is about the values that the dumps were made of.
+        """Returns the verdict as a sentence, about the layer that makes what first differs, or the largest error.
 
         Args:
             first: What first differs.
