@@ -81,7 +81,7 @@ _OF_COMPARISONS: Final = {
     "would pass": "The smallest tolerance with which all rows would be the same",
     "statistics": "How many rows are judged by the statistics of a dump that has no elements there",
     "never passes": "Rows that no tolerance makes the same, such as those of two shapes or with a NaN on one side",
-    "one side only": "How many names only one dump has, and the option that lets them pass",
+    "one side only": "How many tensors only one dump has, and the option that lets them pass",
     "not in both": "The tensors or steps that only one of two runs has recorded",
     "compared": "What was compared of two runs, and at which steps",
     "difference": "By how much two values differ, of two runs, in how many recorded steps",
