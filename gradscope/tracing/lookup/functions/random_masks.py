@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from gradscope.primitive_groups import COPIES
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, made_at, resolve
-from gradscope.tracing.jaxpr.jaxcompat import CUSTOM_RULES, Atom, Equation
+from gradscope.tracing.jaxpr.jaxcompat import CUSTOM_RULES, Atom, Equation, is_literal
 from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.lookup.constants import Constants
 from gradscope.tracing.lookup.functions.bounded_functions import BoundedFunction, MaskUse
@@ -81,7 +81,7 @@ class _Search:
         if found is None:
             return None
         drawn, value = found
-        if not self._passes(value):
+        if is_literal(value.atom) or not self._passes(value):
             return None  # it chooses among parameters, as a learned token does that stands for what is hidden
         source = self._trace.site_at(made_at(frame, number, 0)).source
         return drawn.value, MaskUse(drawn.drops, source, tuple(self._zeros(result)))
@@ -99,7 +99,7 @@ class _Search:
             drawn = self._back(frame, which, drops=zeros[1])
             return None if drawn is None else (drawn, FrameVariable(frame, cases[zeros.index(False)]))
         for mask, value in (equation.invars, equation.invars[::-1]):
-            if FrameVariable(frame, mask) in self._drawn and (drawn := self._back(frame, mask)) is not None:
+            if self._is_drawn(frame, mask) and (drawn := self._back(frame, mask)) is not None:
                 return drawn, FrameVariable(frame, value)
         return None
 
@@ -112,13 +112,16 @@ class _Search:
         equation = maker.jaxpr.eqns[value.equation]
         name = equation.primitive.name
         if name in _COMPARISONS:
-            random = [FrameVariable(maker, each) in self._drawn for each in equation.invars]
+            random = [self._is_drawn(maker, each) for each in equation.invars]
             is_mask = sum(random) == 1 and self._is_random(maker, equation.invars[random.index(True)])
             return _Drawn(value, drops) if is_mask and not maker.opaque else None
         if name == "not":
             return self._back(maker, equation.invars[0], drops=not drops)
         varying = [each for each in equation.invars if self._constants.number(maker, each) is None]
         return self._back(maker, varying[0], drops=drops) if name in _SCALED and len(varying) == 1 else None
+
+    def _is_drawn(self, frame: Frame, atom: Atom) -> bool:
+        return not is_literal(atom) and FrameVariable(frame, atom) in self._drawn
 
     def _is_random(self, frame: Frame, atom: Atom) -> bool:
         """Returns whether an atom is random numbers, scaled by what is neither a parameter nor data."""
@@ -129,8 +132,7 @@ class _Search:
         equation = maker.jaxpr.eqns[value.equation]
         if equation.primitive.name in RANDOM:
             return True
-        varying = [each for each in equation.invars if self._constants.number(maker, each) is None]
-        variables = [FrameVariable(maker, each) for each in varying]
+        variables = [FrameVariable(maker, each) for each in equation.invars if not is_literal(each)]
         drawn = [each for each in variables if each in self._drawn]
         others = [each for each in variables if each not in self._drawn]
         fixed = not any(each in self._values.of_params or each in self._values.of_batch for each in others)

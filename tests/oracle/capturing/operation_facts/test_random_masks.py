@@ -60,7 +60,7 @@ def test_a_mask_that_drops_nearly_all_is_told_with_its_share_and_no_dead_unit(
      lambda h, token: jnp.where(kept(), token[None], h),
      lambda h, token: h * (~kept()).astype("float32") + token[None] * kept().astype("float32"),
      lambda h, _: h + h * (jax.random.randint(KEY, (16, 1), 0, 50) == jnp.arange(64)[None]).astype("float32"),
-     lambda h, _: h * (h > 2.0).astype("float32"),
+     lambda h, _: h * (h > 2.0).astype("float32"), lambda h, _: 2.0 * (h * jax.random.normal(KEY, h.shape)),
      lambda h, _: h + jnp.where(kept(), jax.random.normal(KEY, h.shape), 0)],
 )  # fmt: skip
 def test_a_usual_rate_a_learned_token_a_choice_and_a_threshold_are_not_told(other: Callable[[Any, Any], Any]) -> None:
