@@ -11,8 +11,8 @@ from typing import Self, cast
 
 from gradscope.arrays.blocks import Array
 from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.manifest.manifest import Cause, Layer, Ledger, Manifest, Origin
-from gradscope.dump.manifest.operation_facts.saturation import Saturation
+from gradscope.dump.manifest.manifest import Cause, Layer, Ledger, Manifest
+from gradscope.dump.manifest.operation_facts import Origin, Saturation
 from gradscope.dump.reader import open_dump
 from gradscope.errors import UsageError
 from gradscope.history.run_folder import is_run

@@ -166,16 +166,19 @@ class Isolation:
         """The exit status of a command, as of a comparison."""
         return EXIT_CODES[self.verdict]
 
-    def sentence(self, first: ComparisonRow | None = None) -> str:
-        """Returns the verdict as a sentence, about the layer that makes what first differs between the dumps.
+    def sentence(self, first: ComparisonRow | None = None, given: str = "") -> str:
+        """Returns the verdict as a sentence, about the layer that makes what first differs, or the largest error.
 
-        Where it is not known which layer does, the sentence is about the one with the largest error.
+        Args:
+            first: What first differs.
+            given: The inputs, parameters and state that differ, as `different_values_given` returns them.
         """
         if not self.rows:
             return "No layer could be run alone: the reference holds no activation of the candidate's."
         of_all = counted(sum(row.is_layer for row in self.rows), "layer")
         if not self.different:
-            return f"None of {of_all} makes error by itself, given what the reference gave it."
+            none = f"None of {of_all} makes error by itself, given what the reference gave it"
+            return f"{none}: the dumps differ in the values of the {given}." if given else f"{none}."
         making = next((row for row in self.different if first is not None and _key(first) in row.wrong), None)
         told = making or max(self.different, key=_badness)
         more = len(self.different) - 1
@@ -185,11 +188,11 @@ class Isolation:
         same = f"; that is what first differs at `{printable(first.name)}`" if first is not None and elsewhere else ""
         return f"{subject} makes error by itself ({_errors(told)}){others}{same}."
 
-    def to_json(self, first: ComparisonRow | None = None) -> dict[str, Json]:
+    def to_json(self, first: ComparisonRow | None = None, given: str = "") -> dict[str, Json]:
         """Returns the value of `isolation` in the comparison's JSON, with that sentence; infinities are floats."""
         return {
             "verdict": self.verdict,
-            "sentence": self.sentence(first),
+            "sentence": self.sentence(first, given),
             "rows": [row.to_json() for row in self.rows],
             "left_out": [{"name": each.name, "why": each.why} for each in self.left_out],
             "arguments": {origin: list(keys) for origin, keys in self.arguments.items()},

@@ -18,8 +18,8 @@ from gradscope.tracing.jaxpr.frames import FrameKey, Loop, ValueKey
 from gradscope.tracing.jaxpr.sharding import under_leading_axes
 from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.layers.uses import Use, UseKey
-from gradscope.tracing.lookup.bounded_functions import BoundedFunction
-from gradscope.tracing.lookup.softmax_neighbours import NoisySum
+from gradscope.tracing.lookup.functions.bounded_functions import BoundedFunction
+from gradscope.tracing.lookup.functions.softmax_neighbours import NoisySum
 
 
 class Seed(NamedTuple):

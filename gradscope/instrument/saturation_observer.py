@@ -16,8 +16,8 @@ import numpy as np
 
 from gradscope.instrument.taps import Observer
 from gradscope.stats.units import LIMITS, MARGIN, concentration
-from gradscope.tracing.lookup.bounded_functions import BoundedFunction
-from gradscope.tracing.lookup.softmax_neighbours import NoisySum
+from gradscope.tracing.lookup.functions.bounded_functions import BoundedFunction
+from gradscope.tracing.lookup.functions.softmax_neighbours import NoisySum
 
 #: Scores below are masked.
 _LOWEST: Final = -9000.0
@@ -32,13 +32,15 @@ def observer_of(bounded: BoundedFunction) -> Observer:
         return partial(_of_shares, bounded.entries, bounded.positions)
     if bounded.limits is not None:
         return partial(_of_clipped, bounded.limits)
+    if bounded.mask is not None:
+        return partial(_of_dropped, bounded.mask.drops)
     return partial(_of_elements, *LIMITS[_PRIMITIVES[bounded.function]])
 
 
 def saturated(bounded: BoundedFunction, numbers: np.ndarray) -> float:
     """Returns how far a function is at its limits, from the two numbers that its observer returned: 0 to 1.
 
-    It is the share of elements at a limit, or the concentration of a softmax.
+    It is the share of elements at a limit, or that a mask drops, or the concentration of a softmax.
     """
     first, second, *_ = numbers.tolist()
     return concentration(bounded.entries, first, second) if bounded.function == "softmax" else first
@@ -83,6 +85,11 @@ def _of_clipped(limits: tuple[float, float], value: Any) -> Any:
     """Returns the share of elements at a limit, as the value's type rounds it, and 0."""
     low, high = (jnp.asarray(each, value.dtype) for each in limits)
     return jnp.stack([_mean((value <= low) | (value >= high)), jnp.float32(0)])
+
+
+def _of_dropped(drops: bool, value: Any) -> Any:
+    """Returns the share of elements of a mask that drop what it is applied to, and 0."""
+    return jnp.stack([_mean(value == drops), jnp.float32(0)])
 
 
 def _of_positions(positions: tuple[int, int], value: Any) -> Any:

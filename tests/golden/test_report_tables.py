@@ -178,7 +178,7 @@ def test_a_comparison_shows_what_differs_and_what_would_pass() -> None:
         to_text(ComparisonReport(comparison=different_runs()), TERMINAL).plain
         == """\
 different  Forward first differs at `block1/conv` (rel_l2 2.4e-3). Backward
-           first differs at `block1` (rel_l2 3.1e-2); 1 name only in the
+           first differs at `block1` (rel_l2 3.1e-2); 1 tensor only in the
            reference, of `head/bias`.
 
 The runs differ in
@@ -205,7 +205,7 @@ missing  param/head/bias: not in the candidate
 
 same           1 input, 1 activation, 1 param (--all shows them)
 would pass     --tol 3.1e-2 is the smallest tolerance on rel_l2 for all rows
-one side only  --allow-missing REGEX lets names pass that one dump lacks, here 1
+one side only  --allow-missing REGEX lets pass what one dump lacks, here 1
 """
     )
 
@@ -215,7 +215,7 @@ def test_a_comparison_worst_first_with_everything() -> None:
         to_text(ComparisonReport(comparison=different_runs(), everything=True, worst_first=True), TERMINAL).plain
         == """\
 different  Forward first differs at `block1/conv` (rel_l2 2.4e-3). Backward
-           first differs at `block1` (rel_l2 3.1e-2); 1 name only in the
+           first differs at `block1` (rel_l2 3.1e-2); 1 tensor only in the
            reference, of `head/bias`.
 
 The runs differ in
@@ -249,7 +249,7 @@ Reasons
 missing  param/head/bias: not in the candidate
 
 would pass     --tol 3.1e-2 is the smallest tolerance on rel_l2 for all rows
-one side only  --allow-missing REGEX lets names pass that one dump lacks, here 1
+one side only  --allow-missing REGEX lets pass what one dump lacks, here 1
 """
     )
 
@@ -270,7 +270,7 @@ def test_a_comparison_in_markdown() -> None:
     assert (
         to_markdown(ComparisonReport(comparison=different_runs()))
         == """\
-- **different** Forward first differs at \\`block1/conv\\` (rel\\_l2 2.4e-3). Backward first differs at \\`block1\\` (rel\\_l2 3.1e-2); 1 name only in the reference, of \\`head/bias\\`.
+- **different** Forward first differs at \\`block1/conv\\` (rel\\_l2 2.4e-3). Backward first differs at \\`block1\\` (rel\\_l2 3.1e-2); 1 tensor only in the reference, of \\`head/bias\\`.
 
 ### The runs differ in
 
@@ -306,7 +306,7 @@ def test_a_comparison_in_markdown() -> None:
 
 - **same** 1 input, 1 activation, 1 param (--all shows them)
 - **would pass** --tol 3.1e-2 is the smallest tolerance on rel\\_l2 for all rows
-- **one side only** --allow-missing REGEX lets names pass that one dump lacks, here 1
+- **one side only** --allow-missing REGEX lets pass what one dump lacks, here 1
 """
     )
 
@@ -379,8 +379,8 @@ def test_a_wrong_rule_that_may_be_meant_so_is_told_how_it_is_allowed() -> None:
     assert (
         to_text(ProofReport(target="net.py", verdict="wrong", claims=claims), TERMINAL).plain
         == """\
-wrong   custom rule of rounded (x: not zero, as the derivative is) and 1 more; 2
-        wrong
+wrong   custom rule of rounded (x: not zero, as the derivative is) and 1
+        gradient; claims: 2 wrong
 meant?  --allow '<lambda>' excuses what is no derivative on purpose: a
         straight-through estimator, a gradient that is reversed or clipped
 

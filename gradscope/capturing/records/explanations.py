@@ -15,7 +15,8 @@ from gradscope.capturing.explain.zeros.neighbourhood import MOST_BYTES
 from gradscope.capturing.explain.zeros.rounding_zeros import cancels, rounding_causes
 from gradscope.capturing.records.session import Session
 from gradscope.capturing.timings import Timings
-from gradscope.dump.manifest.manifest import Cause, Origin
+from gradscope.dump.manifest.manifest import Cause
+from gradscope.dump.manifest.operation_facts import Origin
 from gradscope.dump.manifest.operation_facts.out_of_bounds import OutOfBounds
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Final
 
@@ -10,8 +11,10 @@ import numpy as np
 from gradscope.capturing.execution.observation import gathered
 from gradscope.capturing.execution.order import ExecutionOrder
 from gradscope.capturing.execution.run import Run, site_iterations
-from gradscope.dump.manifest.operation_facts import Clip, Saturation, SoftmaxUse
+from gradscope.dump.manifest.operation_facts import Clip, RandomMask, Saturation, SoftmaxUse
+from gradscope.dump.manifest.operation_facts.random_mask import LARGEST_RATE
 from gradscope.instrument.saturation_observer import noise_share, reads, saturated
+from gradscope.tracing.jaxpr.frames import iterations
 
 #: What is not reported: most functions are nowhere near a limit, in each of a thousand iterations.
 _LITTLE: Final = 0.1
@@ -25,7 +28,7 @@ def saturations_of(run: Run, order: ExecutionOrder) -> Iterator[Saturation]:
     sums = {noisy.site.value: number for number, noisy in run.plan.noisy.items()}
     for number, bounded in run.plan.bounded.items():
         site, layer = bounded.site, bounded.layer
-        if bounded.function in ("clip", "attention"):
+        if bounded.function in ("clip", "attention", "mask"):
             continue
         if bounded.noise is not None and bounded.noise.site.value not in sums:
             continue  # it was observed in another run, so that it is not known whether the noise saturates the function
@@ -69,6 +72,29 @@ def clips_of(run: Run, order: ExecutionOrder) -> Iterator[Clip]:
             site, (low, high) = bounded.site, bounded.limits
             index = order.rank_between(site.loops, site.order, shares[0][1])
             yield Clip(low=low, high=high, share=share, index=index, source=site.source)
+
+
+def random_masks_of(run: Run, order: ExecutionOrder) -> Iterator[RandomMask]:
+    """Yields the random masks that drop more than a usual rate, in the iterations that ran.
+
+    Where several processes share the run, all of them have to call this.
+    """
+    for number, bounded in run.plan.bounded.items():
+        if bounded.mask is None:
+            continue
+        numbers = _numbers(run, number)
+        ran = [each for each in site_iterations(run, number) if each.executed]
+        share = sum(saturated(bounded, numbers[each.at]) for each in ran) / max(len(ran), 1)
+        if share > LARGEST_RATE:
+            site = bounded.site
+            zeros = (str(each.names[0].at(at)) for each in bounded.mask.zeros for at in iterations(each.loops))
+            yield RandomMask(
+                share=share,
+                elements=math.prod(site.shape) * len(ran),
+                index=order.rank_between(site.loops, site.order, ran[0].nominal),
+                names=tuple(dict.fromkeys(zeros)),
+                source=bounded.mask.source,
+            )
 
 
 def attentions_of(run: Run) -> Iterator[SoftmaxUse]:

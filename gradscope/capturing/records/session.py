@@ -21,16 +21,17 @@ from gradscope.capturing.records.measure import Measured, Reading
 from gradscope.capturing.records.pending_tensors import PendingTensor, pending_tensors
 from gradscope.capturing.records.prefetch import Ahead, in_order
 from gradscope.capturing.records.run_ledger import RunLedger, flows
-from gradscope.capturing.records.saturations import attentions_of, clips_of, saturations_of
+from gradscope.capturing.records.saturations import attentions_of, clips_of, random_masks_of, saturations_of
 from gradscope.capturing.records.term_records import pending_terms
 from gradscope.dump.manifest.manifest import Cause, RunFacts
-from gradscope.dump.manifest.operation_facts import Clip, Saturation, SoftmaxUse
+from gradscope.dump.manifest.operation_facts import Clip, RandomMask, Saturation, SoftmaxUse
 from gradscope.dump.record import Record
 from gradscope.stats.columns import is_all_zero
 from gradscope.tracing.jaxpr.frames import ValueKey
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.lookup.batch_broadcasts import batch_broadcasts
-from gradscope.tracing.lookup.softmax_products import softmax_uses
+from gradscope.tracing.lookup.functions.rectified_logits import rectified_logits
+from gradscope.tracing.lookup.functions.softmax_products import softmax_uses
 from gradscope.tracing.lookup.step_functions import step_functions
 
 #: How far statistics are ahead of what is prepared for storage, and that of the writer: tensors on the host at a time,
@@ -69,6 +70,7 @@ class Session:
         self._flowing: set[ValueKey] = set()
         self._saturations: list[Saturation] = []
         self._clips: list[Clip] = []
+        self._masks: list[RandomMask] = []
         self._attentions: list[SoftmaxUse] = []
 
     def records(self) -> Iterator[Record]:
@@ -89,6 +91,7 @@ class Session:
     def _records_of(self, run: Run) -> Iterator[Record]:
         self._saturations += saturations_of(run, self._order)
         self._clips += clips_of(run, self._order)
+        self._masks += random_masks_of(run, self._order)
         self._attentions += attentions_of(run)
         return self._measured(chain(pending_tensors(run, self._order), pending_terms(run, self._order)))
 
@@ -123,10 +126,12 @@ class Session:
             broadcasts=() if self.loss() is None else batch_broadcasts(self._run.trace),
             step_functions=() if self.loss() is None else step_functions(self._run.trace),
             saturations=tuple(sorted(self._saturations, key=lambda saturation: saturation.index)),
+            rectified_logits=() if self.loss() is None else rectified_logits(self._run.trace),
             softmax_uses=()
             if self.loss() is None
             else (*softmax_uses(self._run.trace), *dict.fromkeys(self._attentions)),
             clips=tuple(sorted(self._clips, key=lambda clip: clip.index)),
+            random_masks=tuple(sorted(self._masks, key=lambda mask: mask.index)),
         )
 
     def causes(self, most_bytes: int) -> tuple[Cause, ...]:

@@ -57,7 +57,7 @@ def show(
     Of a training run, print the trend of each tensor, the tables of one step, or one tensor over time.
     """
     keep_single_threaded()
-    from gradscope.cli.options.checked_findings import checked_rules, trips
+    from gradscope.cli.options.checked_findings import checked_alarms, checked_rules, trips
     from gradscope.cli.printing import print_report
     from gradscope.dump.reader import open_dump
     from gradscope.history.run_folder import is_run
@@ -66,9 +66,12 @@ def show(
 
     options.require_one_of(tensor=tensor, ledger=ledger, step=step)
     if is_run(dump):
-        refused = {"--diff": diff, "--ledger": ledger, "--check": check, "--no-fold": no_fold}
+        refused = {"--diff": diff, "--ledger": ledger, "--no-fold": no_fold}
+        rules = checked_alarms(check)
         report = _of_run(dump, step, tensor, selection_options, sort, refused, overview=not full and sort is None)
         print_report(report, format_options.chosen)
+        if _run_trips(dump, rules):
+            raise typer.Exit(1)
         return
     if step is not None:
         raise UsageError("--step is of a training run, and this is none", hint="name the folder of a run")
@@ -119,6 +122,14 @@ def _of_run(
             overview = overview and not selection.is_set  # what is selected is shown in full
             return step_report("show", str(path), history, step, which=which, overview=overview)
         return trends_report(str(path), history, which=which, overview=overview)
+
+
+def _run_trips(path: Path, names: frozenset[str]) -> bool:
+    from gradscope.cli.options.checked_findings import trips_run
+    from gradscope.history.history_reader import History
+
+    with History(path) as history:
+        return trips_run(history, history.alarms(), names)
 
 
 def _difference(ref: Path, cand: Path, tensor: str | None) -> Report:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from gradscope.dump.manifest.manifest import LedgerLine, Manifest
+    from gradscope.history.history_reader import History
+    from gradscope.history.history_rows import Alarm
     from gradscope.stats import Finding
 
 #: The rule that always makes a command exit 1, because it is about gradscope and not about the model.
@@ -35,6 +37,33 @@ def checked_rules(check: str | None) -> frozenset[str]:
     known = [rule.name for rule in RULES]
     names = listed(check, [*known, *MAY_BE_MEANT, ALL], "finding")
     return names.union(known) - {ALL} if ALL in names else names
+
+
+def checked_alarms(check: str | None) -> frozenset[str]:
+    """Returns the rules and words of a `--check` list about a run; `all` means every rule of an alarm.
+
+    Raises:
+        UsageError: There is no such rule, or none is named.
+    """
+    from gradscope.cli.options.shared import listed
+    from gradscope.history.alarms.alarm_rules import RULES
+    from gradscope.history.views.learning import LEARNING_WORDS
+
+    if check is None:
+        return frozenset()
+    known = [rule.name for rule in RULES]
+    names = listed(check, [*known, *LEARNING_WORDS, ALL], "alarm")
+    return names.union(known) - {ALL} if ALL in names else names
+
+
+def trips_run(history: History, alarms: Iterable[Alarm], names: frozenset[str]) -> bool:
+    """Returns whether any alarm is of one of these rules, or a run says any of these words of its loss and updates."""
+    from gradscope.history.views.learning import LEARNING_WORDS, learning
+
+    if any(alarm.rule in names for alarm in alarms):
+        return True
+    words = names.intersection(LEARNING_WORDS)
+    return bool(words) and bool(words & learning(history, history.steps(), history.losses()).words)
 
 
 def trips(manifest: Manifest, findings: Sequence[Finding], names: frozenset[str]) -> bool:

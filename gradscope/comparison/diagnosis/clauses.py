@@ -71,18 +71,23 @@ def reordered(rows: Sequence[ComparisonRow]) -> list[str]:
 
 
 def given(rows: Sequence[ComparisonRow]) -> str:
-    """Returns a sentence about what differs of what the runs were given: inputs, parameters and state; "" where none.
+    """Returns a sentence about what differs of what the runs were given; "" where nothing does.
 
     It comes first, since all other differences may follow from it.
     """
+    which = different_values_given(rows)
+    return f"The runs start from different {which}" if which else ""
+
+
+def different_values_given(rows: Sequence[ComparisonRow]) -> str:
+    """Returns the inputs, parameters and state that differ, as "parameters (`fc1/b`)"; "" where none does."""
     parts = [
         f"{nouns} ({some_of(names)})"
         for family, nouns in _GIVEN.items()
         if (names := [row.name for row in rows if row.family == family and row.status == "different"])
     ]
     *some, last = parts or [""]
-    which = f"{', '.join(some)} and {last}" if some else last
-    return f"The runs start from different {which}" if which else ""
+    return f"{', '.join(some)} and {last}" if some else last
 
 
 def others(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) -> list[str]:
@@ -124,14 +129,14 @@ def _follows(row: ComparisonRow, blame: Blame) -> bool:
 
 
 def one_sided(rows: Sequence[ComparisonRow]) -> list[str]:
-    """Returns clauses about how many names only one of the dumps has, and of which parameters where all are of some."""
+    """Returns clauses about how many tensors only one dump has, and of which parameters where all are of some."""
     clauses: list[str] = []
     for status, side in (("missing", "reference"), ("extra", "candidate")):
         alone = [row for row in rows if row.counts and row.status == status]
         of_params = all(row.family in (PARAM, PARAM_GRAD) for row in alone)
         names = f", of {some_of(_distinct(row.name for row in alone))}" if of_params else ""
         if alone:
-            clauses.append(f"{counted(len(alone), 'name')} only in the {side}{names}")
+            clauses.append(f"{counted(len(alone), 'tensor')} only in the {side}{names}")
     return clauses
 
 

@@ -22,25 +22,15 @@ from gradscope.dump.manifest.manifest import (
     Ledger,
     LedgerLine,
     Manifest,
-    Origin,
     Tier,
 )
-from gradscope.dump.manifest.operation_facts import (
-    BatchBroadcast,
-    Clip,
-    OutOfBounds,
-    Saturation,
-    SoftmaxUse,
-    StepFunction,
-)
-from gradscope.dump.manifest.operation_facts.saturation import BOUNDED_NAMES
+from gradscope.dump.manifest.operation_facts import fact_fields
 from gradscope.dump.record import Json
 from gradscope.errors import DumpError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_DIRECTIONS: Final[tuple[Literal["forward", "backward"], ...]] = ("forward", "backward")
 _COMBINED_BY: Final[tuple[Literal["mean", "sum"], ...]] = ("mean", "sum")
 _TIERS: Final[tuple[Tier, ...]] = get_args(Tier)
 
@@ -94,13 +84,15 @@ def manifest_from_json(value: Json, lists: Mapping[str, tuple[Any, ...]] = Mappi
         self_check=manifest.object("self_check") if "self_check" in manifest.values else None,
         examples=_examples(manifest.values["examples"]) if "examples" in manifest.values else None,
         timings=manifest.numbers("timings"),
-        origins=manifest.each("origins", _origin),
-        saturations=manifest.each("saturations", _saturation),
-        broadcasts=manifest.each("broadcasts", _broadcast),
-        out_of_bounds=manifest.each("out_of_bounds", _out_of_bounds),
-        step_functions=manifest.each("step_functions", _step_function),
-        clips=manifest.each("clips", _clip),
-        softmax_uses=manifest.each("softmax_uses", _softmax_use),
+        origins=manifest.each("origins", fact_fields.origin),
+        saturations=manifest.each("saturations", fact_fields.saturation),
+        broadcasts=manifest.each("broadcasts", fact_fields.broadcast),
+        out_of_bounds=manifest.each("out_of_bounds", fact_fields.out_of_bounds),
+        step_functions=manifest.each("step_functions", fact_fields.step_function),
+        clips=manifest.each("clips", fact_fields.clip),
+        random_masks=manifest.each("random_masks", fact_fields.random_mask),
+        rectified_logits=manifest.each("rectified_logits", fact_fields.rectified),
+        softmax_uses=manifest.each("softmax_uses", fact_fields.softmax_use),
         note=manifest.text("note"),
     )
 
@@ -182,90 +174,6 @@ def _examples(value: Json) -> Examples:
         combined_by=examples.choice("combined_by", _COMBINED_BY, "mean"),
         rel_l2=examples.number("rel_l2"),
         coupled=examples.boolean("coupled", default=False),
-    )
-
-
-def _origin(value: Json, position: int) -> Origin:
-    origin = Fields.of(value, f"origin {position}", Origin)
-    return Origin(
-        direction=origin.choice("direction", _DIRECTIONS, "forward"),
-        name=origin.text("name"),
-        why=origin.text("why"),
-        layer=origin.optional_text("layer"),
-        repair=origin.text("repair"),
-        primitive=origin.optional_text("primitive"),
-        source=origin.optional_text("source"),
-        iteration=origin.counts("iteration"),
-        index=origin.counts("index"),
-        operands=origin.floats("operands"),
-    )
-
-
-def _broadcast(value: Json, position: int) -> BatchBroadcast:
-    broadcast = Fields.of(value, f"broadcast {position}", BatchBroadcast)
-    return BatchBroadcast(
-        input=broadcast.text("input"),
-        size=broadcast.count("size"),
-        column=broadcast.boolean("column", default=False),
-        primitive=broadcast.text("primitive"),
-        source=broadcast.optional_text("source"),
-    )
-
-
-def _step_function(value: Json, position: int) -> StepFunction:
-    found = Fields.of(value, f"step_function {position}", StepFunction)
-    return StepFunction(
-        family=found.text("family"),
-        name=found.text("name"),
-        primitive=found.text("primitive"),
-        beside=found.texts("beside"),
-        source=found.optional_text("source"),
-    )
-
-
-def _clip(value: Json, position: int) -> Clip:
-    clip = Fields.of(value, f"clip {position}", Clip)
-    return Clip(
-        low=clip.number("low"), high=clip.number("high"), share=clip.number("share"), index=clip.count("index"),
-        source=clip.optional_text("source"),
-    )  # fmt: skip
-
-
-def _softmax_use(value: Json, position: int) -> SoftmaxUse:
-    found = Fields.of(value, f"softmax {position}", SoftmaxUse)
-    return SoftmaxUse(
-        shape=found.counts("shape"), over=found.counts("over"), summed=found.counts("summed"),
-        reads=found.floats("reads"),
-        source=found.optional_text("source"),
-    )  # fmt: skip
-
-
-def _out_of_bounds(value: Json, position: int) -> OutOfBounds:
-    found = Fields.of(value, f"out_of_bounds {position}", OutOfBounds)
-    return OutOfBounds(
-        input=found.text("input"),
-        table=found.optional_text("table"),
-        rows=found.count("rows"),
-        index=found.integer("index"),
-        beyond=found.count("beyond"),
-        indices=found.count("indices"),
-        source=found.optional_text("source"),
-    )
-
-
-def _saturation(value: Json, position: int) -> Saturation:
-    saturation = Fields.of(value, f"saturation {position}", Saturation)
-    return Saturation(
-        function=saturation.choice("function", BOUNDED_NAMES, "softmax"),
-        index=saturation.count("index"),
-        saturated=saturation.number("saturated"),
-        layer=saturation.optional_text("layer"),
-        inputs=saturation.texts("inputs"),
-        source=saturation.optional_text("source"),
-        iteration=saturation.counts("iteration"),
-        names=saturation.texts("names"),
-        noise=saturation.optional_number("noise") or 0.0,
-        again=saturation.boolean("again", default=False),
     )
 
 

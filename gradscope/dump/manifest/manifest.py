@@ -10,7 +10,6 @@ from typing import Final, Literal, TypeAlias
 from gradscope.dump.manifest import operation_facts
 from gradscope.dump.manifest.reasons import PHRASES
 from gradscope.dump.record import Json, Reason, Record, TensorFacts, fields_of
-from gradscope.naming import IterationIndex
 from gradscope.naming.summary import Cell, Summary
 from gradscope.naming.wording import counted
 
@@ -137,35 +136,6 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """An `Origin` is the operation in which a NaN or an infinity first arose.
-
-    Attributes:
-        direction: `forward` where the result is not finite although the operands are; `backward` likewise of gradients.
-        name: Path of the operation, or of an argument that was not finite before the run.
-        layer: Path of the layer that the operation is in; None outside all layers, and of an argument.
-        why: The reason with its numbers, as the predicate of a sentence without a full stop.
-        repair: A suggested repair; "" where there is no general one.
-        primitive: The operation's primitive; None for an argument.
-        source: `file:line` in the user's code; None where unknown.
-        iteration: Index per enclosing loop, outermost first.
-        index: Index of the first such element in the result, or in the operand's gradient.
-        operands: Values of the forward operands for that element.
-    """
-
-    direction: Literal["forward", "backward"]
-    name: str
-    why: str
-    layer: str | None = None
-    repair: str = ""
-    primitive: str | None = None
-    source: str | None = None
-    iteration: IterationIndex = ()
-    index: tuple[int, ...] = ()
-    operands: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
     """A `Cause` is the reason why one gradient is zero.
 
@@ -234,6 +204,8 @@ class RunFacts:
         step_functions: The step functions at which the gradients of tensors end that have another one by reductions.
         softmax_uses: The softmaxes whose shares weight along another axis than theirs, or leave out positions.
         clips: The clips by two numbers of which more than a tenth is at a limit.
+        random_masks: The random masks inside the model that make more than 0.8 of their elements zero.
+        rectified_logits: The rectifiers whose results are the logits of the loss.
         note: One line about the file ("not written by gradscope", the error that ended the run); "" for none.
     """
 
@@ -248,12 +220,14 @@ class RunFacts:
     self_check: Mapping[str, Json] | None = None
     examples: Examples | None = None
     timings: Mapping[str, float] = field(default_factory=dict[str, float])
-    origins: tuple[Origin, ...] = ()
+    origins: tuple[operation_facts.Origin, ...] = ()
     saturations: tuple[operation_facts.Saturation, ...] = ()
     broadcasts: tuple[operation_facts.BatchBroadcast, ...] = ()
     out_of_bounds: tuple[operation_facts.OutOfBounds, ...] = ()
     step_functions: tuple[operation_facts.StepFunction, ...] = ()
     clips: tuple[operation_facts.Clip, ...] = ()
+    random_masks: tuple[operation_facts.RandomMask, ...] = ()
+    rectified_logits: tuple[operation_facts.RectifiedLogits, ...] = ()
     softmax_uses: tuple[operation_facts.SoftmaxUse, ...] = ()
     note: str = ""
 

@@ -4,6 +4,8 @@ Adam keeps a mean of gradients, `mu`, and of their squares, `nu`. After one step
 so that mean(nu) / rms(mu)^2 is (1 - b2) / (1 - b1)^2 in every parameter, whatever the gradient is. Behind a second step
 it depends on both gradients, and is another number in each parameter; of a gradient that stays it is another one, too.
 
+With b1 = b2 = 0 nothing is kept on purpose, and every step is as a first one.
+
 A state that is as it was at the recorded step before says nothing: an optimizer that adds up gradients, or one that is
 asked once in several steps, keeps that of its first step until the second.
 """
@@ -47,7 +49,9 @@ class ResetOptimizer:
         if not self._begun:
             self._begun, self._first = True, max(found.values())
         first = self._first or 0.0
-        anew = all(abs(each - first) <= _SAME * first for each in found.values())
+        # With nothing kept, mu is the gradient and nu its square, at every step.
+        nothing_kept = _is_same(first, 1.0) and _is_gradient(found, stats)
+        anew = all(_is_same(each, first) for each in found.values()) and not nothing_kept
         sizes = {key: stats[key]["rms"] or 0.0 for key in found}
         kept, self._before = sizes == self._before, sizes
         if self._streak.reached({RESET: anew}, IN_A_ROW, waiting=(RESET,) if kept else ()):
@@ -67,6 +71,20 @@ class ResetOptimizer:
         """Remembers what `to_json` returned."""
         self._first, self._begun, self._before = found["first"], found["begun"], dict(found.get("before", {}))
         self._streak = Streak(dict(found["lengths"]))
+
+
+def _is_gradient(means: Iterable[str], stats: Statistics) -> bool:
+    """Returns whether the means are the gradients that a step has handed to the optimizer, as b1 = 0 makes them."""
+    names = {key: key.removeprefix(_MEAN) for key in means}
+    return any(
+        all(_is_same(stats[key]["rms"], stats.get(naming.key_of(family, name), {}).get("rms"))
+            for key, name in names.items())
+        for family in (naming.PARAM_GRAD, naming.CLIPPED_GRAD)
+    )  # fmt: skip
+
+
+def _is_same(one: float | None, other: float | None) -> bool:
+    return one is not None and other is not None and abs(one - other) <= _SAME * abs(other)
 
 
 def _moments(stats: Statistics) -> dict[str, float]:

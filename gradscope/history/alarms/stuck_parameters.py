@@ -26,8 +26,10 @@ from gradscope.history.history_rows import Alarm
 #: How the keys begin of what an optimizer keeps that updates once in several steps: `MultiSteps` and `apply_every`.
 _ACCUMULATED: Final = (naming.key_of("slot/acc_grads", ""), naming.key_of("slot/grad_acc", ""))
 _UPDATES: Final = naming.key_of(naming.UPDATE, "")
-#: Steps in which all parameters stay, where only their statistics tell, with updates that are recorded and without: a
-#: loop that adds up gradients by itself has no other sign of it.
+_SLOTS: Final = f"{naming.SLOT_PREFIX}/"
+#: Steps in which all parameters stay, where only their statistics tell or updates are zero, with updates that are
+#: recorded and without: a loop that adds up gradients by itself has no other sign of it; or that the optimizer's slots
+#: stay as well, which gradients change although the rate is 0.
 _ACCUMULATING: Final = (20, 100)
 #: Steps in which one parameter stays that may be updated once in several.
 _BETWEEN_UPDATES: Final = 20
@@ -65,6 +67,8 @@ class StuckParameters:
         self._moved: set[str] = set()
         self._before: dict[str, list[float | int | None]] = {}
         self._since: int | None = None
+        self._longest_pause = 0
+        self._slots: dict[str, list[float | int | None]] = {}
         self._still_since: dict[str, int] = {}
         self.still: set[str] = set()
         self.frozen: set[str] = set()
@@ -93,10 +97,15 @@ class StuckParameters:
         accumulated = {naming.split_key(key)[1] for key in stats if key.startswith(_ACCUMULATED)}
         if not moving and accumulated:
             return  # a step that adds its gradient to those of others, whose update is yet to come
-        self._since = None if moving else number if self._since is None else self._since
-        has_updates = any(key.startswith(_UPDATES) for key in stats)
-        if not (stated or self._since is None or number - self._since >= _ACCUMULATING[not has_updates]):
-            return
+        least = _ACCUMULATING[self._is_accumulating(stats)]
+        if moving or not all(before.values()):  # perhaps in a step that is not recorded
+            self._longest_pause = max(self._longest_pause, 0 if self._since is None else number - self._since)
+            self._since = None
+        if not moving:
+            self._since = number if self._since is None else self._since
+            pauses = not stated or (rate != 0 and _has_no_update(stats))
+            if pauses and number - self._since < max(least, 2 * self._longest_pause):
+                return
         middle = _middle(stats)
         asked = {name: name not in self.frozen and not _is_rounding(name, stats, middle)
                  and (not moving or self._cannot_move(name, stats, rate)
@@ -111,13 +120,16 @@ class StuckParameters:
     def to_json(self) -> dict[str, Any]:
         """Returns everything that they remember."""
         return {"moved": sorted(self._moved), "before": self._before, "since": self._since,
+                "longest_pause": self._longest_pause, "slots": self._slots,
                 "still_since": self._still_since, "lengths": self._streak.lengths}  # fmt: skip
 
     def restore(self, found: Mapping[str, Any]) -> None:
         """Remembers what `to_json` returned."""
         self._moved, self._before = set(found["moved"]), dict(found["before"])
         self._since, self._streak = found["since"], Streak(dict(found["lengths"]))
-        self._still_since = dict(found.get("still_since", {}))  # a state of an older gradscope has none
+        # A state of an older gradscope has none of these.
+        self._still_since, self._slots = dict(found.get("still_since", {})), dict(found.get("slots", {}))
+        self._longest_pause = found.get("longest_pause", 0)
 
     def _as_before(self, stats: Statistics) -> dict[str, bool]:
         """Returns whether a trained parameter is as it was at the recorded step before, by name, as far as is known."""
@@ -129,6 +141,13 @@ class StuckParameters:
         }
         self._before = now
         return {name: each == before[name] for name, each in now.items() if name in before}
+
+    def _is_accumulating(self, stats: Statistics) -> bool:
+        """Returns whether a loop may be adding up gradients: no update is recorded, or the optimizer was not asked."""
+        before = self._slots
+        self._slots = {key: [each.get(column) for column in _COLUMNS] for key, each in stats.items()
+                       if key.startswith(_SLOTS)}  # fmt: skip
+        return not any(key.startswith(_UPDATES) for key in stats) or (bool(before) and before == self._slots)
 
     def _trained(self, stats: Statistics) -> list[str]:
         keys = (naming.split_key(key) for key in stats)
@@ -172,6 +191,13 @@ class StuckParameters:
         # Of new parameters that are stated, the update is added; of others that is not known.
         lost = _ROUNDED if stated else _NOT_APPLIED if (update.get("ratio") or 0.0) > _NOT_ROUNDED else _EITHER
         return f"{update['l2']:.2g}{lost}" if update.get("l2") else ""
+
+
+def _has_no_update(stats: Statistics) -> bool:
+    """Returns whether an optimizer makes updates of zero, of gradients that are not."""
+    families = [(naming.split_key(key)[0], each.get("l2")) for key, each in stats.items()]
+    updates = [l2 for family, l2 in families if family == naming.UPDATE]
+    return bool(updates) and not any(updates) and any(l2 for family, l2 in families if family == naming.PARAM_GRAD)
 
 
 def _middle(stats: Statistics) -> float:

@@ -35,6 +35,12 @@ class Learning:
     level: NoFall | None = None
     climb: Climb | None = None
 
+    @property
+    def words(self) -> frozenset[str]:
+        """The words of `LEARNING_WORDS` for what there is to say."""
+        said = {"unchanged": self.frozen, "learning": self.level, "climbing": self.climb}
+        return frozenset({*(each.rule for each in self.faults), *(word for word, found in said.items() if found)})
+
     def to_json(self) -> dict[str, Json]:
         """Returns what there is to say, by name."""
         found: dict[str, Json] = {"faults": [each._asdict() for each in self.faults]} if self.faults else {}
@@ -43,6 +49,8 @@ class Learning:
         return found if self.climb is None else {**found, "climbing": asdict(self.climb)}
 
 
+#: The words of what a run may say: of faults in the program of its loss, and of what may be meant.
+LEARNING_WORDS: Final = ("broadcast", "saturated", "climbing", "learning", "unchanged")
 #: Of a run that learns, and of a report on one of its steps.
 NOTHING_TO_SAY: Final = Learning()
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from gradscope.dump.manifest.manifest import Origin
+from gradscope.dump.manifest.operation_facts import Origin
 from gradscope.dump.reader import open_dump
 from gradscope.errors import DumpError, GradscopeError
 from gradscope.history.alarms.alarm_rules import NONFINITE

@@ -16,10 +16,11 @@ from gradscope.tracing.dataflow.reachability import Reach
 from gradscope.tracing.jaxpr.frames import iterations
 from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.layers.uses import Use
-from gradscope.tracing.lookup.bounded_functions import bounded_functions
-from gradscope.tracing.lookup.clips import clips
+from gradscope.tracing.lookup.functions.bounded_functions import bounded_functions
+from gradscope.tracing.lookup.functions.clips import clips
+from gradscope.tracing.lookup.functions.random_masks import random_masks
+from gradscope.tracing.lookup.functions.softmax_products import attentions
 from gradscope.tracing.lookup.named_values import ambiguous
-from gradscope.tracing.lookup.softmax_products import attentions
 from gradscope.tracing.tracer import Trace
 
 
@@ -70,7 +71,8 @@ def selects_site(spec: CaptureSpec, site: Site, family: str) -> bool:
 
 
 def with_bounded_functions(plan: Plan, trace: Trace, spec: CaptureSpec) -> Plan:
-    """Returns a plan that also observes how far bounded functions inside layers, and clips, are at their limits.
+    """Returns a plan that also observes how far bounded functions inside layers, and clips, are at their limits, and
+    how much random masks drop.
 
     Args:
         plan: The plan of what is shown; nothing is fed, stopped or differentiated but the loss.
@@ -79,7 +81,7 @@ def with_bounded_functions(plan: Plan, trace: Trace, spec: CaptureSpec) -> Plan:
     """
     if naming.ACTIVATION not in spec.families or not plan.sites:
         return plan
-    by_value = {each.site.value: each for each in (*bounded_functions(trace), *clips(trace))}
+    by_value = {each.site.value: each for each in (*bounded_functions(trace), *clips(trace), *random_masks(trace))}
     for each in attentions(trace):  # the saturation of some is observed, too
         by_value[each.site.value] = replace(by_value.get(each.site.value, each), positions=each.positions)
     found = list(by_value.values())

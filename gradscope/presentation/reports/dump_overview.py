@@ -29,8 +29,8 @@ _MOST_FINDINGS: Final = 12
 _FINDINGS_PER_RULE: Final = 2
 #: Facts about the run that are worth a line of one screen.
 _FACTS: Final = frozenset(
-    {"loss", "gradients", "fed", "tensors", "frozen", "satisfied", "no effect", "at zero", "clipped", "softmax",
-     "unscaled", "self-check", "examples", "statistics", "note", "incomplete"}
+    {"loss", "gradients", "fed", "tensors", "frozen", "satisfied", "at zero", *MAY_BE_MEANT, "self-check", "examples",
+     "statistics", "note", "incomplete"}
 )  # fmt: skip
 #: What is said of a dump that has neither a finding nor a fact that may be a fault.
 NOTHING_WRONG: Final = "nothing looks wrong"

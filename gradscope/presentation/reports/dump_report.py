@@ -8,7 +8,8 @@ from typing import Final
 
 from gradscope import naming
 from gradscope.dump.manifest.json_text import from_float
-from gradscope.dump.manifest.manifest import Manifest, Origin
+from gradscope.dump.manifest.manifest import Manifest
+from gradscope.dump.manifest.operation_facts import Origin
 from gradscope.dump.record import Json
 from gradscope.naming.wording import place_behind
 from gradscope.presentation.render.document import Document, Note, Notes

@@ -25,6 +25,10 @@ _LABELS: Final = {
     "at zero": "The parameters whose gradient is multiplied by another parameter that is zero, as at the start of a "
     "branch: they learn once that one has moved",
     "clipped": "The clips by two numbers of which more than a tenth is at a limit, where no gradient passes",
+    "dropped": "The random masks inside the model, as of a dropout, that make more than 0.8 of the elements zero, by "
+    "more than chance: a rate that is too high, or the share to keep taken for the share to drop",
+    "rectified": "The rectifiers, as a ReLU behind the last layer, whose results the loss takes for logits: none is "
+    "below zero, so that no class is less likely than one whose logit is 0",
     "softmax": "The softmaxes whose shares weight a sum along another axis than the one along which they sum to 1: "
     "over the queries or the examples in attention, that is a mistake; in capsules and bags of clusters it is meant. "
     "Of attention also where no position reads those before it, or itself, as with a causal mask that is the wrong way "
@@ -77,7 +81,7 @@ _OF_COMPARISONS: Final = {
     "would pass": "The smallest tolerance with which all rows would be the same",
     "statistics": "How many rows are judged by the statistics of a dump that has no elements there",
     "never passes": "Rows that no tolerance makes the same, such as those of two shapes or with a NaN on one side",
-    "one side only": "How many names only one dump has, and the option that lets them pass",
+    "one side only": "How many tensors only one dump has, and the option that lets them pass",
     "not in both": "The tensors or steps that only one of two runs has recorded",
     "compared": "What was compared of two runs, and at which steps",
     "difference": "By how much two values differ, of two runs, in how many recorded steps",

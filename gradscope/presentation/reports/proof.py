@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from gradscope import naming
 from gradscope.dump.record import Json
-from gradscope.naming.wording import brief
+from gradscope.naming.wording import brief, counted
 from gradscope.presentation.render.document import Document, Note, Notes
 from gradscope.presentation.render.github import Annotation
 from gradscope.presentation.render.screen import BAD, DOUBTFUL, GOOD, Screen
@@ -104,8 +105,11 @@ class ProofReport:
     def _sentence(self) -> str:
         counts = Counter(str(row["status"]) for row in self.claims)
         wrong = [f"{row['what']} ({row['why']})" if "why" in row else str(row["what"]) for row in self._wrong()]
-        failures = f"{wrong[0]}" + (f" and {len(wrong) - 1} more; " if len(wrong) > 1 else "; ") if wrong else ""
-        return f"{failures}{', '.join(f'{number} {status}' for status, number in counts.items())}"
+        others = [naming.split_key(str(row["what"]))[0] for row in self._wrong()[1:]]
+        noun = "gradient" if all(map(naming.is_gradient, others)) else "more claim"
+        more = f" and {counted(len(others), noun)}" if others else ""
+        claims = ", ".join(f"{number} {status}" for status, number in counts.items())
+        return f"{wrong[0]}{more}; claims: {claims}" if wrong else f"claims: {claims}"
 
     def annotations(self) -> list[Annotation]:
         """Returns the wrong claims next to their source lines, or the verdict."""

@@ -30,7 +30,8 @@ _ON_PURPOSE: Final = {
 
 #: How a reason ends of a gradient that a log of a softmax makes zero but for rounding.
 _LOG_SOFTMAX: Final = re.compile(
-    r"(?:log_softmax|logsumexp|softmax_cross_entropy\w*) at \S+(?: and \S+ at \S+)* takes? out what it adds$"
+    r"(?:log_softmax|logsumexp|softmax_cross_entropy\w*) at \S+(?: and \S+ at \S+)* takes? out what it adds"
+    r"(?:, over axis .*)?$"
 )
 
 #: The most places in the program that a line names.
@@ -46,7 +47,7 @@ _NAMING: Final = {
 
 
 #: The words of facts that are no finding, as they may be meant, though each may be a fault.
-MAY_BE_MEANT: Final = ("no effect", "clipped", "softmax", "unscaled")
+MAY_BE_MEANT: Final = ("no effect", "clipped", "dropped", "rectified", "softmax", "unscaled")
 
 
 class Doubt(NamedTuple):
@@ -65,6 +66,10 @@ def doubts(manifest: Manifest) -> Iterator[Doubt]:
     """Yields what may be a fault of the model and may be meant, by the order of the words."""
     yield from (Doubt("no effect", why) for why in _without_effect(manifest))
     yield from (Doubt("clipped", printable(each.sentence), each.source) for each in manifest.clips)
+    masks = (each for each in manifest.random_masks if each.is_beyond_rates)
+    yield from (Doubt("dropped", printable(each.sentence), each.source) for each in masks)
+    rectified = manifest.rectified_logits
+    yield from (Doubt("rectified", printable(each.sentence), each.source) for each in rectified)
     yield from (Doubt("softmax", printable(each.sentence), each.source) for each in manifest.softmax_uses)
     yield from (Doubt("unscaled", printable(each)) for each in unscaled_inputs(manifest))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
@@ -192,6 +193,11 @@ class RuleEvidence:
     def layer_of(self, entry: Entry) -> Layer | None:
         """Returns the layer that outputs a value; None where there is none."""
         return None if entry.site.layer is None else self.layers.get(entry.site.layer)
+
+    @cached_property
+    def dropped(self) -> AbstractSet[str]:
+        """The names of the activations most of whose elements a random mask makes zero, as a dropout does."""
+        return {name for mask in self.manifest.random_masks for name in mask.names}
 
     @cached_property
     def nonfinite(self) -> tuple[Entry, ...]:

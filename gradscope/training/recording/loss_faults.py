@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from gradscope.history.history_rows import LossFault
 from gradscope.tracing.lookup.batch_broadcasts import batch_broadcasts
-from gradscope.tracing.lookup.bounded_functions import BoundedFunction, bounded_functions
+from gradscope.tracing.lookup.functions.bounded_functions import BoundedFunction, bounded_functions
 from gradscope.tracing.tracer import Trace
 
 

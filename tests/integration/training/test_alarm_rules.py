@@ -556,6 +556,34 @@ def test_where_all_stay_a_loop_may_add_up_gradients_and_is_stuck_later() -> None
     assert [(each.rule, each.step) for each in probed(unknown, steps=160, every=10)] == [("stuck", 120)]
 
 
+@pytest.mark.parametrize("states", [True, False], ids=["new parameters are stated", "statistics tell"])
+@pytest.mark.parametrize("every", [1, 5])
+@pytest.mark.parametrize(("period", "slots"), [(25, True), (90, True), (15, False)])
+def test_an_optimizer_that_is_asked_once_in_many_steps_is_not_stuck(
+    period: int, every: int, *, slots: bool, states: bool
+) -> None:
+    """As a loop that adds up gradients by itself, and makes updates of zeros in between."""
+
+    def told(*, ends: int = 1000) -> list[int]:
+        watch, found = AlarmWatch({}), list[Alarm]()
+        for step in range(0, 400, every):
+            moves, asked = step % period == period - 1 and step < ends, (step + 1) // period
+            stats: Stats = {}
+            for name in "ab":
+                stats[f"param/{name}"] = column_of(1.0 + min(step, ends) // period)
+                stats[f"param_grad/{name}"] = column_of(0.3 + 0.001 * step)
+                stats[f"update/{name}"] = {**column_of(0.1 * moves), "ratio": 0.1 * moves}
+                # A rate of 0 goes on with the moments that it makes of the gradients.
+                stats |= {f"slot/mu/{name}": column_of(0.2 + 0.1 * (asked if step < ends else step))} if slots else {}
+            found += watch.recorded(step, stats, dict.fromkeys("ab", not moves) if states else {})
+            watch = again(watch, {}, step)
+        return [alarm.step for alarm in found if alarm.rule == "stuck"]
+
+    assert told() == []
+    (stuck,) = told(ends=2 * period)
+    assert 4 * period <= stuck <= 4 * period + 3 * every + 20
+
+
 def test_a_gradient_that_is_rounding_moves_nothing_and_is_not_stuck() -> None:
     bias = parameter(growth=0, gradient=1e-9, update=1e-12)
     assert [each.rule for each in probed({"bias": bias, "b": parameter()})] == []
@@ -587,7 +615,7 @@ def test_a_parameter_that_is_updated_once_in_several_steps_is_not_stuck(
 def test_an_optimizer_that_is_made_anew_at_each_step_is_named_and_one_that_is_kept_is_not(
     between: int, every: int, noise: float
 ) -> None:
-    def told(*, anew: bool) -> list[tuple[str, str | None, int]]:
+    def told(*, anew: bool, b1: float = 0.9, b2: float = 0.999) -> list[tuple[str, str | None, int]]:
         rng, watch, found = np.random.default_rng(0), AlarmWatch({}), list[Alarm]()
         gradients = {name: rng.normal(size=40) for name in "abc"}
         mu, nu = ({name: np.zeros(40) for name in "abc"} for _ in range(2))
@@ -596,8 +624,9 @@ def test_an_optimizer_that_is_made_anew_at_each_step_is_named_and_one_that_is_ke
             for name, base in gradients.items():
                 gradient = (base + noise * rng.normal(size=40)) * rng.uniform(0.5, 2.0) ** noise
                 if anew or step % between == 0:
-                    mu[name] = 0.1 * gradient + (0.0 if anew else 0.9) * mu[name]
-                    nu[name] = 0.001 * gradient**2 + (0.0 if anew else 0.999) * nu[name]
+                    mu[name] = (1 - b1) * gradient + (0.0 if anew else b1) * mu[name]
+                    nu[name] = (1 - b2) * gradient**2 + (0.0 if anew else b2) * nu[name]
+                stats[f"param_grad/{name}"] = {"rms": float(np.sqrt((gradient**2).mean()))}
                 for slot, each in (("mu", mu[name]), ("nu", nu[name])):
                     stats[f"slot/{slot}/{name}"] = {"mean": float(each.mean()), "rms": float(np.sqrt((each**2).mean()))}
             if step % every == 0:
@@ -607,6 +636,9 @@ def test_an_optimizer_that_is_made_anew_at_each_step_is_named_and_one_that_is_ke
 
     assert told(anew=True) == [("reset", "slot/mu/a", 2 * every)]
     assert told(anew=False) == []
+    assert told(anew=False, b1=0.0, b2=0.0) == []  # which keeps nothing on purpose
+    for b1, b2 in ((0.9, 0.99), (0.0, 0.999)):
+        assert told(anew=True, b1=b1, b2=b2) == [("reset", "slot/mu/a", 2 * every)]
 
 
 def test_the_update_of_a_dual_variable_may_be_its_gradient() -> None:

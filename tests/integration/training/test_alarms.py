@@ -57,6 +57,16 @@ def skipped(folder: Path) -> Finished:
     return gradscope(*TRAIN, *SKIP, "--check", "stuck,dying", "-o", "skipped", folder=folder)
 
 
+def test_what_is_no_alarm_fails_a_job_where_it_is_named(folder: Path) -> None:
+    climb = ("train", "net.py", "--steps", 12, "--every", 1, "--optimizer", "sgd(-0.001)", "-o", "climbs")
+    assert gradscope(*climb, "--check", "all,climbing", folder=folder).status == 1
+    for words, status in (("climbing", 1), ("learning,climbing", 1), ("all", 0), ("unchanged,saturated", 0)):
+        done = gradscope("show", "climbs", "--check", words, folder=folder)
+        assert (done.status, "\nclimbing " in done.output) == (status, True), words
+    unknown = gradscope("show", "climbs", "--check", "softmax", folder=folder)
+    assert (unknown.status, "there is no alarm 'softmax'" in unknown.errors) == (2, True)
+
+
 def test_a_spike_saves_the_state_before_its_step_and_its_batch(saved: Finished, folder: Path) -> None:
     assert saved.status == 0, saved.errors
     alarms = {(each["step"], each["rule"]): each for each in saved.json["alarms"]}

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gradscope.dump.manifest.manifest import Cause, Entry, Layer, Ledger, LedgerLine, Manifest, Origin
+from gradscope.dump.manifest.manifest import Cause, Entry, Layer, Ledger, LedgerLine, Manifest
+from gradscope.dump.manifest.operation_facts import Origin
 from gradscope.dump.manifest.operation_facts.saturation import BoundedName, Saturation
 from gradscope.dump.record import SiteFacts
 from gradscope.stats import (
@@ -262,6 +263,15 @@ def test_a_nan_of_the_loss_alone_is_not_said_to_be_made_in_a_gradient() -> None:
         "activation/head is the last value before a loss of nan, where every value of the dump is finite: mul made the "
         "first NaN: 0 times infinity (model.py:7); 1 more tensor is affected"
     )
+
+
+def test_a_loop_is_named_once_with_the_iteration_that_made_a_nan() -> None:
+    why = "made the first NaN: log of -1, in iteration 1 of the while, of which the dump has the last"
+    entries = (entry("activation/body[4].1", [[np.nan]], 1, iteration=(4,)), entry("param_grad/w", [np.nan], 1))
+    for name, told in (("while", why), ("block/while", f"{why}, in block"), ("block/log", f"{why}, in block/log")):
+        origin = Origin(name=name, direction="forward", why=why, source="model.py:7")
+        (only,) = find(Manifest(entries=entries, loss=float("nan"), origins=(origin,)))
+        assert (only.name, only.why) == ("body[4].1", told)
 
 
 def test_an_output_that_is_nan_is_not_said_to_be_finite() -> None:

@@ -14,8 +14,8 @@ from statistics import median
 
 import pytest
 
-from gradscope.dump.manifest.manifest import Cause, Entry, Layer, Ledger, LedgerLine, Manifest, Origin
-from gradscope.dump.manifest.operation_facts import StepFunction
+from gradscope.dump.manifest.manifest import Cause, Entry, Layer, Ledger, LedgerLine, Manifest
+from gradscope.dump.manifest.operation_facts import Origin, StepFunction
 from gradscope.dump.manifest.operation_facts.saturation import Saturation
 from gradscope.dump.record import Json, SiteFacts
 from gradscope.stats import find

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from gradscope.tracing.lookup.bounded_functions import bounded_functions
+from gradscope.tracing.lookup.functions.bounded_functions import bounded_functions
 from gradscope.tracing.tracer import trace_loss
 from tests.support.data import filled
 

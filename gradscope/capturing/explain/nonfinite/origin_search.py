@@ -38,7 +38,7 @@ from gradscope.capturing.explain.nonfinite.failures import (
 from gradscope.capturing.explain.nonfinite.gradient_paths import GradientPaths, observe_suspects
 from gradscope.capturing.explain.nonfinite.nonfinite_flags import KnownFlags, NonfiniteFlags, is_argument
 from gradscope.capturing.explain.nonfinite.replay import Replay
-from gradscope.dump.manifest.manifest import Origin
+from gradscope.dump.manifest.operation_facts import Origin
 from gradscope.tracing.jaxpr.frames import OPERAND, resolve
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.jaxpr.source_lines import source_of

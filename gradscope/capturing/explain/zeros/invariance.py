@@ -33,6 +33,7 @@ from gradscope.tracing.dataflow.gradient_barriers import location_of
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, resolve, source_in, variable_of
 from gradscope.tracing.jaxpr.jaxcompat import is_literal
 from gradscope.tracing.jaxpr.source_lines import library_function
+from gradscope.tracing.lookup.softmax_axes import SoftmaxAxes
 
 #: The most values that are displaced one by one.
 _MOST_ALONE: Final = 16
@@ -163,10 +164,17 @@ class Invariances:
         return is_taken_out(equation, operands, result, self._precision)
 
 
-def words_of(cuts: Sequence[Cut]) -> str:
-    """Returns the clause that names what takes a displacement out, with the library function that does it."""
+def words_of(cuts: Sequence[Cut], axes: SoftmaxAxes) -> str:
+    """Returns the clause that names what takes a displacement out, with the library function that does it.
+
+    Args:
+        cuts: The equations that take it out.
+        axes: The axes of the softmaxes, of which one over the examples is named.
+    """
     names = list(dict.fromkeys(_located(cut.frame, cut.number) for cut in cuts))
-    return f"{' and '.join(names)} {'takes' if len(names) == 1 else 'take'} out what it adds"
+    over = {axes.over_examples(cut.frame, cut.number) for cut in cuts}
+    said = f"{' and '.join(names)} {'takes' if len(names) == 1 else 'take'} out what it adds"
+    return said if len(over) > 1 or None in over else f"{said}{''.join(f', {each}' for each in over)}"
 
 
 def _located(frame: Frame, number: int) -> str:

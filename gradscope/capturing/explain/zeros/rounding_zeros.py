@@ -14,6 +14,7 @@ from gradscope.capturing.explain.zeros.invariance import Invariances, words_of
 from gradscope.dump.manifest.manifest import Cause
 from gradscope.naming import IterationIndex
 from gradscope.tracing.jaxpr.frames import ValueKey
+from gradscope.tracing.lookup.softmax_axes import SoftmaxAxes
 
 _CANCELLATION = "cancellation"
 #: Units of rounding, of 1 or of the loss, below which all gradients, or a change of the loss, may be rounding.
@@ -77,17 +78,18 @@ def rounding_causes(run: Run, gradients: Sequence[Gradient], cancelling: Sequenc
     found = Invariances(run, [*zero, *tiny])
     if constant and tiny and found.moved > _LOST * known.eps * max(1.0, abs(float(run.observed.loss))):
         return
+    axes = SoftmaxAxes(run.trace)
     for number, cuts in found.of_arguments.items():
         name = run.trace.arguments[number].name
         rounding = number in tiny
         zero_words = "is zero but for rounding" if rounding else "zero by construction"
-        why = f"{zero_words}: the loss does not change with it; {words_of(cuts)}"
+        why = f"{zero_words}: the loss does not change with it; {words_of(cuts, axes)}"
         yield Cause(family=naming.PARAM_GRAD, name=name, why=why, rounding=rounding)
     if found.of_arguments:
-        yield from _of_values(found, gradients, small)
+        yield from _of_values(found, gradients, small, axes)
 
 
-def _of_values(found: Invariances, gradients: Sequence[Gradient], small: float) -> Iterator[Cause]:
+def _of_values(found: Invariances, gradients: Sequence[Gradient], small: float, axes: SoftmaxAxes) -> Iterator[Cause]:
     """Yields the causes of gradients with respect to other values that the same operations take out."""
     known: dict[ValueKey, float] = {}
     for each in gradients:
@@ -98,5 +100,5 @@ def _of_values(found: Invariances, gradients: Sequence[Gradient], small: float) 
         cuts = taken_out.get(each.value, [])
         beyond = next((known[value] for value in found.beyond(cuts) if value in known), 0.0)
         if each.rms < small * beyond:
-            why = f"is zero but for rounding: the loss does not change with it; {words_of(cuts)}"
+            why = f"is zero but for rounding: the loss does not change with it; {words_of(cuts, axes)}"
             yield Cause(family=each.family, name=each.name, why=why, rounding=True)

@@ -149,7 +149,8 @@ class RecordOptions:
         str | None,
         typer.Option(
             metavar="RULES",
-            help="Exit 1 where an alarm is of one of these rules, separated by commas; or all.",
+            help="Exit 1 where an alarm is of one of these rules, separated by commas, or all; and where the report "
+            "says 'climbing', 'learning', 'unchanged', 'broadcast' or 'saturated' of the run, each where it is named.",
             rich_help_panel=_ALARMS,
         ),
     ] = None
@@ -164,20 +165,14 @@ class RecordOptions:
     ] = 3
 
     def checked(self) -> frozenset[str]:
-        """Returns the rules of `--check`; `all` means every rule.
+        """Returns the rules and words of `--check`.
 
         Raises:
             UsageError: There is no such rule, or none is named.
         """
-        from gradscope.cli.options.checked_findings import ALL
-        from gradscope.cli.options.shared import listed
-        from gradscope.history.alarms.alarm_rules import RULES
+        from gradscope.cli.options.checked_findings import checked_alarms
 
-        if self.check is None:
-            return frozenset()
-        known = [rule.name for rule in RULES]
-        names = listed(self.check, [*known, ALL], "alarm")
-        return frozenset(known) if ALL in names else names
+        return checked_alarms(self.check)
 
     def dumped(self, steps: int) -> Callable[[int], bool]:
         """Returns the function that returns whether a step is dumped, of a run of so many.

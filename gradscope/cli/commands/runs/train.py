@@ -106,10 +106,12 @@ def train(
     if outcome.signal and outcome.steps < steps and not outcome.stopped:
         notify(f"stopped after {outcome.steps:,} of {steps:,} steps; the same command with --resume goes on")
         raise typer.Exit(_SIGNALLED + outcome.signal)
+    tripped = any(alarm.rule in checked for alarm in outcome.alarms)
     if speaks_for_all():
         with chdir(start):
             _print_results(output, outcome, format_options)
-    if outcome.stopped or any(alarm.rule in checked for alarm in outcome.alarms):
+            tripped = _trips(output, outcome, checked)
+    if outcome.stopped or tripped:
         raise typer.Exit(1)
 
 
@@ -215,6 +217,15 @@ def _print_results(path: Path, outcome: Outcome, format_options: FormatOptions) 
         else:
             report = step_report("train", str(path), history, None, resumed_from=resumed_from)
     print_report(report, chosen)
+
+
+def _trips(path: Path, outcome: Outcome, checked: frozenset[str]) -> bool:
+    """Returns whether an alarm of this command, or what the whole run says, is one that `--check` names."""
+    from gradscope.cli.options.checked_findings import trips_run
+    from gradscope.history.history_reader import History
+
+    with History(path) as history:
+        return trips_run(history, outcome.alarms, checked)
 
 
 def _batches(model_options: ModelOptions, model: Model, arguments: Arguments) -> Callable[[int], Any]:

@@ -180,7 +180,7 @@ def _unmatched_names(rows: Sequence[ComparisonRow]) -> Iterator[Note]:
         keys = [naming.key_of(row.family, row.name) for row in rows if row.status == status]
         if keys:
             some = ", ".join(keys[:_SOME_NAMES]) + (", ..." if len(keys) > _SOME_NAMES else "")
-            yield Note(label=label, text=f"{counted(len(keys), 'name')}: {some} (--all shows all)")
+            yield Note(label=label, text=f"{counted(len(keys), 'tensor')}: {some} (--all shows all)")
 
 
 def _what_would_pass(rows: Sequence[ComparisonRow]) -> Iterator[Note]:
@@ -205,7 +205,7 @@ def _what_would_pass(rows: Sequence[ComparisonRow]) -> Iterator[Note]:
         yield Note(label="never passes", text=f"{counted(len(hopeless), 'row')}, at any tolerance")
     one_sided = sum(row.status in ("missing", "extra") for row in rows)
     if one_sided:
-        text = f"--allow-missing REGEX lets names pass that one dump lacks, here {count(one_sided)}"
+        text = f"--allow-missing REGEX lets pass what one dump lacks, here {count(one_sided)}"
         yield Note(label="one side only", text=text)
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from gradscope import naming
 from gradscope.comparison import Comparison
+from gradscope.comparison.diagnosis.clauses import different_values_given
 from gradscope.comparison.isolation import Isolation, LocalRow
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.record import Json
@@ -100,10 +101,13 @@ class IsolationReport:
 
     def to_json(self) -> dict[str, Json]:
         """Returns the comparison, with the layers' own errors under `isolation`."""
-        return {**self.comparison.to_json(), "isolation": self.isolation.to_json(self._first())}
+        return {**self.comparison.to_json(), "isolation": self.isolation.to_json(self._first(), self._given())}
 
     def _layer_by_layer(self) -> str:
-        return f"Layer by layer: {self.isolation.sentence(self._first())}"
+        return f"Layer by layer: {self.isolation.sentence(self._first(), self._given())}"
+
+    def _given(self) -> str:
+        return different_values_given(self.comparison.rows)
 
     def _first(self) -> ComparisonRow | None:
         """Returns what first differs between the dumps, backward where they agree forward; None for nothing."""

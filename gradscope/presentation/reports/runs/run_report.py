@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from gradscope import naming
-from gradscope.dump.manifest.manifest import Origin
+from gradscope.dump.manifest.operation_facts import Origin
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
 from gradscope.history.alarms.alarm_rules import command_at

@@ -54,7 +54,9 @@ def dead(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
 
 
 def _is_dead(evidence: RuleEvidence, entry: Entry, share: float, thresholds: Thresholds) -> bool:
-    if entry.site.operation or len(entry.shape) < 2 or not thresholds.dead < share <= 1 or _is_kept(evidence, entry):
+    if entry.site.operation or len(entry.shape) < 2 or not thresholds.dead < share <= 1:
+        return False
+    if _is_kept(evidence, entry) or entry.name in evidence.dropped:
         return False
     return _is_beyond_chance(entry, share) and (
         _is_rectified(evidence, entry) or _precedes_rectifier(evidence, entry, share)

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from gradscope import naming
-from gradscope.dump.manifest.manifest import Entry, Manifest, Origin
+from gradscope.dump.manifest.manifest import Entry, Manifest
+from gradscope.dump.manifest.operation_facts import Origin
 from gradscope.stats.findings.rule_evidence import (
     DEEPEST,
     Finding,
@@ -161,12 +162,14 @@ def _of_origin(evidence: RuleEvidence, origin: Origin, broken: _Broken) -> Suspe
     keys = [naming.split_key(origin.name), *((family, path) for path in paths for family in families)]
     first = broken.backward if gradient else broken.forward
     place = next((entry for at in keys if (entry := evidence.entry(*at)) is not None), first)
-    named = origin.name == key(place) or f"{origin.name}/".startswith(f"{place.name}/")
+    around, _, last = origin.name.rpartition("/")
+    inside = around if f" of the {last}" in origin.why else origin.name  # an iteration is told with its loop
+    named = origin.name == key(place) or f"{origin.name}/".startswith(f"{place.name}/") or not inside
     found = Finding(
         rule="overflow" if _NARROW.search(origin.why) else _rule(first),
         name=place.name,
         family=place.family,
-        why=origin.why if named else f"{origin.why}, in {naming.printable(origin.name)}",
+        why=origin.why if named else f"{origin.why}, in {naming.printable(inside)}",
         source=origin.source,
         iteration=origin.iteration,
         tensors=len(broken.keys),

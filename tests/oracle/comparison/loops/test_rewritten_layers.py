@@ -105,4 +105,4 @@ def test_a_layer_that_is_lost_in_the_iterations_of_a_loop_of_both_is_missing() -
 
     found = gs.compare(looped(kept=True), looped(kept=False))
     assert found.verdict == "different"
-    assert found.sentence.endswith("names only in the reference.")
+    assert found.sentence.endswith("tensors only in the reference.")

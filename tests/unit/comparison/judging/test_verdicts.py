@@ -143,8 +143,8 @@ def test_likely_causes_are_named_in_addition_to_the_directions() -> None:
     other |= {"activation/first": off_by("activation/first", 0.02), "param/first/w": NUMBERS, "input/more": NUMBERS}
     assert compare(dump(), dump(other)).sentence == (
         "The runs start from different parameters (`first/w`). Forward first differs at `first` (rel_l2 2.0e-2, made "
-        "here; it is 1.02 times the reference's). Backward agrees; 1 name only in the reference, of `first/w`; "
-        "1 name only in the candidate."
+        "here; it is 1.02 times the reference's). Backward agrees; 1 tensor only in the reference, of `first/w`; "
+        "1 tensor only in the candidate."
     )
 
 
@@ -293,7 +293,7 @@ def test_a_name_on_one_side_only_is_a_difference() -> None:
     ledger = Ledger(missing=(LedgerLine(name="second", family="activation", reason="filtered"),))
     found = compare(dump(), dump(fewer, ledger=ledger))
     assert found.verdict == "different"
-    assert found.sentence == "Forward agrees. Backward agrees; 1 name only in the reference."
+    assert found.sentence == "Forward agrees. Backward agrees; 1 tensor only in the reference."
     assert (row(found, "activation/second").status, row(found, "activation/second").why) == (
         "missing", "not in the candidate (filtered)",
     )  # fmt: skip

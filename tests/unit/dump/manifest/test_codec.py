@@ -29,6 +29,8 @@ from gradscope.dump.manifest.operation_facts import (
     BatchBroadcast,
     Clip,
     OutOfBounds,
+    RandomMask,
+    RectifiedLogits,
     Saturation,
     SoftmaxUse,
     StepFunction,
@@ -77,6 +79,11 @@ MANIFEST = Manifest(
     step_functions=(
         StepFunction(family="param", name="w", primitive="round", beside=("reduce_max",), source="a.py:3"),
     ),
+    random_masks=(
+        RandomMask(share=0.99, elements=64, index=5, names=("fc",), source="a.py:5"),
+        RandomMask(share=0.9, elements=8, index=7),
+    ),
+    rectified_logits=(RectifiedLogits(function="sigmoid", source="a.py:7"), RectifiedLogits(function="softmax")),
     clips=(Clip(low=-1.0, high=0.5, share=0.25, index=6, source="a.py:4"), Clip(low=0.0, high=1.0, share=1.0, index=9)),
     softmax_uses=(
         SoftmaxUse(shape=(4, 6, 6), over=(0, 1), summed=(2,), source="a.py:5"),

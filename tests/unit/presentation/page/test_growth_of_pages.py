@@ -5,7 +5,8 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable
 
-from gradscope.dump.manifest.manifest import Entry, Layer, Manifest, Origin
+from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
+from gradscope.dump.manifest.operation_facts import Origin
 from gradscope.dump.record import Json, SiteFacts
 from gradscope.presentation import dump_page, page_html
 from gradscope.presentation.page.content.block_content import blocks_content

@@ -109,7 +109,7 @@ def test_rows_that_no_tolerance_passes_are_counted_and_explained() -> None:
 def test_a_name_on_one_side_only_is_shown_with_how_to_allow_it() -> None:
     text = text_of(compared("param", "w", 0.0), MISSING)
     assert "missing  param/head/bias: not in the candidate\n" in text
-    assert "--allow-missing REGEX lets names pass that one dump lacks, here 1\n" in text
+    assert "--allow-missing REGEX lets pass what one dump lacks, here 1\n" in text
     assert "--tol" not in text
 
 

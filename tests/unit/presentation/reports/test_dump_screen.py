@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gradscope.cli.options.checked_findings import checked_rules, trips
-from gradscope.dump.manifest.manifest import Ledger, LedgerLine, Manifest, Origin
-from gradscope.dump.manifest.operation_facts import Clip, SoftmaxUse
+from gradscope.dump.manifest.manifest import Ledger, LedgerLine, Manifest
+from gradscope.dump.manifest.operation_facts import Clip, Origin, SoftmaxUse
 from gradscope.presentation.render.document import lay_out_document
 from gradscope.presentation.render.screen import DIM, Screen
 from gradscope.presentation.reports.dump_report import dump_report

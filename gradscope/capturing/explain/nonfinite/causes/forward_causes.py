@@ -48,7 +48,8 @@ def forward_diagnosis(operation: Operation, failure: Failure | None, operations:
         return Diagnosis("in an iteration that is not observed")
     place = element(failure.index)
     if failure.iteration is not None:
-        place += f", in iteration {failure.iteration} of the {operation.primitive}"
+        # The names of the dump's values have the number of that one.
+        place += f", in iteration {failure.iteration} of the {operation.primitive}, of which the dump has the last"
     primitive = failure.equation.primitive.name
     return _known(operation, primitive, failure, operations, place) or _unknown(primitive, failure, place)
 

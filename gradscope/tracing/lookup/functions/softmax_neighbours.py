@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from gradscope.dump.manifest.operation_facts.saturation import BoundedName
 from gradscope.primitive_groups import ADDITIONS, COPIES
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.dataflow.reachability import is_inexact
@@ -26,11 +27,13 @@ SAME_VALUE: Final = COPIES | {"stop_gradient"}
 #: What may be between a softmax and the sum that it receives: its own operations, scales and masks.
 _SCALED: Final = SAME_VALUE | {"select_n", "max", "add", "sub", "neg", "div", "mul", "exp", "exp2"}
 #: What random numbers are made by.
-_RANDOM: Final = frozenset({"random_bits", "threefry2x32", "rng_bit_generator", "random_gamma"})
+RANDOM: Final = frozenset({"random_bits", "threefry2x32", "rng_bit_generator", "random_gamma"})
 #: What may be between the logits of a softmax and their exponentials, without a change but of an offset or a mask.
 _OFFSET: Final = COPIES | {"sub", "add", "select_n"}
 #: What may be between the sum of exponentials and the logarithm or the division.
 _SUMMED: Final = SAME_VALUE | {"abs", "max", "add"}
+#: What may be between shares and their logarithm: a guard, and the choice of the label's.
+_PICKED: Final = _SUMMED | {"min", "clamp", "gather", "select_n"}
 #: What may be between a sigmoid's result and the exponential in log(1 + exp(-|x|)).
 _SIGNED: Final = COPIES | {"neg", "abs", "add", "sub"}
 #: The most values that are looked at before one function.
@@ -126,8 +129,7 @@ class SoftmaxNeighbours:
             shares: The shares.
             entries: How many of them sum to 1.
         """
-        logits = self._behind([FrameVariable(frame, shares)], _OFFSET)
-        exponentials = self._behind(self._made(logits, {"exp", "exp2"}), SAME_VALUE)
+        exponentials = self._exponentials(FrameVariable(frame, shares))
         sums = [
             step.to
             for variable in exponentials for step in self._flow.steps(variable)
@@ -136,6 +138,25 @@ class SoftmaxNeighbours:
             and math.prod(equation.invars[0].aval.shape[axis] for axis in equation.params["axes"]) == entries
         ]  # fmt: skip
         return any(True for _ in self._made(self._behind(sums, _SUMMED), {"log", "div"}))
+
+    def function_of_logits(self, value: FrameVariable) -> BoundedName | None:
+        """Returns the function whose logarithm a loss takes of a value as its logits; None where it is none.
+
+        Args:
+            value: The value.
+        """
+        exponentials = self._exponentials(value)
+        sums = self._behind(self._made(exponentials, {"reduce_sum"}), _SUMMED)
+        shares = self._made([*exponentials, *sums], {"div"})
+        if self._made(sums, {"log"}) or self._made(self._behind(shares, _PICKED), {"log"}):
+            return "softmax"
+        same = self._moved([value])
+        squashed = self._behind(self._made(same, {"logistic"}), _PICKED)
+        return "sigmoid" if self._made(squashed, {"log"}) or self._is_logit(value, same) else None
+
+    def _exponentials(self, logits: FrameVariable) -> Collection[FrameVariable]:
+        """Returns the exponentials of a value but for an offset or a mask."""
+        return self._behind(self._made(self._behind([logits], _OFFSET), {"exp", "exp2"}), SAME_VALUE)
 
     def is_squashed_again(self, frame: Frame, share: Atom) -> bool:
         """Returns whether a sigmoid's result is the logit of another one, or of the logarithms for both classes.
@@ -147,19 +168,25 @@ class SoftmaxNeighbours:
             share: The share.
         """
         same = self._moved([FrameVariable(frame, share)])
-        if self._made(same, {"logistic"}):
-            return True
+        return bool(self._made(same, {"logistic"})) or self._is_logit(FrameVariable(frame, share), same)
+
+    def _is_logit(self, value: FrameVariable, same: Mapping[FrameVariable, None]) -> bool:
+        """Returns whether the logarithms of a sigmoid are computed of a value, for both classes or with a label.
+
+        Args:
+            value: The value.
+            same: It and the same in other shapes.
+        """
         negative = self._moved(self._made(same, {"neg"}))
         positive = {**same, **self._moved(self._made(negative, {"neg"}))}
         of_each = [any(True for _ in self._softplus(each)) for each in (positive, negative)]
         return all(of_each) or (
-            any(map(self._has_label, self._made(same, {"mul"})))
-            and (any(of_each) or self._is_written_out(share, frame))
+            any(map(self._has_label, self._made(same, {"mul"}))) and (any(of_each) or self._is_written_out(value))
         )
 
-    def _is_written_out(self, share: Atom, frame: Frame) -> bool:
-        """Returns whether log(1 + exp(-|x|)) of a share is computed."""
-        signed = self._flow.closure([FrameVariable(frame, share)], partial(self._is_of_one, _SIGNED))
+    def _is_written_out(self, value: FrameVariable) -> bool:
+        """Returns whether log(1 + exp(-|x|)) of a value is computed."""
+        signed = self._flow.closure([value], partial(self._is_of_one, _SIGNED))
         return bool(self._made(self._moved(self._made(signed, {"exp"})), {"log1p"}))
 
     def _moved(self, values: Iterable[FrameVariable]) -> dict[FrameVariable, None]:
@@ -229,7 +256,7 @@ class SoftmaxNeighbours:
 
 
 def _random_numbers(frame: Frame) -> Iterator[object]:
-    drawing = (equation for equation in frame.jaxpr.eqns if equation.primitive.name in _RANDOM)
+    drawing = (equation for equation in frame.jaxpr.eqns if equation.primitive.name in RANDOM)
     return (variable for equation in drawing for variable in equation.outvars)
 
 

@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from gradscope import naming
 from gradscope.dump.manifest.operation_facts import SoftmaxUse
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
-from gradscope.tracing.dataflow.reachability import Reach
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, made_at, resolve
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, is_literal
 from gradscope.tracing.layers.sites import Site
-from gradscope.tracing.lookup.bounded_functions import BoundedFunction
+from gradscope.tracing.lookup.functions.bounded_functions import BoundedFunction
+from gradscope.tracing.lookup.functions.model_values import ModelValues
 from gradscope.tracing.tracer import Trace
 
 #: What may be between exponentials, or their sum, and the division.
@@ -112,22 +111,17 @@ class _Search:
             for number, equation in enumerate(frame.jaxpr.eqns)
             if equation.primitive.name == "div" and (axes := self._axes(frame, equation))
         ]
-        of_params = self._of_params() if divisions else {}
+        values = ModelValues(self._trace, self._flow)
         for frame, number, axes in divisions:
             result = frame.jaxpr.eqns[number].outvars[0]
             variable = FrameVariable(frame, result)
-            if variable not in of_params or self._trace.reachability.of(frame, result) is not Reach.GRADIENT:
+            if not values.are_learned(variable):
                 continue
             site = self._trace.site_at(made_at(frame, number, 0))
             for summed, free in self._summed(variable):
                 alone = free[0] if len(free) == len(summed) == 1 else None
                 same = alone is not None and site.shape[alone] == site.shape[summed[0]] > _FEWEST
                 yield WeightedSum(site, axes, summed, alone if same else None)
-
-    def _of_params(self) -> dict[FrameVariable, None]:
-        root = self._trace.root
-        leaves = zip(root.jaxpr.invars, self._trace.arguments, strict=True)
-        return self._flow.closure(FrameVariable(root, each) for each, leaf in leaves if leaf.family == naming.PARAM)
 
     def _axes(self, frame: Frame, division: Equation) -> tuple[int, ...]:
         """Returns the axes of a softmax that ends with a division; none for another division."""

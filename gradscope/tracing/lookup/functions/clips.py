@@ -7,23 +7,19 @@ finite, and so is 0 to 6 (ReLU6).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
-from functools import cached_property
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-import numpy as np
-
-from gradscope import naming
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
-from gradscope.tracing.dataflow.reachability import Reach, is_inexact
+from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, made_at, resolve
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation
-from gradscope.tracing.lookup.bounded_functions import BoundedFunction
 from gradscope.tracing.lookup.constants import Constants
+from gradscope.tracing.lookup.functions.bounded_functions import BoundedFunction
+from gradscope.tracing.lookup.functions.model_values import ModelValues
 from gradscope.tracing.tracer import Trace
 
 _OTHER: Final = {"max": "min", "min": "max"}
-_SAME_NUMBER: Final = frozenset({"convert_element_type", "broadcast_in_dim", "copy"})
 _RECTIFIER: Final = (0.0, 6.0)
 
 
@@ -38,13 +34,13 @@ def clips(trace: Trace) -> Iterator[BoundedFunction]:
     Args:
         trace: The trace.
     """
-    search = _Search(trace)
+    search, values = _Search(trace), ModelValues(trace, ForwardFlow())
     for frame in trace.root.walk():
         if frame.opaque or frame.bypassed:
             continue
         for number, equation in enumerate(frame.jaxpr.eqns):
             limits = search.limits(frame, equation)
-            if limits is not None and search.passes(frame, equation):
+            if limits is not None and values.are_learned(FrameVariable(frame, equation.outvars[0])):
                 yield BoundedFunction(
                     function="clip",
                     site=trace.site_at(made_at(frame, number, 0)),
@@ -57,21 +53,14 @@ def clips(trace: Trace) -> Iterator[BoundedFunction]:
 
 class _Search:
     def __init__(self, trace: Trace) -> None:
-        self._trace = trace
         self._frames = {frame.key: frame for frame in trace.root.walk()}
         self._constants = Constants(trace)
-
-    @cached_property
-    def _of_params(self) -> Collection[FrameVariable]:
-        root = self._trace.root
-        leaves = zip(root.jaxpr.invars, self._trace.arguments, strict=True)
-        return ForwardFlow().closure(FrameVariable(root, each) for each, leaf in leaves if leaf.family == naming.PARAM)
 
     def limits(self, frame: Frame, equation: Equation) -> _Limits | None:
         """Returns the limits of a clip; None where an equation is none."""
         name = equation.primitive.name
         if name == "clamp":
-            found = [self._number(frame, equation.invars[at]) for at in (0, 2)]
+            found = [self._constants.number(frame, equation.invars[at]) for at in (0, 2)]
         elif name in _OTHER and is_inexact(equation.outvars[0]):
             found = self._of_two(frame, equation)
         else:
@@ -80,12 +69,6 @@ class _Search:
         if low is None or high is None or not (-math.inf < low < high < math.inf) or (low, high) == _RECTIFIER:
             return None
         return _Limits(low, high)
-
-    def passes(self, frame: Frame, equation: Equation) -> bool:
-        """Returns whether parameters change what an equation returns, and the loss depends on it."""
-        result = equation.outvars[0]
-        variable = FrameVariable(frame, result)
-        return self._trace.reachability.of(frame, result) is Reach.GRADIENT and variable in self._of_params
 
     def _of_two(self, frame: Frame, outer: Equation) -> list[float | None]:
         """Returns the limits of a minimum of a maximum, or of a maximum of a minimum; None for what is no number."""
@@ -104,19 +87,6 @@ class _Search:
         """Returns the number among the two operands of an equation, and the other operand; None where there is none."""
         one, two = equation.invars
         for number, rest in ((one, two), (two, one)):
-            if (found := self._number(frame, number)) is not None:
+            if (found := self._constants.number(frame, number)) is not None:
                 return found, rest
         return None, None
-
-    def _number(self, frame: Frame, atom: Atom) -> float | None:
-        """Returns the number that an atom is, or that is spread to its shape; None for what is computed."""
-        value = resolve(frame, atom)
-        if value is None:
-            constant = self._constants.value(frame, atom)
-            is_number = constant is not None and np.size(constant) == 1 and np.isrealobj(constant)
-            return float(np.asarray(constant).item()) if is_number else None
-        if value.equation == OPERAND:
-            return None
-        maker = self._frames[value.frame]
-        equation = maker.jaxpr.eqns[value.equation]
-        return self._number(maker, equation.invars[0]) if equation.primitive.name in _SAME_NUMBER else None

@@ -20,16 +20,15 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Final, Literal
 
-from gradscope import naming
 from gradscope.dump.manifest.operation_facts.saturation import BoundedName
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
-from gradscope.tracing.dataflow.products import leading_to_products
-from gradscope.tracing.dataflow.reachability import Reach, is_inexact
+from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, FrameKey, ValueKey, made_at, resolve, variable_of
 from gradscope.tracing.jaxpr.jaxcompat import CUSTOM_RULES, Atom, Equation, is_literal
 from gradscope.tracing.layers.layers import LayerCall
 from gradscope.tracing.layers.sites import Site
-from gradscope.tracing.lookup.softmax_neighbours import SAME_VALUE, NoisySum, SoftmaxNeighbours
+from gradscope.tracing.lookup.functions.model_values import ModelValues
+from gradscope.tracing.lookup.functions.softmax_neighbours import SAME_VALUE, NoisySum, SoftmaxNeighbours
 from gradscope.tracing.tracer import Trace
 
 _ELEMENTWISE: Final[Mapping[str, BoundedName]] = {"logistic": "sigmoid", "tanh": "tanh", "erf": "erf"}
@@ -43,12 +42,27 @@ _NEAR: Final = 100
 _LINEAR: Final = SAME_VALUE | {"mul", "add", "sub", "neg", "div"}
 
 
+@dataclass(frozen=True, slots=True)
+class MaskUse:
+    """A `MaskUse` is what a random mask is applied to.
+
+    Attributes:
+        drops: The element of the mask for which an element of the value becomes zero.
+        source: `file:line` in the user's code; None where unknown.
+        zeros: The values with a name that are zero where the mask makes the value so.
+    """
+
+    drops: bool
+    source: str | None
+    zeros: tuple[Site, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundedFunction:
     """A `BoundedFunction` is one call of such a function.
 
     Attributes:
-        function: Which; a clip is found by `clips`, attention by `softmax_products`.
+        function: Which; a clip is found by `clips`, attention by `softmax_products`, a mask by `random_masks`.
         site: Its result.
         entries: The number of shares that sum to 1; 1 for a function of single elements.
         layer: The innermost layer that it is in; None outside all layers.
@@ -58,9 +72,10 @@ class BoundedFunction:
         again: Whether its shares are the logits of another softmax, or its result that of another sigmoid.
         limits: The limits of a clip; None for every other function.
         positions: The axes of queries and keys of attention; None for every other function.
+        mask: What a random mask, which `site` is, is applied to; None for every other function.
     """
 
-    function: BoundedName | Literal["clip", "attention"]
+    function: BoundedName | Literal["clip", "attention", "mask"]
     site: Site
     entries: int
     layer: LayerCall | None
@@ -70,6 +85,7 @@ class BoundedFunction:
     again: bool = False
     limits: tuple[float, float] | None = None
     positions: tuple[int, int] | None = None
+    mask: MaskUse | None = None
 
 
 def bounded_functions(trace: Trace) -> list[BoundedFunction]:
@@ -85,6 +101,7 @@ class _Finding:
         self._frames = {frame.key: frame for frame in trace.root.walk()}
         self._named = {site.value: site for site in trace.sites if any(not name.operation for name in site.names)}
         self._flow = ForwardFlow()
+        self._values = ModelValues(trace, self._flow)
 
     def found(self) -> Iterator[BoundedFunction]:
         """Yields the functions in program order."""
@@ -158,7 +175,7 @@ class _Finding:
     def _passing(self, frame: Frame, number: int, function: BoundedName, entries: int) -> BoundedFunction | None:
         """Returns the function of an equation if it counts."""
         value, made = made_at(frame, number, 0), FrameVariable(frame, frame.jaxpr.eqns[number].outvars[0])
-        if self._trace.reachability.of(*made) is not Reach.GRADIENT or made not in self._of_params:
+        if not self._values.are_learned(made):
             return None
         again = (function == "softmax" and self._neighbours.is_normalised_again(*made, entries)) or (
             function == "sigmoid" and self._neighbours.is_squashed_again(*made)
@@ -167,8 +184,9 @@ class _Finding:
         if value in self._named:
             counts = noise is not None
         else:
-            leads = made in self._of_batch and made.atom in self._leading.get(frame.key, ())
-            counts = leads and (function == "softmax" or not self._multiplies_itself(frame, number))
+            counts = self._values.lead_to_weights(made) and (
+                function == "softmax" or not self._multiplies_itself(frame, number)
+            )
         if not counts and not again:
             return None
         return BoundedFunction(
@@ -184,31 +202,7 @@ class _Finding:
 
     @cached_property
     def _neighbours(self) -> SoftmaxNeighbours:
-        return SoftmaxNeighbours(self._trace, self._frames, self._flow, self._of_params, self._of_batch)
-
-    @cached_property
-    def _of_batch(self) -> Collection[FrameVariable]:
-        """The values made of the batch; of a loss that closes over its batch, of the constants."""
-        root = self._trace.root
-        constants = (FrameVariable(root, variable) for variable in root.jaxpr.constvars)
-        return self._made_of(naming.INPUT) or self._flow.closure(constants)
-
-    @cached_property
-    def _of_params(self) -> Collection[FrameVariable]:
-        return self._made_of(naming.PARAM)
-
-    def _made_of(self, family: str) -> Collection[FrameVariable]:
-        root = self._trace.root
-        leaves = zip(root.jaxpr.invars, self._trace.arguments, strict=True)
-        return self._flow.closure(FrameVariable(root, variable) for variable, leaf in leaves if leaf.family == family)
-
-    @cached_property
-    def _leading(self) -> Mapping[FrameKey, Collection[Atom]]:
-        return leading_to_products(self._trace.root, self._is_weight)
-
-    def _is_weight(self, frame: Frame, atom: Atom) -> bool:
-        variable = FrameVariable(frame, atom)
-        return not is_literal(atom) and variable in self._of_params and variable not in self._of_batch
+        return SoftmaxNeighbours(self._trace, self._frames, self._flow, self._values.of_params, self._values.of_batch)
 
     def _multiplies_itself(self, frame: Frame, number: int) -> bool:
         """Returns whether a function's result multiplies what it is computed from, element by element."""
@@ -252,7 +246,7 @@ class _Finding:
     def _varies(self, value: ValueKey) -> bool:
         """Returns whether a value differs from example to example."""
         frame = self._frames[value.frame]
-        return FrameVariable(frame, variable_of(frame, value)) in self._of_batch
+        return FrameVariable(frame, variable_of(frame, value)) in self._values.of_batch
 
     def _layer(self, frame: Frame, number: int) -> LayerCall | None:
         """Returns the innermost layer around an equation."""

@@ -1,0 +1,10 @@
+"""Functions of elements or of shares inside a model are found by what they compute, and not by a name.
+
+1. `bounded_functions` finds softmaxes, sigmoids and the like inside layers.
+2. `softmax_neighbours` finds the noise that is added to what these receive.
+3. `softmax_products` finds softmaxes whose shares weight along another axis than theirs.
+4. `clips` finds clips by two numbers.
+5. `random_masks` finds masks that a program draws, as a dropout does.
+6. `rectified_logits` finds rectifiers whose results a loss takes for logits.
+7. `model_values` finds which values pass a signal on, on which the others rest.
+"""
