@@ -155,3 +155,26 @@ def test_a_factor_that_a_norm_hides_is_a_difference(dtype: Any) -> None:
     behind = _with_head(bias_inside=True, factor_inside=False, factor=2.0, dtype=dtype)
     found = gs.compare(_with_head(bias_inside=True, factor_inside=True, factor=2.0, dtype=dtype), behind)
     assert found.verdict == "same", found.sentence
+
+
+def _with_one_output(*, inside: bool, factor: float = 1.0) -> Dump:
+    """A network of one result, the axis of which is dropped by the layer or behind it."""
+
+    def loss(params: Any, batch: Any) -> Any:
+        with jax.named_scope("score"):
+            x = jnp.tanh(batch["x"][:, 0]) @ params["embed"][:, :1] * factor
+            x = x[:, 0] if inside else x
+        with jax.named_scope("end"):
+            x = jnp.tanh(x if inside else x[:, 0])
+        return jnp.square(x).sum(), {"score": x if inside else x[:, None]}
+
+    return gs.capture(loss, PARAMS, BATCH, origins=False)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_an_axis_of_one_element_may_be_dropped_within_a_layer_or_behind_it(inside: bool) -> None:
+    one = _with_one_output(inside=inside)
+    found = gs.compare(one, _with_one_output(inside=not inside))
+    assert found.verdict == "same", found.sentence
+    wrong = gs.compare(one, _with_one_output(inside=not inside, factor=1.1))
+    assert wrong.sentence.startswith("Forward first differs at `score` (rel_l2 0.10, made here"), wrong.sentence
