@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Final
 
 from gradscope.comparison.diagnosis.growth import FLAGGED
+from gradscope.comparison.diagnosis.refuting.apart.steps_apart import steps_apart
 from gradscope.comparison.diagnosis.refuting.errors_behind import relative_error
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources
-from gradscope.comparison.diagnosis.refuting.steps_apart import steps_apart
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.dump.interfaces import DumpSource

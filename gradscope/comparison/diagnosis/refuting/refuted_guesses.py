@@ -28,6 +28,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from gradscope.comparison.diagnosis.refuting.apart.steps_apart import steps_apart
 from gradscope.comparison.diagnosis.refuting.applied_functions import without, without_applied
 from gradscope.comparison.diagnosis.refuting.errors_behind import EXACT, ErrorsBehind, relative_error
 from gradscope.comparison.diagnosis.refuting.gradient_traces import (
@@ -37,7 +38,6 @@ from gradscope.comparison.diagnosis.refuting.gradient_traces import (
 )
 from gradscope.comparison.diagnosis.refuting.kernel_products import ProductPairs
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources, lost_parameters, summed_parameters
-from gradscope.comparison.diagnosis.refuting.steps_apart import steps_apart
 from gradscope.comparison.diagnosis.refuting.traceless_gradients import traceless_gradients
 from gradscope.comparison.judging.loss_comparison import is_loss
 from gradscope.comparison.judging.rows import ComparisonRow

@@ -13,7 +13,7 @@ import pytest
 import gradscope as gs
 from gradscope.api.reading import Dump
 from gradscope.comparison import Comparison
-from gradscope.comparison.diagnosis.refuting import functions_between
+from gradscope.comparison.diagnosis.refuting.apart import functions_between
 
 _draw = np.random.default_rng(3).normal
 WEIGHTS = {
