@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, Blame, Divergence
+from gradscope.comparison.diagnosis.refuting.hidden_biases import HIDDEN
 from gradscope.comparison.judging.judge import UNPROVEN
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.judging.unpaired.incomparable_inputs import OF_LOSS, OF_MASK
@@ -35,6 +36,13 @@ _NOUNS: Final = {
     EXAMPLE_GRAD: "per-example gradient",
     AUX: "auxiliary output",
 }
+
+#: What one program may have alone: why it does not count, and what the program does with it, in words.
+_KEPT: Final = (
+    (STATISTICS, "updates", "running statistic"),
+    (CONSTANTS, "keeps", "state tensor"),
+    (HIDDEN, "adds", "parameter without effect"),
+)
 
 #: The gradients that may be a consequence of the first divergence.
 _GRADIENTS: Final = (PARAM_GRAD, INPUT_GRAD, EXAMPLE_GRAD)
@@ -136,11 +144,13 @@ def one_sided(rows: Sequence[ComparisonRow]) -> list[str]:
 
 
 def kept_alone(rows: Sequence[ComparisonRow]) -> list[str]:
-    """Returns clauses about state that one of the dumps has alone, which does not count."""
+    """Returns clauses about state, and biases, that one of the dumps has alone, which does not count."""
     clauses: list[str] = []
-    for why, verb, noun in ((STATISTICS, "updates", "running statistic"), (CONSTANTS, "keeps", "state tensor")):
+    for why, verb, noun in _KEPT:
         for status, side, other in (("missing", "reference", "candidate"), ("extra", "candidate", "reference")):
-            names = [row.name for row in rows if (row.status, row.why) == (status, why) and row.family != AUX]
+            names = [
+                row.name for row in rows if (row.status, row.why) == (status, why) and row.family in (PARAM, STATE)
+            ]
             if names:
                 what = f"{counted(len(names), noun)} that the {other} does not have"
                 clauses.append(f"the {side} {verb} {what}, {some_of(names)}")

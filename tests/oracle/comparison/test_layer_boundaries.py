@@ -178,3 +178,52 @@ def test_an_axis_of_one_element_may_be_dropped_within_a_layer_or_behind_it(insid
     assert found.verdict == "same", found.sentence
     wrong = gs.compare(one, _with_one_output(inside=not inside, factor=1.1))
     assert wrong.sentence.startswith("Forward first differs at `score` (rel_l2 0.10, made here"), wrong.sentence
+
+
+def _with_norm(place: str, *, size: float = 1.0, running: bool = False) -> Dump:
+    """A network with a norm over the examples behind a bias, which is added in one of several places or in none."""
+
+    def network(params: Any, x: Any) -> Any:
+        with jax.named_scope("embed"):
+            x = x @ params["embed"] + (size * params["bias"] if place == "within" else 0.0)
+        if place == "behind":
+            x = x + params["bias"]
+        with jax.named_scope("norm"):
+            x = x - x.mean((0, 1)) + (0.0 * jax.lax.stop_gradient(params["mean"]) if running else 0.0)
+            x = x / jnp.sqrt(jnp.square(x).mean((0, 1)) + 1e-5)
+        with jax.named_scope("head"):
+            return x @ params["head"]
+
+    left_out = {"bias"} if place == "nowhere" else set[str]()
+    params = {name: each for name, each in PARAMS.items() if name not in {"table", *left_out}}
+    mean = {"mean": PARAMS["bias"]} if running else {}
+    return _captured(network, params | mean)
+
+
+@pytest.fixture(scope="module")
+def with_norm() -> dict[str, Dump]:
+    return {place: _with_norm(place) for place in ("within", "behind", "nowhere")}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("within", "behind"), ("behind", "within"), ("within", "nowhere"), ("nowhere", "within")]
+)
+def test_a_bias_in_front_of_a_norm_over_the_examples_may_be_anywhere(
+    with_norm: dict[str, Dump], one: str, other: str
+) -> None:
+    found = gs.compare(with_norm[one], with_norm[other])
+    assert found.verdict == "same", found.sentence
+    assert ("1 parameter without effect" in found.sentence) is ("nowhere" in (one, other)), found.sentence
+
+
+@pytest.mark.parametrize("size", [0.0, 2.0])
+def test_a_bias_in_front_of_a_norm_that_is_not_used_or_of_another_size_is_a_difference(
+    with_norm: dict[str, Dump], size: float
+) -> None:
+    found = gs.compare(with_norm["within"], _with_norm("within", size=size))
+    assert found.sentence.startswith("Forward first differs at `embed` "), found.sentence
+
+
+def test_a_bias_that_a_running_mean_would_have_is_no_parameter_without_effect() -> None:
+    found = gs.compare(_with_norm("within", running=True), _with_norm("nowhere", running=True))
+    assert found.sentence.startswith("Forward first differs at `embed` "), found.sentence

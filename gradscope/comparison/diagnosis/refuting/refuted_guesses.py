@@ -36,6 +36,7 @@ from gradscope.comparison.diagnosis.refuting.gradient_traces import (
     accounts_for_losses,
     hides_from_losses,
 )
+from gradscope.comparison.diagnosis.refuting.hidden_biases import without_hidden_biases
 from gradscope.comparison.diagnosis.refuting.kernel_products import ProductPairs
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources, lost_parameters, summed_parameters
 from gradscope.comparison.diagnosis.refuting.traceless_gradients import traceless_gradients
@@ -89,12 +90,12 @@ def without_refuted(
     """
     if not (dumps.ref.manifest.layers and dumps.cand.manifest.layers):
         return Unrefuted(pairing=pairing)
-    pairing, agreeing = without_applied(dumps, pairing, rows)
-    traceless = traceless_gradients(dumps, pairing, rows)
-    agreeing |= {key: _TRACELESS_GRADIENT for match in traceless for key in (match.ref, *match.recipe.keys)}
-    incomparable = dict(incomparable_input_gradients(dumps, pairing, rows))
-    agreeing |= {key: why for match, why in incomparable.items() for key in (match.ref, *match.recipe.keys)}
-    pairing = without(dumps, pairing, {match.ref for match in (*traceless, *incomparable)})
+    pairing, hidden = without_hidden_biases(dumps, pairing, rows)
+    pairing, applied = without_applied(dumps, pairing, rows)
+    without_trace = dict.fromkeys(traceless_gradients(dumps, pairing, rows), _TRACELESS_GRADIENT)
+    alone = without_trace | dict(incomparable_input_gradients(dumps, pairing, rows))
+    agreeing = hidden | applied | {key: why for match, why in alone.items() for key in (match.ref, *match.recipe.keys)}
+    pairing = without(dumps, pairing, {match.ref for match in alone})
     guesses = [each for each in pairing.matched if each.matched_by in _GUESSES and rows[each.ref].status == "different"]
     if not any(split_key(each.ref)[0] == ACTIVATION for each in guesses):
         return Unrefuted(pairing=pairing, agreeing=agreeing)
@@ -119,7 +120,7 @@ def _without_refuted_values(
     told = [*known, *(each for each in guesses if _is_of_agreeing(each, rows))]
     loss = _loss_error(dumps, known, rows)
     summed = summed_parameters(dumps, pairing)
-    lost = lost_parameters(dumps, pairing, summed)
+    lost = lost_parameters(dumps, pairing, {*summed, *agreeing})
     ref, cand = (
         _Program(source, compared, GradientTraces(source, shown), lost, loss)
         for source, compared, shown in zip(
@@ -173,8 +174,8 @@ def _without_refuted_values(
             shifted = found is not None and found.shifted
             refuted |= {match.ref} | (set() if shifted else {key_of(ACTIVATION_GRAD, split_key(match.ref)[1])})
     # A gradient that only its value pairs goes with it.
-    by_place = {each.ref for each in pairing.matched if each.matched_by in _GUESSES}
-    return Unrefuted(pairing=without(dumps, pairing, by_place & refuted), agreeing=agreeing, related=related)
+    refuted &= {each.ref for each in pairing.matched if each.matched_by in _GUESSES}
+    return Unrefuted(pairing=without(dumps, pairing, refuted), agreeing=agreeing, related=related)
 
 
 def _trace(values: Sequence[tuple[_Program, str]]) -> float:
@@ -293,7 +294,6 @@ class _Program:
                 return True
             if row is None:
                 waiting += self._sources.get(each, ())
-        self._exact |= seen - {
-            key
-        }  # pairs are decided in execution order, so that what is before these does not change
+        # Pairs are decided in execution order, so that what is before these does not change.
+        self._exact |= seen - {key}
         return False
