@@ -227,3 +227,31 @@ def test_a_bias_in_front_of_a_norm_that_is_not_used_or_of_another_size_is_a_diff
 def test_a_bias_that_a_running_mean_would_have_is_no_parameter_without_effect() -> None:
     found = gs.compare(_with_norm("within", running=True), _with_norm("nowhere", running=True))
     assert found.sentence.startswith("Forward first differs at `embed` "), found.sentence
+
+
+def _residual(*, scaled: bool, lost: float = 1.0) -> Dump:
+    """A residual stream whose values are scaled, or whose branches are scaled down; only norms read the stream."""
+
+    def norm(x: Any) -> Any:
+        return x / jnp.sqrt(jnp.square(x).mean(-1, keepdims=True))
+
+    def network(params: Any, x: Any) -> Any:
+        with jax.named_scope("embed"):
+            x = x @ params["embed"] * (3.0 if scaled else 1.0)
+        with jax.named_scope("block"):
+            x = x + jnp.tanh(norm(x) @ params["head"]) / (1.0 if scaled else 3.0)
+        with jax.named_scope("last"):
+            x = (x + jnp.tanh(norm(x) @ params["embed"]) / (1.0 if scaled else 3.0)) * lost
+        with jax.named_scope("head"):
+            return norm(x if scaled else 3.0 * x) @ params["head"]
+
+    return _captured(network)
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_factor_may_be_that_of_a_residual_stream_or_of_its_branches(scaled: bool) -> None:
+    one = _residual(scaled=scaled)
+    found = gs.compare(one, _residual(scaled=not scaled))
+    assert found.verdict == "same", found.sentence
+    wrong = gs.compare(one, _residual(scaled=not scaled, lost=0.5))  # the norm behind it hides this factor
+    assert wrong.sentence.startswith("Forward first differs at `last` "), wrong.sentence

@@ -7,7 +7,8 @@ the terms of a loss, one for each layer, are added up on the way or at the end. 
 reads it sends a gradient back to it in one of the programs alone. Or one value is the beginning or end of the other, as
 where a causal convolution pads both sides and cuts off what looks ahead. Or one layer adds a bias or multiplies by a
 number, which the other program does behind it. What reads the value might take no notice of either, as a softmax or a
-norm does: then the gradient that arrives has no part along the bias, or the value.
+norm does: then the gradient that arrives has no part along the bias, or the value. The last values of a residual stream
+may have a factor of which a norm takes no notice, and those before them have it, too.
 """
 
 from __future__ import annotations
@@ -49,11 +50,13 @@ class StepsApart:
         stages: What each value and its gradient are, in words, by their keys; without the gradients where those are a
             pair all the same.
         shifted: Whether something is added to one of the values, so that their gradients are a pair.
+        factor: How many times the candidate's value the reference's is; None where it is no multiple.
     """
 
     applied: bool | None
     stages: Mapping[str, str]
     shifted: bool = False
+    factor: float | None = None
 
 
 def steps_apart(
@@ -64,6 +67,7 @@ def steps_apart(
     summed: Collection[str] = (),
     terms: Iterable[Match] = (),
     biases: Iterable[Match] = (),
+    factors: Iterable[float] = (),
 ) -> StepsApart | None:
     """Returns what the values of a pair are of each other; None where nothing shows that they are two steps.
 
@@ -74,11 +78,14 @@ def steps_apart(
         summed: The keys of parameters that add up to one of the other dump, and of those.
         terms: The pairs that agree, of values that the pair is computed from.
         biases: The pairs that agree, of parameters of one axis.
+        factors: The factors of the pairs of two steps that the values are computed from.
     """
     if tolerance is None:
         return None
-    if (stages := _of_part(dumps, match, tolerance) or _of_factor(dumps, match, tolerance)) is not None:
+    if (stages := _of_part(dumps, match, tolerance)) is not None:
         return StepsApart(applied=True, stages=stages)
+    if (multiple := _of_factor(dumps, match, tolerance, factors)) is not None:
+        return multiple
     if (found := function_between(dumps, match, tolerance)) is not None:
         return StepsApart(applied=is_applied(dumps, match, found), stages=dict(found.stages(match)))
     words = _added_elsewhere(dumps, match, tolerance, summed=summed, terms=terms, biases=biases)
@@ -126,13 +133,17 @@ def _of_part(dumps: Dumps, match: Match, tolerance: float) -> Mapping[str, str] 
     return words | {gradient_of(key): f"its value is {what}" for key, what in words.items()}
 
 
-def _of_factor(dumps: Dumps, match: Match, tolerance: float) -> Mapping[str, str] | None:
+def _of_factor(dumps: Dumps, match: Match, tolerance: float, factors: Iterable[float]) -> StepsApart | None:
     """Returns what two values and their gradients are where one is a multiple of the other in both programs; else None.
+
+    What reads the values takes notice of the factor, or they have it from what they are computed from, as throughout a
+    residual stream.
 
     Args:
         dumps: The dumps of the pair.
         match: A pair of activations.
         tolerance: The largest relative error.
+        factors: The factors of the pairs that the values are computed from.
     """
     values = both(dumps, match)
     gradients = None if values is None else both(dumps, of_gradients(match))
@@ -140,14 +151,14 @@ def _of_factor(dumps: Dumps, match: Match, tolerance: float) -> Mapping[str, str
         return None
     (one, other), (slope, other_slope) = values, gradients
     factor = float(np.vdot(one, other) / np.vdot(other, other))
-    noticed = is_noticed(dumps, match, one * slope)
+    inherited = any(abs(each - factor) <= tolerance * abs(factor) for each in factors)
     multiple = is_close(factor * other, one, tolerance) and is_close(factor * slope, other_slope, tolerance)
-    if not (noticed and multiple):
+    if not (multiple and (inherited or is_noticed(dumps, match, one * slope))):
         return None
     size = brief(max(factor, 1 / factor, key=abs))
     words = f"one program multiplies by {size} within the layer, and the other outside of it"
     keys = (match.ref, *match.recipe.keys)
-    return dict.fromkeys((*keys, *map(gradient_of, keys)), words)
+    return StepsApart(applied=True, stages=dict.fromkeys((*keys, *map(gradient_of, keys)), words), factor=factor)
 
 
 def _turned(array: Array, shape: Shape) -> Iterator[Array]:
