@@ -147,7 +147,10 @@ class _Side:
 
 
 def _around(layers: Sequence[Layer], layer: Layer, read: Sequence[str]) -> str:
-    """Returns the path of the innermost layer around a layer and around all that make what it reads; "" for none."""
+    """Returns the path of the innermost layer around a layer and around all that make what it reads; "" for none.
+
+    What programs are given, such as a mask, is made in no layer.
+    """
     parents = {each.path: each.parent for each in layers}
     makers = {key_of(ACTIVATION, name): each.path for each in layers for name in each.outputs}
 
@@ -156,7 +159,7 @@ def _around(layers: Sequence[Layer], layer: Layer, read: Sequence[str]) -> str:
             yield path
             path = parents.get(path)
 
-    others = [{*outwards(makers.get(key))} for key in read]
+    others = [{*outwards(makers.get(key))} for key in read if split_key(key)[0] != INPUT]
     around = islice(outwards(layer.path), 1, None)
     return next((each for each in around if others and all(each in paths for paths in others)), "")
 

@@ -18,6 +18,7 @@ WIDTH, HEADS = 6, 2
 NAMES = ("query", "key", "value", "out", "fc")
 WEIGHTS = {name: (_draw(size=(WIDTH, WIDTH)) / 2).astype(np.float32) for name in NAMES}
 TOKENS = _draw(size=(3, 5, WIDTH)).astype(np.float32)
+KEPT = np.arange(5) < np.array([[5], [4], [2]])
 KERNELS = [(_draw(size=(3, 3, size, 4)) / 4).astype(np.float32) for size in (2, 4)]
 IMAGES = _draw(size=(3, 7, 7, 2)).astype(np.float32)
 
@@ -40,6 +41,8 @@ def _attention(fault: str = "", *, port: bool = False, tokens: Any = TOKENS) -> 
         with jax.named_scope("mixer" if port else "block"):
             q, k, v = (heads(dense(name, x)) for name in NAMES[:3])
             scores = jnp.einsum("nqhd,nkhd->nhqk", q, k) / (1 if fault == "scale" else (WIDTH // HEADS) ** 0.5)
+            kept = batch["kept"][:, None, None]
+            scores = jnp.where(~kept if fault == "mask" else kept, scores, -1e9)
             x = jnp.einsum("nhqk,nkhd->nqhd", jax.nn.softmax(scores), v)
             x = x.swapaxes(2, 3) if fault == "order" else x
             x = dense("out", x.reshape(*x.shape[:2], -1))
@@ -48,7 +51,8 @@ def _attention(fault: str = "", *, port: bool = False, tokens: Any = TOKENS) -> 
         return jnp.square(x).mean()
 
     weights = {named(name): WEIGHTS[name] * (1.1 if fault == name else 1) for name in NAMES}
-    return gs.capture(loss, weights, {"of_port" if port else "of_reference": tokens}, origins=False)
+    batch = {"of_port" if port else "of_reference": tokens, "kept": KEPT}
+    return gs.capture(loss, weights, batch, origins=False)
 
 
 def _convolutions(function: Any, *, names: tuple[str, str]) -> Dump:
@@ -70,6 +74,10 @@ def _convolutions(function: Any, *, names: tuple[str, str]) -> Dump:
     [
         (
             "scale",
+            "`block/out` (rel_l2 {}), in what it reads: a step of `block` that neither program has an entry for.",
+        ),
+        (
+            "mask",
             "`block/out` (rel_l2 {}), in what it reads: a step of `block` that neither program has an entry for.",
         ),
         ("order", "`block/out` (rel_l2 {}), in the order of what it reads."),
