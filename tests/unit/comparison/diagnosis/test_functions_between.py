@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -57,7 +58,18 @@ def _first(found: Comparison) -> str:
     return found.first_divergence.forward.name
 
 
-@pytest.mark.parametrize("function", [jax.nn.relu, jax.nn.softmax, jax.nn.gelu], ids=["relu", "softmax", "gelu"])
+def _of_three_largest(x: Any, *, normalised: bool = True) -> Any:
+    """The shares of a router that sends each example to three experts."""
+    shares = jax.nn.softmax(x)
+    shares = jnp.where(x >= jax.lax.top_k(x, 3)[0][..., 2:], shares, 0.0)
+    return shares / shares.sum(-1, keepdims=True) if normalised else shares
+
+
+@pytest.mark.parametrize(
+    "function",
+    [jax.nn.relu, jax.nn.softmax, jax.nn.gelu, _of_three_largest, partial(_of_three_largest, normalised=False)],
+    ids=["relu", "softmax", "gelu", "three largest", "three largest of all"],
+)
 def test_a_function_behind_a_layer_is_no_fault_and_a_function_left_out_is(function: Function) -> None:
     reference = _program(SAME, function, inside=True)
     for names in (PORTED, SAME):

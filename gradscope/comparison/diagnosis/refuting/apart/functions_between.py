@@ -49,6 +49,26 @@ _OF_ROWS: Final[Mapping[str, Elementwise]] = MappingProxyType({
 })  # fmt: skip
 
 
+def _of_largest(value: Array) -> Mapping[str, Elementwise]:
+    """Returns the functions of rows, by name, that are zero but for as many elements as those of a value.
+
+    A router sends each token to some experts, and has zeros for the others.
+    """
+    counts = np.unique(np.count_nonzero(value, axis=-1))
+    if len(counts) != 1 or not 0 < counts[0] < value.shape[-1]:
+        return {}
+    count = int(counts[0])
+
+    def is_large(x: Array) -> Array:
+        return x >= np.partition(x, -count)[..., [-count]]
+
+    words = "largest element" if count == 1 else f"{count} largest elements"
+    return {
+        f"softmax of the {words}": lambda x: np.exp(_log_softmax(np.where(is_large(x), x, -np.inf))),
+        f"{words} of the softmax": lambda x: np.where(is_large(x), np.exp(_log_softmax(x)), 0.0),
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionBetween:
     """FunctionBetween stores which function one value of a pair is of the other.
@@ -112,7 +132,7 @@ def _functions(ref: Array, cand: Array, tolerance: float) -> Iterator[tuple[Func
                     yield FunctionBetween(name=name, axis=None, of_ref=of_ref, offset=offset), error
         for axis in (axis for axis in reversed(range(value.ndim)) if value.shape[axis] > 1):
             rows = np.moveaxis(argument, axis, -1), np.moveaxis(value, axis, -1)
-            for name, function in _OF_ROWS.items():
+            for name, function in ({**_OF_ROWS} | {**_of_largest(rows[1])}).items():
                 error = _error(function, *rows, limit=limit, some=_some_rows)
                 if error <= limit:
                     yield FunctionBetween(name=name, axis=axis, of_ref=of_ref), error
