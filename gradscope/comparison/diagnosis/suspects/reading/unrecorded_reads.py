@@ -9,11 +9,11 @@ that it reads another value.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -60,6 +60,28 @@ def unrecorded_read(dumps: Dumps, pairing: Pairing, key: str) -> str:
     return next(words, None) or sides[0].powers(sides[1]) or sides[0].recovered() or sides[0].stated(sides[1])
 
 
+class _Gated(NamedTuple):
+    """_Gated is a function of one value, which may be multiplied by another, as in a gated layer.
+
+    Attributes:
+        argument: The value that the function is of.
+        factor: The value that it is multiplied by; None where it is by none.
+        words: Both in words.
+    """
+
+    argument: Recovered
+    factor: Recovered | None
+    words: str
+
+    def functions(self) -> Iterator[tuple[str, Array]]:
+        """Yields functions of the value of the own program, by their words."""
+        return _functions(self.argument.own, 1.0 if self.factor is None else self.factor.own)
+
+    def functions_of_other(self) -> Iterator[tuple[str, Array]]:
+        """Yields functions of the value of the other program, by their words."""
+        return _functions(self.argument.other, 1.0 if self.factor is None else self.factor.other)
+
+
 class _Side:
     """_Side has the layer of one program whose output differs.
 
@@ -79,22 +101,33 @@ class _Side:
         self._read = [each for each in sources if split_key(each)[0] in (ACTIVATION, INPUT)]
 
     def functions(self) -> str:
-        """Returns which functions of one value the layer reads in both programs, in words; "" if not others."""
+        """Returns which functions of a value the layer reads in both programs, in words; "" if not others."""
         value, arriving = (
             self._pairs.pair(self._key),
             self._pairs.pair(key_of(ACTIVATION_GRAD, split_key(self._key)[1])),
         )
-        read = self._pairs.pair(self._read[0]) if len(self._read) == 1 else None
-        if self._layer is None or value is None or read is None or arriving is None or not _agree(read):
+        if self._layer is None or value is None or arriving is None:
             return ""
-        for gradient in filter(None, (self._pairs.pair(key_of(PARAM_GRAD, name)) for name in self._layer.params)):
-            for form in _near(gradient, read, value):
-                own = _fitting(form, read.own, arriving.own, gradient.own)
-                other = _fitting(form, read.other, arriving.other, gradient.other) if own else []
+        gradients = [*filter(None, (self._pairs.pair(key_of(PARAM_GRAD, name)) for name in self._layer.params))]
+        for read in self._gated():
+            for gradient, form in _near(gradients, read.argument, value):
+                own = _fitting(form, read.functions(), arriving.own, gradient.own)
+                other = _fitting(form, read.functions_of_other(), arriving.other, gradient.other) if own else []
                 if other and not {*own} & {*other}:
                     one, two = (own[0], other[0]) if self._of_ref else (other[0], own[0])
-                    return f"which reads the {one} of `{self._name(self._read[0])}`, and in the candidate the {two}"
+                    return f"which reads the {one} of {read.words}, and in the candidate the {two}"
         return ""
+
+    def _gated(self) -> Iterator[_Gated]:
+        """Yields the value that the layer can read, or each of two whose product it can, where they agree."""
+        pairs = [self._pairs.pair(key) for key in self._read]
+        known = [pair for pair in pairs if pair is not None and _agree(pair)]
+        names = [f"`{self._name(key)}`" for key in self._read]
+        if len(known) == len(self._read) == 1:
+            yield _Gated(known[0], None, names[0])
+        elif len(known) == len(self._read) == 2 and known[0].own.shape == known[1].own.shape:
+            yield _Gated(known[0], known[1], f"{names[0]} times {names[1]}")
+            yield _Gated(known[1], known[0], f"{names[1]} times {names[0]}")
 
     def powers(self, other: _Side) -> str:
         """Returns which functions of one value the layers read by their powers, in words; "" if not others."""
@@ -168,17 +201,23 @@ def _agree(pair: Recovered) -> bool:
     return bool(np.linalg.norm(pair.other - pair.own) <= _AGREE * np.linalg.norm(pair.own))
 
 
-def _fitting(form: KernelForm, read: Array, arriving: Array, gradient: Array) -> list[str]:
+def _functions(value: Array, factor: Array | float) -> Iterator[tuple[str, Array]]:
+    return ((words, function(value) * factor) for words, function in _FUNCTIONS.items())
+
+
+def _fitting(form: KernelForm, functions: Iterable[tuple[str, Array]], arriving: Array, gradient: Array) -> list[str]:
     """Returns the functions of a value, in words, that make the gradient of a kernel."""
-    return [words for words, each in _FUNCTIONS.items() if _reads(form, each(read), arriving, gradient)]
+    return [words for words, read in functions if _reads(form, read, arriving, gradient)]
 
 
-def _near(gradient: Recovered, read: Recovered, value: Recovered) -> Iterator[KernelForm]:
-    """Yields the forms of a kernel whose taps lie no farther from an element of the output than the kernel is wide."""
-    shape = gradient.own.shape
-    few = len(shape) > 1 and read.own.size <= _MOST_ELEMENTS and read.own.size * max(shape) <= _MOST_PRODUCTS
-    for form in forms(shape, read.own.shape, value.own.shape) if few else ():
-        yield form if form.matrix is not None else replace(form, reach=min(form.reach, max(shape[2:], default=1)))
+def _near(gradients: Sequence[Recovered], read: Recovered, value: Recovered) -> Iterator[tuple[Recovered, KernelForm]]:
+    """Yields the forms of kernels whose taps lie no farther from an element of the output than the kernel is wide."""
+    for gradient in gradients:
+        shape = gradient.own.shape
+        few = len(shape) > 1 and read.own.size <= _MOST_ELEMENTS and read.own.size * max(shape) <= _MOST_PRODUCTS
+        for form in forms(shape, read.own.shape, value.own.shape) if few else ():
+            near = form if form.matrix is not None else replace(form, reach=min(form.reach, max(shape[2:], default=1)))
+            yield gradient, near
 
 
 def _reads(form: KernelForm, read: Array, arriving: Array, gradient: Array) -> bool:

@@ -183,3 +183,30 @@ def test_a_function_that_may_be_inside_of_a_loop_is_not_told_to_be_left_out() ->
     reference = _recurrent(jax.nn.relu, names=("embed", "rnn"))
     found = gs.compare(reference, _recurrent(lambda x: x, names=("embed", "cell")))  # it may be inside of the cell
     assert "reads" not in found.sentence, found.sentence
+
+
+def _gated(function: Any, *, names: tuple[str, str, str]) -> Dump:
+    """A layer that reads a function of one value, times another."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        (x,) = batch.values()
+        made: list[Any] = []
+        for name in names[:2]:
+            with jax.named_scope(name):
+                made.append(x @ weights[name])
+        x = function(made[0]) * made[1]
+        with jax.named_scope(names[2]):
+            x = x @ weights[names[2]]
+        return jnp.square(x).mean()
+
+    weights = dict(zip(names, WEIGHTS.values(), strict=False))
+    return gs.capture(loss, weights, {f"of_{names[0]}": TOKENS}, origins=False)
+
+
+@pytest.mark.parametrize(("function", "words"), [(jax.nn.relu, "relu"), (jnp.tanh, "tanh")])
+@pytest.mark.parametrize("names", [("gate", "up", "down"), ("w1", "w3", "w2")])
+def test_the_function_of_a_gate_is_told(function: Any, words: str, names: tuple[str, str, str]) -> None:
+    reference = _gated(jax.nn.silu, names=("gate", "up", "down"))
+    found = gs.compare(reference, _gated(function, names=names))
+    assert f", which reads the silu of `gate` times `up`, and in the candidate the {words}." in found.sentence
+    assert gs.compare(reference, _gated(jax.nn.silu, names=names)).verdict == "same"
