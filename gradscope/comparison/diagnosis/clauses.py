@@ -12,6 +12,7 @@ from gradscope.comparison.judging.judge import UNPROVEN
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.judging.unpaired.incomparable_inputs import OF_LOSS, OF_MASK
 from gradscope.comparison.judging.unpaired.unmatched_state import CONSTANTS, STATISTICS
+from gradscope.comparison.layout.recipe_steps import REORDER
 from gradscope.comparison.layout.recipes import REORDERED
 from gradscope.naming import (
     AUX,
@@ -54,9 +55,11 @@ _SOME: Final = 3
 def rearranged(rows: Sequence[ComparisonRow], blame: Blame) -> list[str]:
     """Returns a clause about parameters that have the same values in another layout under the same name.
 
-    In a port that is meant so. Where the first layer that differs uses one, the layout may be the fault.
+    The parts of others are in another order, such as the queries, keys and values of one kernel. In a port that is
+    meant so. Where the first layer that differs uses one, the layout may be the fault.
     """
-    own = (row for row in rows if row.family == PARAM and row.made_by and row.matched_by == "name")
+    stored = (row for row in rows if row.family == PARAM and row.made_by)
+    own = (row for row in stored if row.matched_by == "name" or f", {REORDER} " in row.made_by)
     found = [row for row in own if blame.params is None or row.name in blame.params]
     if not found:
         return []
