@@ -23,14 +23,13 @@ adds elsewhere (`steps_apart`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gradscope.comparison.diagnosis.refuting.apart.steps_apart import steps_apart
 from gradscope.comparison.diagnosis.refuting.applied_functions import without, without_applied
-from gradscope.comparison.diagnosis.refuting.errors_behind import EXACT, ErrorsBehind, relative_error
+from gradscope.comparison.diagnosis.refuting.errors_behind import EXACT, ErrorsBehind, loss_error, relative_error
 from gradscope.comparison.diagnosis.refuting.gradient_traces import (
     GradientTraces,
     accounts_for_losses,
@@ -46,7 +45,7 @@ from gradscope.comparison.judging.unpaired.incomparable_inputs import incomparab
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, is_of_jax
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import NearestKeys, inverted
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, is_gradient, key_of, split_key, subject_family
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, key_of, split_key, subject_family
 
 #: The passes that pair by places, or by names that only resemble each other.
 _GUESSES: Final = ("order", "path")
@@ -118,7 +117,7 @@ def _without_refuted_values(
     guessed = frozenset(each.ref for each in guesses)
     known = [each for each in pairing.matched if each.ref not in guessed]
     told = [*known, *(each for each in guesses if _is_of_agreeing(each, rows))]
-    loss = _loss_error(dumps, known, rows)
+    loss = loss_error(dumps, known, rows)
     summed = summed_parameters(dumps, pairing)
     lost = lost_parameters(dumps, pairing, {*summed, *agreeing})
     ref, cand = (
@@ -207,20 +206,6 @@ def _by_owner(
         in_ref[dumps.ref.resolve(match.ref)] = rows[match.ref]
         in_cand |= {dumps.cand.resolve(key): rows[match.ref] for key in match.recipe.keys}
     return in_ref, in_cand
-
-
-def _loss_error(dumps: Dumps, known: Iterable[Match], rows: Mapping[str, ComparisonRow]) -> float:
-    """Returns the largest error of the loss and of the gradients, by which what only the loss reads is compared.
-
-    Where the losses agree exactly, and so does a gradient, what differs is a derivative: no other gradient counts then.
-    """
-    one, other = dumps.ref.manifest.loss, dumps.cand.manifest.loss
-    if one is None or other is None or not math.isfinite(one):
-        return math.inf
-    loss = abs(one - other) / max(abs(one), 1e-30)
-    gradients = [rows[each.ref] for each in known if is_gradient(split_key(each.ref)[0])]
-    derivative = loss <= EXACT and any(0 < (row.needed or 0.0) <= EXACT for row in gradients)
-    return loss if derivative else max(loss, *map(relative_error, gradients), 0.0)
 
 
 class _Program:

@@ -126,6 +126,45 @@ def test_a_function_that_no_gradient_shows_is_said() -> None:
     assert "made here" not in found.sentence
 
 
+@pytest.mark.parametrize("names", [SAME, PORTED])
+def test_a_function_that_only_the_loss_reads_is_no_fault_and_one_that_is_left_out_is(names: Mapping[str, str]) -> None:
+    def program(names: Mapping[str, str], function: Function, *, inside: bool) -> Dump:
+        def loss(weights: Any, batch: Any) -> Any:
+            with jax.named_scope(names["up"]):
+                x = batch["x"] @ weights[names["up"]]
+                x = function(x) if inside else x
+            x = x if inside else function(x)
+            return jnp.sin(x).mean() + jnp.square(x).sum()
+
+        return gs.capture(loss, {names["up"]: WEIGHTS["up"]}, BATCH, origins=False)
+
+    for inside in (True, False):
+        one = program(SAME, jnp.tanh, inside=inside)
+        right = gs.compare(one, program(names, jnp.tanh, inside=not inside))
+        assert right.verdict == "same", right.sentence
+        left_out = gs.compare(one, program(names, _identity, inside=not inside))
+        assert left_out.verdict == "different", left_out.sentence
+
+
+def test_a_kernel_without_a_gradient_is_no_difference_of_values_that_are_steps_apart() -> None:
+    def program(names: Mapping[str, str], *, inside: bool) -> Dump:
+        def loss(weights: Any, batch: Any) -> Any:
+            kernels = dict(weights)
+            if not inside:
+                kernels[names["up"]] = jax.lax.stop_gradient(kernels[names["up"]])
+            x = batch["x"]
+            for name in ("up", "down"):
+                with jax.named_scope(names[name]):
+                    x = x @ kernels[names[name]] + (1.3 if inside else 0.0)
+                x = x if inside else x + 1.3
+            return jnp.square(x).mean()
+
+        return gs.capture(loss, {names[name]: WEIGHTS[name] for name in ("up", "down")}, BATCH, origins=False)
+
+    found = gs.compare(program(SAME, inside=True), program(PORTED, inside=False))
+    assert found.sentence.startswith("Backward agrees; 1 parameter gradient differs, of `up`"), found.sentence
+
+
 def test_functions_are_computed_of_all_elements_only_where_some_show_them(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: dict[str, int] = {}
 

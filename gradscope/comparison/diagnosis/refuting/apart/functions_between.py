@@ -142,9 +142,9 @@ def is_applied(dumps: Dumps, match: Match, found: FunctionBetween) -> bool | Non
     """Returns whether the program that has the argument of a function applies it behind; None where nothing shows it.
 
     A softmax does not change where a number is added to all of a row, and sends back gradients that add up to zero. A
-    rectifier sends back zeros where its argument is negative. The kernel of a dense layer that reads the result has the
-    gradient `f(x)^T g`, and that of no other `f`, for a gradient `g` that arrives at the output of the layer, but for a
-    factor.
+    rectifier sends back zeros where its argument is negative. A smooth function sends back the gradient that arrives at
+    its result in the other program, times its slope. The kernel of a dense layer that reads the result has the gradient
+    `f(x)^T g`, and that of no other `f`, for a gradient `g` that arrives at the output of the layer, but for a factor.
 
     Args:
         dumps: The dumps of the pair.
@@ -160,14 +160,36 @@ def is_applied(dumps: Dumps, match: Match, found: FunctionBetween) -> bool | Non
         return bool(np.abs(gradient.sum(found.axis)).sum() <= _AGREE * np.abs(gradient).sum())
     if found.name in FLAT:
         return not np.any(gradient[FLAT[found.name](values[0 if found.of_ref else 1])])
+    if _is_chained(dumps, match, found, values[0 if found.of_ref else 1], gradient):
+        return True
     read = None if found.offset else _read_by_dense(source, key)
     return None if read is None else read == found.name
 
 
+def _is_chained(dumps: Dumps, match: Match, found: FunctionBetween, argument: Array, gradient: Array) -> bool:
+    """Returns whether the gradient at the argument of a function is that at its value, by the chain rule.
+
+    Args:
+        dumps: The dumps of the pair.
+        match: The pair.
+        found: The function of single elements.
+        argument: The argument, in the reference's layout.
+        gradient: The gradient that arrives at it.
+    """
+    other, key = (dumps.cand, match.cand) if found.of_ref else (dumps.ref, match.ref)
+    arriving = _gradient(other, key, match.recipe if found.of_ref else None)
+    if arriving is None or arriving.shape != gradient.shape or not np.any(arriving):
+        return False
+    step, function = 1e-5 * np.maximum(np.abs(argument), 1.0), ELEMENTWISE[found.name]
+    slope = (function(argument + step) - function(argument - step)) / (2 * step)
+    # Where the slope is one, the gradients say as much of a function that one program leaves out.
+    near, apart = (np.linalg.norm(gradient - each) for each in (slope * arriving, arriving))
+    return bool(near <= _AGREE * np.linalg.norm(gradient) < apart)
+
+
 def _values(dumps: Dumps, match: Match) -> tuple[Array, Array] | None:
     """Returns both values in the reference's layout; None where there are none that can be compared, or too many."""
-    entry = dumps.ref.entry(match.ref)
-    if not 2 <= math.prod(entry.shape) <= MOST_ELEMENTS:
+    if not 2 <= math.prod(dumps.ref.entry(match.ref).shape) <= MOST_ELEMENTS:
         return None
     if not (dumps.ref.has_tensor(match.ref) and all(map(dumps.cand.has_tensor, match.recipe.keys))):
         return None
