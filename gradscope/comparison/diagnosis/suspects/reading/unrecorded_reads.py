@@ -3,8 +3,8 @@
 Programs without a scope around an attention, or around an activation function, have nothing between two layers. Then
 what the layer behind reads shows where the difference is made: it is recovered of both programs (`recovered_values`),
 or it is a function of what both programs have before, which the gradient of the kernel shows (`correlations`), or the
-root mean square of what the layer reads (`read_powers`). Where the layer is the same in both programs, that alone shows
-that it reads another value.
+root mean square of what the layer reads (`read_powers`), or a sum of multiples of such values. Where the layer is the
+same in both programs, that alone shows that it reads another value.
 """
 
 from __future__ import annotations
@@ -28,12 +28,19 @@ from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.dump.manifest.layer_graph import sources_of
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, PARAM_GRAD, key_of, printable, split_key
+from gradscope.naming.wording import brief
 
 #: The relative error up to which a gradient is made of what is read.
 _FITS: Final = 1e-4
 
 #: The largest relative error of recovered values that agree.
 _AGREE: Final = 1e-3
+
+#: The fewest elements for each term of a sum that show by what it is multiplied.
+_FEWEST: Final = 4
+
+#: The least ratio of the singular values of terms that are not multiples of each other.
+_APART: Final = 0.05
 
 #: The most elements of a value of which functions are tried, and of products that each of them takes.
 _MOST_ELEMENTS: Final = 1 << 17
@@ -57,7 +64,8 @@ def unrecorded_read(dumps: Dumps, pairing: Pairing, key: str) -> str:
     sides = [_Side(dumps, pairing, match.ref, of_ref=True), _Side(dumps, pairing, match.cand, of_ref=False)]
     # A capture of PyTorch does not state what a layer reads: the other program may.
     words = (words for side in sides for words in (side.functions(),) if words)
-    return next(words, None) or sides[0].powers(sides[1]) or sides[0].recovered() or sides[0].stated(sides[1])
+    found = next(words, None) or sides[0].terms() or sides[0].powers(sides[1])
+    return found or sides[0].recovered() or sides[0].stated(sides[1])
 
 
 class _Gated(NamedTuple):
@@ -129,6 +137,24 @@ class _Side:
             yield _Gated(known[0], known[1], f"{names[0]} times {names[1]}")
             yield _Gated(known[1], known[0], f"{names[1]} times {names[0]}")
 
+    def terms(self) -> str:
+        """Returns of what multiples of the values that it reads the value is the sum, in words; "" if of the same.
+
+        Terms of the reference that are scaled in the candidate say which code is at fault, as where a residual stream
+        begins with another multiple of the embedding.
+        """
+        value, read = self._pairs.pair(self._key), [self._pairs.pair(key) for key in self._read]
+        known = [pair for pair in read if pair is not None and _agree(pair)]
+        shapes = {pair.own.shape for pair in known}
+        if value is None or len(known) < max(2, len(read)) or shapes != {value.own.shape}:
+            return ""
+        own = _multiples(value.own, [pair.own for pair in known])
+        other = _multiples(value.other, [pair.other for pair in known])
+        if own is None or other is None or np.allclose(own, other, rtol=_AGREE, atol=0.0):
+            return ""
+        names = [f"`{self._name(key)}`" for key in self._read]
+        return f"which adds up {_sum(own, names)}, and in the candidate {_sum(other, names)}"
+
     def powers(self, other: _Side) -> str:
         """Returns which functions of one value the layers read by their powers, in words; "" if not others."""
         one, two = self._function(), other._function()
@@ -199,6 +225,28 @@ def _around(layers: Sequence[Layer], layer: Layer, read: Sequence[str]) -> str:
 
 def _agree(pair: Recovered) -> bool:
     return bool(np.linalg.norm(pair.other - pair.own) <= _AGREE * np.linalg.norm(pair.own))
+
+
+def _multiples(value: Array, terms: Sequence[Array]) -> Array | None:
+    """Returns the numbers that terms are multiplied by in a sum; None where a value is no such sum."""
+    step = -(-value.size // _MOST_ELEMENTS)
+    columns, made = np.stack([term.ravel()[::step] for term in terms], axis=1), value.ravel()[::step]
+    sizes = np.linalg.norm(columns, axis=0)
+    if made.size < _FEWEST * len(terms) or not sizes.all():
+        return None
+    found, _, _, singular = np.linalg.lstsq(columns / sizes, made, rcond=None)
+    apart = singular[-1] > _APART * singular[0]  # of terms that are nearly multiples of each other, either may be more
+    fits = np.linalg.norm(columns @ (found / sizes) - made) <= _FITS * np.linalg.norm(made)
+    return found / sizes if apart and fits else None
+
+
+def _sum(numbers: Array, names: Sequence[str]) -> str:
+    """Returns a sum of multiples of values in words."""
+    terms = [
+        name if abs(number - 1) <= _AGREE else f"{brief(number)} times {name}"
+        for number, name in zip(numbers, names, strict=True)
+    ]
+    return " and ".join(terms)
 
 
 def _functions(value: Array, factor: Array | float) -> Iterator[tuple[str, Array]]:

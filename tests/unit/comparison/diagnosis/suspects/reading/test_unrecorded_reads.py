@@ -210,3 +210,42 @@ def test_the_function_of_a_gate_is_told(function: Any, words: str, names: tuple[
     found = gs.compare(reference, _gated(function, names=names))
     assert f", which reads the silu of `gate` times `up`, and in the candidate the {words}." in found.sentence
     assert gs.compare(reference, _gated(jax.nn.silu, names=names)).verdict == "same"
+
+
+def _residual(names: tuple[str, str, str], *, stream: float = 1.0, branch: float = 1.0) -> Dump:
+    """A layer whose result is read by a norm, which hides a factor, and by a residual sum, which does not."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        (x,) = batch.values()
+        with jax.named_scope(names[0]):
+            x = x @ weights[names[0]]
+        x = x * stream
+        with jax.named_scope(names[1]):
+            with jax.named_scope("norm"):
+                y = x / jnp.sqrt(jnp.square(x).mean(-1, keepdims=True))
+            with jax.named_scope("dense"):
+                y = jnp.tanh(y @ weights[names[1]])
+            x = x + branch * y
+        with jax.named_scope(names[2]):
+            x = x @ weights[names[2]]
+        return jnp.square(x).mean()
+
+    weights = dict(zip(names, WEIGHTS.values(), strict=False))
+    return gs.capture(loss, weights, {f"of_{names[0]}": TOKENS}, origins=False)
+
+
+@pytest.mark.parametrize(
+    ("factors", "words"),
+    [
+        ({"stream": 2.5}, "2.5 times `embed` and `block/dense`"),
+        ({"branch": 0.5}, "`embed` and 0.50 times `block/dense`"),
+    ],
+)
+@pytest.mark.parametrize("names", [("embed", "block", "head"), ("tokens", "layer", "out")])
+def test_a_sum_of_other_multiples_is_told(factors: Any, words: str, names: tuple[str, str, str]) -> None:
+    reference = _residual(("embed", "block", "head"))
+    sentence = gs.compare(reference, _residual(names, **factors)).sentence
+    told = f"), which adds up `embed` and `block/dense`, and in the candidate {words}. Backward"
+    assert sentence.startswith("Forward first differs at `block` (rel_l2 "), sentence
+    assert told in sentence, sentence
+    assert gs.compare(reference, _residual(names)).verdict == "same"
