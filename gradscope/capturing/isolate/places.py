@@ -109,9 +109,13 @@ class Places:
                 yield name
 
     def _lines(self, name: str) -> tuple[str, ...]:
-        """Returns `file:line` of a place's equations, in program order; none for a place that `of` has not returned."""
+        """Returns `file:line` of a place's equations, in program order; none for a place that `of` has not returned.
+
+        A mask or an index has no gradient, and may be the fault.
+        """
         found: dict[str, int] = {}
-        for frame, number in self._equations(name):
+        selecting = (value_at for end in self._ends.get(name, ()) for value_at in self._between_known.selecting(end))
+        for frame, number in (*self._equations(name), *self._equations_of(selecting)):
             source = source_in(frame, frame.jaxpr.eqns[number])
             if source is not None:
                 found[source] = min(found.get(source, frame.orders[number]), frame.orders[number])
@@ -131,7 +135,10 @@ class Places:
             yield from self._equations_to(end)
 
     def _equations_to(self, end: ValueAt) -> Iterator[tuple[Frame, int]]:
-        for value, _ in self._segment(end).made:
+        return self._equations_of(self._segment(end).made)
+
+    def _equations_of(self, values: Iterable[ValueAt]) -> Iterator[tuple[Frame, int]]:
+        for value, _ in values:
             frame = self._frames[value.frame]
             if value.equation != OPERAND and not self._views.names(frame, variable_of(frame, value)):
                 yield frame, value.equation

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, Blame, Divergence
+from gradscope.comparison.diagnosis.refuting.hidden_biases import HIDDEN
 from gradscope.comparison.judging.judge import UNPROVEN
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.judging.unpaired.incomparable_inputs import OF_LOSS, OF_MASK
 from gradscope.comparison.judging.unpaired.unmatched_state import CONSTANTS, STATISTICS
+from gradscope.comparison.layout.recipe_steps import REORDER
 from gradscope.comparison.layout.recipes import REORDERED
 from gradscope.naming import (
     AUX,
@@ -36,6 +38,13 @@ _NOUNS: Final = {
     AUX: "auxiliary output",
 }
 
+#: What one program may have alone: why it does not count, and what the program does with it, in words.
+_KEPT: Final = (
+    (STATISTICS, "updates", "running statistic"),
+    (CONSTANTS, "keeps", "state tensor"),
+    (HIDDEN, "adds", "parameter without effect"),
+)
+
 #: The gradients that may be a consequence of the first divergence.
 _GRADIENTS: Final = (PARAM_GRAD, INPUT_GRAD, EXAMPLE_GRAD)
 
@@ -46,9 +55,11 @@ _SOME: Final = 3
 def rearranged(rows: Sequence[ComparisonRow], blame: Blame) -> list[str]:
     """Returns a clause about parameters that have the same values in another layout under the same name.
 
-    In a port that is meant so. Where the first layer that differs uses one, the layout may be the fault.
+    The parts of others are in another order, such as the queries, keys and values of one kernel. In a port that is
+    meant so. Where the first layer that differs uses one, the layout may be the fault.
     """
-    own = (row for row in rows if row.family == PARAM and row.made_by and row.matched_by == "name")
+    stored = (row for row in rows if row.family == PARAM and row.made_by)
+    own = (row for row in stored if row.matched_by == "name" or f", {REORDER} " in row.made_by)
     found = [row for row in own if blame.params is None or row.name in blame.params]
     if not found:
         return []
@@ -141,11 +152,13 @@ def one_sided(rows: Sequence[ComparisonRow]) -> list[str]:
 
 
 def kept_alone(rows: Sequence[ComparisonRow]) -> list[str]:
-    """Returns clauses about state that one of the dumps has alone, which does not count."""
+    """Returns clauses about state, and biases, that one of the dumps has alone, which does not count."""
     clauses: list[str] = []
-    for why, verb, noun in ((STATISTICS, "updates", "running statistic"), (CONSTANTS, "keeps", "state tensor")):
+    for why, verb, noun in _KEPT:
         for status, side, other in (("missing", "reference", "candidate"), ("extra", "candidate", "reference")):
-            names = [row.name for row in rows if (row.status, row.why) == (status, why) and row.family != AUX]
+            names = [
+                row.name for row in rows if (row.status, row.why) == (status, why) and row.family in (PARAM, STATE)
+            ]
             if names:
                 what = f"{counted(len(names), noun)} that the {other} does not have"
                 clauses.append(f"the {side} {verb} {what}, {some_of(names)}")

@@ -113,6 +113,11 @@ def arranged(entry: Entry) -> Shape:
     return entry.shape[example_axes(entry.family) :]
 
 
+def differ_by_ones(one: Shape, other: Shape) -> bool:
+    """Returns whether two shapes are the same but for axes of one element, as `[n, 1]` and `[n]`."""
+    return [size for size in one if size != 1] == [size for size in other if size != 1]
+
+
 def arranged_part(array: Array, entry: Entry) -> Array:
     """Returns the part of a tensor that layouts are about: of per-example gradients, the first example's."""
     return array[0] if example_axes(entry.family) and array.shape[:1] > (0,) else array

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.dump.record import Json
 from gradscope.protocols import implements
+
+#: The word of a step that changes the order of arrays.
+REORDER: Final = "reorder"
 
 
 class RecipeStep(Protocol):
@@ -87,7 +90,7 @@ class Reorder:
 
     @implements(RecipeStep)
     def spelling(self) -> dict[str, Json]:
-        return {"reorder": list(self.order)}
+        return {REORDER: list(self.order)}
 
 
 @dataclass(frozen=True, slots=True)

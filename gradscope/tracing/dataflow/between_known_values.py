@@ -63,8 +63,25 @@ class SegmentsBetween:
                 (read if value_at in self._known or _is_argument(value_at) else waiting).append(value_at)
         return Segment(tuple(read), tuple(made))
 
+    def selecting(self, end: ValueAt) -> tuple[ValueAt, ...]:
+        """Returns the values without gradients, as masks and indices, that a segment is made with, and are computed.
+
+        Args:
+            end: The known value or the output that the segment ends at.
+        """
+        found: dict[ValueAt, None] = {}
+        waiting = list(self.segment(end).made)
+        while waiting:
+            fresh = (each for each in self._directly(waiting.pop()) if each not in found and self._selects(each))
+            waiting += (computed := [each for each in fresh if not _is_argument(each)])
+            found |= dict.fromkeys(computed)
+        return tuple(found)
+
     def _operands(self, value_at: ValueAt) -> list[ValueAt]:
-        """Returns the values that a value is directly made of, or is in another frame."""
+        """Returns the values with gradients that a value is directly made of, or is in another frame."""
+        return list(filter(self._has_gradients, self._directly(value_at)))
+
+    def _directly(self, value_at: ValueAt) -> list[ValueAt]:
         value, iteration = value_at
         frame = self._frames[value.frame]
         inside = frame.children.get(value.equation, ())
@@ -75,11 +92,15 @@ class SegmentsBetween:
             atoms = frame.jaxpr.eqns[value.equation].invars
             read = (resolve(frame, atoms[at]) for at in (range(len(atoms)) if around is None else around))
             found = [ValueAt(key, iteration[: len(self._frames[key.frame].loops)]) for key in read if key is not None]
-        return list(filter(self._has_gradients, found))
+        return found
 
     def _has_gradients(self, value_at: ValueAt) -> bool:
         frame = self._frames[value_at.value.frame]
         return is_inexact(variable_of(frame, value_at.value)) and not frame.bypassed
+
+    def _selects(self, value_at: ValueAt) -> bool:
+        frame = self._frames[value_at.value.frame]
+        return not is_inexact(variable_of(frame, value_at.value)) and not frame.bypassed
 
 
 def _is_argument(value_at: ValueAt) -> bool:

@@ -155,3 +155,103 @@ def test_a_factor_that_a_norm_hides_is_a_difference(dtype: Any) -> None:
     behind = _with_head(bias_inside=True, factor_inside=False, factor=2.0, dtype=dtype)
     found = gs.compare(_with_head(bias_inside=True, factor_inside=True, factor=2.0, dtype=dtype), behind)
     assert found.verdict == "same", found.sentence
+
+
+def _with_one_output(*, inside: bool, factor: float = 1.0) -> Dump:
+    """A network of one result, the axis of which is dropped by the layer or behind it."""
+
+    def loss(params: Any, batch: Any) -> Any:
+        with jax.named_scope("score"):
+            x = jnp.tanh(batch["x"][:, 0]) @ params["embed"][:, :1] * factor
+            x = x[:, 0] if inside else x
+        with jax.named_scope("end"):
+            x = jnp.tanh(x if inside else x[:, 0])
+        return jnp.square(x).sum(), {"score": x if inside else x[:, None]}
+
+    return gs.capture(loss, PARAMS, BATCH, origins=False)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_an_axis_of_one_element_may_be_dropped_within_a_layer_or_behind_it(inside: bool) -> None:
+    one = _with_one_output(inside=inside)
+    found = gs.compare(one, _with_one_output(inside=not inside))
+    assert found.verdict == "same", found.sentence
+    wrong = gs.compare(one, _with_one_output(inside=not inside, factor=1.1))
+    assert wrong.sentence.startswith("Forward first differs at `score` (rel_l2 0.10, made here"), wrong.sentence
+
+
+def _with_norm(place: str, *, size: float = 1.0, running: bool = False) -> Dump:
+    """A network with a norm over the examples behind a bias, which is added in one of several places or in none."""
+
+    def network(params: Any, x: Any) -> Any:
+        with jax.named_scope("embed"):
+            x = x @ params["embed"] + (size * params["bias"] if place == "within" else 0.0)
+        if place == "behind":
+            x = x + params["bias"]
+        with jax.named_scope("norm"):
+            x = x - x.mean((0, 1)) + (0.0 * jax.lax.stop_gradient(params["mean"]) if running else 0.0)
+            x = x / jnp.sqrt(jnp.square(x).mean((0, 1)) + 1e-5)
+        with jax.named_scope("head"):
+            return x @ params["head"]
+
+    left_out = {"bias"} if place == "nowhere" else set[str]()
+    params = {name: each for name, each in PARAMS.items() if name not in {"table", *left_out}}
+    mean = {"mean": PARAMS["bias"]} if running else {}
+    return _captured(network, params | mean)
+
+
+@pytest.fixture(scope="module")
+def with_norm() -> dict[str, Dump]:
+    return {place: _with_norm(place) for place in ("within", "behind", "nowhere")}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("within", "behind"), ("behind", "within"), ("within", "nowhere"), ("nowhere", "within")]
+)
+def test_a_bias_in_front_of_a_norm_over_the_examples_may_be_anywhere(
+    with_norm: dict[str, Dump], one: str, other: str
+) -> None:
+    found = gs.compare(with_norm[one], with_norm[other])
+    assert found.verdict == "same", found.sentence
+    assert ("1 parameter without effect" in found.sentence) is ("nowhere" in (one, other)), found.sentence
+
+
+@pytest.mark.parametrize("size", [0.0, 2.0])
+def test_a_bias_in_front_of_a_norm_that_is_not_used_or_of_another_size_is_a_difference(
+    with_norm: dict[str, Dump], size: float
+) -> None:
+    found = gs.compare(with_norm["within"], _with_norm("within", size=size))
+    assert found.sentence.startswith("Forward first differs at `embed` "), found.sentence
+
+
+def test_a_bias_that_a_running_mean_would_have_is_no_parameter_without_effect() -> None:
+    found = gs.compare(_with_norm("within", running=True), _with_norm("nowhere", running=True))
+    assert found.sentence.startswith("Forward first differs at `embed` "), found.sentence
+
+
+def _residual(*, scaled: bool, lost: float = 1.0) -> Dump:
+    """A residual stream whose values are scaled, or whose branches are scaled down; only norms read the stream."""
+
+    def norm(x: Any) -> Any:
+        return x / jnp.sqrt(jnp.square(x).mean(-1, keepdims=True))
+
+    def network(params: Any, x: Any) -> Any:
+        with jax.named_scope("embed"):
+            x = x @ params["embed"] * (3.0 if scaled else 1.0)
+        with jax.named_scope("block"):
+            x = x + jnp.tanh(norm(x) @ params["head"]) / (1.0 if scaled else 3.0)
+        with jax.named_scope("last"):
+            x = (x + jnp.tanh(norm(x) @ params["embed"]) / (1.0 if scaled else 3.0)) * lost
+        with jax.named_scope("head"):
+            return norm(x if scaled else 3.0 * x) @ params["head"]
+
+    return _captured(network)
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_factor_may_be_that_of_a_residual_stream_or_of_its_branches(scaled: bool) -> None:
+    one = _residual(scaled=scaled)
+    found = gs.compare(one, _residual(scaled=not scaled))
+    assert found.verdict == "same", found.sentence
+    wrong = gs.compare(one, _residual(scaled=not scaled, lost=0.5))  # the norm behind it hides this factor
+    assert wrong.sentence.startswith("Forward first differs at `last` "), wrong.sentence

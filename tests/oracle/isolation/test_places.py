@@ -204,3 +204,25 @@ def test_a_block_that_rearranges_what_it_reads_is_named_and_not_the_code_before_
     assert [lines[int(line.rpartition(":")[2]) - 1].strip() for line in found.place.lines] == [
         "y = x[:, ::-1] if fault else x"
     ]
+
+
+def masked(params: Any, batch: Any, *, inverted: bool = False) -> Array:
+    """Two layers, and a mask of which only the second takes notice."""
+    kept = batch["x"][:, :1] > 0
+    with jax.named_scope("dense"):
+        x = batch["x"] @ params["dense"]
+    kept = ~kept if inverted else kept
+    x = jnp.where(kept, x, 0.0)
+    with jax.named_scope("up"):
+        return jnp.square(x @ params["up"]).mean()
+
+
+def test_the_lines_of_a_mask_are_among_those_of_the_code_that_uses_it() -> None:
+    dump = gs.capture(masked, PARAMS, BATCH, origins=False)
+    (found,) = isolated(dump, dump, partial(masked, inverted=True), PARAMS, BATCH).different
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    assert [lines[int(line.rpartition(":")[2]) - 1].strip() for line in found.place.lines] == [
+        'kept = batch["x"][:, :1] > 0',
+        "kept = ~kept if inverted else kept",
+        "x = jnp.where(kept, x, 0.0)",
+    ]

@@ -48,3 +48,25 @@ def test_the_gradient_of_labels_follows_from_a_difference_that_the_loss_reads(re
     found = gs.compare(reference, _captured(ported=True, wrong="second"))
     assert "3 parameter gradients and 2 input gradients above it follow from that" in found.sentence
     assert "in addition" not in found.sentence
+
+
+def _packed(order: tuple[int, int, int], names: tuple[str, str], *, other_layer: float = 1.0) -> Dump:
+    """A gated layer whose three kernels are one, in an order that the program does not know, and a dense layer."""
+    kernel = np.concatenate([list(KERNELS.values())[index] for index in order], 1)
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope(names[0]):
+            a, b, c = jnp.split(batch["x"] @ weights[names[0]], 3, axis=-1)
+            x = jnp.tanh(a) * b + jnp.sin(c)
+        with jax.named_scope(names[1]):
+            x = x @ weights[names[1]] * other_layer
+        return jnp.square(x - batch["y"]).mean()
+
+    return gs.capture(loss, {names[0]: kernel, names[1]: KERNELS["last"]}, BATCH, origins=False)
+
+
+def test_parts_of_a_parameter_in_another_order_are_told_where_they_may_have_made_the_first_difference() -> None:
+    one, ported = _packed((0, 1, 2), ("gated", "out")), ("Gated_0", "Dense_0")
+    told = "; 1 parameter has another layout: `gated` (split 1 into 3, reorder [0, 2, 1], concatenate 1)"
+    assert told in gs.compare(one, _packed((0, 2, 1), ported)).sentence
+    assert "layout" not in gs.compare(one, _packed((0, 1, 2), ported, other_layer=1.1)).sentence

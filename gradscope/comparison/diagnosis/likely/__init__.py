@@ -3,6 +3,7 @@
 - `likely_causes`: relations between two tensors that differ: swapped, transposed, permuted, a multiple.
 - `likely_parts`: tensors of one side only that others of the other side may make up.
 - `other_forms`: functions of one value that the programs compute in two forms, such as a GELU by tanh.
+- `dropouts`: a dropout that one value is behind and the other is not.
 - `running_variances`: running variances that the programs divide by different numbers.
 - `different_batches`: batches of different sizes, with some examples in common, or with rows in several orders.
 - `loss_difference`: losses that differ, and whether that is their reduction: all gradients are the same multiple.

@@ -1,18 +1,20 @@
 """`with_other_forms` finds functions of which the programs compute two forms, or two functions of one value.
 
 Of a GELU, one may have the error function, and the other the formula by tanh: in float32 they differ by 1e-4, where
-rounding makes 1e-6. The sentence says so, also where the values are the same within the tolerance.
+rounding makes 1e-6. The sentence says so, also where the values are the same within the tolerance. Or one value is the
+other behind a dropout (`dropouts`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.likely.dropouts import dropout_between
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources
@@ -20,7 +22,7 @@ from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.layer_graph import NearestKeys
-from gradscope.naming import ACTIVATION, split_key
+from gradscope.naming import ACTIVATION, printable, split_key
 
 #: The relative error above which a value may be of another form: rounding of float32 makes less in one function.
 _LEAST: Final = 5e-6
@@ -62,13 +64,40 @@ def with_other_forms(
             for each in map(known.__getitem__, before.behind(key))
         }
         row = rows[match.ref]
-        for argument in read.values():
-            forms = _forms(dumps, match, argument, as_float(row.metrics["rel_l2"]))
-            if forms is not None:
-                likely = f"is {forms[0]} in the reference, and {forms[1]} in the candidate"
-                found[match.ref] = replace(row, likely=likely)
-                break
+        forms = (_forms(dumps, match, each, as_float(row.metrics["rel_l2"])) for each in read.values())
+        if (form := next(filter(None, forms), None)) is not None:
+            found[match.ref] = replace(row, likely=f"is {form[0]} in the reference, and {form[1]} in the candidate")
+        elif row.status == "different" and (words := _dropout(dumps, match, read.values())):
+            found[match.ref] = replace(row, likely=words)
     return found
+
+
+def _dropout(dumps: Dumps, value: Match, around: Iterable[Match]) -> str:
+    """Returns a clause about the dropout that one value of a pair is behind; "" where there is none.
+
+    Args:
+        dumps: The dumps of the pairs.
+        value: The pair of the value.
+        around: The pairs of what it is computed from, to one of which what is dropped may be added.
+    """
+    ref, cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
+
+    def both(match: Match) -> tuple[Array, Array] | None:
+        one, other = ref.tensor(match.ref), cand.made(match.recipe)
+        return None if one is None or other is None or one.shape != other.shape else (one, other)
+
+    values = both(value)
+    if values is None or not values[0].ndim:
+        return ""
+    if (found := dropout_between(*values)) is not None:
+        return found.words()
+    for match in around:
+        known = both(match)
+        if known is not None and known[0].shape == values[0].shape:
+            added = [whole - part for whole, part in zip(values, known, strict=True)]
+            if (found := dropout_between(*added)) is not None:
+                return found.words(f"`{printable(split_key(match.ref)[1])}`")
+    return ""
 
 
 def _may_be_other_form(row: ComparisonRow) -> bool:

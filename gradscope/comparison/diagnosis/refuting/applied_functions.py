@@ -8,14 +8,15 @@ error of one that is dropped is inherited by none.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
 from gradscope.comparison.diagnosis.growth import FLAGGED
+from gradscope.comparison.diagnosis.refuting.apart.steps_apart import steps_apart
 from gradscope.comparison.diagnosis.refuting.errors_behind import relative_error
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources
-from gradscope.comparison.diagnosis.refuting.steps_apart import steps_apart
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.dump.interfaces import DumpSource
@@ -58,18 +59,22 @@ def without_applied(
         and split_key(match.ref)[0] == PARAM
         and len(dumps.ref.entry(match.ref).shape) == 1
     ]
+    factors: dict[str, float] = {}
+    around = NearestKeys(sources, ChainMap(errors, factors))
     agreeing: dict[str, str] = {}
     dropped: set[str] = set()
     for match in sorted(differing, key=lambda each: dumps.ref.entry(each.ref).site.index):
         owner = dumps.ref.resolve(match.ref)
         inherited = max((errors[each] for each in before.behind(owner)), default=0.0)
         tolerance = _tolerance(rows[match.ref], inherited)
-        found = None if tolerance is None else steps_apart(dumps, match, tolerance, biases=biases)
+        read = [factors[each] for each in around.behind(owner) if each in factors]
+        found = None if tolerance is None else steps_apart(dumps, match, tolerance, biases=biases, factors=read)
         if found is not None and found.applied:
             agreeing.update(found.stages)
             gradient = key_of(ACTIVATION_GRAD, split_key(match.ref)[1])
             dropped |= {match.ref} if found.shifted else {match.ref, gradient}
             errors.pop(owner, None)
+            factors |= {} if found.factor is None else {owner: found.factor}
     return without(dumps, pairing, dropped), agreeing
 
 

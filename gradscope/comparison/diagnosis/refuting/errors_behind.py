@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.layer_graph import Sources, inverted
+from gradscope.naming import is_gradient, split_key
 
 #: The relative error of a loss, and of a gradient, that only rounding makes.
 EXACT: Final = 5e-6
@@ -20,6 +22,26 @@ def relative_error(row: ComparisonRow) -> float:
         return 0.0
     error = as_float(row.metrics.get("rel_l2", math.inf if row.status == "different" else 0.0))
     return math.inf if math.isnan(error) else error
+
+
+def loss_error(dumps: Dumps, known: Iterable[Match], rows: Mapping[str, ComparisonRow]) -> float:
+    """Returns the largest error of the loss and of the gradients, by which what only the loss reads is compared.
+
+    Where the losses agree exactly, and so does a gradient, what differs is a derivative: no other gradient counts then.
+
+    Args:
+        dumps: The dumps.
+        known: Pairs that are no guesses.
+        rows: Their rows, by the reference's keys.
+    """
+    one, other = dumps.ref.manifest.loss, dumps.cand.manifest.loss
+    if one is None or other is None or not math.isfinite(one):
+        return math.inf
+    loss = abs(one - other) / max(abs(one), 1e-30)
+    gradients = {each.ref: rows[each.ref] for each in known if is_gradient(split_key(each.ref)[0])}
+    exact = (key for key, row in gradients.items() if as_float(row.metrics.get("rel_l2", math.inf)) <= EXACT)
+    derivative = loss <= EXACT and any(dumps.ref.entry(dumps.ref.resolve(key)).stats.get("rms") for key in exact)
+    return loss if derivative else max(loss, *map(relative_error, gradients.values()), 0.0)
 
 
 class ErrorsBehind:

@@ -23,21 +23,21 @@ adds elsewhere (`steps_apart`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from gradscope.comparison.diagnosis.refuting.apart.steps_apart import steps_apart
 from gradscope.comparison.diagnosis.refuting.applied_functions import without, without_applied
-from gradscope.comparison.diagnosis.refuting.errors_behind import EXACT, ErrorsBehind, relative_error
+from gradscope.comparison.diagnosis.refuting.errors_behind import EXACT, ErrorsBehind, loss_error, relative_error
 from gradscope.comparison.diagnosis.refuting.gradient_traces import (
     GradientTraces,
     accounts_for_losses,
     hides_from_losses,
 )
+from gradscope.comparison.diagnosis.refuting.hidden_biases import without_hidden_biases
 from gradscope.comparison.diagnosis.refuting.kernel_products import ProductPairs
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources, lost_parameters, summed_parameters
-from gradscope.comparison.diagnosis.refuting.steps_apart import steps_apart
 from gradscope.comparison.diagnosis.refuting.traceless_gradients import traceless_gradients
 from gradscope.comparison.judging.loss_comparison import is_loss
 from gradscope.comparison.judging.rows import ComparisonRow
@@ -45,7 +45,7 @@ from gradscope.comparison.judging.unpaired.incomparable_inputs import incomparab
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, is_of_jax
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import NearestKeys, inverted
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, is_gradient, key_of, split_key, subject_family
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, key_of, split_key, subject_family
 
 #: The passes that pair by places, or by names that only resemble each other.
 _GUESSES: Final = ("order", "path")
@@ -89,12 +89,12 @@ def without_refuted(
     """
     if not (dumps.ref.manifest.layers and dumps.cand.manifest.layers):
         return Unrefuted(pairing=pairing)
-    pairing, agreeing = without_applied(dumps, pairing, rows)
-    traceless = traceless_gradients(dumps, pairing, rows)
-    agreeing |= {key: _TRACELESS_GRADIENT for match in traceless for key in (match.ref, *match.recipe.keys)}
-    incomparable = dict(incomparable_input_gradients(dumps, pairing, rows))
-    agreeing |= {key: why for match, why in incomparable.items() for key in (match.ref, *match.recipe.keys)}
-    pairing = without(dumps, pairing, {match.ref for match in (*traceless, *incomparable)})
+    pairing, hidden = without_hidden_biases(dumps, pairing, rows)
+    pairing, applied = without_applied(dumps, pairing, rows)
+    without_trace = dict.fromkeys(traceless_gradients(dumps, pairing, rows), _TRACELESS_GRADIENT)
+    alone = without_trace | dict(incomparable_input_gradients(dumps, pairing, rows))
+    agreeing = hidden | applied | {key: why for match, why in alone.items() for key in (match.ref, *match.recipe.keys)}
+    pairing = without(dumps, pairing, {match.ref for match in alone})
     guesses = [each for each in pairing.matched if each.matched_by in _GUESSES and rows[each.ref].status == "different"]
     if not any(split_key(each.ref)[0] == ACTIVATION for each in guesses):
         return Unrefuted(pairing=pairing, agreeing=agreeing)
@@ -117,9 +117,9 @@ def _without_refuted_values(
     guessed = frozenset(each.ref for each in guesses)
     known = [each for each in pairing.matched if each.ref not in guessed]
     told = [*known, *(each for each in guesses if _is_of_agreeing(each, rows))]
-    loss = _loss_error(dumps, known, rows)
+    loss = loss_error(dumps, known, rows)
     summed = summed_parameters(dumps, pairing)
-    lost = lost_parameters(dumps, pairing, summed)
+    lost = lost_parameters(dumps, pairing, {*summed, *agreeing})
     ref, cand = (
         _Program(source, compared, GradientTraces(source, shown), lost, loss)
         for source, compared, shown in zip(
@@ -173,8 +173,8 @@ def _without_refuted_values(
             shifted = found is not None and found.shifted
             refuted |= {match.ref} | (set() if shifted else {key_of(ACTIVATION_GRAD, split_key(match.ref)[1])})
     # A gradient that only its value pairs goes with it.
-    by_place = {each.ref for each in pairing.matched if each.matched_by in _GUESSES}
-    return Unrefuted(pairing=without(dumps, pairing, by_place & refuted), agreeing=agreeing, related=related)
+    refuted &= {each.ref for each in pairing.matched if each.matched_by in _GUESSES}
+    return Unrefuted(pairing=without(dumps, pairing, refuted), agreeing=agreeing, related=related)
 
 
 def _trace(values: Sequence[tuple[_Program, str]]) -> float:
@@ -206,20 +206,6 @@ def _by_owner(
         in_ref[dumps.ref.resolve(match.ref)] = rows[match.ref]
         in_cand |= {dumps.cand.resolve(key): rows[match.ref] for key in match.recipe.keys}
     return in_ref, in_cand
-
-
-def _loss_error(dumps: Dumps, known: Iterable[Match], rows: Mapping[str, ComparisonRow]) -> float:
-    """Returns the largest error of the loss and of the gradients, by which what only the loss reads is compared.
-
-    Where the losses agree exactly, and so does a gradient, what differs is a derivative: no other gradient counts then.
-    """
-    one, other = dumps.ref.manifest.loss, dumps.cand.manifest.loss
-    if one is None or other is None or not math.isfinite(one):
-        return math.inf
-    loss = abs(one - other) / max(abs(one), 1e-30)
-    gradients = [rows[each.ref] for each in known if is_gradient(split_key(each.ref)[0])]
-    derivative = loss <= EXACT and any(0 < (row.needed or 0.0) <= EXACT for row in gradients)
-    return loss if derivative else max(loss, *map(relative_error, gradients), 0.0)
 
 
 class _Program:
@@ -293,7 +279,6 @@ class _Program:
                 return True
             if row is None:
                 waiting += self._sources.get(each, ())
-        self._exact |= seen - {
-            key
-        }  # pairs are decided in execution order, so that what is before these does not change
+        # Pairs are decided in execution order, so that what is before these does not change.
+        self._exact |= seen - {key}
         return False

@@ -17,7 +17,7 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
-from gradscope.comparison.diagnosis.refuting.functions_between import MOST_ELEMENTS
+from gradscope.comparison.diagnosis.refuting.apart.functions_between import MOST_ELEMENTS
 
 #: The relative error up to which a value is that of an operation.
 _ROUNDING: Final = 1e-5

@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from gradscope.comparison.layout.layouts import AxisLayout, Shape, arranged, relative_error
+from gradscope.comparison.layout.layouts import AxisLayout, Shape, arranged, differ_by_ones, relative_error
 from gradscope.comparison.layout.recipe_steps import Transpose
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
@@ -29,8 +29,7 @@ from gradscope.comparison.pairing.inference.layout_use import LayoutUse
 from gradscope.comparison.pairing.matching import Dumps, Match, is_of_jax
 from gradscope.comparison.pairing.normal_forms import end_of
 from gradscope.comparison.precision import comparable
-from gradscope.dump.interfaces import DumpSource
-from gradscope.naming import ACTIVATION, INPUT, PARAM, STATE, is_gradient, split_key, subject_family
+from gradscope.naming import ACTIVATION, AUX, INPUT, PARAM, STATE, is_gradient, split_key, subject_family
 
 #: The layouts in which the values of a pair agree: none, one, or several where they are equal in all of them.
 Layouts: TypeAlias = tuple[AxisLayout, ...]
@@ -46,6 +45,9 @@ _Shapes: TypeAlias = tuple[str, Shape, Shape]
 
 #: The families whose layout shows that one program is a port of the other.
 _PROOFS: Final = (PARAM, STATE, INPUT)
+
+#: The families of tensors that layers and programs return, with or without axes of one element.
+_OUTPUTS: Final = (ACTIVATION, AUX)
 
 #: The families of tensors with one order of axes throughout a program.
 _COMPUTED: Final = (ACTIVATION, INPUT)
@@ -74,7 +76,8 @@ class _Inference:
         self._mapper = mapper
         self._search = LayoutSearch(dumps)
         self._frameworks = is_of_jax(dumps.ref) is not is_of_jax(dumps.cand)
-        self._used = all(any(entry.family == ACTIVATION for entry in each.manifest.entries) for each in _both(dumps))
+        families = ([entry.family for entry in each.manifest.entries] for each in (dumps.ref, dumps.cand))
+        self._used = all(ACTIVATION in each for each in families)
 
     def applied(self, matches: Sequence[Match]) -> tuple[Match, ...]:
         plain = [match for match in matches if self._comparable(match)]
@@ -146,7 +149,8 @@ class _Inference:
         """Returns whether a pair may have another layout, and is not known to agree as it is."""
         one, other = self._dumps.ref.entry(match.ref), self._dumps.cand.entry(match.cand)
         if one.shape != other.shape:
-            return match.matched_by != "name" or self._frameworks or ported
+            alike = _subject(match)[0] in _OUTPUTS and differ_by_ones(arranged(one), arranged(other))
+            return match.matched_by != "name" or self._frameworks or ported or alike
         renamed = match.matched_by == "path" and len(arranged(one)) > 1 and end_of(one.name) != end_of(other.name)
         return renamed or (ported and len(one.shape) > 0 and not self._agrees(match))
 
@@ -209,7 +213,7 @@ class _RelatedPairs:
             if subject in known and (layout := _fitting(known[subject], possible)) is not None:
                 return layout
         # Values that agree in no layout are compared in their order, so that it is seen by how much they differ.
-        plain = next((each for each in possible if each.in_order), None) if _family(match) == ACTIVATION else None
+        plain = next((each for each in possible if each.in_order), None) if _family(match) in _OUTPUTS else None
         return self.usual(match, possible) or (agreeing[0] if agreeing else plain)
 
     def usual(self, match: Match, possible: Iterable[AxisLayout]) -> AxisLayout | None:
@@ -281,10 +285,6 @@ def _group(dumps: Dumps, match: Match) -> tuple[str, int]:
 
 def _family(match: Match) -> str:
     return split_key(match.ref)[0]
-
-
-def _both(dumps: Dumps) -> tuple[DumpSource, DumpSource]:
-    return dumps.ref, dumps.cand
 
 
 def _with_layout(match: Match, layout: AxisLayout | None, dumps: Dumps) -> Match:

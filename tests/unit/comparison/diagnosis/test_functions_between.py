@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ import pytest
 import gradscope as gs
 from gradscope.api.reading import Dump
 from gradscope.comparison import Comparison
-from gradscope.comparison.diagnosis.refuting import functions_between
+from gradscope.comparison.diagnosis.refuting.apart import functions_between
 
 _draw = np.random.default_rng(3).normal
 WEIGHTS = {
@@ -57,7 +58,18 @@ def _first(found: Comparison) -> str:
     return found.first_divergence.forward.name
 
 
-@pytest.mark.parametrize("function", [jax.nn.relu, jax.nn.softmax, jax.nn.gelu], ids=["relu", "softmax", "gelu"])
+def _of_three_largest(x: Any, *, normalised: bool = True) -> Any:
+    """The shares of a router that sends each example to three experts."""
+    shares = jax.nn.softmax(x)
+    shares = jnp.where(x >= jax.lax.top_k(x, 3)[0][..., 2:], shares, 0.0)
+    return shares / shares.sum(-1, keepdims=True) if normalised else shares
+
+
+@pytest.mark.parametrize(
+    "function",
+    [jax.nn.relu, jax.nn.softmax, jax.nn.gelu, _of_three_largest, partial(_of_three_largest, normalised=False)],
+    ids=["relu", "softmax", "gelu", "three largest", "three largest of all"],
+)
 def test_a_function_behind_a_layer_is_no_fault_and_a_function_left_out_is(function: Function) -> None:
     reference = _program(SAME, function, inside=True)
     for names in (PORTED, SAME):
@@ -112,6 +124,45 @@ def test_a_function_that_no_gradient_shows_is_said() -> None:
     )
     assert found.sentence.startswith(f"{said}where `up` is the tanh of"), found.sentence
     assert "made here" not in found.sentence
+
+
+@pytest.mark.parametrize("names", [SAME, PORTED])
+def test_a_function_that_only_the_loss_reads_is_no_fault_and_one_that_is_left_out_is(names: Mapping[str, str]) -> None:
+    def program(names: Mapping[str, str], function: Function, *, inside: bool) -> Dump:
+        def loss(weights: Any, batch: Any) -> Any:
+            with jax.named_scope(names["up"]):
+                x = batch["x"] @ weights[names["up"]]
+                x = function(x) if inside else x
+            x = x if inside else function(x)
+            return jnp.sin(x).mean() + jnp.square(x).sum()
+
+        return gs.capture(loss, {names["up"]: WEIGHTS["up"]}, BATCH, origins=False)
+
+    for inside in (True, False):
+        one = program(SAME, jnp.tanh, inside=inside)
+        right = gs.compare(one, program(names, jnp.tanh, inside=not inside))
+        assert right.verdict == "same", right.sentence
+        left_out = gs.compare(one, program(names, _identity, inside=not inside))
+        assert left_out.verdict == "different", left_out.sentence
+
+
+def test_a_kernel_without_a_gradient_is_no_difference_of_values_that_are_steps_apart() -> None:
+    def program(names: Mapping[str, str], *, inside: bool) -> Dump:
+        def loss(weights: Any, batch: Any) -> Any:
+            kernels = dict(weights)
+            if not inside:
+                kernels[names["up"]] = jax.lax.stop_gradient(kernels[names["up"]])
+            x = batch["x"]
+            for name in ("up", "down"):
+                with jax.named_scope(names[name]):
+                    x = x @ kernels[names[name]] + (1.3 if inside else 0.0)
+                x = x if inside else x + 1.3
+            return jnp.square(x).mean()
+
+        return gs.capture(loss, {names[name]: WEIGHTS[name] for name in ("up", "down")}, BATCH, origins=False)
+
+    found = gs.compare(program(SAME, inside=True), program(PORTED, inside=False))
+    assert found.sentence.startswith("Backward agrees; 1 parameter gradient differs, of `up`"), found.sentence
 
 
 def test_functions_are_computed_of_all_elements_only_where_some_show_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,17 +3,17 @@
 Programs without a scope around an attention, or around an activation function, have nothing between two layers. Then
 what the layer behind reads shows where the difference is made: it is recovered of both programs (`recovered_values`),
 or it is a function of what both programs have before, which the gradient of the kernel shows (`correlations`), or the
-root mean square of what the layer reads (`read_powers`). Where the layer is the same in both programs, that alone shows
-that it reads another value.
+root mean square of what the layer reads (`read_powers`), or a sum of multiples of such values. Where the layer is the
+same in both programs, that alone shows that it reads another value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -28,12 +28,19 @@ from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.dump.manifest.layer_graph import sources_of
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, PARAM_GRAD, key_of, printable, split_key
+from gradscope.naming.wording import brief
 
 #: The relative error up to which a gradient is made of what is read.
 _FITS: Final = 1e-4
 
 #: The largest relative error of recovered values that agree.
 _AGREE: Final = 1e-3
+
+#: The fewest elements for each term of a sum that show by what it is multiplied.
+_FEWEST: Final = 4
+
+#: The least ratio of the singular values of terms that are not multiples of each other.
+_APART: Final = 0.05
 
 #: The most elements of a value of which functions are tried, and of products that each of them takes.
 _MOST_ELEMENTS: Final = 1 << 17
@@ -57,7 +64,30 @@ def unrecorded_read(dumps: Dumps, pairing: Pairing, key: str) -> str:
     sides = [_Side(dumps, pairing, match.ref, of_ref=True), _Side(dumps, pairing, match.cand, of_ref=False)]
     # A capture of PyTorch does not state what a layer reads: the other program may.
     words = (words for side in sides for words in (side.functions(),) if words)
-    return next(words, None) or sides[0].powers(sides[1]) or sides[0].recovered() or sides[0].stated(sides[1])
+    found = next(words, None) or sides[0].terms() or sides[0].powers(sides[1])
+    return found or sides[0].recovered() or sides[0].stated(sides[1])
+
+
+class _Gated(NamedTuple):
+    """_Gated is a function of one value, which may be multiplied by another, as in a gated layer.
+
+    Attributes:
+        argument: The value that the function is of.
+        factor: The value that it is multiplied by; None where it is by none.
+        words: Both in words.
+    """
+
+    argument: Recovered
+    factor: Recovered | None
+    words: str
+
+    def functions(self) -> Iterator[tuple[str, Array]]:
+        """Yields functions of the value of the own program, by their words."""
+        return _functions(self.argument.own, 1.0 if self.factor is None else self.factor.own)
+
+    def functions_of_other(self) -> Iterator[tuple[str, Array]]:
+        """Yields functions of the value of the other program, by their words."""
+        return _functions(self.argument.other, 1.0 if self.factor is None else self.factor.other)
 
 
 class _Side:
@@ -79,22 +109,51 @@ class _Side:
         self._read = [each for each in sources if split_key(each)[0] in (ACTIVATION, INPUT)]
 
     def functions(self) -> str:
-        """Returns which functions of one value the layer reads in both programs, in words; "" if not others."""
+        """Returns which functions of a value the layer reads in both programs, in words; "" if not others."""
         value, arriving = (
             self._pairs.pair(self._key),
             self._pairs.pair(key_of(ACTIVATION_GRAD, split_key(self._key)[1])),
         )
-        read = self._pairs.pair(self._read[0]) if len(self._read) == 1 else None
-        if self._layer is None or value is None or read is None or arriving is None or not _agree(read):
+        if self._layer is None or value is None or arriving is None:
             return ""
-        for gradient in filter(None, (self._pairs.pair(key_of(PARAM_GRAD, name)) for name in self._layer.params)):
-            for form in _near(gradient, read, value):
-                own = _fitting(form, read.own, arriving.own, gradient.own)
-                other = _fitting(form, read.other, arriving.other, gradient.other) if own else []
+        gradients = [*filter(None, (self._pairs.pair(key_of(PARAM_GRAD, name)) for name in self._layer.params))]
+        for read in self._gated():
+            for gradient, form in _near(gradients, read.argument, value):
+                own = _fitting(form, read.functions(), arriving.own, gradient.own)
+                other = _fitting(form, read.functions_of_other(), arriving.other, gradient.other) if own else []
                 if other and not {*own} & {*other}:
                     one, two = (own[0], other[0]) if self._of_ref else (other[0], own[0])
-                    return f"which reads the {one} of `{self._name(self._read[0])}`, and in the candidate the {two}"
+                    return f"which reads the {one} of {read.words}, and in the candidate the {two}"
         return ""
+
+    def _gated(self) -> Iterator[_Gated]:
+        """Yields the value that the layer can read, or each of two whose product it can, where they agree."""
+        pairs = [self._pairs.pair(key) for key in self._read]
+        known = [pair for pair in pairs if pair is not None and _agree(pair)]
+        names = [f"`{self._name(key)}`" for key in self._read]
+        if len(known) == len(self._read) == 1:
+            yield _Gated(known[0], None, names[0])
+        elif len(known) == len(self._read) == 2 and known[0].own.shape == known[1].own.shape:
+            yield _Gated(known[0], known[1], f"{names[0]} times {names[1]}")
+            yield _Gated(known[1], known[0], f"{names[1]} times {names[0]}")
+
+    def terms(self) -> str:
+        """Returns of what multiples of the values that it reads the value is the sum, in words; "" if of the same.
+
+        Terms of the reference that are scaled in the candidate say which code is at fault, as where a residual stream
+        begins with another multiple of the embedding.
+        """
+        value, read = self._pairs.pair(self._key), [self._pairs.pair(key) for key in self._read]
+        known = [pair for pair in read if pair is not None and _agree(pair)]
+        shapes = {pair.own.shape for pair in known}
+        if value is None or len(known) < max(2, len(read)) or shapes != {value.own.shape}:
+            return ""
+        own = _multiples(value.own, [pair.own for pair in known])
+        other = _multiples(value.other, [pair.other for pair in known])
+        if own is None or other is None or np.allclose(own, other, rtol=_AGREE, atol=0.0):
+            return ""
+        names = [f"`{self._name(key)}`" for key in self._read]
+        return f"which adds up {_sum(own, names)}, and in the candidate {_sum(other, names)}"
 
     def powers(self, other: _Side) -> str:
         """Returns which functions of one value the layers read by their powers, in words; "" if not others."""
@@ -147,7 +206,10 @@ class _Side:
 
 
 def _around(layers: Sequence[Layer], layer: Layer, read: Sequence[str]) -> str:
-    """Returns the path of the innermost layer around a layer and around all that make what it reads; "" for none."""
+    """Returns the path of the innermost layer around a layer and around all that make what it reads; "" for none.
+
+    What programs are given, such as a mask, is made in no layer.
+    """
     parents = {each.path: each.parent for each in layers}
     makers = {key_of(ACTIVATION, name): each.path for each in layers for name in each.outputs}
 
@@ -156,7 +218,7 @@ def _around(layers: Sequence[Layer], layer: Layer, read: Sequence[str]) -> str:
             yield path
             path = parents.get(path)
 
-    others = [{*outwards(makers.get(key))} for key in read]
+    others = [{*outwards(makers.get(key))} for key in read if split_key(key)[0] != INPUT]
     around = islice(outwards(layer.path), 1, None)
     return next((each for each in around if others and all(each in paths for paths in others)), "")
 
@@ -165,17 +227,45 @@ def _agree(pair: Recovered) -> bool:
     return bool(np.linalg.norm(pair.other - pair.own) <= _AGREE * np.linalg.norm(pair.own))
 
 
-def _fitting(form: KernelForm, read: Array, arriving: Array, gradient: Array) -> list[str]:
+def _multiples(value: Array, terms: Sequence[Array]) -> Array | None:
+    """Returns the numbers that terms are multiplied by in a sum; None where a value is no such sum."""
+    step = -(-value.size // _MOST_ELEMENTS)
+    columns, made = np.stack([term.ravel()[::step] for term in terms], axis=1), value.ravel()[::step]
+    sizes = np.linalg.norm(columns, axis=0)
+    if made.size < _FEWEST * len(terms) or not sizes.all():
+        return None
+    found, _, _, singular = np.linalg.lstsq(columns / sizes, made, rcond=None)
+    apart = singular[-1] > _APART * singular[0]  # of terms that are nearly multiples of each other, either may be more
+    fits = np.linalg.norm(columns @ (found / sizes) - made) <= _FITS * np.linalg.norm(made)
+    return found / sizes if apart and fits else None
+
+
+def _sum(numbers: Array, names: Sequence[str]) -> str:
+    """Returns a sum of multiples of values in words."""
+    terms = [
+        name if abs(number - 1) <= _AGREE else f"{brief(number)} times {name}"
+        for number, name in zip(numbers, names, strict=True)
+    ]
+    return " and ".join(terms)
+
+
+def _functions(value: Array, factor: Array | float) -> Iterator[tuple[str, Array]]:
+    return ((words, function(value) * factor) for words, function in _FUNCTIONS.items())
+
+
+def _fitting(form: KernelForm, functions: Iterable[tuple[str, Array]], arriving: Array, gradient: Array) -> list[str]:
     """Returns the functions of a value, in words, that make the gradient of a kernel."""
-    return [words for words, each in _FUNCTIONS.items() if _reads(form, each(read), arriving, gradient)]
+    return [words for words, read in functions if _reads(form, read, arriving, gradient)]
 
 
-def _near(gradient: Recovered, read: Recovered, value: Recovered) -> Iterator[KernelForm]:
-    """Yields the forms of a kernel whose taps lie no farther from an element of the output than the kernel is wide."""
-    shape = gradient.own.shape
-    few = len(shape) > 1 and read.own.size <= _MOST_ELEMENTS and read.own.size * max(shape) <= _MOST_PRODUCTS
-    for form in forms(shape, read.own.shape, value.own.shape) if few else ():
-        yield form if form.matrix is not None else replace(form, reach=min(form.reach, max(shape[2:], default=1)))
+def _near(gradients: Sequence[Recovered], read: Recovered, value: Recovered) -> Iterator[tuple[Recovered, KernelForm]]:
+    """Yields the forms of kernels whose taps lie no farther from an element of the output than the kernel is wide."""
+    for gradient in gradients:
+        shape = gradient.own.shape
+        few = len(shape) > 1 and read.own.size <= _MOST_ELEMENTS and read.own.size * max(shape) <= _MOST_PRODUCTS
+        for form in forms(shape, read.own.shape, value.own.shape) if few else ():
+            near = form if form.matrix is not None else replace(form, reach=min(form.reach, max(shape[2:], default=1)))
+            yield gradient, near
 
 
 def _reads(form: KernelForm, read: Array, arriving: Array, gradient: Array) -> bool:

@@ -18,6 +18,7 @@ WIDTH, HEADS = 6, 2
 NAMES = ("query", "key", "value", "out", "fc")
 WEIGHTS = {name: (_draw(size=(WIDTH, WIDTH)) / 2).astype(np.float32) for name in NAMES}
 TOKENS = _draw(size=(3, 5, WIDTH)).astype(np.float32)
+KEPT = np.arange(5) < np.array([[5], [4], [2]])
 KERNELS = [(_draw(size=(3, 3, size, 4)) / 4).astype(np.float32) for size in (2, 4)]
 IMAGES = _draw(size=(3, 7, 7, 2)).astype(np.float32)
 
@@ -40,6 +41,8 @@ def _attention(fault: str = "", *, port: bool = False, tokens: Any = TOKENS) -> 
         with jax.named_scope("mixer" if port else "block"):
             q, k, v = (heads(dense(name, x)) for name in NAMES[:3])
             scores = jnp.einsum("nqhd,nkhd->nhqk", q, k) / (1 if fault == "scale" else (WIDTH // HEADS) ** 0.5)
+            kept = batch["kept"][:, None, None]
+            scores = jnp.where(~kept if fault == "mask" else kept, scores, -1e9)
             x = jnp.einsum("nhqk,nkhd->nqhd", jax.nn.softmax(scores), v)
             x = x.swapaxes(2, 3) if fault == "order" else x
             x = dense("out", x.reshape(*x.shape[:2], -1))
@@ -48,7 +51,8 @@ def _attention(fault: str = "", *, port: bool = False, tokens: Any = TOKENS) -> 
         return jnp.square(x).mean()
 
     weights = {named(name): WEIGHTS[name] * (1.1 if fault == name else 1) for name in NAMES}
-    return gs.capture(loss, weights, {"of_port" if port else "of_reference": tokens}, origins=False)
+    batch = {"of_port" if port else "of_reference": tokens, "kept": KEPT}
+    return gs.capture(loss, weights, batch, origins=False)
 
 
 def _convolutions(function: Any, *, names: tuple[str, str]) -> Dump:
@@ -70,6 +74,10 @@ def _convolutions(function: Any, *, names: tuple[str, str]) -> Dump:
     [
         (
             "scale",
+            "`block/out` (rel_l2 {}), in what it reads: a step of `block` that neither program has an entry for.",
+        ),
+        (
+            "mask",
             "`block/out` (rel_l2 {}), in what it reads: a step of `block` that neither program has an entry for.",
         ),
         ("order", "`block/out` (rel_l2 {}), in the order of what it reads."),
@@ -175,3 +183,69 @@ def test_a_function_that_may_be_inside_of_a_loop_is_not_told_to_be_left_out() ->
     reference = _recurrent(jax.nn.relu, names=("embed", "rnn"))
     found = gs.compare(reference, _recurrent(lambda x: x, names=("embed", "cell")))  # it may be inside of the cell
     assert "reads" not in found.sentence, found.sentence
+
+
+def _gated(function: Any, *, names: tuple[str, str, str]) -> Dump:
+    """A layer that reads a function of one value, times another."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        (x,) = batch.values()
+        made: list[Any] = []
+        for name in names[:2]:
+            with jax.named_scope(name):
+                made.append(x @ weights[name])
+        x = function(made[0]) * made[1]
+        with jax.named_scope(names[2]):
+            x = x @ weights[names[2]]
+        return jnp.square(x).mean()
+
+    weights = dict(zip(names, WEIGHTS.values(), strict=False))
+    return gs.capture(loss, weights, {f"of_{names[0]}": TOKENS}, origins=False)
+
+
+@pytest.mark.parametrize(("function", "words"), [(jax.nn.relu, "relu"), (jnp.tanh, "tanh")])
+@pytest.mark.parametrize("names", [("gate", "up", "down"), ("w1", "w3", "w2")])
+def test_the_function_of_a_gate_is_told(function: Any, words: str, names: tuple[str, str, str]) -> None:
+    reference = _gated(jax.nn.silu, names=("gate", "up", "down"))
+    found = gs.compare(reference, _gated(function, names=names))
+    assert f", which reads the silu of `gate` times `up`, and in the candidate the {words}." in found.sentence
+    assert gs.compare(reference, _gated(jax.nn.silu, names=names)).verdict == "same"
+
+
+def _residual(names: tuple[str, str, str], *, stream: float = 1.0, branch: float = 1.0) -> Dump:
+    """A layer whose result is read by a norm, which hides a factor, and by a residual sum, which does not."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        (x,) = batch.values()
+        with jax.named_scope(names[0]):
+            x = x @ weights[names[0]]
+        x = x * stream
+        with jax.named_scope(names[1]):
+            with jax.named_scope("norm"):
+                y = x / jnp.sqrt(jnp.square(x).mean(-1, keepdims=True))
+            with jax.named_scope("dense"):
+                y = jnp.tanh(y @ weights[names[1]])
+            x = x + branch * y
+        with jax.named_scope(names[2]):
+            x = x @ weights[names[2]]
+        return jnp.square(x).mean()
+
+    weights = dict(zip(names, WEIGHTS.values(), strict=False))
+    return gs.capture(loss, weights, {f"of_{names[0]}": TOKENS}, origins=False)
+
+
+@pytest.mark.parametrize(
+    ("factors", "words"),
+    [
+        ({"stream": 2.5}, "2.5 times `embed` and `block/dense`"),
+        ({"branch": 0.5}, "`embed` and 0.50 times `block/dense`"),
+    ],
+)
+@pytest.mark.parametrize("names", [("embed", "block", "head"), ("tokens", "layer", "out")])
+def test_a_sum_of_other_multiples_is_told(factors: Any, words: str, names: tuple[str, str, str]) -> None:
+    reference = _residual(("embed", "block", "head"))
+    sentence = gs.compare(reference, _residual(names, **factors)).sentence
+    told = f"), which adds up `embed` and `block/dense`, and in the candidate {words}. Backward"
+    assert sentence.startswith("Forward first differs at `block` (rel_l2 "), sentence
+    assert told in sentence, sentence
+    assert gs.compare(reference, _residual(names)).verdict == "same"

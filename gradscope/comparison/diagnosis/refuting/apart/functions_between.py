@@ -49,6 +49,26 @@ _OF_ROWS: Final[Mapping[str, Elementwise]] = MappingProxyType({
 })  # fmt: skip
 
 
+def _of_largest(value: Array) -> Mapping[str, Elementwise]:
+    """Returns the functions of rows, by name, that are zero but for as many elements as those of a value.
+
+    A router sends each token to some experts, and has zeros for the others.
+    """
+    counts = np.unique(np.count_nonzero(value, axis=-1))
+    if len(counts) != 1 or not 0 < counts[0] < value.shape[-1]:
+        return {}
+    count = int(counts[0])
+
+    def is_large(x: Array) -> Array:
+        return x >= np.partition(x, -count)[..., [-count]]
+
+    words = "largest element" if count == 1 else f"{count} largest elements"
+    return {
+        f"softmax of the {words}": lambda x: np.exp(_log_softmax(np.where(is_large(x), x, -np.inf))),
+        f"{words} of the softmax": lambda x: np.where(is_large(x), np.exp(_log_softmax(x)), 0.0),
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionBetween:
     """FunctionBetween stores which function one value of a pair is of the other.
@@ -112,7 +132,7 @@ def _functions(ref: Array, cand: Array, tolerance: float) -> Iterator[tuple[Func
                     yield FunctionBetween(name=name, axis=None, of_ref=of_ref, offset=offset), error
         for axis in (axis for axis in reversed(range(value.ndim)) if value.shape[axis] > 1):
             rows = np.moveaxis(argument, axis, -1), np.moveaxis(value, axis, -1)
-            for name, function in _OF_ROWS.items():
+            for name, function in ({**_OF_ROWS} | {**_of_largest(rows[1])}).items():
                 error = _error(function, *rows, limit=limit, some=_some_rows)
                 if error <= limit:
                     yield FunctionBetween(name=name, axis=axis, of_ref=of_ref), error
@@ -122,9 +142,9 @@ def is_applied(dumps: Dumps, match: Match, found: FunctionBetween) -> bool | Non
     """Returns whether the program that has the argument of a function applies it behind; None where nothing shows it.
 
     A softmax does not change where a number is added to all of a row, and sends back gradients that add up to zero. A
-    rectifier sends back zeros where its argument is negative. The kernel of a dense layer that reads the result has the
-    gradient `f(x)^T g`, and that of no other `f`, for a gradient `g` that arrives at the output of the layer, but for a
-    factor.
+    rectifier sends back zeros where its argument is negative. A smooth function sends back the gradient that arrives at
+    its result in the other program, times its slope. The kernel of a dense layer that reads the result has the gradient
+    `f(x)^T g`, and that of no other `f`, for a gradient `g` that arrives at the output of the layer, but for a factor.
 
     Args:
         dumps: The dumps of the pair.
@@ -140,14 +160,36 @@ def is_applied(dumps: Dumps, match: Match, found: FunctionBetween) -> bool | Non
         return bool(np.abs(gradient.sum(found.axis)).sum() <= _AGREE * np.abs(gradient).sum())
     if found.name in FLAT:
         return not np.any(gradient[FLAT[found.name](values[0 if found.of_ref else 1])])
+    if _is_chained(dumps, match, found, values[0 if found.of_ref else 1], gradient):
+        return True
     read = None if found.offset else _read_by_dense(source, key)
     return None if read is None else read == found.name
 
 
+def _is_chained(dumps: Dumps, match: Match, found: FunctionBetween, argument: Array, gradient: Array) -> bool:
+    """Returns whether the gradient at the argument of a function is that at its value, by the chain rule.
+
+    Args:
+        dumps: The dumps of the pair.
+        match: The pair.
+        found: The function of single elements.
+        argument: The argument, in the reference's layout.
+        gradient: The gradient that arrives at it.
+    """
+    other, key = (dumps.cand, match.cand) if found.of_ref else (dumps.ref, match.ref)
+    arriving = _gradient(other, key, match.recipe if found.of_ref else None)
+    if arriving is None or arriving.shape != gradient.shape or not np.any(arriving):
+        return False
+    step, function = 1e-5 * np.maximum(np.abs(argument), 1.0), ELEMENTWISE[found.name]
+    slope = (function(argument + step) - function(argument - step)) / (2 * step)
+    # Where the slope is one, the gradients say as much of a function that one program leaves out.
+    near, apart = (np.linalg.norm(gradient - each) for each in (slope * arriving, arriving))
+    return bool(near <= _AGREE * np.linalg.norm(gradient) < apart)
+
+
 def _values(dumps: Dumps, match: Match) -> tuple[Array, Array] | None:
     """Returns both values in the reference's layout; None where there are none that can be compared, or too many."""
-    entry = dumps.ref.entry(match.ref)
-    if not 2 <= math.prod(entry.shape) <= MOST_ELEMENTS:
+    if not 2 <= math.prod(dumps.ref.entry(match.ref).shape) <= MOST_ELEMENTS:
         return None
     if not (dumps.ref.has_tensor(match.ref) and all(map(dumps.cand.has_tensor, match.recipe.keys))):
         return None

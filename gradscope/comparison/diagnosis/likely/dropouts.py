@@ -1,0 +1,91 @@
+"""`dropout_between` tells that one value of a pair is the other behind a dropout, or with one before a sum.
+
+A dropout sets some elements to zero, or all of some examples where paths are dropped, and multiplies the others by one
+number, so that the mean stays. Which elements those are does not depend on their values.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.naming.wording import brief, percent
+
+#: The relative error up to which elements are zero, or a multiple.
+_LEFT: Final = 1e-3
+
+#: The factors between which that of a dropout is.
+_FACTORS: Final = (1.01, 100.0)
+
+#: How many deviations the share of zeros may be from that which the factor says, as elements are drawn at random.
+_DEVIATIONS: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropout:
+    """Dropout stores what is dropped.
+
+    Attributes:
+        share: The share of the elements that are zero.
+        factor: What the others are multiplied by.
+        of_ref: Whether the reference has the dropout, and not the candidate.
+    """
+
+    share: float
+    factor: float
+    of_ref: bool
+
+    def words(self, added_to: str = "") -> str:
+        """Returns a clause about the candidate's value.
+
+        Args:
+            added_to: The value that the dropped one is added to, in words; "" where it is not added to any.
+        """
+        what = f" of what is added to {added_to}" if added_to else ""
+        how = f"which sets {percent(self.share)} of the elements to 0 and multiplies the others by {brief(self.factor)}"
+        return f"is the reference's {'without' if self.of_ref else 'with'} a dropout{what}, {how}"
+
+
+def dropout_between(ref: Array, cand: Array) -> Dropout | None:
+    """Returns the dropout that one value is behind and the other is not; None where there is none.
+
+    Args:
+        ref: The value of the reference, `[examples, ...]`.
+        cand: That of the candidate, of the same shape.
+    """
+    for of_ref, whole, dropped in ((False, ref, cand), (True, cand, ref)):
+        sizes = np.abs(whole)
+        large = sizes >= np.median(sizes[sizes > 0]) if np.any(sizes) else np.zeros(whole.shape, bool)
+        ratios = dropped[large] / whole[large]
+        factor = float(np.median(ratios[ratios > 1])) if np.any(ratios > 1) else 0.0
+        kept = np.abs(dropped - factor * whole) < np.abs(dropped)
+        left = np.linalg.norm(dropped - np.where(kept, factor * whole, 0.0))
+        if not _FACTORS[0] < factor < _FACTORS[1] or left > _LEFT * np.linalg.norm(dropped):
+            continue
+        share = float(np.mean(~kept[sizes > 0]))
+        if _is_random(whole[large], kept[large]) and _is_expected(share, factor, _draws(kept, large)):
+            return Dropout(share=share, factor=factor, of_ref=of_ref)
+    return None
+
+
+def _is_random(values: Array, kept: Array) -> bool:
+    """Returns whether it is no matter of their values which elements are kept, as it is behind a rectifier."""
+    if kept.all() or not kept.any():
+        return False
+    here, there = values[kept], values[~kept]
+    return bool(here.min() < there.max() and there.min() < here.max())
+
+
+def _is_expected(share: float, factor: float, draws: int) -> bool:
+    expected = 1 - 1 / factor
+    return abs(share - expected) <= _DEVIATIONS * math.sqrt(expected * (1 - expected) / draws)
+
+
+def _draws(kept: Array, large: Array) -> int:
+    """Returns how many elements are drawn by themselves: one for each example where all of it is dropped or none."""
+    shares = [float(np.mean(own[among])) for own, among in zip(kept, large, strict=True) if among.any()]
+    return len(shares) if {*shares} <= {0.0, 1.0} else int(np.count_nonzero(large))

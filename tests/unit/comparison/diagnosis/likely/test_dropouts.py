@@ -1,0 +1,73 @@
+"""A value that differs by a dropout is said to, and one that differs by anything else is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+from gradscope.comparison.diagnosis.likely.dropouts import dropout_between
+
+DRAW = np.random.default_rng(11)
+VALUE = DRAW.normal(size=(6, 5, 8))
+ELEMENTS = DRAW.random(VALUE.shape) < 0.75
+EXAMPLES = np.array([True, False, True, True, True, False])[:, None, None]
+BATCH = DRAW.normal(size=(6, 8)).astype(np.float32)
+WEIGHTS = {name: (DRAW.normal(size=(8, 8)) / 3).astype(np.float32) for name in ("first", "block", "head")}
+
+
+@pytest.mark.parametrize(("kept", "factor"), [(ELEMENTS, 1 / 0.75), (EXAMPLES, 1.5)])
+def test_elements_or_examples_that_are_dropped_at_random_are_a_dropout(kept: Any, factor: float) -> None:
+    dropped = np.where(kept, factor * VALUE, 0.0)
+    for of_ref, pair in ((False, (VALUE, dropped)), (True, (dropped, VALUE))):
+        found = dropout_between(*pair)
+        assert found is not None
+        assert found.of_ref is of_ref
+        assert found.factor == pytest.approx(factor)
+        assert found.share == pytest.approx(1 - np.mean(np.broadcast_to(kept, VALUE.shape)))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        *(2.0 * VALUE, 0.0 * VALUE, np.maximum(2.0 * VALUE, 0.0), DRAW.normal(size=VALUE.shape)),
+        # A mask alone has no factor, and the factor of a dropout says how many elements it leaves.
+        *(np.where(ELEMENTS, VALUE, 0.0), np.where(ELEMENTS, 4.0 * VALUE, 0.0)),
+    ],
+    ids=["factor", "zeros", "rectifier", "unrelated", "mask", "another factor"],
+)
+def test_anything_else_is_none(other: Any) -> None:
+    assert dropout_between(VALUE, other) is None
+    assert dropout_between(other, VALUE) is None
+
+
+def _program(dropped: Callable[[Any], Any], *, residual: bool) -> Dump:
+    def loss(weights: Any, x: Any) -> Any:
+        with jax.named_scope("first"):
+            x = x @ weights["first"]
+        with jax.named_scope("block"):
+            y = dropped(jnp.tanh(x @ weights["block"]))
+            x = x + y if residual else y
+        with jax.named_scope("head"):
+            return jnp.square(x @ weights["head"]).mean()
+
+    return gs.capture(loss, WEIGHTS, BATCH, origins=False)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_the_sentence_tells_a_dropout_that_is_left_on(residual: bool) -> None:
+    def dropout(x: Any) -> Any:
+        return jnp.where(jax.random.bernoulli(jax.random.key(2), 0.5, x.shape), x / 0.5, 0.0)
+
+    off, on = (_program(each, residual=residual) for each in (lambda x: x, dropout))
+    added = " of what is added to `first`" if residual else ""
+    for one, other, words in ((off, on, "with"), (on, off, "without")):
+        sentence = gs.compare(one, other).sentence
+        assert sentence.startswith("Forward first differs at `block` (rel_l2 "), sentence
+        assert f"; it is the reference's {words} a dropout{added}, which sets " in sentence
