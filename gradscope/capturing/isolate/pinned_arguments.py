@@ -63,7 +63,7 @@ def pinned_arguments(model: Model, dumps: Dumps, placing: ReversePairing) -> Pin
         The loss and its arguments.
 
     Raises:
-        UsageError: The candidate's dump is of another model.
+        UsageError: The candidate's dump is of another model, or nothing tells what its batch or its parameters were.
         ModelError: The user's code failed on arguments of its own.
     """
     own = _own_arguments(model, dumps.cand.manifest.provenance)
@@ -94,7 +94,19 @@ def pinned_arguments(model: Model, dumps: Dumps, placing: ReversePairing) -> Pin
         origin, value = _found(key, dumps, placing) if key in known else ("model", None)
         origins[origin].append(key)
         values.append(made()[number] if value is None else jnp.asarray(value))
+    drawn = {key for key, leaf in zip(keys, leaves, strict=True) if is_key(str(leaf.dtype))}
+    _require_made_again(dumps.cand, [key for key in origins["model"] if key not in drawn])
     return PinnedArguments(trace=trace, leaves=values, origins=origins)
+
+
+def _require_made_again(cand: DumpSource, made: Sequence[str]) -> None:
+    """Raises a UsageError where arguments that the model made by itself need not be those of the candidate's run."""
+    if made and not isinstance(cand.manifest.provenance.get("seed"), int):
+        which = ", ".join(map(naming.printable, made))
+        raise UsageError(
+            f"the values of {which} are in neither dump, and the candidate's states no seed from which they are made",
+            hint="capture the families input and param, too",
+        )
 
 
 def _own_arguments(model: Model, provenance: Mapping[str, Json]) -> Arguments:

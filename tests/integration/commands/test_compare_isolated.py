@@ -7,8 +7,10 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import gradscope as gs
 from gradscope.dump import reader
 from gradscope.dump.reader import open_dump
 from gradscope.dump.sources.dump_file import DumpFile
@@ -105,6 +107,27 @@ def test_what_cannot_be_isolated_is_a_usage_error(folder: Path, line: str, says:
     done = gradscope("compare", *line.split(), folder=folder)
     assert done.status == 2
     assert says in done.lines[0]
+
+
+def test_a_batch_that_nothing_tells_is_not_replaced_by_another(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "import jax\n"
+        "def init(key): return {'w': jax.random.normal(key, (3,))}\n"
+        "def batch(key, size): return {'x': jax.random.normal(key, (size, 3))}\n"
+        "def loss(variables, batch): return (batch['x'] @ variables['w']).mean()\n"
+    )
+    captured = gs.capture(
+        lambda variables, batch: (batch["x"] @ variables["w"]).mean(),
+        {"w": np.ones(3, np.float32)},
+        {"x": np.ones((2, 3), np.float32)},
+        families=["param", "param_grad"],
+    )
+    gs.save(tmp_path / "unknown.npz", captured)
+    done = gradscope("compare", "unknown.npz", "unknown.npz", "--isolate", "net.py", folder=tmp_path)
+    assert done.status == 2
+    assert done.lines[0].endswith(
+        "the values of input/x are in neither dump, and the candidate's states no seed from which they are made"
+    )
 
 
 def test_isolation_is_proposed_where_it_would_run_and_tells_more(folder: Path, tmp_path: Path) -> None:
