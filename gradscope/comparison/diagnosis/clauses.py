@@ -140,12 +140,13 @@ def _follows(row: ComparisonRow, blame: Blame) -> bool:
 
 
 def one_sided(rows: Sequence[ComparisonRow]) -> list[str]:
-    """Returns clauses about how many tensors only one dump has, and of which parameters where all are of some."""
+    """Returns clauses about how many tensors only one dump has, and of which parameters some are."""
     clauses: list[str] = []
     for status, side in (("missing", "reference"), ("extra", "candidate")):
         alone = [row for row in rows if row.counts and row.status == status]
-        of_params = all(row.family in (PARAM, PARAM_GRAD) for row in alone)
-        names = f", of {some_of(_distinct(row.name for row in alone))}" if of_params else ""
+        of_params = [row.name for row in alone if row.family in (PARAM, PARAM_GRAD)]
+        which = "of" if len(of_params) == len(alone) else "among them"
+        names = f", {which} {some_of(_distinct(of_params))}" if of_params else ""
         if alone:
             clauses.append(f"{counted(len(alone), 'tensor')} only in the {side}{names}")
     return clauses

@@ -94,6 +94,17 @@ def test_what_a_capture_of_pytorch_never_holds_needs_no_counterpart(reference: D
         assert alone == {"state/norm1/num_batches_tracked", "input/label", "aux/norm1/mean", "aux/norm1/var"}
 
 
+def test_a_count_of_updates_needs_no_counterpart_among_updated_state(ports: dict[str, Dump]) -> None:
+    _, weights, batch = CONVNET.reference
+    label = torch.from_numpy(batch["label"]).long()
+    images = {"input": torch.from_numpy(batch["image"])}
+    updated = capture(_module(weights), lambda x: nn.functional.cross_entropy(x, label), images, updates=True)
+    rows = [row for row in gs.compare(updated, ports[""]).rows if row.name == "norm1/num_batches_tracked"]
+    assert [(row.family, row.status, row.counts) for row in rows] == [
+        ("state", "missing", False), ("aux", "missing", False)
+    ]  # fmt: skip
+
+
 def test_labels_that_only_the_loss_reads_are_missed_where_the_losses_differ(
     reference: Dump, ports: dict[str, Dump]
 ) -> None:

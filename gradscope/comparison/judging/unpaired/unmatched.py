@@ -110,7 +110,7 @@ def _why_of_pytorch(owner: str, own: PairedDump, other: PairedDump) -> str:
     # The other program may slice tokens and labels out of one array.
     if entry.family == INPUT and integer and own.facts.losses_agree and own.lies_between(owner):
         return "integers of another shape in the other program's batch, and what is computed from them agrees"
-    if entry.family == STATE and not entry.shape and integer:
+    if entry.family in (STATE, AUX) and not entry.shape and integer:
         return "a count that only PyTorch keeps"
     unread = own.why_absent(key_of(ACTIVATION_GRAD, entry.name)) == "disconnected"
     return "the loss reads it in neither program" if unread and owner in other.eliminated else ""

@@ -35,6 +35,7 @@ def nll(z: Any) -> Any:
 @pytest.mark.parametrize(
     ("function", "loss"),
     [("softmax", lambda z: nll(relu(z))), ("softmax", lambda z: nll(jnp.maximum(z, 0.0))),
+     ("softmax", lambda z: nll(jax.nn.relu6(z))), ("softmax", lambda z: nll(jnp.clip(z, 0.0, 6.0))),
      ("softmax", lambda z: nll(jax.vmap(relu)(z))), ("softmax", jax.checkpoint(lambda z: nll(relu(z)))),
      ("softmax", lambda z: -(ONE_HOT * jax.nn.log_softmax(relu(z))).sum()),
      ("softmax", lambda z: -(ONE_HOT * jnp.log(jax.nn.softmax(relu(z)) + 1e-7)).sum()),
@@ -59,6 +60,7 @@ def test_a_rectifier_before_a_loss_that_takes_logits_is_told(function: str, loss
      lambda z: nll(relu(z) @ PARAMS["outer"].T @ PARAMS["outer"]),
      lambda z: nll(relu(z) / (relu(z).sum(-1, keepdims=True) + 1e-3) * 10.0),
      lambda z: nll(jax.nn.softmax(relu(z @ z.T)) @ z), lambda z: nll(jax.nn.sigmoid(relu(z)) * z),
+     lambda z: nll(jnp.clip(z, -6.0, 6.0)), lambda z: nll(jnp.minimum(z, 6.0)),
      lambda z: nll(jax.nn.leaky_relu(z)), lambda z: jnp.square(jax.nn.softplus(relu(z)) - ONE_HOT).mean(),
      lambda z: (jnp.exp(relu(z)) - 1 - relu(z)).sum(), lambda z: optax.sigmoid_binary_cross_entropy(z, ONE_HOT).mean()],
 )  # fmt: skip

@@ -138,6 +138,12 @@ def test_the_sentence_states_backward_only() -> None:
     )
 
 
+def test_parameters_are_named_among_what_only_one_program_has() -> None:
+    other = {key: array for key, array in MODEL.items() if "first/w" not in key}
+    found = compare(dump({**MODEL, "input/more": NUMBERS}), dump({**other, "activation/first": NUMBERS}))
+    assert "3 tensors only in the reference, among them `first/w`" in found.sentence
+
+
 def test_likely_causes_are_named_in_addition_to_the_directions() -> None:
     other = {key: array for key, array in MODEL.items() if key != "param_grad/first/w"}
     other |= {"activation/first": off_by("activation/first", 0.02), "param/first/w": NUMBERS, "input/more": NUMBERS}
