@@ -44,11 +44,15 @@ _SOME: Final = 3
 
 
 def rearranged(rows: Sequence[ComparisonRow], blame: Blame) -> list[str]:
-    """Returns a clause about parameters that have the same values in another layout under the same name.
+    """Returns a clause about parameters that have the same values in another layout, under one name or unlike others.
 
     In a port that is meant so. Where the first layer that differs uses one, the layout may be the fault.
     """
-    own = (row for row in rows if row.family == PARAM and row.made_by and row.matched_by == "name")
+    own = (
+        row
+        for row in rows
+        if row.family == PARAM and row.made_by and (row.matched_by == "name" or row.name in blame.turned)
+    )
     found = [row for row in own if blame.params is None or row.name in blame.params]
     if not found:
         return []
