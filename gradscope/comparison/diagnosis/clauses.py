@@ -53,13 +53,15 @@ _SOME: Final = 3
 
 
 def rearranged(rows: Sequence[ComparisonRow], blame: Blame) -> list[str]:
-    """Returns a clause about parameters that have the same values in another layout under the same name.
+    """Returns a clause about parameters that have the same values in another layout, under one name or unlike others.
 
     The parts of others are in another order, such as the queries, keys and values of one kernel. In a port that is
     meant so. Where the first layer that differs uses one, the layout may be the fault.
     """
     stored = (row for row in rows if row.family == PARAM and row.made_by)
-    own = (row for row in stored if row.matched_by == "name" or f", {REORDER} " in row.made_by)
+    own = (
+        row for row in stored if row.matched_by == "name" or row.name in blame.turned or f", {REORDER} " in row.made_by
+    )
     found = [row for row in own if blame.params is None or row.name in blame.params]
     if not found:
         return []

@@ -73,6 +73,7 @@ class Blame:
         unrecorded: What its layer reads of which neither program has an entry, in words; "" where that may agree.
         params: The names of the parameters that may have made the first value over tolerance: it is computed from them
             not only through values that agree. None where that is not known.
+        turned: The names of the parameters that have another layout than most of the candidate's.
     """
 
     forward: frozenset[str] = frozenset()
@@ -87,6 +88,7 @@ class Blame:
     made_before: bool = False
     unrecorded: str = ""
     params: frozenset[str] | None = None
+    turned: frozenset[str] = frozenset()
 
 
 def blame_of(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> Blame:

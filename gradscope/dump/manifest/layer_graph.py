@@ -232,10 +232,13 @@ def sources_first(sources: Sources, keys: Collection[str]) -> tuple[str, ...]:
 
 
 def readers_of(layers: Sequence[Layer], name: str) -> tuple[str, ...]:
-    """Returns the paths of the innermost layers that read a value."""
-    reading = [layer for layer in layers if name in layer.inputs]
+    """Returns the paths of the innermost layers that read a value, and of blocks with a sum of their own of it."""
+    key = key_of(ACTIVATION, name)
+    reading = [layer for layer in layers if name in layer.inputs or key in layer.sources]
     around = {layer.parent for layer in reading}
-    return tuple(layer.path for layer in reading if layer.path not in around)
+    made = {output for layer in reading if layer.path not in around for output in layer.outputs}
+    own = {layer.path for layer in reading if key in layer.sources and made.isdisjoint(layer.outputs)}
+    return tuple(layer.path for layer in reading if layer.path not in around or layer.path in own)
 
 
 def unclear_keys(layers: Sequence[Layer], errors: Mapping[str, float]) -> frozenset[str]:

@@ -18,17 +18,24 @@ KERNELS = {name: _draw(size=(6, 6)).astype(np.float32) for name in NAMES}
 BATCH = {"x": _draw(size=(4, 6)).astype(np.float32), "y": _draw(size=(4, 6)).astype(np.float32)}
 
 
-def _captured(*, ported: bool = False, wrong: str = "") -> Dump:
-    """A chain of dense layers; a port has their kernels transposed, and uses one as if it were not."""
+def _captured(*, ported: bool = False, wrong: str = "", turned: str = "", inside: str = "") -> Dump:
+    """A chain of dense layers; a port has their kernels transposed, and uses one as if it were not.
+
+    Another program has one kernel transposed, and its layers inside of another.
+    """
 
     def loss(weights: Any, batch: Any) -> Any:
         x = batch["x"]
         for name in NAMES:
-            with jax.named_scope(name):
-                x = jnp.tanh(x @ (weights[name].T if ported and name != wrong else weights[name]))
+            with jax.named_scope(f"{inside}{name}"):
+                kernel = weights[f"{inside}{name}"]
+                x = jnp.tanh(x @ (kernel.T if ported and name != wrong else kernel))
         return jnp.square(x - batch["y"]).mean()
 
-    kernels = {name: np.ascontiguousarray(each.T) for name, each in KERNELS.items()} if ported else KERNELS
+    kernels = {
+        f"{inside}{name}": np.ascontiguousarray(each.T if ported or name == turned else each)
+        for name, each in KERNELS.items()
+    }
     return gs.capture(loss, kernels, BATCH, origins=False)
 
 
@@ -42,6 +49,14 @@ def test_of_other_layouts_those_are_told_that_may_have_made_the_first_difference
     found = gs.compare(reference, _captured(ported=True, wrong=wrong))
     assert found.sentence.startswith(f"Forward first differs at `{wrong}` "), found.sentence
     assert f"1 parameter has another layout: `{wrong}` (transpose [1, 0])" in found.sentence
+
+
+def test_a_kernel_that_alone_is_transposed_is_told_whatever_its_name(reference: Dump) -> None:
+    found = gs.compare(reference, _captured(turned="second", inside="layers/"))
+    assert next(row for row in found.rows if row.name == "second" and row.family == "param").matched_by != "name"
+    assert "1 parameter has another layout: `second` (transpose [1, 0])" in found.sentence
+    ported = gs.compare(reference, _captured(ported=True, wrong="second", inside="layers/"))
+    assert "another layout" not in ported.sentence  # all of the port have it
 
 
 def test_the_gradient_of_labels_follows_from_a_difference_that_the_loss_reads(reference: Dump) -> None:

@@ -34,13 +34,9 @@ from gradscope.comparison.diagnosis.suspects.reading.read_steps import ReadSteps
 from gradscope.comparison.diagnosis.suspects.reading.readers import Reader, reader_of
 from gradscope.comparison.diagnosis.suspects.reading.unrecorded_reads import unrecorded_read
 from gradscope.comparison.diagnosis.suspects.replaying.replaced_steps import replaced_among
-from gradscope.comparison.diagnosis.suspects.step_kinds import (
-    Operation,
-    have_same_elements,
-    in_its_place,
-    recognised,
-)
+from gradscope.comparison.diagnosis.suspects.step_kinds import Operation, have_same_elements, in_its_place, recognised
 from gradscope.comparison.diagnosis.suspects.steps import Found, Step, is_inside, makers_of, steps_of, with_words
+from gradscope.comparison.diagnosis.suspects.turned_parameters import turned_parameters
 from gradscope.comparison.diagnosis.suspects.turned_values import turned_value
 from gradscope.comparison.diagnosis.suspects.wrong_parameters import wrong_parameters
 from gradscope.comparison.judging.rows import ComparisonRow
@@ -62,6 +58,7 @@ def with_suspects(dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow],
     divergence = first_divergence(rows)
     if not (dumps.ref.manifest.layers and dumps.cand.manifest.layers):
         return blame
+    blame = replace(blame, turned=turned_parameters(dumps, pairing.matched))
     turned = None if divergence.forward is None else turned_value(dumps, pairing, rows, divergence.forward)
     if turned is not None and blame.origin is None:
         return replace(blame, suspects=(turned,))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from gradscope.comparison.diagnosis.suspects.turned_parameters import is_turned
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.layout.recipe_steps import Reorder, Transpose
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
@@ -40,7 +41,7 @@ def turned_value(
         if row.family in (ACTIVATION, INPUT) and row.compared and (key := key_of(row.family, row.name)) in matches
     }
     agreeing = {owner for owner, row in by_owner.items() if row.status == "same"}
-    turned = {owner for owner in agreeing if _is_turned(dumps, _match(matches, by_owner, owner))}
+    turned = {owner for owner in agreeing if is_turned(dumps, _match(matches, by_owner, owner))}
     own, readers = matches.get(start), None
     for key in nearest(sources, dumps.ref.resolve(start), by_owner):
         steps = _match(matches, by_owner, key).recipe.steps if key in turned else ()
@@ -60,13 +61,6 @@ def turned_value(
 def _match(matches: Mapping[str, Match], by_owner: Mapping[str, ComparisonRow], owner: str) -> Match:
     row = by_owner[owner]
     return matches[key_of(row.family, row.name)]
-
-
-def _is_turned(dumps: Dumps, match: Match) -> bool:
-    """Returns whether a pair has one shape, and elements in another order."""
-    if len(match.recipe.keys) != 1 or not match.recipe.steps:
-        return False
-    return dumps.ref.entry(match.ref).shape == dumps.cand.entry(match.cand).shape
 
 
 def _before(sources: Sources, key: str, alike: Collection[str], compared: Collection[str]) -> set[str]:

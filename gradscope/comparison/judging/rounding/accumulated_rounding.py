@@ -84,7 +84,7 @@ def accumulated_tolerances(
         if not creeping.issuperset(before):
             continue
         creeps = _creeps(key, error, inherited, epsilons.get(key, 0.0))
-        if creeps or carries(key):
+        if creeps or (error <= _MOST_TOLERANCES * own and carries(key)):  # to compute a step again takes long
             creeping.add(key)
             agree = all(errors[each] <= limits[each] for each in before)
             if before and agree and error > own and key in epsilons:

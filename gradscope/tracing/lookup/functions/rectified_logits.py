@@ -1,8 +1,8 @@
 """The logits that a loss takes may be what a rectifier returns, so that none of them is below zero.
 
 Found is a maximum with zero, limited above or not, whose result, unchanged, is the logits of a softmax that a logarithm
-follows, or of a sigmoid of a loss that takes logits. What is computed of it otherwise, as by a layer, a norm or a scale,
-is no logit; nor is the score in attention, of whose softmax no logarithm is taken.
+follows, or of a sigmoid of a loss that takes logits. What is computed of it otherwise, as by a layer or a norm, is no
+logit; nor is the score in attention, of whose softmax no logarithm is taken.
 """
 
 from __future__ import annotations

@@ -97,6 +97,19 @@ def test_the_readers_of_a_value_are_the_innermost() -> None:
     assert readers_of(LAYERS, "head") == ()
 
 
+@pytest.mark.parametrize("has_sum", [False, True])
+def test_a_block_that_adds_what_it_reads_is_a_reader_too(has_sum: bool) -> None:
+    added = ("activation/block/dense", "activation/x")
+    block = Layer(path="block", index=0, inputs=("x",), outputs=("block",), sources=() if has_sum else added)
+    dense = Layer(path="block/dense", index=0, parent="block", inputs=("x",), outputs=("block/dense",))
+    sum_of_both = Layer(path="block/sum", index=1, parent="block", outputs=("block",), sources=added)
+    layers = (block, dense, sum_of_both) if has_sum else (block, dense)
+    assert readers_of(layers, "x") == (("block/dense", "block/sum") if has_sum else ("block", "block/dense"))
+    named = Layer(path="named", index=2, inputs=("block",), outputs=("named/dense",), sources=("activation/block",))
+    inside = Layer(path="named/dense", index=2, parent="named", inputs=("block",), outputs=("named/dense",))
+    assert readers_of((*layers, named, inside), "block") == ("named/dense",)
+
+
 def test_a_value_comes_behind_what_it_is_computed_from_however_long_the_chain_is() -> None:
     count = 5 * sys.getrecursionlimit()
     chain = {f"activation/{number}": [f"activation/{number - 1}"] for number in reversed(range(1, count))}

@@ -29,6 +29,9 @@ _MOST_ELEMENTS: Final = 1 << 24
 #: The largest number of features whose order is found.
 _MOST_FEATURES: Final = 4096
 
+#: The number of features that show first whether a gradient is made of a value.
+_FEW_FEATURES: Final = 4
+
 #: How far a tap may lie from an element of the output along each axis, where that takes few products.
 _REACH: Final = 8
 
@@ -175,9 +178,18 @@ def _strides(read: tuple[int, ...], output: tuple[int, ...], channels: int) -> I
 
 
 def gradient_error(
-    form: KernelForm, read: Array, arriving: Array, gradient: Array, *, reordered: bool = False
+    form: KernelForm,
+    read: Array,
+    arriving: Array,
+    gradient: Array,
+    *,
+    reordered: bool = False,
+    most: float = math.inf,
 ) -> float:
     """Returns the relative error of the gradient of a kernel that is made of what is read and of what arrives.
+
+    Most values that are tried make no gradient at all, and all distances of all features are many products: a few
+    features show that first.
 
     Args:
         form: How they belong together.
@@ -185,7 +197,15 @@ def gradient_error(
         arriving: The gradient at its product.
         gradient: The gradient of the kernel.
         reordered: Whether the layer may read its features in another order.
+        most: The largest error of interest.
+
+    Returns:
+        The error; infinity where a few features have more than the largest of interest.
     """
+    if most < math.inf and form.matrix is None:
+        few = _of_few_features(form, read, arriving, gradient)
+        if gradient_error(form, *few) * float(np.linalg.norm(few[-1])) > most * float(np.linalg.norm(gradient)):
+            return math.inf
     taps = form.taps(gradient)
     possible = form.possible(read, arriving, taps.shape[1])
     if reordered:
@@ -193,6 +213,14 @@ def gradient_error(
     rows = possible.reshape(len(possible), -1)
     squares = [float(np.square(rows - tap.reshape(-1)).sum(1).min()) for tap in taps]
     return math.sqrt(sum(squares)) / max(float(np.linalg.norm(gradient)), 1e-300)
+
+
+def _of_few_features(form: KernelForm, read: Array, arriving: Array, gradient: Array) -> tuple[Array, Array, Array]:
+    """Returns what the first group of channels of a convolution has of its tensors, of the first inputs alone."""
+    inputs, outputs = gradient.shape[form.inputs], gradient.shape[form.outputs]
+    few, own = range(min(inputs, _FEW_FEATURES)), range(outputs // (read.shape[form.channels] // inputs))
+    kernel = gradient.take(few, form.inputs).take(own, form.outputs)
+    return read.take(few, form.channels), arriving.take(own, form.channels), kernel
 
 
 def _error_of_features(found: Array, possible: Array) -> float:

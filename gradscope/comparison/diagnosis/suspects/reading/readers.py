@@ -157,8 +157,10 @@ def _by_kernel(of_ref: bool, read: Array, one: _Use, other: _Use, difference: fl
     """Yields a reader by the uses of a kernel in both programs, of which one has what it reads."""
     for zeros in forms(one.kernel.shape, read.shape, one.value.shape):
         for form in (zeros, *padded_otherwise(zeros)):
-            limit = max(_EXACT, _MARGIN * min(gradient_error(form, read, each, one.kernel) for each in one.gradients()))
-            if limit <= _SHARE * difference:
+            most = _SHARE * difference
+            errors = (gradient_error(form, read, each, one.kernel, most=most / _MARGIN) for each in one.gradients())
+            limit = max(_EXACT, _MARGIN * min(errors))
+            if limit <= most:
                 yield _ByKernel(of_ref=of_ref, read=read, form=form, use=other, limit=limit)
                 break
 
@@ -184,7 +186,7 @@ class _ByKernel:
     @implements(Reader)
     def reads(self, values: Array) -> bool:
         return any(
-            gradient_error(self.form, values, arriving, kernel) <= self.limit
+            gradient_error(self.form, values, arriving, kernel, most=self.limit) <= self.limit
             for kernel in self._kernels()
             for arriving in self.use.gradients()
         )

@@ -270,7 +270,7 @@ def _near(gradients: Sequence[Recovered], read: Recovered, value: Recovered) -> 
 
 def _reads(form: KernelForm, read: Array, arriving: Array, gradient: Array) -> bool:
     """Returns whether the gradient of a kernel is made of a value, of a dense layer in any order of its features."""
-    if gradient_error(form, read, arriving, gradient) <= _FITS:
+    if gradient_error(form, read, arriving, gradient, most=_FITS) <= _FITS:
         return True
     turned = orders(read) if form.matrix is not None else ()
     return any(gradient_error(form, each, arriving, gradient) <= _FITS for each in turned)

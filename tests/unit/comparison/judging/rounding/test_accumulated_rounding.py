@@ -103,6 +103,12 @@ def test_a_step_that_carries_its_error_on_may_make_any_multiple_of_it() -> None:
     assert not {"layer3", "layer4"} & {*_wide(errors, {"activation/layer3"}.__contains__)}  # where it began, it jumped
 
 
+def test_no_step_is_computed_again_whose_error_no_rounding_may_have() -> None:
+    asked: list[str] = []
+    _wide([1e-6, 9e-5, 0.5, 0.6], lambda key: asked.append(key) is None)
+    assert asked == ["aux/state", "activation/layer1"]
+
+
 def test_gradients_may_grow_more_up_to_twice_their_tolerance() -> None:
     assert _chain([4e-2, 4e-2, 4e-2, 1.5e-1], family="activation_grad")["layer3"] == pytest.approx(1.6e-1)
     assert _chain([8e-2, 8e-2, 8e-2, 2.9e-1], family="activation_grad")["layer3"] == pytest.approx(2e-1)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradscope.comparison.diagnosis.suspects.reading.correlations import forms
+from gradscope.comparison.diagnosis.suspects.reading.correlations import KernelForm, forms, gradient_error
 
 _LAST = ("NHWC", "HWIO", "NHWC")
 _FIRST = ("NCHW", "OIHW", "NCHW")
@@ -103,3 +103,34 @@ def test_a_dense_layer_of_several_features(read: Any, kernel: Any, products: str
     tensors = draw(size=read).astype(np.float32), draw(size=kernel).astype(np.float32)
     errors = _errors(*tensors, lambda x, k: jnp.einsum(products, x, k))
     assert min(errors) < 1e-5
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_few_features_show_that_a_value_makes_no_gradient(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(9).normal
+    read: Any = draw(size=(2, 6, 6, 16)).astype(np.float32)
+    kernel: Any = draw(size=(3, 3, 16 // groups, 32)).astype(np.float32)
+    tried: list[int] = []
+    whole = KernelForm.possible
+
+    def counted(form: KernelForm, read: Any, arriving: Any, inputs: int) -> Any:
+        tried.append(read.size * arriving.size)
+        return whole(form, read, arriving, inputs)
+
+    monkeypatch.setattr(KernelForm, "possible", counted)
+
+    def layer(kernel: Any) -> Any:
+        return jax.lax.conv_general_dilated(
+            read, kernel, (1, 1), "SAME", dimension_numbers=_LAST, feature_group_count=groups
+        )
+
+    output, pullback = jax.vjp(layer, kernel)
+    arriving = draw(size=output.shape).astype(np.float32)
+    gradient = np.asarray(pullback(arriving)[0])
+    form = min(
+        forms(kernel.shape, read.shape, output.shape), key=lambda form: gradient_error(form, read, arriving, gradient)
+    )
+    tried.clear()
+    assert gradient_error(form, np.maximum(read, 0), arriving, gradient, most=1e-4) == np.inf
+    assert sum(tried) <= read.size * arriving.size / 4
+    assert gradient_error(form, read, arriving, gradient, most=1e-4) < 1e-5
