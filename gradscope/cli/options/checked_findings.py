@@ -28,15 +28,10 @@ def checked_rules(check: str | None) -> frozenset[str]:
     Raises:
         UsageError: There is no such rule, or none is named.
     """
-    from gradscope.cli.options.shared import listed
     from gradscope.presentation import MAY_BE_MEANT
     from gradscope.stats import RULES
 
-    if check is None:
-        return frozenset()
-    known = [rule.name for rule in RULES]
-    names = listed(check, [*known, *MAY_BE_MEANT, ALL], "finding")
-    return names.union(known) - {ALL} if ALL in names else names
+    return _checked(check, [rule.name for rule in RULES], MAY_BE_MEANT, "finding")
 
 
 def checked_alarms(check: str | None) -> frozenset[str]:
@@ -45,15 +40,20 @@ def checked_alarms(check: str | None) -> frozenset[str]:
     Raises:
         UsageError: There is no such rule, or none is named.
     """
-    from gradscope.cli.options.shared import listed
     from gradscope.history.alarms.alarm_rules import RULES
     from gradscope.history.views.learning import LEARNING_WORDS
 
+    return _checked(check, [rule.name for rule in RULES], LEARNING_WORDS, "alarm")
+
+
+def _checked(check: str | None, rules: Sequence[str], words: Iterable[str], noun: str) -> frozenset[str]:
+    """Returns the names of a list, with all rules in place of `all`."""
+    from gradscope.cli.options.shared import listed
+
     if check is None:
         return frozenset()
-    known = [rule.name for rule in RULES]
-    names = listed(check, [*known, *LEARNING_WORDS, ALL], "alarm")
-    return names.union(known) - {ALL} if ALL in names else names
+    names = listed(check, [*rules, *words, ALL], noun)
+    return names.union(rules) - {ALL} if ALL in names else names
 
 
 def trips_run(history: History, alarms: Iterable[Alarm], names: frozenset[str]) -> bool:

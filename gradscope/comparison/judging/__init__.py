@@ -2,7 +2,7 @@
 
 - `rows`: a *row* stores the status of one name: `same`, `different`, `missing` or `extra`.
 - `judge` makes the row of a pair; `inverse_rows` those of inverse matches;
-  `loss_comparison` compares a loss that one program has no value for.
+  `loss_comparison` compares losses as numbers, and a loss that one program has no value for.
 - `unpaired` lists the tensors without a counterpart, and why some of them do not count.
 - `compare_options`: `CompareOptions.tolerance` selects what a tensor is judged by: a rule of the user
   (`tolerance_rules`), else one limit for all tensors, else the default (`comparison/default_tolerances.py`).

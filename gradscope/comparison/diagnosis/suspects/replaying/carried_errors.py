@@ -1,15 +1,15 @@
 """`CarriedErrors` tells whether a step only carries the error of what it reads on, however much that grows.
 
-A batch norm over few values, or of channels whose mean is large beside their deviation, makes a hundred times the
-relative error of what it reads, and so does its backward pass, which subtracts means. Whether it makes an error of its
-own is seen by computing it again: the formula that makes the reference's value of what the reference reads has to make
-the candidate's value of what the candidate reads.
+A batch norm over few values makes several times the relative error of what it reads, and so does its backward pass,
+which subtracts means: in EfficientNet 8 times, at four values of each channel. Whether it makes an error of its own is
+seen by computing it again: the formula that makes the reference's value of what the reference reads has to make the
+candidate's value of what the candidate reads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -24,8 +24,8 @@ from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, key_of, split_key
 #: The largest share of the difference of both values that a formula may leave.
 _LEFT: Final = 0.1
 
-#: The values of what a step reads in both programs, and its own.
-_Both = tuple[Array, Array]
+#: A tensor of the reference, and that of the candidate in its layout.
+_Both: TypeAlias = tuple[Array, Array]
 
 
 class CarriedErrors:
