@@ -1,4 +1,4 @@
-"""`CarriedErrors` tells whether a step only carries the error of what it reads on, however much that grows.
+"""`CarriedErrors` tells whether a norm only carries the error of what it reads on, however much that grows.
 
 A batch norm over few values makes several times the relative error of what it reads, and so does its backward pass,
 which subtracts means: in EfficientNet 8 times, at four values of each channel. Whether it makes an error of its own is
@@ -16,7 +16,7 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.suspects.replaying.formulas import Formula, Reads, norm_of
-from gradscope.comparison.diagnosis.suspects.replaying.step_formulas import formula_of
+from gradscope.comparison.diagnosis.suspects.replaying.normalisations import normalisations
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.manifest.layer_graph import inverted, sources_of
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, key_of, split_key
@@ -24,12 +24,15 @@ from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, key_of, split_key
 #: The largest share of the difference of both values that a formula may leave.
 _LEFT: Final = 0.1
 
+#: The largest number of elements of a value that is computed again.
+_MOST_ELEMENTS: Final = 1 << 18
+
 #: A tensor of the reference, and that of the candidate in its layout.
 _Both: TypeAlias = tuple[Array, Array]
 
 
 class CarriedErrors:
-    """CarriedErrors computes steps of two programs again.
+    """CarriedErrors computes the norms of two programs again.
 
     Args:
         dumps: The dumps.
@@ -41,7 +44,7 @@ class CarriedErrors:
         self._readers = inverted(self._sources)
 
     def carries(self, key: str, matches: Mapping[str, Match]) -> bool:
-        """Returns whether a step makes no error of its own, as far as its formula is known.
+        """Returns whether a step is a norm that makes no error of its own.
 
         Args:
             key: The key of the reference's owner, of a value or the gradient of one.
@@ -83,7 +86,9 @@ class CarriedErrors:
         if value is None or not reads:
             return None
         ref, cand = zip(*reads, strict=True)
-        formula = formula_of(ref, value)
+        if value.size > _MOST_ELEMENTS:
+            return None
+        formula = next(normalisations(ref, value), None)
         return None if formula is None else (formula, ref, cand)
 
     def _reads(self, key: str, matches: Mapping[str, Match]) -> Sequence[_Both]:
