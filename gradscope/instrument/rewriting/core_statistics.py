@@ -76,15 +76,20 @@ def merged_statistics(vectors: Sequence[Any]) -> Any:
     finite = counts["finite"][..., 0] * float(_BASE) + counts["finite"][..., 1]
     weights = finite / jnp.maximum(finite.sum(), 1)
     mean = (weights * _number(parts, "mean")).sum()
-    variance = (weights * (_number(parts, "std") ** 2 + (_number(parts, "mean") - mean) ** 2)).sum()
-    rms = jnp.sqrt((weights * _number(parts, "rms") ** 2).sum())
+    distances = _root_of_squares(_number(parts, "std"), _number(parts, "mean") - mean)
+    std, rms = (_root_of_mean_square(each, weights) for each in (distances, _number(parts, "rms")))
     # A tensor without a finite element has extremes that are none.
     low = jnp.where(finite > 0, _number(parts, "minimum"), jnp.inf).min()
     high = jnp.where(finite > 0, _number(parts, "maximum"), -jnp.inf).max()
     # Digits are added and carried: the sum of two counts that float32 has exactly need not be one.
     sums = [counts[name].sum(axis=0) for name in _COUNTS]
     digits = [digit for high_sum, low_sum in sums for digit in (high_sum + low_sum // _BASE, low_sum % _BASE)]
-    return jnp.stack([mean, jnp.sqrt(variance), rms, low, high, *digits])
+    return jnp.stack([mean, std, rms, low, high, *digits])
+
+
+def _root_of_mean_square(numbers: Any, weights: Any) -> Any:
+    most = numbers.max()
+    return most * jnp.sqrt((weights * (numbers / jnp.where(most > 0, most, 1)) ** 2).sum())
 
 
 def _digits(vector: Any, name: str) -> Any:
@@ -153,33 +158,62 @@ def _on_device(value: Any) -> Any:
     finite, nothing = jnp.isfinite(values), _nothing(values)
     # In a kernel of its own: within that of the reduction it takes longer to compile than the reduction.
     centre = jax.lax.optimization_barrier(_centre(values))
-    spread = jnp.where(finite, values - centre, nothing)
+    # Halved, because the distance between two numbers may overflow.
+    spread = jnp.where(finite, values * 0.5 - centre * 0.5, nothing)
     operands = (
-        spread, spread * spread, jnp.where(finite, values, nothing + jnp.inf),
+        spread * _SUMMABLE, *_squares(spread, nothing), jnp.where(finite, values, nothing + jnp.inf),
         jnp.where(finite, values, nothing - jnp.inf),
         *(each.astype(jnp.int32) for each in (finite, values == 0, jnp.isnan(values))),
     )  # fmt: skip
     reduced = jax.lax.reduce(operands, _INITIAL, _combined, tuple(range(values.ndim)))
-    total, squares, low, high, known, zeros, nan = reduced
+    total, small, large, low, high, known, zeros, nan = reduced
     number = jnp.maximum(known, 1).astype(jnp.float32)
-    offset = total / number
-    variance = jnp.maximum(squares / number - offset * offset, 0)
+    offset = total / number * (2 / _SUMMABLE)
+    distance = _root_of_squares(jnp.sqrt(small) * (2 / _SMALL), jnp.sqrt(large) * (2 / _LARGE)) / jnp.sqrt(number)
+    aside = jnp.abs(offset)
+    # The root of the difference of their squares, which may overflow.
+    std = jnp.sqrt(jnp.maximum(distance - aside, 0)) * jnp.sqrt(distance + aside)
     mean = centre + offset
-    roots = jnp.sqrt(jnp.stack([variance, variance + mean * mean]))
+    numbers = jnp.stack([mean, std, _root_of_squares(std, mean)])
     extremes = jnp.where(known > 0, jnp.stack([low, high]), 0)
     counts = jnp.stack([known, zeros, nan, values.size - known - nan])
     # Shifts, since a division that rounds down is eight operations, to be compiled for every tensor.
     digits = jnp.stack([counts >> _DIGIT_BITS, counts & (_BASE - 1)], axis=1).reshape(-1)
-    return jnp.concatenate([mean[None], roots, extremes, digits.astype(jnp.float32)])
+    return jnp.concatenate([numbers, extremes, digits.astype(jnp.float32)])
 
 
 #: What the sums and the extremes of nothing are.
-_INITIAL: Final = (*(np.float32(each) for each in (0, 0, np.inf, -np.inf)), *(np.int32(0),) * 3)
+_INITIAL: Final = (*(np.float32(each) for each in (0, 0, 0, np.inf, -np.inf)), *(np.int32(0),) * 3)
+
+#: By what distances are multiplied so that thousands of the largest do not overflow in their sum.
+_SUMMABLE: Final = 2.0**-12
+
+#: By what distances below one are multiplied, and those from one on, so that the squares of 2^30 of them neither
+#: overflow nor lose digits in float32: distances of 1e-30 to 1e33, and fewer of them up to 1e38.
+_SMALL: Final = 2.0**48
+_LARGE: Final = 2.0**-62
+
+
+def _squares(distances: Any, nothing: Any) -> tuple[Any, Any]:
+    """Returns the squares of small distances and of large ones, each of them scaled, and zeros for the others."""
+    is_small = jnp.abs(distances) < 1
+    small, large = (
+        jnp.where(chosen, distances * scale, nothing) for chosen, scale in ((is_small, _SMALL), (~is_small, _LARGE))
+    )
+    return small * small, large * large
+
+
+def _root_of_squares(one: Any, other: Any) -> Any:
+    """Returns the root of the sum of two squares, which may overflow or vanish themselves."""
+    one, other = jnp.abs(one), jnp.abs(other)
+    most = jnp.maximum(one, other)
+    share = jnp.minimum(one, other) / jnp.where(most > 0, most, 1)
+    return most * jnp.sqrt(1 + share * share)
 
 
 def _combined(one: Sequence[Any], other: Sequence[Any]) -> tuple[Any, ...]:
     """Returns the sums and the extremes of two parts of a tensor together."""
-    by = (jnp.add, jnp.add, jnp.minimum, jnp.maximum, jnp.add, jnp.add, jnp.add)
+    by = (jnp.add, jnp.add, jnp.add, jnp.minimum, jnp.maximum, jnp.add, jnp.add, jnp.add)
     return tuple(function(*each) for function, *each in zip(by, one, other, strict=True))
 
 

@@ -21,7 +21,8 @@ SHAPES = [(), (1,), (7,), (3, 1500), (2, 3, 4), (0,), (2, 0)]
 def measure(request):
     """Any implementation, jitted; `platform_dependent` would choose for us."""
     place = PLACES[request.param]
-    return lambda array: core_numbers(np.asarray(jax.jit(lambda x: place(core.as_bytes(x)))(jnp.asarray(array))))
+    measured = jax.jit(lambda x: place(core.as_bytes(x)))
+    return lambda array: core_numbers(np.asarray(measured(jnp.asarray(array))))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -34,6 +35,27 @@ def test_numbers_are_those_of_numpy_in_float64(measure, shape):
         expected = [wide.mean(), wide.std(), np.sqrt((wide**2).mean()), wide.min(), wide.max()]
         found = [numbers.mean, numbers.std, numbers.rms, numbers.minimum, numbers.maximum]
         np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_squares_neither_overflow_nor_vanish(measure):
+    draws = np.random.default_rng(0).normal(size=600)
+    for scale in (1e-30, 1e-25, 1e-19, 1e-10, 1.0, 1e10, 1e19, 1e25, 1e32, 1e35):
+        for values in (draws * scale, (1 + draws / 2) * scale, np.geomspace(1 / scale, scale, draws.size)):
+            wide = values.astype(np.float32).astype(np.float64)
+            numbers = measure(values.astype(np.float32))
+            expected = [wide.mean(), wide.std(), np.sqrt((wide**2).mean())]
+            found = [numbers.mean, numbers.std, numbers.rms]
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * wide.std())
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1.0, 1e25])
+def test_those_of_several_tensors_together_are_those_of_all_elements(scale):
+    parts = [(np.random.default_rng(n).normal(n, 1 + n, 500) * scale).astype(np.float32) for n in range(3)]
+    merged = core_numbers(np.asarray(core.merged_statistics([jax.jit(core_statistics)(each) for each in parts])))
+    wide = np.concatenate(parts).astype(np.float64)
+    expected = [wide.mean(), wide.std(), np.sqrt((wide**2).mean()), wide.min(), wide.max()]
+    found = [merged.mean, merged.std, merged.rms, merged.minimum, merged.maximum]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_what_is_not_finite_is_counted_and_left_out(measure):
