@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, pairwise, takewhile
 from typing import Final, TypeAlias
 
@@ -34,9 +34,10 @@ _SYNONYMS: Final[dict[Tokens, str]] = {
     **dict.fromkeys([("running", "var"), ("moving", "var"), ("moving", "variance"), ("variance",)], "var"),
 }
 
-#: The numbers of an iteration and of an occurrence, at the end of a scope.
-_ITERATION: Final = re.compile(r"\[\d+\]$")
-_OCCURRENCE: Final = re.compile(r"#\d+$")
+#: A scope with the number of an occurrence or of an iteration, and that of one of its outputs.
+_SCOPE: Final = re.compile(
+    r"(?P<path>.*?)(?:#(?P<occurrence>\d+)|\[(?P<iteration>\d+)\])?(?P<output>\.\d+)?", re.DOTALL
+)
 
 #: A dot that sets off no number. It starts with the dot, which is looked for in half of the time of a letter.
 _GAP_IN_WORDS: Final = re.compile(r"\.(?<=[A-Za-z]\.)(?=[A-Za-z])")
@@ -98,7 +99,7 @@ class NamesWithin:
         return sorted(found, key=self._order.__getitem__)
 
 
-def iterations_of_occurrences(names: Iterable[str], others: Iterable[str]) -> dict[str, str]:
+def iterations_of_occurrences(names: Sequence[str], others: Iterable[str]) -> dict[str, str]:
     """Returns names with the occurrences of a scope, `block` and `block#2`, as iterations, `block[0]` and `block[1]`.
 
     A program that writes a loop out enters one scope several times, and the loop has iterations of that scope.
@@ -110,32 +111,40 @@ def iterations_of_occurrences(names: Iterable[str], others: Iterable[str]) -> di
     Returns:
         New names by old names, of the scopes that have iterations in the other program.
     """
-    repeated = {path for name in names if "#" in name for path in _paths(name, _OCCURRENCE)}
+    repeated = {path for name in names if "#" in name for path in _paths(name, "occurrence")}
     if repeated:
-        repeated &= {path for name in others for path in _paths(name, _ITERATION)}
+        repeated &= {path for name in others for path in _paths(name, "iteration")}
     renamed: dict[str, str] = {}
     if not repeated:
         return renamed
+    known = {*names}
     for name in names:
         parts: list[str] = []
-        for position, part in enumerate(name.split("/")):
-            base, _, occurrence = part.partition("#")
-            path = "/".join((*name.split("/")[:position], base))
-            index = 0 if (number := number_of(occurrence)) is None else number - 1
-            parts.append(f"{base}[{index}]" if path in repeated else part)
+        for path, scope, rest in _scopes(name):
+            occurrence, output = scope["occurrence"], scope["output"] or ""
+            # The first one has no number, and neither has a name in any that a scope inside tells apart: `block/3/w`.
+            is_one = path in repeated and (occurrence is not None or f"{path}#2{output}{rest}" in known)
+            index = (number_of(occurrence or "1") or 1) - 1
+            parts.append(f"{scope['path']}[{index}]{output}" if is_one else scope[0])
         if "/".join(parts) != name:
             renamed[name] = "/".join(parts)
     return renamed
 
 
-def _paths(name: str, number: re.Pattern[str]) -> list[str]:
-    """Returns the paths of the scopes in a name that are numbered in one way, without their own numbers."""
-    parts = name.split("/")
-    return [
-        "/".join((*parts[:position], part[: found.start()]))
-        for position, part in enumerate(parts)
-        if (found := number.search(part)) is not None
-    ]
+def _paths(name: str, number: str) -> list[str]:
+    """Returns the paths of the scopes in a name that have one kind of number, without their own numbers."""
+    return [path for path, scope, _ in _scopes(name) if scope[number] is not None]
+
+
+def _scopes(name: str) -> Iterator[tuple[str, re.Match[str], str]]:
+    """Yields the scopes in a name, each with its path without its own numbers before it, and what is behind it."""
+    start, rest = "", f"{name}/"
+    while rest:
+        part, _, rest = rest.partition("/")
+        scope = _SCOPE.fullmatch(part)
+        assert scope is not None, "what is no number is the path"
+        yield f"{start}{scope['path']}", scope, f"/{rest}".removesuffix("/")
+        start += f"{part}/"
 
 
 def end_of(name: str) -> str:

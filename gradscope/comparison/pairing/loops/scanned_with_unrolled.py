@@ -15,6 +15,9 @@ values in the tensor's own dump, so that a tensor that is really missing is not 
 Sharp edge: gradients of one value can differ between the programs. Where the final carry is also stacked, as above, the
 unrolled `cell[1]/act` receives the sum of two gradients, and the scanned `cell.0` and `cell.1` receive one each. Such a
 partial gradient is not compared with the sum, not even where a scope around the loop gives both the same name.
+
+Sharp edge: a program that opens the scope `layers` around each iteration has the output of the first one under that
+name, where a loop has that of the last. Such names are refuted by the iterations.
 """
 
 from __future__ import annotations
@@ -42,6 +45,8 @@ def pair_loop_outputs(dumps: Dumps, pairing: Pairing) -> Pairing:
     Raises:
         DumpError: One of the dumps is damaged.
     """
+    pairing = _without_other_iterations(dumps, pairing, _PlainPairs.of(dumps, pairing.matched))
+    pairing = _without_other_iterations(dumps, pairing, _PlainPairs.of(dumps, pairing.matched))
     pairing = _without_partial_gradients(dumps, pairing, _PlainPairs.of(dumps, pairing.matched))
     plain = _PlainPairs.of(dumps, pairing.matched)
     of_ref = tuple(by_iterations(dumps.ref, pairing.only_ref, plain.cand_keys))
@@ -115,6 +120,49 @@ def _same_shape(dumps: Dumps, match: Match) -> bool:
     return dumps.ref.entry(match.ref).shape == dumps.cand.entry(match.cand).shape
 
 
+def _without_other_iterations(dumps: Dumps, pairing: Pairing, plain: _PlainPairs) -> Pairing:
+    """Returns the pairing without pairs of a loop's output with that of an iteration which has not made it."""
+    ambiguous_ref, ambiguous_cand = _paired_twice(dumps, plain.matches)
+    ref_makers = _makers(dumps.ref, ambiguous_ref, plain.cand_keys)
+    cand_makers = _makers(dumps.cand, ambiguous_cand, plain.ref_keys)
+    wrong = [
+        (match.ref, match.cand)
+        for match in plain.matches
+        if match.matched_by != "map"
+        and not (
+            _is_one(dumps.cand, ref_makers.get(match.ref, match.cand), match.cand)
+            and _is_one(dumps.ref, cand_makers.get(match.cand, match.ref), match.ref)
+        )
+    ]
+    dropped = {*wrong, *((_gradient_of(ref), _gradient_of(cand)) for ref, cand in wrong)}
+    matched = [each for each in pairing.matched if not (each.recipe.plain and (each.ref, each.cand) in dropped)]
+    refs, cands = (set(each) for each in zip(*dropped, strict=True)) if dropped else (set[str](), set[str]())
+    return replace(
+        pairing,
+        matched=tuple(matched),
+        only_ref=_in_order(dumps.ref, refs.union(pairing.only_ref)),
+        only_cand=_in_order(dumps.cand, cands.union(pairing.only_cand)),
+    )
+
+
+def _makers(source: DumpSource, outputs: Iterable[str], counterparts: Mapping[str, str]) -> dict[str, str]:
+    """Returns the other dump's keys of what made the outputs of loops, where that is one iteration, by their keys."""
+    found = by_iterations(source, outputs, counterparts)
+    return {match.ref: match.cand for match in found if match.recipe.plain}
+
+
+def _is_one(source: DumpSource, key: str, other: str) -> bool:
+    return source.resolve(key) == source.resolve(other)
+
+
+def _gradient_of(key: str) -> str:
+    return key_of(ACTIVATION_GRAD, split_key(key)[1])
+
+
+def _in_order(source: DumpSource, keys: set[str]) -> tuple[str, ...]:
+    return tuple(key for key in source.keys() if key in keys)  # noqa: SIM118 - no mapping
+
+
 def _without_partial_gradients(dumps: Dumps, pairing: Pairing, plain: _PlainPairs) -> Pairing:
     """Returns the pairing without pairs of a partial gradient and the sum that it is a part of."""
     ambiguous_ref, ambiguous_cand = _paired_twice(dumps, plain.matches)
@@ -133,8 +181,7 @@ def _without_partial_gradients(dumps: Dumps, pairing: Pairing, plain: _PlainPair
             matches.append(Match.of(match.ref, total, "iterations"))
         else:
             matches.append(value_matches.get(match.ref, match))
-    ordered = (key for key in dumps.ref.keys() if key in only_ref)  # noqa: SIM118 - no mapping
-    return replace(pairing, matched=tuple(matches), only_ref=tuple(ordered))
+    return replace(pairing, matched=tuple(matches), only_ref=_in_order(dumps.ref, only_ref))
 
 
 def _paired_twice(dumps: Dumps, matches: Iterable[Match]) -> tuple[list[str], list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -51,6 +52,16 @@ def unrolled(scope: str, body: Body, x: Array, xs: Array, *, reverse: bool = Fal
 
 def unrolled_backwards(scope: str, body: Body, x: Array, xs: Array) -> tuple[Array, Any]:
     return unrolled(scope, body, x, xs, reverse=True)
+
+
+def in_scopes(scope: str, body: Body, x: Array, xs: Array, *, numbered: bool) -> tuple[Array, Any]:
+    """The scope of the loop is opened for each iteration, around a scope of its number or without one."""
+    made: list[Any] = []
+    for number in range(ITERATIONS):
+        with jax.named_scope(scope), jax.named_scope(f"{number}") if numbered else nullcontext():
+            x, own = body(x, xs[number])
+            made.append(own)
+    return x, jax.tree.map(lambda *each: jnp.stack(each), *made)
 
 
 def dense(x: Array, w: Array, *, epsilon: float = 0.0) -> Array:
@@ -143,6 +154,22 @@ def test_a_scanned_and_an_unrolled_loop_are_the_same_whichever_is_the_reference(
         last = "cell[0]" if way == "backwards" else f"cell[{ITERATIONS - 1}]"
         assert (output.status, output.matched_by) == ("same", "iterations")
         assert output.counterpart.startswith(last)
+
+
+@pytest.mark.parametrize("network", ["carry", "carry and stack"])
+@pytest.mark.parametrize("numbered", [True, False])
+def test_a_scope_that_each_iteration_opens_is_not_taken_for_that_of_the_loop(network: str, numbered: bool) -> None:
+    """The first one's output and that of the loop, which is the last one's, have one name then."""
+    loop = captured(network, scanned)
+    flat = gs.capture(loss_of(NETWORKS[network], partial(in_scopes, numbered=numbered)), *arguments())
+    first = "cell/0/act" if numbered else "cell/act"
+    for ref, cand in ((loop, flat), (flat, loop)):
+        found = gs.compare(ref, cand)
+        assert found.verdict == "same"
+        rows = by_key(found)
+        assert rows[f"activation/{'cell[0]/act' if ref is loop else first}"].counterpart == (
+            first if ref is loop else "cell[0]/act"
+        )
 
 
 def test_a_stack_is_compared_with_the_outputs_of_all_iterations() -> None:
