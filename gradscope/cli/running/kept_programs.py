@@ -212,10 +212,11 @@ class _Expected:
         except AttributeError:  # of another JAX
             return self._load(name, options, *place)
         with self._lock:
-            self._options[name] = stated
             if not self._place:
                 self._place = place
                 self._begin(parsed)
+            if place == self._place:  # XLA ends the process where a program is loaded on fewer devices than its own
+                self._options[name] = stated
             loading = self._loading.pop(name, None)
         if loading is not None and stated == self._noted[name] and place == self._place:
             self.note(name)
@@ -228,7 +229,7 @@ class _Expected:
         return found
 
     def note(self, name: str) -> None:
-        """Notes that this command needs a program, as far as it is known for which options."""
+        """Notes that this command needs a program, if it is one for the devices of the first request."""
         with self._lock:
             if name not in self._options:
                 return

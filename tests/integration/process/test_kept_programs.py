@@ -80,6 +80,15 @@ def test_a_program_is_used_for_what_it_was_loaded_for(options: Options, place: s
     assert ("b", options.text, threading.current_thread().name) in cache.loaded
 
 
+def test_a_program_for_other_devices_than_the_first_is_not_expected() -> None:
+    """XLA ends the process where a program for two devices is loaded for one."""
+    programs = expected(Cache(), {})
+    for name, place in (("a", "1 device"), ("b", "2 devices"), ("c", "1 device")):
+        programs.load(name, Options(), place)
+        programs.note(name)
+    assert ProgramNotes(["model.py"]).read().keys() == {"a", "c"}
+
+
 def test_what_fails_early_fails_where_jax_requests_it() -> None:
     programs = expected(Cache(missing="b"), {"b": b"options"})
     programs.load("a", Options(), "cpu")
