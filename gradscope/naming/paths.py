@@ -39,6 +39,10 @@ _LOOPS: Final = rf"((?:\[{NUMBER}\])*)"
 #: The outermost component of a path: the scope, its iterations, and the number of a call or an output.
 _OUTERMOST: Final = re.compile(rf"(.*?){_LOOPS}((?:#{NUMBER})?(?:\.{NUMBER})?)")
 
+#: The numbers of a call and of an iteration.
+_OCCURRENCE: Final = re.compile(rf"#{NUMBER}")
+_ITERATION: Final = re.compile(rf"\[{NUMBER}\]")
+
 #: What begins a part of a path: the scope of an inner layer, or an iteration.
 _PART: Final = re.compile(r"[/\[]")
 
@@ -108,6 +112,16 @@ def iterations_around(path: str) -> Iterator[tuple[str, int]]:
         number = number_of(path[len(layer) + 1 :].partition("]")[0])
         if number is not None:
             yield layer, number
+
+
+def without_occurrence(path: str) -> str:
+    """Returns a path without the number of a call: `block[3]/attn` for `block[3]/attn#2`."""
+    return _OCCURRENCE.sub("", path) if "#" in path else path
+
+
+def without_iterations(path: str) -> str:
+    """Returns a path without the numbers of iterations: `block/attn#2` for `block[3]/attn#2`."""
+    return _ITERATION.sub("", path) if "[" in path else path
 
 
 def is_inside(path: str, layers: Collection[str]) -> bool:

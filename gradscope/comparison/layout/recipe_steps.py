@@ -180,6 +180,22 @@ class Sum:
         return array.astype(wide).sum(self.axis, keepdims=True).astype(array.dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """Mean averages each array along an axis, of which one element stays: what a batch has of its parts."""
+
+    axis: int
+
+    @implements(RecipeStep)
+    def apply(self, arrays: list[Array]) -> list[Array]:
+        return [(summed / array.shape[self.axis]).astype(array.dtype)
+                for summed, array in zip(Sum(self.axis).apply(arrays), arrays, strict=True)]  # fmt: skip
+
+    @implements(RecipeStep)
+    def spelling(self) -> dict[str, Json]:
+        return {"mean": self.axis}
+
+
 def in_order_of_blocks(axis: int, blocks: tuple[int, ...]) -> tuple[RecipeStep, ...]:
     """Returns the steps that put the equal blocks along an axis into an order; none without blocks."""
     return (Split(axis, len(blocks)), Reorder(blocks), Concatenate(axis)) if blocks else ()

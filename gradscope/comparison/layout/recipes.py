@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.layout.recipe_steps import RecipeStep, Sum
+from gradscope.comparison.layout.recipe_steps import Mean, RecipeStep, Sum
 from gradscope.dump.interfaces import DumpSource
 from gradscope.errors import UsageError
 from gradscope.naming import example_axes, printable, split_key
@@ -77,7 +77,7 @@ class Recipe:
     @property
     def only_moves(self) -> bool:
         """Whether each element of the result is one of a stored tensor."""
-        return not any(isinstance(step, Sum) for step in self.steps)
+        return not any(isinstance(step, Sum | Mean) for step in self.steps)
 
     def array(self, source: DumpSource) -> Array:
         """Returns the result from the tensors of a dump.

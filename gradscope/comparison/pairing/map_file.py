@@ -11,7 +11,7 @@ r"""Map files have rules in TOML that map tensors of the candidate to names of t
   candidate's tensor.
 - `steps` are applied in order: `transpose = AXES`, `reshape = SHAPE`, `flip = AXES`, `split = AXIS` with
   `into = NUMBER` or `into = SIZES`, `unstack = AXIS`, `reorder = INDICES`, `concatenate = AXIS`, `stack = AXIS`,
-  `sum = AXIS`, which keeps the axis with one element.
+  `sum = AXIS` or `mean = AXIS`, which keeps the axis with one element.
 - Tensors for which the templates of one rule are filled equally go into one recipe, in the order of the numbers in
   their names: `concatenate` and `stack` need several tensors.
 - The first rule that matches a tensor applies.
@@ -29,6 +29,7 @@ from typing import Any, Final
 from gradscope.comparison.layout.recipe_steps import (
     Concatenate,
     Flip,
+    Mean,
     RecipeStep,
     Reorder,
     Reshape,
@@ -155,6 +156,7 @@ _STEPS: Final[dict[str, tuple[Callable[[object], bool], Callable[[Any], RecipeSt
     "concatenate": (_is_integer, Concatenate),
     "stack": (_is_integer, Stack),
     "sum": (_is_integer, Sum),
+    "mean": (_is_integer, Mean),
 }
 
 

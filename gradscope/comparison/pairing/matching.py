@@ -10,7 +10,7 @@ be equal must not overrule it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
@@ -33,7 +33,7 @@ PASSES: Final[Mapping[MatchedBy, str]] = MappingProxyType(
         "numbered tensors",
         "order": "the same position in execution order among the tensors of one operation, shape and dtype",
         "fingerprint": "the same values, in whatever layout",
-        "iterations": "the output of a loop with the values that its iterations made",
+        "iterations": "the output of a loop with the values that its iterations made; a batch with its parts",
     }
 )
 
@@ -81,6 +81,18 @@ class Pairing:
     inverse: tuple[Match, ...] = ()
     only_ref: tuple[str, ...]
     only_cand: tuple[str, ...]
+
+    @classmethod
+    def of(cls, dumps: Dumps, matched: Sequence[Match], inverse: Sequence[Match] = ()) -> Pairing:
+        """Returns the pairing of two dumps with some matches; what none of them has is without a counterpart."""
+        refs = {each.ref for each in matched}.union(*(each.recipe.keys for each in inverse))
+        cands = {each.ref for each in inverse}.union(*(each.recipe.keys for each in matched))
+        return cls(
+            matched=tuple(matched),
+            inverse=tuple(inverse),
+            only_ref=tuple(key for key in dumps.ref.keys() if key not in refs),  # noqa: SIM118 - no mapping
+            only_cand=tuple(key for key in dumps.cand.keys() if key not in cands),  # noqa: SIM118 - no mapping
+        )
 
     def with_matches(self, found: Iterable[Match]) -> Pairing:
         """Returns the pairing with more matches; of several for one tensor of either dump the first is used."""

@@ -10,6 +10,7 @@ from gradscope.comparison.pairing.inference.example_order import with_example_or
 from gradscope.comparison.pairing.inference.layout_inference import Mapper, with_layouts
 from gradscope.comparison.pairing.inference.merged_order import with_positions_in_order
 from gradscope.comparison.pairing.inference.repeated_values import with_repeats
+from gradscope.comparison.pairing.loops.micro_batches import by_micro_batches
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass, by_name, pair
 from gradscope.comparison.pairing.structure.uncertain_names import certain, uncertain
 from gradscope.comparison.pairing.values.misnamed import (
@@ -56,6 +57,7 @@ def require_matches(dumps: Dumps, selection: Selection) -> None:
 
 def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
     yield by_rules(rules)
+    yield by_micro_batches
     yield certain(without_slices(_by_right_name))
     # Imported on use: most comparisons have nothing left for these passes, and importing them takes 50 ms.
     from gradscope.comparison.pairing.by_path import by_path  # noqa: PLC0415

@@ -10,11 +10,10 @@ candidate can be said to be of a dtype by hand.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, reduce
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from gradscope.comparison.default_tolerances import READ_FAMILIES
 from gradscope.comparison.pairing.normal_forms import NamesWithin
@@ -23,11 +22,9 @@ from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import before, sources_of
 from gradscope.dump.manifest.manifest import Entry, Layer
 from gradscope.naming import ACTIVATION, AUX, EXAMPLE_GRAD, PARAM, PARAM_GRAD, STATE, is_gradient, key_of
+from gradscope.naming.paths import without_iterations, without_occurrence
 
 _Item = TypeVar("_Item")
-
-#: The occurrences and iterations in the path of a layer.
-_NUMBERS: Final = re.compile(r"#\d+|\[\d+\]")
 
 
 class InheritedPrecision:
@@ -101,7 +98,9 @@ class InheritedPrecision:
     @cached_property
     def _by_path(self) -> Mapping[str, Sequence[Layer]]:
         """The layers by their paths, without the numbers of calls."""
-        return _grouped((_NUMBERS.sub("", layer.path), layer) for layer in self._source.manifest.layers)
+        return _grouped(
+            (without_iterations(without_occurrence(layer.path)), layer) for layer in self._source.manifest.layers
+        )
 
     def _inherited(self, key: str) -> str:
         """Returns the coarsest dtype among a tensor and everything that it is computed from."""

@@ -30,6 +30,7 @@ from gradscope.comparison.layout.operands import StoredOperand, counterpart
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.metrics.evidence import evidence_of
 from gradscope.comparison.pairing.loops.iteration_recipes import UnrolledLoops
+from gradscope.comparison.pairing.loops.means_of_parts import with_means_of_parts
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, key_of, split_key
@@ -45,7 +46,9 @@ def pair_loop_outputs(dumps: Dumps, pairing: Pairing) -> Pairing:
     Raises:
         DumpError: One of the dumps is damaged.
     """
+    pairing = with_means_of_parts(dumps, pairing)
     pairing = _without_other_iterations(dumps, pairing, _PlainPairs.of(dumps, pairing.matched))
+    pairing = with_means_of_parts(dumps, pairing)
     pairing = _without_other_iterations(dumps, pairing, _PlainPairs.of(dumps, pairing.matched))
     pairing = _without_partial_gradients(dumps, pairing, _PlainPairs.of(dumps, pairing.matched))
     plain = _PlainPairs.of(dumps, pairing.matched)
@@ -55,7 +58,7 @@ def pair_loop_outputs(dumps: Dumps, pairing: Pairing) -> Pairing:
     return replace(
         pairing,
         matched=(*pairing.matched, *of_ref),
-        inverse=of_cand,
+        inverse=(*pairing.inverse, *of_cand),
         only_ref=tuple(key for key in pairing.only_ref if key not in paired_ref),
         only_cand=tuple(key for key in pairing.only_cand if key not in paired_cand),
     )
@@ -135,14 +138,8 @@ def _without_other_iterations(dumps: Dumps, pairing: Pairing, plain: _PlainPairs
         )
     ]
     dropped = {*wrong, *((_gradient_of(ref), _gradient_of(cand)) for ref, cand in wrong)}
-    matched = [each for each in pairing.matched if not (each.recipe.plain and (each.ref, each.cand) in dropped)]
-    refs, cands = (set(each) for each in zip(*dropped, strict=True)) if dropped else (set[str](), set[str]())
-    return replace(
-        pairing,
-        matched=tuple(matched),
-        only_ref=_in_order(dumps.ref, refs.union(pairing.only_ref)),
-        only_cand=_in_order(dumps.cand, cands.union(pairing.only_cand)),
-    )
+    kept = [each for each in pairing.matched if not (each.recipe.plain and (each.ref, each.cand) in dropped)]
+    return Pairing.of(dumps, kept, pairing.inverse) if dropped else pairing
 
 
 def _makers(source: DumpSource, outputs: Iterable[str], counterparts: Mapping[str, str]) -> dict[str, str]:
@@ -157,10 +154,6 @@ def _is_one(source: DumpSource, key: str, other: str) -> bool:
 
 def _gradient_of(key: str) -> str:
     return key_of(ACTIVATION_GRAD, split_key(key)[1])
-
-
-def _in_order(source: DumpSource, keys: set[str]) -> tuple[str, ...]:
-    return tuple(key for key in source.keys() if key in keys)  # noqa: SIM118 - no mapping
 
 
 def _without_partial_gradients(dumps: Dumps, pairing: Pairing, plain: _PlainPairs) -> Pairing:
@@ -181,7 +174,8 @@ def _without_partial_gradients(dumps: Dumps, pairing: Pairing, plain: _PlainPair
             matches.append(Match.of(match.ref, total, "iterations"))
         else:
             matches.append(value_matches.get(match.ref, match))
-    return replace(pairing, matched=tuple(matches), only_ref=_in_order(dumps.ref, only_ref))
+    ordered = (key for key in dumps.ref.keys() if key in only_ref)  # noqa: SIM118 - no mapping
+    return replace(pairing, matched=tuple(matches), only_ref=tuple(ordered))
 
 
 def _paired_twice(dumps: Dumps, matches: Iterable[Match]) -> tuple[list[str], list[str]]:
