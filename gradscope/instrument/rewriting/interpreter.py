@@ -23,7 +23,7 @@ from gradscope.instrument.rewriting.observed_values import Captured, InjectedVal
 from gradscope.instrument.taps import Observer, full_tensor, tap, tap_aside
 from gradscope.tracing.jaxpr.frames import OPERAND, FrameKey
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, FrameKind, Jaxpr, is_literal, kind_of
-from gradscope.tracing.jaxpr.sharding import varying
+from gradscope.tracing.jaxpr.sharding import in_any, of_first, once, same_axes, varying
 from gradscope.tracing.jaxpr.vjp import pulled_back
 
 
@@ -192,17 +192,22 @@ def _observe(context: Context, site: int, value: Any, captured: Captured) -> Any
     injected = context.injected
     if site in context.plan.isolated:
         _note(context, site, value, captured)
-        _hand_out(context, site, value, captured)
-        return _tapped(context, site, _fed(injected, site, value))
-    value = _fed(injected, site, value)
+        # A cotangent is injected in each shard, and shards that have the same value hand it out together.
+        _hand_out(context, site, once(value, same_axes(value, context.axes)), captured)
+        return _tapped(context, site, _fed(context, site, value))
+    value = _fed(context, site, value)
     _note(context, site, value, captured)
-    value = _tapped(context, site, _constant_where(injected.stopped.get(site), value))
+    value = _tapped(context, site, _constant_where(context, injected.stopped.get(site), value))
     _hand_out(context, site, value, captured)
-    return _constant_where(injected.gradient_fed.get(site), value)
+    return _constant_where(context, injected.gradient_fed.get(site), value)
 
 
-def _fed(injected: InjectedValues, site: int, value: Any) -> Any:
-    return _where(injected.fed[site], injected.feeds[site], value) if site in injected.feeds else value
+def _fed(context: Context, site: int, value: Any) -> Any:
+    if site not in context.injected.feeds:
+        return value
+    here, feed = context.injected.fed[site], context.injected.feeds[site]
+    same = same_axes(value, context.axes)
+    return _where(in_any(here, same), of_first(feed, here, same), value) if same else _where(here, feed, value)
 
 
 def _note(context: Context, site: int, value: Any, captured: Captured) -> None:
@@ -247,9 +252,12 @@ def _with_terms(
     return [tapped.get(at, output) for at, output in enumerate(outputs)]
 
 
-def _constant_where(condition: Any, value: Any) -> Any:
+def _constant_where(context: Context, condition: Any, value: Any) -> Any:
     """Returns the value, constant where a condition holds; a condition of None never holds."""
-    return value if condition is None else _where(condition, jax.lax.stop_gradient(value), value)
+    if condition is None:
+        return value
+    same = same_axes(value, context.axes)
+    return _where(in_any(condition, same) if same else condition, jax.lax.stop_gradient(value), value)
 
 
 def _where(condition: Any, one: Any, other: Any) -> Any:

@@ -11,12 +11,13 @@ from importlib import import_module
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 
 def varying(value: Any, axes: Sequence[str]) -> Any:
     """Returns `value` typed as varying over mesh axes, as `shard_map` requires of outputs that differ by shard."""
-    missing = tuple(axis for axis in axes if axis not in _varying_axes(jax.typeof(value), axes))
+    missing = same_axes(value, axes)
     if not missing:
         return value
     lax: Any = jax.lax
@@ -28,6 +29,36 @@ def varying(value: Any, axes: Sequence[str]) -> Any:
 def varying_axes(values: Iterable[Any]) -> tuple[str, ...]:
     """Returns the mesh axes that any of some values varies over, where they are inside a `shard_map`."""
     return tuple(sorted({axis for value in values for axis in _varying_axes(jax.typeof(value), ())}))
+
+
+def same_axes(value: Any, axes: Sequence[str]) -> tuple[str, ...]:
+    """Returns the mesh axes of which all shards have the same value."""
+    return tuple(axis for axis in axes if axis not in _varying_axes(jax.typeof(value), axes))
+
+
+def once(value: Any, axes: Sequence[str]) -> Any:
+    """Returns a value in the first shard along some mesh axes, and zeros in the others, which have the same one.
+
+    Backwards, what arrives at the value is then what arrives at that shard, where it would be the sum over all of them.
+    """
+    return _only(value, jax.lax.axis_index(axes) == 0) if axes else value
+
+
+def in_any(condition: Any, axes: Sequence[str]) -> Any:
+    """Returns whether a condition holds in any shard along some mesh axes, the same for all of them."""
+    return jax.lax.psum(condition.astype(jnp.int32), axes) > 0
+
+
+def of_first(value: Any, condition: Any, axes: Sequence[str]) -> Any:
+    """Returns the value of the first shard along some mesh axes in which a condition holds, in all of them."""
+    numbers = jax.lax.axis_index(axes)
+    first = jax.lax.pmin(jnp.where(condition, numbers, jax.lax.axis_size(axes)), axes)
+    return jax.lax.psum(_only(value, numbers == first), axes)
+
+
+def _only(value: Any, condition: Any) -> Any:
+    """Returns a value where a condition holds, and zeros elsewhere."""
+    return jax.lax.select(jnp.broadcast_to(condition, value.shape), value, jnp.zeros_like(value))
 
 
 def _varying_axes(aval: Any, unknown: Sequence[str]) -> Collection[str]:

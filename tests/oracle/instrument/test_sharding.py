@@ -15,6 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import gradscope
 from tests.oracle.engine import Probe, assert_close, check, check_compiled, layer, observe
+from tests.oracle.isolation.isolating import of_losses
 from tests.oracle.terms import assert_sums, terms_of
 from tests.support.data import evenly
 
@@ -272,9 +273,36 @@ sys.exit(pytest.main(sys.argv[1:]))
 
 
 def test_the_same_on_four_devices() -> None:
-    others = ["-q", "-p", "no:cacheprovider", "-k", "sum_over or moves", __file__]
+    others = ["-q", "-p", "no:cacheprovider", "-k", "sum_over or moves or one_value", __file__]
     run = subprocess.run([sys.executable, "-c", ON_FOUR_DEVICES, *others], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout
+
+
+def split_in_two_ways(weight: Any, x: Any, *, factor: float = 1.0) -> Any:
+    """A product whose terms are on several shards, which then all have its value, and a layer behind it."""
+    sizes = {"rows": min(2, SHARDS), "columns": max(1, SHARDS // 2)}
+
+    def shard(weight: Any, x: Any) -> Any:
+        hidden = jax.lax.psum(layer("dense", dense, weight, x), "columns")
+        with jax.named_scope("whole"):
+            hidden = factor * hidden**2
+        with jax.named_scope("head"):
+            return jnp.sin(hidden)
+
+    rows, columns = PartitionSpec("rows"), PartitionSpec("columns")
+    mapped = jax.shard_map(
+        shard, mesh=mesh_of(**sizes), in_specs=(columns, PartitionSpec("rows", "columns")), out_specs=rows
+    )
+    return (mapped(weight, x) ** 2).sum()
+
+
+@pytest.mark.parametrize(("factor", "wrong"), [(1.0, set[str]()), (1.01, {"whole"})])
+def test_shards_that_have_one_value_are_run_by_themselves(factor: float, wrong: set[str]) -> None:
+    """What is injected in each of them counts once, forwards and backwards."""
+    arguments = evenly(-1.0, 1.0, 4, 3), evenly(-1.0, 2.0, 8, 4)
+    found = of_losses(split_in_two_ways, partial(split_in_two_ways, factor=factor), *arguments)
+    assert {row.name.partition("[")[0] for row in found.different} == wrong
+    assert len(found.rows) >= 3
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
