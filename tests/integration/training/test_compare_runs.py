@@ -15,6 +15,7 @@ from gradscope.history.history_reader import History
 from gradscope.history.history_rows import StepRecord, TensorRow
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.renamed_tensors import without_roots
+from gradscope.naming import split_key
 from tests.integration.command import gradscope
 from tests.integration.training.histories import write
 
@@ -35,7 +36,7 @@ def recorded(folder: Path, steps: dict[int, dict[str, np.ndarray]], loss: float 
     folder.mkdir()
     with HistoryWriter(folder, from_step=0, facts={"model": "net"}) as history:
         keys = dict.fromkeys(key for tensors in steps.values() for key in tensors)
-        split = (key.rsplit("/", 1) for key in keys)
+        split = map(split_key, keys)
         history.describe({}, [TensorRow(family=family, name=name, dtype="float32") for family, name in split])
         for step, tensors in steps.items():
             stats = {key: statistics(array) for key, array in tensors.items()}
@@ -107,11 +108,58 @@ def test_what_one_run_lacks_differs_unless_it_may_be_missing(tmp_path: Path) -> 
     assert gradscope("compare", one, other, "--allow-missing", "slot/.*", folder=tmp_path).status == 0
 
 
+def renamed(steps: dict[int, dict[str, np.ndarray]], names: dict[str, str]) -> dict[int, dict[str, np.ndarray]]:
+    """The steps with other names."""
+    return {step: {names.get(key, key): array for key, array in tensors.items()} for step, tensors in steps.items()}
+
+
+def layered(seed: int = 0) -> dict[int, dict[str, np.ndarray]]:
+    generator = np.random.default_rng(seed)
+    keys = ("activation/layers/0/attn", "activation/layers/1/attn", "activation/layers", "param_grad/w", "param/w")
+    return {step: {key: generator.normal(size=24) for key in keys} for step in (0, 10)}
+
+
+SCANNED = {
+    "activation/layers/0/attn": "activation/layers[0]/attn",
+    "activation/layers/1/attn": "activation/layers[1]/attn",
+}
+SHARDED = {
+    "activation/layers/0/attn": "activation/layers[0]/0/attn",
+    "activation/layers/1/attn": "activation/layers[0]/1/attn",
+}
+
+
+def test_layers_that_a_loop_numbers_are_those_of_the_program_that_writes_it_out(tmp_path: Path) -> None:
+    cand = renamed(layered(), SCANNED)
+    for tensors in cand.values():
+        tensors["activation/layers"] = -2 * tensors["activation/layers"]  # of the last iteration, not of the first
+    one = recorded(tmp_path / "a", layered())
+    found = compared(one, recorded(tmp_path / "b", cand))
+    assert found.verdict == "same"
+    assert {row.name for row in found.rows if row.status == "same"} >= {"layers/0/attn", "layers/1/attn"}
+    cand[10]["activation/layers[1]/attn"] = 1.01 * cand[10]["activation/layers[1]/attn"]
+    found = compared(one, recorded(tmp_path / "c", cand))
+    assert found.first is not None
+    assert (found.first_step, found.first.name) == (10, "layers/1/attn")
+
+
+@pytest.mark.parametrize(
+    ("changed", "verdict"), [("", "same"), ("param_grad/w", "different"), ("param/w", "different")]
+)
+def test_layers_of_shards_do_not_count_where_the_loss_and_all_gradients_agree(
+    tmp_path: Path, changed: str, verdict: str
+) -> None:
+    cand = renamed(layered(), SHARDED)
+    for tensors in cand.values():
+        tensors |= {key: 1.01 * array for key, array in tensors.items() if key == changed}
+    assert compared(recorded(tmp_path / "a", layered()), recorded(tmp_path / "b", cand)).verdict == verdict
+
+
 def test_a_batch_and_a_learning_rate_that_a_run_never_records_are_no_difference(tmp_path: Path) -> None:
     def run(name: str, keys: tuple[str, ...], **numbers: float) -> Path:
         (tmp_path / name).mkdir()
         with HistoryWriter(tmp_path / name, from_step=0, facts={"model": "net"}) as history:
-            split = (key.rsplit("/", 1) for key in keys)
+            split = map(split_key, keys)
             history.describe({}, [TensorRow(family=family, name=each, dtype="float32") for family, each in split])
             stats = {key: statistics(np.ones(4)) for key in keys}
             history.write(lambda: StepRecord(numbers={"step": 0, "loss": 1.0, **numbers}, stats=stats))

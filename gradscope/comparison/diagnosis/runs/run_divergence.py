@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -17,7 +17,14 @@ from gradscope import naming
 from gradscope.comparison.default_tolerances import coarsest_matmul_dtype, default_tolerance
 from gradscope.comparison.diagnosis.runs.run_differences import provenance_differences
 from gradscope.comparison.diagnosis.runs.run_rounding import RunRounding
-from gradscope.comparison.diagnosis.runs.run_stages import STEP, RunRow, follows_the_loss, place_in_step
+from gradscope.comparison.diagnosis.runs.run_stages import (
+    STEP,
+    RunRow,
+    follows_the_loss,
+    place_in_step,
+    without_other_layers,
+)
+from gradscope.comparison.diagnosis.runs.run_tensors import run_tensors
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.rows import Verdict
 from gradscope.comparison.judging.tolerance_rules import Tolerance
@@ -26,7 +33,6 @@ from gradscope.dump.record import Json
 from gradscope.errors import UsageError
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import TensorRow
-from gradscope.history.renamed_tensors import by_shared_key
 from gradscope.naming import printable
 from gradscope.naming.wording import counted
 
@@ -167,22 +173,16 @@ class _Judge:
     def __init__(self, ref: History, cand: History, options: CompareOptions, stated: Collection[str]) -> None:
         self._ref, self._cand, self._options = ref, cand, options
         self._products = coarsest_matmul_dtype(ref.facts, cand.facts)
-        ours, theirs = by_shared_key(ref.tensors, cand.tensors), by_shared_key(cand.tensors, ref.tensors)
-        tensors = {key: _named(ref.tensors[number], key) for key, number in ours.items()}
-        tensors |= {key: cand.tensors[number] for key, number in theirs.items() if key not in tensors}
-        options.selection.require_matches([name for each in tensors.values() for name in (each.name, each.key)])
-        chosen = [key for key, each in tensors.items() if options.selection.selects(each.name, key)]
-        self._tensors = {
-            key: tensors[key]
-            for key in sorted(chosen, key=lambda key: place_in_step(tensors[key].family, tensors[key].name))
-        }
-        self._numbers = {key: (ours.get(key), theirs.get(key)) for key in self._tensors}
+        tensors = run_tensors(ref.tensors, cand.tensors)
+        options.selection.require_matches([name for each in tensors for name in (each.tensor.name, each.tensor.key)])
+        chosen = [each for each in tensors if options.selection.selects(each.tensor.name, each.tensor.key)]
+        self._tensors = sorted(chosen, key=lambda each: place_in_step(each.tensor.family, each.tensor.name))
         # A loop of the user's own is recorded without its batch, and with a learning rate only where its optimizer
         # states one: what a run never recorded tells nothing about it.
-        self._without_batch = not all(any(_is_input(each) for each in keys) for keys in (ours, theirs))
+        self._without_batch = not all(any(map(_is_input, run.tensors.values())) for run in (ref, cand))
         self._step_numbers = [name for name in _NUMBERS if name not in _MAY_BE_UNSTATED or name in stated]
         self._rounding = RunRounding(ref, cand, products=self._products)
-        self._tolerances = {key: self._tolerance(each) for key, each in self._tensors.items()}
+        self._tolerances = {each.tensor.key: self._tolerance(each.tensor) for each in self._tensors}
 
     def rows(self, step: int, ref: Mapping[str, float], cand: Mapping[str, float]) -> tuple[RunRow, ...]:
         """Returns the rows of a step, in the order of the step.
@@ -195,14 +195,13 @@ class _Judge:
         ours, theirs = self._ref.stats_at(step), self._cand.stats_at(step)
         self._rounding.step(step, ours, theirs)
         rows = [
-            self._row(tensor, ours.get(one, {}) if one is not None else {},
-                      theirs.get(other, {}) if other is not None else {})
-            for key, tensor in self._tensors.items()
-            for one, other in [self._numbers[key]]
+            self._row(each.tensor, {} if each.ref is None else ours.get(each.ref, {}),
+                      {} if each.cand is None else theirs.get(each.cand, {}))
+            for each in self._tensors
         ]  # fmt: skip
         if not self._options.selection.select:
             rows += [self._number_row(name, ref[name], cand[name]) for name in self._step_numbers]
-        found = [row for row in rows if row is not None]
+        found = without_other_layers([row for row in rows if row is not None])
         return tuple(sorted(found, key=lambda row: place_in_step(row.family, row.name)))
 
     def _row(self, tensor: TensorRow, ref: Mapping[str, float | int], cand: Mapping[str, float | int]) -> RunRow | None:
@@ -251,12 +250,8 @@ class _Judge:
         return default_tolerance(judged_as, dtype, dtype, products=self._products)
 
 
-def _named(tensor: TensorRow, key: str) -> TensorRow:
-    return replace(tensor, name=naming.split_key(key)[1])
-
-
-def _is_input(key: str) -> bool:
-    return naming.split_key(key)[0] == naming.INPUT
+def _is_input(tensor: TensorRow) -> bool:
+    return tensor.family == naming.INPUT
 
 
 def _of_one_step(stats: Mapping[str, Json]) -> dict[str, Json]:

@@ -7,8 +7,8 @@ updates, the moving averages. Within a stage tensors are in the order of the ste
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gradscope import naming
@@ -31,6 +31,10 @@ _STAGES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 _ORDER: Final = {family: number for number, family in enumerate(each for stage in _STAGES.values() for each in stage)}
 _STAGE_OF: Final = {family: stage for stage, families in _STAGES.items() for family in families}
+
+
+#: The families of what layers make.
+_OF_LAYERS: Final = (naming.ACTIVATION, naming.ACTIVATION_GRAD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +86,21 @@ class RunRow:
             "rounding": self.rounding or None,
         }  # fmt: skip
         return {name: fact for name, fact in facts.items() if fact is not None}
+
+
+def without_other_layers(rows: Sequence[RunRow]) -> list[RunRow]:
+    """Returns the rows of a step; those of layers that one program alone has do not count where all else agrees.
+
+    Both programs have such layers then, as where one of them runs in shards or over parts of the batch, and compute the
+    same loss and the same gradients of parameters.
+    """
+    others = [row for row in rows if row.status in ("missing", "extra") and row.family in _OF_LAYERS]
+    rest = [row for row in rows if row not in others]
+    reached = {row.family for row in rest if row.status == "same"}
+    agree = not any(row.differs for row in rest) and {STEP, naming.PARAM_GRAD} <= reached
+    if not agree or {row.status for row in others} != {"missing", "extra"}:
+        return list(rows)
+    return [replace(row, counts=False) if row in others else row for row in rows]
 
 
 def place_in_step(family: str, name: str) -> int:
