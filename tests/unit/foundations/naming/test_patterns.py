@@ -82,6 +82,7 @@ def test_hints_list_similar_names_once_ignoring_case(requested: str, known: list
 def test_hints_find_a_near_name_among_many_and_among_long_ones() -> None:
     many = [f"block[{number}]/{part}" for number in range(3000) for part in ("attention", "mlp")]
     assert "block[7]/mlp" in nearest_hint("block[7]/mpl", many)
+    assert nearest_hint("l2", ["l2/w", "l2/b", "l2[0]", "l2[1]"]) == "did you mean l2[0], l2[1]?"
     files = [*(f"mod{number:05d}_layer.py" for number in range(30_000)), "model.py"]
     assert nearest_hint("modle.py", files).startswith("did you mean model.py, ")
     assert nearest_hint("mod00012_layr.py", files).startswith("did you mean mod00012_layer.py, ")
