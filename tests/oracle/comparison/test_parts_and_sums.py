@@ -143,7 +143,7 @@ def test_an_lstm_of_pytorch_is_the_same_as_one_with_a_single_bias(factor: float)
         def forward(self, x: Any) -> Any:
             return self.head(self.lstm(x)[0][:, -1] * factor)
 
-    network, x = Network(), torch.randn(4, 5, 6)
+    network, x = Network(), torch.randn(4, 3, 6)
     reference = capture(network, lambda y: y.square().mean(), {"x": x})
     own = {name: value.detach().numpy() for name, value in network.named_parameters()}
     weights = {
