@@ -275,6 +275,7 @@ def named_sites(trace: Trace) -> list[Any]:
 
 
 @given(PROGRAMS)
+@settings(max_examples=20)
 def test_the_empty_plan_is_the_identity(program: tuple[Node, ...]) -> None:
     trace, again = traced(program), retraced(program)
     before, after = Counter(equations(trace.root)), Counter(equations(again.root))
@@ -283,11 +284,13 @@ def test_the_empty_plan_is_the_identity(program: tuple[Node, ...]) -> None:
 
 
 @given(PROGRAMS)
+@settings(max_examples=20)
 def test_instrumenting_twice_is_instrumenting_once(program: tuple[Node, ...]) -> None:
     assert named_sites(retraced(program)) == named_sites(traced(program))
 
 
 @given(PROGRAMS)
+@settings(max_examples=20)
 def test_names_are_unique_and_every_output_of_a_layer_has_one(program: tuple[Node, ...]) -> None:
     trace = traced(program)
     names = [
@@ -299,6 +302,7 @@ def test_names_are_unique_and_every_output_of_a_layer_has_one(program: tuple[Nod
 
 
 @given(PROGRAMS)
+@settings(max_examples=20)
 def test_sites_are_in_program_order(program: tuple[Node, ...]) -> None:
     trace = traced(program)
     orders = [site.order for site in trace.sites]
