@@ -254,10 +254,9 @@ def assert_differentiated_alike(loss: Any, second: Callable[..., Any], observe: 
     jax.tree_util.tree_map(partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-7), found, expected)
 
 
-@pytest.mark.parametrize("observe", MODES)
-@pytest.mark.parametrize("second", SECOND.values(), ids=SECOND.keys())
-def test_it_can_be_differentiated_again(second: Callable[..., Any], observe: Any) -> None:
-    assert_differentiated_alike(deep, second, observe, jax.jit)
+@pytest.mark.parametrize(("second", "observe"), [*((name, "stats") for name in SECOND), ("a Hessian", "tensors")])
+def test_it_can_be_differentiated_again(second: str, observe: Any) -> None:
+    assert_differentiated_alike(deep, SECOND[second], observe, jax.jit)
 
 
 @pytest.mark.parametrize("second", SECOND.values(), ids=SECOND.keys())
