@@ -325,6 +325,7 @@ def test_a_gradient_over_a_users_tolerance_where_rounding_decides_a_rectifier_sa
     assert "kink" not in cut.sentence
 
 
+@cache
 def _shifted(*, noise: float = 0.0, wrong: float = 0.0) -> Dump:
     """A sum of products with numbers that cancel, with noise on its gradient, or an error in that of the bias alone."""
     draw = np.random.default_rng(12).normal
