@@ -310,7 +310,7 @@ def test_sites_are_in_program_order(program: tuple[Node, ...]) -> None:
     assert all(layer.order <= later.order for layer, later in zip(trace.layers, trace.layers[1:], strict=False))
 
 
-@first(12)
+@first(8)
 def test_stepwise_everything_is_bit_for_bit_what_jax_computes(program: tuple[Node, ...]) -> None:
     observation = check_stepwise(loss_of(program), WEIGHTS, INPUTS)
     check_layers(observation, program)
