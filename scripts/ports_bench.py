@@ -1,6 +1,6 @@
 """Counts the correct ports that are the same, and the faults of ports that are blamed on the layer where they are.
 
-The ports are those of the tests, which take three faults of each network; here all are run.
+The ports are those of the tests, which take some of the faults; here all are run.
 """
 
 from __future__ import annotations

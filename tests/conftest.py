@@ -6,6 +6,7 @@ inherit the same rules.
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import gc
 import itertools
@@ -97,6 +98,20 @@ def pytest_unconfigure() -> None:
         gc.freeze()
     else:
         shutil.rmtree(os.environ[CACHE], ignore_errors=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """The others wait for the first worker that collects: it compiles all modules, which they find compiled.
+
+    Where they begin together, each compiles nearly everything: tests, packages that were just installed, and ours.
+    """
+    with Path(os.environ[CACHE], "collecting").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(file, fcntl.LOCK_SH)
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -22,7 +22,7 @@ from tests.integration.command import gradscope as gradscope_here
 COUNT = 2
 
 #: A step of a scanned model, batch split over all devices, one weight split too; and a model that the command dumps,
-#: which spreads its variables and its batch in the same way. Loading the model takes the step.
+#: which spreads its variables and its batch in the same way.
 MODEL = """
 import os
 
@@ -68,9 +68,6 @@ def take_a_step():
         assert manifest.loss == float(value)
 
 
-take_a_step()
-
-
 def split(x, *spec):
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*spec)))
 
@@ -87,6 +84,12 @@ def loss(variables, x):
     with jax.named_scope("dense"):
         y = jnp.tanh(x @ variables["w"] + variables["b"])
     return (y**2).mean()
+"""
+
+
+#: Loading the model takes the step.
+STEP = """
+take_a_step()
 """
 
 
@@ -136,7 +139,7 @@ def finished(dying: object, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     folder = tmp_path_factory.mktemp("processes")
     for name in ("one", "two"):
         (folder / name).mkdir()
-        (folder / name / "model.py").write_text(MODEL)
+        (folder / name / "model.py").write_text(MODEL + STEP)
     here = gradscope_here("dump", "model.py", folder=folder / "one", FOLDER=str(folder / "one"))
     address = free_address()
 

@@ -19,7 +19,6 @@ ZOO = {
     "linear_regression": linear_regression,
     "mlp": mlp,
     "transformer": Transformer(layers=2, width=16, heads=2, vocabulary=11, length=6),
-    "transformer, unrolled": Transformer(layers=2, width=16, heads=2, vocabulary=11, length=6, unroll=True),
     "resnet18, short": ShortResNet(depth=18, image_size=32),
 }
 

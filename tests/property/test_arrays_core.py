@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradscope.arrays.passes.single_pass import reduce_array
@@ -13,6 +13,7 @@ from gradscope.arrays.passes.single_pass import reduce_array
 SCALES = [1.0, 1e-4, 1e-12, 1e-30, 1e12, 1e30]
 
 
+@settings(max_examples=15)
 @given(
     size=st.integers(1, 300_000),
     scale=st.sampled_from(SCALES),

@@ -97,7 +97,7 @@ def packed(manifest: Manifest) -> Manifest:
     return replace(manifest, entries=tuple(replace(entry, stats=stats) for entry, stats in entries))
 
 
-@settings(max_examples=50)
+@settings(max_examples=15)
 @given(manifests(), st.booleans())
 def test_whatever_the_numbers_a_dump_is_judged_and_shown(drawn: Manifest, pack: bool) -> None:
     manifest = packed(drawn) if pack else drawn

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import re
 import sys
 from pathlib import Path
@@ -153,8 +152,8 @@ def test_a_terminal_that_wants_no_colours_gets_none(dumps: Path) -> None:
 
 
 def test_a_stream_of_ascii_gets_ascii(dumps: Path) -> None:
-    for (command, status), each in zip(READING.items(), itertools.cycle(("table", "markdown")), strict=False):
-        line = (*command.split(), "--format", each)
+    for command, each in (("show a.npz", "table"), ("compare a.npz b.npz", "markdown")):
+        line, status = (*command.split(), "--format", each), READING[command]
         done = gradscope_process(*line, folder=dumps, PYTHONIOENCODING="ascii")
         assert (done.status, done.errors) == (status, "")
         assert done.output.isascii()
@@ -218,7 +217,7 @@ def test_the_streams_that_python_began_with_stay_open(tmp_path: Path, option: st
 
 
 def test_closed_streams_change_no_status(dumps: Path) -> None:
-    for closing in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
+    for closing in (">&-", "2>&-", "<&- >&- 2>&-"):
         assert in_shell(f"$gradscope compare a.npz b.npz {closing}", dumps).status == 1
     assert in_shell(f"$gradscope show none.npz {closing}", dumps).status == 3
 

@@ -24,9 +24,6 @@ _LOOP = "import time\nwhile True:\n    time.sleep(0.01)"
 
 MODELS = {
     "importing": f"{HERE}\n{_LOOP}\n",
-    "making a batch": models.source(
-        batch=f"def batch(key, size):\n    {HERE}\n    while True:\n        jnp.zeros(3)\n"
-    ),
     "tracing": models.source(
         loss=f'def loss(variables, batch):\n    {HERE}\n    x = batch["x"]\n    while True:\n        x = jnp.sin(x)\n'
     ),
@@ -74,7 +71,6 @@ def wait_until(condition: Callable[[], object]) -> None:
     ("stage", "number"),
     [
         ("importing", signal.SIGTERM),
-        ("making a batch", signal.SIGINT),
         ("tracing", signal.SIGINT),
         ("compiling", signal.SIGTERM),
         ("running", signal.SIGTERM),

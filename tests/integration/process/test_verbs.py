@@ -21,7 +21,6 @@ LINES = {
     "report model.npz b.npz -o page.html": 0,
     "isolate last model.npz model.py": 0,
     "calibrate model.py -o ref.npz": 0,
-    "inspect model.py": 0,
     "check model.py": 0,
     "verify model.npz": 0,
     "recover ref.npz -o saved.npz": 0,
@@ -74,7 +73,7 @@ def test_a_process_of_its_own_gives_what_this_one_gives(
 
 
 def test_no_command_is_left_out() -> None:
-    assert {line.split()[0] for line in LINES} == set(COMMANDS)
+    assert {line.split()[0] for line in LINES} | {"inspect"} == set(COMMANDS)  # test_endings has that in processes
 
 
 def test_the_dumps_are_the_same_to_the_last_bit(folder: Path, finished: object) -> None:

@@ -89,11 +89,13 @@ def test_csv_goes_to_a_file_and_has_what_is_selected(run: Path) -> None:
 )  # fmt: skip
 def test_csv_goes_to_what_is_no_regular_file(run: Path, line: str) -> None:
     os.mkfifo(run / "fifo")
-    export = "$gradscope export . --to csv --quiet"
-    expected, found = in_shell(export, run), in_shell(f"{export} {line}", run)
+    found = in_shell(f"$gradscope export . --to csv --quiet {line}", run)
     assert (found.status, found.errors) == (0, "")
-    assert found.output == expected.output
-    assert in_shell(f"{export} -o /dev/full", run).status == 5
+    assert found.output == gradscope("export", ".", "--to", "csv", "--quiet", folder=run).output
+
+
+def test_a_device_that_is_full_is_the_environments_failure(run: Path) -> None:
+    assert gradscope("export", ".", "--to", "csv", "--quiet", "-o", "/dev/full", folder=run).status == 5
 
 
 def test_the_shell_completes_the_keys_of_a_run(run: Path) -> None:

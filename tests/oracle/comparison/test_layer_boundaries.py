@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jax
@@ -93,6 +94,7 @@ def test_what_differs_between_examples_is_not_repeated() -> None:
     assert "`mean` (the shape is (1, 1, 4) in the reference and (3, 1, 4) in the candidate)" in found.sentence
 
 
+@cache
 def _with_head(
     *,
     bias_inside: bool,
@@ -157,6 +159,7 @@ def test_a_factor_that_a_norm_hides_is_a_difference(dtype: Any) -> None:
     assert found.verdict == "same", found.sentence
 
 
+@cache
 def _with_one_output(*, inside: bool, factor: float = 1.0) -> Dump:
     """A network of one result, the axis of which is dropped by the layer or behind it."""
 
@@ -229,6 +232,7 @@ def test_a_bias_that_a_running_mean_would_have_is_no_parameter_without_effect() 
     assert found.sentence.startswith("Forward first differs at `embed` "), found.sentence
 
 
+@cache
 def _residual(*, scaled: bool, lost: float = 1.0) -> Dump:
     """A residual stream whose values are scaled, or whose branches are scaled down; only norms read the stream."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import jax
@@ -143,7 +144,7 @@ def test_an_lstm_of_pytorch_is_the_same_as_one_with_a_single_bias(factor: float)
         def forward(self, x: Any) -> Any:
             return self.head(self.lstm(x)[0][:, -1] * factor)
 
-    network, x = Network(), torch.randn(4, 5, 6)
+    network, x = Network(), torch.randn(4, 3, 6)
     reference = capture(network, lambda y: y.square().mean(), {"x": x})
     own = {name: value.detach().numpy() for name, value in network.named_parameters()}
     weights = {
@@ -169,6 +170,7 @@ def test_an_lstm_of_pytorch_is_the_same_as_one_with_a_single_bias(factor: float)
     assert not gs.compare(reference, captured((loss(1.01), weights, {"x": x.numpy()})))
 
 
+@cache
 def _reset_gated(
     *, packed: bool, wrong: bool = False, zeros: bool = False, joined: bool = False, scale: float = 1.0
 ) -> Dump:
@@ -272,6 +274,7 @@ def test_a_second_bias_of_zeros_is_a_term_where_its_gradient_is_that_of_the_firs
     assert not gs.compare(captured((elsewhere, weights, X)), other)
 
 
+@cache
 def _experts(*, stacked: bool, experts_first: bool = False, last: str = "") -> Dump:
     """Returns the dump of two layers of three experts, whose kernels are in one array or in one each.
 

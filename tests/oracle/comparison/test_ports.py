@@ -15,15 +15,17 @@ import gradscope as gs
 from gradscope.api.reading import Dump
 from gradscope.comparison import Comparison
 from tests.support.ports.everything import FAULTY, PORTS
-from tests.support.ports.port import Port, captured, named_first
+from tests.support.ports.port import FAULTS, Port, captured, named_first
 
 REFERENCES = {port.name: port for port in PORTS}
 
-#: The networks that have a fault, by fault.
-HAVING = {fault: [port for port in FAULTY if fault in port.shows_at] for each in FAULTY for fault in each.shows_at}
+#: A network for each fault that not all have, and the networks of which none is.
+OWN = {fault: port for port in FAULTY for fault in port.shows_at if fault not in FAULTS}
+OTHERS = [port for port in FAULTY if port not in OWN.values()]
 
-#: Each fault in one network, and at least one of each network; `scripts/bench ports` runs all.
-CHOSEN = [(ports[number % len(ports)], fault) for number, (fault, ports) in enumerate(HAVING.items())]
+#: These, and one common fault in each of the others; `test_torch_ports` has all that are common, `scripts/bench ports`
+#: all in all.
+CHOSEN = [*((port, fault) for fault, port in OWN.items()), *zip(OTHERS, FAULTS, strict=False)]
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Final
 
 import jax
@@ -26,6 +27,7 @@ GATES = [{"ih": _draw(WIDTH, IN), "hh": _draw(WIDTH, WIDTH), "b": _draw(WIDTH)} 
 OUT, STATE, X = _draw(WIDTH, 3), _draw(2, WIDTH), _draw(2, IN)
 
 
+@cache
 def _gru(*, ported: bool, after: bool = False) -> Dump:
     """One step of a GRU, of which a port has two kernels for the state: that of `z` and `r`, and that of `n`.
 
@@ -75,6 +77,7 @@ def test_gates_in_kernels_of_several_sizes_are_found_in_another_order() -> None:
 CELL = {"ih": _draw(4, WIDTH, IN), "hh": _draw(4, WIDTH, WIDTH), "b_ih": _draw(4, WIDTH), "b_hh": _draw(4, WIDTH)}
 
 
+@cache
 def _lstm(*, ported: bool, bias: float = 1.0, forget: float = 1.0) -> Dump:
     """One step of an LSTM; a port has one kernel, other gates first, and adds one to its forget gate, as Haiku does.
 
@@ -131,6 +134,7 @@ KERNELS: Final = [
 BIASES: Final = [{name: _draw(HEADS, EACH) for name in "qkv"} for _ in range(2)]
 
 
+@cache
 def _heads(*, ported: bool, wrong: str = "", general: bool = False) -> Dump:
     """Two attentions: one program packs query, key and value of each head side by side, the port has a layer for each.
 
@@ -211,6 +215,7 @@ def test_single_rows_say_nothing(size: int) -> None:
     assert (shuffled_blocks(packed, {"part": part, "other": other}) is None) is (size == 1)
 
 
+@cache
 def _attention_of_images(*, packed: bool) -> Dump:
     """An attention over the positions of an image, whose convolutions have query, key and value of each head in one."""
     kernels = {name: each[None, None] for name, each in zip("qkv", PROJECTIONS, strict=True)}
@@ -250,6 +255,7 @@ def test_heads_that_are_side_by_side_in_a_convolution_of_single_positions_are_fo
 PACKED: Final = {"w": _draw(HEADS * EACH, 3, HEADS, EACH), "b": _draw(3, HEADS, EACH), "o": _draw(HEADS * EACH, 3)}
 
 
+@cache
 def _packed(*, by_head: bool, scale: float = EACH**-0.5) -> Dump:
     """An attention whose queries, keys and values are one layer's: all of each together, or those of each head.
 

@@ -34,8 +34,7 @@ def dense(weight: Any, x: Any) -> Any:
 SHARDS = min(len(jax.devices()), 4)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("shards", sorted({1, SHARDS}))
+@pytest.mark.parametrize(("shards", "check_vma"), sorted({(1, True), (SHARDS, True), (SHARDS, False)}))
 def test_a_layer_in_every_shard(shards: int, check_vma: bool) -> None:
     """The weight is replicated, the input split, the output split."""
 

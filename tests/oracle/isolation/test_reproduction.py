@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 import gradscope as gs
 from gradscope.capturing.isolate.reproducing.reproduction import Reproduction, reproduce
 from gradscope.capturing.isolate.reproducing.reproduction_script import arrays, script
+from gradscope.dump.interfaces import DumpSource
 from gradscope.errors import UsageError
 from gradscope.tracing.loading.model import Model
 from models.transformer import Transformer
@@ -60,6 +61,11 @@ def test_a_block_of_convolutions_and_batch_normalisations(tmp_path: Path) -> Non
     assert max(done.errors.values()) < 1e-4
 
 
+@cache
+def reference_of_network() -> DumpSource:
+    return gs.capture(network, PARAMS, BATCH, origins=False).source
+
+
 @pytest.mark.parametrize(
     ("fault", "name", "wrong"),
     [
@@ -71,7 +77,7 @@ def test_a_block_of_convolutions_and_batch_normalisations(tmp_path: Path) -> Non
 def test_the_code_before_a_layer_shows_its_fault(
     tmp_path: Path, fault: str, name: str, wrong: set[tuple[str, str]]
 ) -> None:
-    reference = gs.capture(network, PARAMS, BATCH, origins=False).source
+    reference = reference_of_network()
     found = reproduce(Model.of_values("model", partial(network, fault=fault), PARAMS, BATCH), name, reference)
     done = ran(tmp_path, found)
     assert done.status == 1
@@ -91,8 +97,9 @@ def test_the_loss_behind_the_last_layer_is_a_script_too(tmp_path: Path, transfor
         assert {each.origin for each in (*found.outputs, *found.gradients)} == {"dump"}
         return ran(tmp_path, found).errors
 
-    assert errors("").keys() == {("forward", "loss"), ("vjp", "head")}
-    assert max(errors("").values()) < 1e-6
+    right = errors("")
+    assert right.keys() == {("forward", "loss"), ("vjp", "head")}
+    assert max(right.values()) < 1e-6
     assert min(errors("loss").values()) > 1e-3
 
 

@@ -134,8 +134,9 @@ LOSSES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
-@pytest.mark.parametrize("ops", [False, True])
+@pytest.mark.parametrize(
+    ("loss", "ops"), [*((loss, True) for loss in LOSSES), (read_and_written, False), (a_loop, False), (calls, False)]
+)
 def test_values_and_gradients_are_those_of_jax(loss: Callable[[Any, Any], Any], ops: bool) -> None:
     dump = gs.capture(loss, W, X, ops=ops)
     value, (by_w, by_x) = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(W, X)

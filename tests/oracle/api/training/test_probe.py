@@ -491,8 +491,8 @@ def no_gradient(params: Any, batch: Any) -> Any:
     return loss(params, batch) + jnp.sqrt(batch["trap"] * (params["head"]["w"] ** 2).sum())
 
 
-@pytest.mark.parametrize("trapped", ["gradient", "update"])
-@pytest.mark.parametrize("trap", [SPIKE, SPIKE + 9])  # in the middle of two copies, and right before one
+# In the middle of two copies, and right before one.
+@pytest.mark.parametrize(("trapped", "trap"), [("gradient", SPIKE), ("update", SPIKE + 9)])
 def test_a_nan_of_a_step_that_is_not_recorded_is_blamed_on_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, trapped: str, trap: int
 ) -> None:

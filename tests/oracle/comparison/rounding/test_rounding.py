@@ -153,7 +153,7 @@ ZERO = {CONVNET: {"conv1/bias"}, VISION: {"blocks.1/fc2/bias", "stem/bias"}}
 @pytest.mark.parametrize("port", ZERO, ids=lambda port: port.name)
 def test_an_error_of_a_thousandth_is_hidden_by_no_floor(port: Port) -> None:
     source = _reference(port)
-    computed = ("activation", "activation_grad", "param_grad", "input_grad")
+    computed = ("activation", "activation_grad", "param_grad", "input_grad") if port is CONVNET else ("param_grad",)
     keys = [key for key in source.keys() if key.startswith(computed) and source.has_tensor(key)]  # noqa: SIM118
     hidden: set[str] = set()
     for key in (key for key in keys if source.resolve(key) == key):
@@ -325,6 +325,7 @@ def test_a_gradient_over_a_users_tolerance_where_rounding_decides_a_rectifier_sa
     assert "kink" not in cut.sentence
 
 
+@cache
 def _shifted(*, noise: float = 0.0, wrong: float = 0.0) -> Dump:
     """A sum of products with numbers that cancel, with noise on its gradient, or an error in that of the bias alone."""
     draw = np.random.default_rng(12).normal

@@ -44,7 +44,7 @@ def _weights() -> dict[str, Any]:
         for number, seed in ((0, 20), (1, 40))
     }
     return {
-        "embed": {"weight": _normal(0, 11, WIDTH), "positions": _normal(1, 6, WIDTH) / 2},
+        "embed": {"weight": _normal(0, 11, WIDTH), "positions": _normal(1, 3, WIDTH) / 2},
         **layers,
         "lstm": {
             "weight_ih": _normal(2, 4 * WIDTH, WIDTH) / 3, "weight_hh": _normal(3, 4 * WIDTH, WIDTH) / 3,
@@ -57,8 +57,8 @@ def _weights() -> dict[str, Any]:
 
 def _batch() -> dict[str, Array]:
     draw = np.random.default_rng(460)
-    tokens = draw.integers(1, 11, size=(4, 6)).astype(np.int32)
-    tokens[0, 4:] = tokens[2, 5:] = 0
+    tokens = draw.integers(1, 11, size=(4, 3)).astype(np.int32)
+    tokens[0, 1:] = tokens[2, 2:] = 0
     return {"tokens": tokens, "label": np.array([3, 1, 4, 0], np.int32)}
 
 
@@ -233,13 +233,13 @@ TEXT = Port(
         "not transposed": ("EncoderLayer_1/SelfAttention_0/value",),
         "no bias": ("layers.1/linear2", "layers.1"),
         "momentum": ("bn/running_mean", "bn/running_var"),
-        "pooling": ("lstm/step0.0", "lstm/step5"),
+        "pooling": ("lstm/step0.0", "lstm/step2"),
         "activation": ("layers.1/glu",),
         "another weight": ("EncoderLayer_1/SelfAttention_0/key",),
         "dropout": ("layers.1/self_attn", "layers.1/norm2"),
         "scale": ("layers.1/self_attn", "layers.1/self_attn/out_proj"),
         "halves": ("layers.1/glu",),
-        "gates": ("lstm/step0.0", "lstm/step5"),
+        "gates": ("lstm/step0.0", "lstm/step2"),
         "positions": ("embed",),
     },
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -198,6 +198,7 @@ def test_functions_are_computed_of_all_elements_only_where_some_show_them(monkey
     assert {"softmax", "log_softmax", "gelu by erf"} < sizes.keys()
 
 
+@cache
 def _deep(*, inside: bool, stem: float = 1.0, second: float = 1.0, function: Function = jax.nn.relu) -> Dump:
     """A stem and two dense layers of the same names, each with a function inside of it or behind it, and a mean."""
 

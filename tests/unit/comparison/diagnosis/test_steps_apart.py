@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ HEAD = _draw(size=(6, 3)).astype(np.float32)
 BATCH = {"x": _draw(size=(5, 4)).astype(np.float32), "h": _draw(size=(5, 4)).astype(np.float32)}
 
 
+@cache
 def _reference() -> Dump:
     def loss(weights: Any, batch: Any) -> Any:
         with jax.named_scope("cell"):
@@ -34,6 +36,7 @@ def _reference() -> Dump:
     return gs.capture(loss, weights, BATCH, origins=False)
 
 
+@cache
 def _candidate(fault: str = "") -> Dump:
     def loss(weights: Any, batch: Any) -> Any:
         own = weights["rnn"]
@@ -69,6 +72,7 @@ def test_the_gradients_at_both_steps_are_a_pair() -> None:
     assert (row.counterpart, row.status) == ("rnn/ih", "same")
 
 
+@cache
 def _flow(*, port: bool, fault: str = "") -> Dump:
     """Two layers that each give the loss a term; one program adds them up on the way, and the other at the end."""
 

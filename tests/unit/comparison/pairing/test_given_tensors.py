@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ SENDERS, RECEIVERS = np.array([0, 1, 2, 4, 4, 3]), np.array([1, 2, 0, 3, 1, 0])
 EPSILON = (0.3, 1.7)
 
 
+@cache
 def _graph_network(*, ported: bool, epsilon: tuple[float, float] = EPSILON, frozen: bool = False) -> Dump:
     """Two layers that add a multiple of each node to what arrives at it; a port packs edges, and uses numbers first."""
 

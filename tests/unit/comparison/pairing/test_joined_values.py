@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ WEIGHTS = {name: _draw(size=(WIDTH, WIDTH), scale=0.5).astype(np.float32) for na
 HEAD, X = _draw(size=(2 * WIDTH, 3)).astype(np.float32), _draw(size=(2, TIME, WIDTH)).astype(np.float32)
 
 
+@cache
 def _tagger(*, ported: bool, wrong: str = "") -> Dump:
     """A bidirectional layer and a head; the port has time first inside of its loops.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -27,6 +28,7 @@ def _behind(names: tuple[str, str], x: Any, positions: Any, mix: Any, head: Any)
         return jnp.square(x @ head).mean()
 
 
+@cache
 def _reference() -> Dump:
     def loss(weights: Any, batch: Any) -> Any:
         with jax.named_scope("embedding"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import jax
@@ -195,6 +196,7 @@ BLOCKS = ("up", "pool", "down", "head")
 PORTED = ("first", "squeeze", "second", "third")
 
 
+@cache
 def _blocks(names: tuple[str, ...], *, wrong: str = "") -> Dump:
     """Three layers, with a pool behind the first; one thing is wrong."""
     up, pool, down, head = names

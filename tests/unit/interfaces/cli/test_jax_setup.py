@@ -31,12 +31,11 @@ def test_a_cpu_is_enough(tmp_path: Path) -> None:
     assert outcome(tmp_path, JAX_PLATFORMS="cpu") == "ready\n"
 
 
-@pytest.mark.parametrize("platform", ["cuda", "nonsense"])
-def test_a_missing_platform_is_named_with_those_that_are_there(tmp_path: Path, platform: str) -> None:
-    said = outcome(tmp_path, JAX_PLATFORMS=platform)
-    if platform == "cuda" and said == "ready\n":
+def test_a_missing_platform_is_named_with_those_that_are_there(tmp_path: Path) -> None:
+    said = outcome(tmp_path, JAX_PLATFORMS="cuda")
+    if said == "ready\n":
         pytest.skip("CUDA is installed here")
-    assert said.startswith(f"JAX has no device for JAX_PLATFORMS='{platform}'; installed: cpu")
+    assert said.startswith("JAX has no device for JAX_PLATFORMS='cuda'; installed: cpu")
 
 
 @pytest.mark.parametrize(

@@ -21,23 +21,27 @@ def _page(report: DumpReport) -> None:
     page_html(dump_page("a.npz", report.manifest, ()))
 
 
-@pytest.mark.parametrize(
-    ("write", "tensors", "most_bytes"),
-    [
-        pytest.param(lambda report: deque(csv_parts(report), maxlen=0), 4_000, 350, id="csv"),
-        pytest.param(lambda report: deque(json_parts(report), maxlen=0), 4_000, 1_100, id="json"),
-        pytest.param(_page, 2_000, 2_600, id="page"),
-    ],
-)
-def test_a_report_takes_few_bytes_for_each_tensor(
-    write: Callable[[DumpReport], object], tensors: int, most_bytes: int
-) -> None:
+def _peak_bytes(write: Callable[[DumpReport], object], tensors: int) -> int:
     entries = tuple(entry("param", f"layer{at}/w", stats={**STATISTICS}) for at in range(tensors))
     report = report_of(Manifest(entries=entries))
     tracemalloc.start()
     try:
         write(report)
-        _, peak = tracemalloc.get_traced_memory()
+        return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak / tensors < most_bytes
+
+
+@pytest.mark.parametrize(
+    ("write", "tensors", "most_bytes"),
+    [
+        pytest.param(lambda report: deque(csv_parts(report), maxlen=0), 4_000, 350, id="csv"),
+        pytest.param(lambda report: deque(json_parts(report), maxlen=0), 4_000, 1_100, id="json"),
+        pytest.param(_page, 500, 2_600, id="page"),
+    ],
+)
+def test_a_report_takes_few_bytes_for_each_tensor(
+    write: Callable[[DumpReport], object], tensors: int, most_bytes: int
+) -> None:
+    few, many = _peak_bytes(write, 100), _peak_bytes(write, tensors)
+    assert many - few < (tensors - 100) * most_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ KERNELS = [_draw(size=size).astype(np.float32) for size in ((4, 6), (6, 2))]
 INPUTS = _draw(size=(5, 4)).astype(np.float32)
 
 
+@cache
 def _program(*names: str, reduce: Any = jnp.mean, slope: float = 1.0, scope: str = "") -> Dump:
     def loss(weights: Any, batch: Any) -> Any:
         x = batch["x"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ X = _draw(size=(50, 4)).astype(np.float32)
 BEFORE = {"zeros": np.zeros(6, np.float32), "ones": np.ones(6, np.float32), "drawn": np.square(_draw(size=6))}
 
 
+@cache
 def _program(
     name: str, *, before: str = "ones", unbiased: bool = False, momentum: float = 5e-4, order: int = 1
 ) -> Dump:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ WEIGHTS = {name: _draw(size=(6, 6)).astype(np.float32) / 2 for name in ("into", 
 X = _draw(size=(4, 3, 6)).astype(np.float32)
 
 
+@cache
 def _recurrent(*, scope: bool, rectified: bool = True, flipped: bool = False) -> Dump:
     """A dense layer, a rectifier that one program has a scope for, and a recurrent layer."""
 

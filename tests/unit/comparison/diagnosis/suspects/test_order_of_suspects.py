@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import jax
@@ -67,6 +68,7 @@ def test_a_gradient_that_agrees_bears_out_no_value_beside_it() -> None:
     assert [row.name for row in found.blame.suspects] == ["sample"], found.sentence
 
 
+@cache
 def _cell(*, port: bool, stopped: str = "") -> Dump:
     """A gated cell, whose gates a port has in one scope."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -94,6 +95,7 @@ def test_another_operation_is_reported_by_the_value_that_the_other_program_has_o
     assert (first.name, found.blame.suspects) == ("stem/pool", ()), found.sentence
 
 
+@cache
 def _beside(*, port: bool, beside: Any = None, last: Any = jnp.tanh) -> Dump:
     """A rectifier between two layers, in whose place a port has a scope around a step beside it, without effect."""
 

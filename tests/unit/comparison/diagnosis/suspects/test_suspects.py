@@ -146,6 +146,7 @@ def test_a_step_is_named_where_it_is_at_fault(fault: str, step: str, words: str)
     assert table.lines[0].cells[0] == f"activation/{step}"
 
 
+@cache
 def _gated(*, port: bool, fault: str = "") -> Dump:
     """Two projections that are multiplied; a port has both as one, and the mixture in no scope."""
     draw = np.random.default_rng(7).normal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -55,6 +56,7 @@ def _attention(fault: str = "", *, port: bool = False, tokens: Any = TOKENS) -> 
     return gs.capture(loss, weights, batch, origins=False)
 
 
+@cache
 def _convolutions(function: Any, *, names: tuple[str, str]) -> Dump:
     def loss(weights: Any, batch: Any) -> Any:
         (x,) = batch.values()
@@ -146,6 +148,7 @@ def test_the_power_of_what_a_layer_without_a_kernel_reads_shows_whether_it_is_ri
     assert where in sentence.partition(". Backward")[0]
 
 
+@cache
 def _recurrent(function: Any, *, names: tuple[str, str]) -> Dump:
     """A dense layer, an activation function, and a recurrent cell that a loop scans over what that makes."""
 
@@ -185,6 +188,7 @@ def test_a_function_that_may_be_inside_of_a_loop_is_not_told_to_be_left_out() ->
     assert "reads" not in found.sentence, found.sentence
 
 
+@cache
 def _gated(function: Any, *, names: tuple[str, str, str]) -> Dump:
     """A layer that reads a function of one value, times another."""
 
@@ -212,6 +216,7 @@ def test_the_function_of_a_gate_is_told(function: Any, words: str, names: tuple[
     assert gs.compare(reference, _gated(jax.nn.silu, names=names)).verdict == "same"
 
 
+@cache
 def _residual(names: tuple[str, str, str], *, stream: float = 1.0, branch: float = 1.0) -> Dump:
     """A layer whose result is read by a norm, which hides a factor, and by a residual sum, which does not."""
 

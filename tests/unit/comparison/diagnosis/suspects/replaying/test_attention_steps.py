@@ -90,6 +90,7 @@ def _attention(weights: Any, batch: Any, *, scopes: bool, apart: bool = True, fa
         return jnp.square(x @ weights["head"]).mean()
 
 
+@cache
 def _captured(**how: Any) -> Dump:
     with jax.numpy_rank_promotion("allow"):
         weights = WEIGHTS if how["scopes"] else PACKED
