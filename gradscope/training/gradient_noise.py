@@ -38,6 +38,7 @@ import optax
 from gradscope import naming
 from gradscope.capturing.records.example_gradients import example_count
 from gradscope.errors import UsageError
+from gradscope.tracing.jaxpr.sharding import with_whole_axis
 from gradscope.tracing.tracer import leaves_of
 from gradscope.training.state import named_leaves
 
@@ -127,7 +128,9 @@ def gradient_noise(
     """
     leaves, structure = jax.tree_util.tree_flatten(batch)
     split = [
-        leaf.reshape(groups, group_size, *leaf.shape[1:]) for leaf, each in zip(leaves, is_split, strict=True) if each
+        with_whole_axis(leaf).reshape(groups, group_size, *leaf.shape[1:])
+        for leaf, each in zip(leaves, is_split, strict=True)
+        if each
     ]
 
     def of_group(number: Any, parts: Sequence[Any]) -> dict[str, Any]:

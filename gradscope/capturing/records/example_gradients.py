@@ -44,6 +44,7 @@ from gradscope.dump.record import Json
 from gradscope.errors import UsageError
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.segments.program_steps import bytes_of
+from gradscope.tracing.jaxpr.sharding import with_whole_axis
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import Leaf
 from gradscope.tracing.user_frames import user_code
@@ -109,7 +110,8 @@ class ExampleProgram:
         return {number: self._leaves[number] for number in self._shown}
 
     def _example_loss(self, differentiated: Mapping[int, Any], leaves: Sequence[Any], example: Any) -> Any:
-        example_leaves = {number: jax.lax.dynamic_slice_in_dim(leaves[number], example, 1) for number in self._split}
+        whole = {number: with_whole_axis(leaves[number]) for number in self._split}
+        example_leaves = {number: jax.lax.dynamic_slice_in_dim(leaf, example, 1) for number, leaf in whole.items()}
         return self._loss({**example_leaves, **differentiated}, leaves)
 
 

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from gradscope.tracing.jaxpr.jaxcompat import Equation, traced_as
+from gradscope.tracing.jaxpr.sharding import in_whole
 
 _PRIMITIVES: Final = frozenset({"reduce_max", "reduce_min"})
 
@@ -41,7 +42,7 @@ def in_memory(value: Any) -> Any:
 
 
 def _branch_operand(value: Any) -> Any:
-    first = value.ravel()[0]
+    first = in_whole(lambda value: value.ravel()[0])(value)
     # It never holds, which XLA does not know.
     return jax.lax.cond((first > 1) & (first < 0), jnp.negative, lambda value: value, value)
 

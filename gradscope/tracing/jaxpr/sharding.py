@@ -90,6 +90,14 @@ def dealt(value: Any, mesh: Any, axes: Sequence[str]) -> Any:
     return jax.sharding.reshard(value, NamedSharding(mesh, PartitionSpec(tuple(axes))))
 
 
+def with_whole_axis(value: Any) -> Any:
+    """Returns `value` with its leading axis on every device, where it is split over explicit axes: it can be sliced."""
+    sharding = sharding_of(jax.typeof(value))
+    if sharding is None or sharding.spec[0] is None:
+        return value
+    return jax.sharding.reshard(value, NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec[1:])))
+
+
 def in_whole(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Returns a function of an array and with a small result, for arrays that are sharded over explicit axes, too.
 
@@ -98,11 +106,14 @@ def in_whole(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """
 
     def call(value: Any) -> Any:
-        if sharding_of(jax.typeof(value)) is None:
+        sharding = sharding_of(jax.typeof(value))
+        if sharding is None:
             return function(value)
-        if hasattr(jax.sharding, "auto_axes"):
-            return jax.sharding.auto_axes(function, out_sharding=PartitionSpec())(value)
-        experimental: Any = import_module("jax.experimental.shard")  # its place and its keyword before 0.7
-        return experimental.auto_axes(function, out_shardings=PartitionSpec())(value)
+        # The mesh is that of the value's type, and need not be set: of none that is, no axis would be left.
+        with jax.sharding.use_abstract_mesh(sharding.mesh):
+            if hasattr(jax.sharding, "auto_axes"):
+                return jax.sharding.auto_axes(function, out_sharding=PartitionSpec())(value)
+            experimental: Any = import_module("jax.experimental.shard")  # its place and its keyword before 0.7
+            return experimental.auto_axes(function, out_shardings=PartitionSpec())(value)
 
     return call

@@ -66,7 +66,10 @@ class StepPrograms:
             histograms: jax.jit(partial(self._observed_step, each), donate_argnums=(0, 2), **shardings)
             for histograms, each in ((False, step), (True, step.with_histograms()))
         }
-        self._zeros_program: Any = jax.jit(lambda tree: jax.tree_util.tree_map(jnp.zeros_like, tree), **shardings)
+        # The arrays are read by nothing, and say on which devices the zeros are.
+        self._zeros_program: Any = jax.jit(
+            lambda tree: jax.tree_util.tree_map(jnp.zeros_like, tree), keep_unused=True, **shardings
+        )
         self._last_sound: Any = None
         self.keys: tuple[str, ...] = ()
         self._inputs: dict[str, Any] = {}

@@ -14,6 +14,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import gradscope
+from gradscope.training.gradient_noise import gradient_noise
 from tests.oracle.engine import Probe, assert_close, check, check_compiled, layer, observe
 from tests.oracle.isolation.isolating import of_losses
 from tests.oracle.terms import assert_sums, terms_of
@@ -218,6 +219,7 @@ LOSSES: dict[str, Any] = {
     "scan": lambda w, x: jax.lax.scan(lambda carry, _: (layer("step", dense, w, carry), None), x, None, length=2)[0],
     "checkpoint": jax.checkpoint(partial(layer, "block", dense)),
     "branch": lambda w, x: jax.lax.cond(w[0, 0] < 0, partial(layer, "yes", dense), lambda w, x: x * 2, w, x),
+    "maximum": lambda w, x: layer("log_softmax", jax.nn.log_softmax, x @ w)[:, 0],
     "while": lambda w, x: (x @ w) * looped(jax.lax.stop_gradient(x)),
     "shard_map": jax.shard_map(
         partial(layer, "dense", dense),
@@ -248,6 +250,29 @@ def test_sharding_that_is_part_of_types(function: Any) -> None:
             assert_close(seen[name].activation, tensor.activation)
         if tensor.gradient is not None:
             assert_close(seen[name].gradient, tensor.gradient)
+
+
+def test_statistics_and_gradients_of_examples_need_no_mesh_that_is_set() -> None:
+    """The types of the arrays have it, and every program follows them."""
+
+    def loss(weight: Any, x: Any) -> Any:
+        return (layer("dense", dense, weight, x) ** 2).mean()
+
+    mesh = jax.make_mesh((SHARDS,), ("data",), axis_types=(AxisType.Explicit,))
+    arguments = (
+        jax.device_put(WEIGHTS, NamedSharding(mesh, PartitionSpec())),
+        jax.device_put(INPUTS, NamedSharding(mesh, PartitionSpec("data"))),
+    )
+    programs = {
+        "statistics": lambda *args: gradscope.value_and_grad(loss)(*args)[1]["activation/dense"].l2,
+        "noise": lambda weight, x: gradient_noise(
+            lambda x, _: {"w": jax.grad(loss)(weight, x)}, x, groups=4, is_split=[True], group_size=2
+        ).gsnr["w"],
+    }
+    for name, program in programs.items():
+        assert_close(jax.jit(program)(*arguments), jax.jit(program)(WEIGHTS, INPUTS), what=name)
+    found, alone = (gradscope.capture(loss, *each, per_example=True) for each in (arguments, (WEIGHTS, INPUTS)))
+    assert_close(found["example_grad/value"], alone["example_grad/value"])
 
 
 def test_gradients_of_a_whole_sharded_network() -> None:
