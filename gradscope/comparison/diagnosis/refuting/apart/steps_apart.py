@@ -93,12 +93,19 @@ def steps_apart(
         return multiple
     if (found := function_between(dumps, match, tolerance)) is not None:
         applied = is_applied(dumps, match, found)
-        known = applied is not None or not agrees_behind()
-        return StepsApart(applied=applied if known else True, stages=dict(found.stages(match)))
+        if applied is None and _have_gradients(dumps, match) and agrees_behind():
+            applied = True
+        return StepsApart(applied=applied, stages=dict(found.stages(match)))
     words = _added_elsewhere(dumps, match, tolerance, summed=summed, terms=terms, biases=biases)
     if not words:
         return None
     return StepsApart(applied=True, stages=dict.fromkeys((match.ref, *match.recipe.keys), words), shifted=True)
+
+
+def _have_gradients(dumps: Dumps, match: Match) -> bool:
+    """Returns whether gradients arrive at both values of a pair."""
+    gradients = both(dumps, of_gradients(match))
+    return gradients is not None and all(map(np.any, gradients))
 
 
 def _added_elsewhere(
@@ -168,7 +175,8 @@ def _of_factor(
     if is_close(factor * slope, other_slope, tolerance):
         multiple = inherited or noticed
     else:
-        multiple = noticed and is_noticed(dumps, match, other * other_slope) and agrees_behind()
+        both_notice = noticed and is_noticed(dumps, match, other * other_slope)
+        multiple = both_notice and not is_close(slope, other_slope, tolerance) and agrees_behind()
     if not multiple:
         return None
     size = brief(max(factor, 1 / factor, key=abs))
