@@ -205,6 +205,7 @@ missing  param/head/bias: not in the candidate
 
 same           1 input, 1 activation, 1 param (--all shows them)
 would pass     --tol 3.1e-2 is the smallest tolerance on rel_l2 for all rows
+               that both dumps have
 one side only  --allow-missing REGEX lets pass what one dump lacks, here 1
 """
     )
@@ -249,6 +250,7 @@ Reasons
 missing  param/head/bias: not in the candidate
 
 would pass     --tol 3.1e-2 is the smallest tolerance on rel_l2 for all rows
+               that both dumps have
 one side only  --allow-missing REGEX lets pass what one dump lacks, here 1
 """
     )
@@ -305,7 +307,7 @@ def test_a_comparison_in_markdown() -> None:
 <!-- -->
 
 - **same** 1 input, 1 activation, 1 param (--all shows them)
-- **would pass** --tol 3.1e-2 is the smallest tolerance on rel\\_l2 for all rows
+- **would pass** --tol 3.1e-2 is the smallest tolerance on rel\\_l2 for all rows that both dumps have
 - **one side only** --allow-missing REGEX lets pass what one dump lacks, here 1
 """
     )

@@ -110,7 +110,10 @@ def blame_of(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> Blam
 
     backward = divergence.backward
     name = None if backward is None else ref.owner(backward).partition("/")[2]
-    unpaired, gradients = (unpaired_before(rows, row, ref, cand) for row in (divergence.forward, backward))
+    unpaired, gradients = (
+        () if row is None or row.explained else unpaired_before(rows, row, ref, cand)
+        for row in (divergence.forward, backward)
+    )
     return Blame(
         forward=following(divergence.forward) | _of_loss_alone(rows, divergence.forward, ref.layers),
         backward=following(backward),
@@ -164,7 +167,7 @@ def _origin(
     made = (
         row
         for row in rows
-        if row.family == ACTIVATION and row.status == "same" and row.made_here
+        if row.family == ACTIVATION and row.status == "same" and (row.made_here or row.explained)
         # A much smaller error may be rounding, and the divergence has a cause of its own.
         and COMPARABLE * as_float(row.metrics["rel_l2"]) >= error and program.owner(first) in following(row)
     )  # fmt: skip

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.layer_graph import NearestKeys, Sources
 
 #: Growth above which an error counts as made by the layer itself.
@@ -47,6 +49,11 @@ def growths(sources: Sources, errors: Mapping[str, Error]) -> dict[str, float]:
 def is_made_here(growth: float | None, error: Error) -> bool:
     """Returns whether an error is made by the layer itself, from inputs that are exact but for rounding."""
     return growth is not None and growth > FLAGGED and error.rel_l2 <= growth * error.tolerance * _FLOOR * (1 + 1e-9)
+
+
+def makes_error(row: ComparisonRow) -> bool:
+    """Returns whether the error of a row is far larger than all that it could inherit."""
+    return row.made_here or as_float(row.metrics.get("growth", 0.0)) > FLAGGED
 
 
 def _quotient(own: float, inherited: float) -> float:

@@ -256,7 +256,8 @@ def _in_brackets(row: ComparisonRow, makers: Sequence[str]) -> str:
     blame = "" if made and row.made_here else blame
     rel_l2 = f"rel_l2 {brief(as_float(row.metrics['rel_l2']))}"
     apart = f"{row.why}; {rel_l2} elsewhere" if row.metrics["nonfinite_mismatch"] else rel_l2
-    told = row.family in (AUX, ACTIVATION_GRAD) or (row.family == ACTIVATION and row.made_here)
+    own = row.explained or (row.family == ACTIVATION and (row.made_here or growth > FLAGGED))
+    told = own or row.family in (AUX, ACTIVATION_GRAD)
     likely = f"; it {row.likely}" if told and row.likely else ""
     # A pair that only its place suggests is worth a look at both places.
     other = f"; {quoted(row.counterpart)} in the candidate" if row.matched_by == "order" and row.counterpart else ""

@@ -46,6 +46,8 @@ class ComparisonRow:
         needed: The smallest tolerance that would pass, inf where none would; None without a counterpart.
         why: Why the tensor is different, or by what it was judged instead of its elements; "" for no remark.
         likely: A clause that explains the difference (swapped, transposed, scaled); "" for none.
+        explained: Whether that says what both programs compute of values that they have in common, so that nothing
+            before it is needed to explain the difference.
         made_here: Whether its error is made by the layer itself, from inputs that are exact but for rounding, all of
             them paired.
         kinked: Whether it is a gradient that is the same because rounding decides the signs of values on its way.
@@ -68,6 +70,7 @@ class ComparisonRow:
     needed: float | None = None
     why: str = ""
     likely: str = ""
+    explained: bool = False
     made_here: bool = False
     kinked: bool = False
     inputs_paired: bool = True

@@ -78,7 +78,7 @@ _OF_COMPARISONS: Final = {
     "likely": "A cause that fits how the tensors of a row differ; it is not proved",
     "not counted": "Rows that differ or lack a counterpart and do not make the verdict, with the reason under --full",
     "layers": "How to run the candidate's layers one by one, so that only those at fault differ",
-    "would pass": "The smallest tolerance with which all rows would be the same",
+    "would pass": "The smallest tolerance with which all rows that both dumps have would be the same",
     "statistics": "How many rows are judged by the statistics of a dump that has no elements there",
     "never passes": "Rows that no tolerance makes the same, such as those of two shapes or with a NaN on one side",
     "one side only": "How many tensors only one dump has, and the option that lets them pass",

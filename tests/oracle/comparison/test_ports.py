@@ -61,7 +61,8 @@ def test_the_name_in_the_candidate_is_told_of_what_only_its_place_pairs() -> Non
     (language,) = (port for port in FAULTY if port.name == "a language model")
     sentence = compared(language, "epsilon").sentence
     assert sentence.startswith("Forward first differs at `model/layers.1/input_layernorm` (rel_l2 "), sentence
-    assert ", made here; `block1/before` in the candidate). Backward" in sentence, sentence
+    assert ", made here; it adds 1.0e-2 to the variance, and the reference 1.0e-6; " in sentence, sentence
+    assert "; `block1/before` in the candidate). Backward" in sentence, sentence
 
 
 def _image_network(*, channels_first: bool) -> Callable[..., Any]:

@@ -35,6 +35,7 @@ IN_JAX: dict[str, Callable[..., Any]] = {
     "mish": jax.nn.mish,
     "selu": jax.nn.selu,
     "squared relu": lambda x: jax.nn.relu(x) ** 2,
+    "square": jnp.square,
 }
 
 

@@ -1,8 +1,9 @@
 """`with_other_forms` finds functions of which the programs compute two forms, or two functions of one value.
 
 Of a GELU, one may have the error function, and the other the formula by tanh: in float32 they differ by 1e-4, where
-rounding makes 1e-6. The sentence says so, also where the values are the same within the tolerance. Or one value is the
-other behind a dropout (`dropouts`).
+rounding makes 1e-6. The sentence says so, also where the values are the same within the tolerance. Two norms may add
+different numbers to a variance (`norm_differences`). Or one value is the other behind a dropout (`dropouts`), or they
+are functions of different sums (`sum_differences`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from typing import Final
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.growth import makes_error
 from gradscope.comparison.diagnosis.likely.dropouts import dropout_between
+from gradscope.comparison.diagnosis.likely.norm_differences import norm_difference
+from gradscope.comparison.diagnosis.likely.sum_differences import SumDifferences
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources
@@ -22,7 +26,7 @@ from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.layer_graph import NearestKeys
-from gradscope.naming import ACTIVATION, printable, split_key
+from gradscope.naming import ACTIVATION, INPUT, PARAM, printable, split_key
 
 #: The relative error above which a value may be of another form: rounding of float32 makes less in one function.
 _LEAST: Final = 5e-6
@@ -55,7 +59,8 @@ def with_other_forms(
         (NearestKeys(forward_sources(source), known), known)
         for source, known in ((dumps.ref, values), (dumps.cand, of_cand))
     ]
-    found: dict[str, ComparisonRow] = {}
+    norms, sums = _Norms(dumps, matches), SumDifferences(dumps, of_cand)
+    found: dict[str, tuple[str, bool]] = {}
     for match in possible:
         keys = dumps.ref.resolve(match.ref), dumps.cand.resolve(match.cand)
         read = {
@@ -64,12 +69,58 @@ def with_other_forms(
             for each in map(known.__getitem__, before.behind(key))
         }
         row = rows[match.ref]
-        forms = (_forms(dumps, match, each, as_float(row.metrics["rel_l2"])) for each in read.values())
-        if (form := next(filter(None, forms), None)) is not None:
-            found[match.ref] = replace(row, likely=f"is {form[0]} in the reference, and {form[1]} in the candidate")
+        words = _of_forms(dumps, match, read.values(), as_float(row.metrics["rel_l2"])) or norms.words(match)
+        if not words and row.status == "different":
+            words = sums.words(match)
+        if words:
+            found[keys[0]] = words, True
         elif row.status == "different" and (words := _dropout(dumps, match, read.values())):
-            found[match.ref] = replace(row, likely=words)
-    return found
+            found[keys[0]] = words, False
+    owners = {each.ref: dumps.ref.resolve(each.ref) for each in matches if split_key(each.ref)[0] == ACTIVATION}
+    return {
+        key: replace(rows[key], likely=found[owner][0], explained=found[owner][1])
+        for key, owner in owners.items()
+        if owner in found
+    }
+
+
+class _Norms:
+    """_Norms finds how the norms of two programs differ.
+
+    Args:
+        dumps: The dumps.
+        matches: Their pairs.
+    """
+
+    def __init__(self, dumps: Dumps, matches: Sequence[Match]) -> None:
+        read = (each for each in matches if split_key(each.ref)[0] in (ACTIVATION, INPUT, PARAM))
+        self._ref, self._cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
+        self._owners = {dumps.ref.resolve(each.ref): each for each in read}
+        self._sources = NearestKeys(forward_sources(dumps.ref), self._owners)
+
+    def words(self, match: Match) -> str:
+        """Returns a clause about how the norms differ that make two values; "" where that is not known.
+
+        Args:
+            match: The pair of the values.
+        """
+        read = [self._owners[each] for each in self._sources.behind(match.ref)]
+        values, *pairs = map(self._both, (match, *read))
+        known = [each for each in pairs if each is not None]
+        if values is None or len(known) < len(pairs) or values[0].shape != values[1].shape:
+            return ""
+        with np.errstate(all="ignore"):  # it may be no norm at all
+            return norm_difference(values, known)
+
+    def _both(self, match: Match) -> tuple[Array, Array] | None:
+        one, other = self._ref.tensor(match.ref), self._cand.made(match.recipe)
+        return None if one is None or other is None else (one, other)
+
+
+def _of_forms(dumps: Dumps, value: Match, read: Iterable[Match], error: float) -> str:
+    """Returns a clause about two functions that the values of a pair are of one of the others; "" for one function."""
+    form = next(filter(None, (_forms(dumps, value, each, error) for each in read)), None)
+    return "" if form is None else f"is {form[0]} in the reference, and {form[1]} in the candidate"
 
 
 def _dropout(dumps: Dumps, value: Match, around: Iterable[Match]) -> str:
@@ -102,7 +153,7 @@ def _dropout(dumps: Dumps, value: Match, around: Iterable[Match]) -> str:
 
 def _may_be_other_form(row: ComparisonRow) -> bool:
     """Returns whether a value has an error that its layer makes, which nothing explains and rounding alone does not."""
-    own = row.status == "same" or (row.status == "different" and row.made_here and not row.likely)
+    own = row.status == "same" or (row.status == "different" and makes_error(row) and not row.likely)
     return own and as_float(row.metrics.get("rel_l2", 0.0)) > _LEAST and row.needed != 0.0
 
 

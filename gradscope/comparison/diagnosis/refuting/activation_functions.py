@@ -48,6 +48,7 @@ ELEMENTWISE: Final[Mapping[str, Elementwise]] = MappingProxyType({
     "mish": lambda x: x * np.tanh(np.logaddexp(x, 0)),
     "selu": _selu,
     "squared relu": lambda x: np.square(np.maximum(x, 0)),
+    "square": np.square,
 })  # fmt: skip
 
 

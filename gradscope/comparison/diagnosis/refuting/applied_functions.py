@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from gradscope.comparison.diagnosis.growth import FLAGGED
@@ -18,9 +19,9 @@ from gradscope.comparison.diagnosis.refuting.apart.steps_apart import steps_apar
 from gradscope.comparison.diagnosis.refuting.errors_behind import relative_error
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources
 from gradscope.comparison.judging.rows import ComparisonRow
-from gradscope.comparison.pairing.matching import Dumps, Pairing
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.manifest.layer_graph import NearestKeys
+from gradscope.dump.manifest.layer_graph import NearestKeys, inverted
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM, key_of, split_key
 
 #: The passes that pair by names, which may be of another step.
@@ -59,6 +60,7 @@ def without_applied(
         and split_key(match.ref)[0] == PARAM
         and len(dumps.ref.entry(match.ref).shape) == 1
     ]
+    behind = _Behind(dumps, pairing, rows)
     factors: dict[str, float] = {}
     around = NearestKeys(sources, ChainMap(errors, factors))
     agreeing: dict[str, str] = {}
@@ -68,7 +70,12 @@ def without_applied(
         inherited = max((errors[each] for each in before.behind(owner)), default=0.0)
         tolerance = _tolerance(rows[match.ref], inherited)
         read = [factors[each] for each in around.behind(owner) if each in factors]
-        found = None if tolerance is None else steps_apart(dumps, match, tolerance, biases=biases, factors=read)
+        agrees = partial(behind.agrees, match)
+        found = (
+            None
+            if tolerance is None
+            else steps_apart(dumps, match, tolerance, biases=biases, factors=read, agrees_behind=agrees)
+        )
         if found is not None and found.applied:
             agreeing.update(found.stages)
             gradient = key_of(ACTIVATION_GRAD, split_key(match.ref)[1])
@@ -76,6 +83,43 @@ def without_applied(
             errors.pop(owner, None)
             factors |= {} if found.factor is None else {owner: found.factor}
     return without(dumps, pairing, dropped), agreeing
+
+
+class _Behind:
+    """_Behind knows whether what is computed next from values agrees, in both programs.
+
+    Args:
+        dumps: The dumps.
+        pairing: Their pairing.
+        rows: The rows of the pairs, by the reference's keys.
+    """
+
+    def __init__(self, dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRow]) -> None:
+        self._dumps = dumps
+        values = [match for match in pairing.matched if split_key(match.ref)[0] == ACTIVATION]
+        same = {match.ref: rows[match.ref].status == "same" for match in values}
+        self._sides = (
+            _readers(dumps.ref, {dumps.ref.resolve(each.ref): same[each.ref] for each in values}),
+            _readers(
+                dumps.cand, {dumps.cand.resolve(key): same[each.ref] for each in values for key in each.recipe.keys}
+            ),
+        )
+
+    def agrees(self, match: Match) -> bool:
+        """Returns whether all that is computed next from both values of a pair agrees, and there is any.
+
+        Args:
+            match: The pair.
+        """
+        keys = [self._dumps.ref.resolve(match.ref)], [self._dumps.cand.resolve(key) for key in match.recipe.keys]
+        return all(
+            bool(found := [same[each] for key in own for each in readers.behind(key)]) and all(found)
+            for own, (readers, same) in zip(keys, self._sides, strict=True)
+        )
+
+
+def _readers(source: DumpSource, same: Mapping[str, bool]) -> tuple[NearestKeys, Mapping[str, bool]]:
+    return NearestKeys(inverted(forward_sources(source)), same), same
 
 
 def _tolerance(row: ComparisonRow, inherited: float) -> float | None:

@@ -62,7 +62,7 @@ def with_suspects(dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow],
     turned = None if divergence.forward is None else turned_value(dumps, pairing, rows, divergence.forward)
     if turned is not None and blame.origin is None:
         return replace(blame, suspects=(turned,))
-    if blame.origin is not None:
+    if blame.origin is not None or (divergence.forward is not None and divergence.forward.explained):
         return blame
     if divergence.forward is None:
         found = backward_suspects(dumps, rows, divergence.backward, blame)

@@ -40,7 +40,8 @@ _SIZE, _END, _OPERATION, _READERS, _LAYER, _VALUES = 1, 2, 2, 3, 4, 6
 #: The evidence against a pair of layers that use parameters which are not paired with each other.
 _OTHER_LAYER: Final = -3
 
-#: The evidence against a pair of layers of which one has at most half of the other's parameters, as a part of it has.
+#: The evidence against a pair of layers of which one has at most half of the other's parameters, as a part of it has,
+#: and against one where the program of the larger has a layer of the smaller's parameters alone besides.
 _PART: Final = 1
 
 #: The evidence for a pair of layers without parameters in common whose inputs are paired with each other.
@@ -190,6 +191,10 @@ class _Places:
         self._ref = places_of(dumps.ref.manifest.layers, in_ref)
         self._cand = places_of(dumps.cand.manifest.layers, in_cand)
         self._known = in_ref.shared
+        self._alone = (
+            {in_ref.of(layer) for layer in dumps.ref.manifest.layers},
+            {in_cand.of(layer) for layer in dumps.cand.manifest.layers},
+        )
         self._ref_uses, self._cand_uses = first_uses(dumps.ref, self._ref), first_uses(dumps.cand, self._cand)
         self._compared = 0
         self._equality = equality = Equality(dumps)
@@ -216,7 +221,7 @@ class _Places:
         evidence = (
             _SIZE
             + (_LAYER * (not early) if own & others else _OTHER_LAYER * bool(own and others))
-            - _PART * (bool(own & others) and 2 * min(len(own), len(others)) <= max(len(own), len(others)))
+            - _PART * self._parts_between(own, others)
             + _INPUTS * (not own & others and bool(own) is bool(others) and self._inputs.agree(ref, cand))
             + _READERS * bool(place.read_with & candidate.read_with & self._known)
             + _OPERATION * (None not in operations and operations[0] == operations[1])
@@ -225,6 +230,13 @@ class _Places:
         )
         apart = not own & others and None not in operations and operations[0] != operations[1]
         return 0 if apart and evidence > _SIZE and self._belong_elsewhere(ref, cand) else evidence
+
+    def _parts_between(self, own: frozenset[str], others: frozenset[str]) -> int:
+        """Returns how much shows that one of two layers is a part of the other, given the parameters of both."""
+        smaller, larger = sorted((own, others), key=len)
+        if not own & others or 2 * len(smaller) > len(larger):
+            return 0
+        return 1 + (smaller in self._alone[larger is others])
 
     def _belong_elsewhere(self, ref: str, cand: str) -> bool:
         """Returns whether the value of either key occurs in the other program, but not under the other key."""

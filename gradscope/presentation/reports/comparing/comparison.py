@@ -191,11 +191,13 @@ def _what_would_pass(rows: Sequence[ComparisonRow]) -> Iterator[Note]:
     differing = [row for row in rows if row.status == "different" and row.judged_by_tolerance]
     needed = [row.needed for row in rows if row.needed is not None and math.isfinite(row.needed)]
     hopeless = [row for row in differing if row.needed == math.inf]
+    one_sided = sum(row.status in ("missing", "extra") for row in rows)
     if len(hopeless) < len(differing):
         # One tolerance for all replaces the defaults, so it must be enough for the rows that passed by theirs, too.
         largest = max([_LARGEST_PROPOSED, *(row.tolerance for row in rows if row.tolerance is not None)])
         if max(needed) <= largest:
-            text = f"--tol {rounded_up(max(needed))} is the smallest tolerance on rel_l2 for all rows"
+            which = "all rows that both dumps have" if one_sided else "all rows"
+            text = f"--tol {rounded_up(max(needed))} is the smallest tolerance on rel_l2 for {which}"
             yield Note(label="would pass", text=text + (f" but {len(hopeless):,}" if hopeless else ""))
         else:
             over = counted(sum(each > largest for each in needed), "row")
@@ -203,7 +205,6 @@ def _what_would_pass(rows: Sequence[ComparisonRow]) -> Iterator[Note]:
             yield Note(label="would pass", text=f"{text} {rounded_up(max(needed))}")
     if hopeless:
         yield Note(label="never passes", text=f"{counted(len(hopeless), 'row')}, at any tolerance")
-    one_sided = sum(row.status in ("missing", "extra") for row in rows)
     if one_sided:
         text = f"--allow-missing REGEX lets pass what one dump lacks, here {count(one_sided)}"
         yield Note(label="one side only", text=text)

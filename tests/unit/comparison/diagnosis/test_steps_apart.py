@@ -102,3 +102,57 @@ def test_terms_that_are_added_up_at_the_end_are_no_fault_and_another_one_is(faul
     assert found.first_divergence.forward is not None
     assert found.first_divergence.forward.name == first, found.sentence
     assert gs.compare(reference, _flow(port=True, fault="lost")).verdict == "different"
+
+
+SQUARES = {name: (_draw(size=(8, 8)) / 2.5).astype(np.float32) for name in ("one", "two", "three", "four")}
+VECTORS = {"scale": (1 + 0.2 * _draw(size=8)).astype(np.float32), "bias": (0.2 * _draw(size=8)).astype(np.float32)}
+ROWS = _draw(size=(12, 8)).astype(np.float32)
+
+
+def _layer_norm(x: Any, own: Any) -> Any:
+    rest = x - x.mean(-1, keepdims=True)
+    normed = rest / jnp.sqrt(jnp.square(rest).mean(-1, keepdims=True) + 1e-5)
+    return normed * own["scale"][None] + own["bias"][None]
+
+
+#: What one program does inside of a layer, and the other behind it.
+STEPS: dict[str, Any] = {
+    "factor": lambda x, _: 0.5 * x,
+    "square": lambda x, _: jnp.square(x),
+    "layer norm": _layer_norm,
+    "length": lambda x, _: x / jnp.linalg.norm(x, axis=-1, keepdims=True),
+    "batch norm": lambda x, _: (x - x.mean(0, keepdims=True)) / jnp.sqrt(x.var(0, keepdims=True) + 1e-5),
+}
+
+
+def _chain(step: str, *, inside: bool, fault: str = "") -> Dump:
+    """Four dense layers, of which the first has a step inside or behind it."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        with jax.named_scope("one"):
+            x = x @ weights["one"]
+            x = x * (1 + 0.1 * weights["scale"][None]) if fault == "one" else x
+            x = STEPS[step](x, weights) if inside else x
+        with jax.named_scope("two"):
+            x = x if inside or fault == "left" else STEPS[step](x, weights)
+            x = jnp.tanh(x) @ weights["two"]
+        for name in ("three", "four"):
+            with jax.named_scope(name):
+                x = jnp.tanh(x) @ weights[name] * (1.1 if fault == name else 1.0)
+        return jnp.square(x).mean()
+
+    return gs.capture(loss, SQUARES | VECTORS, ROWS, origins=False)
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["reference inside", "reference behind"])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_inside_of_a_layer_or_behind_it_under_one_name_is_no_fault(step: str, inside: bool) -> None:
+    reference = _chain(step, inside=inside)
+    found = gs.compare(reference, _chain(step, inside=not inside))
+    assert found.verdict == "same", found.sentence
+    # A batch norm takes no notice of what each feature is multiplied by: then the layer is right, too.
+    own = [] if step == "batch norm" else ["one"]
+    left = [("left", "one")] if inside else []  # the candidate takes the step nowhere
+    for fault, first in [*((each, each) for each in (*own, "four")), *left]:
+        found = gs.compare(reference, _chain(step, inside=not inside, fault=fault))
+        assert found.sentence.startswith(f"Forward first differs at `{first}`"), (fault, found.sentence)

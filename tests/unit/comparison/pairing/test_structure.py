@@ -356,3 +356,37 @@ def test_an_iteration_uses_its_slice_of_stacked_parameters() -> None:
     assert gs.compare(apart, scanned).verdict == gs.compare(scanned, apart).verdict == "same"
     _says(gs.compare(apart, _repeated(scanned=True, fault=True)), "blocks_0/out_proj")
     _says(gs.compare(scanned, _repeated(scanned=False, fault=True)), "project[0]")
+
+
+def _shortcut(*, of_port: bool) -> Dump:
+    """A block with a shortcut, which the port computes and leaves out of the sum; only the port has a scope around."""
+    sizes = {"inner/w": (6, 6), "norm/a": (6,), "norm/b": (6,), "short/w": (6, 6), "shift/a": (6,), "shift/b": (6,)}
+    draw = np.random.default_rng(5).normal
+    params = {name: draw(size=size).astype(np.float32) for name, size in sizes.items()} | {"head/w": HEAD}
+    # The port's names say nothing.
+    names = {name: f"p{at}" if of_port else name for at, name in enumerate(params)}
+
+    def loss(weights: Any, x: Any) -> Any:
+        own = {name: weights[names[name]] for name in params}
+        with jax.named_scope("trunk" if of_port else ""):
+            with jax.named_scope("a" if of_port else "inner"):
+                y = x.reshape(10, 6) @ own["inner/w"]
+            with jax.named_scope("b" if of_port else "norm"):
+                y = jnp.tanh(y) * own["norm/a"][None] + own["norm/b"][None]
+            with jax.named_scope("c" if of_port else "short"):
+                short = x.reshape(10, 6) @ own["short/w"]
+            with jax.named_scope("d" if of_port else "shift"):
+                short = jnp.sin(short) * own["shift/a"][None] + own["shift/b"][None]
+            with nullcontext() if of_port else jax.named_scope("sum"):
+                y = jax.nn.relu(y) if of_port else jnp.maximum(y + short, 0)
+        with jax.named_scope("e" if of_port else "head"):
+            return jnp.square(y @ own["head/w"]).mean()
+
+    return gs.capture(loss, {names[name]: each for name, each in params.items()}, X, origins=False)
+
+
+def test_a_shortcut_that_is_left_out_of_a_sum_is_not_taken_for_the_sum() -> None:
+    found = gs.compare(_shortcut(of_port=False), _shortcut(of_port=True))
+    _says(found, "sum")
+    told = "it is the relu of `norm` + `shift` in the reference, and the relu of `norm` in the candidate"
+    assert told in found.sentence, found.sentence

@@ -113,6 +113,11 @@ def test_a_name_on_one_side_only_is_shown_with_how_to_allow_it() -> None:
     assert "--tol" not in text
 
 
+def test_a_tolerance_alone_is_not_said_to_pass_where_names_are_on_one_side_only() -> None:
+    text = text_of(compared("param", "w", 2e-3), MISSING)
+    assert "--tol 2.0e-3 is the smallest tolerance on rel_l2 for all rows that both dumps have\n" in text
+
+
 def test_what_was_allowed_to_be_missing_needs_nothing_to_pass() -> None:
     assert "--allow-missing" not in text_of(compared("param", "w", 0.0), replace(MISSING, counts=False))
 

@@ -6,14 +6,15 @@ elsewhere: of the two biases of a gate, one program adds the sum in one layer, a
 the terms of a loss, one for each layer, are added up on the way or at the end. A lost term is no such term: what
 reads it sends a gradient back to it in one of the programs alone. Or one value is the beginning or end of the other, as
 where a causal convolution pads both sides and cuts off what looks ahead. Or one layer adds a bias or multiplies by a
-number, which the other program does behind it. What reads the value might take no notice of either, as a softmax or a
-norm does: then the gradient that arrives has no part along the bias, or the value. The last values of a residual stream
-may have a factor of which a norm takes no notice, and those before them have it, too.
+number, or normalises (`norms_between`), which the other program does behind it. What reads the value might take no
+notice of a bias or a number, as a softmax or a norm does: then the gradient that arrives has no part along the bias, or
+the value. The last values of a residual stream may have a factor of which a norm takes no notice, and those before them
+have it, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import permutations
 from operator import le, ne
@@ -24,6 +25,7 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.apart.biases_between import bias_between, differ_by_biases
 from gradscope.comparison.diagnosis.refuting.apart.functions_between import function_between, is_applied
+from gradscope.comparison.diagnosis.refuting.apart.norms_between import norm_between
 from gradscope.comparison.diagnosis.refuting.apart.pair_values import (
     both,
     gradient_of,
@@ -68,6 +70,7 @@ def steps_apart(
     terms: Iterable[Match] = (),
     biases: Iterable[Match] = (),
     factors: Iterable[float] = (),
+    agrees_behind: Callable[[], bool] = lambda: False,
 ) -> StepsApart | None:
     """Returns what the values of a pair are of each other; None where nothing shows that they are two steps.
 
@@ -79,19 +82,30 @@ def steps_apart(
         terms: The pairs that agree, of values that the pair is computed from.
         biases: The pairs that agree, of parameters of one axis.
         factors: The factors of the pairs of two steps that the values are computed from.
+        agrees_behind: Returns whether all that is computed next from either value agrees.
     """
     if tolerance is None:
         return None
-    if (stages := _of_part(dumps, match, tolerance)) is not None:
+    stages = _of_part(dumps, match, tolerance) or norm_between(dumps, match, tolerance, biases)
+    if stages is not None:
         return StepsApart(applied=True, stages=stages)
-    if (multiple := _of_factor(dumps, match, tolerance, factors)) is not None:
+    if (multiple := _of_factor(dumps, match, tolerance, factors, agrees_behind)) is not None:
         return multiple
     if (found := function_between(dumps, match, tolerance)) is not None:
-        return StepsApart(applied=is_applied(dumps, match, found), stages=dict(found.stages(match)))
+        applied = is_applied(dumps, match, found)
+        if applied is None and _have_gradients(dumps, match) and agrees_behind():
+            applied = True
+        return StepsApart(applied=applied, stages=dict(found.stages(match)))
     words = _added_elsewhere(dumps, match, tolerance, summed=summed, terms=terms, biases=biases)
     if not words:
         return None
     return StepsApart(applied=True, stages=dict.fromkeys((match.ref, *match.recipe.keys), words), shifted=True)
+
+
+def _have_gradients(dumps: Dumps, match: Match) -> bool:
+    """Returns whether gradients arrive at both values of a pair."""
+    gradients = both(dumps, of_gradients(match))
+    return gradients is not None and all(map(np.any, gradients))
 
 
 def _added_elsewhere(
@@ -133,17 +147,20 @@ def _of_part(dumps: Dumps, match: Match, tolerance: float) -> Mapping[str, str] 
     return words | {gradient_of(key): f"its value is {what}" for key, what in words.items()}
 
 
-def _of_factor(dumps: Dumps, match: Match, tolerance: float, factors: Iterable[float]) -> StepsApart | None:
+def _of_factor(
+    dumps: Dumps, match: Match, tolerance: float, factors: Iterable[float], agrees_behind: Callable[[], bool]
+) -> StepsApart | None:
     """Returns what two values and their gradients are where one is a multiple of the other in both programs; else None.
 
     What reads the values takes notice of the factor, or they have it from what they are computed from, as throughout a
-    residual stream.
+    residual stream. Where something behind is wrong, so that other gradients arrive, what is computed next agrees.
 
     Args:
         dumps: The dumps of the pair.
         match: A pair of activations.
         tolerance: The largest relative error.
         factors: The factors of the pairs that the values are computed from.
+        agrees_behind: As above.
     """
     values = both(dumps, match)
     gradients = None if values is None else both(dumps, of_gradients(match))
@@ -152,8 +169,15 @@ def _of_factor(dumps: Dumps, match: Match, tolerance: float, factors: Iterable[f
     (one, other), (slope, other_slope) = values, gradients
     factor = float(np.vdot(one, other) / np.vdot(other, other))
     inherited = any(abs(each - factor) <= tolerance * abs(factor) for each in factors)
-    multiple = is_close(factor * other, one, tolerance) and is_close(factor * slope, other_slope, tolerance)
-    if not (multiple and (inherited or is_noticed(dumps, match, one * slope))):
+    if not is_close(factor * other, one, tolerance):
+        return None
+    noticed = is_noticed(dumps, match, one * slope)
+    if is_close(factor * slope, other_slope, tolerance):
+        multiple = inherited or noticed
+    else:
+        both_notice = noticed and is_noticed(dumps, match, other * other_slope)
+        multiple = both_notice and not is_close(slope, other_slope, tolerance) and agrees_behind()
+    if not multiple:
         return None
     size = brief(max(factor, 1 / factor, key=abs))
     words = f"one program multiplies by {size} within the layer, and the other outside of it"

@@ -38,6 +38,9 @@ from gradscope.protocols import implements
 _EXACT: Final = 1e-5
 _MARGIN: Final = 10
 
+#: How many times more features than examples a kernel has of which sums of the examples are few of all values.
+_FEWER: Final = 2
+
 #: What an error has to exceed that is not rounding, as a share of the difference to be explained.
 _SHARE: Final = 0.1
 
@@ -189,7 +192,26 @@ class _ByKernel:
             gradient_error(self.form, values, arriving, kernel, most=self.limit) <= self.limit
             for kernel in self._kernels()
             for arriving in self.use.gradients()
-        )
+        ) or any(self._is_of_examples(values, kernel) for kernel in self._kernels())
+
+    def _is_of_examples(self, values: Array, kernel: Array) -> bool:
+        """Returns whether the gradient of a kernel of many features is made of a value, whatever arrives behind it.
+
+        It is a sum of the features of the examples then, also where the layer does something else with its product. A
+        factor of all examples would show in nothing but the size of the gradient, and may be that of the value.
+        """
+        if self.form.matrix is None:
+            return False
+        found = self.form.taps(kernel)[0]
+        rows = values.reshape(-1, len(found))
+        if _FEWER * len(rows) > len(found):
+            return False
+        basis = np.linalg.svd(rows, full_matrices=False)[2]
+        left = np.linalg.norm(found - basis.T @ (basis @ found))
+        made = rows.T @ self.use.arriving.reshape(len(rows), -1)
+        factor = np.vdot(made, found) / max(float(np.vdot(made, made)), 1e-300)
+        size = float(np.linalg.norm(found))
+        return bool(left <= self.limit * size and np.linalg.norm(found - factor * made) > self.limit * size)
 
     def _kernels(self) -> Iterator[Array]:
         """Yields the gradient of the kernel, and its transpose where only the values of the kernel show its layout."""

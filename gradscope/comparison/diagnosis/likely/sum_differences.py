@@ -1,0 +1,141 @@
+"""`SumDifferences` tells that two values are functions of other sums, as where a port leaves a residual out.
+
+Neither program may have an entry for the sum: a block of PyTorch adds what it is given and applies a rectifier to that.
+Which values are added up, and which function is applied, the values show by themselves: a value is that of one other
+before it or of the sum of two.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE, Elementwise
+from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
+from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.dump.interfaces import DumpSource
+from gradscope.naming import ACTIVATION, INPUT, key_of, printable, split_key
+
+#: The most values before another that may be added up, those nearest to it.
+_MOST_TERMS: Final = 48
+
+#: The number of elements by which sums are told apart, and the fewest numbers among them that tell anything.
+_SAMPLE: Final = 256
+_FEWEST: Final = 8
+
+#: The relative error up to which a value is that of a sum.
+_ROUNDING: Final = 1e-5
+
+#: The functions of a sum, by their words.
+_FUNCTIONS: Final[Mapping[str, Elementwise]] = MappingProxyType({"": np.copy, **ELEMENTWISE})
+
+
+class SumDifferences:
+    """SumDifferences finds the sums that values are functions of.
+
+    Args:
+        dumps: The dumps.
+        pairs: The pairs of values by the candidate's owners.
+    """
+
+    def __init__(self, dumps: Dumps, pairs: Mapping[str, Match]) -> None:
+        self._pairs = pairs
+        self._ref, self._cand = _Values(dumps.ref), _Values(dumps.cand)
+
+    def words(self, match: Match) -> str:
+        """Returns a clause about two values that are functions of other sums; "" where they are not.
+
+        Args:
+            match: The pair of the values.
+        """
+        one, other = self._ref.sum_of(match.ref), self._cand.sum_of(match.cand)
+        if one is None or other is None:
+            return ""
+        own, its = sorted(map(_quoted, one.terms)), sorted(map(self._name, other.terms))
+        if (own, one.function) == (its, other.function):
+            return ""
+        return f"is {one.words(own)} in the reference, and {other.words(its)} in the candidate"
+
+    def _name(self, key: str) -> str:
+        """Returns the reference's name of a value of the candidate, or else its own."""
+        return _quoted(self._pairs[key].ref) if key in self._pairs else f"{_quoted(key)} of the candidate"
+
+
+class _Sum(NamedTuple):
+    """_Sum has the keys of one value or two, and the function of their sum in words; "" for none."""
+
+    terms: tuple[str, ...]
+    function: str
+
+    def words(self, names: Sequence[str]) -> str:
+        """Returns the sum in words.
+
+        Args:
+            names: The names of its terms.
+        """
+        total = " + ".join(names)
+        return f"the {self.function} of {total}" if self.function else total
+
+
+class _Values:
+    """_Values has the values of one program in the order in which it computes them.
+
+    Args:
+        source: The dump.
+    """
+
+    def __init__(self, source: DumpSource) -> None:
+        self._source, self._tensors = source, FloatTensors(source)
+        self._entries = [
+            each
+            for each in source.manifest.entries
+            if each.family in (ACTIVATION, INPUT) and each.alias_of is None and each.absent is None
+        ]
+
+    def sum_of(self, key: str) -> _Sum | None:
+        """Returns the sum of one or two values that a value is a function of; None where it is of none.
+
+        Args:
+            key: The key of the value.
+        """
+        own = self._source.entry(self._source.resolve(key))
+        value = self._tensors.tensor(key)
+        if value is None or value.size < 2:
+            return None
+        before = [
+            each
+            for each in self._entries
+            if each.shape == own.shape and (each.family == INPUT or each.site.index < own.site.index)
+        ]
+        keys = [key_of(each.family, each.name) for each in sorted(before, key=lambda each: -each.site.index)]
+        known = {each: tensor for each in keys[:_MOST_TERMS] if (tensor := self._tensors.tensor(each)) is not None}
+        return _sum_of(known, value)
+
+
+def _sum_of(terms: Mapping[str, Array], value: Array) -> _Sum | None:
+    """Returns the sum of one or two of some terms, the fewest, that a value is a function of, or None."""
+    step = -(-value.size // _SAMPLE)
+    sample = value.ravel()[::step]
+    if np.unique(sample).size < _FEWEST or not terms:
+        return None
+    made = np.stack([each.ravel()[::step] for each in terms.values()])
+    keys = list(terms)
+    for chosen in ([(at,) for at in range(len(keys))], [*itertools.combinations(range(len(keys)), 2)]):
+        sums = np.stack([made[list(few)].sum(0) for few in chosen]) if chosen else made[:0]
+        for words, function in _FUNCTIONS.items():
+            left = np.linalg.norm(function(sums) - sample, axis=1)
+            for at in np.flatnonzero(left <= _ROUNDING * np.linalg.norm(sample)):
+                names = tuple(keys[each] for each in chosen[at])
+                whole = function(np.sum([terms[name] for name in names], axis=0))
+                if np.linalg.norm(whole - value) <= _ROUNDING * np.linalg.norm(value):
+                    return _Sum(names, words)
+    return None
+
+
+def _quoted(key: str) -> str:
+    return f"`{printable(split_key(key)[1])}`"

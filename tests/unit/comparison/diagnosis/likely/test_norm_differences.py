@@ -1,0 +1,106 @@
+"""What two norms do differently is told where their values show it, and nothing where they do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+from gradscope.comparison.diagnosis.likely.norm_differences import norm_difference
+
+DRAW = np.random.default_rng(3)
+CHANNELS = 16
+#: Channels of unequal variance: a number that is added to a variance is no multiple of it.
+IMAGES = (DRAW.normal(size=(4, CHANNELS, 3, 3)) + 1) * np.exp(0.7 * DRAW.normal(size=(1, CHANNELS, 1, 1)))
+TOKENS = DRAW.normal(size=(4, 6, CHANNELS)) * np.exp(0.7 * DRAW.normal(size=(4, 6, 1)))
+SCALE, BIAS = 1 + 0.2 * DRAW.normal(size=CHANNELS), 0.2 * DRAW.normal(size=CHANNELS)
+KERNEL = (DRAW.normal(size=(CHANNELS, CHANNELS)) / 4).astype(np.float32)
+BATCH, LAYER = (0, 2, 3), (2,)
+
+
+def _norm(
+    x: Any, axes: tuple[int, ...], *, epsilon: float = 1e-5, less: int = 0, mean: Any = 1, var: Any = None
+) -> Any:
+    x = x.astype(np.float32)
+    count = np.prod([x.shape[axis] for axis in axes])
+    rest = x - mean * x.mean(axes, keepdims=True)
+    variance = np.square(rest).mean(axes, keepdims=True) * (count / (count - less)) if var is None else var
+    along = (-1, 1, 1) if axes == BATCH else (-1,)
+    made = rest / np.sqrt(variance + epsilon) * SCALE.reshape(along) + BIAS.reshape(along)
+    return made.astype(np.float32).astype(np.float64)
+
+
+def _words(x: Any, ref: Any, cand: Any) -> str:
+    return norm_difference((ref, cand), [(each, each) for each in (x, SCALE, BIAS)])
+
+
+@pytest.mark.parametrize(
+    ("x", "axes", "count"), [(IMAGES, BATCH, 36), (TOKENS, LAYER, CHANNELS)], ids=["batch", "layer"]
+)
+def test_what_two_norms_do_differently_is_told(x: Any, axes: tuple[int, ...], count: int) -> None:
+    ref = _norm(x, axes)
+    for epsilon, words in ((1e-3, "1.0e-3"), (1e-4, "1.0e-4"), (2e-5, "2.0e-5"), (0.0, "next to nothing")):
+        added = f"adds {words} to the variance, and the reference 1.0e-5"
+        assert _words(x, ref, _norm(x, axes, epsilon=epsilon)) == added
+    unbiased = _norm(x, axes, less=1)
+    assert _words(x, ref, unbiased) == f"divides the variance by {count - 1}, and the reference by {count}"
+    assert _words(x, unbiased, ref) == f"divides the variance by {count}, and the reference by {count - 1}"
+    assert _words(x, ref, _norm(x, axes, mean=0)) == "does not subtract the mean, and the reference does"
+    assert _words(x, ref, _norm(x, axes, var=1.7)).startswith("normalises by other numbers, as by running statistics")
+
+
+def test_norms_over_other_groups_of_values_are_told() -> None:
+    flat = TOKENS.reshape(-1, CHANNELS)
+    ref, cand = ((flat - flat.mean(axis, keepdims=True)) / flat.std(axis, keepdims=True) for axis in (1, 0))
+    values = tuple(each * SCALE + BIAS for each in (ref, cand))
+    found = norm_difference((values[0], values[1]), [(each, each) for each in (flat, SCALE, BIAS)])
+    assert found == "normalises over axes [0], and the reference over axes [1]"
+
+
+def test_norms_that_carry_an_error_and_other_errors_are_no_difference_of_norms() -> None:
+    ref = _norm(IMAGES, BATCH)
+    moved = IMAGES * (1 + 1e-3 * DRAW.normal(size=IMAGES.shape))
+    reads = [(IMAGES, moved), (SCALE, SCALE), (BIAS, BIAS)]
+    assert not norm_difference((ref, _norm(moved, BATCH)), reads)
+    assert not _words(IMAGES, ref, ref + 1e-4 * DRAW.normal(size=ref.shape))
+    # Of equal variances, nothing tells a number that is added from one that they are divided by.
+    even = IMAGES / IMAGES.std(BATCH, keepdims=True)
+    assert not _words(even, _norm(even, BATCH), _norm(even, BATCH, less=1))
+
+
+def _program(epsilon: float, *, steep: float = 1.0, off: float = 0.0) -> Dump:
+    """Returns a capture of a norm behind a step that is a little off, and in front of one that is steep."""
+    params = {"scale": SCALE.astype(np.float32), "kernel": KERNEL}
+
+    def loss(params: Any, x: Any) -> Any:
+        with jax.named_scope("before"):
+            x = x * np.float32(1 + off)
+        with jax.named_scope("norm"):
+            rest = x - x.mean(0, keepdims=True)
+            x = params["scale"][None] * rest / jnp.sqrt(jnp.square(rest).mean(0, keepdims=True) + epsilon)
+        with jax.named_scope("steep"):
+            x = jnp.exp(steep * x)
+        with jax.named_scope("head"):
+            return jnp.square(x @ params["kernel"]).mean()
+
+    return gs.capture(loss, params, IMAGES[:, :, 0, 0].astype(np.float32), origins=False)
+
+
+def test_the_sentence_tells_of_an_epsilon_beyond_its_tolerance_and_within_it() -> None:
+    told = "adds {} to the variance, and the reference 1.0e-5"
+    sentence = gs.compare(_program(1e-5), _program(1e-3)).sentence
+    assert sentence.startswith("Forward first differs at `norm` (rel_l2 "), sentence
+    assert told.format("1.0e-3") in sentence
+    sentence = gs.compare(_program(1e-5), _program(1.5e-5)).sentence
+    assert sentence.startswith("Same within tolerance"), sentence
+    assert f"; `norm` {told.format('1.5e-5')}" in sentence
+    steep, off = (_program(epsilon, steep=3.0, off=off) for epsilon, off in ((1e-5, 0.0), (2e-5, 1.5e-6)))
+    sentence = gs.compare(steep, off).sentence
+    begins = sentence.partition(", and the error begins at `norm` (rel_l2 2.6e-5, ")[2]
+    assert "made here" not in begins.partition(")")[0]  # its input has an error, too
+    assert begins.partition(")")[0].endswith(f"its inputs; it {told.format('2.0e-5')}"), sentence

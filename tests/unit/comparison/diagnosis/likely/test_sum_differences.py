@@ -1,0 +1,77 @@
+"""Where two values are functions of other sums, the sentence says of which, and whether an entry has them or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+
+DRAW = np.random.default_rng(7)
+NAMES = ("first", "block/kernel", "short", "head")
+PARAMS = {name: (DRAW.normal(size=(8, 8)) / 2).astype(np.float32) for name in NAMES}
+BATCH = DRAW.normal(size=(12, 8)).astype(np.float32)
+
+
+def _program(join: Callable[[Any, Any, Any], Any]) -> Dump:
+    """Returns a capture of a block around a kernel and a shortcut, which joins them by a function."""
+
+    def loss(params: Any, x: Any) -> Any:
+        with jax.named_scope("first"):
+            x = jnp.tanh(x @ params["first"])
+        with jax.named_scope("block"):
+            with jax.named_scope("kernel"):
+                y = x @ params["block/kernel"]
+            with jax.named_scope("short"):
+                z = jnp.sin(x @ params["short"])
+            x = join(x, y, z)
+        with jax.named_scope("head"):
+            return jnp.square(x @ params["head"]).mean()
+
+    return gs.capture(loss, PARAMS, BATCH, origins=False)
+
+
+@pytest.mark.parametrize(
+    ("ref", "cand", "words"),
+    [
+        (
+            lambda x, y, _: jax.nn.relu(x + y),
+            lambda _x, y, _z: jax.nn.relu(y),
+            "the relu of `block/kernel` + `first` in the reference, and the relu of `block/kernel` in the candidate",
+        ),
+        (
+            lambda _x, y, _z: jax.nn.relu(y),
+            lambda x, y, _: jax.nn.relu(x + y),
+            "the relu of `block/kernel` in the reference, and the relu of `block/kernel` + `first` in the candidate",
+        ),
+        (
+            lambda _, y, z: jnp.tanh(y + z),
+            lambda x, y, _: jnp.tanh(x + y),
+            "the tanh of `block/kernel` + `block/short` in the reference, and the tanh of `block/kernel` + `first`",
+        ),
+        (
+            lambda x, y, _: jax.nn.relu(x + y),
+            lambda x, y, _: jax.nn.silu(x + y),
+            "the relu of `block/kernel` + `first` in the reference, and the silu of `block/kernel` + `first`",
+        ),
+    ],
+    ids=["left out", "added", "another", "another function"],
+)
+def test_the_sentence_tells_of_which_sums_two_values_are_functions(ref: Any, cand: Any, words: str) -> None:
+    sentence = gs.compare(_program(ref), _program(cand)).sentence
+    assert sentence.startswith("Forward first differs at `block` (rel_l2 "), sentence
+    assert f"; it is {words}" in sentence, sentence
+
+
+def test_values_that_are_no_such_sums_are_not_said_to_be() -> None:
+    sentence = gs.compare(
+        _program(lambda x, y, _: jax.nn.relu(x + y)), _program(lambda x, y, _: jax.nn.relu(0.5 * x + y))
+    ).sentence
+    assert sentence.startswith("Forward first differs at `block` (rel_l2 "), sentence
+    assert "it is" not in sentence
