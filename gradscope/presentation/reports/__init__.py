@@ -2,5 +2,5 @@
 
 `dump_report` reports a dump (`dump`, `show`), on a terminal as `dump_overview` has it, `tensor` one tensor of it, and
 `ledger` what is missing. `comparing` reports `compare`; `inspection` reports `inspect`, `proof` reports `check`, and
-`explanation` reports `explain`. `runs` has the reports of a training run.
+`explaining` reports `explain`. `runs` has the reports of a training run.
 """
