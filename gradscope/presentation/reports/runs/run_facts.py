@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -21,8 +22,8 @@ _LOSS_WIDTH: Final = 40
 
 
 def run_facts(
-    path: str, steps: Mapping[str, np.ndarray], losses: Mapping[str, np.ndarray], *, loss_ends: str, taken: int,
-    at: int | None, resumed_from: int | None, learning: Learning, screen: Screen,
+    path: str, steps: Mapping[str, np.ndarray], losses: Mapping[str, np.ndarray], *, taken: int, at: int | None,
+    resumed_from: int | None, learning: Learning, screen: Screen,
 ) -> Sequence[Note]:  # fmt: skip
     """Returns the facts about a run, as notes.
 
@@ -30,7 +31,6 @@ def run_facts(
         path: The run's folder, as the user named it.
         steps: What was recorded of each step, by column.
         losses: `step` and `loss` of each step whose loss is known.
-        loss_ends: The first and the last loss in words; read only where a loss is known.
         taken: How many steps the run has taken.
         at: The step that tables are of; None for trends.
         resumed_from: The number of steps before this command; None where it resumed nothing.
@@ -41,7 +41,7 @@ def run_facts(
     recorded = steps["step"]
     if losses["loss"].size:
         values = np.where(np.isnan(losses["loss"]), np.inf, losses["loss"]).tolist()
-        facts["loss"] = f"{loss_ends}  {sparkline(values, _LOSS_WIDTH, unicode=screen.unicode)}"
+        facts["loss"] = f"{loss_ends(steps, losses)}  {sparkline(values, _LOSS_WIDTH, unicode=screen.unicode)}"
     up_to = f", the last is step {int(recorded[-1])}" if len(recorded) else ""
     facts["steps"] = f"{count(taken)} taken, {count(len(recorded))} recorded{up_to}"
     if at is not None:
@@ -51,6 +51,29 @@ def run_facts(
     facts["run"] = path
     notes = [Note(label=label, text=text) for label, text in facts.items()]
     return [*notes[:1], *learning_notes(learning), *notes[1:]]
+
+
+def loss_ends(steps: Mapping[str, np.ndarray], losses: Mapping[str, np.ndarray]) -> str:
+    """Returns the first and the last loss that are known, the last with its step where that was not recorded.
+
+    Of losses that are not finite in the end, it has the step from which on they are not.
+
+    Args:
+        steps: What was recorded of each step, by column.
+        losses: `step` and `loss` of each step whose loss is known, of one or more.
+    """
+    values, at, recorded = losses["loss"], losses["step"], steps["step"]
+    ends = f"{_shown(values[0])} to {_shown(values[-1])}"
+    finite = np.flatnonzero(np.isfinite(values))
+    broken = int(finite[-1]) + 1 if finite.size else 0
+    if 0 < broken < len(values) - 1:
+        return f"{ends} from step {at[broken]} on"
+    beyond = len(recorded) > 0 and at[-1] > recorded[-1]
+    return ends + (f" at step {at[-1]}" if beyond else "")
+
+
+def _shown(value: float) -> str:
+    return "not a number" if math.isnan(value) else number(float(value))
 
 
 def learning_notes(learning: Learning) -> list[Note]:
