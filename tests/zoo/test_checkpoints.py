@@ -19,7 +19,7 @@ from gradscope.errors import DumpError, UsageError
 from gradscope.frameworks.modules.input_spec import parse_input
 from gradscope.frameworks.modules.request import Request
 from gradscope.tracing.data.checkpoints import CheckpointRequest
-from gradscope.tracing.data.key_map import KeyMap
+from gradscope.tracing.data.renaming.key_map import KeyMap
 from gradscope.tracing.loading.loader import load_model
 from gradscope.tracing.loading.module_models import with_array_variables
 

@@ -30,9 +30,9 @@ from gradscope.frameworks.modules.tree_names import tree_names
 from gradscope.naming import printable
 from gradscope.tracing.data.axes import Axes, Stored, infer_axes, rearranged
 from gradscope.tracing.data.checkpoint_files import SavedTensor, open_checkpoint
-from gradscope.tracing.data.key_map import KeyMap
 from gradscope.tracing.data.mismatches import in_groups, mismatches, shortened
-from gradscope.tracing.data.renaming_hints import axes_hint, foreign_hint, other_hint, rivals_hint
+from gradscope.tracing.data.renaming.key_map import KeyMap
+from gradscope.tracing.data.renaming.renaming_hints import axes_hint, foreign_hint, other_hint, rivals_hint
 from gradscope.tracing.data.variable_names import Matches, collection_of, components, find_variables, is_of_optimizer
 from gradscope.tracing.tracer import Leaf, variable_leaves
 

@@ -16,7 +16,7 @@ import pytest
 from gradscope.errors import DumpError, UsageError
 from gradscope.tracing.data.checkpoint_files import open_checkpoint
 from gradscope.tracing.data.checkpoints import Checkpoint, CheckpointRequest, variables_from_file
-from gradscope.tracing.data.key_map import read_key_map
+from gradscope.tracing.data.renaming.key_map import read_key_map
 from tests.support.dumps import record, write
 
 VARIABLES: dict[str, Any] = {

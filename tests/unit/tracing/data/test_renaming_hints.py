@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradscope.tracing.data.key_map import read_key_map
-from gradscope.tracing.data.renaming_hints import key_map_hint
+from gradscope.tracing.data.renaming.key_map import read_key_map
+from gradscope.tracing.data.renaming.renaming_hints import key_map_hint
 
 #: A file's names with the variables that they are.
 TRANSFORMER = {

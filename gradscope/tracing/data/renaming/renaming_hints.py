@@ -1,40 +1,24 @@
-"""Renaming hints show how the names of a checkpoint could become those of a model, with lines to paste.
-
-A tensor that is left over is proposed for a variable that is missing where both have the same sizes, in any order, and
-more says so than of any other tensor: the modules around them are those of another pair, their modules have the sizes
-of the same tensors, they have the same numbers where both sides number theirs alike, and words of their names in
-common.
-"""
+"""Renaming hints show how the names of a checkpoint could become those of a model, with lines to paste."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 from gradscope.frameworks.modules.adapter import Described
 from gradscope.naming import printable
 from gradscope.tracing.data.axes import Axes, Stored
-from gradscope.tracing.data.variable_names import components, has_optimizer_alone
+from gradscope.tracing.data.renaming.proposed_names import NUMBER, numbers_of, proposed_names, template_of
+from gradscope.tracing.data.variable_names import has_optimizer_alone
 
 #: The number of lines that a hint shows.
 _MOST_LINES: Final = 48
 
 #: The number of names that a hint shows.
 _MOST: Final = 12
-
-#: The number of names whose parts are kept.
-_CACHED: Final = 1 << 14
-
-_NUMBER: Final = re.compile(r"\d+")
-
-#: The numbers in a name, and the sizes of a tensor's axes, sorted.
-_Numbers: TypeAlias = tuple[str, ...]
-_Sizes: TypeAlias = tuple[int, ...]
 
 _KEY_MAP: Final = (
     "--map-keys FILE renames the checkpoint's tensors: each line of FILE is REGEX -> REPLACEMENT, the lines apply in "
@@ -52,7 +36,7 @@ def key_map_hint(lacking: Mapping[str, Described], extra: Mapping[str, Described
     """
     # Variables under new names are not below the prefix, and those beside them would no longer be found there.
     extra = {name.removeprefix(prefix): tensor for name, tensor in extra.items()}
-    pairs = _proposed(lacking, extra)
+    pairs = proposed_names(lacking, extra)
     lines = [f"  {line}" for line in _key_map_lines(pairs, extra)]
     lines = [f"  ^{re.escape(prefix)} ->", *lines] if lines and prefix else lines
     more = [f"  and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
@@ -145,10 +129,10 @@ def _key_map_lines(pairs: Mapping[str, str], names: Iterable[str]) -> list[str]:
     """Returns the lines that rename each tensor of a pair to its variable, one for all that differ by numbers alone."""
     groups: defaultdict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
     for path, name in pairs.items():
-        groups[_template(name), _template(path)].append((name, path))
+        groups[template_of(name), template_of(path)].append((name, path))
     by_template: defaultdict[str, set[str]] = defaultdict(set)
     for name in names:
-        by_template[_template(name)].add(name)
+        by_template[template_of(name)].add(name)
     lines: list[str] = []
     for (template, _), renamed in groups.items():
         line = _common_line(renamed) if by_template[template] == {name for name, _ in renamed} else None
@@ -159,131 +143,19 @@ def _key_map_lines(pairs: Mapping[str, str], names: Iterable[str]) -> list[str]:
 def _common_line(renamed: Sequence[tuple[str, str]]) -> str | None:
     """Returns a line that renames names of one template to paths of one template; None where there is no such line."""
     name, path = renamed[0]
-    in_names = list(zip(*(_numbers(name) for name, _ in renamed), strict=True))
-    in_paths = list(zip(*(_numbers(path) for _, path in renamed), strict=True))
+    in_names = list(zip(*(numbers_of(name) for name, _ in renamed), strict=True))
+    in_paths = list(zip(*(numbers_of(path) for _, path in renamed), strict=True))
     groups = [column for column in in_names if len(set(column)) > 1]
     if not groups or any(len(set(column)) > 1 and column not in groups for column in in_paths):
         return None
     regex = [r"(\d+)" if column in groups else column[0] for column in in_names]
     replacement = [f"\\{groups.index(column) + 1}" if column in groups else column[0] for column in in_paths]
-    escaped = [re.escape(text) for text in _NUMBER.split(name)]
-    return f"^{_interleaved(escaped, regex)}$ -> {_interleaved(_NUMBER.split(path), replacement)}"
+    escaped = [re.escape(text) for text in NUMBER.split(name)]
+    return f"^{_interleaved(escaped, regex)}$ -> {_interleaved(NUMBER.split(path), replacement)}"
 
 
 def _interleaved(texts: Sequence[str], numbers: Sequence[str]) -> str:
     return "".join(text + number for text, number in zip(texts, [*numbers, ""], strict=True))
-
-
-def _proposed(lacking: Mapping[str, Described], extra: Mapping[str, Described]) -> dict[str, str]:
-    """Returns for variables the name of which more says that it is theirs than of any other of these sizes."""
-    likeness = _Likeness.of(lacking, extra)
-    # A pair that is found says which module is which, and so decides between others; hence the rounds.
-    pairs: dict[str, str] = {}
-    while True:
-        taken = set(pairs.values())
-        free: defaultdict[_Sizes, list[str]] = defaultdict(list)
-        for name in extra.keys() - taken:
-            free[_sizes(extra[name])].append(name)
-        modules = {(_module(path), _parent(name)) for path, name in pairs.items()}
-        found = {
-            path: best
-            for path, needed in lacking.items()
-            if path not in pairs and (best := likeness.best(path, free[_sizes(needed)], modules))
-        }
-        counts = Counter(found.values())
-        once = {path: name for path, name in found.items() if counts[name] == 1}
-        if not once:
-            return {path: pairs[path] for path in lacking if path in pairs}
-        pairs |= once
-
-
-@dataclass(frozen=True, slots=True)
-class _Likeness:
-    """A `_Likeness` measures how much says that a tensor is a variable.
-
-    Attributes:
-        needed: The sizes of the variables of each module.
-        held: The sizes of the tensors of each module of the file.
-        our_numbers: The numbers in the variables' paths, by what the paths are without numbers.
-        their_numbers: Those of the file's names, likewise.
-    """
-
-    needed: Mapping[tuple[str, ...], Counter[_Sizes]]
-    held: Mapping[tuple[str, ...], Counter[_Sizes]]
-    our_numbers: Mapping[str, set[_Numbers]]
-    their_numbers: Mapping[str, set[_Numbers]]
-
-    @classmethod
-    def of(cls, lacking: Mapping[str, Described], extra: Mapping[str, Described]) -> _Likeness:
-        """Returns the likeness of a file's tensors to variables."""
-        return cls(
-            _sizes_by({path: _module(path) for path in lacking}, lacking),
-            _sizes_by({name: _parent(name) for name in extra}, extra),
-            _numbers_by_template(lacking),
-            _numbers_by_template(extra),
-        )
-
-    def best(self, path: str, names: Sequence[str], modules: Collection[tuple[object, object]]) -> str | None:
-        """Returns the name of which more says so than of any other; None where that is none."""
-
-        def score(name: str) -> tuple[bool, bool, bool, int]:
-            return (
-                (_module(path), _parent(name)) in modules,
-                self.needed[_module(path)] <= self.held[_parent(name)],
-                self._is_numbered_alike(path, name),
-                len(_words(name) & _words(path)),
-            )
-
-        ranked = sorted(names, key=score, reverse=True)
-        return ranked[0] if len(ranked) == 1 or (ranked and score(ranked[0]) > score(ranked[1])) else None
-
-    def _is_numbered_alike(self, path: str, name: str) -> bool:
-        # One side may count from 0 and the other from 1; then equal numbers are of different layers.
-        ours, theirs = self.our_numbers[_template(path)], self.their_numbers[_template(name)]
-        return _numbers(path) == _numbers(name) and ours <= theirs
-
-
-def _sizes_by(modules: Mapping[str, tuple[str, ...]], tensors: Mapping[str, Described]) -> dict[Any, Counter[_Sizes]]:
-    sizes: defaultdict[tuple[str, ...], Counter[_Sizes]] = defaultdict(Counter)
-    for name, module in modules.items():
-        sizes[module][_sizes(tensors[name])] += 1
-    return sizes
-
-
-def _numbers_by_template(names: Iterable[str]) -> dict[str, set[_Numbers]]:
-    numbers: defaultdict[str, set[_Numbers]] = defaultdict(set)
-    for name in names:
-        numbers[_template(name)].add(_numbers(name))
-    return numbers
-
-
-@lru_cache(_CACHED)
-def _template(name: str) -> str:
-    return _NUMBER.sub("#", name)
-
-
-@lru_cache(_CACHED)
-def _numbers(name: str) -> _Numbers:
-    return tuple(_NUMBER.findall(name))
-
-
-def _sizes(tensor: Described) -> _Sizes:
-    return tuple(sorted(tensor.shape))
-
-
-def _module(path: str) -> tuple[str, ...]:
-    """Returns the module of a variable, which has variables in several collections."""
-    return _parent(path)[1:]
-
-
-@lru_cache(_CACHED)
-def _parent(name: str) -> tuple[str, ...]:
-    return components(name)[:-1]
-
-
-@lru_cache(_CACHED)
-def _words(name: str) -> frozenset[str]:
-    return frozenset(re.findall(r"[a-z]+", name.lower()))
 
 
 def _listed(names: Iterable[str]) -> str:
