@@ -1,16 +1,18 @@
 """Proposed names are those of a checkpoint for the variables of a model that it lacks, as far as anything says so.
 
-A tensor that is left over is proposed for a variable that is missing where both have the same sizes, in any order, and
-more says so than of any other tensor: the modules around them are those of another pair, their modules have the sizes
-of the same tensors, they have the same numbers where both sides number theirs alike, and words of their names in
-common.
+A tensor that is left over is proposed for a variable that is missing where both have the same sizes, in any order and
+but for axes of size one, and more says so than of any other tensor: the modules around them are those of another pair,
+they have the same axes, their modules have the sizes of the same tensors, they have the same numbers where both sides
+number theirs alike, and words of their names in common. Where that is so of none, the order decides: of names that
+differ by numbers alone, on both sides as many, such as of batch norms that one side counts with the convolutions; and
+of a module's variables that have numbers for names, as in the state of Equinox.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
@@ -36,7 +38,7 @@ def proposed_names(lacking: Mapping[str, Described], extra: Mapping[str, Describ
     while True:
         taken = set(pairs.values())
         free: defaultdict[_Sizes, list[str]] = defaultdict(list)
-        for name in extra.keys() - taken:
+        for name in (each for each in extra if each not in taken):
             free[_sizes(extra[name])].append(name)
         modules = {(_module(path), _parent(name)) for path, name in pairs.items()}
         found = {
@@ -46,9 +48,68 @@ def proposed_names(lacking: Mapping[str, Described], extra: Mapping[str, Describ
         }
         counts = Counter(found.values())
         once = {path: name for path, name in found.items() if counts[name] == 1}
+        once = once or _in_order(lacking, extra, pairs)
         if not once:
             return {path: pairs[path] for path in lacking if path in pairs}
         pairs |= once
+
+
+def _in_order(
+    lacking: Mapping[str, Described], extra: Mapping[str, Described], pairs: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns pairs of what is left, by their order, where the names that differ by numbers alone are as many."""
+    taken = set(pairs.values())
+    left = {path: each for path, each in lacking.items() if path not in pairs}
+    free = {name: each for name, each in extra.items() if name not in taken}
+    partners = {_module(path): _parent(name) for path, name in pairs.items()}
+    in_modules: dict[str, str] = {}
+    for paths in _alike(left).values():
+        for module, inside in _by_module(paths, partners).items():
+            sizes = _sizes(left[inside[0]])
+            names = [name for name in free if _parent(name) == partners[module] and _sizes(free[name]) == sizes]
+            in_modules |= zip(inside, names, strict=True) if len(names) == len(inside) else ()
+    return in_modules or _numbered_alike(_alike(left), _alike(free))
+
+
+def _by_module(paths: Sequence[str], partners: Collection[tuple[str, ...]]) -> dict[tuple[str, ...], list[str]]:
+    """Returns the numbered variables of each module of a pair, with those of what is below it."""
+    found: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+    for path in paths:
+        parts = _module(path)
+        around = next((parts[:end] for end in range(len(parts), 0, -1) if parts[:end] in partners), None)
+        if around is not None and components(path)[-1].isdecimal():
+            found[around].append(path)
+    return found
+
+
+def _numbered_alike(
+    ours: Mapping[tuple[str, _Sizes], Sequence[str]], theirs: Mapping[tuple[str, _Sizes], Sequence[str]]
+) -> dict[str, str]:
+    """Returns pairs of variables and names that only their numbers tell apart, in the order of these."""
+    found: dict[str, str] = {}
+    for (template, sizes), paths in ours.items():
+        fitting = {
+            each: names for (each, other), names in theirs.items() if other == sizes and len(names) == len(paths)
+        }
+        words = {each: len(_words(each) & _words(template)) for each in fitting}
+        best = [each for each in fitting if words[each] == max(words.values()) > 0]
+        if len(best) == 1 and len(paths) > 1 and not found.keys() & {*paths}:
+            names = fitting[best[0]]
+            found |= zip(sorted(paths, key=_counted), sorted(names, key=_counted), strict=True)
+    counts = Counter(found.values())
+    return {path: name for path, name in found.items() if counts[name] == 1}
+
+
+def _counted(name: str) -> tuple[int, ...]:
+    return tuple(map(int, numbers_of(name)))
+
+
+def _alike(tensors: Mapping[str, Described]) -> dict[tuple[str, _Sizes], list[str]]:
+    """Returns the names that differ by numbers alone and have the same sizes."""
+    found: defaultdict[tuple[str, _Sizes], list[str]] = defaultdict(list)
+    for name, each in tensors.items():
+        found[template_of(name), _sizes(each)].append(name)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +119,18 @@ class _Likeness:
     Attributes:
         needed: The sizes of the variables of each module.
         held: The sizes of the tensors of each module of the file.
-        our_numbers: The numbers in the variables' paths, by what the paths are without numbers.
+        shapes: The sizes of all axes of each variable and tensor, those of size one too, sorted.
+        sizes: The sizes of each variable.
+        our_numbers: The numbers in the variables' paths, by what the paths are without numbers, and their sizes.
         their_numbers: Those of the file's names, likewise.
     """
 
     needed: Mapping[tuple[str, ...], Counter[_Sizes]]
     held: Mapping[tuple[str, ...], Counter[_Sizes]]
-    our_numbers: Mapping[str, set[_Numbers]]
-    their_numbers: Mapping[str, set[_Numbers]]
+    shapes: Mapping[str, _Sizes]
+    sizes: Mapping[str, _Sizes]
+    our_numbers: Mapping[tuple[str, _Sizes], set[_Numbers]]
+    their_numbers: Mapping[tuple[str, _Sizes], set[_Numbers]]
 
     @classmethod
     def of(cls, lacking: Mapping[str, Described], extra: Mapping[str, Described]) -> _Likeness:
@@ -73,16 +138,19 @@ class _Likeness:
         return cls(
             _sizes_by({path: _module(path) for path in lacking}, lacking),
             _sizes_by({name: _parent(name) for name in extra}, extra),
-            _numbers_bytemplate_of(lacking),
-            _numbers_bytemplate_of(extra),
+            {name: tuple(sorted(each.shape)) for name, each in (*lacking.items(), *extra.items())},
+            {path: _sizes(each) for path, each in lacking.items()},
+            _numbers_by_template(lacking),
+            _numbers_by_template(extra),
         )
 
     def best(self, path: str, names: Sequence[str], modules: Collection[tuple[object, object]]) -> str | None:
         """Returns the name of which more says so than of any other; None where that is none."""
 
-        def score(name: str) -> tuple[bool, bool, bool, int]:
+        def score(name: str) -> tuple[bool, bool, bool, bool, int]:
             return (
                 (_module(path), _parent(name)) in modules,
+                self.shapes[path] == self.shapes[name],
                 self.needed[_module(path)] <= self.held[_parent(name)],
                 self._is_numbered_alike(path, name),
                 len(_words(name) & _words(path)),
@@ -93,7 +161,8 @@ class _Likeness:
 
     def _is_numbered_alike(self, path: str, name: str) -> bool:
         # One side may count from 0 and the other from 1; then equal numbers are of different layers.
-        ours, theirs = self.our_numbers[template_of(path)], self.their_numbers[template_of(name)]
+        sizes = self.sizes[path]
+        ours, theirs = self.our_numbers[template_of(path), sizes], self.their_numbers[template_of(name), sizes]
         return numbers_of(path) == numbers_of(name) and ours <= theirs
 
 
@@ -104,11 +173,8 @@ def _sizes_by(modules: Mapping[str, tuple[str, ...]], tensors: Mapping[str, Desc
     return sizes
 
 
-def _numbers_bytemplate_of(names: Iterable[str]) -> dict[str, set[_Numbers]]:
-    numbers: defaultdict[str, set[_Numbers]] = defaultdict(set)
-    for name in names:
-        numbers[template_of(name)].add(numbers_of(name))
-    return numbers
+def _numbers_by_template(tensors: Mapping[str, Described]) -> dict[tuple[str, _Sizes], set[_Numbers]]:
+    return {alike: {*map(numbers_of, names)} for alike, names in _alike(tensors).items()}
 
 
 @lru_cache(_CACHED)
@@ -124,7 +190,7 @@ def numbers_of(name: str) -> _Numbers:
 
 
 def _sizes(tensor: Described) -> _Sizes:
-    return tuple(sorted(tensor.shape))
+    return tuple(sorted(size for size in tensor.shape if size != 1))
 
 
 def _module(path: str) -> tuple[str, ...]:

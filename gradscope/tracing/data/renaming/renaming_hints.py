@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -26,22 +27,35 @@ _KEY_MAP: Final = (
 )
 
 
-def key_map_hint(lacking: Mapping[str, Described], extra: Mapping[str, Described], prefix: str = "") -> str:
-    """Returns what to write into a key map.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unmatched:
+    """`Unmatched` is what of a model and of a checkpoint has no counterpart.
 
-    Args:
+    Attributes:
         lacking: The variables that were not found, by path.
         extra: The file's tensors that are no variable, by name.
         prefix: How the names of all variables begin that were found: `module.`.
+        ruled: Whether the user's rules have renamed the tensors.
     """
+
+    lacking: Mapping[str, Described]
+    extra: Mapping[str, Described]
+    prefix: str = ""
+    ruled: bool = False
+
+
+def key_map_hint(unmatched: Unmatched) -> str:
+    """Returns what to write into a key map."""
+    lacking, prefix = unmatched.lacking, unmatched.prefix
     # Variables under new names are not below the prefix, and those beside them would no longer be found there.
-    extra = {name.removeprefix(prefix): tensor for name, tensor in extra.items()}
+    extra = {name.removeprefix(prefix): tensor for name, tensor in unmatched.extra.items()}
     pairs = proposed_names(lacking, extra)
     lines = [f"  {line}" for line in _key_map_lines(pairs, extra)]
     lines = [f"  ^{re.escape(prefix)} ->", *lines] if lines and prefix else lines
     more = [f"  and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
     shown = [*map(printable, lines[:_MOST_LINES]), *more]
-    proposal = "\n".join([". For this file, the lines may be", *shown]) if lines else ""
+    where = "Behind those that you have" if unmatched.ruled else "For this file"
+    proposal = "\n".join([f". {where}, the lines may be", *shown]) if lines else ""
     if len(pairs) == len(lacking):
         return f"{_KEY_MAP}{proposal}"
     theirs, ours = (
@@ -81,33 +95,27 @@ def rivals_hint(prefixes: Sequence[str]) -> str:
     return "\n".join([f"{_KEY_MAP}. To read {printable(prefixes[0])}, the lines are", *map(printable, lines)])
 
 
-def other_hint(
-    path: Path, saved: Collection[str], lacking: Mapping[str, Described], extra: Mapping[str, Described], prefix: str
-) -> str | None:
+def other_hint(path: Path, saved: Collection[str], unmatched: Unmatched) -> str | None:
     """Returns what to do about a file that has some of a model's variables; None where it has all, in other shapes.
 
     Args:
         path: The file.
         saved: The names of its tensors.
-        lacking: The variables that it lacks, by path.
-        extra: Its tensors that are none of the model's, by name.
-        prefix: How the names of all variables begin that were found.
+        unmatched: What of both has no counterpart.
     """
     if (special := _special_hint(path, saved)) is not None:
         return special
-    if lacking and extra:
-        return key_map_hint(lacking, extra, prefix)
-    return "name the model that it is of, or add to the file what it lacks" if lacking else None
+    if unmatched.lacking and unmatched.extra:
+        return key_map_hint(unmatched)
+    return "name the model that it is of, or add to the file what it lacks" if unmatched.lacking else None
 
 
-def foreign_hint(
-    path: Path, saved: Collection[str], lacking: Mapping[str, Described], extra: Mapping[str, Described], prefix: str
-) -> str:
+def foreign_hint(path: Path, saved: Collection[str], unmatched: Unmatched) -> str:
     """Returns what to do about a file that has none of a model's variables; for the arguments see `other_hint`."""
     if (special := _special_hint(path, saved)) is not None:
         return special
     own = "name the model that it is of"
-    renamed = key_map_hint(lacking, extra, prefix) if lacking and extra else None
+    renamed = key_map_hint(unmatched) if unmatched.lacking and unmatched.extra else None
     return own if renamed is None else f"{own}; where only the names differ, {renamed}"
 
 
