@@ -137,6 +137,7 @@ _LEVEL: Final = {
     "last": "The mean of the last `count` losses",
     "count": "How many losses each mean is of",
     "ratio": "The median size of the updates, relative to the parameters",
+    "parameters": "The parameters whose updates alone point along their gradients at every recorded step",
 }
 _RUN_ROW: Final = {
     "column": "Of trends, the statistic that the row is of",

@@ -82,7 +82,7 @@ def learning_notes(learning: Learning) -> list[Note]:
     Args:
         learning: What it says.
     """
-    facts = {} if learning.level is None else {"learning": _learning(learning.level)}
+    facts = {} if learning.level is None else {"learning": _learning(learning.level, learning.climbing)}
     if learning.climb is not None:
         facts["climbing"] = _climbing(learning.climb)
     if frozen := learning.frozen:
@@ -99,8 +99,13 @@ def _climbing(climb: Climb) -> str:
     )
 
 
-def _learning(level: NoFall) -> str:
+def _learning(level: NoFall, climbing: Sequence[str]) -> str:
     first, second, last = map(number, (level.first, level.second, level.last))
     means = f"{last} in the last {level.count} of these steps, {second} in the second and {first} in the first"
     updates = "" if level.ratio is None else f"; the updates are {level.ratio:.2g} of the parameters"
+    if climbing:
+        updates += (
+            f"; those of {parameters_of_parts(climbing)} point along their gradients at every recorded step, which "
+            "those of the others do not: look at their sign"
+        )
     return f"the loss has {level.verb}: its mean is {means}{updates} (gradscope explain learning)"
