@@ -53,7 +53,7 @@ class Learning:
 
 
 #: The words of what a run may say: of faults in the program of its loss, and of what may be meant.
-LEARNING_WORDS: Final = ("broadcast", "saturated", "climbing", "learning", "unchanged")
+LEARNING_WORDS: Final = ("broadcast", "saturated", "rectified", "squashed", "climbing", "learning", "unchanged")
 #: Of a run that learns, and of a report on one of its steps.
 NOTHING_TO_SAY: Final = Learning()
 

@@ -27,8 +27,10 @@ _LABELS: Final = {
     "clipped": "The clips by two numbers of which more than a tenth is at a limit, where no gradient passes",
     "dropped": "The random masks inside the model, as of a dropout, that make more than 0.8 of the elements zero, by "
     "more than chance: a rate that is too high, or the share to keep taken for the share to drop",
-    "rectified": "The rectifiers, as a ReLU behind the last layer, whose results the loss takes for logits: none is "
-    "below zero, so that no class is less likely than one whose logit is 0",
+    "rectified": "The rectifiers, as a ReLU or a softplus behind the last layer, whose results the loss takes for "
+    "logits: none is below zero, so that no class is less likely than one whose logit is 0",
+    "squashed": "The sigmoids and tanhs, as behind the last layer, whose results the loss takes for logits: their "
+    "limits keep the probability of every class away from 0 and 1. Give the loss what goes into them",
     "softmax": "The softmaxes whose shares weight a sum along another axis than the one along which they sum to 1: "
     "over the queries or the examples in attention, that is a mistake; in capsules and bags of clusters it is meant. "
     "Of attention also where no position reads those before it, or itself, as with a causal mask that is the wrong way "

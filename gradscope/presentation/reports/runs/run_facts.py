@@ -12,8 +12,8 @@ from gradscope.history.views.climbing import Climb
 from gradscope.history.views.learning import Learning
 from gradscope.history.views.loss_fall import NoFall
 from gradscope.presentation.render.document import Note
-from gradscope.presentation.render.screen import BAD, Screen
-from gradscope.presentation.tables.facts import parameters_of_parts
+from gradscope.presentation.render.screen import BAD, DIM, Screen
+from gradscope.presentation.tables.facts import MAY_BE_MEANT, parameters_of_parts
 from gradscope.presentation.tables.numbers import count, number
 from gradscope.presentation.tables.over_time.sparkline import sparkline
 
@@ -88,7 +88,10 @@ def learning_notes(learning: Learning) -> list[Note]:
     if frozen := learning.frozen:
         them, they = ("it", "it has") if len(frozen) == 1 else ("them", "they have")
         facts["unchanged"] = f"{parameters_of_parts(frozen)}: no recorded step changes {them}, though {they} a gradient"
-    faults = [Note(label=each.rule, text=each.why, style=BAD) for each in learning.faults]
+    faults = [
+        Note(label=each.rule, text=each.why, style=DIM if each.rule in MAY_BE_MEANT else BAD)
+        for each in learning.faults
+    ]
     return [*faults, *(Note(label=label, text=text) for label, text in facts.items())]
 
 
