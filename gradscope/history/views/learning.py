@@ -47,13 +47,15 @@ class Learning:
         """Returns what there is to say, by name."""
         found: dict[str, Json] = {"faults": [each._asdict() for each in self.faults]} if self.faults else {}
         found |= {"unchanged": list(self.frozen)} if self.frozen else {}
-        names = {"parameters": list(self.climbing)} if self.climbing else {}
-        found |= {} if self.level is None else {"level": {**asdict(self.level), **names}}
+        names: dict[str, Json] = {"parameters": list(self.climbing)} if self.climbing else {}
+        found |= {} if self.level is None else {"level": asdict(self.level) | names}
         return found if self.climb is None else {**found, "climbing": asdict(self.climb)}
 
 
+#: The words of what may be meant in the program of a loss.
+LOSS_DOUBTS: Final = ("rectified", "squashed", "evaluation")
 #: The words of what a run may say: of faults in the program of its loss, and of what may be meant.
-LEARNING_WORDS: Final = ("broadcast", "saturated", "rectified", "squashed", "climbing", "learning", "unchanged")
+LEARNING_WORDS: Final = ("broadcast", "saturated", *LOSS_DOUBTS, "climbing", "learning", "unchanged")
 #: Of a run that learns, and of a report on one of its steps.
 NOTHING_TO_SAY: Final = Learning()
 

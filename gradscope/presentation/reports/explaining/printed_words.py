@@ -37,6 +37,9 @@ _LABELS: Final = {
     "round",
     "unscaled": "The inputs with an rms above 30 that a layer reads as they are, such as pixels of 0 to 255, where a "
     "normalisation further on keeps the signal from being large throughout, which would be the finding exploding",
+    "evaluation": "The norms of a training run whose mean and variance are arguments of the loss, as those of a batch "
+    "norm in evaluation mode, and not those of the batch. Frozen norms are meant so; else turn training on, as by "
+    "train=True, use_running_average=False or eqx.nn.inference_mode(model, False)",
     "unchanged": "The parameters with a gradient that no recorded step of a training run changes, as an optimizer "
     "leaves them that was told so",
     "climbing": "The updates of a training run point along its gradients at every recorded step, and its loss has not "

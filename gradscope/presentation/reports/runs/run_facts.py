@@ -9,11 +9,11 @@ from typing import Final
 import numpy as np
 
 from gradscope.history.views.climbing import Climb
-from gradscope.history.views.learning import Learning
+from gradscope.history.views.learning import LOSS_DOUBTS, Learning
 from gradscope.history.views.loss_fall import NoFall
 from gradscope.presentation.render.document import Note
 from gradscope.presentation.render.screen import BAD, DIM, Screen
-from gradscope.presentation.tables.facts import MAY_BE_MEANT, parameters_of_parts
+from gradscope.presentation.tables.facts import parameters_of_parts
 from gradscope.presentation.tables.numbers import count, number
 from gradscope.presentation.tables.over_time.sparkline import sparkline
 
@@ -89,8 +89,7 @@ def learning_notes(learning: Learning) -> list[Note]:
         them, they = ("it", "it has") if len(frozen) == 1 else ("them", "they have")
         facts["unchanged"] = f"{parameters_of_parts(frozen)}: no recorded step changes {them}, though {they} a gradient"
     faults = [
-        Note(label=each.rule, text=each.why, style=DIM if each.rule in MAY_BE_MEANT else BAD)
-        for each in learning.faults
+        Note(label=each.rule, text=each.why, style=DIM if each.rule in LOSS_DOUBTS else BAD) for each in learning.faults
     ]
     return [*faults, *(Note(label=label, text=text) for label, text in facts.items())]
 
