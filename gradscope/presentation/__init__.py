@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from gradscope.presentation.reports.comparing.isolation import IsolationReport
     from gradscope.presentation.reports.comparing.series import SeriesReport
     from gradscope.presentation.reports.dump_report import DumpReport, dump_report
-    from gradscope.presentation.reports.explanation import ExplanationReport, explanation_report
+    from gradscope.presentation.reports.explaining.explanation import ExplanationReport, explanation_report
     from gradscope.presentation.reports.inspection import InspectionReport, inspection_report
     from gradscope.presentation.reports.ledger import LedgerReport
     from gradscope.presentation.reports.proof import ProofReport
@@ -54,7 +54,7 @@ _HOMES = {
     "ComparisonReport": "reports.comparing.comparison",
     "DifferenceReport": "reports.comparing.difference",
     "DumpReport": "reports.dump_report",
-    "ExplanationReport": "reports.explanation",
+    "ExplanationReport": "reports.explaining.explanation",
     "InspectionReport": "reports.inspection",
     "IsolationReport": "reports.comparing.isolation",
     "LedgerReport": "reports.ledger",
@@ -76,7 +76,7 @@ _HOMES = {
     "doubts": "tables.facts",
     "dump_page": "page.dump_page",
     "dump_report": "reports.dump_report",
-    "explanation_report": "reports.explanation",
+    "explanation_report": "reports.explaining.explanation",
     "inspection_report": "reports.inspection",
     "page_html": "page.html_page",
     "rows_of": "tables.dump_rows",

@@ -19,7 +19,7 @@ from gradscope.errors import DumpError, UsageError
 from gradscope.frameworks.modules.input_spec import parse_input
 from gradscope.frameworks.modules.request import Request
 from gradscope.tracing.data.checkpoints import CheckpointRequest
-from gradscope.tracing.data.key_map import KeyMap
+from gradscope.tracing.data.renaming.key_map import KeyMap
 from gradscope.tracing.loading.loader import load_model
 from gradscope.tracing.loading.module_models import with_array_variables
 
@@ -298,11 +298,21 @@ def test_a_file_of_leaves_is_read_into_what_init_returns(folder: Path, stateful:
     (note,) = model_arguments(model, seed=0, checkpoint=CheckpointRequest(path=folder / "saved.eqx")).notes
     assert re.search(r"behind them left out \(tensors \d+ to \d+ would fit, too\); a model that is not the first", note)
 
-    for other in ((optimizer, saved), (saved, np.zeros((4, 4), np.float32))):  # the second may be of more layers
+    for other in (optimizer, jax.tree.map(np.zeros_like, eqx.filter(saved, eqx.is_inexact_array))):
+        eqx.tree_serialise_leaves(folder / "saved.eqx", (other, saved))
+        arguments = model_arguments(model, seed=0, checkpoint=CheckpointRequest(path=folder / "saved.eqx"))
+        np.testing.assert_array_equal(model.loss(*arguments.make()), module.loss(saved, batch))
+        (note,) = arguments.notes
+        assert re.search(
+            r"tensors \d+ to \d+ are taken for the model's, as no others in a row fit, and \d+ beside", note
+        )
+
+    more = np.zeros((4, 4), np.float32)  # may be of more layers
+    for other in ((saved, more), (more, saved), (more, saved, saved)):
         eqx.tree_serialise_leaves(folder / "saved.eqx", other)
         with pytest.raises(DumpError, match="the model has no tensor") as refused:
             model_arguments(model, seed=0, checkpoint=CheckpointRequest(path=folder / "saved.eqx"))
-        assert "first, or alone" in str(refused.value.hint)
+        assert "save" in str(refused.value.hint)
 
 
 def a_model(*layers: tuple[int, str]) -> Any:

@@ -53,12 +53,23 @@ def test_the_guide_has_a_line_for_every_framework() -> None:
 def test_the_guides_lines_for_pytorch_run_as_they_are_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'gradscope-jax[torch]'")
     monkeypatch.chdir(tmp_path)
-    (lines,) = re.findall(r"```python\n(from gradscope.frameworks.torch [^`]*)```", GUIDE.read_text(encoding="utf-8"))
+    (lines,) = re.findall(r"```python\n(from torch.nn import [^`]*)```", GUIDE.read_text(encoding="utf-8"))
     model, images = torch.nn.Sequential(torch.nn.Linear(4, 3)), torch.ones(5, 4)
-    namespace = {"model": model, "images": images, "labels": torch.arange(5) % 3, "F": torch.nn.functional}
-    exec(lines, namespace)
+    namespace = {"model": model, "images": images, "labels": torch.arange(5) % 3}
+    for _ in range(2):
+        exec(lines, namespace)
     with np.load("torch.npz") as seen:
         assert np.allclose(seen["activation/0"], model(images).detach())
+
+
+def test_the_guides_file_of_a_partitioned_module_runs_as_it_is_pasted(tmp_path: Path) -> None:
+    pytest.importorskip("equinox", reason="equinox is not installed: pip install 'gradscope-jax[equinox]'")
+    (lines,) = re.findall(r"```python\n(import equinox [^`]*)```", GUIDE.read_text(encoding="utf-8"))
+    (command_line,) = re.findall(r"`gradscope (dump partition.py[^`]*)`", GUIDE.read_text(encoding="utf-8"))
+    (tmp_path / "partition.py").write_text(lines)
+    dumped = gradscope(*shlex.split(command_line), "--json", folder=tmp_path)
+    assert dumped.status == 0, dumped.errors
+    assert "layers/0/weight" in {row["name"] for row in dumped.json["rows"] if row["family"] == "param"}
 
 
 def test_every_command_takes_a_module_and_its_inputs(tmp_path: Path) -> None:

@@ -173,7 +173,8 @@ def dump(
 
     The model file is imported and run with your rights: only dump a model whose code you would run.
     """
-    from gradscope.cli.options.checked_findings import trips
+    from gradscope.cli.options.checked_findings import failure_sentence, failures
+    from gradscope.cli.printing import say
     from gradscope.cli.running.jax_setup import set_up_jax
     from gradscope.stats import find
 
@@ -195,11 +196,14 @@ def dump(
     run_options.say(*notes)
     kept = query_options.input_files
     path, manifest = _run(target, model_request, model_options, run_options, request, kept)
-    failed = trips(manifest, findings := find(manifest), failing_rules)
+    findings = find(manifest)
+    found, incomplete = failures(path, manifest, findings, failing_rules), False
     if speaks_for_all():
         _print_results(path, manifest, findings, run_options, selection_options, result_options, format_options)
-        failed |= result_options.strict and bool(manifest.ledger.unseen())
-    if failed:
+        if found:
+            say(failure_sentence(found))
+        incomplete = result_options.strict and bool(manifest.ledger.unseen())
+    if found or incomplete:
         raise typer.Exit(1)
 
 

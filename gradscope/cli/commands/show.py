@@ -57,8 +57,14 @@ def show(
     Of a training run, print the trend of each tensor, the tables of one step, or one tensor over time.
     """
     keep_single_threaded()
-    from gradscope.cli.options.checked_findings import checked_alarms, checked_rules, trips
-    from gradscope.cli.printing import print_report
+    from gradscope.cli.options.checked_findings import (
+        checked_alarms,
+        checked_rules,
+        failure_sentence,
+        failures,
+        failures_of_run,
+    )
+    from gradscope.cli.printing import print_report, say
     from gradscope.dump.reader import open_dump
     from gradscope.history.run_folder import is_run
     from gradscope.presentation import LedgerReport, dump_report, tensor_report
@@ -68,9 +74,11 @@ def show(
     if is_run(dump):
         refused = {"--diff": diff, "--ledger": ledger, "--no-fold": no_fold}
         rules = checked_alarms(check)
-        report = _of_run(dump, step, tensor, selection_options, sort, refused, overview=not full and sort is None)
+        overview = not full and sort is None
+        report = _of_run(dump, step, tensor, selection_options, sort, refused, rules, overview=overview)
         print_report(report, format_options.chosen)
-        if _run_trips(dump, rules):
+        if found := failures_of_run(dump, None, rules):
+            say(failure_sentence(found))
             raise typer.Exit(1)
         return
     if step is not None:
@@ -94,7 +102,8 @@ def show(
         report = dump_report("show", str(dump), manifest, findings, query=query, fold=not no_fold, overview=overview,
                              checked=rules)  # fmt: skip
     print_report(report, format_options.chosen)
-    if trips(manifest, findings, rules):
+    if found := failures(dump, manifest, findings, rules):
+        say(failure_sentence(found))
         raise typer.Exit(1)
 
 
@@ -105,6 +114,7 @@ def _of_run(
     selection: SelectionOptions,
     sort: str | None,
     refused: Mapping[str, object],
+    checked: frozenset[str],
     *,
     overview: bool,
 ) -> Report:
@@ -120,16 +130,8 @@ def _of_run(
             return run_tensor_report(str(path), history, tensor)
         if step is not None:
             overview = overview and not selection.is_set  # what is selected is shown in full
-            return step_report("show", str(path), history, step, which=which, overview=overview)
-        return trends_report(str(path), history, which=which, overview=overview)
-
-
-def _run_trips(path: Path, names: frozenset[str]) -> bool:
-    from gradscope.cli.options.checked_findings import trips_run
-    from gradscope.history.history_reader import History
-
-    with History(path) as history:
-        return trips_run(history, history.alarms(), names)
+            return step_report("show", str(path), history, step, which=which, overview=overview, checked=checked)
+        return trends_report(str(path), history, which=which, overview=overview, checked=checked)
 
 
 def _difference(ref: Path, cand: Path, tensor: str | None) -> Report:

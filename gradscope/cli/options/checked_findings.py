@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from gradscope.dump.manifest.manifest import LedgerLine, Manifest
-    from gradscope.history.history_reader import History
     from gradscope.history.history_rows import Alarm
     from gradscope.stats import Finding
 
@@ -56,21 +56,53 @@ def _checked(check: str | None, rules: Sequence[str], words: Iterable[str], noun
     return names.union(rules) - {ALL} if ALL in names else names
 
 
-def trips_run(history: History, alarms: Iterable[Alarm], names: frozenset[str]) -> bool:
-    """Returns whether any alarm is of one of these rules, or a run says any of these words of its loss and updates."""
+def failures_of_run(path: Path, alarms: Iterable[Alarm] | None, names: frozenset[str]) -> dict[str, list[str]]:
+    """Returns the places of alarms of these rules, by rule, and of what a run says in these words.
+
+    Args:
+        path: The run's folder.
+        alarms: The alarms; None for all that the run has.
+        names: The rules and words.
+    """
+    from gradscope.history.history_reader import History
     from gradscope.history.views.learning import LEARNING_WORDS, learning
 
-    if any(alarm.rule in names for alarm in alarms):
-        return True
-    words = names.intersection(LEARNING_WORDS)
-    return bool(words) and bool(words & learning(history, history.steps(), history.losses()).words)
+    if not names:
+        return {}
+    found: dict[str, list[str]] = {}
+    with History(path) as history:
+        for alarm in history.alarms() if alarms is None else alarms:
+            place = f"at step {alarm.step}" + ("" if alarm.key is None else f" in {alarm.key}")
+            found.setdefault(alarm.rule, []).append(place)
+        if names.intersection(LEARNING_WORDS):
+            words = learning(history, history.steps(), history.losses()).words
+            found |= {word: [f"in {path}"] for word in sorted(words)}
+    return {rule: places for rule, places in found.items() if rule in names}
 
 
-def trips(manifest: Manifest, findings: Sequence[Finding], names: frozenset[str]) -> bool:
-    """Returns whether any finding is of one of these rules, or anything that may be meant of one of these words."""
+def failures(
+    path: Path, manifest: Manifest, findings: Sequence[Finding], names: frozenset[str]
+) -> dict[str, list[str]]:
+    """Returns the places of findings of these rules, by rule, and of what may be meant, by these words."""
+    from gradscope.naming import key_of
     from gradscope.presentation import doubts
 
-    return any(each.rule in names for each in findings) or any(each.word in names for each in doubts(manifest))
+    found: dict[str, list[str]] = {}
+    for finding in findings:
+        behind = "" if finding.source is None else f" ({finding.source})"
+        found.setdefault(finding.rule, []).append(f"at {key_of(finding.family, finding.name)}{behind}")
+    for doubt in doubts(manifest):
+        found.setdefault(doubt.word, []).append(f"in {path}" if doubt.source is None else f"at {doubt.source}")
+    return {rule: places for rule, places in found.items() if rule in names}
+
+
+def failure_sentence(found: Mapping[str, Sequence[str]]) -> str:
+    """Returns which rules and words make a command exit 1, and where: the message on standard error."""
+    each = (
+        f"{rule} {places[0]}" + (f" and {len(places) - 1:,} more" if places[1:] else "")
+        for rule, places in found.items()
+    )
+    return f"failed: {'; '.join(each)}"
 
 
 def unseen_sentences(unseen: Sequence[LedgerLine]) -> Iterator[str]:

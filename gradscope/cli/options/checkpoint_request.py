@@ -10,7 +10,7 @@ from gradscope.comparison.pairing.by_rules import MapRule, arrays_by_rules
 from gradscope.comparison.pairing.map_file import read_map
 from gradscope.tracing.data.checkpoint_files import SavedTensor
 from gradscope.tracing.data.checkpoints import CheckpointRequest
-from gradscope.tracing.data.key_map import KeyMap, read_key_map
+from gradscope.tracing.data.renaming.key_map import KeyMap, read_key_map
 
 
 def checkpoint_request(path: Path, *, map_keys: Path | None, map_file: Path | None) -> CheckpointRequest:

@@ -69,7 +69,7 @@ def column_names(incomplete: str) -> list[str]:
 
 def explained_names(incomplete: str) -> list[str]:
     """Returns what `explain` knows."""
-    from gradscope.presentation.reports.explanation import explained_names
+    from gradscope.presentation.reports.explaining.explanation import explained_names
 
     return _beginning(explained_names(), incomplete)
 

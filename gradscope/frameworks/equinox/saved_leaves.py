@@ -10,6 +10,7 @@ from typing import Any, Final
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradscope.frameworks.equinox.partition import by_path
 from gradscope.frameworks.modules.adapter import Described
@@ -38,8 +39,7 @@ class EquinoxFormat:
     def hint(self, saved: int) -> str | None:
         """Returns what to do about a file of a model with state that was saved without it, or of one that has more."""
         stateful = isinstance(self.module, tuple)
-        net = self.module[0] if stateful else self.module
-        own = sum(map(_is_saved, jax.tree_util.tree_leaves(net)))
+        own = self.without_state
         if stateful and saved == own:
             return (
                 f"the file has the {own} tensors of the model and none of its state: save the pair, "
@@ -58,16 +58,24 @@ class EquinoxFormat:
         return None
 
     @property
+    def without_state(self) -> int:
+        """The number of leaves of the module alone."""
+        net = self.module[0] if isinstance(self.module, tuple) else self.module
+        return sum(map(_is_saved, jax.tree_util.tree_leaves(net)))
+
+    @property
     def leads(self) -> bool:
         """False for a module with state that is named without it: what follows in the file is most often that state."""
         leaves = jax.tree_util.tree_leaves(self.module, is_leaf=_is_index)
         return isinstance(self.module, tuple) or not any(map(_is_index, leaves))
 
-    def restore(self) -> Any:
-        """Returns a module with the file's leaves."""
+    def restore(self, behind: int = 0) -> Any:
+        """Returns a module with the file's leaves, behind a number of others."""
         with self.checkpoint.open("rb") as file:
             if file.peek(1).startswith(b"{"):  # what the model is built of, on a line of its own
                 file.readline()
+            for _ in range(behind):
+                np.load(file)  # as Equinox writes every leaf, one after the other
             return eqx.tree_deserialise_leaves(file, self.module)
 
 

@@ -50,6 +50,7 @@ class KerasFormat:
     checkpoint: Path
     exact: bool = False
     leads: bool = False
+    without_state: int = 0
 
     @property
     def built(self) -> bool:
@@ -71,7 +72,7 @@ class KerasFormat:
         """Returns None: the mismatches say it."""
         return None
 
-    def restore(self) -> Any:
+    def restore(self, behind: int = 0) -> Any:  # noqa: ARG002 - its weights have names
         """Returns the model itself, with the file's weights."""
         self.model.load_weights(self.checkpoint)
         return self.model

@@ -115,7 +115,12 @@ class OwnFormat(Protocol):
 
     @property
     def leads(self) -> bool:
-        """True where a file may have other tensors behind those of the module."""
+        """True where a file may have other tensors beside those of the module."""
+        ...
+
+    @property
+    def without_state(self) -> int:
+        """The number of tensors of `layouts` in front of a module's state; 0 where it has names."""
         ...
 
     def hint(self, saved: int) -> str | None:
@@ -126,8 +131,12 @@ class OwnFormat(Protocol):
         """
         ...
 
-    def restore(self) -> Any:
-        """Returns the module with the file's values, perhaps another object."""
+    def restore(self, behind: int = 0) -> Any:
+        """Returns the module with the file's values, perhaps another object.
+
+        Args:
+            behind: The number of tensors in front of the module's, where a file may have others.
+        """
         ...
 
 

@@ -48,6 +48,36 @@ def climb(history: History, losses: Mapping[str, np.ndarray]) -> Climb | None:
     values = losses["loss"]
     if len(values) < _FEWEST or values[-1] <= values[0]:
         return None
+    directions = [each for stats in _by_step(history).values() if (each := update_direction(stats)) is not None]
+    if len(directions) < _FEWEST or min(directions) <= CLIMBS:
+        return None
+    return Climb(count=len(directions), cosine=statistics.median(directions))
+
+
+def climbing_parameters(history: History) -> tuple[str, ...]:
+    """Returns the parameters whose updates point along their gradients at all recorded steps, where others' do not.
+
+    That is a wrong sign in a part of an optimizer, or meant, as of a dual variable, which a loss is maximised over.
+
+    Args:
+        history: The run's history.
+
+    Raises:
+        DumpError: The history is damaged.
+    """
+    columns, tensors = history.columns(("cosine",)), history.tensors
+    cosines = {
+        tensors[number].name: series["cosine"][~np.isnan(series["cosine"])]
+        for number, series in columns.items()
+        if number in tensors and tensors[number].family == naming.UPDATE
+    }
+    known = {name: each for name, each in cosines.items() if len(each) >= _FEWEST}
+    climbing = tuple(name for name, each in known.items() if each.min() > CLIMBS)
+    return climbing if len(climbing) < len(known) else ()
+
+
+def _by_step(history: History) -> dict[int, dict[str, dict[str, float | int | None]]]:
+    """Returns the norms of updates and gradients, and their cosines, by key, of each recorded step."""
     columns, tensors = history.columns(("l2", "cosine")), history.tensors
     by_step: dict[int, dict[str, dict[str, float | int | None]]] = {}
     for number in columns.keys() & tensors.keys():
@@ -56,10 +86,7 @@ def climb(history: History, losses: Mapping[str, np.ndarray]) -> Climb | None:
             for step, l2, cosine in zip(series["step"], series["l2"], series["cosine"], strict=True):
                 known = {"l2": _known(l2), "cosine": _known(cosine)}
                 by_step.setdefault(int(step), {})[tensors[number].key] = known
-    directions = [each for stats in by_step.values() if (each := update_direction(stats)) is not None]
-    if len(directions) < _FEWEST or min(directions) <= CLIMBS:
-        return None
-    return Climb(count=len(directions), cosine=statistics.median(directions))
+    return by_step
 
 
 def _known(value: float) -> float | None:

@@ -13,7 +13,7 @@ from gradscope.dump.record import Json
 from gradscope.history.database.schema import FAULTS
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import LossFault
-from gradscope.history.views.climbing import Climb, climb
+from gradscope.history.views.climbing import Climb, climb, climbing_parameters
 from gradscope.history.views.frozen_parameters import frozen_parameters
 from gradscope.history.views.loss_fall import NoFall, no_fall
 from gradscope.naming import printable
@@ -28,12 +28,14 @@ class Learning:
         frozen: The parameters that no recorded step changes though they have a gradient.
         level: How the loss has hardly fallen; None where it has.
         climb: How the updates climb the loss; None where they do not.
+        climbing: Of a loss that has hardly fallen, the parameters whose updates alone climb it.
     """
 
     faults: tuple[LossFault, ...] = ()
     frozen: tuple[str, ...] = ()
     level: NoFall | None = None
     climb: Climb | None = None
+    climbing: tuple[str, ...] = ()
 
     @property
     def words(self) -> frozenset[str]:
@@ -45,12 +47,15 @@ class Learning:
         """Returns what there is to say, by name."""
         found: dict[str, Json] = {"faults": [each._asdict() for each in self.faults]} if self.faults else {}
         found |= {"unchanged": list(self.frozen)} if self.frozen else {}
-        found |= {} if self.level is None else {"level": asdict(self.level)}
+        names: dict[str, Json] = {"parameters": list(self.climbing)} if self.climbing else {}
+        found |= {} if self.level is None else {"level": asdict(self.level) | names}
         return found if self.climb is None else {**found, "climbing": asdict(self.climb)}
 
 
+#: The words of what may be meant in the program of a loss.
+LOSS_DOUBTS: Final = ("rectified", "squashed", "evaluation")
 #: The words of what a run may say: of faults in the program of its loss, and of what may be meant.
-LEARNING_WORDS: Final = ("broadcast", "saturated", "climbing", "learning", "unchanged")
+LEARNING_WORDS: Final = ("broadcast", "saturated", *LOSS_DOUBTS, "climbing", "learning", "unchanged")
 #: Of a run that learns, and of a report on one of its steps.
 NOTHING_TO_SAY: Final = Learning()
 
@@ -66,9 +71,10 @@ def learning(history: History, steps: Mapping[str, np.ndarray], losses: Mapping[
     Raises:
         DumpError: The history is damaged.
     """
+    level, climbs = no_fall(steps, losses), climb(history, losses)
     return Learning(
-        faults=_faults(history.facts.get(FAULTS, "[]")),
-        frozen=frozen_parameters(history), level=no_fall(steps, losses), climb=climb(history, losses),
+        faults=_faults(history.facts.get(FAULTS, "[]")), frozen=frozen_parameters(history), level=level, climb=climbs,
+        climbing=() if level is None or climbs is not None else climbing_parameters(history),
     )  # fmt: skip
 
 

@@ -22,9 +22,9 @@ from gradscope.presentation.page.page_parts import Page, PageMaker, PageNotes, d
 from gradscope.presentation.render.document import Note
 from gradscope.presentation.render.screen import BAD, Screen
 from gradscope.presentation.reports.comparing.compared_runs import RunDivergenceReport
-from gradscope.presentation.reports.dump_report import origin_notes
+from gradscope.presentation.reports.origins import origin_notes
 from gradscope.presentation.reports.runs.alarm_words import alarm_sentence, run_verdict, worst_alarm
-from gradscope.presentation.reports.runs.run_facts import learning_notes
+from gradscope.presentation.reports.runs.run_facts import learning_notes, loss_ends
 from gradscope.presentation.reports.runs.run_report import RunReport, trends_report
 from gradscope.presentation.tables.dump_rows import Row, rows_of, value_family
 from gradscope.presentation.tables.numbers import count, number
@@ -163,7 +163,7 @@ def _compared_summary(candidates: Sequence[ComparedRun], reports: Sequence[RunRe
 
 
 def _facts(report: RunReport) -> list[Note]:
-    facts = [Note(label="loss", text=report.loss_ends)] if len(report.losses["step"]) else []
+    facts = [Note(label="loss", text=loss_ends(report.steps, report.losses))] if len(report.losses["step"]) else []
     facts += [Note(label="steps", text=f"{count(report.taken)} taken, {count(len(report.steps['step']))} recorded")]
     facts += [*learning_notes(report.learning), *_noise(report)]
     return [*facts, Note(label="run", text=report.path)]

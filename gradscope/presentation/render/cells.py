@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from gradscope.presentation.render.screen import Screen
-from gradscope.presentation.tables.numbers import amount_column, count_column, number_column, share_column
+from gradscope.presentation.tables.numbers import amount_column, count_column, number, number_column, share_column
 from gradscope.presentation.tables.table import Cell, Column, Kind
 
 #: The kinds that are aligned to the right, so that digits are above digits.
@@ -45,6 +45,8 @@ def _text(kind: Kind, cell: Cell) -> str:
         return ""
     if isinstance(cell, bool):
         return "yes" if cell else "no"
+    if isinstance(cell, float):  # a number among words, as a tolerance among rules
+        return number(cell)
     if not isinstance(cell, tuple):
         return str(cell)
     return f"[{','.join(map(str, cell))}]" if kind == "shape" else ", ".join(map(str, cell))

@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gradscope import naming
-from gradscope.dump.manifest.json_text import from_float
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.manifest.operation_facts import Origin
 from gradscope.dump.record import Json
-from gradscope.naming.wording import place_behind
 from gradscope.presentation.render.document import Document, Note, Notes
 from gradscope.presentation.render.github import Annotation
 from gradscope.presentation.render.screen import Screen, style_of_words
@@ -22,6 +20,14 @@ from gradscope.presentation.reports.dump_overview import (
     dump_blocks,
     overview_document,
     verdict_note,
+)
+from gradscope.presentation.reports.origins import (
+    OF_ORIGINS,
+    REPAIR,
+    origin_annotation,
+    origin_json,
+    origin_notes,
+    origin_sentence,
 )
 from gradscope.presentation.tables.dump_rows import Row, rows_of
 from gradscope.presentation.tables.facts import Doubt, doubts, facts, facts_json
@@ -35,12 +41,8 @@ from gradscope.stats import RULES, Finding, is_thrown_away
 SCHEMA: Final = 1
 #: The number of findings of one rule that a terminal shows.
 _FINDINGS_PER_RULE: Final = 10
-#: The label of what to do.
-_REPAIR: Final = "repair"
 #: The end of a sentence on an origin that harms nothing.
 _THROWN_AWAY: Final = "it reaches neither the loss nor the gradient of a parameter"
-#: The rules that origins explain.
-_OF_ORIGINS: Final = frozenset({"nonfinite", "overflow"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +113,7 @@ class DumpReport:
         rule = self.findings[0].rule
         remedy = self.findings[0].repair or next((each.remedy for each in RULES if each.name == rule), "")
         text = f"{remedy[:1].lower()}{remedy[1:]}".removesuffix(".")
-        return [Note(label=_REPAIR, text=text, style=style_of_words(rule))] if text else []
+        return [Note(label=REPAIR, text=text, style=style_of_words(rule))] if text else []
 
     def _where_it_began(self) -> tuple[Note, ...]:
         """Returns what the verdict does not say: where NaNs and infinities began, and the repair."""
@@ -128,7 +130,7 @@ class DumpReport:
         """Returns notes on origins: of what is thrown away, that it is, without a repair of what harms nothing."""
         if not self.thrown_away:
             return origin_notes(origins)
-        return tuple(Note(label="note", text=f"{_origin_sentence(each)}; {_THROWN_AWAY}") for each in origins)
+        return tuple(Note(label="note", text=f"{origin_sentence(each)}; {_THROWN_AWAY}") for each in origins)
 
     def rules_by_key(self) -> dict[str, list[str]]:
         """Returns the rules that found something in a tensor, by its key, the worst first."""
@@ -169,14 +171,9 @@ class DumpReport:
         return Annotation(level=level, title=f"gradscope: {doubt.word}", message=doubt.why, source=doubt.source)
 
     def _origin_annotation(self, origin: Origin) -> Annotation:
-        level = "error" if self.checked & _OF_ORIGINS else "warning"
-        more = _THROWN_AWAY if self.thrown_away else origin.repair
-        return Annotation(
-            level="notice" if self.thrown_away else level,
-            title="gradscope: where it began",
-            message=f"{origin.name} {origin.why}" + (f"; {more}" if more else ""),
-            source=origin.source,
-        )
+        if self.thrown_away:
+            return origin_annotation(origin, "notice", _THROWN_AWAY)
+        return origin_annotation(origin, "error" if self.checked & OF_ORIGINS else "warning", origin.repair)
 
     def rows(self) -> Sequence[Mapping[str, Json]]:
         """Returns name, family and values of each row."""
@@ -255,38 +252,6 @@ def _findings(findings: Sequence[Finding]) -> Notes:
 
 def _finding_note(finding: Finding) -> Note:
     return Note(label=finding.rule, text=finding.statement, style=style_of_words(finding.rule))
-
-
-def origin_notes(origins: Sequence[Origin]) -> tuple[Note, ...]:
-    """Returns notes on where NaNs and infinities began, but for an origin without words, and how to repair them."""
-    return tuple(
-        Note(label=label, text=text, style=style_of_words("nonfinite"))
-        for origin in origins
-        for label, text in (("origin", _origin_sentence(origin)), (_REPAIR, origin.repair))
-        if text
-    )
-
-
-def _origin_sentence(origin: Origin) -> str:
-    place = place_behind(origin.why, origin.source)
-    return f"{naming.printable(origin.name)}{place} {origin.why}" if origin.why else ""
-
-
-def origin_json(origin: Origin) -> dict[str, Json]:
-    """Returns an origin as the command line's JSON has it."""
-    found: dict[str, Json] = {
-        "direction": origin.direction,
-        "name": origin.name,
-        "layer": origin.layer,
-        "primitive": origin.primitive,
-        "source": origin.source,
-        "iteration": list(origin.iteration) or None,
-        "index": list(origin.index) or None,
-        "operands": [from_float(operand) for operand in origin.operands] or None,
-        "why": origin.why,
-        "repair": origin.repair or None,
-    }
-    return {name: fact for name, fact in found.items() if fact is not None}
 
 
 def _finding_json(finding: Finding) -> dict[str, Json]:

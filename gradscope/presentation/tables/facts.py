@@ -47,7 +47,7 @@ _NAMING: Final = {
 
 
 #: The words of facts that are no finding, as they may be meant, though each may be a fault.
-MAY_BE_MEANT: Final = ("no effect", "clipped", "dropped", "rectified", "softmax", "unscaled")
+MAY_BE_MEANT: Final = ("no effect", "clipped", "dropped", "rectified", "squashed", "softmax", "unscaled")
 
 
 class Doubt(NamedTuple):
@@ -68,8 +68,9 @@ def doubts(manifest: Manifest) -> Iterator[Doubt]:
     yield from (Doubt("clipped", printable(each.sentence), each.source) for each in manifest.clips)
     masks = (each for each in manifest.random_masks if each.is_beyond_rates)
     yield from (Doubt("dropped", printable(each.sentence), each.source) for each in masks)
-    rectified = manifest.rectified_logits
-    yield from (Doubt("rectified", printable(each.sentence), each.source) for each in rectified)
+    for word in ("rectified", "squashed"):
+        logits = (each for each in manifest.rectified_logits if each.is_bounded is (word == "squashed"))
+        yield from (Doubt(word, printable(each.sentence), each.source) for each in logits)
     yield from (Doubt("softmax", printable(each.sentence), each.source) for each in manifest.softmax_uses)
     yield from (Doubt("unscaled", printable(each)) for each in unscaled_inputs(manifest))
 

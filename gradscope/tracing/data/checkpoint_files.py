@@ -94,6 +94,10 @@ class SavedTensor:
         """Returns the tensor, which has a name in the file."""
         return replace(self, origin=origin)
 
+    def in_shape(self, shape: tuple[int, ...]) -> SavedTensor:
+        """Returns the tensor with the same numbers in another shape."""
+        return replace(self, shape=shape, read=lambda: self.read().reshape(shape))
+
     def in_order(self, axes: Sequence[int]) -> SavedTensor:
         """Returns the description of the tensor with its axes in another order."""
         return replace(self, shape=tuple(self.shape[axis] for axis in axes))

@@ -29,10 +29,11 @@ from gradscope.frameworks.modules.adapter import RNGS
 from gradscope.frameworks.modules.tree_names import tree_names
 from gradscope.naming import printable
 from gradscope.tracing.data.axes import Axes, Stored, infer_axes, rearranged
+from gradscope.tracing.data.axes_of_one import axes_notes, but_for_axes_of_one
 from gradscope.tracing.data.checkpoint_files import SavedTensor, open_checkpoint
-from gradscope.tracing.data.key_map import KeyMap
 from gradscope.tracing.data.mismatches import in_groups, mismatches, shortened
-from gradscope.tracing.data.renaming_hints import axes_hint, foreign_hint, other_hint, rivals_hint
+from gradscope.tracing.data.renaming.key_map import KeyMap
+from gradscope.tracing.data.renaming.renaming_hints import Unmatched, axes_hint, foreign_hint, other_hint, rivals_hint
 from gradscope.tracing.data.variable_names import Matches, collection_of, components, find_variables, is_of_optimizer
 from gradscope.tracing.tracer import Leaf, variable_leaves
 
@@ -108,6 +109,8 @@ def variables_from_file(request: CheckpointRequest, expected: Any, make: Callabl
         ordered = request.path.suffix == ".eqx" and not request.has_rules
         found = _in_order(leaves, tensors) if ordered else find_variables(full, leaves, list(tensors))
         found = _without_bare_keys(found, leaves, tensors)
+        reshaped = but_for_axes_of_one(found, leaves, tensors)
+        tensors |= reshaped
         file = _File(path=request.path, tensors=tensors, variables=dict(zip(full, leaves, strict=True)), found=found)
         axes = file.axes()
         made = jax.tree_util.tree_leaves(make()) if None in found.names else []
@@ -117,7 +120,7 @@ def variables_from_file(request: CheckpointRequest, expected: Any, make: Callabl
         ]
     return Checkpoint(
         variables=jax.tree_util.tree_unflatten(tree, arrays),
-        notes=(*file.notes(axes), *_dtype_notes(leaves, arrays)),
+        notes=(*file.notes(axes), *axes_notes(reshaped), *_dtype_notes(leaves, arrays)),
     )
 
 
@@ -195,10 +198,11 @@ class _File:
             lacking = {path: leaf for path, leaf in needed.items() if path not in fitting}
             problems = list(mismatches(needed, {**extra, **fitting}))
             fits = any(not any(mismatches({path: needed[path]}, {path: each})) for path, each in fitting.items())
-            renaming = (lacking, extra, self._prefix())
+            ruled = any(each.origin != name for name, each in self.tensors.items())
+            unmatched = Unmatched(lacking=lacking, extra=extra, prefix=self._prefix(), ruled=ruled)
             if fits:
-                raise self._refused("; ".join(problems), other_hint(self.path, self.tensors, *renaming))
-            raise self._foreign(len(needed), problems, foreign_hint(self.path, self.tensors, *renaming))
+                raise self._refused("; ".join(problems), other_hint(self.path, self.tensors, unmatched))
+            raise self._foreign(len(needed), problems, foreign_hint(self.path, self.tensors, unmatched))
 
     @property
     def _absent(self) -> Mapping[str, int]:

@@ -7,7 +7,7 @@ name their tensors, and are read like any other file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from gradscope.errors import DumpError
 from gradscope.frameworks.detect import own_format_of
-from gradscope.frameworks.modules.adapter import Described
+from gradscope.frameworks.modules.adapter import Described, OwnFormat
 from gradscope.naming import printable
 from gradscope.tracing.data.checkpoint_files import open_checkpoint
 from gradscope.tracing.data.mismatches import mismatches
@@ -49,13 +49,13 @@ def restored(found: Any, checkpoint: Path, build: Callable[[], object]) -> Resto
     try:
         expected, named = own.layouts()
         saved = _in_order(expected, checkpoint) if named is None else named
-        behind = {name: each for name, each in saved.items() if name not in expected} if own.leads else {}
-        if not _may_be_of_training(expected, behind):
-            behind = {}
-        first = {name: each for name, each in saved.items() if name not in behind}
-        if not any(mismatches(expected, first, exact=own.exact)):
-            return Restored(value=own.restore(), notes=tuple(_notes(checkpoint, expected, list(behind.values()))))
         problems = list(mismatches(expected, saved, exact=own.exact))
+        if not problems:
+            return Restored(value=own.restore(), notes=())
+        places = _places(expected, list(saved.values()), own) if own.leads else []
+        if places:
+            note = _note(checkpoint, len(expected), len(saved), places)
+            return Restored(value=own.restore(places[0]), notes=(note,))
         hint = own.hint(len(saved))
     except _LOADING_ERRORS as error:
         problems = [str(error)]
@@ -64,36 +64,51 @@ def restored(found: Any, checkpoint: Path, build: Callable[[], object]) -> Resto
     )
 
 
-def _may_be_of_training(expected: Mapping[str, Described], behind: Mapping[str, Described]) -> bool:
-    """Returns whether the tensors behind a model's may be what a training run saves with it, and not more layers.
+def _places(expected: Mapping[str, Described], saved: Sequence[Described], own: OwnFormat) -> list[int]:
+    """Returns behind how many tensors of a file those of a model may be, in the order of the file.
 
-    That has a whole number, which counts steps or seeds a generator, or a tensor for each of the model's.
+    There are none where the others cannot be what a training run saves with it, as they may be more layers, and none
+    where several fit, but for the first of the file, which is where a model most often is.
     """
-    shapes = iter([each.shape for each in behind.values()])
-    counts = any(jnp.issubdtype(each.dtype, jnp.integer) for each in behind.values())
-    return counts or all(
-        each.shape in shapes for each in expected.values() if each.shape and jnp.issubdtype(each.dtype, jnp.inexact)
-    )
-
-
-def _notes(checkpoint: Path, expected: Mapping[str, Described], behind: Sequence[Described]) -> Iterator[str]:
-    if not behind:
-        return
     count = len(expected)
-    names = list(expected)
-    fit = next(
-        (
-            at
-            for at in range(len(behind) - count + 1)
-            if not any(mismatches(expected, dict(zip(names, behind[at : at + count], strict=True)), exact=True))
-        ),
-        None,
+    found = [
+        at
+        for at in range(len(saved) - count + 1)
+        if not any(mismatches(expected, dict(zip(expected, saved[at : at + count], strict=True)), exact=own.exact))
+    ]
+    if not found or (found[0] and found[1:]):
+        return []
+    others = [*saved[: found[0]], *saved[found[0] + count :]]
+    learned = list(expected.values())[: own.without_state]
+    return found if _may_be_of_training(learned, others) else []
+
+
+def _may_be_of_training(learned: Sequence[Described], others: Sequence[Described]) -> bool:
+    """Returns whether the tensors beside a model's may be what a training run saves with it, and not more layers.
+
+    That has a whole number, which counts steps or seeds a generator, or a tensor for each that is learned.
+    """
+    shapes = iter([each.shape for each in others])
+    counts = any(jnp.issubdtype(each.dtype, jnp.integer) for each in others)
+    return counts or all(
+        each.shape in shapes for each in learned if each.shape and jnp.issubdtype(each.dtype, jnp.inexact)
     )
-    rivals = "" if fit is None else f" (tensors {count + fit + 1:,} to {2 * count + fit:,} would fit, too)"
-    yield (
-        f"{printable(checkpoint.name)}: the first {count:,} tensors are taken for the model's, as they fit, and "
-        f"{len(behind):,} behind them left out{rivals}; a model that is not the first in its file, as behind an "
-        "optimizer's momentum, has to be saved alone: eqx.tree_serialise_leaves(FILE, model)"
+
+
+def _note(checkpoint: Path, count: int, saved: int, places: Sequence[int]) -> str:
+    """Returns which tensors of a file are taken for the model's."""
+    first, *rivals = places
+    name = printable(checkpoint.name)
+    if first:
+        return (
+            f"{name}: tensors {first + 1:,} to {first + count:,} are taken for the model's, as no others in a row fit, "
+            f"and {saved - count:,} beside them left out"
+        )
+    also = "" if not rivals else f" (tensors {rivals[0] + 1:,} to {rivals[0] + count:,} would fit, too)"
+    return (
+        f"{name}: the first {count:,} tensors are taken for the model's, as they fit, and {saved - count:,} behind "
+        f"them left out{also}; a model that is not the first in its file, as behind an optimizer's momentum, has to be "
+        "saved alone: eqx.tree_serialise_leaves(FILE, model)"
     )
 
 

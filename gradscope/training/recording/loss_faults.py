@@ -1,17 +1,22 @@
-"""Some faults of a loss are those of its program, whatever its numbers are, so that a run states them at once."""
+"""Some faults of a loss are those of its program, whatever its numbers are, so that a run states them at once.
+
+So is some of what may be meant, which a dump says beside its findings.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from gradscope.history.history_rows import LossFault
 from gradscope.tracing.lookup.batch_broadcasts import batch_broadcasts
 from gradscope.tracing.lookup.functions.bounded_functions import BoundedFunction, bounded_functions
+from gradscope.tracing.lookup.functions.given_statistics import given_statistics
+from gradscope.tracing.lookup.functions.rectified_logits import rectified_logits
 from gradscope.tracing.tracer import Trace
 
 
 def loss_faults(traces: Iterable[Trace]) -> tuple[LossFault, ...]:
-    """Returns the faults of the programs of some losses, by the rules of findings; each once.
+    """Returns the faults of the programs of some losses, by the rules of findings or the words of a dump; each once.
 
     Args:
         traces: The losses.
@@ -22,6 +27,21 @@ def loss_faults(traces: Iterable[Trace]) -> tuple[LossFault, ...]:
 def _faults(trace: Trace) -> Iterator[LossFault]:
     yield from (LossFault("broadcast", each.sentence) for each in batch_broadcasts(trace))
     yield from (LossFault("saturated", _again(each)) for each in bounded_functions(trace) if each.again)
+    for each in rectified_logits(trace):
+        yield LossFault("squashed" if each.is_bounded else "rectified", each.sentence)
+    if places := given_statistics(trace):
+        yield LossFault("evaluation", _given(places))
+
+
+def _given(places: Sequence[str | None]) -> str:
+    known = [each for each in places if each is not None]
+    more = f" and at {len(known) - 1:,} other places" if len(known) > 2 else ""
+    more = f" and {known[1]}" if len(known) == 2 else more
+    place = f" at {known[0]}{more}" if known else ""
+    return (
+        f"the norm{place} takes its mean and variance from what the step is given, as in evaluation, and not from the "
+        "batch"
+    )
 
 
 def _again(function: BoundedFunction) -> str:

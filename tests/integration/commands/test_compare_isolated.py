@@ -41,7 +41,7 @@ def test_the_layer_that_makes_the_error_is_named_and_the_status_is_1(folder: Pat
     )
     title, _, row = table.splitlines()
     assert title == "Layers on the reference's inputs and cotangents (1 of 4)"
-    assert row.split()[:4] == ["last", "different", "2.00", "0.0001"]
+    assert row.split()[:4] == ["last", "different", "2.00", "1.00e-04"]
     assert arguments.splitlines() == ["Arguments", "of the reference  3 arrays"]
     assert rest == "same  3 layers (--all shows them)\n"
 

@@ -16,7 +16,9 @@ from gradscope.dump.manifest.reasons import REASONS
 from gradscope.dump.manifest.zero_reasons import ZERO_REASONS
 from gradscope.history.alarms.alarm_rules import RULES as ALARMS
 from gradscope.history.database.schema import NOISE, STATS, STEPS
-from gradscope.presentation.reports.explanation import explained_names, explanation_report
+from gradscope.history.views.learning import LEARNING_WORDS
+from gradscope.presentation import MAY_BE_MEANT
+from gradscope.presentation.reports.explaining.explanation import explained_names, explanation_report
 from gradscope.proof import claims, proving
 from gradscope.stats import COLUMNS, RULES
 from tests.integration.command import gradscope, in_terminal
@@ -69,8 +71,12 @@ def _printed_words() -> set[str]:
         }  # fmt: skip
         for node in ast.walk(tree):
             texts: list[ast.expr | None] = []
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"Note", "Column"}:
+            made = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+            if isinstance(node, ast.Call) and made in {"Note", "Column", "column"}:
                 texts = [each.value for each in node.keywords if each.arg in {"label", "heading", "group"}]
+                texts += node.args[:1] if made == "column" else []
+            elif isinstance(node, ast.Call) and made == "Notes":
+                texts = [each.value for each in node.keywords if each.arg == "title"]
             elif "page" in path.parts:  # what it yields are the keys of its content
                 continue
             elif isinstance(node, ast.Yield) and isinstance(node.value, ast.Tuple):  # a label and its text
@@ -115,6 +121,13 @@ def test_a_name_may_have_another_case_or_a_type(tmp_path: Path) -> None:
 @pytest.mark.parametrize("written", ["learning rate", "learning-rate", "Learning_Rate"])
 def test_a_name_may_have_spaces_or_hyphens(written: str) -> None:
     assert [each.name for each in explanation_report(written).explanations] == ["learning_rate"]
+
+
+@pytest.mark.parametrize("word", [*MAY_BE_MEANT, *LEARNING_WORDS])
+def test_what_a_word_fails_is_said(word: str) -> None:
+    uses = [each.facts.get("use", "") for each in explanation_report(word).explanations]
+    commands = "train and show of a run" if word in LEARNING_WORDS else "dump and show"
+    assert any("--check" in use and f"{commands} exit 1 on it" in use for use in uses)
 
 
 def test_frozen_is_explained_for_a_model_of_jax_too() -> None:

@@ -59,10 +59,15 @@ def skipped(folder: Path) -> Finished:
 
 def test_what_is_no_alarm_fails_a_job_where_it_is_named(folder: Path) -> None:
     climb = ("train", "net.py", "--steps", 12, "--every", 1, "--optimizer", "sgd(-0.001)", "-o", "climbs")
-    assert gradscope(*climb, "--check", "all,climbing", folder=folder).status == 1
+    trained = gradscope(*climb, "--check", "all,climbing", folder=folder)
+    assert (trained.status, trained.lines[-1]) == (1, "failed: climbing in climbs")
     for words, status in (("climbing", 1), ("learning,climbing", 1), ("all", 0), ("unchanged,saturated", 0)):
         done = gradscope("show", "climbs", "--check", words, folder=folder)
         assert (done.status, "\nclimbing " in done.output) == (status, True), words
+        assert done.lines == ["failed: climbing in climbs"] * status
+    for words, level in (("climbing", "::error "), ("all", "::notice ")):
+        line = gradscope("show", "climbs", "--check", words, "--format", "github", folder=folder).output
+        assert line.startswith(f"{level}title=gradscope%3A climbing::the updates point along the gradients"), line
     unknown = gradscope("show", "climbs", "--check", "softmax", folder=folder)
     assert (unknown.status, "there is no alarm 'softmax'" in unknown.errors) == (2, True)
 
@@ -126,7 +131,12 @@ def test_stop_ends_before_the_step_and_note_goes_on(folder: Path) -> None:
     assert (folder / "stopped" / f"state-{AT:06}.npz").exists()
     assert (folder / "stopped" / f"alarm-{AT:06}" / "batch.npz").exists()
     noted = gradscope(*TRAIN, "--steps", 80, "--on-alarm", "note", "-o", "noted", "--check", "all", "-q", folder=folder)
-    assert noted.status == 1
+    assert (noted.status, noted.lines[-1]) == (
+        1,
+        f"failed: loss-spike at step {AT}; grad-spike at step {AT}; update-spike at step {AT}",
+    )
+    (line, *_) = gradscope("show", "noted", "--format", "github", folder=folder).output.splitlines()
+    assert line.startswith(f"::warning title=gradscope%3A loss-spike::at step {AT} the loss is ")
     assert {row[0] for row in rows(folder / "noted", "alarms")} == {AT}
     assert not list((folder / "noted").glob("alarm-*"))
 

@@ -6,10 +6,12 @@ import gzip
 import importlib.util
 import json
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -235,16 +237,30 @@ def test_a_loss_of_all_pairs_is_reported_once(tmp_path: Path, caplog: pytest.Log
         assert f"\nbroadcast  {fault['why']}" in gradscope("show", run, folder=tmp_path).output
 
 
-def test_a_softmax_of_a_softmax_is_reported_by_a_probe_and_what_a_history_states_otherwise_is_none(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("function", "word", "said"),
+    [
+        (jax.nn.softmax, "saturated", "the result of the softmax at test_train.py:{} goes through another one"),
+        (jnp.tanh, "squashed", "takes for logits what the tanh at test_train.py:{} returns"),
+        (jax.nn.relu, "rectified", "takes for logits what the rectifier at test_train.py:{} returns"),
+    ],
+)
+def test_what_a_loss_takes_for_logits_is_reported_by_a_probe_and_what_a_history_states_otherwise_is_none(
+    function: Callable[[Any], Any], word: str, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def twice(p: Any, x: Any) -> Any:
-        return -jax.nn.log_softmax(jax.nn.softmax(x @ p["w"]))[:, 0].mean()
+        return -jax.nn.log_softmax(function(x @ p["w"]))[:, 0].mean()
 
     with gs.Probe(tmp_path / "run", every=1) as probe:
         probe.jit(probe.value_and_grad(twice))({"w": np.ones((3, 4), np.float32)}, np.ones((2, 3), np.float32))
-    assert caplog.text.count("saturated: the result of the softmax at test_train.py") == 1
-    assert "goes through another one" in gradscope("show", "run", folder=tmp_path).output
+    (message,) = (record.getMessage() for record in caplog.records if f"{word}: " in record.getMessage())
+    assert said.format(twice.__code__.co_firstlineno + 1) in message
+    shown = gradscope("show", "run", "--check", f"all,{word}", folder=tmp_path)
+    assert (shown.status, shown.lines, said.partition(" at ")[0] in shown.output) == (
+        1,
+        [f"failed: {word} in run"],
+        True,
+    )
     with sqlite3.connect(tmp_path / "run" / "history.sqlite") as connection:
         connection.execute('UPDATE run SET value = \'[[1], ["a", "b", "c"], 7]\' WHERE key = \'faults of the loss\'')
     assert "faults" not in gradscope("show", "run", "--json", folder=tmp_path).json

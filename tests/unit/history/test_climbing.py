@@ -12,7 +12,7 @@ from gradscope.history.alarms.alarm_watch import AlarmWatch
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import StepRecord, TensorRow
 from gradscope.history.history_writer import HistoryWriter
-from gradscope.history.views.climbing import climb
+from gradscope.history.views.climbing import climb, climbing_parameters
 
 
 def recorded(folder: Path, cosines: Sequence[tuple[float | None, float | None]]) -> History:
@@ -47,7 +47,10 @@ def test_a_run_climbs_where_all_updates_together_do_from_the_first_step_on(
 ) -> None:
     with recorded(tmp_path, cosines) as history:
         found = climb(history, {"step": np.arange(3), "loss": np.array([losses[0], *losses])})
+        alone = climbing_parameters(history)
     assert (found is not None) is expected
+    opposite = {(0.9, -1.0): ("a",), (-0.9, 1.0): ("b",)}
+    assert alone == next((names for pair, names in opposite.items() if pair == cosines[0] == cosines[-1]), ())
     if found is not None:
         assert (found.count, found.cosine > 0.8) == (sum(large is not None for large, _ in cosines), True)
 

@@ -150,7 +150,8 @@ class RecordOptions:
         typer.Option(
             metavar="RULES",
             help="Exit 1 where an alarm is of one of these rules, separated by commas, or all; and where the report "
-            "says 'climbing', 'learning', 'unchanged', 'broadcast' or 'saturated' of the run, each where it is named.",
+            "says 'climbing', 'learning', 'unchanged', 'broadcast', 'saturated', 'rectified', 'squashed' or "
+            "'evaluation' of the run, each where it is named.",
             rich_help_panel=_ALARMS,
         ),
     ] = None

@@ -75,6 +75,7 @@ def train(
 
     The model file is imported and run with your rights: only train a model whose code you would run.
     """
+    from gradscope.cli.options.checked_findings import failure_sentence, failures_of_run
     from gradscope.cli.printing import say
     from gradscope.cli.running.jax_setup import set_up_jax
     from gradscope.errors import UsageError
@@ -109,8 +110,10 @@ def train(
     tripped = any(alarm.rule in checked for alarm in outcome.alarms)
     if speaks_for_all():
         with chdir(start):
-            _print_results(output, outcome, format_options)
-            tripped = _trips(output, outcome, checked)
+            _print_results(output, outcome, format_options, checked)
+            found = failures_of_run(output, outcome.alarms, checked)
+        if tripped := bool(found):
+            say(failure_sentence(found))
     if outcome.stopped or tripped:
         raise typer.Exit(1)
 
@@ -204,7 +207,7 @@ def _facts(model: Model, options: dict[str, Json]) -> dict[str, Json]:
     return {"model": model.name, **source, **options, **machine_provenance(), "argv": command_line()}
 
 
-def _print_results(path: Path, outcome: Outcome, format_options: FormatOptions) -> None:
+def _print_results(path: Path, outcome: Outcome, format_options: FormatOptions, checked: frozenset[str]) -> None:
     """Prints the tables of the last step, or on a terminal, which has no room for them, the trends on one screen."""
     from gradscope.cli.printing import print_report, screen
     from gradscope.history.history_reader import History
@@ -213,19 +216,12 @@ def _print_results(path: Path, outcome: Outcome, format_options: FormatOptions) 
     chosen, resumed_from = format_options.chosen, outcome.resumed_from
     with History(path) as history:
         if chosen is Format.TABLE and screen().width is not None:
-            report = trends_report(str(path), history, command="train", overview=True, resumed_from=resumed_from)
+            report = trends_report(
+                str(path), history, command="train", overview=True, resumed_from=resumed_from, checked=checked
+            )
         else:
-            report = step_report("train", str(path), history, None, resumed_from=resumed_from)
+            report = step_report("train", str(path), history, None, resumed_from=resumed_from, checked=checked)
     print_report(report, chosen)
-
-
-def _trips(path: Path, outcome: Outcome, checked: frozenset[str]) -> bool:
-    """Returns whether an alarm of this command, or what the whole run says, is one that `--check` names."""
-    from gradscope.cli.options.checked_findings import trips_run
-    from gradscope.history.history_reader import History
-
-    with History(path) as history:
-        return trips_run(history, outcome.alarms, checked)
 
 
 def _batches(model_options: ModelOptions, model: Model, arguments: Arguments) -> Callable[[int], Any]:

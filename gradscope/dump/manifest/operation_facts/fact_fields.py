@@ -16,6 +16,7 @@ from gradscope.dump.manifest.operation_facts import (
     SoftmaxUse,
     StepFunction,
 )
+from gradscope.dump.manifest.operation_facts.rectified import LOGITS_MAKERS
 from gradscope.dump.manifest.operation_facts.saturation import BOUNDED_NAMES
 from gradscope.dump.record import Json
 
@@ -85,8 +86,9 @@ def rectified(value: Json, position: int) -> RectifiedLogits:
     """Returns a rectifier of logits; `position` is its place in the list."""
     found = Fields.of(value, f"rectifier {position}", RectifiedLogits)
     return RectifiedLogits(
-        function=found.choice("function", BOUNDED_NAMES, "softmax"), source=found.optional_text("source")
-    )
+        function=found.choice("function", BOUNDED_NAMES, "softmax"), source=found.optional_text("source"),
+        by=found.choice("by", LOGITS_MAKERS, "rectifier"),
+    )  # fmt: skip
 
 
 def softmax_use(value: Json, position: int) -> SoftmaxUse:

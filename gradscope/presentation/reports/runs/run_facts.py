@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from gradscope.history.views.climbing import Climb
-from gradscope.history.views.learning import Learning
+from gradscope.history.views.learning import LOSS_DOUBTS, Learning
 from gradscope.history.views.loss_fall import NoFall
 from gradscope.presentation.render.document import Note
-from gradscope.presentation.render.screen import BAD, Screen
+from gradscope.presentation.render.screen import BAD, DIM, Screen
 from gradscope.presentation.tables.facts import parameters_of_parts
 from gradscope.presentation.tables.numbers import count, number
 from gradscope.presentation.tables.over_time.sparkline import sparkline
@@ -21,8 +22,8 @@ _LOSS_WIDTH: Final = 40
 
 
 def run_facts(
-    path: str, steps: Mapping[str, np.ndarray], losses: Mapping[str, np.ndarray], *, loss_ends: str, taken: int,
-    at: int | None, resumed_from: int | None, learning: Learning, screen: Screen,
+    path: str, steps: Mapping[str, np.ndarray], losses: Mapping[str, np.ndarray], *, taken: int, at: int | None,
+    resumed_from: int | None, learning: Learning, screen: Screen,
 ) -> Sequence[Note]:  # fmt: skip
     """Returns the facts about a run, as notes.
 
@@ -30,7 +31,6 @@ def run_facts(
         path: The run's folder, as the user named it.
         steps: What was recorded of each step, by column.
         losses: `step` and `loss` of each step whose loss is known.
-        loss_ends: The first and the last loss in words; read only where a loss is known.
         taken: How many steps the run has taken.
         at: The step that tables are of; None for trends.
         resumed_from: The number of steps before this command; None where it resumed nothing.
@@ -41,7 +41,7 @@ def run_facts(
     recorded = steps["step"]
     if losses["loss"].size:
         values = np.where(np.isnan(losses["loss"]), np.inf, losses["loss"]).tolist()
-        facts["loss"] = f"{loss_ends}  {sparkline(values, _LOSS_WIDTH, unicode=screen.unicode)}"
+        facts["loss"] = f"{loss_ends(steps, losses)}  {sparkline(values, _LOSS_WIDTH, unicode=screen.unicode)}"
     up_to = f", the last is step {int(recorded[-1])}" if len(recorded) else ""
     facts["steps"] = f"{count(taken)} taken, {count(len(recorded))} recorded{up_to}"
     if at is not None:
@@ -53,19 +53,44 @@ def run_facts(
     return [*notes[:1], *learning_notes(learning), *notes[1:]]
 
 
+def loss_ends(steps: Mapping[str, np.ndarray], losses: Mapping[str, np.ndarray]) -> str:
+    """Returns the first and the last loss that are known, the last with its step where that was not recorded.
+
+    Of losses that are not finite in the end, it has the step from which on they are not.
+
+    Args:
+        steps: What was recorded of each step, by column.
+        losses: `step` and `loss` of each step whose loss is known, of one or more.
+    """
+    values, at, recorded = losses["loss"], losses["step"], steps["step"]
+    ends = f"{_shown(values[0])} to {_shown(values[-1])}"
+    finite = np.flatnonzero(np.isfinite(values))
+    broken = int(finite[-1]) + 1 if finite.size else 0
+    if 0 < broken < len(values) - 1:
+        return f"{ends} from step {at[broken]} on"
+    beyond = len(recorded) > 0 and at[-1] > recorded[-1]
+    return ends + (f" at step {at[-1]}" if beyond else "")
+
+
+def _shown(value: float) -> str:
+    return "not a number" if math.isnan(value) else number(float(value))
+
+
 def learning_notes(learning: Learning) -> list[Note]:
     """Returns what a run says of whether it learns, as notes; none where it learns.
 
     Args:
         learning: What it says.
     """
-    facts = {} if learning.level is None else {"learning": _learning(learning.level)}
+    facts = {} if learning.level is None else {"learning": _learning(learning.level, learning.climbing)}
     if learning.climb is not None:
         facts["climbing"] = _climbing(learning.climb)
     if frozen := learning.frozen:
         them, they = ("it", "it has") if len(frozen) == 1 else ("them", "they have")
         facts["unchanged"] = f"{parameters_of_parts(frozen)}: no recorded step changes {them}, though {they} a gradient"
-    faults = [Note(label=each.rule, text=each.why, style=BAD) for each in learning.faults]
+    faults = [
+        Note(label=each.rule, text=each.why, style=DIM if each.rule in LOSS_DOUBTS else BAD) for each in learning.faults
+    ]
     return [*faults, *(Note(label=label, text=text) for label, text in facts.items())]
 
 
@@ -76,8 +101,13 @@ def _climbing(climb: Climb) -> str:
     )
 
 
-def _learning(level: NoFall) -> str:
+def _learning(level: NoFall, climbing: Sequence[str]) -> str:
     first, second, last = map(number, (level.first, level.second, level.last))
     means = f"{last} in the last {level.count} of these steps, {second} in the second and {first} in the first"
     updates = "" if level.ratio is None else f"; the updates are {level.ratio:.2g} of the parameters"
+    if climbing:
+        updates += (
+            f"; those of {parameters_of_parts(climbing)} point along their gradients at every recorded step, which "
+            "those of the others do not: look at their sign"
+        )
     return f"the loss has {level.verb}: its mean is {means}{updates} (gradscope explain learning)"

@@ -23,13 +23,14 @@ from gradscope.history.views.at_step import not_recorded
 from gradscope.history.views.learning import NOTHING_TO_SAY, Learning, learning
 from gradscope.history.views.run_ending import alarm_origins, steps_taken
 from gradscope.presentation.render.document import Document, Note, Notes, fitted
+from gradscope.presentation.render.github import Annotation
 from gradscope.presentation.render.screen import BAD, Screen
-from gradscope.presentation.reports.dump_report import origin_json, origin_notes
+from gradscope.presentation.reports.origins import origin_json, origin_notes
 from gradscope.presentation.reports.runs.alarm_words import alarm_json, alarm_sentence, run_verdict, worst_alarm
+from gradscope.presentation.reports.runs.run_annotations import run_annotations
 from gradscope.presentation.reports.runs.run_facts import run_facts
 from gradscope.presentation.reports.runs.run_noise import RunNoise, run_noise
 from gradscope.presentation.reports.runs.which_tensors import Which, chosen_tensors
-from gradscope.presentation.tables.numbers import number
 from gradscope.presentation.tables.over_time.folded_trends import folded_trends
 from gradscope.presentation.tables.over_time.run_tables import (
     SPARKLINE_WIDTH,
@@ -73,6 +74,7 @@ class RunReport:
         noise: The noise of gradients; None where none was recorded.
         learning: What the run says of whether it learns; nothing where it shows a step.
         overview: Whether a terminal shows the trends, or the first lines of each table of the step, on one screen.
+        checked: The rules and words that make the command fail and are errors as annotations.
         in_order: Whether rows are in the order of the step, and not sorted.
     """
 
@@ -90,6 +92,7 @@ class RunReport:
     noise: RunNoise | None = None
     learning: Learning = NOTHING_TO_SAY
     overview: bool = False
+    checked: frozenset[str] = frozenset()
     in_order: bool = True
 
     def document(self, screen: Screen) -> Document:
@@ -114,20 +117,12 @@ class RunReport:
             Notes(notes=(*self._end(), *self._facts(screen))),
         )  # fmt: skip
 
-    @property
-    def loss_ends(self) -> str:
-        """The first and the last loss that are known, the last with its step where that was not recorded.
-
-        Of losses that are not finite in the end, it has the step from which on they are not.
-        """
-        losses, at, recorded = self.losses["loss"], self.losses["step"], self.steps["step"]
-        ends = f"{_shown(losses[0])} to {_shown(losses[-1])}"
-        finite = np.flatnonzero(np.isfinite(losses))
-        broken = int(finite[-1]) + 1 if finite.size else 0
-        if 0 < broken < len(losses) - 1:
-            return f"{ends} from step {at[broken]} on"
-        beyond = len(recorded) > 0 and at[-1] > recorded[-1]
-        return ends + (f" at step {at[-1]}" if beyond else "")
+    def annotations(self) -> list[Annotation]:
+        """Returns the alarms and what the run says, next to the source lines of their tensors where these are shown."""
+        tensors = [row.tensor for row in (*self.shown, *self.trends)]
+        return run_annotations(
+            self.path, self.alarms, self.origins, self.learning, tensors=tensors, checked=self.checked
+        )
 
     def rows(self) -> list[dict[str, Json]]:
         """Returns name, family and statistics of each row."""
@@ -195,14 +190,14 @@ class RunReport:
 
     def _facts(self, screen: Screen) -> Sequence[Note]:
         return run_facts(
-            self.path, self.steps, self.losses, loss_ends=self.loss_ends if self.losses["loss"].size else "",
-            taken=self.taken, at=self.at, resumed_from=self.resumed_from, learning=self.learning, screen=screen,
+            self.path, self.steps, self.losses, taken=self.taken, at=self.at, resumed_from=self.resumed_from,
+            learning=self.learning, screen=screen,
         )  # fmt: skip
 
 
 def step_report(
     command: str, path: str, history: History, step: int | None, *, which: Which | None = None,
-    overview: bool = False, resumed_from: int | None = None,
+    overview: bool = False, resumed_from: int | None = None, checked: frozenset[str] = frozenset(),
 ) -> RunReport:  # fmt: skip
     """Returns the report of one step of a run.
 
@@ -214,6 +209,7 @@ def step_report(
         which: Which tensors; None for all.
         overview: Whether a terminal shows it on one screen.
         resumed_from: The number of steps before this command.
+        checked: As for `RunReport`.
 
     Raises:
         UsageError: The step was not recorded, or no row has the column to sort by.
@@ -235,13 +231,14 @@ def step_report(
         command=command, path=path, steps=steps, losses=losses, taken=steps_taken(history, losses["step"], alarms),
         alarms=alarms,
         shown=sorted_rows(rows, sort), at=step, origins=alarm_origins(history, alarms), resumed_from=resumed_from,
-        noise=run_noise(history, chosen, step), learning=learns, overview=overview, in_order=sort is None,
+        noise=run_noise(history, chosen, step), learning=learns, overview=overview, checked=checked,
+        in_order=sort is None,
     )  # fmt: skip
 
 
 def trends_report(
     path: str, history: History, *, command: str = "show", which: Which | None = None, overview: bool = False,
-    resumed_from: int | None = None,
+    resumed_from: int | None = None, checked: frozenset[str] = frozenset(),
 ) -> RunReport:  # fmt: skip
     """Returns the report of the trends of a run.
 
@@ -252,6 +249,7 @@ def trends_report(
         which: Which tensors; None for all.
         overview: Whether a terminal shows them on one screen.
         resumed_from: The number of steps before this command.
+        checked: As for `RunReport`.
 
     Raises:
         UsageError: No row has the column to sort by.
@@ -275,7 +273,7 @@ def trends_report(
         taken=steps_taken(history, losses["step"], alarms), alarms=alarms,
         trends=sorted_rows(rows, sort), origins=alarm_origins(history, alarms), resumed_from=resumed_from,
         noise=run_noise(history, chosen), learning=learning(history, steps, losses), overview=overview,
-        in_order=sort is None,
+        checked=checked, in_order=sort is None,
     )  # fmt: skip
 
 
@@ -286,7 +284,3 @@ def _sparkline_width(screen: Screen) -> int:
 def _trend_column(family: str, stats: Mapping[str, np.ndarray]) -> str:
     column = _TREND_COLUMN.get(family, "l2")
     return "l2" if np.isnan(stats[column]).all() else column
-
-
-def _shown(value: float) -> str:
-    return "not a number" if math.isnan(value) else number(float(value))

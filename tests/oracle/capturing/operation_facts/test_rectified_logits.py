@@ -25,7 +25,7 @@ relu = jax.nn.relu
 def told(loss: Callable[[Any], Any]) -> list[str]:
     """Returns what is said of rectified logits, of a loss of what the last layer makes."""
     dump = gs.capture(lambda p, x: loss(jax.nn.gelu(x @ p["inner"]) @ p["outer"]), PARAMS, X)
-    return [text for label, text in facts("dump.npz", dump.manifest) if label == "rectified"]
+    return [text for label, text in facts("dump.npz", dump.manifest) if label in ("rectified", "squashed")]
 
 
 def nll(z: Any) -> Any:
@@ -51,6 +51,21 @@ def test_a_rectifier_before_a_loss_that_takes_logits_is_told(function: str, loss
 
 
 @pytest.mark.parametrize(
+    ("by", "function", "loss"),
+    [("softplus", "softmax", lambda z: nll(jax.nn.softplus(z))),
+     ("softplus", "softmax", lambda z: nll(jnp.log1p(jnp.exp(z)))),
+     ("sigmoid", "softmax", lambda z: nll(jax.nn.sigmoid(z))), ("tanh", "softmax", lambda z: nll(jnp.tanh(z))),
+     ("tanh", "softmax", jax.checkpoint(lambda z: -(ONE_HOT * jax.nn.log_softmax(jax.vmap(jnp.tanh)(z))).sum())),
+     ("tanh", "sigmoid", lambda z: optax.sigmoid_binary_cross_entropy(jnp.tanh(z), ONE_HOT).mean())],
+)  # fmt: skip
+def test_other_functions_of_limited_results_are_told_by_name(
+    by: str, function: str, loss: Callable[[Any], Any]
+) -> None:
+    (text,) = told(loss)
+    assert text.startswith(f"the {function} of the loss takes for logits what the {by} at test_rectified_logits.py:")
+
+
+@pytest.mark.parametrize(
     "loss",
     [nll, lambda z: jnp.square(relu(z) - ONE_HOT).mean(),
      lambda z: nll(z) + 0.1 * jnp.abs(relu(z)).mean(),
@@ -62,6 +77,9 @@ def test_a_rectifier_before_a_loss_that_takes_logits_is_told(function: str, loss
      lambda z: nll(jax.nn.softmax(relu(z @ z.T)) @ z), lambda z: nll(jax.nn.sigmoid(relu(z)) * z),
      lambda z: nll(jnp.clip(z, -6.0, 6.0)), lambda z: nll(jnp.minimum(z, 6.0)),
      lambda z: nll(jax.nn.leaky_relu(z)), lambda z: jnp.square(jax.nn.softplus(relu(z)) - ONE_HOT).mean(),
+     lambda z: nll(30 * jnp.tanh(z / 30)), lambda z: nll(z * jax.nn.sigmoid(z)), lambda z: nll(jax.nn.log_sigmoid(z)),
+     lambda z: jnp.square(jnp.tanh(z) - ONE_HOT).mean(), lambda z: jax.nn.softplus(-z * (2 * ONE_HOT - 1)).mean(),
+     lambda z: jax.nn.logsumexp(z - jnp.log(jax.nn.softplus(z[:, :1])), axis=-1).mean(),
      lambda z: (jnp.exp(relu(z)) - 1 - relu(z)).sum(), lambda z: optax.sigmoid_binary_cross_entropy(z, ONE_HOT).mean()],
 )  # fmt: skip
 def test_any_other_use_of_a_rectifier_is_not(loss: Callable[[Any], Any]) -> None:

@@ -83,7 +83,10 @@ MANIFEST = Manifest(
         RandomMask(share=0.99, elements=64, index=5, names=("fc",), source="a.py:5"),
         RandomMask(share=0.9, elements=8, index=7),
     ),
-    rectified_logits=(RectifiedLogits(function="sigmoid", source="a.py:7"), RectifiedLogits(function="softmax")),
+    rectified_logits=(
+        RectifiedLogits(function="sigmoid", source="a.py:7"),
+        RectifiedLogits(function="softmax", by="tanh"),
+    ),
     clips=(Clip(low=-1.0, high=0.5, share=0.25, index=6, source="a.py:4"), Clip(low=0.0, high=1.0, share=1.0, index=9)),
     softmax_uses=(
         SoftmaxUse(shape=(4, 6, 6), over=(0, 1), summed=(2,), source="a.py:5"),

@@ -10,7 +10,7 @@ from gradscope.comparison.judging.tolerance_rules import read_rules
 from gradscope.comparison.pairing.map_file import read_map
 from gradscope.dump.storage.bounded_text import bounded_text
 from gradscope.errors import DumpError
-from gradscope.tracing.data.key_map import read_key_map
+from gradscope.tracing.data.renaming.key_map import read_key_map
 
 
 def test_a_text_of_the_limit_is_read_and_a_longer_one_is_not(tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
-from gradscope.cli.options.checked_findings import checked_rules, trips
+from gradscope.cli.options.checked_findings import checked_rules, failures
 from gradscope.dump.manifest.manifest import Ledger, LedgerLine, Manifest
 from gradscope.dump.manifest.operation_facts import Clip, Origin, SoftmaxUse
 from gradscope.presentation.render.document import lay_out_document
@@ -109,5 +110,8 @@ def test_a_check_of_all_rules_passes_what_may_be_meant_and_one_that_names_it_fai
     use = SoftmaxUse(shape=(6, 6), over=(0,), summed=(1,), source="net.py:3")
     manifest = Manifest(entries=(), softmax_uses=(use,))
     for check, fails in (("all", False), ("softmax", True), ("all, softmax", True), ("clipped,unscaled", False)):
-        assert trips(manifest, (), checked_rules(check)) is fails
+        assert bool(failures(Path("a.npz"), manifest, (), checked_rules(check))) is fails
+    dead = Finding(rule="dead", family="activation", name="b", why="is dead", source=None, iteration=())
+    found = failures(Path("a.npz"), manifest, [dead], checked_rules("dead,softmax"))
+    assert found == {"dead": ["at activation/b"], "softmax": ["at net.py:3"]}
     assert checked_rules("no effect") == {"no effect"}

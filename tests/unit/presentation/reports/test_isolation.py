@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gradscope.comparison import Comparison
-from gradscope.comparison.isolation import Isolation, LeftOut
+from gradscope.comparison.isolation import Isolation, LeftOut, LocalRow
+from gradscope.presentation import to_text
 from gradscope.presentation.render.document import lay_out_document
 from gradscope.presentation.render.screen import Screen
 from gradscope.presentation.reports.comparing.isolation import IsolationReport
+from tests.support.report_samples import compared
 
 WHY = "the reference has no such activation"
 
@@ -23,3 +27,15 @@ def test_values_that_repeat_and_were_not_judged_for_one_reason_are_one_line() ->
         f"head: {WHY}",
         "core[4].0: it is a view",
     ]
+
+
+def test_tolerances_have_three_digits_and_rules_are_as_they_were_written() -> None:
+    judged = {
+        "vjp": replace(compared("activation_grad", "b", 0.5, tolerance=0.0004523912), status="different"),
+        "forward": replace(compared("activation", "b", 0.5), status="different", tolerance=None, rule="max_abs < 0.1"),
+    }
+    isolation = Isolation(rows=(LocalRow(name="b", **judged),))
+    report = IsolationReport(comparison=Comparison(rows=()), isolation=isolation, everything=True)
+    text = to_text(report, Screen(width=200)).plain
+    assert "  max_abs < 0.1 " in text
+    assert "  4.52e-04 " in text

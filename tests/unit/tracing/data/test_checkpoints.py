@@ -16,7 +16,7 @@ import pytest
 from gradscope.errors import DumpError, UsageError
 from gradscope.tracing.data.checkpoint_files import open_checkpoint
 from gradscope.tracing.data.checkpoints import Checkpoint, CheckpointRequest, variables_from_file
-from gradscope.tracing.data.key_map import read_key_map
+from gradscope.tracing.data.renaming.key_map import read_key_map
 from tests.support.dumps import record, write
 
 VARIABLES: dict[str, Any] = {
@@ -148,6 +148,31 @@ def test_what_else_a_file_has_or_lacks_is_not_taken_for_parameters_alone(tmp_pat
     np.savez(tmp_path / "saved.npz", **saved)
     with pytest.raises(DumpError, match="it lacks batch_stats/norm/mean"):
         load(tmp_path / "saved.npz")
+
+
+@pytest.mark.parametrize(
+    ("shape", "needed", "fits"),
+    [
+        ((8,), (8, 1, 1), True),
+        ((1, 4, 8), (4, 8), True),
+        ((1,), (), True),
+        ((8, 8, 1), (8, 8), False),
+        ((8,), (4, 2), False),
+    ],
+)
+def test_axes_of_size_one_are_no_difference_where_the_order_is_proved(
+    shape: tuple[int, ...], needed: tuple[int, ...], fits: bool, tmp_path: Path
+) -> None:
+    values = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
+    np.savez(tmp_path / "saved.npz", **{"params/b": values, "params/w": np.ones(2, np.float32)})
+    expected = {"params": {"b": jax.ShapeDtypeStruct(needed, np.float32), "w": jax.ShapeDtypeStruct((2,), np.float32)}}
+    if not fits:
+        with pytest.raises(DumpError, match=r"params/b has shape \["):
+            load(tmp_path / "saved.npz", expected=expected)
+        return
+    found = load(tmp_path / "saved.npz", expected=expected)
+    np.testing.assert_array_equal(found.variables["params"]["b"], values.reshape(needed))
+    assert found.notes == ("axes of size one added or left out: params/b",)
 
 
 def test_a_checkpoint_of_another_model_is_said_to_be_that(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gradscope.tracing.data.key_map import read_key_map
-from gradscope.tracing.data.renaming_hints import key_map_hint
+from gradscope.tracing.data.renaming.key_map import read_key_map
+from gradscope.tracing.data.renaming.renaming_hints import Unmatched, key_map_hint
 
 #: A file's names with the variables that they are.
 TRANSFORMER = {
@@ -19,14 +19,15 @@ TRANSFORMER = {
 SHAPES = {"proj": (8, 8), "fc": (32, 8), "fc_out": (8, 32)}
 
 
-def tensors(names: dict[str, str]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def tensors(names: dict[str, str]) -> Unmatched:
     """Returns variables and the file's tensors, whose kernels are transposed."""
     extra: dict[str, np.ndarray] = {}
     for name in names:
         *_, layer, leaf = name.split(".")
         rows = SHAPES.get(layer, (8,))[:1]
         extra[name] = np.zeros(SHAPES[layer] if leaf == "weight" and layer in SHAPES else rows, np.float32)
-    return {names[name]: array.T for name, array in sorted(extra.items(), key=lambda item: names[item[0]])}, extra
+    lacking = {names[name]: array.T for name, array in sorted(extra.items(), key=lambda item: names[item[0]])}
+    return Unmatched(lacking=lacking, extra=extra)
 
 
 def renamed(hint: str, names: dict[str, str], folder: Path) -> dict[str, str]:
@@ -37,19 +38,41 @@ def renamed(hint: str, names: dict[str, str], folder: Path) -> dict[str, str]:
 
 
 def test_the_proposed_lines_rename_each_tensor_of_a_module_to_the_same_module(tmp_path: Path) -> None:
-    hint = key_map_hint(*tensors(TRANSFORMER))
+    hint = key_map_hint(tensors(TRANSFORMER))
     assert renamed(hint, TRANSFORMER, tmp_path) == TRANSFORMER
 
 
 def test_layers_that_differ_by_their_numbers_share_a_line() -> None:
-    hint = key_map_hint(*tensors(TRANSFORMER))
+    hint = key_map_hint(tensors(TRANSFORMER))
     assert r"^blocks\.(\d+)\.ln_(\d+)\.weight$ -> params/layer\1/norm\2/scale" in hint
     assert len([line for line in hint.splitlines() if line.startswith("  ^")]) == 10
     assert "more" not in hint
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_equal_numbers_are_no_evidence_where_the_sides_count_from_different_ones(first: int, tmp_path: Path) -> None:
-    names = {f"fc{layer + first}.proj.bias": f"params/dense{layer}/bias" for layer in range(3)}
-    hint = key_map_hint(*tensors(names))
-    assert renamed(hint, names, tmp_path) == (names if first == 0 else {name: name for name in names})
+def test_names_that_numbers_alone_tell_apart_are_paired_in_their_order(first: int, tmp_path: Path) -> None:
+    names = {f"fc{layer + first}.proj.bias": f"params/dense{layer}/bias" for layer in (10, 9, 0)}
+    assert renamed(key_map_hint(tensors(names)), names, tmp_path) == names
+    fewer = tensors({name: path for name, path in names.items() if not path.startswith("params/dense0")})
+    found = renamed(key_map_hint(Unmatched(lacking=tensors(names).lacking, extra=fewer.extra)), names, tmp_path)
+    assert found == {name: name for name in names}  # no order tells which is missing
+
+
+def test_the_state_of_a_norm_is_that_of_the_module_whose_parameters_are_paired(tmp_path: Path) -> None:
+    """PyTorch counts norms with the convolutions; Equinox numbers statistics, and has biases with axes of size one."""
+    names: dict[str, str] = {}
+    for at in range(2):
+        names |= {f"features.{2 * at}.{leaf}": f"params/conv{at}/{leaf}" for leaf in ("weight", "bias")}
+        names |= {f"features.{2 * at + 1}.{leaf}": f"params/norm{at}/{leaf}" for leaf in ("weight", "bias")}
+        names |= {f"features.{2 * at + 1}.{leaf}": f"state/norm{at}/index/{number}"
+                  for number, leaf in enumerate(("running_mean", "running_var"))}  # fmt: skip
+        names[f"features.{2 * at + 1}.num_batches_tracked"] = f"state/norm{at}/counter"
+    kernels = {"params/conv0/weight": (8, 3, 3, 3), "params/conv1/weight": (8, 8, 3, 3)}
+    lacking = {
+        path: np.zeros(kernels.get(path, () if "counter" in path else (8,)), np.float32) for path in names.values()
+    }
+    extra = {name: lacking[path] for name, path in names.items()}
+    lacking |= {path: array[:, None, None] for path, array in lacking.items() if "conv" in path and "bias" in path}
+    hint = key_map_hint(Unmatched(lacking=lacking, extra=extra, ruled=True))
+    assert renamed(hint, names, tmp_path) == names
+    assert ". Behind those that you have, the lines may be\n" in hint

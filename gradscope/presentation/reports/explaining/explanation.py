@@ -1,13 +1,14 @@
 """`explain` reports what a column, a metric, a finding, a reason of the ledger or another word of a table is.
 
-Words that label parts of reports have their texts in `printed_words`. All others are those of the tables that the
-program works by: `COLUMNS`, `METRICS`, `RULES`, `REASONS`, families (`MEANINGS`), `ZERO_REASONS`, `STATUSES`, `PASSES`,
-the verdicts and outcomes of `compare` and `check`, and of training runs the rules of alarms and the columns of `STEPS`,
-`STATS`, `NOISE` and `TRENDS`.
+Words that label parts of reports have their texts in `printed_words`, and keys of JSON in `json_keys`. All others are
+those of the tables that the program works by: `COLUMNS`, `METRICS`, `RULES`, `REASONS`, families (`MEANINGS`),
+`ZERO_REASONS`, `STATUSES`, `PASSES`, the verdicts and outcomes of `compare` and `check`, and of training runs the rules
+of alarms and the columns of `STEPS`, `STATS`, `NOISE` and `TRENDS`.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -26,13 +27,16 @@ from gradscope.history.alarms.alarm_rules import RULES as ALARMS
 from gradscope.history.alarms.alarm_rules import AlarmRule
 from gradscope.history.database.schema import NOISE, STATS, STEPS
 from gradscope.history.tensor_trends import TRENDS
+from gradscope.history.views.learning import LEARNING_WORDS
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD
 from gradscope.naming.families import MEANINGS
 from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.presentation.render.document import Document, Note, Notes
 from gradscope.presentation.render.screen import Screen
-from gradscope.presentation.reports.printed_words import WORDS
+from gradscope.presentation.reports.explaining.json_keys import JSON_OBJECTS
+from gradscope.presentation.reports.explaining.printed_words import WORDS
 from gradscope.presentation.reports.proof import OUTCOMES, PROOF_VERDICTS
+from gradscope.presentation.tables.facts import MAY_BE_MEANT
 from gradscope.stats import COLUMNS, RULES, ColumnSpec, FindingRule, Thresholds
 from gradscope.stats.columns import base_of
 
@@ -47,7 +51,7 @@ class Explanation:
     Attributes:
         name: The name.
         kind: What it is the name of: `column`, `metric`, `finding`, `alarm`, `series`, `trend`, `reason`, `zero`,
-            `family`, `status`, `pass`, `verdict`, `proof`, `outcome` or `word`.
+            `family`, `status`, `pass`, `verdict`, `proof`, `outcome`, `word` or `key`.
         facts: Texts by label: `what`, `formula`, `unit`, `threshold`, `do` and others.
     """
 
@@ -119,6 +123,7 @@ _TITLES: Final = {
     "proof": "a verdict of check",
     "outcome": "an outcome of one claim of check",
     "word": "a word in reports",
+    "key": "a key of JSON, or a column of that name",
 }
 _LISTS: Final = {
     "column": "Columns of statistics",
@@ -136,9 +141,9 @@ _LISTS: Final = {
     "proof": "Verdicts of check",
     "outcome": "Outcomes of claims of check",
     "word": "Words in reports",
+    "key": "Keys of JSON",
 }
 _MEANINGS: Final = (
-    ("word", WORDS),
     ("family", MEANINGS),
     ("status", STATUSES),
     ("pass", PASSES),
@@ -206,9 +211,12 @@ def _explanations() -> Iterator[Explanation]:
     for zero in ZERO_REASONS:
         use = "gradscope show DUMP --tensor KEY has the reason, and dump.manifest.causes all of them"
         yield _explained(zero.name, "zero", {"what": zero.sentence, "do": zero.remedy, "use": use})
+    for word, meaning in WORDS.items():
+        yield _explained(word, "word", {"what": _sentence(meaning), "use": _checking(word)})
     for kind, meanings in _MEANINGS:
-        for name, meaning in meanings.items():
-            yield _explained(name, kind, {"what": _sentence(meaning)})
+        yield from (_explained(name, kind, {"what": _sentence(meaning)}) for name, meaning in meanings.items())
+    for each in JSON_OBJECTS:
+        yield from (_explained(key, "key", {"what": _sentence(it), "of": each.of}) for key, it in each.keys.items())
 
 
 def _explained(name: str, kind: str, facts: Mapping[str, str]) -> Explanation:
@@ -225,7 +233,7 @@ def _of_rule(rule: FindingRule) -> dict[str, str]:
         "formula": rule.formula,
         "threshold": ", ".join(f"{name} = {getattr(defaults, name):g}" for name in rule.thresholds),
         "do": rule.remedy,
-        "use": f"--check {rule.name} makes dump and show exit 1 on it",
+        "use": _checking(rule.name),
     }
 
 
@@ -236,6 +244,16 @@ def _of_alarm(rule: AlarmRule) -> dict[str, str]:
         "of": ", ".join(rule.families),
         "use": f"--check {rule.name} makes train exit 1 on it; --on-alarm says what else an alarm does",
     }
+
+
+def _checking(word: str) -> str:
+    """Returns which commands exit 1 where a dump or a run says a word; "" for words that none does."""
+    commands = {
+        "dump and show": (*MAY_BE_MEANT, *(rule.name for rule in RULES)),
+        "train and show of a run": LEARNING_WORDS,
+    }
+    known = ", and ".join(names for names, words in commands.items() if word in words)
+    return f"--check {shlex.quote(word)} makes {known} exit 1 on it" if known else ""
 
 
 def _sentence(meaning: str) -> str:

@@ -27,14 +27,19 @@ _LABELS: Final = {
     "clipped": "The clips by two numbers of which more than a tenth is at a limit, where no gradient passes",
     "dropped": "The random masks inside the model, as of a dropout, that make more than 0.8 of the elements zero, by "
     "more than chance: a rate that is too high, or the share to keep taken for the share to drop",
-    "rectified": "The rectifiers, as a ReLU behind the last layer, whose results the loss takes for logits: none is "
-    "below zero, so that no class is less likely than one whose logit is 0",
+    "rectified": "The rectifiers, as a ReLU or a softplus behind the last layer, whose results the loss takes for "
+    "logits: none is below zero, so that no class is less likely than one whose logit is 0",
+    "squashed": "The sigmoids and tanhs, as behind the last layer, whose results the loss takes for logits: their "
+    "limits keep the probability of every class away from 0 and 1. Give the loss what goes into them",
     "softmax": "The softmaxes whose shares weight a sum along another axis than the one along which they sum to 1: "
     "over the queries or the examples in attention, that is a mistake; in capsules and bags of clusters it is meant. "
     "Of attention also where no position reads those before it, or itself, as with a causal mask that is the wrong way "
     "round",
     "unscaled": "The inputs with an rms above 30 that a layer reads as they are, such as pixels of 0 to 255, where a "
     "normalisation further on keeps the signal from being large throughout, which would be the finding exploding",
+    "evaluation": "The norms of a training run whose mean and variance are arguments of the loss, as those of a batch "
+    "norm in evaluation mode, and not those of the batch. Frozen norms are meant so; else turn training on, as by "
+    "train=True, use_running_average=False or eqx.nn.inference_mode(model, False)",
     "unchanged": "The parameters with a gradient that no recorded step of a training run changes, as an optimizer "
     "leaves them that was told so",
     "climbing": "The updates of a training run point along its gradients at every recorded step, and its loss has not "
@@ -43,7 +48,8 @@ _LABELS: Final = {
     "returns, or by subtracting a rate times the gradients",
     "learning": "The loss of a training run has hardly fallen: from the first quarter of its steps to the last by less "
     "than a quarter, and from that or the second one by less than 4 %, or two standard errors. Look at the updates, of "
-    "which some 1e-3 of the parameters are usual; at 'gradscope dump' of the model, which says of inputs that nothing "
+    "which some 1e-3 of the parameters are usual, and at the sign of those whose parameters are named; at 'gradscope "
+    "dump' of the model, which says of inputs that nothing "
     "scales, such as 0 to 255 ('unscaled'), and of a softmax over another axis or a causal mask that is the wrong way "
     "round ('softmax'); at labels that do not belong to their inputs, by printing some; at a mean over the examples. "
     "A loss that is near its end from the start, or that is played against another one, need not fall",
@@ -55,6 +61,8 @@ _LABELS: Final = {
     "note": "What the program that wrote the dump states about it",
     "incomplete": "The run that wrote the dump did not finish, so that tensors are missing",
     "why zero": "The reason why every element of this gradient is zero, or that none exists",
+    "where it began": "The operation that made the first NaN or infinity, forward or backward, with its operands and "
+    "what is likely to mend it",
     "largest at": "The index of the first element of the largest magnitude, from 0 along each axis, and the element",
     "not finite at": "The index of the first NaN or infinity of a tensor, from 0 along each axis, and the element",
     "more": "The options that show the rest, or a part",
@@ -90,9 +98,18 @@ _OF_COMPARISONS: Final = {
     "others": "The fields in which a dump and a capture of another program, as of PyTorch, differ beside those shown",
     "unknown": "The fields that one of two dumps does not state, so that they may be the same",
     "not judged": "Layers that were not run apart on the reference's values, with the reason",
+    "reasons": "Why layers or tensors differ that no number can show, such as two shapes",
+    "arguments": "What the layers were run on by themselves: how many arrays of the reference, and which arguments it "
+    "lacks, so that the candidate's or the model's own were taken",
+    "the runs differ in": "What two dumps do not have in common: versions, device, options, what was captured",
+    "the first that differs": "The first of several compared dumps that is different; what follows is its comparison",
+    "error along depth": "One character for each layer, or for several, in the order of execution: how large its error "
+    "is, in multiples of its tolerance",
     "of the reference": "Layers of the reference that no layer of the candidate was found for",
     "made anew": "The error of a value is far larger than those of all values that it is computed from: a second place "
     "that is wrong, beside the first difference",
+    "made in": "The layers that read a value and return the gradient of it at which two dumps first differ backward: "
+    "what their backward pass is given is the same, or nearly",
     "made here": "The error arises in this layer: what it reads is the same but for rounding",
     "added up": "Two tensors of one dump are the terms of one tensor of the other, by their shapes and names",
     "follow from that": "Rows that differ no more than what they are computed from explains",
@@ -104,38 +121,29 @@ _OF_COMPARISONS: Final = {
 }
 _HEADINGS: Final = {
     "notes": "The findings at a tensor, and the reasons why something of it is missing",
-    "source": "The line of the program that made a value; of a parameter, the first line that reads it",
-    "alias_of": "The key of another tensor of the dump that is the same value",
-    "tier": "Which statistics a tensor has: full, or core, those that a training step computes",
     "seconds": "The time of each phase of a run, from tracing to what was searched for after it",
     "ledger": "The list of all values that were not captured, with the reason of each",
-    "family": "What kind of tensor a name is of: an activation, its gradient, a parameter, ...",
-    "status": "Whether a tensor of two dumps is the same, different, or on one side only",
-    "reason": "Why a value was not captured",
-    "detail": "Where the reason applies: the operation, its line, or other names of the value",
     "statistic": "Which number of a tensor its trend is of",
     "over time": "The values of the recorded steps as a small chart; ! stands for one that is not finite",
     "of median": "The size of a gradient over its median in the last 32 recorded steps",
     "magnitude": "A range of absolute values",
     "count": "How many elements have a magnitude in the range",
-    "tolerance": "The largest value of the metric with which a row counts as the same",
     "rel_l2 at least": "The least rel_l2 that two tensors can have by their statistics, where no more is known of one, "
     "as in a run or a dump with statistics alone",
     "largest rel_l2": "The largest rel_l2 of the rows of one comparison",
     "worst rel_l2": "The largest rel_l2 of a family",
     "forward": "The first value in execution order that differs",
     "backward": "The first gradient on the way back from the loss that differs",
-    "stage": "A part of a training step: batch, parameters, activations, loss, gradients, slots, updates",
     "differ": "How many tensors of the stage differ, of how many",
-    "ref": "The number of the reference",
-    "cand": "The number of the candidate",
+    "gradient l2": "The norm of the gradients of all parameters of a block",
+    "gradient nan": "How many elements of the gradients of a block's parameters are NaN",
+    "gradient inf": "How many elements of the gradients of a block's parameters are infinite",
+    "state, aux": "What a loss returns beside its value: updated state, such as running statistics, and other outputs",
     "gradient": "The gradient of the loss with respect to the tensor of the line",
     "index": "The place of an element, from 0 along each axis",
-    "axis": "An axis of the tensor, from 0",
     "worst index": "The index along the axis at which most of the squared difference is",
     "its share": "The share of the squared difference that is at this index",
     "effective indices": "How many indices of the axis the difference is spread over: 1 where it is at one alone",
-    "what": "The claim that is checked: a derivative, a rule, or that two runs agree",
 }  # fmt: skip
 
 #: Every word, with a text without a full stop.

@@ -1,0 +1,300 @@
+"""`JSON_OBJECTS` are the objects of JSON output with their keys, and what each is.
+
+The reference of JSON is made of them, and `explain` knows each key; the columns of statistics, metrics and histories,
+which rows have as keys, are in tables of their own. A key that has one meaning in several objects is in the first of
+them, and a test reads the program for keys that are in none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class JsonObject:
+    """A `JsonObject` is one kind of object in JSON output.
+
+    Attributes:
+        slug: Its name in the reference.
+        of: What it is, as the predicate of "a key of ...".
+        keys: What each of its keys is, in Markdown, without a full stop.
+    """
+
+    slug: str
+    of: str
+    keys: Mapping[str, str]
+
+
+_COMMON: Final = {
+    "schema": "The version of the object: it grows where a key goes away or changes its meaning",
+    "command": "The command that printed it",
+}
+_DUMP: Final = {
+    "dump": "The path of the dump",
+    "loss": "The loss",
+    "complete": "Whether the run ended well",
+    "tier": "Which statistics tensors have: `full`, or `core`, those that a training step computes",
+    "note": "One line about the file",
+    "ledger": "The number of tensors by reason: `captured`, and the reasons why others are missing",
+    "rows": "One object for each tensor",
+    "findings": "What the rules found, worst first",
+    "origins": "Where a NaN or an infinity began",
+    "may_be_meant": "What is no finding, as it may be meant",
+    "self_check": "What `--self-check` found",
+    "examples": "Of gradients of each example, what `--per-example` found",
+    "timings": "Seconds by phase",
+    "provenance": "Versions, device, settings and hashes",
+}
+_DUMP_ROW: Final = {
+    "name": "The layer, parameter or value",
+    "family": "What kind of tensor it is: an activation, its gradient, a parameter and so on",
+    "source": "`file:line` of your source that made it; of a parameter, the first line that reads it",
+    "layer": "The layer whose output it is; of a parameter, the layer that uses it",
+    "primitive": "The JAX primitive that made it",
+    "iteration": "The index in each enclosing loop, outermost first",
+    "alias_of": "The key of the tensor that is the same value under another name",
+    "of": "Of a term, the key of the value whose gradient it is a term of",
+    "absent": "Why there is no tensor, by the reasons of the ledger",
+    "octaves": "With `--tensor`, pairs of an exponent `e` and the number of magnitudes in (2^e, 2^(e+1)]; with "
+    "`--diff`, of the differences",
+    "why_zero": "With `--tensor`, of a gradient that is zero: the reason",
+    "largest_at": "With `--tensor`, the index of the element of the largest magnitude",
+    "nonfinite_at": "With `--tensor`, the index of the first element that is not finite",
+    "reason": "With `--ledger`, why the value was not captured",
+    "detail": "With `--ledger`, where the reason applies: the operation, its line, or other names of the value",
+}
+_FINDING: Final = {
+    "rule": "The rule that made it; of a run's `faults` and `alarms`, too",
+    "why": "What was found, in words",
+    "tensors": "How many tensors it concerns",
+}
+_ORIGIN: Final = {
+    "direction": "`forward` or `backward`",
+    "index": "The index of the first element that is not finite",
+    "operands": "The values of the operands for that element",
+    "repair": "What is likely to mend it",
+    "thrown_away": "That what is not finite reaches neither the loss nor a gradient",
+}
+_MAY_BE_MEANT: Final = {
+    "word": "The word that reports have for it, such as `softmax`, `clipped` or `rectified`",
+}
+_SELF_CHECK: Final = {
+    "total": "How many parameter gradients were compared with those of the plain program",
+    "bit_equal": "How many of them are the same, bit for bit",
+    "max_rel_l2": "The largest of their `rel_l2`",
+    "largest": "The parameter that has it",
+    "zero_but_rounding": "The parameters whose gradient is zero but for rounding, which have no part in it",
+    "loss_bit_equal": "Whether the loss is the same, bit for bit",
+    "rel_l2": "The error by parameter",
+    "noise": "By parameter, the error that a change in the last bit of the arguments makes",
+    "beyond_rounding": "The parameters whose gradients differ by more than rounding explains",
+}
+_EXAMPLES: Final = {
+    "count": "The number of examples",
+    "combined_by": "Whether the gradient of the batch is the `mean` or the `sum` of those of its examples",
+    "rel_l2": "How far that combination is from the gradient of the batch",
+    "coupled": "Whether that is further than rounding explains, as where a batch norm couples the examples",
+    "sentence": "What was found, in words",
+}
+_DIFFERENCE: Final = {
+    "worst": "The elements that differ most, with `index`, `ref`, `cand` and `difference`; of an axis, the index with "
+    "the largest share",
+    "difference": "The absolute difference of two elements",
+    "axes": "How the difference is spread over each axis",
+    "axis": "The number of the axis, from 0",
+    "share": "The share of the squared error that is at the index `worst` of the axis",
+    "effective": "How many indices of the axis share the squared error",
+}
+_RUN: Final = {
+    "run": "The path of the run's folder",
+    "steps": "The steps up to the last recorded one",
+    "recorded": "How many of them are recorded",
+    "taken": "The steps taken, by the last checkpoint and the history",
+    "step": "The step that the rows are of, absent for trends; of an alarm, the step at which it was raised",
+    "loss": "`first` and `last` of the steps whose loss is known, recorded or not",
+    "alarms": "What was wrong at which step",
+    "resumed_from": "With `--resume`, the steps before this command",
+    "level": "Of a loss that has hardly fallen (`learning`), what it was compared by; with the trends or the last step",
+    "faults": "What is wrong with the loss's program, each with `rule` and `why`; with the trends or the last step",
+    "climbing": "Where the updates point along the gradients and the loss has not fallen: `count` of the recorded "
+    "steps, and the median `cosine`; with the trends or the last step",
+    "unchanged": "The parameters that no recorded step changes though they have a gradient, as an optimizer "
+    "leaves them that was told so; with the trends or the last step",
+    "noise": "The noise of gradients, where it was measured: its `step`, and `rows` with the columns of `noise`, of "
+    "all parameters first, then with the `name` of each",
+}
+_ALARM: Final = {
+    "value": "The value that raised the alarm",
+    "limit": "The limit that it passed",
+    "folder": "Where in the run's folder the step is kept",
+}
+_LEVEL: Final = {
+    "start": "The first loss",
+    "first": "The mean of the first `count` losses",
+    "second": "The mean of the `count` losses after them",
+    "last": "The mean of the last `count` losses",
+    "count": "How many losses each mean is of",
+    "ratio": "The median size of the updates, relative to the parameters",
+    "parameters": "The parameters whose updates alone point along their gradients at every recorded step",
+}
+_RUN_ROW: Final = {
+    "column": "Of trends, the statistic that the row is of",
+    "change": "Of trends, powers of ten up or down; of `watch`, how many times its median before",
+    "tensor": "With `--tensor`, the key of the tensor that the rows are of, one for each step",
+    "histograms": "With `--tensor`, the histograms of steps",
+    "bins": "The numbers of the histogram's bins",
+    "counts": "How many elements each of the bins has",
+    "lower": "The lower edges of the bins",
+    "upper": "The upper edges of the bins",
+}
+_COMPARISON: Final = {
+    "verdict": "`same`, `different` or `nothing compared`",
+    "sentence": "The verdict in words",
+    "first_divergence": "Where the dumps first differ, `forward` and `backward`: a name, or absent",
+    "suspects": "Names on one side only, or that agree in an order which nothing else has, that may have made the "
+    "first divergence, the likeliest first; absent where there are none",
+    "losses": "`ref` and `cand`: the losses, where they differ beyond tolerance",
+    "factor": "Where all gradients are that multiple of the reference's; of `check`, of the right derivative",
+    "rows": "One object for each name of either dump; of two runs, for each tensor at the first step that differs",
+    "provenance_differences": "What the dumps or runs do not have in common, each with `field`, `ref` and `cand`",
+    "field": "The name of a fact about a run, such as `versions.jax`",
+    "extent_differences": "What only one of the captures looked at, in sentences",
+    "examples": "Of gradients of each example: `count`, `spread`, `random`, `bias`, `standard_errors`, `systematic`",
+    "standard_errors": "The bias of the gradients of the examples, in its standard errors",
+    "systematic": "Whether that is more than chance",
+    "comparisons": "Of several candidates, or of two folders of steps: one comparison each, with its `name`",
+    "first_different": "The first of them that is different",
+    "missing": "The names of the steps that only the reference has",
+    "extra": "The names of the steps that only the candidate has",
+}
+_COMPARED_ROW: Final = {
+    "status": "`same`, `different`, `missing` (in the reference only) or `extra` (in the candidate only)",
+    "index": "The place of the tensor in the order of execution",
+    "matched_by": "How the pair was found, by which `gradscope explain` says more: `name`, `path`, `order`, `map` and "
+    "others",
+    "counterpart": "What the other dump calls the tensor, where that differs",
+    "made_by": "What was done to the counterpart before it was compared, such as `transpose [1, 0]`: the layout of one "
+    "program made of that of the other",
+    "tolerance": "What the row was judged by: the largest `rel_l2` with which it counts as the same, or the rule of "
+    "`--tol`",
+    "needed": "The smallest tolerance on `rel_l2` that would pass",
+    "why": "Why it is not the same, or has no counterpart",
+    "likely": "In what simple way it belongs nevertheless, which is not proved",
+    "made_here": "That the error arises in this layer: what it reads is the same but for rounding",
+}
+_COMPARED_RUNS: Final = {
+    "first_step": "The first recorded step that differs",
+    "first": "The row of the first tensor in it, in the order of the step",
+    "stage": "The part of the step: batch, parameters, activations, loss, gradients, slots, updates",
+    "rel_l2_at_least": "The least `rel_l2` that the statistics of two tensors allow",
+    "ref": "The norm or number of the reference",
+    "cand": "The norm or number of the candidate",
+    "rounding": "The parameter whose gradient is zero but for rounding, from which the difference of the row comes",
+    "rounded": "All parameters of which that is so, up to this step",
+    "compared_steps": "How many steps both runs recorded",
+    "ref_only_steps": "How many only the reference recorded",
+    "cand_only_steps": "How many only the candidate recorded",
+    "largest": "Of each step that both recorded, its `step` and the largest `rel_l2_at_least` in it",
+}
+_ISOLATION: Final = {
+    "isolation": "With `--isolate`, what layers do that run one by one on the reference's values: `verdict`, "
+    "`sentence`, `rows`, `left_out`, `arguments`",
+    "forward": "The smallest tolerance on `rel_l2` with which the layer's outputs would pass",
+    "forward_tensor": "The key of the output with the largest error",
+    "forward_tolerance": "What the outputs of the layer were judged by, the largest `rel_l2` or the rule of `--tol`",
+    "forward_why": "Why an output is not the same",
+    "vjp": "The smallest tolerance on `rel_l2` with which the gradients would pass that the layer's backward pass (its "
+    "vector-Jacobian product, run on the reference's gradients) returns",
+    "vjp_tensor": "The key of the gradient with the largest error, of what the layer reads",
+    "vjp_tolerance": "What these gradients were judged by, the largest `rel_l2` or the rule of `--tol`",
+    "vjp_why": "Why a gradient is not the same",
+    "shared_with": "The layers that read the same value: the gradient of it is the sum over them, so that its error "
+    "may be theirs instead",
+    "reads": "Of code before a layer (`before PATH`), the layers and inputs that it reads",
+    "inside": "Of such code, the layer that has it",
+    "lines": "All lines of the code that makes an error, where there are several",
+    "left_out": "The values that were not judged, each with `name` and `why`",
+    "arguments": "Where the arguments of the layers came from: keys by `reference`, `candidate` or `model`",
+}
+_INSPECTION: Final = {
+    "target": "The model, as requested",
+    "batch_size": "The number of examples",
+    "totals": "Numbers of the complete model",
+    "fetch": "With `--fetch`, how many operations are `needed` of the `total`, and the `inputs`",
+    "rows": "One object for each layer, with `--ops` for each operation, and for each parameter and input",
+}
+_TOTALS: Final = {
+    "layers": "How many layers the model has; with `--ops`, the layers whose output an operation makes",
+    "operations": "How many operations of JAX",
+    "parameters": "How many elements the parameters have",
+    "flops": "The floating-point operations of one run forward",
+    "backward_flops": "Those of one run backward",
+    "parameter_bytes": "The bytes of the parameters",
+    "state_bytes": "The bytes of what is neither a parameter nor of the batch, such as running statistics",
+    "input_bytes": "The bytes of the batch",
+    "activation_bytes": "The bytes of what layers return",
+    "residual_bytes": "The bytes that are kept for the backward pass",
+    "unused_parameters": "The parameters that the loss does not read",
+    "loops_counted_once": "The loops whose number of iterations is not known, so that their body counts once",
+}
+_INSPECTED_ROW: Final = {
+    "flops_share": "The share of the model's `flops`",
+    "needed": "With `--fetch`, how many of the layer's operations are needed",
+    "parameter_share": "The share of the model's parameters",
+    "bytes": "The bytes of the tensor",
+    "iterations": "The number of iterations of a loop",
+    "used_by": "The layers that use a parameter",
+    "inputs": "With `--ops`, what an operation reads; of `fetch`, the inputs that the fetch needs",
+}
+_EXPLANATION: Final = {
+    "kind": "What the name is of: `column`, `metric`, `finding`, `alarm`, `series`, `trend`, `reason`, `zero`, "
+    "`family`, `status`, `pass`, `verdict`, `proof`, `outcome`, `word` or `key`",
+    "what": "What it is",
+    "formula": "How it is computed",
+    "unit": "Its unit",
+    "of": "What has it, such as families, dtypes or an object of JSON",
+    "tier": "That it is not computed inside a compiled step",
+    "threshold": "The numbers that it is judged by",
+    "do": "What to do",
+    "use": "An option or a command that takes it",
+}
+_PROOF: Final = {
+    "verdict": "`correct`, `wrong` or `nothing checked`",
+    "rows": "One object for each derivative",
+    "what": "The claim that is checked: a derivative, a rule, or that two runs agree",
+    "error": "How far the derivative is from what it was compared with, such as finite differences in float64",
+    "expected": "The error that a right derivative may have by the method and its rounding, that of a solver included",
+    "status": "`correct`, `wrong`, `excused`, `not smooth here` or `not checked`",
+    "arguments": "Of a wrong rule, the arguments of which its derivative is wrong",
+    "allow": "What `--allow` takes to excuse the rule",
+    "why": "Of a wrong rule, how it is wrong; of a gradient made through a rule of `--allow`, that rule; of one that "
+    "is not checked, the reason",
+}
+
+#: Every object, in the order of the reference.
+JSON_OBJECTS: Final = (
+    JsonObject("json", "every object", _COMMON),
+    JsonObject("json-dump", "dump and show", _DUMP),
+    JsonObject("json-dump-rows", "a row of dump and show", _DUMP_ROW),
+    JsonObject("json-findings", "a finding", _FINDING),
+    JsonObject("json-origins", "an origin", _ORIGIN),
+    JsonObject("json-may-be-meant", "what may be meant", _MAY_BE_MEANT),
+    JsonObject("json-self-check", "self_check", _SELF_CHECK),
+    JsonObject("json-examples", "the examples of a dump", _EXAMPLES),
+    JsonObject("json-difference", "show --tensor KEY --diff CAND", _DIFFERENCE),
+    JsonObject("json-run", "train, and show of a run", _RUN),
+    JsonObject("json-alarms", "an alarm", _ALARM),
+    JsonObject("json-level", "the level of a loss that has hardly fallen", _LEVEL),
+    JsonObject("json-run-rows", "a row of train, show of a run, and watch", _RUN_ROW),
+    JsonObject("json-compare", "compare", _COMPARISON),
+    JsonObject("json-compare-rows", "a row of compare", _COMPARED_ROW),
+    JsonObject("json-compare-runs", "compare of two runs", _COMPARED_RUNS),
+    JsonObject("json-isolation", "compare --isolate", _ISOLATION),
+    JsonObject("json-inspect", "inspect", _INSPECTION),
+    JsonObject("json-totals", "the totals and rows of inspect", _TOTALS),
+    JsonObject("json-inspect-rows", "a row of inspect", _INSPECTED_ROW),
+    JsonObject("json-explain", "a row of explain", _EXPLANATION),
+    JsonObject("json-check", "check, and a row of it", _PROOF),
+)

@@ -1,0 +1,171 @@
+"""Renaming hints show how the names of a checkpoint could become those of a model, with lines to paste."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gradscope.frameworks.modules.adapter import Described
+from gradscope.naming import printable
+from gradscope.tracing.data.axes import Axes, Stored
+from gradscope.tracing.data.renaming.proposed_names import NUMBER, numbers_of, proposed_names, template_of
+from gradscope.tracing.data.variable_names import has_optimizer_alone
+
+#: The number of lines that a hint shows.
+_MOST_LINES: Final = 48
+
+#: The number of names that a hint shows.
+_MOST: Final = 12
+
+_KEY_MAP: Final = (
+    "--map-keys FILE renames the checkpoint's tensors: each line of FILE is REGEX -> REPLACEMENT, the lines apply in "
+    "order to every name, and a name that becomes empty is left out"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unmatched:
+    """`Unmatched` is what of a model and of a checkpoint has no counterpart.
+
+    Attributes:
+        lacking: The variables that were not found, by path.
+        extra: The file's tensors that are no variable, by name.
+        prefix: How the names of all variables begin that were found: `module.`.
+        ruled: Whether the user's rules have renamed the tensors.
+    """
+
+    lacking: Mapping[str, Described]
+    extra: Mapping[str, Described]
+    prefix: str = ""
+    ruled: bool = False
+
+
+def key_map_hint(unmatched: Unmatched) -> str:
+    """Returns what to write into a key map."""
+    lacking, prefix = unmatched.lacking, unmatched.prefix
+    # Variables under new names are not below the prefix, and those beside them would no longer be found there.
+    extra = {name.removeprefix(prefix): tensor for name, tensor in unmatched.extra.items()}
+    pairs = proposed_names(lacking, extra)
+    lines = [f"  {line}" for line in _key_map_lines(pairs, extra)]
+    lines = [f"  ^{re.escape(prefix)} ->", *lines] if lines and prefix else lines
+    more = [f"  and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
+    shown = [*map(printable, lines[:_MOST_LINES]), *more]
+    where = "Behind those that you have" if unmatched.ruled else "For this file"
+    proposal = "\n".join([f". {where}, the lines may be", *shown]) if lines else ""
+    if len(pairs) == len(lacking):
+        return f"{_KEY_MAP}{proposal}"
+    theirs, ours = (
+        _listed(name for name in extra if name not in pairs.values()),
+        _listed(path for path in lacking if path not in pairs),
+    )
+    others = "other names" if lines else "names"
+    return f"{_KEY_MAP}{proposal}\nThe file's {others} are {theirs or 'none'}; the model's are {ours}"
+
+
+def axes_hint(stored: Sequence[Stored], orders: Mapping[str, frozenset[Axes]]) -> str:
+    """Returns what to write into a map file.
+
+    Args:
+        stored: The variables whose axes may have several orders.
+        orders: Their possible orders, by path.
+    """
+    first = stored[0]
+    possible = orders[first.variable]
+    identity = tuple(range(len(first.shape)))
+    written = [f"[{{ transpose = {list(each)} }}]" for each in sorted(possible - {identity})]
+    others = [*written[1:], *(["no steps, as it is"] if identity in possible else [])]
+    return "\n".join(
+        [
+            "state it in a file for --map FILE, in one rule for each, or for several by a regular expression:",
+            "  [[rule]]",
+            f"  candidate = '{printable(re.escape(first.name))}'",
+            f"  reference = '{printable(first.variable)}'",
+            f"  steps = {written[0]}" + (f"  # or {' or '.join(others)}" if others else ""),
+        ]
+    )
+
+
+def rivals_hint(prefixes: Sequence[str]) -> str:
+    """Returns how to leave all but one of several places out."""
+    lines = [f"  ^{re.escape(prefix)}[/.].* ->" for prefix in prefixes[1:]]
+    return "\n".join([f"{_KEY_MAP}. To read {printable(prefixes[0])}, the lines are", *map(printable, lines)])
+
+
+def other_hint(path: Path, saved: Collection[str], unmatched: Unmatched) -> str | None:
+    """Returns what to do about a file that has some of a model's variables; None where it has all, in other shapes.
+
+    Args:
+        path: The file.
+        saved: The names of its tensors.
+        unmatched: What of both has no counterpart.
+    """
+    if (special := _special_hint(path, saved)) is not None:
+        return special
+    if unmatched.lacking and unmatched.extra:
+        return key_map_hint(unmatched)
+    return "name the model that it is of, or add to the file what it lacks" if unmatched.lacking else None
+
+
+def foreign_hint(path: Path, saved: Collection[str], unmatched: Unmatched) -> str:
+    """Returns what to do about a file that has none of a model's variables; for the arguments see `other_hint`."""
+    if (special := _special_hint(path, saved)) is not None:
+        return special
+    own = "name the model that it is of"
+    renamed = key_map_hint(unmatched) if unmatched.lacking and unmatched.extra else None
+    return own if renamed is None else f"{own}; where only the names differ, {renamed}"
+
+
+def _special_hint(path: Path, saved: Collection[str]) -> str | None:
+    if has_optimizer_alone(saved):
+        return "it has an optimizer's state alone: save the model's variables, too, or name the file that has them"
+    if path.suffix != ".eqx":
+        return None
+    leaves = "jax.tree_util.tree_leaves_with_path(equinox.filter(model, equinox.is_array))"
+    return (
+        "the tensors of an .eqx file have no names, so that only its own model reads it; for another, write them as "
+        f".npz, in Python: import equinox, jax, numpy; model = equinox.tree_deserialise_leaves({str(path)!r}, MODEL); "
+        f"numpy.savez({str(path.with_suffix('.npz'))!r}, **"
+        f"{{jax.tree_util.keystr(path, simple=True, separator='/'): leaf for path, leaf in {leaves}}})"
+    )
+
+
+def _key_map_lines(pairs: Mapping[str, str], names: Iterable[str]) -> list[str]:
+    """Returns the lines that rename each tensor of a pair to its variable, one for all that differ by numbers alone."""
+    groups: defaultdict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
+    for path, name in pairs.items():
+        groups[template_of(name), template_of(path)].append((name, path))
+    by_template: defaultdict[str, set[str]] = defaultdict(set)
+    for name in names:
+        by_template[template_of(name)].add(name)
+    lines: list[str] = []
+    for (template, _), renamed in groups.items():
+        line = _common_line(renamed) if by_template[template] == {name for name, _ in renamed} else None
+        lines += [line] if line is not None else [f"^{re.escape(name)}$ -> {path}" for name, path in renamed]
+    return lines
+
+
+def _common_line(renamed: Sequence[tuple[str, str]]) -> str | None:
+    """Returns a line that renames names of one template to paths of one template; None where there is no such line."""
+    name, path = renamed[0]
+    in_names = list(zip(*(numbers_of(name) for name, _ in renamed), strict=True))
+    in_paths = list(zip(*(numbers_of(path) for _, path in renamed), strict=True))
+    groups = [column for column in in_names if len(set(column)) > 1]
+    if not groups or any(len(set(column)) > 1 and column not in groups for column in in_paths):
+        return None
+    regex = [r"(\d+)" if column in groups else column[0] for column in in_names]
+    replacement = [f"\\{groups.index(column) + 1}" if column in groups else column[0] for column in in_paths]
+    escaped = [re.escape(text) for text in NUMBER.split(name)]
+    return f"^{_interleaved(escaped, regex)}$ -> {_interleaved(NUMBER.split(path), replacement)}"
+
+
+def _interleaved(texts: Sequence[str], numbers: Sequence[str]) -> str:
+    return "".join(text + number for text, number in zip(texts, [*numbers, ""], strict=True))
+
+
+def _listed(names: Iterable[str]) -> str:
+    known = list(map(printable, names))
+    return ", ".join([*known[:_MOST], *([f"{len(known) - _MOST} more"] if len(known) > _MOST else [])])

@@ -1,0 +1,105 @@
+"""A norm may be computed of statistics that the loss is given, as a batch norm in evaluation, and not of the batch.
+
+Found is a value made of parameters from which an argument is subtracted, and which is multiplied by one over the root
+of another one, or divided by that root, but for a number that is added to it and for factors. What is made of the batch
+alone, such as normalised observations, does not count, nor does a root without a mean, as of the degrees of a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from gradscope import naming
+from gradscope.primitive_groups import COPIES
+from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
+from gradscope.tracing.jaxpr.frames import OPERAND, Frame, made_at, resolve
+from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, is_literal
+from gradscope.tracing.lookup.constants import Constants
+from gradscope.tracing.lookup.functions.model_values import ModelValues
+from gradscope.tracing.tracer import Trace
+
+_ROOTS: Final = frozenset({"rsqrt", "sqrt"})
+#: The most steps from a product back to a root.
+_NEAR: Final = 12
+
+
+def given_statistics(trace: Trace) -> tuple[str | None, ...]:
+    """Returns the places of norms whose mean and variance are given, `file:line`, each once; None where unknown.
+
+    Args:
+        trace: The trace of a loss.
+    """
+    search = _Search(trace)
+    return tuple(
+        dict.fromkeys(
+            trace.site_at(made_at(frame, number, 0)).source
+            for frame in trace.root.walk()
+            if not frame.opaque
+            for number, equation in enumerate(frame.jaxpr.eqns)
+            if search.is_norm(frame, equation)
+        )
+    )
+
+
+class _Search:
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._frames = {frame.key: frame for frame in trace.root.walk()}
+        self._constants, self._values = Constants(trace), ModelValues(trace, ForwardFlow())
+
+    def is_norm(self, frame: Frame, equation: Equation) -> bool:
+        """Returns whether an equation multiplies what is centred by what is made of a given variance."""
+        if equation.primitive.name not in ("mul", "div"):
+            return False
+        one, other = equation.invars
+        pairs = [(one, other)] if equation.primitive.name == "div" else [(one, other), (other, one)]
+        return any(self._is_centred(frame, value) and self._is_of_variance(frame, factor) for value, factor in pairs)
+
+    def _is_centred(self, frame: Frame, atom: Atom) -> bool:
+        made = self._maker(frame, atom, COPIES)
+        if made is None or made[1].primitive.name != "sub":
+            return False
+        around, difference = made
+        value, mean = difference.invars
+        learned = not is_literal(value) and self._values.are_learned(FrameVariable(around, value))
+        return learned and self._is_given(around, mean)
+
+    def _is_of_variance(self, frame: Frame, atom: Atom) -> bool:
+        waiting, seen = [(frame, atom)], 0
+        while waiting and seen < _NEAR:
+            made, seen = self._maker(*waiting.pop(), COPIES), seen + 1
+            if made is None:
+                continue
+            around, equation = made
+            if equation.primitive.name in _ROOTS and self._is_given(around, equation.invars[0]):
+                return True
+            if equation.primitive.name == "mul":
+                waiting += [(around, each) for each in equation.invars]
+        return False
+
+    def _is_given(self, frame: Frame, atom: Atom) -> bool:
+        """Returns whether a value is an argument of the loss that is no parameter, but for a number added to it."""
+        value = resolve(frame, atom)
+        while value is not None and value.equation != OPERAND:
+            around = self._frames[value.frame]
+            equation = around.jaxpr.eqns[value.equation]
+            varying = [each for each in equation.invars if self._constants.number(around, each) is None]
+            if equation.primitive.name not in COPIES | {"add", "max"} or len(varying) != 1:
+                return False
+            value = resolve(around, varying[0])
+        if value is None or value.frame != ():
+            return False
+        leaf = self._trace.arguments[value.position]
+        return leaf.family != naming.PARAM and max(leaf.shape, default=1) > 1
+
+    def _maker(self, frame: Frame, atom: Atom, through: Collection[str]) -> tuple[Frame, Equation] | None:
+        """Returns the nearest equation that makes a value, behind some primitives; None for an argument."""
+        value = resolve(frame, atom)
+        while value is not None and value.equation != OPERAND:
+            around = self._frames[value.frame]
+            equation = around.jaxpr.eqns[value.equation]
+            if equation.primitive.name not in through:
+                return around, equation
+            value = resolve(around, equation.invars[0])
+        return None
