@@ -110,7 +110,7 @@ def in_whole(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if sharding is None:
             return function(value)
         # The mesh is that of the value's type, and need not be set: of none that is, no axis would be left.
-        with jax.sharding.use_abstract_mesh(sharding.mesh):
+        with jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh):
             if hasattr(jax.sharding, "auto_axes"):
                 return jax.sharding.auto_axes(function, out_sharding=PartitionSpec())(value)
             experimental: Any = import_module("jax.experimental.shard")  # its place and its keyword before 0.7
