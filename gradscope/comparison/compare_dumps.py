@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial, reduce
@@ -17,7 +16,7 @@ from typing import Final, NamedTuple
 
 from gradscope.comparison.default_tolerances import FULL
 from gradscope.comparison.diagnosis.divergence import blame_of
-from gradscope.comparison.diagnosis.growth import Error, growths, is_made_here
+from gradscope.comparison.diagnosis.growth import errors_of, growths, is_made_here
 from gradscope.comparison.diagnosis.likely.different_batches import different_batches
 from gradscope.comparison.diagnosis.likely.likely_causes import with_likely_causes
 from gradscope.comparison.diagnosis.likely.likely_parts import with_likely_parts
@@ -32,6 +31,7 @@ from gradscope.comparison.diagnosis.unpaired_sources import Program, with_inputs
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.inverse_rows import inverse_rows
 from gradscope.comparison.judging.judge import Unmatched, judge, one_sided
+from gradscope.comparison.judging.limits.common_factors import CommonFactors
 from gradscope.comparison.judging.limits.joint_sources import joint_sources
 from gradscope.comparison.judging.limits.measured_pairs import MeasuredPair, measured_pairs
 from gradscope.comparison.judging.limits.noise import in_noise_floors
@@ -39,7 +39,6 @@ from gradscope.comparison.judging.loss_comparison import loss_limit, with_loss_c
 from gradscope.comparison.judging.rounding.accumulated_rounding import accumulated_tolerances
 from gradscope.comparison.judging.rounding.kinked_gradients import kinked_tolerances, kinked_why
 from gradscope.comparison.judging.rounding.kinks import Kinks
-from gradscope.comparison.judging.rounding.pair_floors import is_within
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.judging.unpaired.unmatched import unmatched
 from gradscope.comparison.layout.operands import StoredOperand
@@ -51,7 +50,6 @@ from gradscope.comparison.pairing.passes import counterparts, require_matches
 from gradscope.comparison.pairing.values.cut_gradients import cut_gradients
 from gradscope.comparison.result import Comparison
 from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import ACTIVATION, Selection, key_of
 from gradscope.naming.selecting.patterns import Pattern
 
@@ -207,14 +205,15 @@ def _matched_rows(
     around = pairs
     if whole is not None and not (options.bitwise or options.has_tolerance) and _is_any_over(pairs):
         around = _with_others(pairs, whole())
-    errors = _errors(around)
+    errors = errors_of(around)
     sources = joint_sources(dumps, around)
     growth, rel_l2 = growths(sources, errors), {key: error.rel_l2 for key, error in errors.items()}
     epsilons = {pair.owner: pair.epsilon for pair in around if pair.epsilon and pair.owner in errors}
     matches = {pair.owner: pair.match for pair in around}
     carries = partial(CarriedErrors(dumps).carries, matches=matches)
     own = {key: each.tolerance for key, each in errors.items()}
-    deep = accumulated_tolerances(sources, rel_l2, own, epsilons, carries)
+    has_factor = CommonFactors(dumps.ref, around, rel_l2).is_own
+    deep = accumulated_tolerances(sources, rel_l2, own, epsilons, carries=carries, has_factor=has_factor)
     limits = {pair.owner: pair.limit for pair in around}
     limits |= {pair.owner: deep[pair.owner] for pair in around if pair.noise is None and pair.owner in deep}
     share = partial(kinks.share, matches=matches)
@@ -238,7 +237,7 @@ def _matched_rows(
 
 
 def _is_any_over(pairs: Sequence[MeasuredPair]) -> bool:
-    return any(error.rel_l2 > error.tolerance for error in _errors(pairs).values())
+    return any(error.rel_l2 > error.tolerance for error in errors_of(pairs).values())
 
 
 def _with_others(pairs: Sequence[MeasuredPair], whole: _Whole) -> list[MeasuredPair]:
@@ -246,21 +245,6 @@ def _with_others(pairs: Sequence[MeasuredPair], whole: _Whole) -> list[MeasuredP
     own = {pair.owner for pair in pairs}
     kept = {each.ref for each in whole.unrefuted.pairing.matched}
     return [*pairs, *(pair for pair in whole.pairs if pair.match.ref in kept and pair.owner not in own)]
-
-
-def _errors(pairs: Sequence[MeasuredPair]) -> dict[str, Error]:
-    """Returns the errors of pairs by the keys of the reference's owners."""
-    errors: dict[str, Error] = {}
-    for pair in pairs:
-        found = pair.evidence
-        # What is zero but for rounding has a relative error that means nothing.
-        if pair.rounding is not None and is_within(found, pair.rounding):
-            errors[pair.owner] = Error(rel_l2=0.0, tolerance=pair.tolerance)
-        # A pair that cannot be compared counts as an infinite error, so that later layers are seen to inherit it.
-        elif "rel_l2" in found.metrics or math.isinf(found.needed):
-            rel_l2 = as_float(found.metrics.get("rel_l2", math.inf))
-            errors[pair.owner] = Error(rel_l2=rel_l2, tolerance=pair.tolerance)
-    return errors
 
 
 def _examples(dumps: Dumps, rows: Mapping[str, ComparisonRow], options: CompareOptions) -> ExampleError | None:

@@ -6,10 +6,13 @@ or by a floor where that is larger, because ratios of rounding errors carry no i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gradscope.comparison.judging.limits.measured_pairs import MeasuredPair
+from gradscope.comparison.judging.rounding.pair_floors import is_within
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.layer_graph import NearestKeys, Sources
@@ -27,6 +30,25 @@ class Error:
 
     rel_l2: float
     tolerance: float
+
+
+def errors_of(pairs: Sequence[MeasuredPair]) -> dict[str, Error]:
+    """Returns the errors of pairs by the keys of the reference's owners.
+
+    Args:
+        pairs: The pairs.
+    """
+    errors: dict[str, Error] = {}
+    for pair in pairs:
+        found = pair.evidence
+        # What is zero but for rounding has a relative error that means nothing.
+        if pair.rounding is not None and is_within(found, pair.rounding):
+            errors[pair.owner] = Error(rel_l2=0.0, tolerance=pair.tolerance)
+        # A pair that cannot be compared counts as an infinite error, so that later layers are seen to inherit it.
+        elif "rel_l2" in found.metrics or math.isinf(found.needed):
+            rel_l2 = as_float(found.metrics.get("rel_l2", math.inf))
+            errors[pair.owner] = Error(rel_l2=rel_l2, tolerance=pair.tolerance)
+    return errors
 
 
 def growths(sources: Sources, errors: Mapping[str, Error]) -> dict[str, float]:

@@ -19,6 +19,9 @@ does. Where they do, they may be as large as the network makes them: those of Re
 layouts, begin with 1e-7 and end with 2e-3. A step that makes more of what it inherits than that, as a batch norm over
 few values does, has to be seen to make no error of its own.
 
+An error that is a factor of the whole tensor, which nothing that it is computed from has, is no rounding, however small
+it is beside what is inherited.
+
 A tensor of zeros has an error of 1, and so has one that is doubled. No tolerance grows to where those would pass.
 """
 
@@ -58,7 +61,9 @@ def accumulated_tolerances(
     errors: Mapping[str, float],
     tolerances: Mapping[str, float],
     epsilons: Mapping[str, float],
+    *,
     carries: Callable[[str], bool],
+    has_factor: Callable[[str, Sequence[str]], bool],
 ) -> dict[str, float]:
     """Returns the tolerances of tensors that are over their default, and may be by rounding that adds up.
 
@@ -68,6 +73,8 @@ def accumulated_tolerances(
         tolerances: Their default tolerances.
         epsilons: The machine epsilons of those that are rounded, each of the type that the tensor was computed in.
         carries: Returns whether the step that makes a tensor only carries on the errors of what it reads.
+        has_factor: Returns whether the error of a tensor is a factor that nothing it is computed from has, which is the
+            second argument.
     """
     if all(errors[key] <= tolerances[key] for key in epsilons):
         return {}
@@ -82,6 +89,8 @@ def accumulated_tolerances(
         inherited = max((errors[each] for each in before), default=0.0)
         limits[key] = own
         if not creeping.issuperset(before):
+            continue
+        if own < error < math.inf and epsilons.get(key, 0.0) <= NARROW and has_factor(key, before):
             continue
         creeps = _creeps(key, error, inherited, epsilons.get(key, 0.0))
         if creeps or (error <= _MOST_TOLERANCES * own and carries(key)):  # to compute a step again takes long

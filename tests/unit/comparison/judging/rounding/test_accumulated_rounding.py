@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,9 +13,16 @@ import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from gradscope.comparison.judging.compare_options import CompareOptions
+from gradscope.comparison.judging.limits.common_factors import CommonFactors
+from gradscope.comparison.judging.limits.measured_pairs import measured_pairs
 from gradscope.comparison.judging.rounding.accumulated_rounding import accumulated_tolerances
+from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.layer_graph import sources_of
-from gradscope.dump.manifest.manifest import Layer
+from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
+from gradscope.dump.record import SiteFacts
+from gradscope.dump.sources.memory_dump import MemoryDump
 
 DEPTH, WIDTH = 12, 16
 _draw = np.random.default_rng(16).normal
@@ -24,6 +31,10 @@ INPUTS = _draw(size=(32, WIDTH)).astype(np.float32)
 
 
 def _carries_nothing(_: str) -> bool:
+    return False
+
+
+def _has_no_factor(_: str, __: Sequence[str]) -> bool:
     return False
 
 
@@ -46,7 +57,8 @@ def _chain(errors: list[float], *, family: str = "activation", narrow: bool = Tr
         dict(zip(keys, errors, strict=True)),
         dict.fromkeys(keys, tolerance),
         dict.fromkeys(keys, 2**-8) if narrow else {},
-        _carries_nothing,
+        carries=_carries_nothing,
+        has_factor=_has_no_factor,
     )
     return {key.partition("/")[2]: limit for key, limit in raised.items()}
 
@@ -72,7 +84,11 @@ def test_an_error_beyond_the_square_root_of_the_depth_is_no_rounding() -> None:
     assert not {"layer2", "layer3"} & set(raised)
 
 
-def _wide(errors: list[float], carries: Callable[[str], bool] = _carries_nothing) -> dict[str, float]:
+def _wide(
+    errors: list[float],
+    carries: Callable[[str], bool] = _carries_nothing,
+    has_factor: Callable[[str, Sequence[str]], bool] = _has_no_factor,
+) -> dict[str, float]:
     names = [f"layer{number}" for number in range(len(errors))]
     layers = [
         Layer(path=name, index=number, inputs=(names[number - 1],) if number else (), outputs=(name,))
@@ -80,7 +96,10 @@ def _wide(errors: list[float], carries: Callable[[str], bool] = _carries_nothing
     ]
     found = {f"activation/{name}": error for name, error in zip(names, errors, strict=True)} | {"aux/state": 1.5e-4}
     tolerances = dict.fromkeys(found, 1e-4)
-    raised = accumulated_tolerances(sources_of(layers), found, tolerances, dict.fromkeys(found, 1.2e-7), carries)
+    epsilons = dict.fromkeys(found, 1.2e-7)
+    raised = accumulated_tolerances(
+        sources_of(layers), found, tolerances, epsilons, carries=carries, has_factor=has_factor
+    )
     return {key.partition("/")[2]: limit for key, limit in raised.items()}
 
 
@@ -92,6 +111,37 @@ def test_in_float32_an_error_has_to_creep_from_the_rounding_of_single_operations
     assert raised["state"] == pytest.approx(2 * creeping[24])
     assert not _wide([1e-7, 5e-6, *creeping[11:]])  # a fault that is small where it begins
     assert max(_wide([1e-7 * 1.5**number for number in range(40)]).values()) < 2e-2
+
+
+def test_a_factor_of_its_own_is_no_rounding_and_what_inherits_it_keeps_the_default() -> None:
+    def has_factor(key: str, before: Sequence[str]) -> bool:
+        return (key, *before) == ("activation/layer20", "activation/layer19")
+
+    raised = _wide([1e-7 * 1.5**number for number in range(25)], has_factor=has_factor)
+    assert set(raised) == {"layer18", "layer19", "state"}
+
+
+@pytest.mark.parametrize(
+    ("factor", "inherited", "is_own"),
+    [(1.003, 1.0, True), (0.997, 1.0, True), (1.003, 1.003, False), (1.0002, 1.0, False), (1.0, 1.0, False)],
+)
+def test_a_factor_is_most_of_an_error_and_nothing_before_has_it(factor: float, inherited: float, is_own: bool) -> None:
+    """Beside errors of 1e-3 that have nothing to do with the values."""
+    draw = np.random.default_rng(3).normal
+    ref = {name: draw(size=600).astype(np.float32) for name in ("one", "two")}
+    noisy = {name: each * factor + np.float32(1e-3) * draw(size=600).astype(np.float32)
+             for (name, each), factor in zip(ref.items(), (inherited, factor), strict=True)}  # fmt: skip
+    entries = tuple(
+        Entry(family="activation", name=name, shape=(600,), dtype="float32", stats={}, site=SiteFacts(index=0))
+        for name in ref
+    )
+    sides = ({f"activation/{name}": each for name, each in side.items()} for side in (ref, noisy))
+    one, other = (MemoryDump(Manifest(entries=entries), tensors) for tensors in sides)
+    dumps = Dumps(ref=one, cand=other)
+    keys = ["activation/one", "activation/two"]
+    pairs = measured_pairs(dumps, [Match.of(key, key, "name") for key in keys], CompareOptions())
+    errors = {pair.owner: as_float(pair.evidence.metrics["rel_l2"]) for pair in pairs}
+    assert CommonFactors(dumps.ref, pairs, errors).is_own(keys[1], keys[:1]) is is_own
 
 
 def test_a_step_that_carries_its_error_on_may_make_any_multiple_of_it() -> None:
@@ -131,7 +181,8 @@ def test_the_gradient_of_a_parameter_is_held_to_three_times_its_tolerance(error:
         errors,
         dict.fromkeys(errors, 1e-1),
         dict.fromkeys(errors, 2**-8),
-        _carries_nothing,
+        carries=_carries_nothing,
+        has_factor=_has_no_factor,
     )
     assert (error <= raised["param_grad/w"]) is same
 
@@ -140,7 +191,14 @@ def test_a_graph_with_a_cycle_has_the_default() -> None:
     layers = [Layer(path=a, index=0, inputs=(b,), outputs=(a,)) for a, b in (("one", "two"), ("two", "one"))]
     keys = {"activation/one": 3e-2, "activation/two": 3e-2}
     tolerances = dict.fromkeys(keys, 2e-2)
-    raised = accumulated_tolerances(sources_of(layers), keys, tolerances, dict.fromkeys(keys, 2**-8), _carries_nothing)
+    raised = accumulated_tolerances(
+        sources_of(layers),
+        keys,
+        tolerances,
+        dict.fromkeys(keys, 2**-8),
+        carries=_carries_nothing,
+        has_factor=_has_no_factor,
+    )
     assert raised == {}
 
 
