@@ -131,6 +131,31 @@ def iterations_of_occurrences(names: Sequence[str], others: Iterable[str]) -> di
     return renamed
 
 
+def of_other_calls(names: Iterable[str], others: Iterable[str]) -> frozenset[str]:
+    """Returns the scopes that one program calls again, `norm` and `norm#2`, and the other in a loop, as `norm[0]`.
+
+    Without a number, such a scope is the first call in one of them, and in the other what is called once behind the
+    loop, or the loop itself.
+
+    Args:
+        names: Names of one program.
+        others: Names of the other program.
+    """
+    again, looped = (
+        [{path for name in side if mark in name for path in _paths(name, number)} for side in (names, others)]
+        for mark, number in (("#", "occurrence"), ("[", "iteration"))
+    )
+    return frozenset(
+        path for here, there in ((0, 1), (1, 0)) for path in (again[here] & looped[there]) - again[there] - looped[here]
+    )
+
+
+def without_numbers(name: str) -> str | None:
+    """Returns the path of a scope, or of its output, without a number of a call or an iteration; None of any other."""
+    *_, (path, scope, _) = _scopes(name)
+    return path if scope["occurrence"] is None and scope["iteration"] is None else None
+
+
 def _paths(name: str, number: str) -> list[str]:
     """Returns the paths of the scopes in a name that have one kind of number, without their own numbers."""
     return [path for path, scope, _ in _scopes(name) if scope[number] is not None]

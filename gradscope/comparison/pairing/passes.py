@@ -12,13 +12,14 @@ from gradscope.comparison.pairing.inference.merged_order import with_positions_i
 from gradscope.comparison.pairing.inference.repeated_values import with_repeats
 from gradscope.comparison.pairing.loops.micro_batches import by_micro_batches
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass, by_name, pair
+from gradscope.comparison.pairing.normal_forms import of_other_calls, without_numbers
 from gradscope.comparison.pairing.structure.uncertain_names import certain, uncertain
 from gradscope.comparison.pairing.values.misnamed import (
     are_refuted,
     without_exchanged_outputs,
     without_slices,
 )
-from gradscope.naming import INPUT, INPUT_GRAD, Selection, split_key
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, INPUT_GRAD, Selection, split_key
 
 
 def counterparts(dumps: Dumps, rules: Sequence[MapRule], selection: Selection, mapper: Mapper) -> Pairing:
@@ -99,10 +100,24 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
 
 def _by_right_name(dumps: Dumps, unmatched: Pairing) -> list[Match]:
     """Returns matches of equal keys, of inputs alone where the values of parameters refute the names."""
-    matches = by_name(dumps, unmatched)
+    matches = _without_other_calls(dumps, by_name(dumps, unmatched))
     if not are_refuted(dumps, unmatched, matches):
         return without_exchanged_outputs(dumps, matches)
     return [match for match in matches if split_key(match.ref)[0] in (INPUT, INPUT_GRAD)]
+
+
+def _without_other_calls(dumps: Dumps, matches: list[Match]) -> list[Match]:
+    """Returns the matches without those of a layer's first call with another call of it, or with a loop of its name."""
+    names, others = ([split_key(key)[1] for key in keys] for keys in (dumps.ref.keys(), dumps.cand.keys()))
+    apart = of_other_calls(names, others) if names != others else frozenset[str]()
+    if not apart:
+        return matches
+    return [
+        match
+        for match in matches
+        if split_key(match.ref)[0] not in (ACTIVATION, ACTIVATION_GRAD)
+        or without_numbers(split_key(match.ref)[1]) not in apart
+    ]
 
 
 def _with_loop_outputs(dumps: Dumps, pairing: Pairing) -> Pairing:

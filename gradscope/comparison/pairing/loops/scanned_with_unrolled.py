@@ -47,9 +47,7 @@ def pair_loop_outputs(dumps: Dumps, pairing: Pairing) -> Pairing:
         DumpError: One of the dumps is damaged.
     """
     pairing = with_means_of_parts(dumps, pairing)
-    pairing = _without_other_iterations(dumps, pairing, _PlainPairs.of(dumps, pairing.matched))
     pairing = with_means_of_parts(dumps, pairing)
-    pairing = _without_other_iterations(dumps, pairing, _PlainPairs.of(dumps, pairing.matched))
     pairing = _without_partial_gradients(dumps, pairing, _PlainPairs.of(dumps, pairing.matched))
     plain = _PlainPairs.of(dumps, pairing.matched)
     of_ref = tuple(by_iterations(dumps.ref, pairing.only_ref, plain.cand_keys))
@@ -121,39 +119,6 @@ class _PlainPairs:
 
 def _same_shape(dumps: Dumps, match: Match) -> bool:
     return dumps.ref.entry(match.ref).shape == dumps.cand.entry(match.cand).shape
-
-
-def _without_other_iterations(dumps: Dumps, pairing: Pairing, plain: _PlainPairs) -> Pairing:
-    """Returns the pairing without pairs of a loop's output with that of an iteration which has not made it."""
-    ambiguous_ref, ambiguous_cand = _paired_twice(dumps, plain.matches)
-    ref_makers = _makers(dumps.ref, ambiguous_ref, plain.cand_keys)
-    cand_makers = _makers(dumps.cand, ambiguous_cand, plain.ref_keys)
-    wrong = [
-        (match.ref, match.cand)
-        for match in plain.matches
-        if match.matched_by != "map"
-        and not (
-            _is_one(dumps.cand, ref_makers.get(match.ref, match.cand), match.cand)
-            and _is_one(dumps.ref, cand_makers.get(match.cand, match.ref), match.ref)
-        )
-    ]
-    dropped = {*wrong, *((_gradient_of(ref), _gradient_of(cand)) for ref, cand in wrong)}
-    kept = [each for each in pairing.matched if not (each.recipe.plain and (each.ref, each.cand) in dropped)]
-    return Pairing.of(dumps, kept, pairing.inverse) if dropped else pairing
-
-
-def _makers(source: DumpSource, outputs: Iterable[str], counterparts: Mapping[str, str]) -> dict[str, str]:
-    """Returns the other dump's keys of what made the outputs of loops, where that is one iteration, by their keys."""
-    found = by_iterations(source, outputs, counterparts)
-    return {match.ref: match.cand for match in found if match.recipe.plain}
-
-
-def _is_one(source: DumpSource, key: str, other: str) -> bool:
-    return source.resolve(key) == source.resolve(other)
-
-
-def _gradient_of(key: str) -> str:
-    return key_of(ACTIVATION_GRAD, split_key(key)[1])
 
 
 def _without_partial_gradients(dumps: Dumps, pairing: Pairing, plain: _PlainPairs) -> Pairing:

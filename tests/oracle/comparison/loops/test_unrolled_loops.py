@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -170,6 +170,36 @@ def test_a_scope_that_each_iteration_opens_is_not_taken_for_that_of_the_loop(net
         assert rows[f"activation/{'cell[0]/act' if ref is loop else first}"].counterpart == (
             first if ref is loop else "cell[0]/act"
         )
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.01])
+def test_a_layer_that_is_called_in_the_loop_and_behind_it_is_not_taken_for_another_call(epsilon: float) -> None:
+    """Without a number, it is the first call where the loop is written out, and the last where it is not."""
+
+    def called_again(loop: Any, w: Array, x: Array, epsilon: float = 0.0) -> Array:
+        def body(x: Array, w: Array) -> tuple[Array, None]:
+            return dense(x, w, epsilon=epsilon), None
+
+        return dense(loop(body, x, w), w[0])
+
+    def in_scan(body: Body, x: Array, xs: Array) -> Array:
+        return lax.scan(body, x, xs)[0]
+
+    def written_out(body: Body, x: Array, xs: Array) -> Array:
+        for each in xs:
+            x, _ = body(x, each)
+        return x
+
+    flat, loop = (
+        gs.capture(loss_of(partial(called_again, epsilon=other), cast("Any", each)), *arguments())
+        for each, other in ((written_out, 0.0), (in_scan, epsilon))
+    )
+    for ref, cand in ((loop, flat), (flat, loop)):
+        found = gs.compare(ref, cand)
+        assert bool(found) is (epsilon == 0)
+        if epsilon:
+            assert found.first_divergence.forward is not None
+            assert found.first_divergence.forward.name == ("act[0]" if ref is loop else "act")
 
 
 def test_a_stack_is_compared_with_the_outputs_of_all_iterations() -> None:
