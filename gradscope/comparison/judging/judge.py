@@ -115,8 +115,9 @@ def _within_floor(evidence: PairEvidence, floor: Floor | None) -> str:
     """Returns that a difference is rounding only; "" where it is more, or where that is not known."""
     if floor is None or not is_within(evidence, floor):
         return ""
-    distance, flipped = brief(evidence.distance or 0.0), as_float(evidence.metrics.get("flipped", 0.0))
-    found = f"the difference {distance} is below {brief(floor.l2)}, the floor of sums of {counted(floor.terms, 'term')}"
+    flipped = as_float(evidence.metrics.get("flipped", 0.0))
+    of = brief(evidence.distance or 0.0) if evidence.most is None else f"of at most {brief(evidence.most)}"
+    found = f"the difference {of} is below {brief(floor.l2)}, the floor of sums of {counted(floor.terms, 'term')}"
     signs = f"; {percent(flipped)} of its signs flip, which an optimizer that acts on signs would follow"
     return f"zero but for rounding: {found}{signs if flipped else ''}"
 

@@ -32,10 +32,17 @@ _EXACT: Final = ("min", "max", "zeros")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """Bound stores the least `rel_l2` that two tensors can have, and the ratio of their norms where known."""
+    """Bound stores the least `rel_l2` that two tensors can have.
+
+    Attributes:
+        rel_l2: The bound.
+        norm_ratio: The ratio of their norms; None where they have none.
+        most: The sum of their norms, which their difference is no longer than; None where not all elements are finite.
+    """
 
     rel_l2: float
     norm_ratio: float | None = None
+    most: float | None = None
 
 
 def hashes_agree(ref: Entry, cand: Entry) -> bool | None:
@@ -60,7 +67,9 @@ def least_rel_l2(ref: Mapping[str, Json], cand: Mapping[str, Json]) -> Bound | N
         return Bound(rel_l2=math.inf)
     if "l2" in ref and "l2" in cand:
         change = max([_relative_change(name, unit, ref, cand) for name, unit in _UNITS.items()])
-        return Bound(rel_l2=change, norm_ratio=_norm_ratio(as_float(ref["l2"]), as_float(cand["l2"])))
+        one, other = as_float(ref["l2"]), as_float(cand["l2"])
+        most = None if any(ref.get(name, 0) for name in _KINDS) else one + other
+        return Bound(rel_l2=change, norm_ratio=_norm_ratio(one, other), most=most)
     shared = [name for name in _EXACT if name in ref and name in cand]
     if not shared:
         return None

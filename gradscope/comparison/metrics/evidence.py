@@ -47,6 +47,7 @@ class PairEvidence:
         why: A remark about what the metrics do not show, such as an obstacle; "" for none.
         examples: The error of per-example gradients, zero where they are equal; None for other tensors.
         distance: l2(d), the norm of the difference; None where there are no elements, or not all are finite alike.
+        most: The sum of both norms, which the difference is no longer than; None where the elements tell its own.
     """
 
     metrics: Mapping[str, Json] = field(default_factory=dict[str, Json])
@@ -55,6 +56,7 @@ class PairEvidence:
     why: str = ""
     examples: ExampleError | None = None
     distance: float | None = None
+    most: float | None = None
 
     def with_metrics(self, **more: float | None) -> PairEvidence:
         """Returns the evidence with more metrics, except those that are None; unchanged where nothing was compared."""
@@ -168,6 +170,7 @@ def _from_statistics(ref: Entry, cand: Entry) -> PairEvidence:
         needed=bound.rel_l2,
         bit_equal=agree,
         why=f"judged by its statistics: there is no tensor, and {_proof(bound)}",
+        most=bound.most,
     )
 
 

@@ -152,7 +152,9 @@ def test_layers_of_shards_do_not_count_where_the_loss_and_all_gradients_agree(
     cand = renamed(layered(), SHARDED)
     for tensors in cand.values():
         tensors |= {key: 1.01 * array for key, array in tensors.items() if key == changed}
-    assert compared(recorded(tmp_path / "a", layered()), recorded(tmp_path / "b", cand)).verdict == verdict
+    found = compared(recorded(tmp_path / "a", layered()), recorded(tmp_path / "b", cand))
+    assert found.verdict == verdict
+    assert (found.first.key if found.first is not None else "") == changed, "what both have tells"
 
 
 def test_a_batch_and_a_learning_rate_that_a_run_never_records_are_no_difference(tmp_path: Path) -> None:

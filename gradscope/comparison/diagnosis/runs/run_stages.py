@@ -89,16 +89,16 @@ class RunRow:
 
 
 def without_other_layers(rows: Sequence[RunRow]) -> list[RunRow]:
-    """Returns the rows of a step; those of layers that one program alone has do not count where all else agrees.
+    """Returns the rows of a step; those of layers that one program alone has do not count where the others tell.
 
-    Both programs have such layers then, as where one of them runs in shards or over parts of the batch, and compute the
-    same loss and the same gradients of parameters.
+    Both programs have such layers then, as where one of them runs in shards or over parts of the batch. They are no
+    difference where the loss and all gradients of parameters agree, and not the one to tell where anything differs.
     """
     others = [row for row in rows if row.status in ("missing", "extra") and row.family in _OF_LAYERS]
     rest = [row for row in rows if row not in others]
-    reached = {row.family for row in rest if row.status == "same"}
-    agree = not any(row.differs for row in rest) and {STEP, naming.PARAM_GRAD} <= reached
-    if not agree or {row.status for row in others} != {"missing", "extra"}:
+    agreeing = {row.family for row in rest if row.status == "same"}
+    tell = any(row.differs for row in rest) or {STEP, naming.PARAM_GRAD} <= agreeing
+    if not tell or {row.status for row in others} != {"missing", "extra"}:
         return list(rows)
     return [replace(row, counts=False) if row in others else row for row in rows]
 

@@ -20,7 +20,7 @@ layouts, begin with 1e-7 and end with 2e-3. A step that makes more of what it in
 few values does, has to be seen to make no error of its own.
 
 An error that is a factor of the whole tensor, which nothing that it is computed from has, is no rounding, however small
-it is beside what is inherited.
+it is beside what is inherited, unless computing the step again explains it.
 
 A tensor of zeros has an error of 1, and so has one that is doubled. No tolerance grows to where those would pass.
 """
@@ -90,7 +90,9 @@ def accumulated_tolerances(
         limits[key] = own
         if not creeping.issuperset(before):
             continue
-        if own < error < math.inf and epsilons.get(key, 0.0) <= NARROW and has_factor(key, before):
+        is_wide = epsilons.get(key, 0.0) <= NARROW
+        # Behind a norm over few values, one channel may be most of a gradient, and its deviation most of the error.
+        if own < error < math.inf and is_wide and has_factor(key, before) and not carries(key):
             continue
         creeps = _creeps(key, error, inherited, epsilons.get(key, 0.0))
         if creeps or (error <= _MOST_TOLERANCES * own and carries(key)):  # to compute a step again takes long

@@ -56,6 +56,8 @@ class PairFloors:
 
 def is_within(evidence: PairEvidence, floor: Floor) -> bool:
     """Returns whether two tensors, of terms that cancel, differ by no more than a floor."""
+    if evidence.most is not None:  # both are no longer than that, and so is their difference
+        return is_rounding(evidence.most, evidence.most, floor)
     rel_l2 = as_float(evidence.metrics.get("rel_l2", 0.0))
     if evidence.distance is None or rel_l2 <= 0:
         return False

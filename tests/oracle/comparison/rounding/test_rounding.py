@@ -17,6 +17,7 @@ import gradscope as gs
 from gradscope.api.reading import Dump
 from gradscope.comparison import compare
 from gradscope.comparison.judging.compare_options import CompareOptions
+from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.sources.memory_dump import MemoryDump
 from tests.support.ports import flax_like, torch_like
 from tests.support.ports.everything import CONVNET, VISION
@@ -265,6 +266,23 @@ def test_what_is_zero_but_for_rounding_is_told_by_the_program_that_has_scopes_ar
     (row,) = (row for row in found.rows if (row.family, row.name) == ("param_grad", "bias/key"))
     assert row.status == "same", row.why
     assert row.why.startswith("zero but for rounding"), row.why
+
+
+@pytest.mark.parametrize("factor", [1.0, 3e5])
+def test_statistics_alone_tell_what_is_zero_but_for_rounding(factor: float) -> None:
+    """Two gradients are no further apart than both are long; one that is more than rounding is a difference."""
+    reference, candidate = _biased_keys(scopes=True), _biased_keys(scopes=False)
+    entries = tuple(
+        replace(each, stats={**each.stats, "l2": factor * as_float(each.stats["l2"]), "hash": None})
+        if (each.family, each.name) == ("param_grad", "bias/key")
+        else each
+        for each in candidate.source.manifest.entries
+    )
+    found = compare(reference.source, MemoryDump(replace(candidate.source.manifest, entries=entries), {}))
+    (row,) = (row for row in found.rows if (row.family, row.name) == ("param_grad", "bias/key"))
+    assert row.status == ("same" if factor == 1 else "different"), row.why
+    if factor == 1:
+        assert row.why.startswith("zero but for rounding: the difference of at most"), row.why
 
 
 def test_gradients_of_operations_that_broadcast_are_zero_but_for_rounding() -> None:
