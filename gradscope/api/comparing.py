@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import overload
+from typing import cast, overload
 
 from gradscope.api.reading import Dump
 from gradscope.api.training_run import Run
@@ -91,7 +91,7 @@ def compare(
 
     Raises:
         UsageError: A pattern selects nothing or is not one, a tolerance is negative or not one, a dump is compared with
-            a run, or an argument is of dumps.
+            a run or with anything else, or an argument is of dumps.
         DumpError: One of the dumps or histories, or the map file, is damaged.
 
     Example:
@@ -115,6 +115,12 @@ def compare(
         atol=atol,
         cand_dtype=cand_dtype,
     )
+    for each in cast("tuple[object, ...]", (ref, cand)):
+        if not isinstance(each, Dump | Run):
+            raise UsageError(
+                f"compare takes dumps and runs, not {_kind(each)}",
+                hint="gs.load(path) opens a file or the folder of a run, gs.capture(...) makes a dump",
+            )
     if isinstance(ref, Dump) and isinstance(cand, Dump):
         return compare_sources(ref.source, cand.source, options=options)
     if isinstance(ref, Dump) or isinstance(cand, Dump):
@@ -124,6 +130,10 @@ def compare(
     if wrong is not None:
         raise UsageError(f"{wrong} is of dumps, and these are training runs", hint="leave it out")
     return compare_runs(ref.history, cand.history, options)
+
+
+def _kind(value: object) -> str:
+    return f"the path {value}" if isinstance(value, str | os.PathLike) else f"a {type(value).__name__}"
 
 
 def _rules(tol: float | str | Sequence[str] | None) -> tuple[ToleranceRule, ...]:

@@ -107,3 +107,13 @@ def test_a_traceback_has_what_to_do() -> None:
         raise gs.UsageError("it holds a run", hint="replace it with force=True")
     shown = "".join(traceback.format_exception(refused.value))
     assert "UsageError: it holds a run\nhint: replace it with force=True" in shown
+
+
+@pytest.mark.parametrize(
+    ("other", "kind"), [({"g": 1}, "a dict"), ("new.npz", "the path new.npz"), (None, "a NoneType")]
+)
+def test_only_dumps_and_runs_are_compared(other: Any, kind: str) -> None:
+    empty = gs.Dump(MemoryDump(Manifest(entries=()), {}))
+    for pair in ((empty, other), (other, empty)):
+        with pytest.raises(gs.UsageError, match=f"compare takes dumps and runs, not {kind}"):
+            gs.compare(*pair)
