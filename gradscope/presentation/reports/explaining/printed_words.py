@@ -51,7 +51,8 @@ _LABELS: Final = {
     "which some 1e-3 of the parameters are usual, and at the sign of those whose parameters are named; at 'gradscope "
     "check' of the model, which proves each gradient, and names a rule of your own that has another sign or factor; at "
     "'gradscope dump', which says of inputs that nothing scales, such as 0 to 255 ('unscaled'), and of a softmax over "
-    "another axis or a causal mask that is the wrong way round ('softmax'); at labels that do not belong to their inputs, by printing some; at a mean over the examples. "
+    "another axis or a causal mask that is the wrong way round ('softmax'); at labels that do not belong to their "
+    "inputs, by printing some; at a mean over the examples. "
     "A loss that is near its end from the start, or that is played against another one, need not fall",
     "run": "The versions, the device and the options of the run; of a training run, its folder",
     "command": "The command line that made the dump, with absolute paths reduced to their file names",
