@@ -7,6 +7,7 @@ alone, such as normalised observations, does not count, nor does a root without 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Final
 
@@ -63,7 +64,7 @@ class _Search:
         around, difference = made
         value, mean = difference.invars
         learned = not is_literal(value) and self._values.are_learned(FrameVariable(around, value))
-        return learned and self._is_given(around, mean)
+        return learned and self._is_given(around, mean, of_fewer_than=math.prod(difference.outvars[0].aval.shape))
 
     def _is_of_variance(self, frame: Frame, atom: Atom) -> bool:
         waiting, seen = [(frame, atom)], 0
@@ -78,8 +79,11 @@ class _Search:
                 waiting += [(around, each) for each in equation.invars]
         return False
 
-    def _is_given(self, frame: Frame, atom: Atom) -> bool:
-        """Returns whether a value is an argument of the loss that is no parameter, but for a number added to it."""
+    def _is_given(self, frame: Frame, atom: Atom, *, of_fewer_than: float = math.inf) -> bool:
+        """Returns whether a value is an argument of the loss that is no parameter, but for a number added to it.
+
+        An argument of as many numbers as what it is subtracted from is a target of each example, and no mean of them.
+        """
         value = resolve(frame, atom)
         while value is not None and value.equation != OPERAND:
             around = self._frames[value.frame]
@@ -91,7 +95,7 @@ class _Search:
         if value is None or value.frame != ():
             return False
         leaf = self._trace.arguments[value.position]
-        return leaf.family != naming.PARAM and max(leaf.shape, default=1) > 1
+        return leaf.family != naming.PARAM and max(leaf.shape, default=1) > 1 and math.prod(leaf.shape) < of_fewer_than
 
     def _maker(self, frame: Frame, atom: Atom, through: Collection[str]) -> tuple[Frame, Equation] | None:
         """Returns the nearest equation that makes a value, behind some primitives; None for an argument."""
