@@ -46,6 +46,7 @@ OTHER = (
     lambda h, p, b: (1 - h) * jax.lax.rsqrt(b["var"] + 1e-5),
     lambda h, p, b: (h - b["mean"]) / b["var"],
     lambda h, p, b: (h - b["y"]) / jnp.sqrt(b["var"]),  # a residual by the error of what was measured
+    lambda h, p, b: h.mean() + ((p["w"] - b["mean"]) / jnp.sqrt(b["var"])).sum(),  # the distance from a prior
 )
 
 

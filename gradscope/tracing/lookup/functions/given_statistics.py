@@ -1,8 +1,9 @@
 """A norm may be computed of statistics that the loss is given, as a batch norm in evaluation, and not of the batch.
 
-Found is a value made of parameters from which an argument is subtracted, and which is multiplied by one over the root
-of another one, or divided by that root, but for a number that is added to it and for factors. What is made of the batch
-alone, such as normalised observations, does not count, nor does a root without a mean, as of the degrees of a graph.
+Found is a value made of parameters and the batch from which an argument is subtracted, and which is multiplied by one
+over the root of another one, or divided by that root, but for a number that is added to it and for factors. What is
+made of the batch alone, such as normalised observations, does not count, nor does a root without a mean, as of the
+degrees of a graph.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class _Search:
             return False
         around, difference = made
         value, mean = difference.invars
-        learned = not is_literal(value) and self._values.are_learned(FrameVariable(around, value))
+        variable = FrameVariable(around, value)
+        # Of parameters alone, it is their distance from a prior.
+        learned = not is_literal(value) and variable in self._values.of_batch and self._values.are_learned(variable)
         return learned and self._is_given(around, mean, of_fewer_than=math.prod(difference.outvars[0].aval.shape))
 
     def _is_of_variance(self, frame: Frame, atom: Atom) -> bool:
