@@ -35,6 +35,7 @@ GIVEN = (
     lambda h, p, b: (h - b["mean"]) * (jax.lax.rsqrt(b["var"] + 1e-5) * p["scale"]) + p["bias"],
     lambda h, p, b: p["scale"] * ((h - b["mean"]) / jnp.sqrt(b["var"] + 1e-5)) + p["bias"],
     lambda h, p, b: jax.vmap(lambda e: (e - b["mean"]) / jnp.sqrt(b["var"][None] + 1e-5)[0])(h),
+    lambda h, p, b: (h[:1] - b["mean"]) * jax.lax.rsqrt(b["var"] + 1e-5),  # of one example
     jax.jit(lambda h, p, b: (h - b["mean"][None]) * jax.lax.rsqrt(jnp.maximum(b["var"], 1e-5)) * p["scale"]),
 )
 OTHER = (
