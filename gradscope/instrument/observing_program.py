@@ -15,8 +15,8 @@ from gradscope.instrument.rewriting.frame_rules import RULES
 from gradscope.instrument.rewriting.interpreter import Context, interpret
 from gradscope.instrument.rewriting.observed_values import Captured, InjectedValues
 from gradscope.instrument.taps import watch
-from gradscope.tracing.jaxpr.sharding import varying, varying_axes
-from gradscope.tracing.tracer import Leaf, Trace
+from gradscope.tracing.jaxpr.sharding import varying, varying_axes, zeros_of
+from gradscope.tracing.tracer import Trace
 
 
 class Observed(NamedTuple):
@@ -90,7 +90,8 @@ def observing_program(trace: Trace, plan: Plan) -> tuple[Program, Reached]:
             return seeds, (loss, auxiliary, captured._replace(seeds={}))
 
         known = [
-            _zeros(leaf) if value is None else value for leaf, value in zip(trace.arguments, arguments, strict=True)
+            zeros_of(variable.aval) if value is None else value
+            for variable, value in zip(trace.jaxpr.invars, arguments, strict=True)
         ]
         axes = varying_axes(known)
         chosen = {number: known[number] for number in differentiated}
@@ -115,7 +116,8 @@ def observing_values(trace: Trace, plan: Plan) -> Callable[[Sequence[Any]], Capt
 
     def program(arguments: Sequence[Any], /) -> Captured:
         known = [
-            _zeros(leaf) if value is None else value for leaf, value in zip(trace.arguments, arguments, strict=True)
+            zeros_of(variable.aval) if value is None else value
+            for variable, value in zip(trace.jaxpr.invars, arguments, strict=True)
         ]
         context = Context(plan=plan, rules=RULES, axes=varying_axes(known))
         return interpret(context, trace.jaxpr, trace.constants, known)[1]
@@ -125,10 +127,6 @@ def observing_values(trace: Trace, plan: Plan) -> Callable[[Sequence[Any]], Capt
 
 def _outputs(trace: Trace, plan: Plan) -> Sequence[bool]:
     return [True] * len(trace.outputs) if plan.outputs is None else plan.outputs
-
-
-def _zeros(leaf: Leaf) -> Any:
-    return jnp.zeros(leaf.shape, leaf.dtype)
 
 
 def sinks_of(plan: Plan, axes: Sequence[str], *, iterations: int | None = None) -> dict[int, Any]:

@@ -23,7 +23,7 @@ from gradscope.instrument.rewriting.observed_values import Captured, InjectedVal
 from gradscope.instrument.taps import Observer, full_tensor, tap, tap_aside
 from gradscope.tracing.jaxpr.frames import OPERAND, FrameKey
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, FrameKind, Jaxpr, is_literal, kind_of
-from gradscope.tracing.jaxpr.sharding import in_any, of_first, once, same_axes, varying
+from gradscope.tracing.jaxpr.sharding import in_any, of_first, once, same_axes, sharded_as, varying, zeros_of
 from gradscope.tracing.jaxpr.vjp import pulled_back
 
 
@@ -152,7 +152,7 @@ class Evaluation:
             if self.context.plan.runs(self.context.frame, number):
                 self._run(number, equation)
             elif any((number, position) in self._taps for position in range(len(equation.outvars))):  # it is fed
-                self.write(number, equation.outvars, [jnp.zeros(v.aval.shape, v.aval.dtype) for v in equation.outvars])
+                self.write(number, equation.outvars, [zeros_of(v.aval) for v in equation.outvars])
 
     def handed_out(self) -> list[Any]:
         """Returns the values of the frame's outputs, tapped for the terms that flow back from there."""
@@ -177,7 +177,7 @@ class Evaluation:
         if is_literal(atom):
             return atom.val
         # Nothing reads the outputs of equations that were not run, so zeros replace them.
-        return self.values[atom] if atom in self.values else jnp.zeros(atom.aval.shape, atom.aval.dtype)
+        return self.values[atom] if atom in self.values else zeros_of(atom.aval)
 
 
 def _as_it_stands(
@@ -205,7 +205,7 @@ def _observe(context: Context, site: int, value: Any, captured: Captured) -> Any
 def _fed(context: Context, site: int, value: Any) -> Any:
     if site not in context.injected.feeds:
         return value
-    here, feed = context.injected.fed[site], context.injected.feeds[site]
+    here, feed = context.injected.fed[site], sharded_as(value, context.injected.feeds[site])
     same = same_axes(value, context.axes)
     return _where(in_any(here, same), of_first(feed, here, same), value) if same else _where(here, feed, value)
 

@@ -75,6 +75,18 @@ def sharding_of(aval: Any) -> NamedSharding | None:
     return sharding
 
 
+def zeros_of(aval: Any) -> Any:
+    """Returns zeros of a type, in place of a value that nothing requested depends on."""
+    zeros = jnp.zeros(aval.shape, aval.dtype, device=sharding_of(aval))
+    return varying(zeros, tuple(_varying_axes(aval, ())))
+
+
+def sharded_as(value: Any, other: Any) -> Any:
+    """Returns the other value, sharded over explicit axes as `value` is, so that backward rules have the same types."""
+    sharding = sharding_of(jax.typeof(value))
+    return other if sharding is None else jax.sharding.reshard(other, sharding)
+
+
 def under_leading_axes(sharding: Any, number: int) -> NamedSharding | None:
     """Returns the sharding of a stack of values with `number` more leading axes, none of which is split."""
     if sharding is None:

@@ -89,5 +89,11 @@ def cosine_on_device(one: Any, other: Any) -> Any:
     wide = one.dtype if jnp.finfo(one.dtype).bits >= jnp.finfo(jnp.float32).bits else jnp.float32
     # Each is scaled to a largest element of one: the squares of small gradients underflow.
     one, other = (each.astype(wide) / jnp.abs(each).max(initial=0).astype(wide) for each in (one, other))
-    found = jnp.vdot(one, other).real / (jnp.linalg.norm(one.ravel()) * jnp.linalg.norm(other.ravel()))
+    # As sums, which need no flat array: an array that is split over explicit axes has none.
+    length = jnp.sqrt(_power(one)) * jnp.sqrt(_power(other))
+    found = (one.conj() * other).real.sum() / length
     return found.astype(jnp.float32)
+
+
+def _power(value: Any) -> Any:
+    return (value.conj() * value).real.sum()

@@ -15,6 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import gradscope
 from gradscope.training.gradient_noise import gradient_noise
+from gradscope.training.recording.compared_arrays import cosine_on_device
 from tests.oracle.engine import Probe, assert_close, check, check_compiled, layer, observe
 from tests.oracle.isolation.isolating import of_losses
 from tests.oracle.terms import assert_sums, terms_of
@@ -273,6 +274,32 @@ def test_statistics_and_gradients_of_examples_need_no_mesh_that_is_set() -> None
         assert_close(jax.jit(program)(*arguments), jax.jit(program)(WEIGHTS, INPUTS), what=name)
     found, alone = (gradscope.capture(loss, *each, per_example=True) for each in (arguments, (WEIGHTS, INPUTS)))
     assert_close(found["example_grad/value"], alone["example_grad/value"])
+    cosines = jax.jit(cosine_on_device)
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))
+    columns = jax.device_put(WEIGHTS, NamedSharding(mesh, PartitionSpec(None, "data")))
+    assert_close(cosines(columns, columns[::-1]), cosines(WEIGHTS, WEIGHTS[::-1]))
+
+
+@pytest.mark.parametrize("split", ["explicit", "manual"])
+def test_a_layer_that_is_fed_has_the_type_of_what_is_not_computed(split: str) -> None:
+    """What only the layer reads is not computed, and zeros replace it."""
+    mesh = jax.make_mesh((SHARDS,), ("data",), axis_types=(AxisType.Explicit,))
+    feed = {f"activation/fed[{shard}]": each for shard, each in enumerate(jnp.split(INPUTS + 1, SHARDS))}
+    weight, x, apply = WEIGHTS, INPUTS, two_layers
+    if split == "explicit":
+        feed = {"activation/fed": INPUTS + 1}
+        weight = jax.device_put(WEIGHTS, NamedSharding(mesh, PartitionSpec()))
+        x = jax.device_put(INPUTS, NamedSharding(mesh, PartitionSpec("data")))
+    else:
+        specs = {"in_specs": (PartitionSpec(), PartitionSpec("data")), "out_specs": PartitionSpec("data")}
+        apply = jax.shard_map(two_layers, mesh=mesh_of(data=SHARDS), **specs)
+    found = gradscope.capture(lambda w, x: (apply(w, x) ** 2).sum(), weight, x, feed=feed)
+    loss = lambda w: (dense(w, INPUTS + 1) ** 2).sum()  # noqa: E731
+    assert_close(found["param_grad/value"], jax.grad(loss)(WEIGHTS))
+
+
+def two_layers(weight: Any, x: Any) -> Any:
+    return layer("head", dense, weight, layer("fed", dense, weight, x))
 
 
 def test_gradients_of_a_whole_sharded_network() -> None:

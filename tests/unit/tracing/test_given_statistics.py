@@ -14,7 +14,7 @@ from gradscope.tracing.tracer import trace_loss
 from tests.support.data import filled
 
 PARAMS = {"w": filled(1.0, 8, 8), "scale": filled(1.0, 8), "bias": filled(0.0, 8)}
-BATCH = {"x": filled(1.0, 4, 8), "mean": filled(0.0, 8), "var": filled(1.0, 8)}
+BATCH = {"x": filled(1.0, 4, 8), "y": filled(1.0, 4, 8), "mean": filled(0.0, 8), "var": filled(1.0, 8)}
 
 
 def found(norm: Callable[[Any, Any, Any], Any]) -> int:
@@ -35,6 +35,7 @@ GIVEN = (
     lambda h, p, b: (h - b["mean"]) * (jax.lax.rsqrt(b["var"] + 1e-5) * p["scale"]) + p["bias"],
     lambda h, p, b: p["scale"] * ((h - b["mean"]) / jnp.sqrt(b["var"] + 1e-5)) + p["bias"],
     lambda h, p, b: jax.vmap(lambda e: (e - b["mean"]) / jnp.sqrt(b["var"][None] + 1e-5)[0])(h),
+    lambda h, p, b: (h[:1] - b["mean"]) * jax.lax.rsqrt(b["var"] + 1e-5),  # of one example
     jax.jit(lambda h, p, b: (h - b["mean"][None]) * jax.lax.rsqrt(jnp.maximum(b["var"], 1e-5)) * p["scale"]),
 )
 OTHER = (
@@ -45,6 +46,8 @@ OTHER = (
     lambda h, p, b: (h - (0.9 * b["mean"] + 0.1 * h.mean(0))) * jax.lax.rsqrt(0.9 * b["var"] + 0.1 * h.var(0)),
     lambda h, p, b: (1 - h) * jax.lax.rsqrt(b["var"] + 1e-5),
     lambda h, p, b: (h - b["mean"]) / b["var"],
+    lambda h, p, b: (h - b["y"]) / jnp.sqrt(b["var"]),  # a residual by the error of what was measured
+    lambda h, p, b: h.mean() + ((p["w"] - b["mean"]) / jnp.sqrt(b["var"])).sum(),  # the distance from a prior
 )
 
 

@@ -59,10 +59,9 @@ def norm_difference(values: tuple[Array, Array], reads: Sequence[tuple[Array, Ar
             return words
         return _of_factors(one[1], other[1], float(np.linalg.norm(cand - ref)))
     what = "the mean and the variance of what it reads"
-    others = "other numbers, as by running statistics"
-    if one is not None and one[0].is_affine([pair[1] for pair in reads], cand):
+    if one is not None and (others := one[0].other_numbers([pair[1] for pair in reads], cand)):
         return f"normalises by {others}, and the reference by {what}"
-    if other is not None and other[0].is_affine([pair[0] for pair in reads], ref):
+    if other is not None and (others := other[0].other_numbers([pair[0] for pair in reads], ref)):
         return f"normalises by {what}, and the reference by {others}"
     return ""
 
@@ -195,7 +194,9 @@ class _Norm(NamedTuple):
     @property
     def words(self) -> str:
         """What values are in one group, in words."""
-        return f"{self.groups} groups of the channels" if self.groups else f"axes {[*self.axes]}"
+        if self.groups == 1:
+            return "all channels of each example"
+        return f"{self.groups} groups of channels of each example" if self.groups else f"axes {[*self.axes]}"
 
     def factors(self, reads: Sequence[Array], value: Array) -> _Factors | None:
         """Returns by what a value's groups are multiplied; None where the value is not made so.
@@ -215,8 +216,8 @@ class _Norm(NamedTuple):
         found = _Factors(factor=factor.reshape(variance.shape), variance=variance, size=size, count=count)
         return found if variance.size >= _FEWEST and found.are_of_variances() else None
 
-    def is_affine(self, reads: Sequence[Array], value: Array) -> bool:
-        """Returns whether each group of a value is a multiple of that of what is read, plus a number.
+    def other_numbers(self, reads: Sequence[Array], value: Array) -> str:
+        """Returns by what other numbers each group of a value is normalised, in words; "" where it is by none.
 
         Args:
             reads: What the layer reads.
@@ -224,10 +225,15 @@ class _Norm(NamedTuple):
         """
         read, scale, shifted = self._parts(reads, value)
         if np.any(scale == 0):
-            return False
+            return ""
         made, rest = (each - each.mean(self.axes, keepdims=True) for each in (shifted / scale, read))
         factor = _factor(rest, made, self.axes)
-        return bool(np.linalg.norm((made - factor * rest) * scale) <= _ROUNDING * np.linalg.norm(value))
+        if not np.linalg.norm((made - factor * rest) * scale) <= _ROUNDING * np.linalg.norm(value):
+            return ""
+        own = factor * np.sqrt(np.square(rest).mean(self.axes, keepdims=True))
+        if np.ptp(own) <= _NEARLY * np.abs(own).max():  # its own deviation, by another scale
+            return ""
+        return "other numbers" if self.groups or 0 not in self.axes else "other numbers, as by running statistics"
 
     def _parts(self, reads: Sequence[Array], value: Array) -> tuple[Array, Array, Array]:
         """Returns what is read, the scale, and the value without the bias, with the groups of channels as an axis."""

@@ -63,7 +63,7 @@ class SumDifferences:
 
     def _name(self, key: str) -> str:
         """Returns the reference's name of a value of the candidate, or else its own."""
-        return _quoted(self._pairs[key].ref) if key in self._pairs else f"{_quoted(key)} of the candidate"
+        return _quoted(self._pairs[key].ref if key in self._pairs else key)
 
 
 class _Sum(NamedTuple):

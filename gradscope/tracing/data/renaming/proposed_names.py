@@ -100,8 +100,9 @@ def _numbered_alike(
     return {path: name for path, name in found.items() if counts[name] == 1}
 
 
-def _counted(name: str) -> tuple[int, ...]:
-    return tuple(map(int, numbers_of(name)))
+def _counted(name: str) -> list[tuple[int, str]]:
+    # Numbers of any length: Python reads none of more than 4,300 digits.
+    return [(len(digits), digits) for digits in (number.lstrip("0") for number in numbers_of(name))]
 
 
 def _alike(tensors: Mapping[str, Described]) -> dict[tuple[str, _Sizes], list[str]]:
@@ -179,8 +180,8 @@ def _numbers_by_template(tensors: Mapping[str, Described]) -> dict[tuple[str, _S
 
 @lru_cache(_CACHED)
 def template_of(name: str) -> str:
-    """Returns a name with one sign for each number in it."""
-    return NUMBER.sub("#", name)
+    """Returns a name with one digit for each number in it, which no other name has then: `#` may be in names."""
+    return NUMBER.sub("0", name)
 
 
 @lru_cache(_CACHED)

@@ -1,13 +1,15 @@
 """A norm may be computed of statistics that the loss is given, as a batch norm in evaluation, and not of the batch.
 
-Found is a value made of parameters from which an argument is subtracted, and which is multiplied by one over the root
-of another one, or divided by that root, but for a number that is added to it and for factors. What is made of the batch
-alone, such as normalised observations, does not count, nor does a root without a mean, as of the degrees of a graph.
+Found is a value made of parameters and the batch from which an argument is subtracted, and which is multiplied by one
+over the root of another one, or divided by that root, but for a number that is added to it and for factors. What is
+made of the batch alone, such as normalised observations, does not count, nor does a root without a mean, as of the
+degrees of a graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from gradscope import naming
@@ -17,7 +19,7 @@ from gradscope.tracing.jaxpr.frames import OPERAND, Frame, made_at, resolve
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, is_literal
 from gradscope.tracing.lookup.constants import Constants
 from gradscope.tracing.lookup.functions.model_values import ModelValues
-from gradscope.tracing.tracer import Trace
+from gradscope.tracing.tracer import Leaf, Trace
 
 _ROOTS: Final = frozenset({"rsqrt", "sqrt"})
 #: The most steps from a product back to a root.
@@ -62,8 +64,11 @@ class _Search:
             return False
         around, difference = made
         value, mean = difference.invars
-        learned = not is_literal(value) and self._values.are_learned(FrameVariable(around, value))
-        return learned and self._is_given(around, mean)
+        variable = FrameVariable(around, value)
+        # Of parameters alone, it is their distance from a prior.
+        learned = not is_literal(value) and variable in self._values.of_batch and self._values.are_learned(variable)
+        given = self._given(around, mean) if learned else None
+        return given is not None and not _is_of_each(given.shape, difference.outvars[0].aval.shape)
 
     def _is_of_variance(self, frame: Frame, atom: Atom) -> bool:
         waiting, seen = [(frame, atom)], 0
@@ -72,26 +77,26 @@ class _Search:
             if made is None:
                 continue
             around, equation = made
-            if equation.primitive.name in _ROOTS and self._is_given(around, equation.invars[0]):
+            if equation.primitive.name in _ROOTS and self._given(around, equation.invars[0]) is not None:
                 return True
             if equation.primitive.name == "mul":
                 waiting += [(around, each) for each in equation.invars]
         return False
 
-    def _is_given(self, frame: Frame, atom: Atom) -> bool:
-        """Returns whether a value is an argument of the loss that is no parameter, but for a number added to it."""
+    def _given(self, frame: Frame, atom: Atom) -> Leaf | None:
+        """Returns the argument that a value is, but for a number added to it; None for a parameter, and for others."""
         value = resolve(frame, atom)
         while value is not None and value.equation != OPERAND:
             around = self._frames[value.frame]
             equation = around.jaxpr.eqns[value.equation]
             varying = [each for each in equation.invars if self._constants.number(around, each) is None]
             if equation.primitive.name not in COPIES | {"add", "max"} or len(varying) != 1:
-                return False
+                return None
             value = resolve(around, varying[0])
         if value is None or value.frame != ():
-            return False
+            return None
         leaf = self._trace.arguments[value.position]
-        return leaf.family != naming.PARAM and max(leaf.shape, default=1) > 1
+        return leaf if leaf.family != naming.PARAM and max(leaf.shape, default=1) > 1 else None
 
     def _maker(self, frame: Frame, atom: Atom, through: Collection[str]) -> tuple[Frame, Equation] | None:
         """Returns the nearest equation that makes a value, behind some primitives; None for an argument."""
@@ -103,3 +108,8 @@ class _Search:
                 return around, equation
             value = resolve(around, equation.invars[0])
         return None
+
+
+def _is_of_each(given: Sequence[int], shape: Sequence[int]) -> bool:
+    """Returns whether what is subtracted is a target of each example, as many numbers as it is subtracted from."""
+    return (math.prod(given), *given[:1]) == (math.prod(shape), *shape[:1])

@@ -32,6 +32,8 @@ RANDOM: Final = frozenset({"random_bits", "threefry2x32", "rng_bit_generator", "
 _OFFSET: Final = COPIES | {"sub", "add", "select_n"}
 #: What may be between the sum of exponentials and the logarithm or the division.
 _SUMMED: Final = SAME_VALUE | {"abs", "max", "add"}
+#: What reads logits for the sum of their exponentials: of them less the largest, where that is finite.
+_FOR_THE_SUM: Final = frozenset({"exp", "exp2", "reduce_max", "max", "argmax", "sub"})
 #: What may be between shares and their logarithm: a guard, and the choice of the label's.
 _PICKED: Final = _SUMMED | {"min", "clamp", "gather", "select_n"}
 #: What may be between a sigmoid's result and the exponential in log(1 + exp(-|x|)).
@@ -147,12 +149,33 @@ class SoftmaxNeighbours:
         """
         exponentials = self._exponentials(value)
         sums = self._behind(self._made(exponentials, {"reduce_sum"}), _SUMMED)
-        shares = self._made([*exponentials, *sums], {"div"})
-        if self._made(sums, {"log"}) or self._made(self._behind(shares, _PICKED), {"log"}):
+        shares = [
+            step.to
+            for each in sums for step in self._flow.steps(each)
+            if step.way == "compute"
+            and (equation := step.frame.jaxpr.eqns[step.number]).primitive.name == "div"
+            and equation.invars[1] is each.atom  # a sum that is divided is a mean
+        ]  # fmt: skip
+        if self._are_taken_of(value, self._made(sums, {"log"})) or self._made(self._behind(shares, _PICKED), {"log"}):
             return "softmax"
         same = self._moved([value])
         squashed = self._behind(self._made(same, {"logistic"}), _PICKED)
         return "sigmoid" if self._made(squashed, {"log"}) or self._is_logit(value, same) else None
+
+    def _are_taken_of(self, logits: FrameVariable, logs: Collection[FrameVariable]) -> bool:
+        """Returns whether logarithms of sums are subtracted from logits, or from what is picked of them.
+
+        A smooth maximum of values, or a bound of their mean exponential, reads them for the sum alone.
+        """
+        shifted, sums = self._behind([logits], _OFFSET), self._behind(logs, SAME_VALUE)
+        steps = (step for each in shifted for step in self._flow.steps(each) if logs and step.way == "compute")
+        for step in steps:
+            equation = step.frame.jaxpr.eqns[step.number]
+            if equation.primitive.name == "sub" and FrameVariable(step.frame, equation.invars[1]) in sums:
+                return True
+            if step.to not in shifted and equation.primitive.name not in _FOR_THE_SUM:
+                return True
+        return False
 
     def _exponentials(self, logits: FrameVariable) -> Collection[FrameVariable]:
         """Returns the exponentials of a value but for an offset or a mask."""

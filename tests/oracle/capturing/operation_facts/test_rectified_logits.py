@@ -80,6 +80,8 @@ def test_other_functions_of_limited_results_are_told_by_name(
      lambda z: nll(30 * jnp.tanh(z / 30)), lambda z: nll(z * jax.nn.sigmoid(z)), lambda z: nll(jax.nn.log_sigmoid(z)),
      lambda z: jnp.square(jnp.tanh(z) - ONE_HOT).mean(), lambda z: jax.nn.softplus(-z * (2 * ONE_HOT - 1)).mean(),
      lambda z: jax.nn.logsumexp(z - jnp.log(jax.nn.softplus(z[:, :1])), axis=-1).mean(),
+     lambda z: jax.nn.logsumexp(relu(1 - z), axis=-1).mean(),  # a smooth maximum of what hinges leave
+     lambda z: jnp.log(jnp.exp(jnp.tanh(z[8:])).mean()) - jnp.tanh(z[:8]).mean(),  # the bound of a limited critic
      lambda z: (jnp.exp(relu(z)) - 1 - relu(z)).sum(), lambda z: optax.sigmoid_binary_cross_entropy(z, ONE_HOT).mean()],
 )  # fmt: skip
 def test_any_other_use_of_a_rectifier_is_not(loss: Callable[[Any], Any]) -> None:

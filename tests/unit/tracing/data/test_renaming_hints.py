@@ -76,3 +76,20 @@ def test_the_state_of_a_norm_is_that_of_the_module_whose_parameters_are_paired(t
     hint = key_map_hint(Unmatched(lacking=lacking, extra=extra, ruled=True))
     assert renamed(hint, names, tmp_path) == names
     assert ". Behind those that you have, the lines may be\n" in hint
+
+
+LONG = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("names", "sizes"),
+    [({"b1/w": "params/a1/w", "b#/w": "params/a2/w"}, (3, 5)),
+     ({"c1/w": "params/a1/w", "c2/w": "params/a2/w", f"c{LONG}/w": "params/a3/w"}, (4, 4, 4))],
+    ids=["a sign for numbers", "a number that Python reads none of"],
+)  # fmt: skip
+def test_names_of_any_file_are_proposed(names: dict[str, str], sizes: tuple[int, ...], tmp_path: Path) -> None:
+    arrays = [np.zeros((4, size), np.float32) for size in sizes]
+    unmatched = Unmatched(
+        lacking=dict(zip(names.values(), arrays, strict=True)), extra=dict(zip(names, arrays, strict=True))
+    )
+    assert renamed(key_map_hint(unmatched), names, tmp_path) == names

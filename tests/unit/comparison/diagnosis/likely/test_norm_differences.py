@@ -51,7 +51,16 @@ def test_what_two_norms_do_differently_is_told(x: Any, axes: tuple[int, ...], co
     assert _words(x, ref, unbiased) == f"divides the variance by {count - 1}, and the reference by {count}"
     assert _words(x, unbiased, ref) == f"divides the variance by {count}, and the reference by {count - 1}"
     assert _words(x, ref, _norm(x, axes, mean=0)) == "does not subtract the mean, and the reference does"
-    assert _words(x, ref, _norm(x, axes, var=1.7)).startswith("normalises by other numbers, as by running statistics")
+    others = "other numbers, as by running statistics" if axes == BATCH else "other numbers"
+    given = _norm(x, axes, var=1.7)
+    assert (
+        _words(x, ref, given)
+        == f"normalises by {others}, and the reference by the mean and the variance of what it reads"
+    )
+    assert (
+        _words(x, given, ref)
+        == f"normalises by the mean and the variance of what it reads, and the reference by {others}"
+    )
 
 
 def test_norms_over_other_groups_of_values_are_told() -> None:
@@ -60,6 +69,10 @@ def test_norms_over_other_groups_of_values_are_told() -> None:
     values = tuple(each * SCALE + BIAS for each in (ref, cand))
     found = norm_difference((values[0], values[1]), [(each, each) for each in (flat, SCALE, BIAS)])
     assert found == "normalises over axes [0], and the reference over axes [1]"
+    for axes, words in (((1, 2), "all channels"), (1, f"{CHANNELS} groups of channels")):
+        by_example = (TOKENS - TOKENS.mean(axes, keepdims=True)) / TOKENS.std(axes, keepdims=True) * SCALE + BIAS
+        found = _words(TOKENS, _norm(TOKENS, LAYER), by_example)
+        assert found == f"normalises over {words} of each example, and the reference over axes [2]"
 
 
 def test_norms_that_carry_an_error_and_other_errors_are_no_difference_of_norms() -> None:
@@ -71,6 +84,9 @@ def test_norms_that_carry_an_error_and_other_errors_are_no_difference_of_norms()
     # Of equal variances, nothing tells a number that is added from one that they are divided by.
     even = IMAGES / IMAGES.std(BATCH, keepdims=True)
     assert not _words(even, _norm(even, BATCH), _norm(even, BATCH, less=1))
+    # By another scale, a norm divides by its own deviation still.
+    along = BIAS.reshape(-1, 1, 1)
+    assert not _words(IMAGES, ref, (ref - along) * 1.001 + along)
 
 
 def _program(epsilon: float, *, steep: float = 1.0, off: float = 0.0) -> Dump:

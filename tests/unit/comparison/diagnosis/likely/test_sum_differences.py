@@ -69,6 +69,18 @@ def test_the_sentence_tells_of_which_sums_two_values_are_functions(ref: Any, can
     assert f"; it is {words}" in sentence, sentence
 
 
+def test_a_value_that_the_candidate_alone_has_is_named_as_that_has_it() -> None:
+    def join(x: Any, y: Any, _: Any) -> Any:
+        with jax.named_scope("more"):
+            y = jnp.sin(3 * y)
+        return jax.nn.relu(x + y)
+
+    sentence = gs.compare(_program(lambda x, y, _: jax.nn.relu(x + y)), _program(join)).sentence
+    assert sentence.partition("in the reference, and ")[2].startswith(
+        "the relu of `block/more` + `first` in the candidate"
+    ), sentence
+
+
 def test_values_that_are_no_such_sums_are_not_said_to_be() -> None:
     sentence = gs.compare(
         _program(lambda x, y, _: jax.nn.relu(x + y)), _program(lambda x, y, _: jax.nn.relu(0.5 * x + y))
