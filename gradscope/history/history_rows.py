@@ -66,10 +66,12 @@ class LossFault(NamedTuple):
     Attributes:
         rule: The rule of findings that a dump of the loss would trip.
         why: A sentence, with the line.
+        source: `file:line` in the user's code; None where unknown.
     """
 
     rule: str
     why: str
+    source: str | None = None
 
     @property
     def notice(self) -> str:

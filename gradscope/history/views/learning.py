@@ -45,7 +45,7 @@ class Learning:
 
     def to_json(self) -> dict[str, Json]:
         """Returns what there is to say, by name."""
-        found: dict[str, Json] = {"faults": [each._asdict() for each in self.faults]} if self.faults else {}
+        found: dict[str, Json] = {"faults": [_fault(each) for each in self.faults]} if self.faults else {}
         found |= {"unchanged": list(self.frozen)} if self.frozen else {}
         names: dict[str, Json] = {"parameters": list(self.climbing)} if self.climbing else {}
         found |= {} if self.level is None else {"level": asdict(self.level) | names}
@@ -78,6 +78,10 @@ def learning(history: History, steps: Mapping[str, np.ndarray], losses: Mapping[
     )  # fmt: skip
 
 
+def _fault(fault: LossFault) -> dict[str, Json]:
+    return {name: value for name, value in fault._asdict().items() if value is not None}
+
+
 def _faults(stated: str) -> tuple[LossFault, ...]:
     """Returns the faults that a history states; none where it states something else, as one of anybody's may."""
     try:
@@ -85,12 +89,14 @@ def _faults(stated: str) -> tuple[LossFault, ...]:
     except (ValueError, RecursionError):
         return ()
     pairs = cast("list[object]", found) if isinstance(found, list) else []
-    return tuple(LossFault(printable(rule), printable(why)) for pair in pairs for rule, why in _texts(pair))
+    return tuple(fault for pair in pairs for fault in _stated(pair))
 
 
-def _texts(pair: object) -> Iterator[tuple[str, str]]:
-    match pair:
-        case [str(rule), str(why)]:
-            yield rule, why
+def _stated(fault: object) -> Iterator[LossFault]:
+    match fault:
+        case [str(rule), str(why)] | [str(rule), str(why), None]:
+            yield LossFault(printable(rule), printable(why))
+        case [str(rule), str(why), str(source)]:
+            yield LossFault(printable(rule), printable(why), printable(source))
         case _:
             pass

@@ -25,12 +25,14 @@ def loss_faults(traces: Iterable[Trace]) -> tuple[LossFault, ...]:
 
 
 def _faults(trace: Trace) -> Iterator[LossFault]:
-    yield from (LossFault("broadcast", each.sentence) for each in batch_broadcasts(trace))
-    yield from (LossFault("saturated", _again(each)) for each in bounded_functions(trace) if each.again)
+    yield from (LossFault("broadcast", each.sentence, each.source) for each in batch_broadcasts(trace))
+    yield from (
+        LossFault("saturated", _again(each), each.site.source) for each in bounded_functions(trace) if each.again
+    )
     for each in rectified_logits(trace):
-        yield LossFault("squashed" if each.is_bounded else "rectified", each.sentence)
+        yield LossFault("squashed" if each.is_bounded else "rectified", each.sentence, each.source)
     if places := given_statistics(trace):
-        yield LossFault("evaluation", _given(places))
+        yield LossFault("evaluation", _given(places), next(filter(None, places), None))
 
 
 def _given(places: Sequence[str | None]) -> str:

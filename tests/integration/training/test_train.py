@@ -254,15 +254,19 @@ def test_what_a_loss_takes_for_logits_is_reported_by_a_probe_and_what_a_history_
     with gs.Probe(tmp_path / "run", every=1) as probe:
         probe.jit(probe.value_and_grad(twice))({"w": np.ones((3, 4), np.float32)}, np.ones((2, 3), np.float32))
     (message,) = (record.getMessage() for record in caplog.records if f"{word}: " in record.getMessage())
-    assert said.format(twice.__code__.co_firstlineno + 1) in message
+    line = twice.__code__.co_firstlineno + 1
+    assert said.format(line) in message
     shown = gradscope("show", "run", "--check", f"all,{word}", folder=tmp_path)
     assert (shown.status, shown.lines, said.partition(" at ")[0] in shown.output) == (
         1,
         [f"failed: {word} in run"],
         True,
     )
+    (tmp_path / "test_train.py").touch()  # a file is named by its place in the repository
+    annotation = gradscope("show", "run", "--format", "github", folder=tmp_path).output
+    assert f"file=test_train.py,line={line},title=gradscope%3A {word}::" in annotation
     with sqlite3.connect(tmp_path / "run" / "history.sqlite") as connection:
-        connection.execute('UPDATE run SET value = \'[[1], ["a", "b", "c"], 7]\' WHERE key = \'faults of the loss\'')
+        connection.execute("UPDATE run SET value = '[[1], [\"a\", \"b\", 3], 7]' WHERE key = 'faults of the loss'")
     assert "faults" not in gradscope("show", "run", "--json", folder=tmp_path).json
 
 

@@ -117,7 +117,7 @@ _RUN: Final = {
     "alarms": "What was wrong at which step",
     "resumed_from": "With `--resume`, the steps before this command",
     "level": "Of a loss that has hardly fallen (`learning`), what it was compared by; with the trends or the last step",
-    "faults": "What is wrong with the loss's program, each with `rule` and `why`; with the trends or the last step",
+    "faults": "What is wrong with the loss's program: `rule`, `why` and `source`; with the trends or the last step",
     "climbing": "Where the updates point along the gradients and the loss has not fallen: `count` of the recorded "
     "steps, and the median `cosine`; with the trends or the last step",
     "unchanged": "The parameters that no recorded step changes though they have a gradient, as an optimizer "

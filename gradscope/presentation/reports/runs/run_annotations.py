@@ -43,11 +43,13 @@ def run_annotations(
     ]
     level = "error" if checked & OF_ORIGINS else "warning"
     began = [origin_annotation(each, level, each.repair) for each in origins]
+    lines = {(each.rule, each.why): each.source for each in learning.faults}
     told = [
         Annotation(
             level="error" if each.label in checked else "warning" if each.style == BAD else "notice",
             title=f"gradscope: {each.label}",
             message=each.text,
+            source=lines.get((each.label, each.text)),
         )
         for each in learning_notes(learning)
     ]
