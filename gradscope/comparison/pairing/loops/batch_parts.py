@@ -36,6 +36,10 @@ class BatchParts:
     other: DumpSource
     parts: tuple[str, ...]
 
+    def keys(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Returns the keys of the reference, and those of the candidate."""
+        return ((self.whole,), self.parts) if self.of_ref else (self.parts, (self.whole,))
+
 
 def batch_parts(
     dumps: Dumps, ref: Sequence[str], cand: Sequence[str], error: Callable[[BatchParts], float]
@@ -58,8 +62,8 @@ def batch_parts(
         of_cand = _calls((key for key in cand if key not in taken[1]), layer_of)
         for refs, cands in ((refs, of_cand[name]) for name, refs in of_ref.items() if name in of_cand):
             for found in _in_best_order(dumps, refs, cands, error):
-                for side, keys in zip(taken, (found.whole, found.parts)[:: 1 if found.of_ref else -1], strict=True):
-                    side.update([keys] if isinstance(keys, str) else keys)
+                for side, keys in zip(taken, found.keys(), strict=True):
+                    side.update(keys)
                 yield found
 
 
