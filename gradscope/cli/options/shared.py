@@ -168,12 +168,14 @@ def listed(text: str, known: Collection[str], kind: str) -> frozenset[str]:
         UsageError: It names nothing, or something that is not known.
     """
     from gradscope.errors import UsageError
-    from gradscope.naming.selecting.nearest_names import nearest_hint
+    from gradscope.naming.selecting.nearest_names import did_you_mean, nearest
 
+    every = f"there are {', '.join(known)}"
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in known:
-            raise UsageError(f"there is no {kind} {name!r}", hint=nearest_hint(name, list(known)))
+            near = nearest(name, list(known))
+            raise UsageError(f"there is no {kind} {name!r}", hint=did_you_mean(near) if near else every)
     if not names:
-        raise UsageError(f"the list of {kind} names is empty", hint=f"there are {', '.join(known)}")
+        raise UsageError(f"the list of {kind} names is empty", hint=every)
     return frozenset(names)

@@ -70,6 +70,8 @@ def test_what_is_no_alarm_fails_a_job_where_it_is_named(folder: Path) -> None:
         assert line.startswith(f"{level}title=gradscope%3A climbing::the updates point along the gradients"), line
     unknown = gradscope("show", "climbs", "--check", "softmax", folder=folder)
     assert (unknown.status, "there is no alarm 'softmax'" in unknown.errors) == (2, True)
+    errors = gradscope("show", "climbs", "--check", "qqq", folder=folder).errors
+    assert {"diverging,", "climbing,", "squashed,"} <= {*errors.split()}, "all that there are"
 
 
 def test_a_spike_saves_the_state_before_its_step_and_its_batch(saved: Finished, folder: Path) -> None:
