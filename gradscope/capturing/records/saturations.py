@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import numpy as np
 
 from gradscope.capturing.execution.observation import gathered
 from gradscope.capturing.execution.order import ExecutionOrder
-from gradscope.capturing.execution.run import Run, site_iterations
+from gradscope.capturing.execution.run import Run, SiteIteration, site_iterations
 from gradscope.dump.manifest.operation_facts import Clip, RandomMask, Saturation, SoftmaxUse
 from gradscope.dump.manifest.operation_facts.random_mask import LARGEST_RATE
 from gradscope.instrument.saturation_observer import noise_share, reads, saturated
@@ -61,16 +61,11 @@ def clips_of(run: Run, order: ExecutionOrder) -> Iterator[Clip]:
     for number, bounded in run.plan.bounded.items():
         if bounded.limits is None:
             continue
-        numbers = _numbers(run, number)
-        shares = [
-            (saturated(bounded, numbers[each.at]), each.nominal)
-            for each in site_iterations(run, number)
-            if each.executed
-        ]
-        share = sum(each for each, _ in shares) / max(len(shares), 1)
+        ran = _ran(run, number)
+        share = _mean(saturated(bounded, numbers) for numbers, _ in ran)
         if share > _LITTLE:
             site, (low, high) = bounded.site, bounded.limits
-            index = order.rank_between(site.loops, site.order, shares[0][1])
+            index = order.rank_between(site.loops, site.order, ran[0][1].nominal)
             yield Clip(low=low, high=high, share=share, index=index, source=site.source)
 
 
@@ -82,16 +77,15 @@ def random_masks_of(run: Run, order: ExecutionOrder) -> Iterator[RandomMask]:
     for number, bounded in run.plan.bounded.items():
         if bounded.mask is None:
             continue
-        numbers = _numbers(run, number)
-        ran = [each for each in site_iterations(run, number) if each.executed]
-        share = sum(saturated(bounded, numbers[each.at]) for each in ran) / max(len(ran), 1)
+        ran = _ran(run, number)
+        share = _mean(saturated(bounded, numbers) for numbers, _ in ran)
         if share > LARGEST_RATE:
             site = bounded.site
             zeros = (str(each.names[0].at(at)) for each in bounded.mask.zeros for at in iterations(each.loops))
             yield RandomMask(
                 share=share,
                 elements=math.prod(site.shape) * len(ran),
-                index=order.rank_between(site.loops, site.order, ran[0].nominal),
+                index=order.rank_between(site.loops, site.order, ran[0][1].nominal),
                 names=tuple(dict.fromkeys(zeros)),
                 source=bounded.mask.source,
             )
@@ -105,8 +99,7 @@ def attentions_of(run: Run) -> Iterator[SoftmaxUse]:
     for number, bounded in run.plan.bounded.items():
         if bounded.positions is None:
             continue
-        numbers = _numbers(run, number)
-        read = [reads(bounded, numbers[each.at]) for each in site_iterations(run, number) if each.executed]
+        read = [reads(bounded, numbers) for numbers, _ in _ran(run, number)]
         before, own, behind = np.mean(read, axis=0).tolist() if read else (0.0, 0.0, 0.0)
         if (not before and behind) or (not own and (before or behind)):
             keys = bounded.positions[1]
@@ -114,6 +107,18 @@ def attentions_of(run: Run) -> Iterator[SoftmaxUse]:
                 shape=bounded.site.shape, over=(keys,), summed=(keys,), reads=(before, own, behind),
                 source=bounded.site.source,
             )  # fmt: skip
+
+
+def _ran(run: Run, number: int) -> list[tuple[np.ndarray, SiteIteration]]:
+    """Returns what was observed at a site in each iteration that ran."""
+    numbers = _numbers(run, number)
+    return [(numbers[each.at], each) for each in site_iterations(run, number) if each.executed]
+
+
+def _mean(shares: Iterable[float]) -> float:
+    """Returns the mean of some shares; 0 of none."""
+    known = [*shares]
+    return sum(known) / max(len(known), 1)
 
 
 def _numbers(run: Run, number: int) -> np.ndarray:
