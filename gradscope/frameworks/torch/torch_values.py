@@ -7,7 +7,6 @@ node has no identity, and counts as a new value every time.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -22,6 +21,7 @@ from gradscope.dump.manifest.manifest import Ledger, LedgerLine
 from gradscope.dump.manifest.provenance import content_hash
 from gradscope.dump.record import Reason, Record, SiteFacts
 from gradscope.frameworks.torch.conversion import dtype_name, to_numpy
+from gradscope.naming.paths import without_occurrence
 from gradscope.stats import TensorStats, activation_stats, tensor_stats
 from gradscope.stats.power import Power, power_of
 
@@ -126,7 +126,7 @@ class Values:
             return
         digest = content_hash([to_numpy(tensor)])
         for value in self._values:
-            if value.digest == digest and any(_without_occurrence(known) == name for known in value.names):
+            if value.digest == digest and any(without_occurrence(known) == name for known in value.names):
                 value.digest = ""
                 tensor.register_hook(lambda gradient, value=value: self.write_gradient(value, gradient))
                 return
@@ -188,11 +188,6 @@ class Values:
 
     def _write_alias(self, value: Value, family: str, name: str) -> None:
         self.sink.add(value.record(family, name, alias_of=naming.key_of(family, value.name)))
-
-
-def _without_occurrence(name: str) -> str:
-    """Returns the name of a call's output without the number of the call: `block#2.0` is `block.0`."""
-    return re.sub(r"#\d+", "", name)
 
 
 def _described(family: str, tensor: Tensor) -> Value:
