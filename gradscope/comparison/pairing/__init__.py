@@ -4,7 +4,8 @@ Pairing runs in *passes*. Each pass considers only the tensors that earlier pass
 `passes`):
 
     map          `by_rules`       the rules of a map file (`map_file`)
-    name         `matching`       equal keys; nothing where the values of parameters refute the names
+    name         `matching`       equal keys; nothing where the values of parameters refute the names, or one program
+                                  has a loop where the other calls a layer again
     path         `by_path`        equal normal forms of the names (`normal_forms`); `[L, ...]` with L numbered tensors;
                                   nothing where the values of parameters refute the names
     fingerprint  `values`         equal values in any layout, found by statistics and verified element by element, and
@@ -12,7 +13,8 @@ Pairing runs in *passes*. Each pass considers only the tensors that earlier pass
     order        `structure`      the same place of two programs, by parameters, operations and order, whatever the
                                   values; of dumps without layers, the same position among tensors of one operation
                                   and shape (`matching`)
-    iterations   `loops`          outputs of a scanned loop with the iterations of an unrolled one
+    iterations   `loops`          outputs of a scanned loop with the iterations of an unrolled one; before names,
+                                  the values of a batch with those of its parts
 
 Names of values that are uncertain (`structure.uncertain_names`) count behind equal values.
 

@@ -1,6 +1,7 @@
 """Two training runs differ at a first step, and at a first tensor in it, as far as statistics tell.
 
 - `run_divergence`: that step and that tensor.
+- `run_tensors`: which tensors of the runs are pairs.
 - `run_rounding`: what differs by rounding alone.
 - `run_stages`: the order of what a step computes.
 - `run_differences`: how the captures and the runs themselves differ (versions, devices, families recorded).
