@@ -131,7 +131,7 @@ def iterations_of_occurrences(names: Sequence[str], others: Iterable[str]) -> di
     return renamed
 
 
-def of_other_calls(names: Iterable[str], others: Iterable[str]) -> frozenset[str]:
+def of_other_calls(names: Sequence[str], others: Sequence[str]) -> frozenset[str]:
     """Returns the scopes that one program calls again, `norm` and `norm#2`, and the other in a loop, as `norm[0]`.
 
     Without a number, such a scope is the first call in one of them, and in the other what is called once behind the
@@ -141,10 +141,11 @@ def of_other_calls(names: Iterable[str], others: Iterable[str]) -> frozenset[str
         names: Names of one program.
         others: Names of the other program.
     """
-    again, looped = (
-        [{path for name in side if mark in name for path in _paths(name, number)} for side in (names, others)]
-        for mark, number in (("#", "occurrence"), ("[", "iteration"))
-    )
+    sides = [names, others]
+    again = [{path for name in side if "#" in name for path in _paths(name, "occurrence")} for side in sides]
+    if not any(again):  # most programs call no layer again
+        return frozenset()
+    looped = [{path for name in side if "[" in name for path in _paths(name, "iteration")} for side in sides]
     return frozenset(
         path for here, there in ((0, 1), (1, 0)) for path in (again[here] & looped[there]) - again[there] - looped[here]
     )

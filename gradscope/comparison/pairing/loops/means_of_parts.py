@@ -67,9 +67,9 @@ def _distances(parts: BatchParts) -> tuple[float, float]:
 def _matches(found: BatchParts) -> Iterator[Match]:
     """Yields the pair of a value with its parts, and that of their gradients; the parts are keys of the other dump."""
     of_mean, of_sum = _distances(found)
+    of_values, of_gradients = (Mean(0), Sum(0)) if of_mean <= of_sum else (Sum(0), Mean(0))
     shape = found.holder.entry(found.whole).shape
-    for family, step in ((ACTIVATION, Mean(0)), (ACTIVATION_GRAD, Sum(0))):
-        reduced = step if of_mean <= of_sum else Sum(0) if family == ACTIVATION else Mean(0)
+    for family, reduced in ((ACTIVATION, of_values), (ACTIVATION_GRAD, of_gradients)):
         keys = tuple(key_of(family, split_key(part)[1]) for part in found.parts)
         recipe = Recipe(keys=keys, steps=(Stack(0), reduced, Reshape(shape)))
         yield Match(ref=key_of(family, split_key(found.whole)[1]), recipe=recipe, matched_by="iterations")
