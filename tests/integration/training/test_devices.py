@@ -114,6 +114,32 @@ def test_two_devices_have_the_numbers_of_one(tmp_path: Path) -> None:
         assert all(part[key].tobytes() == two[key].tobytes() for key in two if split_key(key)[0] == "param")
 
 
+#: `net.py` with its arrays split over explicit axes by itself, and no mesh that is set.
+SPLIT = """
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+import net
+from net import loss, optimizer
+
+mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Explicit,))
+
+def init(key):
+    return jax.device_put(net.init(key), NamedSharding(mesh, PartitionSpec()))
+
+def batch(key, size):
+    return jax.device_put(net.batch(key, size), NamedSharding(mesh, PartitionSpec("data")))
+"""
+
+
+def test_a_model_that_splits_its_own_arrays_has_the_numbers_of_one_device(tmp_path: Path) -> None:
+    write_files(tmp_path)
+    (tmp_path / "split.py").write_text(SPLIT)
+    for name in ("net", "split"):
+        done = gradscope("train", f"{name}.py", "--steps", 3, "--every", 1, "-q", "-o", name, folder=tmp_path)
+        assert done.status == 0, done.errors
+    assert gradscope("compare", "net", "split", folder=tmp_path).status == 0
+
+
 def test_examples_are_spread_and_all_else_is_on_each_device() -> None:
     from gradscope.training.loop.placement import Placement
 
