@@ -31,6 +31,12 @@ MATRIX_PRODUCTS: Final = frozenset({"dot_general", "conv_general_dilated", "ragg
 #: Linear in each operand (a quotient, in its dividend), with the others as factors.
 PRODUCTS: Final = MULTIPLICATIONS | MATRIX_PRODUCTS
 
+#: Move values between the devices of a mesh, which they wait for.
+COLLECTIVES: Final = frozenset(
+    {"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant", "all_to_all",
+     "ragged_all_to_all", "ppermute", "reduce_scatter"}
+)  # fmt: skip
+
 #: Apply a function to each element that changes sizes where it is another one: neither a sign nor a phase.
 FUNCTIONS_OF_AN_ELEMENT: Final = frozenset(
     {"cbrt", "cos", "erf", "exp", "exp2", "expm1", "integer_pow", "log", "log1p", "logistic", "rsqrt", "sin", "sqrt",

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from gradscope.primitive_groups import COLLECTIVES
 from gradscope.tracing.jaxpr.jaxcompat import Equation
 
 #: Primitives that only move, view, convert or create values.
@@ -26,17 +27,14 @@ MOVEMENT: Final = frozenset(
      "reshard", "mesh_cast", "broadcast"}
 )  # fmt: skip
 
-#: Primitives that move values between devices.
-COLLECTIVES: Final = frozenset(
-    {"psum", "psum2", "psum_invariant", "pmax", "pmin", "pvary", "pcast", "all_gather", "all_gather_invariant",
-     "all_to_all", "ppermute", "pbroadcast", "reduce_scatter", "axis_index"}
-)  # fmt: skip
+#: Primitives about the devices of a mesh, which move values between them or none.
+_ABOUT_DEVICES: Final = COLLECTIVES | {"pvary", "pcast", "pbroadcast", "axis_index"}
 
 
 def has_own_cost(equation: Equation) -> bool:
     """Returns whether an equation's cost follows from its primitive, whatever jaxprs are in its parameters."""
     name = equation.primitive.name
-    return name in _RULES or name in MOVEMENT or name in COLLECTIVES
+    return name in _RULES or name in MOVEMENT or name in _ABOUT_DEVICES
 
 
 def flops_of(equation: Equation) -> int:
@@ -46,7 +44,7 @@ def flops_of(equation: Equation) -> int:
         equation: An equation that runs no jaxprs, or one with `has_own_cost`.
     """
     name = equation.primitive.name
-    if name in MOVEMENT or name in COLLECTIVES:
+    if name in MOVEMENT or name in _ABOUT_DEVICES:
         return 0
     if not any(_is_inexact(variable) for variable in (*equation.invars, *equation.outvars)):
         return 0

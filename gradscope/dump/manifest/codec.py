@@ -93,6 +93,8 @@ def manifest_from_json(value: Json, lists: Mapping[str, tuple[Any, ...]] = Mappi
         random_masks=manifest.each("random_masks", fact_fields.random_mask),
         rectified_logits=manifest.each("rectified_logits", fact_fields.rectified),
         softmax_uses=manifest.each("softmax_uses", fact_fields.softmax_use),
+        mesh=manifest.counted("mesh"),
+        collectives=manifest.each("collectives", fact_fields.collective),
         note=manifest.text("note"),
     )
 

@@ -206,6 +206,8 @@ class RunFacts:
         clips: The clips by two numbers of which more than a tenth is at a limit.
         random_masks: The random masks inside the model that make more than 0.8 of their elements zero.
         rectified_logits: The rectifiers whose results are the logits of the loss.
+        mesh: The axes of the meshes that the program is run on, each with its number of devices; empty without one.
+        collectives: The operations by which devices exchange values in the forward pass, in execution order.
         note: One line about the file ("not written by gradscope", the error that ended the run); "" for none.
     """
 
@@ -229,6 +231,8 @@ class RunFacts:
     random_masks: tuple[operation_facts.RandomMask, ...] = ()
     rectified_logits: tuple[operation_facts.RectifiedLogits, ...] = ()
     softmax_uses: tuple[operation_facts.SoftmaxUse, ...] = ()
+    mesh: Mapping[str, int] = field(default_factory=dict[str, int])
+    collectives: tuple[operation_facts.Collective, ...] = ()
     note: str = ""
 
 

@@ -6,13 +6,15 @@ the value is *sharded*. Branches, iterations and backward rules must agree on bo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from gradscope.tracing.jaxpr.jaxcompat import Equation
 
 
 def varying(value: Any, axes: Sequence[str]) -> Any:
@@ -65,6 +67,17 @@ def _varying_axes(aval: Any, unknown: Sequence[str]) -> Collection[str]:
     if hasattr(aval, "manual_axis_type"):
         return aval.manual_axis_type.varying
     return getattr(aval, "vma", unknown)  # its name before 0.10; types did not state it before 0.7
+
+
+def meshes_of(equation: Equation) -> Iterator[Any]:
+    """Yields the meshes that an equation names: that of a `shard_map`, and those of shardings."""
+    if "mesh" in equation.params:
+        yield equation.params["mesh"]
+    named = [each for value in equation.params.values() for each in (value if isinstance(value, tuple) else (value,))]
+    of_types = [getattr(variable.aval, "sharding", None) for variable in equation.outvars]
+    for sharding in (*named, *of_types):
+        if isinstance(sharding, NamedSharding) and not sharding.mesh.empty:
+            yield sharding.mesh
 
 
 def sharding_of(aval: Any) -> NamedSharding | None:

@@ -8,5 +8,6 @@
 6. `batch_broadcasts` finds operations of a loss that pair every example with every other.
 7. `step_functions` finds step functions at which gradients end of which a reduction hides it.
 8. `softmax_axes` finds softmaxes over the examples.
-9. `named_sources` finds the nearest values with a name that a value is computed from.
+9. `collectives` finds the operations by which devices exchange values.
+10. `named_sources` finds the nearest values with a name that a value is computed from.
 """

@@ -6,6 +6,7 @@
 - `out_of_bounds` defines a look-up of rows that a table does not have.
 - `clip_limits` defines how much of what a clip returns is at its limits.
 - `random_mask` defines how much a random mask makes zero.
+- `collective` defines an operation by which the devices of a mesh exchange values.
 - `rectified` defines a rectifier whose results are the logits of a loss.
 - `softmax_use` defines a softmax whose shares weight along another axis.
 - `step_function` defines a step function at which the gradient of a tensor's elements ends.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from gradscope.dump.manifest.operation_facts.batch_broadcast import BatchBroadcast as BatchBroadcast
 from gradscope.dump.manifest.operation_facts.clip_limits import Clip as Clip
+from gradscope.dump.manifest.operation_facts.collective import Collective as Collective
 from gradscope.dump.manifest.operation_facts.origin import Origin as Origin
 from gradscope.dump.manifest.operation_facts.out_of_bounds import OutOfBounds as OutOfBounds
 from gradscope.dump.manifest.operation_facts.random_mask import RandomMask as RandomMask

@@ -8,6 +8,7 @@ from gradscope.dump.manifest.json_fields import Fields
 from gradscope.dump.manifest.operation_facts import (
     BatchBroadcast,
     Clip,
+    Collective,
     Origin,
     OutOfBounds,
     RandomMask,
@@ -70,6 +71,15 @@ def clip(value: Json, position: int) -> Clip:
     return Clip(
         low=clip.number("low"), high=clip.number("high"), share=clip.number("share"), index=clip.count("index"),
         source=clip.optional_text("source"),
+    )  # fmt: skip
+
+
+def collective(value: Json, position: int) -> Collective:
+    """Returns a collective operation; `position` is its place in the list."""
+    found = Fields.of(value, f"collective {position}", Collective)
+    return Collective(
+        function=found.text("function"), axes=found.texts("axes"), index=found.count("index"),
+        layer=found.optional_text("layer"), source=found.optional_text("source"),
     )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from gradscope.dump.manifest.manifest import (
 from gradscope.dump.manifest.operation_facts import (
     BatchBroadcast,
     Clip,
+    Collective,
     OutOfBounds,
     RandomMask,
     RectifiedLogits,
@@ -91,6 +92,11 @@ MANIFEST = Manifest(
     softmax_uses=(
         SoftmaxUse(shape=(4, 6, 6), over=(0, 1), summed=(2,), source="a.py:5"),
         SoftmaxUse(shape=(6, 6), over=(1,), summed=(1,), reads=(0.0, 0.125, 0.25)),
+    ),
+    mesh={"data": 4, "model": 2},
+    collectives=(
+        Collective(function="pmean", axes=("data", "model"), index=3, layer="norm", source="a.py:8"),
+        Collective(function="psum", axes=("data",), index=4),
     ),
     loss_sources=("activation/head", "input/y"),
     note="cut short",
