@@ -22,7 +22,7 @@ from gradscope.dump.manifest.manifest import Entry
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD
 
 #: The pass that found a pair.
-MatchedBy: TypeAlias = Literal["map", "name", "path", "order", "fingerprint", "iterations"]
+MatchedBy: TypeAlias = Literal["map", "name", "path", "order", "fingerprint", "iterations", "shards"]
 
 #: How each pass finds the counterpart of a tensor.
 PASSES: Final[Mapping[MatchedBy, str]] = MappingProxyType(
@@ -34,6 +34,7 @@ PASSES: Final[Mapping[MatchedBy, str]] = MappingProxyType(
         "order": "the same position in execution order among the tensors of one operation, shape and dtype",
         "fingerprint": "the same values, in whatever layout",
         "iterations": "the output of a loop with the values that its iterations made; a batch with its parts",
+        "shards": "a value of one device with those of the shards of a mesh",
     }
 )
 

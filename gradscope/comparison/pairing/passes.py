@@ -10,6 +10,7 @@ from gradscope.comparison.pairing.inference.example_order import with_example_or
 from gradscope.comparison.pairing.inference.layout_inference import Mapper, with_layouts
 from gradscope.comparison.pairing.inference.merged_order import with_positions_in_order
 from gradscope.comparison.pairing.inference.repeated_values import with_repeats
+from gradscope.comparison.pairing.loops.by_shards import by_shards, with_shards
 from gradscope.comparison.pairing.loops.micro_batches import by_micro_batches
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass, by_name, pair
 from gradscope.comparison.pairing.normal_forms import of_other_calls, without_numbers
@@ -58,6 +59,7 @@ def require_matches(dumps: Dumps, selection: Selection) -> None:
 
 def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
     yield by_rules(rules)
+    yield by_shards
     yield by_micro_batches
     yield certain(without_slices(_by_right_name))
     # Imported on use: most comparisons have nothing left for these passes, and importing them takes 50 ms.
@@ -126,7 +128,7 @@ def _with_loop_outputs(dumps: Dumps, pairing: Pairing) -> Pairing:
         return pairing
     from gradscope.comparison.pairing.loops.scanned_with_unrolled import pair_loop_outputs  # noqa: PLC0415 - as for the passes
 
-    return pair_loop_outputs(dumps, pairing)
+    return pair_loop_outputs(dumps, with_shards(dumps, pairing))
 
 
 def _is_selected(selection: Selection, match: Match) -> bool:

@@ -1,9 +1,12 @@
-"""Loops pair a scanned loop with the same loop written out, and a batch with the parts that a loop runs over.
+"""Loops pair a scanned loop with the same loop written out, a batch with its parts, and a device with a mesh.
 
 - `scanned_with_unrolled`: pairs the outputs of a loop, and slices of what it scans over, with tensors of single
   iterations.
 - `batch_parts`: finds layers that one program calls for the whole batch, and the other for each part of it.
 - `micro_batches`: pairs the values of a whole batch with those of its parts.
 - `means_of_parts`: pairs its means and sums with those of its parts.
+- `shard_groups`: finds by their names the values that the shards of a mesh have in place of one.
+- `shard_layouts`: how the values of shards make that of one device.
+- `by_shards`: pairs the values of one device with those of the shards.
 - `iteration_recipes`: proposes from the layers of a dump of which iterations a tensor may be made.
 """

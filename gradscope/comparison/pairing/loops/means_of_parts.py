@@ -29,9 +29,12 @@ def with_means_of_parts(dumps: Dumps, pairing: Pairing) -> Pairing:
     """
     if not any(map(is_of_parts, pairing.matched)):
         return pairing
-    stated = [each for each in pairing.matched if each.matched_by == "map"]
-    refs = frozenset(dumps.ref.keys()).difference(each.ref for each in stated)
-    cands = frozenset(dumps.cand.keys()).difference(*(each.recipe.keys for each in stated))
+    stated = [each for each in pairing.matched if each.matched_by in ("map", "shards")]
+    shards = [each for each in pairing.inverse if each.matched_by == "shards"]
+    refs = frozenset(dumps.ref.keys()).difference((each.ref for each in stated), *(each.recipe.keys for each in shards))
+    cands = frozenset(dumps.cand.keys()).difference(
+        (each.ref for each in shards), *(each.recipe.keys for each in stated)
+    )
     found: tuple[list[Match], list[Match]] = [], []
     for parts in batch_parts(dumps, dumps.ref.keys(), dumps.cand.keys(), _error):
         own, others = (refs, cands) if parts.of_ref else (cands, refs)

@@ -1,0 +1,195 @@
+"""`by_shards` matches the values of one device with those of the shards of a mesh.
+
+What the shards have follows from shapes and from which of them have equal values; where that leaves a choice, the
+layout is used that makes what is closest to the value. Copies that differ are no copies: where neither their sum nor
+their mean is the value, that shard is compared that is furthest from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import chain, combinations, product
+from typing import Final
+
+import numpy as np
+
+from gradscope.comparison.layout.recipes import Recipe
+from gradscope.comparison.pairing.loops.shard_groups import ShardGroup, shard_groups
+from gradscope.comparison.pairing.loops.shard_layouts import TERMS, ShardLayout, shard_layouts
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.comparison.precision import dtype_class
+from gradscope.dump.interfaces import DumpSource
+from gradscope.dump.manifest.json_text import as_float
+from gradscope.dump.record import Json
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, key_of, split_key
+
+#: How far, relative to a value, terms may be from it that count as those of its sum: rounding of the narrowest types.
+_NEAR: Final = 0.05
+
+
+def by_shards(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
+    """Yields matches of activations of one device, and of their gradients, with those of the candidate's shards."""
+    if not _is_divided(dumps.cand) or _is_divided(dumps.ref):
+        return
+    free = frozenset(unmatched.only_ref), frozenset(unmatched.only_cand)
+    for match in shard_matches(dumps.ref, dumps.cand, unmatched.only_cand):
+        if match.ref in free[0] and free[1].issuperset(match.recipe.keys):
+            yield match
+
+
+def with_shards(dumps: Dumps, pairing: Pairing) -> Pairing:
+    """Returns the pairing with activations of the candidate, and their gradients, paired with the reference's shards.
+
+    Args:
+        dumps: The dumps.
+        pairing: Their pairing.
+    """
+    if not _is_divided(dumps.ref) or _is_divided(dumps.cand):
+        return pairing
+    stated = [each for each in pairing.matched if each.matched_by == "map"]
+    free = (
+        frozenset(dumps.cand.keys()).difference(*(each.recipe.keys for each in stated)),
+        frozenset(dumps.ref.keys()).difference(each.ref for each in stated),
+    )
+    found = [
+        match
+        for match in shard_matches(dumps.cand, dumps.ref, dumps.ref.keys())
+        if match.ref in free[0] and free[1].issuperset(match.recipe.keys)
+    ]
+    used = {match.ref for match in found}, {key for match in found for key in match.recipe.keys}
+    others = [each for each in pairing.matched if each.ref not in used[1] and used[0].isdisjoint(each.recipe.keys)]
+    return Pairing.of(dumps, others, [*pairing.inverse, *found])
+
+
+def shard_matches(one: DumpSource, several: DumpSource, keys: Sequence[str]) -> Iterator[Match]:
+    """Yields matches of activations and their gradients with recipes over those of shards.
+
+    Args:
+        one: The dump of one device.
+        several: The dump of several.
+        keys: Keys of `several`.
+    """
+    for group in shard_groups(one, several, keys):
+        values = _Shards(one, several, group, ACTIVATION)
+        layout = values.layout([*values.layouts()])
+        if layout is None:
+            continue
+        yield values.match(layout)
+        gradients = _Shards(one, several, group, ACTIVATION_GRAD)
+        layout = gradients.layout([each for each in gradients.layouts() if each.sliced == layout.sliced])
+        if layout is not None:
+            yield gradients.match(layout)
+
+
+def _is_divided(source: DumpSource) -> bool:
+    return math.prod(source.manifest.mesh.values()) > 1
+
+
+class _Shards:
+    """_Shards are the values of a group of shards, or their gradients.
+
+    Args:
+        one: The dump of one device.
+        several: The dump of several.
+        group: The group.
+        family: The family of the tensors.
+    """
+
+    def __init__(self, one: DumpSource, several: DumpSource, group: ShardGroup, family: str) -> None:
+        self._one = one
+        self._several = several
+        self._whole = key_of(family, split_key(group.whole)[1])
+        self._parts = tuple(key_of(family, split_key(part)[1]) for part in group.parts)
+        self._sizes = tuple(group.axes.values())
+        self._family = family
+
+    def layouts(self) -> Iterator[ShardLayout]:
+        """Yields the layouts that the shapes allow; none where a tensor is absent."""
+        if self._whole not in self._one.keys() or not frozenset(self._several.keys()).issuperset(self._parts):  # noqa: SIM118
+            return
+        whole, parts = self._one.entry(self._whole), [self._several.entry(part) for part in self._parts]
+        shape = parts[0].shape
+        if all(each.shape == shape for each in parts) and not any(each.absent for each in (whole, *parts)):
+            yield from shard_layouts(whole.shape, shape, self._sizes)
+
+    def layout(self, found: Sequence[ShardLayout]) -> ShardLayout | None:
+        """Returns the layout that fits the values best; None without layouts."""
+        equal = [each for each in found if not self._unequal(each)]
+        if len(equal) == 1 and (self._family == ACTIVATION or self._has_power(equal[0])):
+            return equal[0]
+        if not found or not self._is_readable:
+            return next(iter((*equal, *found)), None)
+        copies = min(equal or found, key=self._error)
+        if self._family == ACTIVATION and equal:  # equal values are no terms of a sum
+            return copies
+        best = min((copies, *self._of_terms(found)), key=self._error)
+        return best if self._error(best) <= _NEAR else copies
+
+    def _of_terms(self, found: Sequence[ShardLayout]) -> Iterator[ShardLayout]:
+        """Yields layouts that have terms where shards that should have copies differ, or where they have shares."""
+        if dtype_class(self._one.entry(self._whole).dtype) != "float":
+            return
+        for layout, word in product(found, TERMS):
+            unequal, numbers = self._unequal(layout), range(1, len(layout.copied) + 1)
+            for axes in chain.from_iterable(combinations(layout.copied, count) for count in numbers):
+                if {*axes}.issuperset(unequal):
+                    yield layout.with_terms(axes, word)
+
+    def match(self, layout: ShardLayout) -> Match:
+        """Returns the match by a layout."""
+        steps, part = layout.steps(), 0
+        if self._unequal(layout):
+            part = self._furthest(layout)
+        recipe = Recipe(keys=self._parts, steps=steps, part=part)
+        return Match(ref=self._whole, recipe=recipe, matched_by="shards")
+
+    @property
+    def _is_readable(self) -> bool:
+        return self._one.has_tensor(self._whole) and all(map(self._several.has_tensor, self._parts))
+
+    def _has_power(self, layout: ShardLayout) -> bool:
+        """Returns whether the mean square of what a layout makes is that of the value, as far as that is known."""
+        whole, *parts = (
+            as_float(source.entry(source.resolve(key)).stats.get("rms", math.nan)) ** 2
+            for source, keys in ((self._one, (self._whole,)), (self._several, self._parts))
+            for key in keys
+        )
+        difference = abs(sum(parts) / len(parts) - whole)
+        return layout.copied == () or not difference > _NEAR * whole
+
+    def _unequal(self, layout: ShardLayout) -> list[int]:
+        """Returns the axes of the mesh along which shards that should have copies differ."""
+        numbers = np.arange(math.prod(self._sizes)).reshape(self._sizes)
+        return [
+            axis
+            for axis in layout.copied
+            if any(
+                self._values_of(int(one)) != self._values_of(int(first))
+                for one, first in zip(
+                    numbers.ravel(), numbers.take([0] * numbers.shape[axis], axis).ravel(), strict=True
+                )
+            )
+        ]
+
+    def _values_of(self, number: int) -> Json:
+        """Returns what identifies the values of a shard: their hash, or their statistics where there is none."""
+        stats = self._several.entry(self._several.resolve(self._parts[number])).stats
+        return stats.get("hash") or dict(stats)
+
+    def _error(self, layout: ShardLayout) -> float:
+        """Returns how far what a layout makes is from the value, relative to it: of copies, the furthest."""
+        return max(self._errors(layout), default=math.inf)
+
+    def _furthest(self, layout: ShardLayout) -> int:
+        errors = self._errors(layout)
+        return max(range(len(errors)), key=errors.__getitem__, default=0)
+
+    def _errors(self, layout: ShardLayout) -> list[float]:
+        if not self._is_readable:
+            return []
+        whole = np.asarray(self._one.array(self._whole), np.float64)
+        made = Recipe(keys=self._parts, steps=layout.steps()).results(list(map(self._several.array, self._parts)))
+        size = float(np.linalg.norm(whole)) or 1.0
+        distances = (float(np.linalg.norm(np.asarray(each, np.float64) - whole)) / size for each in made)
+        return [distance if math.isfinite(distance) else math.inf for distance in distances]
