@@ -64,7 +64,7 @@ def _status(ends_with: Callable[[int], None] | None) -> int:
         from functools import partial
 
         from gradscope.cli.error_boundary import guarded
-        from gradscope.cli.running.joining import leave_failed
+        from gradscope.cli.running.starting_jax.joining import leave_failed
         from gradscope.dump.storage.writing.unpublished import remove_unpublished
 
         interrupts.on_interrupt(remove_unpublished)

@@ -12,8 +12,8 @@
    `judging/tolerance_rules.py`.
 5. `diagnosis`: the first divergence, the layers that made it, and the verdict as a sentence.
 
-Two modules build on a comparison: `isolation.py` stores which layers are wrong when each runs on the reference's
-inputs, and `tensor_diff.py` shows where in one tensor the difference is.
+What builds on a comparison is in `follow_ups`: which layers are wrong when each runs on the reference's inputs, where
+in one tensor the difference is, and by what kind of fault a mesh of devices differs from one device.
 
 Sharp edges: nothing is broadcast and kinds of dtype are not mixed; both count as differences. Where a dump has
 statistics only, a row can prove a difference but not sameness, and states by what it was judged.

@@ -4,8 +4,8 @@ Data goes through the sub-packages in this order:
 
 1. `tables`: facts become rows of values, and rows become tables.
 2. `reports`: the result of one command becomes a *report*: `DumpReport`, `TensorReport`, `LedgerReport`,
-   `ComparisonReport`, `SeriesReport`, `DifferenceReport`, `IsolationReport`, `InspectionReport`, `ProofReport`,
-   `ExplanationReport`, `RunReport`, `RunTensorReport`, `RunDivergenceReport`,
+   `ComparisonReport`, `SeriesReport`, `MeshReport`, `DifferenceReport`, `IsolationReport`, `InspectionReport`,
+   `ProofReport`, `ExplanationReport`, `RunReport`, `RunTensorReport`, `RunDivergenceReport`,
    `WatchReport`. Each can be a document, rows, or JSON.
 3. `render`: `to_text`, `to_markdown`, `to_json` and `to_csv` render any report, `to_github` those with annotations.
    `graphs` renders an inspection for graph viewers.
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gradscope.presentation.reports.comparing.comparison import ComparisonReport
     from gradscope.presentation.reports.comparing.difference import DifferenceReport
     from gradscope.presentation.reports.comparing.isolation import IsolationReport
+    from gradscope.presentation.reports.comparing.mesh import MeshReport
     from gradscope.presentation.reports.comparing.series import SeriesReport
     from gradscope.presentation.reports.dump_report import DumpReport, dump_report
     from gradscope.presentation.reports.explaining.explanation import ExplanationReport, explanation_report
@@ -58,6 +59,7 @@ _HOMES = {
     "InspectionReport": "reports.inspection",
     "IsolationReport": "reports.comparing.isolation",
     "LedgerReport": "reports.ledger",
+    "MeshReport": "reports.comparing.mesh",
     "ProofReport": "reports.proof",
     "PageMaker": "page.page_parts",
     "MAY_BE_MEANT": "tables.facts",
@@ -104,6 +106,7 @@ __all__ = [
     "InspectionReport",
     "IsolationReport",
     "LedgerReport",
+    "MeshReport",
     "PageMaker",
     "ProofReport",
     "Query",

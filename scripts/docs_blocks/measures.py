@@ -11,6 +11,7 @@ import numpy as np
 from gradscope.arrays.histograms import UNDERFLOW_LIMITS
 from gradscope.comparison import default_tolerances, precision
 from gradscope.comparison.metrics.metrics import METRICS
+from gradscope.comparison.follow_ups.mesh_relations import FAULTS
 from gradscope.comparison.pairing.matching import PASSES
 from gradscope.dump.manifest.zero_reasons import ZERO_REASONS
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD
@@ -86,6 +87,10 @@ def families_table() -> str:
 
 def passes_table() -> str:
     return table(["`matched_by`", "pass"], [(code(name), meaning) for name, meaning in PASSES.items()])
+
+
+def faults_table() -> str:
+    return table(["`kind`", "fault"], [(code(name), meaning) for name, meaning in FAULTS.items()])
 
 
 BLOCKS: Final[dict[str, Callable[[], str]]] = {

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gradscope
-from gradscope.cli.running.joining import HEARTBEAT
+from gradscope.cli.running.starting_jax.joining import HEARTBEAT
 from gradscope.dump.verify import verify
 from gradscope.stats import TensorStats, tensor_stats
 from tests.integration.command import Finished, ended, gradscope_process, started_process

@@ -19,7 +19,7 @@ from gradscope.capturing.isolate.pinned_values import PinnedValues, pinned_value
 from gradscope.capturing.isolate.places import Places
 from gradscope.capturing.timings import Timings
 from gradscope.comparison.compare_dumps import unrefuted
-from gradscope.comparison.isolation import Isolation, local_rows
+from gradscope.comparison.follow_ups.isolation import Isolation, local_rows
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.pairing.reverse import ReversePairing

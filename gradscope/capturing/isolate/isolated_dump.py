@@ -17,7 +17,7 @@ from gradscope.capturing.isolate.pinned_values import gradient_key
 from gradscope.capturing.isolate.places import Places
 from gradscope.comparison.compare_dumps import judged
 from gradscope.comparison.diagnosis.refuting.apart.functions_between import function_between
-from gradscope.comparison.isolation import LeftOut, LocalFinding
+from gradscope.comparison.follow_ups.isolation import LeftOut, LocalFinding
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match

@@ -11,7 +11,7 @@ import numpy as np
 from gradscope import naming
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import as_numpy_dtype, is_key
-from gradscope.comparison.isolation import LeftOut
+from gradscope.comparison.follow_ups.isolation import LeftOut
 from gradscope.comparison.pairing.reverse import ReversePairing
 from gradscope.dump.interfaces import DumpSource
 from gradscope.instrument.isolating import PinnedValue

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gradscope.capturing.isolate.boundaries import Boundaries
 from gradscope.capturing.isolate.layer_inputs import CallAt, LayerInputs
-from gradscope.comparison.isolation import Place
+from gradscope.comparison.follow_ups.isolation import Place
 from gradscope.naming import PARAM
 from gradscope.naming.paths import BEFORE
 from gradscope.primitive_groups import FUNCTIONS_OF_AN_ELEMENT

@@ -132,7 +132,7 @@ class Session:
             if self.loss() is None
             else (*softmax_uses(self._run.trace), *dict.fromkeys(self._attentions)),
             clips=tuple(sorted(self._clips, key=lambda clip: clip.index)),
-            mesh=mesh_axes(self._run.trace),
+            mesh=mesh_axes(self._run.trace, self._run.arguments),
             collectives=collectives(self._run.trace, self._order.rank_between),
             random_masks=tuple(sorted(self._masks, key=lambda mask: mask.index)),
         )

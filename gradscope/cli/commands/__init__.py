@@ -1,6 +1,7 @@
 """Commands have one module each, with the command's name.
 
-`runs` has those about training runs, and `files` those about the file of a dump and not what it says.
+`comparisons` has those that judge a program by another run of it, `runs` those about training runs, and `files` those
+about the file of a dump and not what it says.
 """
 
 from collections.abc import Mapping
@@ -12,13 +13,14 @@ COMMANDS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "dump": "dump",
         "show": "show",
-        "compare": "compare",
+        "compare": "comparisons.compare",
         "report": "report",
         "train": "runs.train",
         "watch": "runs.watch",
         "export": "runs.export",
         "isolate": "isolate",
-        "calibrate": "calibrate",
+        "calibrate": "comparisons.calibrate",
+        "mesh": "comparisons.mesh",
         "inspect": "inspect",
         "check": "check",
         "verify": "files.verify",

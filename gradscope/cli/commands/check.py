@@ -48,7 +48,7 @@ def check(
     imported and run with your rights. Exit status: 0 correct, 1 wrong, 2 nothing could be checked.
     """
     from gradscope.cli.printing import print_report, say
-    from gradscope.cli.running.jax_setup import set_up_jax
+    from gradscope.cli.running.starting_jax.jax_setup import set_up_jax
     from gradscope.cli.running.terminal.progress import Progress
     from gradscope.presentation import ProofReport
 

@@ -175,7 +175,7 @@ def dump(
     """
     from gradscope.cli.options.checked_findings import failure_sentence, failures
     from gradscope.cli.printing import say
-    from gradscope.cli.running.jax_setup import set_up_jax
+    from gradscope.cli.running.starting_jax.jax_setup import set_up_jax
     from gradscope.stats import find
 
     # Reported before JAX is imported, which takes half a second.

@@ -78,7 +78,7 @@ def inspect(
     The model file is imported with your rights: only inspect a model whose code you would run.
     """
     from gradscope.cli.printing import print_plain, print_report, say
-    from gradscope.cli.running.jax_setup import set_up_jax
+    from gradscope.cli.running.starting_jax.jax_setup import set_up_jax
     from gradscope.errors import UsageError
     from gradscope.presentation import Row, inspection_report
     from gradscope.presentation.render.graphs import Graph

@@ -135,7 +135,7 @@ def _of_run(
 
 
 def _difference(ref: Path, cand: Path, tensor: str | None) -> Report:
-    from gradscope.comparison.tensor_diff import element_difference
+    from gradscope.comparison.follow_ups.tensor_diff import element_difference
     from gradscope.dump.reader import open_dump
     from gradscope.presentation import DifferenceReport
 

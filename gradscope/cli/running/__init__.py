@@ -2,9 +2,8 @@
 
 - `version` prints the version.
 - `supervisor` runs the command in a child process, so that its exit status is right however it ends.
-- `jax_setup` imports JAX and sets its precision.
-- `kept_programs` makes JAX keep compiled programs, and load early those that `program_notes` remember of the last run.
-- `joining` makes it one of the processes of a distributed run.
+- `starting_jax` imports JAX, and keeps what it compiled.
+- `mesh_processes` run one model on several numbers of devices, each in a process of its own.
 - `rerun` makes the model of a saved dump again, for `compare --isolate` and `isolate`.
 - `compared_paths` finds out which dumps, or runs, are compared with which, for `compare` and `report`.
 - `default_output` finds out whether `dump` may replace what is at its default output.

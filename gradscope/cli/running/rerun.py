@@ -54,7 +54,7 @@ def rerun_model(target: str, options: ModelOptions) -> Model:
         MachineError: JAX cannot be used here.
     """
     from gradscope.cli.printing import say
-    from gradscope.cli.running.jax_setup import set_up_jax
+    from gradscope.cli.running.starting_jax.jax_setup import set_up_jax
 
     request = options.request(target)
     for note in set_up_jax(options, (target, "isolate")):

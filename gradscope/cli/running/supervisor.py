@@ -34,7 +34,8 @@ from gradscope.errors import MachineError
 
 #: The commands that run a model, or trace one.
 _RUNNING: Final = frozenset({"dump", "train", "isolate", "calibrate", "inspect", "check"})
-_ISOLATE_OPTION: Final = "--isolate"
+#: Commands that run one with an option.
+_RUNNING_WITH: Final = {"compare": "--isolate", "mesh": "--run-on"}
 
 #: Signals by which native code ends its process when it fails.
 _CRASHES: Final = frozenset({"SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS"})
@@ -60,8 +61,8 @@ def runs_model(arguments: Sequence[str]) -> bool:
         arguments: The command line without the program's name.
     """
     command = arguments[0] if arguments else ""
-    isolates = command == "compare" and any(each.startswith(_ISOLATE_OPTION) for each in arguments)
-    return command in _RUNNING or isolates
+    option = _RUNNING_WITH.get(command)
+    return command in _RUNNING or (option is not None and any(each.startswith(option) for each in arguments))
 
 
 def supervise(guard: Callable[[Callable[[int], None]], object] | None = None) -> Callable[[int], None]:

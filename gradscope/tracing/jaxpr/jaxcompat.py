@@ -13,7 +13,7 @@ Sharp edges and their workarounds:
 - `scan` stated its numbers of constants and carries directly before 0.12, and by a pair of trees since.
 
 Only `jax.extend` is used, never `jax._src`; both are outside JAX's compatibility promise, which is why no other module
-of gradscope may touch them. The exception is `gradscope.cli.running.kept_programs`, which does without what it lacks.
+of gradscope may touch them. The exception is `kept_programs` of `gradscope.cli`, which does without what it lacks.
 """
 
 from __future__ import annotations

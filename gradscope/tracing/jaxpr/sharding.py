@@ -75,7 +75,12 @@ def meshes_of(equation: Equation) -> Iterator[Any]:
         yield equation.params["mesh"]
     named = [each for value in equation.params.values() for each in (value if isinstance(value, tuple) else (value,))]
     of_types = [getattr(variable.aval, "sharding", None) for variable in equation.outvars]
-    for sharding in (*named, *of_types):
+    yield from meshes_of_shardings(*named, *of_types)
+
+
+def meshes_of_shardings(*shardings: Any) -> Iterator[Any]:
+    """Yields the meshes of those values that are shardings on a mesh."""
+    for sharding in shardings:
         if isinstance(sharding, NamedSharding) and not sharding.mesh.empty:
             yield sharding.mesh
 

@@ -5,7 +5,7 @@ Only those that the program states are found: where the compiler divides a progr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
@@ -15,7 +15,7 @@ from gradscope.naming.paths import without_iterations
 from gradscope.primitive_groups import COLLECTIVES
 from gradscope.tracing.jaxpr.frames import FrameKey, Loop, source_in
 from gradscope.tracing.jaxpr.jaxcompat import Equation
-from gradscope.tracing.jaxpr.sharding import meshes_of
+from gradscope.tracing.jaxpr.sharding import meshes_of, meshes_of_shardings
 from gradscope.tracing.jaxpr.source_lines import is_library_file
 from gradscope.tracing.layers.layers import LayerCall
 from gradscope.tracing.tracer import Trace
@@ -37,10 +37,16 @@ def collectives(trace: Trace, rank: _Rank) -> tuple[Collective, ...]:
     return tuple(sorted(dict.fromkeys(_collectives(trace, rank)), key=attrgetter("index")))
 
 
-def mesh_axes(trace: Trace) -> dict[str, int]:
-    """Returns the axes of the meshes that a trace names, each with its number of devices."""
-    meshes = (mesh for frame in trace.root.walk() for equation in frame.jaxpr.eqns for mesh in meshes_of(equation))
-    return {str(axis): size for mesh in meshes for axis, size in mesh.shape.items()}
+def mesh_axes(trace: Trace, arguments: Iterable[Any]) -> dict[str, int]:
+    """Returns the axes of the meshes that a program is run on, each with its number of devices.
+
+    Args:
+        trace: Its trace.
+        arguments: The arrays that it is run on, or their shapes.
+    """
+    placed = (mesh for each in arguments for mesh in meshes_of_shardings(getattr(each, "sharding", None)))
+    named = (mesh for frame in trace.root.walk() for equation in frame.jaxpr.eqns for mesh in meshes_of(equation))
+    return {str(axis): size for mesh in (*placed, *named) for axis, size in mesh.shape.items()}
 
 
 def _collectives(trace: Trace, rank: _Rank) -> Iterator[Collective]:

@@ -69,10 +69,16 @@ class Placement:
 
     def spread(self, batch: Any) -> Any:
         """Returns a batch whose examples are spread over the devices; a leaf without that axis is whole on each."""
-        return jax.tree_util.tree_map(
-            lambda leaf: placed(leaf, self._spread if leaf.shape[:1] == (self._examples,) else self.everywhere),
-            batch,
-        )
+        return jax.tree_util.tree_map(lambda leaf: placed(leaf, self._of(leaf)), batch)
+
+    def shapes(self, variables: Any, batch: Any) -> tuple[Any, Any]:
+        """Returns the shapes of variables that are whole on each device, and of a batch that is spread over them."""
+        everywhere = jax.tree_util.tree_map(lambda leaf: leaf.update(sharding=self.everywhere), variables)
+        return everywhere, jax.tree_util.tree_map(lambda leaf: leaf.update(sharding=self._of(leaf)), batch)
+
+    def _of(self, leaf: Any) -> NamedSharding:
+        """Returns the sharding of a leaf of a batch."""
+        return self._spread if leaf.shape[:1] == (self._examples,) else self.everywhere
 
 
 def placed(leaf: Any, sharding: Any) -> Any:

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gradscope.cli.running.kept_programs import ProgramFiles, _Expected, load_named_programs
-from gradscope.cli.running.program_notes import ProgramNotes
+from gradscope.cli.running.starting_jax.kept_programs import ProgramFiles, _Expected, load_named_programs
+from gradscope.cli.running.starting_jax.program_notes import ProgramNotes
 from tests.integration import models
 from tests.integration.command import TIMEOUT, gradscope_process
 

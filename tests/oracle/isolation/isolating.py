@@ -9,7 +9,7 @@ import gradscope as gs
 from gradscope.capturing.isolate.isolate import isolate
 from gradscope.capturing.timings import Timings
 from gradscope.comparison import CompareOptions
-from gradscope.comparison.isolation import Isolation
+from gradscope.comparison.follow_ups.isolation import Isolation
 from gradscope.comparison.pairing.matching import Dumps
 from gradscope.tracing.loading.model import Model
 

@@ -18,7 +18,7 @@ from gradscope import naming
 from gradscope.capturing.isolate.isolate import isolate
 from gradscope.capturing.timings import Timings
 from gradscope.comparison import CompareOptions
-from gradscope.comparison.isolation import LocalRow
+from gradscope.comparison.follow_ups.isolation import LocalRow
 from gradscope.comparison.pairing.matching import Dumps
 from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.tracing.loading.model import Model

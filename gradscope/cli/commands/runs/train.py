@@ -77,7 +77,7 @@ def train(
     """
     from gradscope.cli.options.checked_findings import failure_sentence, failures_of_run
     from gradscope.cli.printing import say
-    from gradscope.cli.running.jax_setup import set_up_jax
+    from gradscope.cli.running.starting_jax.jax_setup import set_up_jax
     from gradscope.errors import UsageError
 
     if model_options.batch_index is not None:

@@ -71,15 +71,26 @@ def shard_matches(one: DumpSource, several: DumpSource, keys: Sequence[str]) -> 
         keys: Keys of `several`.
     """
     for group in shard_groups(one, several, keys):
-        values = _Shards(one, several, group, ACTIVATION)
-        layout = values.layout([*values.layouts()])
-        if layout is None:
-            continue
-        yield values.match(layout)
-        gradients = _Shards(one, several, group, ACTIVATION_GRAD)
-        layout = gradients.layout([each for each in gradients.layouts() if each.sliced == layout.sliced])
-        if layout is not None:
-            yield gradients.match(layout)
+        for family in (ACTIVATION, ACTIVATION_GRAD):
+            if (layout := layout_of(one, several, group, family)) is not None:
+                yield _Shards(one, several, group, family).match(layout)
+
+
+def layout_of(one: DumpSource, several: DumpSource, group: ShardGroup, family: str) -> ShardLayout | None:
+    """Returns the layout of the activations of a group of shards, or of their gradients; None where none fits.
+
+    Args:
+        one: The dump of one device.
+        several: The dump of several.
+        group: The group.
+        family: The family.
+    """
+    values = _Shards(one, several, group, ACTIVATION)
+    layout = values.layout([*values.layouts()])
+    if layout is None or family == ACTIVATION:
+        return layout
+    gradients = _Shards(one, several, group, family)
+    return gradients.layout([each for each in gradients.layouts() if each.sliced == layout.sliced])
 
 
 def _is_divided(source: DumpSource) -> bool:

@@ -64,6 +64,8 @@ class ShardLayout:
 
     def steps(self) -> tuple[RecipeStep, ...]:
         """Returns the steps that make the value of those of the shards: as many results as there are copies."""
+        if len(self.copied) == len(self.ways):
+            return ()
         if len(self.ways) == 1 and isinstance(self.ways[0], int):
             return (Concatenate(self.ways[0]),)
         reductions = {"sum": Sum, "mean": Mean}
@@ -74,11 +76,12 @@ class ShardLayout:
             for dimension in range(len(self.shard))
             for each in (*self._slicing(dimension), len(self.sizes) + dimension)
         ]
+        grid = () if len(self.sizes) == 1 else (Reshape((*self.sizes, *self.shard)),)
+        axes = (*others, *slices)
+        moved = () if axes == tuple(range(len(axes))) else (Transpose(axes),)
         copies = math.prod(self.sizes[axis] for axis in self.copied)
-        return (
-            Stack(0), Reshape((*self.sizes, *self.shard)), *reduced, Transpose((*others, *slices)),
-            Reshape((copies, *self.whole)), Unstack(0),
-        )  # fmt: skip
+        split = (Reshape((copies, *self.whole)), Unstack(0)) if copies > 1 else (Reshape(self.whole),)
+        return (Stack(0), *grid, *reduced, *moved, *split)
 
     def _slicing(self, dimension: int) -> Iterator[int]:
         return (axis for axis in self.order if self.ways[axis] == dimension)

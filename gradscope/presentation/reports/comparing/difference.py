@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gradscope import naming
-from gradscope.comparison.tensor_diff import AxisError, ElementDifference, WorstElement
+from gradscope.comparison.follow_ups.tensor_diff import AxisError, ElementDifference, WorstElement
 from gradscope.dump.manifest.json_text import dumps
 from gradscope.dump.record import Json
 from gradscope.presentation.render.document import Document, Note, Notes

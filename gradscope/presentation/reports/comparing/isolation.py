@@ -13,7 +13,7 @@ from typing import Final
 from gradscope import naming
 from gradscope.comparison import Comparison
 from gradscope.comparison.diagnosis.clauses import different_values_given
-from gradscope.comparison.isolation import Isolation, LocalRow
+from gradscope.comparison.follow_ups.isolation import Isolation, LocalRow
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.record import Json
 from gradscope.naming.wording import counted, joined_lines

@@ -2,8 +2,8 @@
 
 Words that label parts of reports have their texts in `printed_words`, and keys of JSON in `json_keys`. All others are
 those of the tables that the program works by: `COLUMNS`, `METRICS`, `RULES`, `REASONS`, families (`MEANINGS`),
-`ZERO_REASONS`, `STATUSES`, `PASSES`, the verdicts and outcomes of `compare` and `check`, and of training runs the rules
-of alarms and the columns of `STEPS`, `STATS`, `NOISE` and `TRENDS`.
+`ZERO_REASONS`, `STATUSES`, `PASSES`, the verdicts of `compare`, the faults of `mesh`, the verdicts and outcomes of
+`check`, and of training runs the rules of alarms and the columns of `STEPS`, `STATS`, `NOISE` and `TRENDS`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gradscope.comparison.default_tolerances import default_tolerance
+from gradscope.comparison.follow_ups.mesh_relations import FAULTS
 from gradscope.comparison.judging.expressions import NAMES
 from gradscope.comparison.judging.rows import STATUSES
 from gradscope.comparison.metrics.metrics import METRICS, MetricSpec
@@ -34,6 +35,7 @@ from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.presentation.render.document import Document, Note, Notes
 from gradscope.presentation.render.screen import Screen
 from gradscope.presentation.reports.explaining.json_keys import JSON_OBJECTS
+from gradscope.presentation.reports.explaining.kinds_of_names import KINDS_OF_NAMES
 from gradscope.presentation.reports.explaining.printed_words import WORDS
 from gradscope.presentation.reports.proof import OUTCOMES, PROOF_VERDICTS
 from gradscope.presentation.tables.facts import MAY_BE_MEANT
@@ -50,8 +52,7 @@ class Explanation:
 
     Attributes:
         name: The name.
-        kind: What it is the name of: `column`, `metric`, `finding`, `alarm`, `series`, `trend`, `reason`, `zero`,
-            `family`, `status`, `pass`, `verdict`, `proof`, `outcome`, `word` or `key`.
+        kind: What it is the name of, a key of `KINDS_OF_NAMES`.
         facts: Texts by label: `what`, `formula`, `unit`, `threshold`, `do` and others.
     """
 
@@ -81,7 +82,7 @@ class ExplanationReport:
         if not self.listed:
             return tuple(
                 Notes(
-                    title=f"{each.name}: {_TITLES[each.kind]}",
+                    title=f"{each.name}: {KINDS_OF_NAMES[each.kind].title}",
                     notes=tuple(Note(label=label, text=text) for label, text in each.facts.items()),
                 )
                 for each in self.explanations
@@ -89,7 +90,7 @@ class ExplanationReport:
         kinds = dict.fromkeys(each.kind for each in self.explanations)
         return tuple(
             Notes(
-                title=f"{_LISTS[kind]} (gradscope explain NAME)",
+                title=f"{KINDS_OF_NAMES[kind].plural} (gradscope explain NAME)",
                 notes=tuple(
                     Note(label=each.name, text=each.facts["what"]) for each in self.explanations if each.kind == kind
                 ),
@@ -106,48 +107,12 @@ class ExplanationReport:
         return {"schema": SCHEMA, "command": "explain", "rows": list(self.rows())}
 
 
-#: What is written after a name of each kind.
-_TITLES: Final = {
-    "column": "a column of statistics",
-    "metric": "a metric of comparisons",
-    "finding": "a finding",
-    "alarm": "an alarm of a training run",
-    "series": "a number that a training run records",
-    "trend": "a column of the trends of a training run",
-    "reason": "a reason of the ledger",
-    "zero": "a reason why a gradient is zero or cut off",
-    "family": "a family of tensors",
-    "status": "a status of a compared tensor",
-    "pass": "how a tensor's counterpart was found",
-    "verdict": "a verdict of compare",
-    "proof": "a verdict of check",
-    "outcome": "an outcome of one claim of check",
-    "word": "a word in reports",
-    "key": "a key of JSON, or a column of that name",
-}
-_LISTS: Final = {
-    "column": "Columns of statistics",
-    "metric": "Metrics of comparisons",
-    "finding": "Findings",
-    "alarm": "Alarms of training runs",
-    "series": "Numbers that a training run records",
-    "trend": "Columns of the trends of a training run",
-    "reason": "Reasons of the ledger",
-    "zero": "Reasons why a gradient is zero or cut off",
-    "family": "Families of tensors",
-    "status": "Statuses of compared tensors",
-    "pass": "How counterparts are found",
-    "verdict": "Verdicts of compare",
-    "proof": "Verdicts of check",
-    "outcome": "Outcomes of claims of check",
-    "word": "Words in reports",
-    "key": "Keys of JSON",
-}
 _MEANINGS: Final = (
     ("family", MEANINGS),
     ("status", STATUSES),
     ("pass", PASSES),
     ("verdict", COMPARISON_VERDICTS),
+    ("fault", FAULTS),
     ("proof", PROOF_VERDICTS),
     ("outcome", OUTCOMES),
 )

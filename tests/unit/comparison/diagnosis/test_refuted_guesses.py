@@ -14,7 +14,7 @@ import pytest
 import gradscope as gs
 from gradscope.api.reading import Dump
 from gradscope.comparison import Comparison
-from gradscope.comparison.tensor_diff import element_difference
+from gradscope.comparison.follow_ups.tensor_diff import element_difference
 
 _draw = np.random.default_rng(5).normal
 WEIGHTS = {

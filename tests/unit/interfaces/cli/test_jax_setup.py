@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 from gradscope.errors import MachineError
-from gradscope.cli.running.jax_setup import backend_ready
+from gradscope.cli.running.starting_jax.jax_setup import backend_ready
 try:
     backend_ready()
     print("ready")

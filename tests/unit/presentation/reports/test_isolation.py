@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gradscope.comparison import Comparison
-from gradscope.comparison.isolation import Isolation, LeftOut, LocalRow
+from gradscope.comparison.follow_ups.isolation import Isolation, LeftOut, LocalRow
 from gradscope.presentation import to_text
 from gradscope.presentation.render.document import lay_out_document
 from gradscope.presentation.render.screen import Screen

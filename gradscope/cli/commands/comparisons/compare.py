@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from gradscope.comparison import CompareOptions, Comparison
     from gradscope.comparison.diagnosis.runs.run_divergence import RunDivergence
-    from gradscope.comparison.isolation import Isolation
+    from gradscope.comparison.follow_ups.isolation import Isolation
     from gradscope.comparison.result import Series
     from gradscope.presentation import Report
 

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradscope.comparison.tensor_diff import element_difference
+from gradscope.comparison.follow_ups.tensor_diff import element_difference
 from gradscope.errors import UsageError
 from gradscope.presentation import DifferenceReport, Screen, to_csv, to_json, to_text
 from tests.unit.comparison.pairing.test_pairing import dump, foreign, values

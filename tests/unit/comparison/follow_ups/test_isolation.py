@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gradscope.comparison.isolation import Isolation, LocalFinding, Place, local_rows
+from gradscope.comparison.follow_ups.isolation import Isolation, LocalFinding, Place, local_rows
 from gradscope.comparison.judging.rows import ComparisonRow
 
 LINES = {"dense": ("model.py:1",), "left": ("model.py:2",), "right": (), "sum": ("model.py:4",)}

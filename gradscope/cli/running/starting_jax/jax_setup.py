@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from gradscope.cli.options.model_options import FloatType, ModelOptions
-from gradscope.cli.running.joining import join_processes
-from gradscope.cli.running.kept_programs import keep_programs, load_named_programs
+from gradscope.cli.running.starting_jax.joining import join_processes
+from gradscope.cli.running.starting_jax.kept_programs import keep_programs, load_named_programs
 from gradscope.errors import MachineError, UsageError
 
 

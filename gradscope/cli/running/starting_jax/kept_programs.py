@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gradscope.cli.printing import say
-from gradscope.cli.running.program_notes import ProgramNotes
+from gradscope.cli.running.starting_jax.program_notes import ProgramNotes
 from gradscope.user_cache import cache_folder
 
 #: Seconds from which on loading or compiling a program is worth noting.

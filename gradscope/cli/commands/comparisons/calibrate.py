@@ -32,7 +32,7 @@ def calibrate(
     'gradscope compare' judges by it. The model runs six times, seven in float64; two runs are in memory at a time.
     """
     from gradscope.cli.printing import print_line, say
-    from gradscope.cli.running.jax_setup import set_up_jax
+    from gradscope.cli.running.starting_jax.jax_setup import set_up_jax
 
     # A relative path is one of the folder at the start, whatever the model does to it.
     start = Path.cwd()

@@ -1,0 +1,258 @@
+"""`mesh_fault` says by what kind of fault a mesh has other values, or other gradients, than one device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from typing import Final
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.follow_ups.mesh_relations import KINDS, FaultKind, Relation, factor_between, relation_of
+from gradscope.comparison.follow_ups.mesh_values import axis_values
+from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.pairing.loops.shard_groups import ShardGroup, shard_groups
+from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.comparison.result import Comparison
+from gradscope.dump.manifest.operation_facts import Collective
+from gradscope.dump.record import Json
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM, is_gradient, key_of, printable
+from gradscope.naming.paths import without_iterations
+
+#: How far a factor may be from a number of devices, relative to it.
+_NEAR: Final = 1e-3
+
+#: The kinds of fault that the collective which a value has passed last may have made.
+_PASSED: Final = frozenset({"factor", "weights", "order", "summed"})
+
+#: How the loss is named as the place of a fault.
+_LOSS: Final = "the loss"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshFault:
+    """A `MeshFault` is what differs on a mesh, where, and by which relation.
+
+    Attributes:
+        kind: The kind.
+        name: The first tensor that differs, or "the loss".
+        family: Its family; "" for the loss.
+        axis: The axis of the mesh, or several joined by commas; "" where that is not known.
+        factor: How many times what one device has it is; None where it is no multiple.
+        detail: A clause with the numbers of the relation; "" for none.
+        collective: The collective that is nearest to it over that axis; None where there is none.
+        source: `file:line` of the collective, or else of the tensor; None where unknown.
+    """
+
+    kind: FaultKind
+    name: str
+    family: str = ""
+    axis: str = ""
+    factor: float | None = None
+    detail: str = ""
+    collective: Collective | None = None
+    source: str | None = None
+
+    @property
+    def sentence(self) -> str:
+        """What differs, in words."""
+        nearest = f"; it last passes {self.collective}" if self.collective is not None and self.kind in _PASSED else ""
+        return f"{self._filled(KINDS[self.kind].what)}{nearest}"
+
+    @property
+    def advice(self) -> str:
+        """What is likely then, or mends it; "" where nothing is known."""
+        return self._filled(KINDS[self.kind].likely)
+
+    def _filled(self, text: str) -> str:
+        name = self.name if self.name == _LOSS else f"`{printable(self.name)}`"
+        return text.format(
+            name=f"the gradient of {name}" if is_gradient(self.family) else name,
+            axis=_quoted(self.axis) if self.axis else "an axis of the mesh",
+            number="" if self.factor is None else f"{self.factor:.4g}",
+            detail=self.detail,
+        )
+
+    def to_json(self) -> dict[str, Json]:
+        """Returns the fault as JSON, without what is not known."""
+        known: dict[str, Json] = {
+            "kind": self.kind,
+            "name": self.name,
+            "family": self.family or None,
+            "axis": self.axis or None,
+            "factor": self.factor,
+            "collective": None if self.collective is None else self.collective.function,
+            "source": self.source,
+            "why": self.sentence,
+            "likely": self.advice or None,
+        }
+        return {key: value for key, value in known.items() if value is not None}
+
+
+def mesh_fault(found: Comparison, dumps: Dumps) -> MeshFault | None:
+    """Returns the fault by which several devices differ from one; None where they do not.
+
+    Args:
+        found: The comparison.
+        dumps: The dumps of one device and of several.
+
+    Raises:
+        DumpError: A dump is damaged.
+    """
+    return _Search(found, dumps).fault()
+
+
+def only_moved(found: Comparison, dumps: Dumps) -> bool:
+    """Returns whether all that differs are slices that are on other devices, from where they come back."""
+    search = _Search(found, dumps)
+    different = [row for row in found.rows if row.counts and row.status != "same"]
+    return (
+        found.losses is None
+        and bool(different)
+        and all((relation := search.relation(row)) is not None and relation[1].kind == "order" for row in different)
+    )
+
+
+class _Search:
+    def __init__(self, found: Comparison, dumps: Dumps) -> None:
+        self._found = found
+        self._dumps = dumps
+        self._mesh = {axis: size for axis, size in dumps.cand.manifest.mesh.items() if size > 1}
+        self._collectives = dumps.cand.manifest.collectives
+        self._matches: Mapping[str, Match] = {match.ref: match for match in found.matches}
+
+    @cached_property
+    def _groups(self) -> Mapping[str, ShardGroup]:
+        ref, cand = self._dumps.ref, self._dumps.cand
+        return {group.whole: group for group in shard_groups(ref, cand, cand.keys())}
+
+    def fault(self) -> MeshFault | None:
+        """Returns the fault."""
+        losses = self._found.losses
+        if losses is not None and losses.factor is not None:
+            axis = self._axes_of(losses.factor, self._collectives[::-1])
+            return self._fault(
+                "factor", None, axis, losses.factor, next(self._over(axis, self._collectives[::-1]), None)
+            )
+        row = self._first()
+        if row is None:
+            return None if losses is None else self._of_loss()
+        found = self.relation(row)
+        if found is not None:
+            axis, relation = found
+            collective = self._nearest(row, axis)
+            return self._fault(relation.kind, row, axis, relation.factor, collective, detail=relation.detail)
+        return self._multiple(row) or self._fault("values", row, "", None, None)
+
+    def _first(self) -> ComparisonRow | None:
+        """Returns the first row that differs, in the direction of computation."""
+        first = self._found.first_divergence
+        others = [row for row in self._found.rows if row.status == "different" and is_gradient(row.family)]
+        return first.forward or first.backward or max(others, key=lambda row: row.index, default=None)
+
+    def _of_loss(self) -> MeshFault | None:
+        """Returns the fault of a loss that alone differs: nothing behind the last layer reduces it."""
+        last = max((layer.index for layer in self._dumps.cand.manifest.layers), default=0)
+        reduced = {axis for each in self._collectives if each.index > last for axis in each.axes}
+        axes = [axis for axis in self._mesh if axis not in reduced]
+        return self._fault("not reduced" if axes else "values", None, ",".join(axes), None, None)
+
+    def relation(self, row: ComparisonRow) -> tuple[str, Relation] | None:
+        """Returns the axis of the mesh along which what devices have is in a relation to what one has, and that."""
+        group = self._groups.get(key_of(ACTIVATION, row.name))
+        if group is None or row.family not in (ACTIVATION, ACTIVATION_GRAD):
+            return None
+        for values in axis_values(self._dumps, group, row.family):
+            if (found := relation_of(values)) is not None:
+                return values.axis, found
+        return None
+
+    def _multiple(self, row: ComparisonRow) -> MeshFault | None:
+        """Returns the fault where a value is as many times that of one device as there are devices along some axes."""
+        pair = self._pair(row)
+        if pair is None:
+            return None
+        one, several = map(_without_offset, pair)
+        factor = factor_between(one, several)
+        if factor is None:
+            return None
+        if abs(factor - 1) < _NEAR:
+            return self._added_again(row, pair[1] - pair[0])
+        axis = self._axes_of(factor, self._passed(row))
+        return self._fault("factor", row, axis, factor, self._nearest(row, axis)) if axis else None
+
+    def _added_again(self, row: ComparisonRow, rest: Array) -> MeshFault | None:
+        """Returns the fault where a parameter is in a value as many times as there are devices along an axis."""
+        offset = rest.reshape(-1, rest.shape[-1])[0] if rest.ndim else rest
+        for key in self._dumps.ref.keys():  # noqa: SIM118 - no mapping
+            entry = self._dumps.ref.entry(key)
+            if entry.family != PARAM or entry.shape != offset.shape or not self._dumps.ref.has_tensor(key):
+                continue
+            more = factor_between(np.asarray(self._dumps.ref.array(key), np.float64), offset)
+            axis = "" if more is None else self._axes_of(more + 1, self._passed(row))
+            if more is not None and axis:
+                detail = f"`{printable(entry.name)}` {more + 1:.4g}"
+                return self._fault("added again", row, axis, None, self._nearest(row, axis), detail=detail)
+        return None
+
+    def _pair(self, row: ComparisonRow) -> tuple[Array, Array] | None:
+        """Returns the values of a row, those of one device first; None where a dump lacks them."""
+        match = self._matches.get(key_of(row.family, row.name))
+        ref, cand = self._dumps.ref, self._dumps.cand
+        if match is None or not ref.has_tensor(match.ref) or not all(map(cand.has_tensor, match.recipe.keys)):
+            return None
+        one, several = np.asarray(ref.array(match.ref), np.float64), np.asarray(match.recipe.array(cand), np.float64)
+        return (one, several) if one.shape == several.shape else None
+
+    def _axes_of(self, factor: float, passed: Sequence[Collective]) -> str:
+        """Returns the axes that have as many devices as a factor, or its inverse; of several, those passed last."""
+        some = [each for count in range(1, len(self._mesh) + 1) for each in combinations(self._mesh, count)]
+        sizes = {axes: math.prod(self._mesh[axis] for axis in axes) for axes in some}
+        fitting = [
+            axes for axes in some if any(abs(each - sizes[axes]) < _NEAR * each for each in (factor, 1 / factor))
+        ]
+        over = [{*each.axes} for each in passed]
+        fitting.sort(key=lambda axes: over.index({*axes}) if {*axes} in over else len(over))
+        return ",".join(fitting[0]) if fitting else ""
+
+    def _nearest(self, row: ComparisonRow, axis: str) -> Collective | None:
+        """Returns the collective over an axis that is passed last on the way to a row."""
+        return next(self._over(axis, self._passed(row)), None)
+
+    def _passed(self, row: ComparisonRow) -> Sequence[Collective]:
+        """Returns the collectives that a row has passed, the last first, and those in its own layer before others."""
+        layer = without_iterations(row.name)
+        if is_gradient(row.family):
+            found = [each for each in self._collectives if each.index >= row.index or each.layer == layer]
+        else:
+            found = [each for each in reversed(self._collectives) if each.index <= row.index or each.layer == layer]
+        return sorted(found, key=lambda each: each.layer != layer)
+
+    def _over(self, axis: str, some: Iterable[Collective]) -> Iterator[Collective]:
+        axes = {*axis.split(",")}
+        return (each for each in some if axes.intersection(each.axes))
+
+    def _fault(
+        self, kind: FaultKind, row: ComparisonRow | None, axis: str, factor: float | None,
+        collective: Collective | None, *, detail: str = "",
+    ) -> MeshFault:  # fmt: skip
+        """Returns the fault at a row; at the loss where there is none."""
+        own = None if row is None else row.source
+        return MeshFault(
+            kind=kind, name=_LOSS if row is None else row.name, family="" if row is None else row.family, axis=axis,
+            factor=factor, detail=detail, collective=collective,
+            source=own if collective is None or collective.source is None else collective.source,
+        )  # fmt: skip
+
+
+def _without_offset(values: Array) -> Array:
+    """Returns values less the mean over all axes but the last, as a bias is the same there."""
+    return values - values.mean(tuple(range(values.ndim - 1)), keepdims=True) if values.ndim > 1 else values
+
+
+def _quoted(axes: str) -> str:
+    return " and ".join(f"`{printable(axis)}`" for axis in axes.split(","))

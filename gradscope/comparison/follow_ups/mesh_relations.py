@@ -1,0 +1,245 @@
+"""Mesh relations say how what the devices along an axis of a mesh have is made of what one device has.
+
+Each is measured on the values. A relation that any values have, as two examples are always a straight line, does not
+count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.follow_ups.mesh_values import AxisValues
+
+#: By what relation the values of a mesh are other ones than those of one device.
+FaultKind: TypeAlias = Literal[
+    "factor", "terms", "summed", "statistics", "weights", "mask", "order", "first device", "added again", "not reduced",
+    "values",
+]  # fmt: skip
+
+
+class FaultWords(NamedTuple):
+    """`FaultWords` say a kind of fault in words.
+
+    Attributes:
+        what: What differs: a sentence about a tensor (`name`) and an `axis`, perhaps with a `number` and a `detail`.
+        likely: What is likely then, or mends it; "" where nothing is known.
+        detail: What the detail is, where nothing was measured.
+    """
+
+    what: str
+    likely: str
+    detail: str = ""
+
+
+KINDS: Final[Mapping[FaultKind, FaultWords]] = MappingProxyType(
+    {
+        "factor": FaultWords(
+            "{name} is {number} times what one device has, by the number of devices along {axis}",
+            "a `psum` in place of a `pmean` or the reverse, one too many, or one left out",
+        ),
+        "terms": FaultWords(
+            "the devices along {axis} have terms of {name}, and nothing adds them up", "a `psum` is missing"
+        ),
+        "summed": FaultWords(
+            "each device along {axis} has the sum of {name} over all of them",
+            "a `psum` too many, as of a gradient that belongs to one device",
+        ),
+        "statistics": FaultWords(
+            "each device along {axis} normalises {name} by the statistics of its own part",
+            "take mean and mean square over the axis (`pmean`, or the layer's `axis_name`)",
+        ),
+        "weights": FaultWords(
+            "along {axis}, {name} is {detail} times what one device has",
+            "a mean of means over unequal parts; `psum` the numerator and the denominator, and divide then",
+            "on each device another number of",
+        ),
+        "mask": FaultWords(
+            "the random mask of {name} is another one than on one device{detail}",
+            "random numbers depend on the number of devices; compare with --eval, or draw for the whole batch",
+        ),
+        "order": FaultWords(
+            "the devices along {axis} have slices of each other in {name}{detail}",
+            "`ppermute`, `all_gather` or `all_to_all` over another axis or in another order",
+        ),
+        "first device": FaultWords(
+            "along {axis}, only the first device has in {name} what one device has",
+            "places along a divided axis are counted from each device's own start; `axis_index` has the number",
+        ),
+        "added again": FaultWords(
+            "{name} has {detail} times in it",
+            "it is added on each device along {axis}, before what adds them up",
+            "a parameter several",
+        ),
+        "not reduced": FaultWords(
+            "values and gradients agree, and {name} is that of one part",
+            "nothing reduces it over {axis}, as `check_vma=True` would say",
+        ),
+        "values": FaultWords("{name} is in no simple relation to what one device has", ""),
+    }
+)
+
+#: What each kind of fault is.
+FAULTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        kind: words.what.format(name="a tensor", axis="an axis of the mesh", number="N", detail=words.detail)
+        + (f"; likely: {words.likely.format(axis='that axis')}" if words.likely else "")
+        for kind, words in KINDS.items()
+    }
+)
+
+#: How far values may be from a relation, relative to their size.
+_NEAR: Final = 1e-3
+
+#: The fewest elements of a channel on a device that show a straight line, and the most slices that are put in order.
+_FEWEST: Final = 4
+_MOST_ORDERED: Final = 6
+
+#: The least share of elements that are zero on no device, by which a sum is known.
+_LEAST_KNOWN: Final = 0.01
+
+#: The least share of elements that a random mask makes zero, and the most.
+_MASKED: Final = (0.02, 0.98)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relation:
+    """A `Relation` is one that values have.
+
+    Attributes:
+        kind: Which.
+        factor: The factor in it; None where there is none.
+        detail: A clause with its numbers; "" for none.
+    """
+
+    kind: FaultKind
+    factor: float | None = None
+    detail: str = ""
+
+
+def relation_of(values: AxisValues) -> Relation | None:
+    """Returns the relation that what the devices along an axis have is in to what one device has; None for none."""
+    if not np.any(values.whole) or not all(np.isfinite(each).all() for each in (values.whole, *values.several)):
+        return None
+    tests = _OF_SLICES if values.sliced is not None else _OF_WHOLES
+    return next((found for test in tests if (found := test(values)) is not None), None)
+
+
+def factor_between(one: Array, other: Array) -> float | None:
+    """Returns the number that makes `other` of `one`, but for rounding; None where none does."""
+    power = float(np.vdot(one, one))
+    factor = float(np.vdot(one, other)) / power if power else 0.0
+    return factor if factor and _is_near(other, factor * one) else None
+
+
+def _is_near(one: Array, other: Array) -> bool:
+    return bool(np.linalg.norm(one - other) <= _NEAR * np.linalg.norm(other))
+
+
+def _terms(values: AxisValues) -> Relation | None:
+    """Each device has a term; what each adds to it, as a bias, is the same for all examples."""
+    rest = np.sum(values.several, axis=0) - values.whole
+    unequal = not _is_near(values.several[0], values.several[-1])
+    constant = rest if rest.ndim < 2 else rest.mean(axis=tuple(range(rest.ndim - 1)), keepdims=True)
+    scale = np.linalg.norm(values.whole)
+    return Relation(kind="terms") if unequal and np.linalg.norm(rest - constant) <= _NEAR * scale else None
+
+
+def _summed(values: AxisValues) -> Relation | None:
+    """Each device has the sum, where what is behind the sum makes none of them zero, as a rectifier does."""
+    one, several = np.stack([*values.one]), np.stack([*values.several])
+    known = (several != 0).all(axis=0)
+    if known.sum() < _FEWEST or known.mean() < _LEAST_KNOWN:
+        return None
+    return (
+        Relation(kind="summed") if _is_near(several[:, known], one.sum(axis=0)[known] + 0 * several[:, known]) else None
+    )
+
+
+def _order(values: AxisValues) -> Relation | None:
+    return _reordered(values.one, values.several)
+
+
+def _order_within(values: AxisValues) -> Relation | None:
+    """Each device has the slices of all devices, along some axis of the tensor."""
+    count = len(values.several)
+    for axis, length in enumerate(values.whole.shape):
+        if length % count == 0 and all(_is_near(each, values.several[0]) for each in values.several):
+            blocks, others = (np.split(each, count, axis) for each in (values.whole, values.several[0]))
+            if (found := _reordered(blocks, others)) is not None:
+                return found
+    return None
+
+
+def _reordered(one: Sequence[Array], several: Sequence[Array]) -> Relation | None:
+    count = len(several)
+    moved = [[_is_near(each, block) for block in one] for each in several]
+    if count > _MOST_ORDERED or all(moved[place][place] for place in range(count)):
+        return None
+    for order in permutations(range(count)):
+        if all(moved[place][slot] for place, slot in enumerate(order)):
+            return Relation(kind="order", detail=f": the first slice is number {order[0]}")
+    return None
+
+
+def _weights(values: AxisValues) -> Relation | None:
+    factors = [factor_between(one, other) for one, other in zip(values.one, values.several, strict=True)]
+    known = [each for each in factors if each is not None]
+    if len(known) < len(factors) or max(known) - min(known) <= _NEAR * max(map(abs, known)):
+        return None
+    return Relation(kind="weights", detail=", ".join(f"{each:.3g}" for each in known))
+
+
+def _mask(values: AxisValues) -> Relation | None:
+    one, other = np.stack([*values.one]), np.stack([*values.several])
+    share, both = float(np.mean(other == 0)), (one != 0) & (other != 0)
+    low, high = _MASKED
+    if not low < share < high or np.array_equal(one == 0, other == 0) or not _is_near(other[both], one[both]):
+        return None
+    # An element that both masks drop, or that was zero before, says nothing.
+    known = ((one != 0) | (other != 0)).all(axis=0)
+    kept = (other != 0)[:, known]
+    repeated = kept.size and bool((kept == kept[0]).all())
+    return Relation(kind="mask", detail=", the same on each device" if repeated else "") if both.any() else None
+
+
+def _statistics(values: AxisValues) -> Relation | None:
+    for channels in range(values.whole.ndim - 1, -1, -1):
+        lines = [_line(one, other, channels) for one, other in zip(values.one, values.several, strict=True)]
+        known = [each for each in lines if each is not None]
+        if (
+            channels != values.sliced
+            and len(known) == len(lines)
+            and not all(_is_near(each, known[0]) for each in known)
+        ):
+            return Relation(kind="statistics")
+    return None
+
+
+def _line(one: Array, other: Array, channels: int) -> Array | None:
+    """Returns by which multiples and numbers each channel of `other` is made of that of `one`; None where it is not."""
+    x, y = (np.moveaxis(each, channels, 0).reshape(each.shape[channels], -1) for each in (one, other))
+    if x.shape[1] < _FEWEST:
+        return None
+    means = x.mean(1, keepdims=True), y.mean(1, keepdims=True)
+    x, y = x - means[0], y - means[1]
+    power = (x * x).sum(1, keepdims=True)
+    slope = (x * y).sum(1, keepdims=True) / np.where(power, power, 1.0)
+    is_line = np.linalg.norm(y - slope * x) <= _NEAR * np.linalg.norm(y)
+    return np.concatenate([slope, means[1] - slope * means[0]]) if is_line else None
+
+
+def _first_device(values: AxisValues) -> Relation | None:
+    near = [_is_near(other, one) for one, other in zip(values.one, values.several, strict=True)]
+    return Relation(kind="first device") if near[0] and not any(near[1:]) else None
+
+
+_Test: TypeAlias = Callable[[AxisValues], Relation | None]
+_OF_SLICES: Final[tuple[_Test, ...]] = (_summed, _order, _weights, _mask, _statistics, _first_device)
+_OF_WHOLES: Final[tuple[_Test, ...]] = (_terms, _order_within)

@@ -1,0 +1,71 @@
+"""`AxisValues` are what the devices along one axis of a mesh have of a value, beside what one device has there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.layout.recipes import Recipe
+from gradscope.comparison.pairing.loops.by_shards import layout_of
+from gradscope.comparison.pairing.loops.shard_groups import ShardGroup
+from gradscope.comparison.pairing.loops.shard_layouts import ShardLayout, Way
+from gradscope.comparison.pairing.matching import Dumps
+from gradscope.naming import key_of, split_key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AxisValues:
+    """AxisValues stores the values along one axis of a mesh, those along its other axes put together.
+
+    Attributes:
+        axis: The axis of the mesh.
+        sliced: The axis of the tensor that is divided along it; None where each device has the whole.
+        one: What one device has in the place of each device: slices of its value, or the value each time.
+        several: What the devices have.
+        whole: The value of one device.
+    """
+
+    axis: str
+    sliced: int | None
+    one: Sequence[Array]
+    several: Sequence[Array]
+    whole: Array
+
+
+def axis_values(dumps: Dumps, group: ShardGroup, family: str) -> Iterator[AxisValues]:
+    """Yields the values of a group of shards along each axis of the mesh, in double precision.
+
+    Args:
+        dumps: The dumps of one device and of several.
+        group: The shards.
+        family: The family of the tensors: activations or their gradients.
+    """
+    layout = layout_of(dumps.ref, dumps.cand, group, family)
+    keys = [key_of(family, split_key(key)[1]) for key in (group.whole, *group.parts)]
+    if layout is None or not dumps.ref.has_tensor(keys[0]) or not all(map(dumps.cand.has_tensor, keys[1:])):
+        return
+    whole = np.asarray(dumps.ref.array(keys[0]), np.float64)
+    shards = np.stack([np.asarray(dumps.cand.array(key), np.float64) for key in keys[1:]])
+    grid = shards.reshape(*layout.sizes, *layout.shard)
+    for number, axis in enumerate(group.axes):
+        way = layout.ways[number]
+        sliced = way if isinstance(way, int) else None
+        several = [_together(each, layout, number, keys[1:]) for each in np.moveaxis(grid, number, 0)]
+        blocks = [whole] * len(several) if sliced is None else np.split(whole, len(several), sliced)
+        yield AxisValues(axis=axis, sliced=sliced, one=blocks, several=several, whole=whole)
+
+
+def _together(values: Array, layout: ShardLayout, number: int, keys: Sequence[str]) -> Array:
+    """Returns what the devices at one place along an axis of the mesh have, put together along the others."""
+    ways: list[Way] = [*layout.ways]
+    sizes, way = [*layout.sizes], ways.pop(number)
+    size = sizes.pop(number)
+    if not sizes:
+        return values
+    order = tuple(each - (each > number) for each in layout.order if each != number)
+    whole = tuple(length // size if axis == way else length for axis, length in enumerate(layout.whole))
+    rest = ShardLayout(sizes=tuple(sizes), ways=tuple(ways), order=order, whole=whole, shard=layout.shard)
+    return Recipe(keys=tuple(keys), steps=rest.steps()).results([*values.reshape(-1, *layout.shard)])[0]
