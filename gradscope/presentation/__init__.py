@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gradscope.presentation.reports.comparing.comparison import ComparisonReport
     from gradscope.presentation.reports.comparing.difference import DifferenceReport
     from gradscope.presentation.reports.comparing.isolation import IsolationReport
-    from gradscope.presentation.reports.comparing.mesh import MeshReport
+    from gradscope.presentation.reports.comparing.mesh_report import MeshReport
     from gradscope.presentation.reports.comparing.series import SeriesReport
     from gradscope.presentation.reports.dump_report import DumpReport, dump_report
     from gradscope.presentation.reports.explaining.explanation import ExplanationReport, explanation_report
@@ -59,7 +59,7 @@ _HOMES = {
     "InspectionReport": "reports.inspection",
     "IsolationReport": "reports.comparing.isolation",
     "LedgerReport": "reports.ledger",
-    "MeshReport": "reports.comparing.mesh",
+    "MeshReport": "reports.comparing.mesh_report",
     "ProofReport": "reports.proof",
     "PageMaker": "page.page_parts",
     "MAY_BE_MEANT": "tables.facts",

@@ -37,7 +37,8 @@ def shown_default(option: Any) -> str:
 
 
 def options_of(command: Any) -> list[Any]:
-    return [parameter for parameter in command.params if hasattr(parameter, "is_flag") and parameter.opts[0][0] == "-"]
+    options = [each for each in command.params if hasattr(each, "is_flag") and each.opts[0][0] == "-"]
+    return [each for each in options if not each.hidden]
 
 
 def shared_options() -> Counter[tuple[str, str, str]]:

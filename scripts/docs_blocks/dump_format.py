@@ -12,6 +12,7 @@ from gradscope.dump.manifest import manifest
 from gradscope.dump.manifest.operation_facts import (
     batch_broadcast,
     clip_limits,
+    collective,
     origin,
     out_of_bounds,
     random_mask,
@@ -36,6 +37,7 @@ OBJECTS: Final[dict[str, tuple[Any, ...]]] = {
     "out-of-bounds": (out_of_bounds.OutOfBounds,),
     "step-function": (step_function.StepFunction,),
     "softmax": (softmax_use.SoftmaxUse,),
+    "collective": (collective.Collective,),
     "clip": (clip_limits.Clip,),
     "rectified-logits": (rectified.RectifiedLogits,),
     "random-mask": (random_mask.RandomMask,),

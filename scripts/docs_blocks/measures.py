@@ -10,8 +10,8 @@ import numpy as np
 
 from gradscope.arrays.histograms import UNDERFLOW_LIMITS
 from gradscope.comparison import default_tolerances, precision
-from gradscope.comparison.metrics.metrics import METRICS
 from gradscope.comparison.follow_ups.mesh_relations import FAULTS
+from gradscope.comparison.metrics.metrics import METRICS
 from gradscope.comparison.pairing.matching import PASSES
 from gradscope.dump.manifest.zero_reasons import ZERO_REASONS
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD
@@ -105,5 +105,6 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     "zero-reasons": zero_reasons_table,
     "findings": findings_table,
     "passes": passes_table,
+    "mesh-faults": faults_table,
     "tolerances": tolerances_table,
 }

@@ -143,7 +143,7 @@ def _is_near(one: Array, other: Array) -> bool:
 
 
 def _terms(values: AxisValues) -> Relation | None:
-    """Each device has a term; what each adds to it, as a bias, is the same for all examples."""
+    # What each device adds to its term, as a bias, is the same for all examples.
     rest = np.sum(values.several, axis=0) - values.whole
     unequal = not _is_near(values.several[0], values.several[-1])
     constant = rest if rest.ndim < 2 else rest.mean(axis=tuple(range(rest.ndim - 1)), keepdims=True)
@@ -152,7 +152,7 @@ def _terms(values: AxisValues) -> Relation | None:
 
 
 def _summed(values: AxisValues) -> Relation | None:
-    """Each device has the sum, where what is behind the sum makes none of them zero, as a rectifier does."""
+    # A rectifier may make some of them zero behind the sum.
     one, several = np.stack([*values.one]), np.stack([*values.several])
     known = (several != 0).all(axis=0)
     if known.sum() < _FEWEST or known.mean() < _LEAST_KNOWN:
@@ -167,7 +167,7 @@ def _order(values: AxisValues) -> Relation | None:
 
 
 def _order_within(values: AxisValues) -> Relation | None:
-    """Each device has the slices of all devices, along some axis of the tensor."""
+    # Each device has the slices of all devices, along some axis of the tensor.
     count = len(values.several)
     for axis, length in enumerate(values.whole.shape):
         if length % count == 0 and all(_is_near(each, values.several[0]) for each in values.several):
