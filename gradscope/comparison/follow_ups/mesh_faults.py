@@ -15,7 +15,9 @@ from gradscope.arrays.blocks import Array
 from gradscope.comparison.follow_ups.mesh_relations import KINDS, FaultKind, Relation, factor_between, relation_of
 from gradscope.comparison.follow_ups.mesh_values import axis_values
 from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.pairing.loops.by_shards import layout_of
 from gradscope.comparison.pairing.loops.shard_groups import ShardGroup, shard_groups
+from gradscope.comparison.pairing.loops.shard_layouts import TERMS
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.result import Comparison
 from gradscope.dump.manifest.operation_facts import Collective
@@ -138,6 +140,8 @@ class _Search:
             return self._fault(
                 "factor", None, axis, losses.factor, next(self._over(axis, self._collectives[::-1]), None)
             )
+        if (terms := self._terms_used()) is not None:
+            return terms
         row = self._first()
         if row is None:
             return None if losses is None else self._of_loss()
@@ -147,6 +151,24 @@ class _Search:
             collective = self._nearest(row, axis)
             return self._fault(relation.kind, row, axis, relation.factor, collective, detail=relation.detail)
         return self._multiple(row) or self._fault("values", row, "", None, None)
+
+    def _terms_used(self) -> MeshFault | None:
+        """Returns the fault at the first value whose terms make that of one device, and are used before their sum.
+
+        What arrives at terms that are added up, going backwards, is what arrives at their sum.
+        """
+        wrong = {row.name for row in self._found.rows if row.family == ACTIVATION_GRAD and row.status == "different"}
+        for row in sorted(self._found.rows, key=lambda row: row.index):
+            group = self._groups.get(key_of(ACTIVATION, row.name)) if row.family == ACTIVATION else None
+            if group is None or row.name not in wrong:
+                continue
+            layout = layout_of(self._dumps.ref, self._dumps.cand, group, ACTIVATION)
+            ways = () if layout is None else layout.ways
+            if row.status == "same" and (
+                axes := [axis for axis, way in zip(group.axes, ways, strict=True) if way in TERMS]
+            ):
+                return self._fault("terms", row, ",".join(axes), None, None)
+        return None
 
     def _first(self) -> ComparisonRow | None:
         """Returns the first row that differs, in the direction of computation."""

@@ -184,9 +184,9 @@ class _Shards:
         ]
 
     def _values_of(self, number: int) -> Json:
-        """Returns what identifies the values of a shard: their hash, or their statistics where there is none."""
+        """Returns what identifies the values of a shard: their hash, or else their statistics; else its number."""
         stats = self._several.entry(self._several.resolve(self._parts[number])).stats
-        return stats.get("hash") or dict(stats)
+        return stats.get("hash") or dict(stats) or number
 
     def _error(self, layout: ShardLayout) -> float:
         """Returns how far what a layout makes is from the value, relative to it: of copies, the furthest."""
