@@ -53,6 +53,9 @@ def mesh(
             metavar="[REGEX=]EXPR", help="A limit on rel_l2, as of compare. Repeatable.", rich_help_panel="How strictly"
         ),
     ] = [],  # noqa: B006 - Typer makes a new one
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also show the rows that are the same.", rich_help_panel="What is shown")
+    ] = False,
     run_on: Annotated[int | None, typer.Option(hidden=True)] = None,
     full: options.Full = False,
     format_options: FormatOptions,
@@ -96,8 +99,8 @@ def mesh(
     from gradscope.comparison.follow_ups.mesh_comparison import compared_meshes
 
     found = compared_meshes({count: _path(output, count) for count in counts}, compare_options)
-    overview = not (full or selection_options.is_set)
-    print_report(MeshReport(found=found, overview=overview), format_options.chosen)
+    overview = not (full or everything or selection_options.is_set)
+    print_report(MeshReport(found=found, everything=everything, overview=overview), format_options.chosen)
     if found.exit_code:
         raise typer.Exit(found.exit_code)
 

@@ -31,10 +31,12 @@ class MeshReport:
 
     Attributes:
         found: The runs and their comparisons.
+        everything: Whether the document has the rows that are the same, too.
         overview: Whether a terminal shows the first and the worst rows and not all of them.
     """
 
     found: MeshComparison
+    everything: bool = False
     overview: bool = False
 
     def document(self, screen: Screen) -> Document:
@@ -49,7 +51,9 @@ class MeshReport:
         if first is None:
             return judged, runs
         numbers = f"{counted(first.devices, 'device')} against {counted(self.found.runs[0].devices, 'device')}"
-        details = ComparisonReport(comparison=first.comparison, overview=self.overview).document(screen)
+        details = ComparisonReport(
+            comparison=first.comparison, everything=self.everything, overview=self.overview
+        ).document(screen)
         return judged, runs, Notes(title="The first that differs", notes=(Note(label="runs", text=numbers),)), *details
 
     @property
