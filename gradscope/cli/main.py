@@ -33,13 +33,14 @@ def main(*, own_process: bool = False) -> NoReturn:
     if own_process:
         end_at_once()
     from gradscope.cli.leaving import leave, leave_at_once, leave_behind_the_last, leave_threads
-    from gradscope.cli.running.supervisor import runs_model, supervise
+    from gradscope.cli.running.supervisor import is_started_by_command, runs_model, supervise
     from gradscope.cli.standard_streams import keep_stdout_for_results, open_streams
 
     open_streams()
     ends_with = None
     if runs_model(sys.argv[1:]):
-        ends_with = supervise(end_at_once if own_process else None)
+        with_parent = is_started_by_command(sys.argv[1:])
+        ends_with = supervise(end_at_once if own_process else None, with_parent=with_parent)
         if own_process:
             leave_behind_the_last()
         keep_stdout_for_results()

@@ -65,11 +65,23 @@ def runs_model(arguments: Sequence[str]) -> bool:
     return command in _RUNNING or (option is not None and any(each.startswith(option) for each in arguments))
 
 
-def supervise(guard: Callable[[Callable[[int], None]], object] | None = None) -> Callable[[int], None]:
+def is_started_by_command(arguments: Sequence[str]) -> bool:
+    """Returns whether another command of gradscope has started a command line, which is to end with it.
+
+    Args:
+        arguments: The command line without the program's name.
+    """
+    return arguments[:1] == ["mesh"] and runs_model(arguments)
+
+
+def supervise(
+    guard: Callable[[Callable[[int], None]], object] | None = None, *, with_parent: bool = False
+) -> Callable[[int], None]:
     """Continues in a child process, and ends this one with the child's exit status. It is called before other threads.
 
     Args:
         guard: Is called in the child with what this returns, before a signal arrives there; None for nothing.
+        with_parent: Whether both end when the process that started this one does.
 
     Returns:
         A function, in the child only, that records the exit status with which the child is about to end.
@@ -78,6 +90,8 @@ def supervise(guard: Callable[[Callable[[int], None]], object] | None = None) ->
         return _ignore
     import mmap
 
+    if with_parent:
+        _end_with_parent(os.getppid())
     # Shared memory and no pipe: a model may close every descriptor.
     record = mmap.mmap(-1, 2)
     waited = {*_PASSED_ON, signal.SIGCHLD}

@@ -10,6 +10,7 @@ import typer
 from gradscope.cli.options import shared as options
 from gradscope.cli.options.model_options import ModelOptions
 from gradscope.cli.options.report_options import FormatOptions, SelectionOptions
+from gradscope.cli.running.blas import keep_single_threaded
 from gradscope.errors import GradscopeError, UsageError
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def mesh(
     if run_on is not None:
         _dump(target, run_on, output, model_options, selection_options, ops=ops, cache=not no_cache, quiet=quiet)
         return
+    keep_single_threaded()
     from gradscope.cli.options.judge_options import JudgeOptions
     from gradscope.cli.printing import print_report, say
     from gradscope.cli.running.mesh_processes import run_on as run_process
