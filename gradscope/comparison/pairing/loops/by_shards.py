@@ -22,6 +22,7 @@ from gradscope.comparison.precision import dtype_class
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.record import Json
+from gradscope.errors import MissingKeyError
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, key_of, split_key
 
 #: How far, relative to a value, terms may be from it that count as those of its sum: rounding of the narrowest types.
@@ -117,9 +118,10 @@ class _Shards:
 
     def layouts(self) -> Iterator[ShardLayout]:
         """Yields the layouts that the shapes allow; none where a tensor is absent."""
-        if self._whole not in self._one.keys() or not frozenset(self._several.keys()).issuperset(self._parts):  # noqa: SIM118
+        try:
+            whole, *parts = (self._one.entry(self._whole), *map(self._several.entry, self._parts))
+        except MissingKeyError:
             return
-        whole, parts = self._one.entry(self._whole), [self._several.entry(part) for part in self._parts]
         shape = parts[0].shape
         if all(each.shape == shape for each in parts) and not any(each.absent for each in (whole, *parts)):
             yield from shard_layouts(whole.shape, shape, self._sizes)
