@@ -34,6 +34,11 @@ _EXPORT: Final = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+)
 
 
 def page_html(make: PageMaker, largest_bytes: int = LARGEST_PAGE_BYTES) -> str:
+    """Returns the file of a page; see `html_parts`."""
+    return "".join(html_parts(make, largest_bytes))
+
+
+def html_parts(make: PageMaker, largest_bytes: int = LARGEST_PAGE_BYTES) -> list[str]:
     """Returns the file of a page, with as much detail as its size allows.
 
     Args:
@@ -41,14 +46,15 @@ def page_html(make: PageMaker, largest_bytes: int = LARGEST_PAGE_BYTES) -> str:
         largest_bytes: The largest size.
 
     Returns:
-        The document; a summary that is itself larger is not cut.
+        The parts of the document, which are not joined because they may be a tenth of the memory of a command; a
+            summary that is itself larger is not cut.
     """
     document: list[str] = []
     for level in LEVELS:
         document = [*_document(make(level), scripted=level != _SUMMARY_ONLY)]
         if sum(len(part.encode()) for part in document) <= largest_bytes:
             break
-    return "".join(document)  # once: a page may be a tenth of what its command needs
+    return document
 
 
 def _document(page: Page, *, scripted: bool) -> Iterator[str]:
