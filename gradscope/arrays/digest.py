@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +17,9 @@ _HEX_DIGITS: Final = 128 // 4
 #: Elements per call of the hash function: many, because a call releases the interpreter lock; bounded, because a block
 #: of an array that is not contiguous is a copy.
 _ELEMENTS: Final = 1 << 22
+
+#: Bytes whose hash takes so long that a thread is worth being started for it.
+_WORTH_A_THREAD: Final = 4 << 20
 
 
 class Digest:
@@ -46,6 +51,23 @@ def content_hash(array: np.ndarray[Any, Any]) -> str:
         32 hexadecimal digits. They do not depend on shape and dtype.
     """
     return hash_of_blocks(blocks(array, _ELEMENTS))
+
+
+def begun_hash(array: np.ndarray[Any, Any]) -> Callable[[], str]:
+    """Begins to hash an array in a thread, if it is large.
+
+    Args:
+        array: As for `content_hash`.
+
+    Returns:
+        A function that returns the hash.
+    """
+    if array.nbytes < _WORTH_A_THREAD:
+        return partial(content_hash, array)
+    pool = ThreadPoolExecutor(1, thread_name_prefix="hash")
+    begun = pool.submit(content_hash, array)
+    pool.shutdown(wait=False)
+    return begun.result
 
 
 def hash_of_blocks(contiguous: Iterable[Array]) -> str:

@@ -127,7 +127,7 @@ class FloatFormat:
 
     def histogram(self, tally: Array) -> MagnitudeHistogram:
         """Returns the histogram of the counts of each bin, which those of larger ones and of zeros may follow."""
-        occupied = np.flatnonzero(tally[: self.bins])
+        occupied = np.flatnonzero(tally[: self.bins] != 0)  # of truth values in an eighth of the time
         if not occupied.size:
             return MagnitudeHistogram()
         first, last = int(occupied[0]), int(occupied[-1])

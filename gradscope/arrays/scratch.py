@@ -23,6 +23,7 @@ class ScratchSlot(Enum):
     WIDE = "a block as float64"
     ORDINALS = "its ordinals"
     WORK = "a step's own result"
+    TALLIES = "the counts of all words of 16 bits"
 
 
 class _Buffers(threading.local):

@@ -34,7 +34,7 @@ def real_values(block: Array) -> Array:
             return np.abs(block.astype(np.complex128))
     if block.dtype in _WIDE:
         return block
-    codes = block.view(_code_type(block.dtype))
+    codes = codes_of(block)
     if block.dtype == _BFLOAT16:
         words = scratch(ScratchSlot.NARROW, block.size, np.uint32)
         np.copyto(words, codes)
@@ -42,14 +42,20 @@ def real_values(block: Array) -> Array:
     # A table of all bit patterns: NumPy's and ml_dtypes' casts took up to 8 times (float8) as long.
     # No index needs wrapping, but only in this mode does `take` write directly into `out`.
     return np.take(
-        _float32_of_code(block.dtype), codes, out=scratch(ScratchSlot.NARROW, block.size, np.float32), mode="wrap"
+        float32_of_code(block.dtype), codes, out=scratch(ScratchSlot.NARROW, block.size, np.float32), mode="wrap"
     )
 
 
 @cache
-def _float32_of_code(dtype: np.dtype[Any]) -> Array:
+def float32_of_code(dtype: np.dtype[Any]) -> Array:
+    """Returns the float32 of every code, a bit pattern as an integer, of a floating-point dtype of at most 16 bits."""
     codes = np.arange(256**dtype.itemsize, dtype=_code_type(dtype))
     return codes.view(dtype).astype(np.float32)
+
+
+def codes_of(block: Array) -> Array:
+    """Returns the codes of a block, which is as for `float32_of_code`."""
+    return block.view(_code_type(block.dtype))
 
 
 def _code_type(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -9,7 +9,8 @@ Data goes through the sub-packages in this order:
    `WatchReport`. Each can be a document, rows, or JSON.
 3. `render`: `to_text`, `to_markdown`, `to_json` and `to_csv` render any report, `to_github` those with annotations.
    `graphs` renders an inspection for graph viewers.
-4. `page`: `dump_page`, `comparison_page` and `run_page` make pages for a browser, and `page_html` the file of one.
+4. `page`: `dump_page`, `comparison_page` and `run_page` make pages for a browser, and `page_html` the file of one;
+   `html_parts` has it in parts.
 
 Nothing here prints or opens a file. Only names that went through `Screen.show` or an escape of Markdown, JSON, CSV or
 dot leave this package, and in rich they are `Text`, never markup: names come from untrusted files.
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gradscope.presentation.page.comparison_page import Compared, comparison_page
     from gradscope.presentation.page.dump_page import dump_page
-    from gradscope.presentation.page.html_page import page_html
+    from gradscope.presentation.page.html_page import html_parts, page_html
     from gradscope.presentation.page.page_parts import PageMaker
     from gradscope.presentation.page.run_page import ComparedRun, run_page
     from gradscope.presentation.render.formats import Report, to_csv, to_github, to_json, to_markdown, to_text
@@ -80,6 +81,7 @@ _HOMES = {
     "dump_report": "reports.dump_report",
     "explanation_report": "reports.explaining.explanation",
     "inspection_report": "reports.inspection",
+    "html_parts": "page.html_page",
     "page_html": "page.html_page",
     "rows_of": "tables.dump_rows",
     "run_page": "page.run_page",
@@ -125,6 +127,7 @@ __all__ = [
     "dump_page",
     "dump_report",
     "explanation_report",
+    "html_parts",
     "inspection_report",
     "page_html",
     "rows_of",

@@ -236,11 +236,10 @@ def variable_leaves(variables: Any) -> tuple[Leaf, ...]:
     # A training state may have been made with all of Flax's collections in place of the parameters.
     depth = 2 if not isinstance(variables, Mapping) and _has_params(params) else 1
     found = [_variable(keys, depth) for keys in tree_paths(variables)]
-    names = {family: iter(unique_names([keys for each, keys in found if each == family])) for family, _ in found}
-    return tuple(
-        _leaf(family, next(names[family]), leaf, family == naming.PARAM)
-        for (family, _), leaf in zip(found, jax.tree_util.tree_leaves(variables), strict=True)
-    )
+    families = (naming.PARAM, naming.STATE)
+    names = {family: iter(unique_names([keys for each, keys in found if each == family])) for family in families}
+    leaves = zip(found, jax.tree_util.tree_leaves(variables), strict=True)
+    return tuple(_leaf(family, next(names[family]), leaf, family == naming.PARAM) for (family, _), leaf in leaves)
 
 
 def _has_params(variables: Any) -> bool:

@@ -25,6 +25,11 @@ WIDE_SHIFT: Final = 63 - 15
 #: and neighbouring elements often have the same magnitude.
 TALLIES: Final = 4
 
+#: Words of 16 bits, and how far apart the counts of one are in two tallies: not by a multiple of 4 KiB, at which a load
+#: waits for a store of another word.
+WORDS: Final = 1 << 16
+WORDS_APART: Final = WORDS + 272
+
 COUNT, MEAN, SQUARED_DEVIATIONS, SQUARES, MAGNITUDES = range(5)
 ZEROS, NANS, INFINITIES, NEGATIVE_INFINITIES, LOW, HIGH, SUBNORMAL, SMALLEST = range(8)
 

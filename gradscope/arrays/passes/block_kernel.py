@@ -1,11 +1,9 @@
-"""`block_kernel` has the loops of the compiled pass, in the subset of Python that numba compiles.
-Importing this module compiles nothing. Only the process that compiles them imports it.
+"""`block_kernel` has the loops of the compiled pass over float32, in the subset of Python that numba compiles.
 
-The kernel reads float32, or bfloat16, which is the upper half of it, in blocks of `BLOCK` elements. One loop fetches a
-block from memory and computes all that has no need of magnitudes, as integers, whose order is that of the floats, and
-as float64: loops over a block that is in the cache take longer than memory, and the memory waits for them. What is
-computed of magnitudes reads the block again. No loop has branches, and all vectorise, except the one that counts by
-magnitude.
+A block has at most `BLOCK` elements. One loop fetches it from memory and computes all that has no need of magnitudes,
+as integers, whose order is that of the floats, and as float64: loops over a block that is in the cache take longer than
+memory, and the memory waits for them. What is computed of magnitudes reads the block again. No loop has branches, and
+all vectorise, except the one that counts by magnitude.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.passes.accumulators import (
-    BLOCK,
     COUNT,
     HIGH,
     INFINITIES,
@@ -37,63 +34,71 @@ from gradscope.arrays.passes.accumulators import (
     Accumulators,
 )
 
-_MAGNITUDE: Final = np.int32(0x7FFFFFFF)
+MAGNITUDE: Final = np.int32(0x7FFFFFFF)
 _INFINITY: Final = np.int32(0x7F800000)
 _ONE: Final = np.int32(1)
 _SIGN_SHIFT: Final = np.int32(31)
-_HALF: Final = np.uint32(16)
 _FIRST_NORMAL: Final = np.int32(0x00800000 - 1)
 
 #: What LLVM may assume about sums: that they can be reordered, not that there are no NaNs.
 _REORDERED: Final = {"reassoc", "contract", "nsz"}
 
 #: Neither references are counted nor errors raised: the loops call nothing outside themselves, and run without numba.
-_OPTIONS: Final[dict[str, Any]] = {"_nrt": False, "error_model": "numpy"}
+OPTIONS: Final[dict[str, Any]] = {"_nrt": False, "error_model": "numpy"}
 
 
-def _inner(loop: Any) -> Any:
+def inner(loop: Any) -> Any:
     """Returns a loop as it is compiled into the kernel."""
-    return nb.njit(fastmath=_REORDERED, **_OPTIONS)(loop)
+    return nb.njit(fastmath=_REORDERED, **OPTIONS)(loop)
 
 
-@_inner
-def _outline(values: Array) -> Any:
-    """Returns the least and the greatest place, the number of zeros, and sums of the deviations from the first element.
+@inner
+def place_of(bits: Any) -> Any:
+    """Returns a float's place in their order: its bits, with those of the magnitude inverted where it is negative."""
+    # Numba widens the results of arithmetic to 64 bits, which halves the lanes: hence the conversions, here and below.
+    return np.int32(bits ^ ((bits >> _SIGN_SHIFT) & MAGNITUDE))
 
-    A place is a signed integer: the bits of a float, with those of the magnitude inverted where it is negative.
+
+@inner
+def outline_of(values: Array) -> Any:
+    """Returns the extremes, the number of zeros, and sums of the deviations from the first element.
 
     Returns:
         Least place, greatest place, zeros, sum of deviations, sum of their squares.
     """
     bits = values.view(np.int32)
     first = np.float64(values[0])
-    # Numba widens the results of arithmetic to 64 bits, which halves the lanes: hence the conversions.
-    low, high, zeros = _MAGNITUDE, np.int32(~_MAGNITUDE), np.int32(0)
+    low, high, zeros = MAGNITUDE, np.int32(~MAGNITUDE), np.int32(0)
     total, squares = 0.0, 0.0
     for i in range(bits.size):
-        place = np.int32(bits[i] ^ ((bits[i] >> _SIGN_SHIFT) & _MAGNITUDE))
+        place = place_of(bits[i])
         low = min(low, place)
         high = max(high, place)
-        zeros = np.int32(zeros + np.int32((bits[i] & _MAGNITUDE) == 0))
+        zeros = np.int32(zeros + np.int32((bits[i] & MAGNITUDE) == 0))
         deviation = np.float64(values[i]) - first
         total += deviation
         squares += deviation * deviation
     return low, high, zeros, total, squares
 
 
-@_inner
-def _add_moments(values: Array, total: Any, squares: Any, sums: Array) -> None:
-    """Adds the moments of a block.
+@inner
+def add_outline(first: Any, number: int, outline: Any, reduced: Accumulators) -> None:
+    """Adds the extremes, zeros and moments of a block.
 
     Args:
-        values: The block, of finite elements.
-        total: The sum of deviations from its first element.
-        squares: The sum of their squares.
-        sums: What is added to.
+        first: Its first element.
+        number: The number of its elements, which are finite.
+        outline: The result of `outline_of`.
+        reduced: What is added to.
     """
-    size = np.float64(values.size)
+    low, high, zeros, total, squares = outline
+    sums, counts = reduced.sums, reduced.counts
+    counts[ZEROS] += zeros
+    counts[LOW] = min(counts[LOW], np.int64(low))
+    counts[HIGH] = max(counts[HIGH], np.int64(high))
+    size = np.float64(number)
     shift = total / size
-    mean = np.float64(values[0]) + shift
+    mean = np.float64(first) + shift
     # The squares about the first element are at most `size + 1` times those about the mean, to which that element adds
     # its own: of sixteen digits four are lost at worst.
     deviations = squares - total * shift
@@ -107,7 +112,13 @@ def _add_moments(values: Array, total: Any, squares: Any, sums: Array) -> None:
     sums[SQUARES] += deviations + size * mean * mean
 
 
-@_inner
+@inner
+def all_finite(outline: Any) -> bool:
+    """Returns whether all elements of a block are finite, by the result of `outline_of`."""
+    return outline[0] > ~_INFINITY and outline[1] < _INFINITY
+
+
+@inner
 def _sum_of_magnitudes(values: Array) -> Any:
     magnitudes = 0.0
     for i in range(values.size):
@@ -115,46 +126,46 @@ def _sum_of_magnitudes(values: Array) -> Any:
     return magnitudes
 
 
-@_inner
+@inner
 def _smallest(values: Array) -> Any:
     """Returns the smallest ordinal, of 31 bits; that of zero is the largest."""
     bits = values.view(np.int32)
-    smallest = _MAGNITUDE
+    smallest = MAGNITUDE
     for i in range(bits.size):
-        smallest = min(smallest, np.int32((bits[i] - _ONE) & _MAGNITUDE))
+        smallest = min(smallest, np.int32((bits[i] - _ONE) & MAGNITUDE))
     return smallest
 
 
-@_inner
+@inner
 def _below(values: Array, limit: Any) -> int:
     bits = values.view(np.int32)
     number = np.int32(0)
     for i in range(bits.size):
-        ordinal = np.int32((bits[i] - _ONE) & _MAGNITUDE)
+        ordinal = np.int32((bits[i] - _ONE) & MAGNITUDE)
         number = np.int32(number + np.int32(ordinal < limit))
     return int(number)
 
 
-@_inner
+@inner
 def _tally(values: Array, narrow: Array) -> None:
     bits = values.view(np.uint32)
     shift = np.uint32(NARROW_SHIFT)
     full = bits.size - bits.size % TALLIES
     for i in range(0, full, TALLIES):
         for turn in range(TALLIES):
-            narrow[turn, np.uint32((bits[i + turn] - _ONE) & _MAGNITUDE) >> shift] += 1
+            narrow[turn, np.uint32((bits[i + turn] - _ONE) & MAGNITUDE) >> shift] += 1
     for i in range(full, bits.size):
-        narrow[0, np.uint32((bits[i] - _ONE) & _MAGNITUDE) >> shift] += 1
+        narrow[0, np.uint32((bits[i] - _ONE) & MAGNITUDE) >> shift] += 1
 
 
-@_inner
+@inner
 def _tally_wide(values: Array, wide: Array) -> None:
     for i in range(values.size):
         bits: Any = np.float64(values[i]).view(np.uint64)
         wide[((bits - np.uint64(1)) & np.uint64(0x7FFFFFFFFFFFFFFF)) >> np.uint64(WIDE_SHIFT)] += 1
 
 
-@_inner
+@inner
 def _add_magnitudes(values: Array, limit: Any, reduced: Accumulators) -> None:
     counts, smallest = reduced.counts, _smallest(values)
     counts[SMALLEST] = min(counts[SMALLEST], np.int64(smallest))
@@ -167,11 +178,19 @@ def _add_magnitudes(values: Array, limit: Any, reduced: Accumulators) -> None:
         _tally(values, reduced.narrow)
 
 
-@_inner
-def _reduce_block(values: Array, finite: Array, limit: Any, reduced: Accumulators) -> None:
+@inner
+def reduce_block(values: Array, finite: Array, limit: Any, reduced: Accumulators) -> None:
+    """Adds the reductions of a block.
+
+    Args:
+        values: The block.
+        finite: Room for its finite elements.
+        limit: As for `NativeKernel.reduce_floats`.
+        reduced: What is added to.
+    """
     counts = reduced.counts
-    low, high, zeros, total, squares = _outline(values)
-    if low <= ~_INFINITY or high >= _INFINITY:
+    outline = outline_of(values)
+    if not all_finite(outline):
         size = 0
         for value in values:
             if np.isnan(value):
@@ -185,43 +204,7 @@ def _reduce_block(values: Array, finite: Array, limit: Any, reduced: Accumulator
         if not size:
             return
         values = finite[:size]
-        low, high, zeros, total, squares = _outline(values)
-    counts[ZEROS] += zeros
-    counts[LOW] = min(counts[LOW], np.int64(low))
-    counts[HIGH] = max(counts[HIGH], np.int64(high))
-    _add_moments(values, total, squares, reduced.sums)
+        outline = outline_of(values)
+    add_outline(values[0], values.size, outline, reduced)
     if reduced.narrow.size:
         _add_magnitudes(values, limit, reduced)
-
-
-@_inner
-def _widen(halves: Array, values: Array) -> None:
-    bits = values.view(np.uint32)
-    for i in range(halves.size):
-        bits[i] = np.uint32(np.uint32(halves[i]) << _HALF)
-
-
-def _reduce_floats(values: Array, halves: Array, limit: Any, reduced: Accumulators, rooms: Array) -> None:
-    finite = rooms[0]
-    for start in range(0, values.size, BLOCK):
-        _reduce_block(values[start : start + BLOCK], finite, limit, reduced)
-    for start in range(0, halves.size, BLOCK):
-        block = rooms[1, : min(BLOCK, halves.size - start)]
-        _widen(halves[start : start + BLOCK], block)
-        _reduce_block(block, finite, limit, reduced)
-
-
-def compiled_loops() -> str:
-    """Compiles the loops for this machine's processor.
-
-    Returns:
-        A module in LLVM's language, optimised. Its one function that is visible from outside adds the reductions of
-        float32 elements, and of the upper halves of such, to accumulators; its arguments are those of `_reduce_floats`,
-        as numba passes them. The last is room for the finite elements of a block, and for those of halves.
-    """
-    types: Any = nb.types
-    values, halves = (types.Array(each, 1, "C", readonly=True) for each in (nb.float32, nb.uint16))
-    totals = types.NamedTuple((nb.float64[::1], nb.int64[::1], nb.int32[:, ::1], nb.int64[::1]), Accumulators)
-    signature: Any = nb.void(values, halves, nb.int32, totals, nb.float32[:, ::1])
-    options: Any = {**_OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    return next(iter(nb.njit(signature, **options)(_reduce_floats).inspect_llvm().values()))

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial, reduce
 from operator import add
 from threading import Lock
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -24,10 +25,11 @@ from gradscope.arrays.blocks import Array, blocks
 from gradscope.arrays.dtypes import dtype_name, is_floating, smallest_normal
 from gradscope.arrays.magnitudes import FLOAT32, FLOAT64, Magnitudes
 from gradscope.arrays.moments import Moments
-from gradscope.arrays.passes.accumulators import Accumulators, float_at
-from gradscope.arrays.passes.native_kernel import NativeKernel, is_compiled
+from gradscope.arrays.passes.accumulators import TALLIES, WORDS, WORDS_APART, Accumulators, float_at
+from gradscope.arrays.passes.native_kernel import PASSED_AS, NativeKernel, is_compiled
 from gradscope.arrays.reductions import Extremes, NonFinite, Reduction
-from gradscope.arrays.widening import real_values
+from gradscope.arrays.scratch import ScratchSlot, scratch
+from gradscope.arrays.widening import codes_of, real_values
 
 #: Bytes that NumPy reduces with magnitudes in the time that loading the kernel takes (2026-11).
 _WORTH_LOADING: Final = 64 << 20
@@ -38,8 +40,16 @@ _WORTH_COMPILING: Final = 2 << 30
 #: What a byte counts for that is reduced without magnitudes, at which NumPy is so many times as fast.
 _PLAIN_SHARE: Final = 1 / 5
 
-#: Elements of a stretch, which one thread reduces. It does not depend on the number of threads, and so no result does.
-_STRETCH: Final = 1 << 22
+#: Bytes of a stretch, which one thread reduces. It does not depend on the number of threads, and so no result does.
+_STRETCH: Final = 16 << 20
+
+#: Bytes of a stretch whose codes one thread counts: more, since their counts take a megabyte.
+_COUNTED_STRETCH: Final = 64 << 20
+
+#: Bytes that the compiled loop of counts takes at once.
+_FOUR_WORDS: Final = 8
+
+_Result = TypeVar("_Result")
 
 
 class _Loading:
@@ -110,13 +120,46 @@ def compiled_reduction(array: Array, *, magnitudes: bool) -> Reduction | None:
     if kernel is None:
         return None
     reduced = partial(_reduced, kernel, _limit(array.dtype), magnitudes=magnitudes)
-    stretches = blocks(array, _STRETCH)
-    if array.size <= _STRETCH or not array.flags.c_contiguous or not array.dtype.isnative:
-        parts = map(reduced, stretches)  # where a stretch is a copy, one is in memory at a time
-    else:
-        with ThreadPoolExecutor(min(_processors(), -(-array.size // _STRETCH))) as pool:
-            parts = pool.map(reduced, stretches)
-    return reduce(add, parts)
+    return reduce(add, _of_stretches(reduced, array, _STRETCH))
+
+
+def compiled_counts(array: Array) -> Array | None:
+    """Returns the number of elements of each code; None where the compiled loop is not loaded.
+
+    Args:
+        array: Any shape and strides; floats of at most 16 bits, not empty.
+
+    Returns:
+        As many counts as there are codes, in their order.
+    """
+    kernel = _loading.kernel(array.nbytes)
+    return None if kernel is None else reduce(add, _of_stretches(partial(_counts, kernel), array, _COUNTED_STRETCH))
+
+
+def _of_stretches(result: Callable[[Array], _Result], array: Array, size_bytes: int) -> Iterable[_Result]:
+    """Returns the results of the stretches of an array, in their order, computed on all processors."""
+    stretches = blocks(array, size_bytes // array.itemsize)
+    if array.nbytes <= size_bytes or not array.flags.c_contiguous or not array.dtype.isnative:
+        return map(result, stretches)  # where a stretch is a copy, one is in memory at a time
+    with ThreadPoolExecutor(min(_processors(), -(-array.nbytes // size_bytes))) as pool:
+        return pool.map(result, stretches)
+
+
+def _counts(kernel: NativeKernel, stretch: Array) -> Array:
+    codes = codes_of(stretch)
+    end = codes.size - codes.size % (_FOUR_WORDS // codes.itemsize)
+    tallies = scratch(ScratchSlot.TALLIES, TALLIES * WORDS_APART, np.int32).reshape(TALLIES, WORDS_APART)
+    tallies.fill(0)
+    kernel.count_words(codes[:end].view(np.uint64), tallies)
+    words = tallies[0, :WORDS]
+    for other in tallies[1:, :WORDS]:
+        words += other
+    if codes.itemsize == 1:  # each word is a pair of codes
+        pairs = words.reshape(256, 256)
+        words = pairs.sum(0) + pairs.sum(1)
+    counts = words.astype(np.int64)
+    np.add.at(counts, codes[end:], 1)
+    return counts
 
 
 def _reduced(kernel: NativeKernel, limit: int, stretch: Array, *, magnitudes: bool) -> Reduction:
@@ -129,11 +172,11 @@ def _reduced(kernel: NativeKernel, limit: int, stretch: Array, *, magnitudes: bo
         magnitudes: As for `reduce_array`.
     """
     reduced = Accumulators.fresh(magnitudes=magnitudes)
-    if dtype_name(stretch.dtype) == "bfloat16":
-        kernel.reduce_floats(stretch.view(np.uint16), limit, reduced)
+    if stretch.dtype in PASSED_AS:
+        kernel.reduce_floats(stretch, limit, reduced)
     else:
         # What is widened first is so in blocks, which stay in the cache.
-        for block in (stretch,) if stretch.dtype == np.float32 else blocks(stretch):
+        for block in blocks(stretch):
             kernel.reduce_floats(real_values(block), limit, reduced)
     zeros, nan, inf, neginf, *places, subnormal, smallest = reduced.counts.tolist()
     count, mean, deviations, squares, total = reduced.sums.tolist()

@@ -1,4 +1,4 @@
-"""The compiled loops of `block_kernel` as a function of this process.
+"""The compiled functions of `kernel_functions` as those of this process.
 
 numba compiles them once per machine, which takes seconds. What it compiled is kept in the user's cache as an object
 file, which LLVM loads without numba: importing that takes ten times as long (0.6 s of CPU time, 2026-11), and the
@@ -15,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
+import ml_dtypes
 import numpy as np
 
 from gradscope.arrays.blocks import Array
@@ -25,9 +26,6 @@ from gradscope.user_cache import cache_folder
 _KEPT_IN: Final = "kernels"
 _ENDING: Final = ".object"
 
-#: The name of the loops' function in an object file.
-_NAME: Final = "gradscope_reduce_floats"
-
 _POINTER: Final = "ptr"
 
 #: What numba passes before the arguments: where to write the result, and an error. The loops have none of either.
@@ -37,13 +35,31 @@ _OUTCOME: Final = (_POINTER, _POINTER)
 #: the shape and strides.
 _ARRAY: Final = {axes: (_POINTER, _POINTER, "i64", "i64", _POINTER, *["i64"] * 2 * axes) for axes in (1, 2)}
 
-#: The types of all arguments of `_reduce_floats`.
-_TYPES: Final = (*_OUTCOME, *_ARRAY[1] * 2, "i32", *_ARRAY[1] * 2, *_ARRAY[2], *_ARRAY[1], *_ARRAY[2])
+#: What each dtype that the kernel reads is passed as.
+PASSED_AS: Final = {
+    np.dtype(np.float32): np.dtype(np.float32),
+    np.dtype(ml_dtypes.bfloat16): np.dtype(np.int16),
+    np.dtype(np.float16): np.dtype(np.int16),
+}
+
+#: The name of the function that reduces a dtype.
+_REDUCED_BY: Final = {dtype: f"reduce_{dtype.name}" for dtype in PASSED_AS}
+
+#: The types of all arguments of each function, by its name.
+_TYPES: Final = {
+    **dict.fromkeys(
+        _REDUCED_BY.values(), (*_OUTCOME, *_ARRAY[1], "i32", *_ARRAY[1] * 2, *_ARRAY[2], *_ARRAY[1], *_ARRAY[2])
+    ),
+    "count_words": (*_OUTCOME, *_ARRAY[1], *_ARRAY[2]),
+}
+
+#: The name of a function in an object file.
+_NAMED: Final = "gradscope_{}".format
 
 _OF_C: Final = {_POINTER: ctypes.c_void_p, "i32": ctypes.c_int32, "i64": ctypes.c_int64}
 
-_NO_VALUES: Final = np.empty(0, np.float32)
-_NO_HALVES: Final = np.empty(0, np.uint16)
+#: The modules whose text what is compiled depends on.
+_SOURCES: Final = ("accumulators", "block_kernel", "code_kernel", "kernel_functions")
 
 #: Effort of LLVM for what runs in a loop over gigabytes, of 0 to 3.
 _MOST_EFFORT: Final = 3
@@ -58,19 +74,19 @@ def is_compiled() -> bool:
 
 
 class NativeKernel(NamedTuple):
-    """A `NativeKernel` is the function of an object file, which other threads need not wait for.
+    """A `NativeKernel` has the functions of an object file, which other threads need not wait for.
 
     Attributes:
-        function: The function.
-        engine: LLVM's owner of its instructions, which are gone with it.
+        functions: The functions, by the names of the loops.
+        engine: LLVM's owner of their instructions, which are gone with it.
     """
 
-    function: Any
+    functions: dict[str, Any]
     engine: Any
 
     @classmethod
     def loaded(cls) -> Self | None:
-        """Returns the kept function, which is compiled first where there is none; None where that cannot be done."""
+        """Returns the kept functions, which are compiled first where there are none; None where that cannot be done."""
         try:
             from llvmlite import binding  # noqa: PLC0415 - see the module's docstring
 
@@ -88,30 +104,47 @@ class NativeKernel(NamedTuple):
         # An installed one that does not know this NumPy, interpreter or processor, and a cache that cannot be used.
         except (ImportError, AttributeError, OSError, RuntimeError, SystemError, TypeError):
             return None
-        prototype = ctypes.CFUNCTYPE(ctypes.c_int32, *(_OF_C[each] for each in _TYPES))
-        return cls(prototype(engine.get_function_address(_NAME)), engine)
+        functions = {
+            name: ctypes.CFUNCTYPE(ctypes.c_int32, *(_OF_C[each] for each in types))(
+                engine.get_function_address(_NAMED(name))
+            )
+            for name, types in _TYPES.items()
+        }
+        return cls(functions, engine)
 
     def reduce_floats(self, values: Array, limit: int, reduced: Accumulators) -> None:
         """Adds the reductions of elements.
 
         Args:
-            values: One-dimensional, contiguous, float32, or the upper halves of such as uint16.
+            values: One-dimensional, contiguous, of a dtype in `PASSED_AS`.
             limit: The ordinal of the smallest normal number of the tensor's own dtype, as float32.
             reduced: What is added to.
         """
-        values = np.require(values, requirements="A")  # an array that a file holds may begin at any byte
-        read = (values, _NO_HALVES) if values.dtype == np.float32 else (_NO_VALUES, values)
-        rooms = np.empty((2, BLOCK), np.float32)  # named, since what is passed is its address alone
-        arguments = (*map(_passed, read), (limit,), *map(_passed, (*reduced, rooms)))
+        # An array that a file holds may begin at any byte.
+        passed = np.require(values, requirements="A").view(PASSED_AS[values.dtype])
+        rooms = np.empty((2, BLOCK), np.float32)
+        self._call(_REDUCED_BY[values.dtype], passed, limit, *reduced, rooms)
+
+    def count_words(self, fours: Array, tallies: Array) -> None:
+        """Counts words of 16 bits.
+
+        Args:
+            fours: One-dimensional, contiguous, uint64: four words each.
+            tallies: Int32, `TALLIES` by `WORDS_APART`; what is added to.
+        """
+        self._call("count_words", np.require(fours, requirements="A"), tallies)
+
+    def _call(self, name: str, *arguments: Array | int) -> None:
+        # What is passed of an array is its address: `arguments` holds it meanwhile.
         outcome = (ctypes.byref(ctypes.c_void_p()) for _ in _OUTCOME)
-        self.function(*outcome, *chain.from_iterable(arguments))
+        self.functions[name](*outcome, *chain.from_iterable(map(_passed, arguments)))
 
 
 class _Kept:
     """A `_Kept` is the object file of this machine's processor, of this version of the loops and of LLVM."""
 
     def __init__(self, binding: Any) -> None:
-        loops = (Path(__file__).with_name(f"{name}.py").read_bytes() for name in ("block_kernel", "accumulators"))
+        loops = (Path(__file__).with_name(f"{name}.py").read_bytes() for name in _SOURCES)
         processor = f"{binding.get_process_triple()} {binding.get_host_cpu_name()} {binding.llvm_version_info}"
         features = binding.get_host_cpu_features().flatten()
         self._key = hashlib.sha256(b"\0".join((processor.encode(), features.encode(), *loops))).digest()
@@ -161,21 +194,32 @@ def _compiled(binding: Any, machine: Any) -> bytes | None:
     settings: Any = config
     if settings.DISABLE_JIT:
         return None
-    from gradscope.arrays.passes.block_kernel import compiled_loops  # noqa: PLC0415
+    from gradscope.arrays.passes.kernel_functions import compiled_functions  # noqa: PLC0415
 
     try:
-        module = binding.parse_assembly(compiled_loops())
+        texts = compiled_functions()
     except NumbaError:
         return None
+    modules = [binding.parse_assembly(texts[name]) for name in _TYPES]
     visible = binding.Linkage.external
-    functions = [each for each in module.functions if each.linkage is visible and not each.is_declaration]
-    types = [tuple(_POINTER if each.type.is_pointer else str(each.type) for each in one.arguments) for one in functions]
-    if types != [_TYPES]:
-        return None
-    functions[0].name = _NAME
-    return machine.emit_object(module)
+    for module, (name, known) in zip(modules, _TYPES.items(), strict=True):
+        functions = [each for each in module.functions if each.linkage is visible and not each.is_declaration]
+        types = [_types_of(each) for each in functions]
+        if types != [known]:
+            return None
+        functions[0].name = _NAMED(name)
+    first, *others = modules
+    for each in others:
+        first.link_in(each)
+    return machine.emit_object(first)
 
 
-def _passed(array: Array) -> tuple[int | None, ...]:
-    """Returns an array as numba passes it to a function that counts no references."""
-    return None, None, array.size, array.itemsize, array.ctypes.data, *array.shape, *array.strides
+def _types_of(function: Any) -> tuple[str, ...]:
+    return tuple(_POINTER if each.type.is_pointer else str(each.type) for each in function.arguments)
+
+
+def _passed(argument: Array | int) -> tuple[int | None, ...]:
+    """Returns an argument as numba passes it to a function that counts no references."""
+    if isinstance(argument, int):
+        return (argument,)
+    return None, None, argument.size, argument.itemsize, argument.ctypes.data, *argument.shape, *argument.strides

@@ -15,6 +15,7 @@ from gradscope.arrays.blocks import Array, blocks
 from gradscope.arrays.dtypes import dtype_name, encode, is_complex, is_floating, smallest_normal, storable
 from gradscope.arrays.magnitudes import MagnitudeCounter
 from gradscope.arrays.moments import moments_of, narrow_moments, sum_of_magnitudes
+from gradscope.arrays.passes.code_tally import is_tallied, reduce_codes
 from gradscope.arrays.passes.compiled_pass import compiled_reduction
 from gradscope.arrays.reductions import Extremes, NonFinite, Reduction
 from gradscope.arrays.scratch import ScratchSlot, scratch
@@ -51,6 +52,8 @@ def _reduce_integers(array: Array) -> Reduction:
 
 
 def _reduce_real(array: Array, *, magnitudes: bool) -> Reduction:
+    if magnitudes and is_tallied(array):
+        return reduce_codes(array)
     compiled = compiled_reduction(array, magnitudes=magnitudes)
     if compiled is not None:
         return compiled
@@ -86,8 +89,8 @@ def _zeros(values: Array) -> int:
 
 
 def _reduce_block(values: Array, counter: MagnitudeCounter | None) -> Reduction:
-    wide = _as_float64(values)
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # invalid: a signalling NaN
+        wide = _as_float64(values)
         total = float(wide.sum())
     # A NaN or an infinity always makes the sum non-finite, so only such blocks are searched. Extremes would not do: a
     # vectorised minimum may miss a NaN.

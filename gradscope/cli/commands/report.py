@@ -44,14 +44,14 @@ def report(
     """
     keep_single_threaded()
     from gradscope.cli.printing import print_line
-    from gradscope.dump.storage.writing.atomic_file import write_atomically
+    from gradscope.dump.storage.writing.atomic_file import write_parts
     from gradscope.dump.storage.writing.target_path import checked_target, files_of
-    from gradscope.presentation import page_html
+    from gradscope.presentation import html_parts
 
     target = checked_target(output, force=force, inputs=files_of((*what, *judge_options.input_files)))
-    page = page_html(_page(what, judge_options, name_options)).encode()
-    write_atomically(target, page, replace=force)
-    print_line(f"{output}: {len(page):,} bytes")
+    parts = html_parts(_page(what, judge_options, name_options))
+    size_bytes = write_parts(target, (part.encode() for part in parts), replace=force)
+    print_line(f"{output}: {size_bytes:,} bytes")
     if open_page:
         typer.launch(target.as_uri())
 

@@ -34,6 +34,11 @@ _EXPORT: Final = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+)
 
 
 def page_html(make: PageMaker, largest_bytes: int = LARGEST_PAGE_BYTES) -> str:
+    """Returns the file of a page; see `html_parts`."""
+    return "".join(html_parts(make, largest_bytes))
+
+
+def html_parts(make: PageMaker, largest_bytes: int = LARGEST_PAGE_BYTES) -> list[str]:
     """Returns the file of a page, with as much detail as its size allows.
 
     Args:
@@ -41,17 +46,18 @@ def page_html(make: PageMaker, largest_bytes: int = LARGEST_PAGE_BYTES) -> str:
         largest_bytes: The largest size.
 
     Returns:
-        The document; a summary that is itself larger is not cut.
+        The parts of the document, which are not joined because they may be a tenth of the memory of a command; a
+            summary that is itself larger is not cut.
     """
-    document = ""
+    document: list[str] = []
     for level in LEVELS:
-        document = _document(make(level), scripted=level != _SUMMARY_ONLY)
-        if len(document.encode()) <= largest_bytes:
+        document = [*_document(make(level), scripted=level != _SUMMARY_ONLY)]
+        if sum(len(part.encode()) for part in document) <= largest_bytes:
             break
     return document
 
 
-def _document(page: Page, *, scripted: bool) -> str:
+def _document(page: Page, *, scripted: bool) -> Iterator[str]:
     style, library, own = (
         _text("uplot/uPlot.min.css") + _text("script/page.css"),
         _text("uplot/uPlot.iife.min.js"),
@@ -68,27 +74,28 @@ def _document(page: Page, *, scripted: bool) -> str:
     )
     left_out = PageNotes(notes=[Note(label="left out", text=text) for text in page.left_out])
     tables = next((at for at, each in enumerate(page.summary) if isinstance(each, Table)), len(page.summary))
-    scripts = "".join(_scripts(page, library, own)) if scripted else ""
-    return "".join(
-        (
-            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{text_html(page.title)} - gradscope</title><style>{style}</style></head>",
-            f"<body><header><h1>{text_html(page.title)}</h1></header>",
-            f'<main><section id="summary">{summary_html([*page.summary[:tables], left_out])}</section>',
-            # Scripts put the charts between the two.
-            f'<section id="overview">{summary_html(page.summary[tables:])}</section>',
-            '<noscript><p class="note">Charts, the complete tables and each tensor need JavaScript.</p></noscript>',
-            f"</main>{scripts}</body></html>\n",
-        )
+    yield from (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{text_html(page.title)} - gradscope</title><style>{style}</style></head>",
+        f"<body><header><h1>{text_html(page.title)}</h1></header>",
+        f'<main><section id="summary">{summary_html([*page.summary[:tables], left_out])}</section>',
+        # Scripts put the charts between the two.
+        f'<section id="overview">{summary_html(page.summary[tables:])}</section>',
+        '<noscript><p class="note">Charts, the complete tables and each tensor need JavaScript.</p></noscript>',
+        "</main>",
     )
+    if scripted:
+        yield from _scripts(page, library, own)
+    yield "</body></html>\n"
 
 
 def _scripts(page: Page, library: str, own: str) -> Iterator[str]:
     # In base64 no text can end the element, whatever names it has.
-    content = encoded(chain([("kind", page.kind)], page.content), page.packed)
-    yield f'<script type="application/octet-stream" id="content">{content}</script>'
+    yield '<script type="application/octet-stream" id="content">'
+    yield from encoded(chain([("kind", page.kind)], page.content), page.packed)
+    yield "</script>"
     yield f"<script>{library}</script><script>{own}</script>"
 
 

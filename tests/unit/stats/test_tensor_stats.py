@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import threading
+from importlib import import_module
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from gradscope.arrays import digest
 from gradscope.arrays.blocks import BLOCK_ELEMENTS, blocks
 from gradscope.arrays.digest import content_hash
+from gradscope.arrays.reductions import Reduction
 from gradscope.errors import DumpError, UsageError
 from gradscope.stats import CoreNumbers, TensorStats, activation_stats, stats_from_core, tensor_stats
 
@@ -259,3 +263,13 @@ def test_concatenated_blocks_are_the_array_in_c_order(make: object) -> None:
         assert max(part.size for part in parts) <= elements
         if elements % 6 == 0:
             assert all(part.size % 6 == 0 for part in parts)
+
+
+def test_a_large_tensor_is_hashed_while_it_is_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
+    reducing, hashed = threading.Event(), digest.content_hash
+    monkeypatch.setattr(digest, "_WORTH_A_THREAD", 4_000)
+    monkeypatch.setattr(digest, "content_hash", lambda array: hashed(array) if reducing.wait(10) else "")
+    module = import_module("gradscope.stats.tensor_stats")
+    monkeypatch.setattr(module, "reduce_array", lambda *_, **__: reducing.set() or Reduction())
+    array = np.arange(1_000, dtype=np.float32)
+    assert tensor_stats(array).hash == hashed(array)

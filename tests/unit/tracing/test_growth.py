@@ -18,7 +18,7 @@ from gradscope.tracing.jaxpr.frames import frame_tree
 from gradscope.tracing.layers.layers import find_layers
 from gradscope.tracing.layers.parameter_views import ParameterOrigins
 from gradscope.tracing.layers.sites import find_sites
-from gradscope.tracing.tracer import trace_loss
+from gradscope.tracing.tracer import trace_loss, variable_leaves
 from tests.support.data import filled
 from tests.support.work import calls
 
@@ -53,6 +53,9 @@ def work(layers: int) -> dict[str, int]:
         "fingerprint": lambda: fingerprint(root),
         "plan": lambda: make_plan(trace, CaptureSpec(operations=True)),
         "terms": lambda: make_plan(trace, CaptureSpec(operations=True, operands=True, terms=True)),
+        "variables": lambda: variable_leaves(
+            {"params": {f"{number}": WEIGHTS for number in range(layers)}, "state": WEIGHTS}
+        ),
     }
     return {stage: calls(run) for stage, run in stages.items()}
 
