@@ -122,7 +122,8 @@ def _without_other_calls(dumps: Dumps, matches: list[Match]) -> list[Match]:
 
 def _with_loop_outputs(dumps: Dumps, pairing: Pairing) -> Pairing:
     """Returns the pairing with the loop outputs of either dump."""
-    if not pairing.only_ref and not pairing.only_cand:
+    parts = any(match.matched_by == "iterations" for match in pairing.matched)
+    if not pairing.only_ref and not pairing.only_cand and not parts:
         return pairing
     from gradscope.comparison.pairing.loops.scanned_with_unrolled import pair_loop_outputs  # noqa: PLC0415 - as for the passes
 
