@@ -181,6 +181,8 @@ class _Side:
         found = [] if self._layer is None else list(islice(self._pairs.of(self._key, self._layer), 1, None))
         if self._layer is None or not found or any(_agree(each) for each in found):
             return ""
+        if any(_is_multiple(each) for each in found):  # the layer may as well multiply its product
+            return ""
         if any(have_same_elements(each.other, each.own) for each in found):
             return "in the order of what it reads"
         return self._in_a_step(self._layer)
@@ -225,6 +227,11 @@ def _around(layers: Sequence[Layer], layer: Layer, read: Sequence[str]) -> str:
 
 def _agree(pair: Recovered) -> bool:
     return bool(np.linalg.norm(pair.other - pair.own) <= _AGREE * np.linalg.norm(pair.own))
+
+
+def _is_multiple(pair: Recovered) -> bool:
+    factor = np.vdot(pair.own, pair.other) / max(float(np.vdot(pair.own, pair.own)), 1e-300)
+    return bool(np.linalg.norm(pair.other - factor * pair.own) <= _AGREE * np.linalg.norm(pair.other))
 
 
 def _multiples(value: Array, terms: Sequence[Array]) -> Array | None:
