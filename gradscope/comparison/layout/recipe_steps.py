@@ -182,18 +182,33 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """Mean averages each array along an axis, of which one element stays: what a batch has of its parts."""
+    """Mean averages each array along an axis, of which one element stays: what a batch has of its parts.
+
+    Attributes:
+        axis: The axis.
+        weights: How much each of its elements counts, as the sizes of unequal parts; empty where all count alike.
+    """
 
     axis: int
+    weights: tuple[int, ...] = ()
 
     @implements(RecipeStep)
     def apply(self, arrays: list[Array]) -> list[Array]:
-        return [(summed / array.shape[self.axis]).astype(array.dtype)
-                for summed, array in zip(Sum(self.axis).apply(arrays), arrays, strict=True)]  # fmt: skip
+        return [self._of(array) for array in arrays]
 
     @implements(RecipeStep)
     def spelling(self) -> dict[str, Json]:
-        return {"mean": self.axis}
+        weights: dict[str, Json] = {"weights": list(self.weights)} if self.weights else {}
+        return {"mean": self.axis, **weights}
+
+    def _of(self, array: Array) -> Array:
+        weights = self.weights or (1,) * array.shape[self.axis]
+        if len(weights) != array.shape[self.axis]:
+            raise ValueError(f"{len(weights)} weights are not the {array.shape[self.axis]} of axis {self.axis}")
+        wide = np.complex128 if array.dtype.kind == "c" else np.float64
+        along = np.moveaxis(array, self.axis, -1).astype(wide)
+        mean = (along * (np.array(weights) / sum(weights))).sum(-1, keepdims=True)
+        return np.moveaxis(mean, -1, self.axis).astype(array.dtype)
 
 
 def in_order_of_blocks(axis: int, blocks: tuple[int, ...]) -> tuple[RecipeStep, ...]:

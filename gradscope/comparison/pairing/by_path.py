@@ -12,6 +12,7 @@ from typing import Final
 from gradscope.comparison.layout.layouts import arranged
 from gradscope.comparison.layout.recipe_steps import Stack, Unstack
 from gradscope.comparison.layout.recipes import Recipe
+from gradscope.comparison.pairing.loops.calls_in_turn import calls_in_turn
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.normal_forms import (
     Tokens,
@@ -96,8 +97,9 @@ def by_path(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
 
 def _of_names(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     names = [[split_key(key)[1] for key in keys] for keys in (unmatched.only_ref, unmatched.only_cand)]
-    ref = _by_family(unmatched.only_ref, iterations_of_occurrences(*names))
-    cand = _by_family(unmatched.only_cand, iterations_of_occurrences(*names[::-1]))
+    calls = calls_in_turn(dumps)
+    ref = _by_family(unmatched.only_ref, {**iterations_of_occurrences(*names), **calls[0]})
+    cand = _by_family(unmatched.only_cand, {**iterations_of_occurrences(*names[::-1]), **calls[1]})
     for one, other in _family_pairs(ref, cand):
         matches = [*_of_one_form(ref[one], cand[other]), *_stacks(dumps, ref[one], cand[other])]
         used = {key for match in matches for key in (match.ref, *match.recipe.keys)}

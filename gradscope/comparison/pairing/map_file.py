@@ -117,7 +117,7 @@ def _are_strings(values: object) -> bool:
 def _step(step: object, outcomes: int, where: str) -> RecipeStep:
     problem = UsageError(
         f"{where} has an invalid step: {step}",
-        hint="a step is one of transpose, reshape, flip, split, unstack, reorder, concatenate, stack and sum",
+        hint="a step is one of transpose, reshape, flip, split, unstack, reorder, concatenate, stack, sum and mean",
     )
     if not isinstance(step, dict) or not step:
         raise problem
@@ -127,6 +127,11 @@ def _step(step: object, outcomes: int, where: str) -> RecipeStep:
         if len(rest) > 1 or (rest and rest[0][0] != "into") or not (_is_integer(value) and _is_parts(into)):
             raise problem
         return Split(value, into if isinstance(into, int) else tuple(into))
+    if name == "mean" and [key for key, _ in rest] == ["weights"]:
+        ((_, weights),) = rest
+        if not _is_integer(value) or not (_are_integers(weights) and _is_parts(weights)):
+            raise problem
+        return Mean(value, tuple(weights))
     if rest or name not in _STEPS:
         raise problem
     expects, make = _STEPS[name]

@@ -11,6 +11,7 @@ from gradscope.comparison.pairing.inference.layout_inference import Mapper, with
 from gradscope.comparison.pairing.inference.merged_order import with_positions_in_order
 from gradscope.comparison.pairing.inference.repeated_values import with_repeats
 from gradscope.comparison.pairing.loops.by_shards import by_shards, with_shards
+from gradscope.comparison.pairing.loops.calls_in_turn import calls_in_turn
 from gradscope.comparison.pairing.loops.micro_batches import by_micro_batches
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass, by_name, pair
 from gradscope.comparison.pairing.normal_forms import of_other_calls, without_numbers
@@ -109,22 +110,27 @@ def _by_right_name(dumps: Dumps, unmatched: Pairing) -> list[Match]:
 
 
 def _without_other_calls(dumps: Dumps, matches: list[Match]) -> list[Match]:
-    """Returns the matches without those of a layer's first call with another call of it, or with a loop of its name."""
+    """Returns the matches without those of a layer's call with another call of it, or with a loop of its name."""
     names, others = ([split_key(key)[1] for key in keys] for keys in (dumps.ref.keys(), dumps.cand.keys()))
-    apart = of_other_calls(names, others) if names != others else frozenset[str]()
-    if not apart:
+    if names == others:
         return matches
-    return [
-        match
-        for match in matches
-        if split_key(match.ref)[0] not in (ACTIVATION, ACTIVATION_GRAD)
-        or without_numbers(split_key(match.ref)[1]) not in apart
-    ]
+    apart, (of_ref, of_cand) = of_other_calls(names, others), calls_in_turn(dumps)
+
+    def is_one_call(match: Match) -> bool:
+        family, name = split_key(match.ref)
+        if family not in (ACTIVATION, ACTIVATION_GRAD):
+            return True
+        if name in of_ref or name in of_cand:
+            return of_ref.get(name) == of_cand.get(name)
+        return without_numbers(name) not in apart
+
+    return [match for match in matches if is_one_call(match)] if apart or of_ref else matches
 
 
 def _with_loop_outputs(dumps: Dumps, pairing: Pairing) -> Pairing:
     """Returns the pairing with the loop outputs of either dump."""
-    if not pairing.only_ref and not pairing.only_cand:
+    parts = any(match.matched_by == "iterations" for match in pairing.matched)
+    if not pairing.only_ref and not pairing.only_cand and not parts:
         return pairing
     from gradscope.comparison.pairing.loops.scanned_with_unrolled import pair_loop_outputs  # noqa: PLC0415 - as for the passes
 

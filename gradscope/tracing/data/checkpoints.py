@@ -33,6 +33,7 @@ from gradscope.tracing.data.axes_of_one import axes_notes, but_for_axes_of_one
 from gradscope.tracing.data.checkpoint_files import SavedTensor, open_checkpoint
 from gradscope.tracing.data.mismatches import in_groups, mismatches, shortened
 from gradscope.tracing.data.renaming.key_map import KeyMap
+from gradscope.tracing.data.renaming.renamed_counts import count_notes
 from gradscope.tracing.data.renaming.renaming_hints import Unmatched, axes_hint, foreign_hint, other_hint, rivals_hint
 from gradscope.tracing.data.variable_names import Matches, collection_of, components, find_variables, is_of_optimizer
 from gradscope.tracing.tracer import Leaf, variable_leaves
@@ -118,10 +119,9 @@ def variables_from_file(request: CheckpointRequest, expected: Any, make: Callabl
             made[at] if name is None else _as_needed(tensors[name].read(), leaf, axes[path])
             for at, (path, name, leaf) in enumerate(zip(full, found.names, leaves, strict=True))
         ]
-    return Checkpoint(
-        variables=jax.tree_util.tree_unflatten(tree, arrays),
-        notes=(*file.notes(axes), *axes_notes(reshaped), *_dtype_notes(leaves, arrays)),
-    )
+    notes = [*file.notes(axes), *axes_notes(reshaped), *_dtype_notes(leaves, arrays)]
+    notes += count_notes(full, found, tensors, arrays)
+    return Checkpoint(variables=jax.tree_util.tree_unflatten(tree, arrays), notes=tuple(notes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,16 +90,29 @@ def _of_factors(ref: _Factors, cand: _Factors, difference: float) -> str:
     made = ref.error(cand.factor)
     if made < _MOST * difference:
         return ""
-    found: list[tuple[float, str]] = []
+    one: list[tuple[float, str]] = []
+    both: list[tuple[float, str]] = []
     for less in (0, 1):
-        own, its = ref.epsilon(less), cand.epsilon(less)
+        own, its, other = ref.epsilon(less), cand.epsilon(less), cand.epsilon(1 - less)
         if cand.error(cand.made(less, own)) < _MOST * made:  # the same norm of other values makes it
             continue
-        words = f"adds {cand.added(less)} to the variance, and the reference {ref.added(less)}"
-        found.append((ref.error(ref.made(less, own)) + cand.error(cand.made(less, its)), words))
-        used, expected = ref.count - (1 - less), ref.count - less
-        words = f"divides the variance by {used}, and the reference by {expected}"
-        found.append((ref.error(ref.made(less, own)) + cand.error(cand.made(1 - less, own)), words))
+        expected = ref.error(ref.made(less, own))
+        divided = f"divides the variance by {ref.count - (1 - less)}, and the reference by {ref.count - less}"
+        one.append((expected + cand.error(cand.made(less, its)), _added(ref, cand, less, less)))
+        one.append((expected + cand.error(cand.made(1 - less, own)), divided))
+        if added := _added(ref, cand, less, 1 - less):
+            both.append((expected + cand.error(cand.made(1 - less, other)), f"{divided}, and {added}"))
+    return _clearest(one + both, made) or _clearest(one, made)
+
+
+def _added(ref: _Factors, cand: _Factors, less: int, cand_less: int) -> str:
+    """Returns what two norms add to variances, in words; "" for the same."""
+    own, its = ref.added(less), cand.added(cand_less)
+    return "" if own == its else f"adds {its} to the variance, and the reference {own}"
+
+
+def _clearest(found: Sequence[tuple[float, str]], made: float) -> str:
+    """Returns the words of the least error; "" where that is not far less than every other, and than what is made."""
     (best, words), *others = sorted(found) or [(math.inf, "")]
     return words if best <= min([_LEFT * made, *(error / _CLEARLY for error, _ in others)]) else ""
 

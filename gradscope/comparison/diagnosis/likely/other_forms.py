@@ -2,8 +2,8 @@
 
 Of a GELU, one may have the error function, and the other the formula by tanh: in float32 they differ by 1e-4, where
 rounding makes 1e-6. The sentence says so, also where the values are the same within the tolerance. Two norms may add
-different numbers to a variance (`norm_differences`). Or one value is the other behind a dropout (`dropouts`), or they
-are functions of different sums (`sum_differences`).
+different numbers to a variance (`norm_differences`). Or one value is the other behind a dropout (`dropouts`), they are
+functions of different sums (`sum_differences`), or of one value flattened in different orders (`flatten_orders`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.growth import makes_error
 from gradscope.comparison.diagnosis.likely.dropouts import dropout_between
+from gradscope.comparison.diagnosis.likely.flatten_orders import FlattenOrders
 from gradscope.comparison.diagnosis.likely.norm_differences import norm_difference
 from gradscope.comparison.diagnosis.likely.sum_differences import SumDifferences
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
@@ -59,7 +60,7 @@ def with_other_forms(
         (NearestKeys(forward_sources(source), known), known)
         for source, known in ((dumps.ref, values), (dumps.cand, of_cand))
     ]
-    norms, sums = _Norms(dumps, matches), SumDifferences(dumps, of_cand)
+    norms, sums, orders = _Norms(dumps, matches), SumDifferences(dumps, of_cand), FlattenOrders(dumps)
     found: dict[str, tuple[str, bool]] = {}
     for match in possible:
         keys = dumps.ref.resolve(match.ref), dumps.cand.resolve(match.cand)
@@ -71,7 +72,7 @@ def with_other_forms(
         row = rows[match.ref]
         words = _of_forms(dumps, match, read.values(), as_float(row.metrics["rel_l2"])) or norms.words(match)
         if not words and row.status == "different":
-            words = sums.words(match)
+            words = orders.words(match, norms.read_by(match)) or sums.words(match)
         if words:
             found[keys[0]] = words, True
         elif row.status == "different" and (words := _dropout(dumps, match, read.values())):
@@ -98,14 +99,17 @@ class _Norms:
         self._owners = {dumps.ref.resolve(each.ref): each for each in read}
         self._sources = NearestKeys(forward_sources(dumps.ref), self._owners)
 
+    def read_by(self, match: Match) -> list[Match]:
+        """Returns the pairs of what two values are computed from, parameters among them."""
+        return [self._owners[each] for each in self._sources.behind(match.ref)]
+
     def words(self, match: Match) -> str:
         """Returns a clause about how the norms differ that make two values; "" where that is not known.
 
         Args:
             match: The pair of the values.
         """
-        read = [self._owners[each] for each in self._sources.behind(match.ref)]
-        values, *pairs = map(self._both, (match, *read))
+        values, *pairs = map(self._both, (match, *self.read_by(match)))
         known = [each for each in pairs if each is not None]
         if values is None or len(known) < len(pairs) or values[0].shape != values[1].shape:
             return ""

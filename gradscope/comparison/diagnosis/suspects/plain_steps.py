@@ -23,6 +23,9 @@ from gradscope.dump.manifest.manifest import Layer
 #: The share of a difference that factors leave where it is one of scale.
 _UNEXPLAINED: Final = 0.05
 
+#: The relative error up to which two values are multiples of each other.
+_PARALLEL: Final = 1e-4
+
 #: The least number of elements of which a factor says anything.
 _LEAST_GROUP: Final = 6
 
@@ -85,12 +88,8 @@ def is_rescaled(ref: FloatTensors, cand: FloatTensors, match: Match, layer: Laye
         match: The pair of its outputs.
         layer: The layer in the reference.
     """
-    one, others = ref.tensor(match.ref), [cand.tensor(key) for key in match.recipe.keys]
-    stored = [each for each in others if each is not None]
-    if one is None or len(stored) < len(others):
-        return False
-    other = match.recipe.made_of(stored)
-    if one.shape != other.shape:
+    one, other = ref.tensor(match.ref), cand.made(match.recipe)
+    if one is None or other is None or one.shape != other.shape:
         return False
     biases = [np.zeros(1), *params_of(ref, layer)]
     return any(
@@ -100,6 +99,22 @@ def is_rescaled(ref: FloatTensors, cand: FloatTensors, match: Match, layer: Laye
         if bias.size in (1, one.shape[channels])
         for shift in (bias.reshape(-1, *(1,) * (one.ndim - 1 - channels)),)
         for axes in _groups(one.ndim, channels)
+    )
+
+
+def is_multiple(ref: FloatTensors, cand: FloatTensors, match: Match) -> bool:
+    """Returns whether the candidate's value of a pair is a multiple of the reference's, which no arrangement makes.
+
+    Args:
+        ref: The tensors of the reference.
+        cand: The tensors of the candidate.
+        match: The pair.
+    """
+    one, other = ref.tensor(match.ref), cand.made(match.recipe)
+    if one is None or other is None or one.shape != other.shape or one.size < _LEAST_GROUP:
+        return False
+    return bool(
+        np.linalg.norm(other - _factors(one, other, tuple(range(one.ndim))) * one) <= _PARALLEL * np.linalg.norm(other)
     )
 
 

@@ -26,6 +26,7 @@ from gradscope.comparison.diagnosis.suspects.flat_steps import left_out_among
 from gradscope.comparison.diagnosis.suspects.gradient_suspects import backward_suspects
 from gradscope.comparison.diagnosis.suspects.plain_steps import (
     is_arrangement,
+    is_multiple,
     is_normalisation,
     is_recognised,
     is_rescaled,
@@ -209,6 +210,8 @@ class _Forward:
         making = [step for step in steps if step not in arranging]
         before = reader is not None or normalises  # then it reads other values
         if not before and layer.params and all(self._is_recognised(step) for step in making):
+            return Found([], steps)
+        if not making and is_multiple(self._ref, self._cand, match):
             return Found([], steps)
         return Found(self._likeliest(making) or (arranging if before else []), steps, made_before=before)
 

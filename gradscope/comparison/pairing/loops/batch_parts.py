@@ -1,7 +1,8 @@
 """`batch_parts` finds the layers that one program calls for the whole batch, and the other for each part of it.
 
 A program that accumulates gradients calls its layers again for each part of the batch, in a loop of Python (`attn`,
-`attn#2`) or in a scan (`attn[0]`, `attn[1]`).
+`attn#2`) or in a scan (`attn[0]`, `attn[1]`). Under `vmap` over the parts, it calls them once, and the value has an
+axis of the parts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class BatchParts:
         holder: The dump that has the value.
         whole: Its key.
         other: The other dump.
-        parts: The keys of the parts, in order.
+        parts: The keys of the parts, in order; one where a value has all parts along an axis of its own.
     """
 
     of_ref: bool
@@ -35,6 +36,16 @@ class BatchParts:
     whole: str
     other: DumpSource
     parts: tuple[str, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the value."""
+        return self.holder.entry(self.whole).shape
+
+    @property
+    def part_shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of its parts."""
+        return [self.other.entry(part).shape for part in self.parts]
 
     def keys(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Returns the keys of the reference, and those of the candidate."""
@@ -80,27 +91,49 @@ def _in_best_order(
     dumps: Dumps, refs: Sequence[str], cands: Sequence[str], error: Callable[[BatchParts], float]
 ) -> Sequence[BatchParts]:
     """Returns each value of a layer with its parts; none where the numbers of calls are no multiples of each other."""
+    if len(refs) == len(cands):
+        return _with_axis_of_parts(dumps, refs, cands, error)
     is_ref = len(refs) < len(cands)
     wholes, parts = (refs, cands) if is_ref else (cands, refs)
     holder, other = (dumps.ref, dumps.cand) if is_ref else (dumps.cand, dumps.ref)
-    count, rest = divmod(len(parts), len(wholes))
-    if count < 2 or rest:
+    if len(parts) % len(wholes):
         return ()
-    best, least = [], math.inf
-    for times in (each for each in range(len(wholes), 0, -1) if len(wholes) % each == 0):
+    best, least = (), math.inf
+    for calls in _assignments(len(wholes), len(parts)):
         way = [
             BatchParts(
-                of_ref=is_ref,
-                holder=holder,
-                whole=whole,
-                other=other,
-                parts=tuple(parts[(call // times * count + part) * times + call % times] for part in range(count)),
+                of_ref=is_ref, holder=holder, whole=whole, other=other, parts=tuple(parts[call] for call in each)
             )
-            for call, whole in enumerate(wholes)
+            for whole, each in zip(wholes, calls, strict=True)
         ]
-        total = sum(map(error, way))
-        if total == math.inf:  # the shapes of the calls of one layer are those of every order
-            return ()
-        if not best or total < least:
+        if (total := sum(map(error, way))) < least:
             best, least = way, total
     return best
+
+
+def _assignments(wholes: int, parts: int) -> Iterator[list[list[int]]]:
+    """Yields the ways in which the calls for parts may belong to those for wholes, the likeliest first.
+
+    A layer is called some times for each whole. The parts of a whole follow each other or, where each has every n-th
+    example, are as far apart as there are wholes.
+    """
+    count = parts // wholes
+    for times in (each for each in range(wholes, 0, -1) if wholes % each == 0):
+        of_batch = [divmod(call, times) for call in range(wholes)]
+        yield [[(number * count + part) * times + call for part in range(count)] for number, call in of_batch]
+        if (apart := wholes // times) > 1:
+            yield [[(part * apart + number) * times + call for part in range(count)] for number, call in of_batch]
+
+
+def _with_axis_of_parts(
+    dumps: Dumps, refs: Sequence[str], cands: Sequence[str], error: Callable[[BatchParts], float]
+) -> Sequence[BatchParts]:
+    """Returns each value of a layer with its counterpart that has one more axis, of the parts."""
+    found: list[BatchParts] = []
+    for ref, cand in zip(refs, cands, strict=True):
+        of_ref = len(dumps.cand.entry(cand).shape) - len(dumps.ref.entry(ref).shape)
+        if abs(of_ref) == 1:
+            sides = (dumps.ref, ref), (dumps.cand, cand)
+            (holder, whole), (other, part) = sides if of_ref == 1 else sides[::-1]
+            found.append(BatchParts(of_ref=of_ref == 1, holder=holder, whole=whole, other=other, parts=(part,)))
+    return () if len(found) < len(refs) or any(error(each) == math.inf for each in found) else found

@@ -1,46 +1,65 @@
 """`by_micro_batches` matches the values of a batch with those of its parts.
 
 Joined along the axis of the examples, the values that a program has of parts of the batch are those of the whole batch.
+All are joined in one order: that in which the first value whose examples are distinct is equal.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial, reduce
+from itertools import islice
+from typing import Final
 
-from gradscope.comparison.layout.recipe_steps import Concatenate, Split
+from gradscope.arrays.blocks import Array
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.loops.batch_parts import BatchParts, batch_parts
+from gradscope.comparison.pairing.loops.joined_parts import Order, PartJoin, order_of_examples, part_joins
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.comparison.precision import dtype_class
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.naming import ACTIVATION_GRAD, key_of, split_key
+from gradscope.naming import ACTIVATION_GRAD, INPUT, key_of, split_key
+from gradscope.naming.paths import loops_around, without_occurrence
+
+#: The most values whose examples are read for their order.
+_MOST_READ: Final = 8
 
 
 def by_micro_batches(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     """Yields matches of activations and their gradients with those of the parts of the batch."""
-    if unmatched.only_ref == unmatched.only_cand:
+    if unmatched.only_ref == unmatched.only_cand and _have_equal_shapes(dumps, unmatched.only_ref):
         return
+    loops = _loops(unmatched.only_ref) | _loops(unmatched.only_cand)
+    found = list(batch_parts(dumps, unmatched.only_ref, unmatched.only_cand, partial(_error, loops)))
+    proven = _proven_order(dumps, found)
     free = frozenset(unmatched.only_ref), frozenset(unmatched.only_cand)
-    for found in batch_parts(dumps, unmatched.only_ref, unmatched.only_cand, _error):
-        axis = _axis(found)
-        for match in () if axis is None else _matches(found, axis):
+    for parts in found:
+        for match in _matches(parts, proven):
             yield match
             gradients = _of_gradients(match)
             if gradients.ref in free[0] and free[1].issuperset(gradients.recipe.keys):
                 yield gradients
 
 
-def is_of_parts(match: Match) -> bool:
-    """Returns whether a match is one of a batch with its parts."""
-    return match.matched_by == "iterations" and any(
-        isinstance(each, Concatenate | Split) for each in match.recipe.steps
-    )
+def _have_equal_shapes(dumps: Dumps, keys: Sequence[str]) -> bool:
+    return all(dumps.ref.entry(key).shape == dumps.cand.entry(key).shape for key in keys)
 
 
-def _error(parts: BatchParts) -> float:
+def _loops(keys: Sequence[str]) -> set[str]:
+    """Returns the paths of the loops that have iterations."""
+    names = (split_key(key)[1] for key in keys if "[" in key)
+    return {without_occurrence(loop) for name in names for loop in loops_around(name)}
+
+
+def _error(loops: AbstractSet[str], parts: BatchParts) -> float:
     """Returns the difference of the sums of squares; inf where the sizes of the parts do not add up, 0 unless known."""
-    if _axis(parts) is None:
+    joins = list(part_joins(parts.shape, parts.part_shapes))
+    # What a scan stacks of its iterations is an output of the loop, and no batch.
+    path = without_occurrence(split_key(parts.whole)[1])
+    if not joins or (joins[0].whole and not loops.isdisjoint((path, path.rpartition(".")[0]))):
         return math.inf
     difference = abs(_power(parts.holder, [parts.whole]) - _power(parts.other, parts.parts))
     return difference if math.isfinite(difference) else 0.0
@@ -51,28 +70,43 @@ def _power(source: DumpSource, keys: Sequence[str]) -> float:
     return sum(as_float(each.stats.get("rms", math.nan)) ** 2 * math.prod(each.shape) for each in entries)
 
 
-def _axis(parts: BatchParts) -> int | None:
-    """Returns the axis along which the parts joined have the shape of the whole; None for none."""
-    shape, shapes = parts.holder.entry(parts.whole).shape, [parts.other.entry(part).shape for part in parts.parts]
-    if any(len(each) != len(shape) for each in shapes):
-        return None
-    for axis, size in enumerate(shape):
-        rest = (*shape[:axis], *shape[axis + 1 :])
-        alike = all((*each[:axis], *each[axis + 1 :]) == rest for each in shapes)
-        if alike and sum(each[axis] for each in shapes) == size:
-            return axis
+def _proven_order(dumps: Dumps, found: Sequence[BatchParts]) -> tuple[Order, PartJoin] | None:
+    """Returns the order of the examples of parts that are joined in turn, and how; None where no values prove it."""
+    examples = max((each.shape[0] for each in dumps.ref.manifest.entries if each.family == INPUT and each.shape),
+                   default=0)  # fmt: skip
+    for parts in islice(filter(_has_tensors, found), _MOST_READ):
+        whole, arrays = parts.holder.array(parts.whole), [parts.other.array(part) for part in parts.parts]
+        for join in part_joins(parts.shape, parts.part_shapes):
+            order = order_of_examples(whole, _joined(arrays, join), join.axis, examples)
+            if order is not None:
+                return order, join
     return None
 
 
-def _matches(found: BatchParts, axis: int) -> Iterator[Match]:
-    if found.of_ref:
-        recipe = Recipe(keys=found.parts, steps=(Concatenate(axis),))
-        yield Match(ref=found.whole, recipe=recipe, matched_by="iterations")
-        return
-    sizes = tuple(found.other.entry(part).shape[axis] for part in found.parts)
-    steps = (Split(axis, len(sizes) if len({*sizes}) == 1 else sizes),)
-    for number, part in enumerate(found.parts):
-        yield Match(ref=part, recipe=Recipe(keys=(found.whole,), steps=steps, part=number), matched_by="iterations")
+def _has_tensors(parts: BatchParts) -> bool:
+    entries = [parts.holder.entry(parts.whole), *(parts.other.entry(part) for part in parts.parts)]
+    known = parts.holder.has_tensor(parts.whole) and all(map(parts.other.has_tensor, parts.parts))
+    return known and {dtype_class(each.dtype) for each in entries} == {"float"}
+
+
+def _joined(arrays: Sequence[Array], join: PartJoin) -> Array:
+    (made,) = reduce(lambda made, step: step.apply(made), join.joining(()), [*arrays])
+    return made
+
+
+def _matches(found: BatchParts, proven: tuple[Order, PartJoin] | None) -> Iterator[Match]:
+    order, known = proven or ((), None)
+    joins = list(part_joins(found.shape, found.part_shapes))
+    if len(found.parts) == 1:  # a value of another shape is one of parts only where values prove that there are any
+        joins = [each for each in joins if known and each.stacked == known.stacked and each.count == known.count]
+    for join in joins[:1]:
+        if found.of_ref:
+            recipe = Recipe(keys=found.parts, steps=join.joining(order))
+            yield Match(ref=found.whole, recipe=recipe, matched_by="iterations")
+            continue
+        steps = join.parting(order)
+        for number, part in enumerate(found.parts):
+            yield Match(ref=part, recipe=Recipe(keys=(found.whole,), steps=steps, part=number), matched_by="iterations")
 
 
 def _of_gradients(match: Match) -> Match:

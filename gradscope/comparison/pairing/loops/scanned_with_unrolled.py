@@ -23,7 +23,7 @@ name, where a loop has that of the last. Such names are refuted by the iteration
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gradscope.comparison.layout.operands import StoredOperand, counterpart
@@ -47,10 +47,10 @@ def pair_loop_outputs(dumps: Dumps, pairing: Pairing) -> Pairing:
         DumpError: One of the dumps is damaged.
     """
     pairing = with_means_of_parts(dumps, pairing)
-    pairing = with_means_of_parts(dumps, pairing)
     pairing = _without_partial_gradients(dumps, pairing, _PlainPairs.of(dumps, pairing.matched))
     plain = _PlainPairs.of(dumps, pairing.matched)
     of_ref = tuple(by_iterations(dumps.ref, pairing.only_ref, plain.cand_keys))
+    of_ref += tuple(_of_joined(dumps, pairing, {each.ref for each in of_ref}))
     of_cand = tuple(by_iterations(dumps.cand, pairing.only_cand, plain.ref_keys))
     paired_ref, paired_cand = {match.ref for match in of_ref}, {match.ref for match in of_cand}
     return replace(
@@ -83,6 +83,18 @@ def by_iterations(source: DumpSource, unmatched: Iterable[str], counterparts: Ma
             if all(each in counterparts for each in recipe.keys) and _makes(source, recipe, owner):
                 keys = tuple(counterparts[each] for each in recipe.keys)
                 yield Match(ref=key, recipe=replace(recipe, keys=keys), matched_by="iterations")
+                break
+
+
+def _of_joined(dumps: Dumps, pairing: Pairing, known: Collection[str]) -> Iterator[Match]:
+    """Yields pairs of loop outputs of the reference that are an iteration's, which is joined of parts, or is a part."""
+    joined = {match.ref: match for match in pairing.matched if match.matched_by == "iterations"}
+    loops = UnrolledLoops(dumps.ref)
+    for key in (key for key in pairing.only_ref if joined and key not in known):
+        owner = dumps.ref.resolve(key)
+        for recipe in (each for each in loops.recipes(owner) if each.plain and each.keys[0] in joined):
+            if _makes(dumps.ref, recipe, owner):
+                yield replace(joined[recipe.keys[0]], ref=key)
                 break
 
 

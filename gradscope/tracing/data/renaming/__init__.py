@@ -1,5 +1,6 @@
 """Renaming makes the names of a checkpoint those of a model, by the user's rules.
 
-`key_map` has the rules (`--map-keys`), `renaming_hints` proposes lines of them where names do not fit, and
-`proposed_names` the pairs of names that these lines are made of.
+`key_map` has the rules (`--map-keys`), `renaming_hints` proposes lines of them where names do not fit, `proposed_names`
+the pairs of names that these lines are made of, and `name_likeness` measures how much says that two are a pair.
+`renamed_counts` tells of counts that another library reads otherwise.
 """

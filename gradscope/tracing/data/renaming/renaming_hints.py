@@ -12,7 +12,8 @@ from typing import Final
 from gradscope.frameworks.modules.adapter import Described
 from gradscope.naming import printable
 from gradscope.tracing.data.axes import Axes, Stored
-from gradscope.tracing.data.renaming.proposed_names import NUMBER, numbers_of, proposed_names, template_of
+from gradscope.tracing.data.renaming.name_likeness import NUMBER, numbers_of, template_of
+from gradscope.tracing.data.renaming.proposed_names import proposed_names
 from gradscope.tracing.data.variable_names import has_optimizer_alone
 
 #: The number of lines that a hint shows.
@@ -58,8 +59,9 @@ def key_map_hint(unmatched: Unmatched) -> str:
     proposal = "\n".join([f". {where}, the lines may be", *shown]) if lines else ""
     if len(pairs) == len(lacking):
         return f"{_KEY_MAP}{proposal}"
+    taken = {*pairs.values()}
     theirs, ours = (
-        _listed(name for name in extra if name not in pairs.values()),
+        _listed(name for name in extra if name not in taken),
         _listed(path for path in lacking if path not in pairs),
     )
     others = "other names" if lines else "names"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import permutations
 from typing import Any
@@ -27,15 +28,39 @@ def of_part(variables: dict[str, Any], x: Any, *, factor: float = 1.0) -> Any:
         return jnp.square(factor * x).mean()
 
 
-def in_turn(variables: Any, x: Any, parts: int, **options: Any) -> Any:
-    return sum(of_part(variables, each, **options) for each in jnp.split(x, parts)) / parts
+#: Returns the parts of a batch.
+Parts = Callable[[Any, int], Sequence[Any]]
 
 
-def scanned(variables: Any, x: Any, parts: int, **options: Any) -> Any:
+def every_nth(x: Any, parts: int) -> Sequence[Any]:
+    return [x[first::parts] for first in range(parts)]
+
+
+def backwards(x: Any, parts: int) -> Sequence[Any]:
+    return jnp.split(x, parts)[::-1]
+
+
+def shuffled(x: Any, parts: int) -> Sequence[Any]:
+    return jnp.split(x[jnp.array([2, 0, 3, 1])], parts)
+
+
+def in_turn(variables: Any, x: Any, parts: int, *, of: Parts = jnp.split, **options: Any) -> Any:
+    return sum(of_part(variables, each, **options) for each in of(x, parts)) / parts
+
+
+def of_unequal(variables: Any, x: Any, **options: Any) -> Any:
+    return (of_part(variables, x[:1], **options) + 3 * of_part(variables, x[1:], **options)) / 4
+
+
+def scanned(variables: Any, x: Any, parts: int, *, of: Parts = jnp.split, **options: Any) -> Any:
     def body(total: Any, part: Any) -> tuple[Any, None]:
         return total + of_part(variables, part, **options), None
 
-    return jax.lax.scan(body, 0.0, x.reshape(parts, -1, x.shape[1]))[0] / parts
+    return jax.lax.scan(body, 0.0, jnp.stack(of(x, parts)))[0] / parts
+
+
+def mapped(variables: Any, x: Any, parts: int, *, of: Parts = jnp.split, **options: Any) -> Any:
+    return jax.vmap(lambda part: of_part(variables, part, **options))(jnp.stack(of(x, parts))).mean()
 
 
 WAYS = {
@@ -46,28 +71,82 @@ WAYS = {
 }
 
 
+#: Parts that are made otherwise, each compared with the whole.
+OTHER_PARTS: dict[str, Any] = {
+    "every second": lambda variables, x, **options: in_turn(variables, x, 2, of=every_nth, **options),
+    "every second, scanned": lambda variables, x, **options: scanned(variables, x, 2, of=every_nth, **options),
+    "backwards": lambda variables, x, **options: in_turn(variables, x, 4, of=backwards, **options),
+    "shuffled": lambda variables, x, **options: in_turn(variables, x, 2, of=shuffled, **options),
+    "mapped": lambda variables, x, **options: mapped(variables, x, 2, **options),
+    "every second, mapped": lambda variables, x, **options: mapped(variables, x, 2, of=every_nth, **options),
+    "unequal": of_unequal,
+}
+
+
 @cache
 def captured(way: str, factor: float = 1.0) -> gs.Dump:
     def loss(variables: dict[str, Any], batch: dict[str, Any]) -> Any:
-        return WAYS[way](variables, batch["x"], factor=factor)
+        return {**WAYS, **OTHER_PARTS}[way](variables, batch["x"], factor=factor)
 
     return gs.capture(loss, {"w": drawn(1, 3, 3)}, {"x": drawn(2, EXAMPLES, 3)})
+
+
+def joined(one: str, other: str) -> set[str]:
+    """Returns the names of the values that are the same in two programs, which have to be the same."""
+    found = gs.compare(captured(one), captured(other))
+    assert found.verdict == "same"
+    compared = [row for row in found.rows if row.status == "same" and row.family == "activation"]
+    return {name for row in compared for name in (row.name, *row.counterpart.split(", "))}
 
 
 @pytest.mark.parametrize(
     ("one", "other"), [each for each in permutations(WAYS, 2) if not all("two parts" in way for way in each)]
 )
 def test_parts_of_a_batch_are_compared_with_the_whole(one: str, other: str) -> None:
-    found = gs.compare(captured(one), captured(other))
-    assert found.verdict == "same"
-    compared = [row for row in found.rows if row.status == "same" and row.family == "activation"]
-    names = {name for row in compared for name in (row.name, *row.counterpart.split(", "))}
+    names = joined(one, other)
     assert {"shared", "shared#2", "head"} <= names, "the loss in a layer is the mean of those of the parts"
 
 
-@pytest.mark.parametrize(("one", "other"), [("whole", "four parts"), ("four parts", "two parts")])
+@pytest.mark.parametrize("parts", OTHER_PARTS)
+def test_parts_in_any_order_are_compared_with_the_whole(parts: str) -> None:
+    for one, other in (("whole", parts), (parts, "whole")):
+        assert {"shared", "shared#2", "head"} <= joined(one, other)
+
+
+def test_parts_that_are_mapped_over_are_compared_with_those_of_a_loop() -> None:
+    for one, other in permutations(("two parts", "mapped")):
+        assert {"shared", "shared#2", "head", "head#2"} <= joined(one, other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("whole", "four parts"), ("four parts", "two parts"), *(("whole", parts) for parts in OTHER_PARTS)],
+)
 def test_a_fault_in_them_has_its_place(one: str, other: str) -> None:
     found = gs.compare(captured(one), captured(other, 1.01))
     assert found.verdict == "different"
     assert found.first_divergence.forward is not None
     assert found.first_divergence.forward.name.partition("#")[0] == "head"
+
+
+def test_targets_in_another_order_than_the_examples_are_told_at_the_loss() -> None:
+    def loss(parts: Parts | None) -> Any:
+        def of(x: Any, y: Any) -> Any:
+            with jax.named_scope("dense"):
+                x = jnp.tanh(x)
+            with jax.named_scope("error"):
+                return jnp.square(x - y).mean()
+
+        def of_all(w: Any, batch: Any) -> Any:
+            x, y = w[None] * batch["x"], batch["y"]
+            if parts is None:
+                return of(x, y)
+            return sum(of(*each) for each in zip(parts(x, 2), jnp.split(y, 2), strict=True)) / 2
+
+        return of_all
+
+    batch = {"x": drawn(2, EXAMPLES, 3), "y": drawn(3, EXAMPLES, 3)}
+    whole, wrong = (gs.capture(loss(parts), drawn(1, 3), batch) for parts in (None, every_nth))
+    found = gs.compare(whole, wrong)
+    assert found.first_divergence.forward is not None
+    assert found.first_divergence.forward.name == "error"

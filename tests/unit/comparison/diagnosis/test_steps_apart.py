@@ -156,3 +156,37 @@ def test_a_step_inside_of_a_layer_or_behind_it_under_one_name_is_no_fault(step: 
     for fault, first in [*((each, each) for each in (*own, "four")), *left]:
         found = gs.compare(reference, _chain(step, inside=not inside, fault=fault))
         assert found.sentence.startswith(f"Forward first differs at `{first}`"), (fault, found.sentence)
+
+
+def _scaled(*, inside: bool, fault: str = "", dropout: bool = False) -> Dump:
+    """Three dense layers, of which the second reads half of the first, perhaps behind a dropout that does nothing."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        with jax.named_scope("one"):
+            x = jnp.tanh(x) @ weights["one"] * (0.5 if inside else 1.0)
+        x = x if inside else 0.5 * x
+        if dropout:
+            with jax.named_scope("drop"):
+                x = x * 1.0
+        with jax.named_scope("two"):
+            x = x @ (weights["two"].T if fault == "transposed" else weights["two"])
+            x = x + weights["bias"][None] if fault == "bias" else x * (1.1 if fault == "factor" else 1.0)
+        with jax.named_scope("three"):
+            x = jnp.tanh(x) @ weights["three"]
+        return jnp.square(x).mean()
+
+    return gs.capture(loss, SQUARES | VECTORS, ROWS, origins=False)
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["reference inside", "reference behind"])
+@pytest.mark.parametrize("fault", ["transposed", "bias"])
+def test_a_fault_right_behind_a_factor_that_was_moved_is_told_and_not_the_factor(fault: str, inside: bool) -> None:
+    found = gs.compare(_scaled(inside=inside), _scaled(inside=not inside, fault=fault))
+    assert found.sentence.startswith("Forward first differs at `two`"), found.sentence
+
+
+def test_a_factor_is_of_the_layer_or_of_what_it_reads() -> None:
+    found = gs.compare(_scaled(inside=True), _scaled(inside=True, fault="factor"))
+    assert found.sentence.startswith("Forward first differs at `two` (rel_l2 0.10, made here; it is 1.1 times the")
+    without = gs.compare(_scaled(inside=True, dropout=True), _scaled(inside=True, fault="factor"))
+    assert without.sentence.startswith("Forward differs at `two` (rel_l2 0.10), and before it `drop` is only in the")

@@ -354,8 +354,14 @@ def test_a_fused_weight_is_split_by_a_rule(tmp_path: Path) -> None:
 def test_many_tensors_become_one_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     layers = [values(2, 3, seed=seed) for seed in range(12)]
     cand = foreign({f"h.{number}.w": layers[number] for number in sorted(range(12), key=str)})
-    for step, joined in (("stack", np.stack(layers)), ("concatenate", np.concatenate(layers))):
-        rule = f"[[rule]]\ncandidate = 'h\\.\\d+\\.w'\nreference = 'param/blocks'\nsteps = [{{ {step} = 0 }}]"
+    weights = list(range(1, 13))
+    mean = np.average(np.stack(layers), axis=0, weights=weights)[None].astype(np.float32)
+    for steps, joined in (
+        ("{ stack = 0 }", np.stack(layers)),
+        ("{ concatenate = 0 }", np.concatenate(layers)),
+        (f"{{ stack = 0 }}, {{ mean = 0, weights = {weights} }}", mean),
+    ):
+        rule = f"[[rule]]\ncandidate = 'h\\.\\d+\\.w'\nreference = 'param/blocks'\nsteps = [{steps}]"
         assert compare(dump({"param/blocks": joined}), cand, options=map_of(tmp_path, rule)).verdict == "same"
 
 
@@ -378,11 +384,15 @@ def test_a_rule_for_names_is_for_every_family_and_goes_before_exact_names(tmp_pa
 
 
 @pytest.mark.parametrize(
-    "step", ["{ reshape = [7, 7] }", "{ transpose = [0, 1, 2] }", "{ split = 5 }", "{ split = 0, into = [1, 1] }"]
-)
+    "step",
+    [
+        "{ reshape = [7, 7] }", "{ transpose = [0, 1, 2] }", "{ split = 5 }", "{ split = 0, into = [1, 1] }",
+        "{ mean = 0, weights = [1, 1] }",
+    ],
+)  # fmt: skip
 def test_steps_that_do_not_fit_are_reported_with_the_shapes(tmp_path: Path, step: str) -> None:
     options = map_of(tmp_path, f"[[rule]]\ncandidate = 'w'\nreference = 'param/a'\nsteps = [{step}]")
-    with pytest.raises(UsageError, match=r"cannot (reshape|transpose|split) .* tensor/w of shape \(3, 4\)"):
+    with pytest.raises(UsageError, match=r"cannot (reshape|transpose|split|mean) .* tensor/w of shape \(3, 4\)"):
         compare(dump({"param/a": values(3, 4)}), foreign({"w": values(3, 4)}), options=options)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from gradscope.tracing.data.renaming.key_map import read_key_map
 from gradscope.tracing.data.renaming.renaming_hints import Unmatched, key_map_hint
+from tests.support.work import calls
 
 #: A file's names with the variables that they are.
 TRANSFORMER = {
@@ -93,3 +94,13 @@ def test_names_of_any_file_are_proposed(names: dict[str, str], sizes: tuple[int,
         lacking=dict(zip(names.values(), arrays, strict=True)), extra=dict(zip(names, arrays, strict=True))
     )
     assert renamed(key_map_hint(unmatched), names, tmp_path) == names
+
+
+def test_work_grows_with_the_variables_of_one_size() -> None:
+    def hint(count: int) -> str:
+        names = {f"h{layer}.ln.bias": f"params/layer{layer}/norm/bias" for layer in range(count)}
+        return key_map_hint(tensors(names))
+
+    hint(4)
+    few, many = (calls(lambda each=count: hint(each)) for count in (100, 400))
+    assert many < 6 * few

@@ -9,7 +9,7 @@ program leaves the function out. The gradients of the program that has the argum
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -18,11 +18,11 @@ from typing import Final
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.diagnosis.refuting.activation_functions import DERIVATIVES, ELEMENTWISE, FLAT, Elementwise
-from gradscope.comparison.layout.recipes import Recipe
+from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE, FLAT, Elementwise
+from gradscope.comparison.diagnosis.refuting.apart.dense_readers import arriving_at, dense_readers, least_angle
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.interfaces import DumpSource
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM_GRAD, key_of, printable, split_key
+from gradscope.naming import ACTIVATION_GRAD, key_of, printable, split_key
 from gradscope.naming.wording import brief
 
 #: The largest number of elements that are compared, and the numbers that rule out a function of elements, and of rows.
@@ -152,7 +152,7 @@ def is_applied(dumps: Dumps, match: Match, found: FunctionBetween) -> bool | Non
         found: The function that one value of the pair is of the other.
     """
     source, key = (dumps.ref, match.ref) if found.of_ref else (dumps.cand, match.cand)
-    gradient = _gradient(source, key, None if found.of_ref else match.recipe)
+    gradient = arriving_at(source, key, None if found.of_ref else match.recipe)
     values = _values(dumps, match)
     if gradient is None or values is None or not np.any(gradient):
         return None
@@ -177,7 +177,7 @@ def _is_chained(dumps: Dumps, match: Match, found: FunctionBetween, argument: Ar
         gradient: The gradient that arrives at it.
     """
     other, key = (dumps.cand, match.cand) if found.of_ref else (dumps.ref, match.ref)
-    arriving = _gradient(other, key, match.recipe if found.of_ref else None)
+    arriving = arriving_at(other, key, match.recipe if found.of_ref else None)
     if arriving is None or arriving.shape != gradient.shape or not np.any(arriving):
         return False
     step, function = 1e-5 * np.maximum(np.abs(argument), 1.0), ELEMENTWISE[found.name]
@@ -242,59 +242,20 @@ def _error(
     return float(np.linalg.norm(function(argument) - value))
 
 
-def _gradient(source: DumpSource, key: str, recipe: Recipe | None) -> Array | None:
-    """Returns the gradient that arrives at a value, as a recipe of the value makes it; None where there is none."""
-    keys = [key_of(ACTIVATION_GRAD, split_key(each)[1]) for each in ((key,) if recipe is None else recipe.keys)]
-    known = frozenset(source.keys())
-    if not all(each in known and source.has_tensor(each) for each in keys):
-        return None
-    arrays = [source.array(each) for each in keys]
-    return (arrays[0] if recipe is None else recipe.made_of(arrays)).astype(np.float64)
-
-
 def _read_by_dense(source: DumpSource, key: str) -> str | None:
     """Returns the function of a value that a dense layer reads, "" for the value; None where none reads any."""
     rows: Array | None = None
-    for arriving, gradients in _dense_readers(source, key):
+    for arriving, gradients in dense_readers(source, key):
         columns = arriving.reshape(-1, arriving.shape[-1])
         if rows is None:  # few values are read by a dense layer
             value = source.array(key).astype(np.float64)
             rows = value.reshape(-1, value.shape[-1])
         kernels = [source.array(each).astype(np.float64) for each in gradients]
         errors = {
-            each: _least_error((rows if function is None else function(rows)).T @ columns, kernels)
+            each: least_angle((rows if function is None else function(rows)).T @ columns, kernels)
             for each, function in ({"": None} | {**ELEMENTWISE}).items()
         }
         best = min(errors, key=errors.__getitem__)
         if errors[best] <= _AGREE:
             return best
     return None
-
-
-def _dense_readers(source: DumpSource, key: str) -> Iterator[tuple[Array, list[str]]]:
-    """Yields the gradients at the outputs of layers that read a value, with those of kernels that fit a dense layer."""
-    (*rows, features), name, known = source.entry(key).shape, split_key(key)[1], frozenset(source.keys())
-    for layer in (each for each in source.manifest.layers if name in each.inputs or key in each.sources):
-        gradients = [key_of(PARAM_GRAD, each) for each in layer.params]
-        shapes = {each: source.entry(each).shape for each in gradients if each in known and source.has_tensor(each)}
-        for output in layer.outputs:
-            arrives_at = key_of(ACTIVATION, output)
-            *others, columns = (source.entry(arrives_at).shape if arrives_at in known else ()) or (0,)
-            fitting = [each for each, shape in shapes.items() if shape in ((features, columns), (columns, features))]
-            if fitting and math.prod(others) == math.prod(rows):
-                arriving = _gradient(source, arrives_at, None)
-                if arriving is not None and source.has_tensor(arrives_at):
-                    value = source.array(arrives_at).astype(np.float64)
-                    yield from ((arriving * derivative(value), fitting) for derivative in DERIVATIVES.values())
-
-
-def _least_error(expected: Array, kernels: Iterable[Array]) -> float:
-    """Returns by how much the gradients of kernels, stored either way round, are no multiple of the expected one."""
-    oriented = (each for kernel in kernels for each in (kernel, kernel.T))
-    return min((_angle(expected, each) for each in oriented if each.shape == expected.shape), default=1.0)
-
-
-def _angle(one: Array, other: Array) -> float:
-    """Returns the sine of the angle between two tensors; 1 where one of them is zero."""
-    size = float(np.linalg.norm(one) * np.linalg.norm(other))
-    return math.sqrt(max(0.0, 1 - (float(np.vdot(one, other)) / size) ** 2)) if size else 1.0

@@ -24,6 +24,7 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.apart.biases_between import bias_between, differ_by_biases
+from gradscope.comparison.diagnosis.refuting.apart.dense_readers import read_multiple
 from gradscope.comparison.diagnosis.refuting.apart.functions_between import function_between, is_applied
 from gradscope.comparison.diagnosis.refuting.apart.norms_between import norm_between
 from gradscope.comparison.diagnosis.refuting.apart.pair_values import (
@@ -38,6 +39,12 @@ from gradscope.comparison.layout.layouts import Shape
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.naming import printable, split_key
 from gradscope.naming.wording import brief
+
+#: The relative error up to which a layer reads a multiple of a value.
+_PARALLEL: Final = 1e-3
+
+#: How many times less than without it a factor leaves of what is read that it explains.
+_BY_FAR: Final = 4
 
 #: The most axes of a value of which a part is looked for in every order of them.
 _MOST_AXES: Final = 4
@@ -176,13 +183,31 @@ def _of_factor(
         multiple = inherited or noticed
     else:
         both_notice = noticed and is_noticed(dumps, match, other * other_slope)
-        multiple = both_notice and not is_close(slope, other_slope, tolerance) and agrees_behind()
+        multiple = (
+            both_notice
+            and not is_close(slope, other_slope, tolerance)
+            and (agrees_behind() or _is_multiplied(dumps, match, factor))
+        )
     if not multiple:
         return None
     size = brief(max(factor, 1 / factor, key=abs))
     words = f"one program multiplies by {size} within the layer, and the other outside of it"
     keys = (match.ref, *match.recipe.keys)
     return StepsApart(applied=True, stages=dict.fromkeys((*keys, *map(gradient_of, keys)), words), factor=factor)
+
+
+def _is_multiplied(dumps: Dumps, match: Match, factor: float) -> bool:
+    """Returns whether dense layers read the values of a pair as if the candidate's were multiplied by a factor.
+
+    Whatever such a layer makes of it then, the gradient of its kernel shows what it reads.
+    """
+    if len(match.recipe.keys) > 1:
+        return False
+    one, other = read_multiple(dumps.ref, match.ref), read_multiple(dumps.cand, match.cand)
+    if one is None or other is None:
+        return False
+    left, apart = abs(other - factor * one), abs(other - one)  # with the factor, and without it
+    return left <= _PARALLEL * abs(other) and _BY_FAR * left <= apart > 0
 
 
 def _turned(array: Array, shape: Shape) -> Iterator[Array]:

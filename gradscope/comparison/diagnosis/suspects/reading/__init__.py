@@ -4,6 +4,7 @@
 - `read_steps`: the steps of either program that are right or wrong by what the layer behind them reads.
 - `recovered_values`: what a layer reads, where no tensor has that.
 - `unrecorded_reads`: what a layer reads in both programs, where neither has an entry for that.
+- `attention_reads`: which attention of the values before it a layer reads in both programs.
 - `read_powers`: which function of a value a layer reads, by the root mean square of that.
 - `correlations`: the gradients that a kernel can have, for what a layer reads and the gradient that arrives.
 """

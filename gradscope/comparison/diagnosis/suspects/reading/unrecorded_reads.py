@@ -3,7 +3,8 @@
 Programs without a scope around an attention, or around an activation function, have nothing between two layers. Then
 what the layer behind reads shows where the difference is made: it is recovered of both programs (`recovered_values`),
 or it is a function of what both programs have before, which the gradient of the kernel shows (`correlations`), or the
-root mean square of what the layer reads (`read_powers`), or a sum of multiples of such values. Where the layer is the
+root mean square of what the layer reads (`read_powers`), or a sum of multiples of such values, or an attention of them
+(`attention_reads`). Where the layer is the
 same in both programs, that alone shows that it reads another value.
 """
 
@@ -19,6 +20,7 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
+from gradscope.comparison.diagnosis.suspects.reading.attention_reads import attention_read
 from gradscope.comparison.diagnosis.suspects.reading.correlations import KernelForm, forms, gradient_error
 from gradscope.comparison.diagnosis.suspects.reading.read_powers import FunctionRead, function_read
 from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered, RecoveredValues
@@ -65,6 +67,7 @@ def unrecorded_read(dumps: Dumps, pairing: Pairing, key: str) -> str:
     # A capture of PyTorch does not state what a layer reads: the other program may.
     words = (words for side in sides for words in (side.functions(),) if words)
     found = next(words, None) or sides[0].terms() or sides[0].powers(sides[1])
+    found = found or attention_read(dumps, pairing, match)
     return found or sides[0].recovered() or sides[0].stated(sides[1])
 
 
@@ -181,6 +184,8 @@ class _Side:
         found = [] if self._layer is None else list(islice(self._pairs.of(self._key, self._layer), 1, None))
         if self._layer is None or not found or any(_agree(each) for each in found):
             return ""
+        if any(_is_multiple(each) for each in found):  # the layer may as well multiply its product
+            return ""
         if any(have_same_elements(each.other, each.own) for each in found):
             return "in the order of what it reads"
         return self._in_a_step(self._layer)
@@ -225,6 +230,11 @@ def _around(layers: Sequence[Layer], layer: Layer, read: Sequence[str]) -> str:
 
 def _agree(pair: Recovered) -> bool:
     return bool(np.linalg.norm(pair.other - pair.own) <= _AGREE * np.linalg.norm(pair.own))
+
+
+def _is_multiple(pair: Recovered) -> bool:
+    factor = np.vdot(pair.own, pair.other) / max(float(np.vdot(pair.own, pair.own)), 1e-300)
+    return bool(np.linalg.norm(pair.other - factor * pair.own) <= _AGREE * np.linalg.norm(pair.other))
 
 
 def _multiples(value: Array, terms: Sequence[Array]) -> Array | None:

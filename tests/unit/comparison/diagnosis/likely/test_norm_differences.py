@@ -47,9 +47,14 @@ def test_what_two_norms_do_differently_is_told(x: Any, axes: tuple[int, ...], co
     for epsilon, words in ((1e-3, "1.0e-3"), (1e-4, "1.0e-4"), (2e-5, "2.0e-5"), (0.0, "next to nothing")):
         added = f"adds {words} to the variance, and the reference 1.0e-5"
         assert _words(x, ref, _norm(x, axes, epsilon=epsilon)) == added
+    added_most = "adds 1.0e-3 to the variance, and the reference 1.0e-5"
     unbiased = _norm(x, axes, less=1)
     assert _words(x, ref, unbiased) == f"divides the variance by {count - 1}, and the reference by {count}"
     assert _words(x, unbiased, ref) == f"divides the variance by {count}, and the reference by {count - 1}"
+    both = _norm(x, axes, less=1, epsilon=1e-3)
+    assert (
+        _words(x, ref, both) == f"divides the variance by {count - 1}, and the reference by {count}, and {added_most}"
+    )
     assert _words(x, ref, _norm(x, axes, mean=0)) == "does not subtract the mean, and the reference does"
     others = "other numbers, as by running statistics" if axes == BATCH else "other numbers"
     given = _norm(x, axes, var=1.7)

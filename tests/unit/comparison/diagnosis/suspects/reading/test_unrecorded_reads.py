@@ -71,17 +71,14 @@ def _convolutions(function: Any, *, names: tuple[str, str]) -> Dump:
     return gs.capture(loss, dict(zip(names, KERNELS, strict=True)), {f"of_{names[0]}": IMAGES}, origins=False)
 
 
+ATTENTION = "`block/out` (rel_l2 {}), which reads an attention with"
+
+
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [
-        (
-            "scale",
-            "`block/out` (rel_l2 {}), in what it reads: a step of `block` that neither program has an entry for.",
-        ),
-        (
-            "mask",
-            "`block/out` (rel_l2 {}), in what it reads: a step of `block` that neither program has an entry for.",
-        ),
+        ("scale", f"{ATTENTION} scores times 0.58, and in the candidate with scores times 1.0."),
+        ("mask", f"{ATTENTION} `kept` as the mask, and in the candidate with the inverse of `kept` as the mask."),
         ("order", "`block/out` (rel_l2 {}), in the order of what it reads."),
         (
             "activation",

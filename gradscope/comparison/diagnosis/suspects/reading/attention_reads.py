@@ -1,0 +1,180 @@
+"""`attention_read` tells that a dense layer reads other attentions of the same values in two programs.
+
+Where an attention has no entry, the layer behind it shows which it is: of the values that it is computed from, any may
+be the query, the key and the value, of any number of heads, scaled and masked in the usual ways. The attention of each
+program has to make the output of the layer; then what differs between them is told.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered, RecoveredValues
+from gradscope.comparison.diagnosis.suspects.steps import makers_of
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.dump.manifest.layer_graph import sources_of
+from gradscope.naming import ACTIVATION, INPUT, PARAM, key_of, printable, split_key
+from gradscope.naming.wording import brief
+
+#: The relative error up to which an output is made of an attention.
+_FITS: Final = 1e-4
+
+#: The most examples, and elements of one of them, of which attentions are computed, and the most heads.
+_MOST_EXAMPLES: Final = 2
+_MOST_ELEMENTS: Final = 1 << 15
+_MOST_HEADS: Final = 64
+
+#: What is added to the scores of masked positions.
+_MASKED: Final = -1e9
+
+#: The masks that an attention may have, by their words: where a position may be read, or None for everywhere.
+_Masks: TypeAlias = Mapping[str, Array | None]
+
+
+class _Attention(NamedTuple):
+    """_Attention is an attention of three values.
+
+    Attributes:
+        order: The positions of the query, the key and the value.
+        heads: The number of heads.
+        scale: By what scores are multiplied.
+        mask: The mask, in words.
+    """
+
+    order: tuple[int, ...]
+    heads: int
+    scale: float
+    mask: str
+
+    def of(self, values: Sequence[Array], masks: _Masks) -> Array:
+        """Returns the attention of values `[examples, positions, features]`."""
+        query, key, value = (
+            values[at].reshape(*values[at].shape[:2], self.heads, -1).swapaxes(1, 2) for at in self.order
+        )
+        scores = self.scale * query @ key.swapaxes(2, 3)
+        mask = masks[self.mask]
+        scores = scores if mask is None else np.where(mask, scores, _MASKED)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        read = weights / weights.sum(-1, keepdims=True) @ value
+        return read.swapaxes(1, 2).reshape(values[0].shape)
+
+    def differences(self, other: _Attention) -> int:
+        """Returns in how many ways the attention is another than a given one."""
+        pairs = [*zip(self.order, other.order, strict=True), (self.heads, other.heads), (self.mask, other.mask)]
+        return sum(one != two for one, two in pairs) + (not math.isclose(self.scale, other.scale))
+
+    def words(self, other: _Attention, names: Sequence[str]) -> str:
+        """Returns what the attention is that another is not, in words.
+
+        Args:
+            other: The other one.
+            names: The names of the values.
+        """
+        roles = zip(("query", "key", "value"), self.order, other.order, strict=True)
+        parts = [f"{names[at]} as the {role}" for role, at, its in roles if at != its]
+        told = [" and ".join(parts)] if parts else []
+        told += [f"{self.heads} head{'s' * (self.heads > 1)}"] if self.heads != other.heads else []
+        told += [f"scores times {brief(self.scale)}"] if not math.isclose(self.scale, other.scale) else []
+        told += [self.mask] if self.mask != other.mask else []
+        return ", ".join(told)
+
+
+def attention_read(dumps: Dumps, pairing: Pairing, match: Match) -> str:
+    """Returns which attentions a dense layer reads in both programs, in words; "" if not others.
+
+    Args:
+        dumps: The dumps.
+        pairing: Their pairing.
+        match: The pair of the output of the layer.
+    """
+    layers, known = dumps.ref.manifest.layers, frozenset(dumps.ref.keys())
+    layer = makers_of(layers).get(split_key(match.ref)[1])
+    read = [each for each in sources_of(layers).get(match.ref, ()) if split_key(each)[0] in (ACTIVATION, INPUT)]
+    pairs = RecoveredValues(dumps, pairing, of_ref=True)
+    value = pairs.pair(match.ref)
+    if layer is None or value is None or value.own.ndim != 3:
+        return ""
+    parts, names = _parts([(each, pair) for each in read if (pair := pairs.pair(each)) is not None])
+    params = [pair for name in layer.params if (pair := pairs.pair(key_of(PARAM, name))) is not None]
+    if not parts or len(params) < len(layer.params):
+        return ""
+    masks = _masks(parts[0].own.shape, {each: dumps.ref.array(each) for each in read
+                                        if each in known and dumps.ref.has_tensor(each)})  # fmt: skip
+    one, two = ([each[side] for each in parts] for side in (0, 1))
+    tried = list(_attentions(one[0].shape[-1], masks))
+    own = next(_fitting(tried, one, value.own, [each.own for each in params], masks), None)
+    if own is None:
+        return ""
+    tried.sort(key=own.differences)
+    others = list(islice(_fitting(tried, two, value.other, [each.other for each in params], masks), 2))
+    # Where a mask leaves one position, nothing shows heads and scale: the fewest differences are told.
+    if not others or own == others[0] or len({*map(own.differences, others)}) < len(others):
+        return ""
+    other = others[0]
+    return (
+        f"which reads an attention with {own.words(other, names)}, and in the candidate with {other.words(own, names)}"
+    )
+
+
+def _parts(read: Sequence[tuple[str, Recovered]]) -> tuple[list[Recovered], list[str]]:
+    """Returns the three values that an attention may be of, and their names; none where there are no such."""
+    found = [(f"`{printable(split_key(key)[1])}`", pair) for key, pair in read if pair.own.ndim in (3, 4)]
+    if len(found) == 1 and found[0][1].own.ndim == 3 and found[0][1].own.shape[-1] % 3 == 0:
+        ((name, packed),) = found
+        thirds = zip(*(np.split(each, 3, axis=-1) for each in packed), strict=True)
+        return [Recovered(*each) for each in thirds], [
+            f"the {nth} third of {name}" for nth in ("first", "second", "last")
+        ]
+    if len(found) != 3 or len({pair.own.shape for _, pair in found}) != 1:
+        return [], []
+    joined = [Recovered(*(each.reshape(*each.shape[:2], -1) for each in pair)) for _, pair in found]
+    return joined, [name for name, _ in found]
+
+
+def _masks(shape: tuple[int, ...], given: Mapping[str, Array]) -> _Masks:
+    """Returns the masks that values of a shape may be read through, those that are given among them."""
+    count = shape[1]
+    causal = np.tril(np.ones((count, count), np.bool_))
+    found: dict[str, Array | None] = {"no mask": None, "a causal mask": causal}
+    for key, array in given.items():
+        if array.shape == shape[:2] and array.dtype.kind in "biuf" and np.isin(array, (0, 1)).all():
+            name = f"`{printable(split_key(key)[1])}`"
+            kept = array.astype(np.bool_)[:_MOST_EXAMPLES, None, None, :]
+            for words, mask in ((f"{name} as the mask", kept), (f"the inverse of {name} as the mask", ~kept)):
+                found[words] = mask
+                found[f"{words}, and a causal one"] = mask & causal
+    return found
+
+
+def _fitting(
+    tried: Iterable[_Attention], values: Sequence[Array], output: Array, params: Sequence[Array], masks: _Masks
+) -> Iterator[_Attention]:
+    """Yields those of some attentions of values of which a dense layer makes an output."""
+    kernels, biases = [each for each in params if each.ndim == 2], [each for each in params if each.ndim == 1]
+    if len(kernels) != 1 or len(biases) > 1 or values[0][0].size > _MOST_ELEMENTS:
+        return
+    some, made = [each[:_MOST_EXAMPLES] for each in values], output[:_MOST_EXAMPLES]
+    expected = made - biases[0] if biases and biases[0].size == made.shape[-1] else made
+    shape = some[0].shape[-1], made.shape[-1]
+    turned = [each for each in (kernels[0], kernels[0].T) if each.shape == shape]
+    for attention in tried:
+        read = attention.of(some, masks)
+        if any(np.linalg.norm(read @ each - expected) <= _FITS * np.linalg.norm(expected) for each in turned):
+            yield attention
+
+
+def _attentions(features: int, masks: _Masks) -> Iterator[_Attention]:
+    """Yields the attentions that are tried, the usual ones first."""
+    for mask, heads in itertools.product(masks, range(1, min(features, _MOST_HEADS) + 1)):
+        if features % heads == 0:
+            width = features // heads
+            for scale in dict.fromkeys((width**-0.5, 1.0, features**-0.5, 1 / width)):
+                for order in itertools.permutations(range(3)):
+                    yield _Attention(order, heads, scale, mask)

@@ -1,0 +1,192 @@
+"""`PartJoin` makes a value of a batch of those of its parts, and the parts of the value.
+
+The parts follow each other along the axis of the examples. Where each has every n-th example, or they come in another
+order, the order of the examples is what the values prove (`order_of_examples`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.arrays.widening import real_values
+from gradscope.comparison.layout.layouts import Shape
+from gradscope.comparison.layout.recipe_steps import (
+    Concatenate,
+    RecipeStep,
+    Reshape,
+    Split,
+    Stack,
+    Transpose,
+    Unstack,
+    in_order_of_blocks,
+)
+
+#: Where each example of a batch is in the parts that are joined.
+Order: TypeAlias = tuple[int, ...]
+
+#: The most examples whose order is looked for; each is compared with every other.
+_MOST_EXAMPLES: Final = 2048
+#: The most values of each example that are read.
+_SAMPLE: Final = 1024
+#: How many times closer an example is to its counterpart than to any other.
+_BY_FAR: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartJoin:
+    """PartJoin makes a value of its parts, which follow each other along an axis.
+
+    Attributes:
+        shape: The shape of the value.
+        axis: The axis of the examples.
+        sizes: The sizes of the parts along it.
+        stacked: The axis that one tensor has of all parts; None where each is a tensor.
+        whole: Whether the value has such an axis, along which the parts of the other program are.
+    """
+
+    shape: Shape
+    axis: int
+    sizes: tuple[int, ...]
+    stacked: int | None = None
+    whole: bool = False
+
+    @property
+    def count(self) -> int:
+        """The number of parts."""
+        return len(self.sizes)
+
+    def joining(self, order: Order) -> tuple[RecipeStep, ...]:
+        """Returns the steps that make the value of its parts."""
+        ordered = _ordering(self.shape, self.axis, self._of_all(order))
+        if self.stacked is None:
+            return Stack(self.axis) if self.whole else Concatenate(self.axis), *ordered
+        moved = (self.stacked, self.axis + (self.stacked <= self.axis))
+        return *self._moving(moved), Reshape(self.shape), *ordered
+
+    def parting(self, order: Order) -> tuple[RecipeStep, ...]:
+        """Returns the steps that make the parts of the value."""
+        of_all = self._of_all(order)
+        ordered = _ordering(self.shape, self.axis, tuple(sorted(range(len(of_all)), key=of_all.__getitem__)))
+        if self.whole:
+            return *ordered, Unstack(self.axis)
+        if self.stacked is None:
+            return *ordered, Split(self.axis, len(self.sizes) if len({*self.sizes}) == 1 else self.sizes)
+        split = (*self.shape[: self.axis], len(self.sizes), self.sizes[0], *self.shape[self.axis + 1 :])
+        back = [axis for axis in range(len(split)) if axis != self.axis]
+        back.insert(self.stacked, self.axis)
+        moved = () if back == sorted(back) else (Transpose(tuple(back)),)
+        return *ordered, Reshape(split), *moved
+
+    def _moving(self, moved: tuple[int, int]) -> tuple[RecipeStep, ...]:
+        """Returns the step that moves the axis of the parts in front of that of the examples; none where it is."""
+        parts, examples = moved
+        axes = [axis for axis in range(len(self.shape) + 1) if axis != parts]
+        axes.insert(axes.index(examples), parts)
+        return () if axes == sorted(axes) else (Transpose(tuple(axes)),)
+
+    def _of_all(self, order: Order) -> Order:
+        """Returns an order of examples as one of all that stands along the axis; none where it has no such examples."""
+        size = self.shape[self.axis]
+        if not order or size % len(order):
+            return ()
+        each = size // len(order)
+        return tuple(example * each + place for example in order for place in range(each))
+
+
+def part_joins(shape: Shape, parts: Sequence[Shape]) -> Iterator[PartJoin]:
+    """Yields the ways in which parts of some shapes can make a value of a shape, the likeliest first.
+
+    Args:
+        shape: The shape of the value.
+        parts: The shapes of its parts; one that has an axis more has all parts along that.
+    """
+    if len(parts) == 1:
+        (part,) = parts
+        for stacked, axis in product(range(len(part)), range(len(shape))):
+            count, single = part[stacked], part[:stacked] + part[stacked + 1 :]
+            if count > 1 and len(single) == len(shape) and _with(single, axis, count * single[axis]) == shape:
+                yield PartJoin(shape=shape, axis=axis, sizes=(single[axis],) * count, stacked=stacked)
+        return
+    for axis in range(len(shape)):
+        if (len(parts), {*parts}) == (shape[axis], {shape[:axis] + shape[axis + 1 :]}):
+            yield PartJoin(shape=shape, axis=axis, sizes=(1,) * len(parts), whole=True)
+    if any(len(part) != len(shape) for part in parts):
+        return
+    for axis, size in enumerate(shape):
+        sizes = tuple(part[axis] for part in parts)
+        if sum(sizes) == size and all(_with(part, axis, size) == shape for part in parts):
+            yield PartJoin(shape=shape, axis=axis, sizes=sizes)
+
+
+def order_of_examples(whole: Array, joined: Array, axis: int, examples: int) -> Order | None:
+    """Returns where each example of a value is among those of its joined parts; None where the values prove none.
+
+    Each example has to be closest by far to another one of the parts.
+
+    Args:
+        whole: The value.
+        joined: Its parts, joined in order.
+        axis: The axis of the examples.
+        examples: The number of examples of the batch, of each of which the axis may have several entries.
+    """
+    size = whole.shape[axis]
+    count = examples if examples > 0 and size % examples == 0 else size
+    if not 1 < count <= _MOST_EXAMPLES or not whole.size:
+        return None
+    one, other = (_examples(each, axis, count) for each in (whole, joined))
+    if not (np.isfinite(one).all() and np.isfinite(other).all()):
+        return None
+    squares = np.square(one).sum(1)[:, None] + np.square(other).sum(1) - 2 * one @ other.T
+    closest, next_one = np.partition(squares, 1, axis=1)[:, :2].T
+    order = tuple(squares.argmin(axis=1).tolist())
+    distinct = bool((next_one > 0).all() and (_BY_FAR**2 * closest <= next_one).all())
+    return order if distinct and len({*order}) == count else None
+
+
+def _examples(array: Array, axis: int, count: int) -> Array:
+    """Returns a sample of the values of each example, one example a row."""
+    first = np.moveaxis(real_values(array), axis, 0)
+    rows = first.reshape(count, -1)
+    step = math.ceil(rows.shape[1] / _SAMPLE)
+    return rows[:, ::step].astype(np.float64)
+
+
+def _with(shape: Shape, axis: int, size: int) -> Shape:
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def _ordering(shape: Shape, axis: int, order: Order) -> tuple[RecipeStep, ...]:
+    """Returns the steps that put the entries along an axis into an order; none where they are in it."""
+    if not order or order == tuple(range(len(order))):
+        return ()
+    each = _block_size(order)
+    blocks = tuple(start // each for start in order[::each])
+    rows = _rows_of_transposition(blocks)
+    if rows is None:
+        return in_order_of_blocks(axis, blocks)
+    split = (*shape[:axis], rows, len(blocks) // rows, each, *shape[axis + 1 :])
+    axes = list(range(len(split)))
+    axes[axis], axes[axis + 1] = axis + 1, axis
+    return Reshape(split), Transpose(tuple(axes)), Reshape(shape)
+
+
+def _block_size(order: Order) -> int:
+    """Returns the size of the largest equal blocks that an order moves as a whole."""
+    starts = [place for place in range(len(order)) if place == 0 or order[place] != order[place - 1] + 1]
+    return math.gcd(len(order), *starts, *(order[place] for place in starts))
+
+
+def _rows_of_transposition(order: Order) -> int | None:
+    """Returns the rows of the matrix of which an order is that of its columns; None where it is that of none."""
+    rows = len(order) // order[1] if order[1:2] and 0 < order[1] < len(order) else 0
+    if rows < 2 or len(order) % rows:
+        return None
+    transposed = np.arange(len(order)).reshape(rows, -1).T.reshape(-1)
+    return rows if transposed.tolist() == [*order] else None

@@ -1,0 +1,68 @@
+"""A layer that is called in a scan, and around it, is the same as in the loop written out, whose calls are numbered."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import permutations
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import gradscope as gs
+from tests.support.data import drawn
+
+pytestmark = pytest.mark.usefixtures("compiled_in_a_hurry")
+
+ITERATIONS = 2
+
+#: How often the layer is called before the loop, in each iteration, and behind the loop.
+CALLS = {"before and behind": (1, 1, 1), "twice, and twice behind": (0, 2, 2)}
+
+
+def called(variables: dict[str, Any], x: Any, times: int, factor: Any = 1.0) -> Any:
+    """Calls the layer some times; the factor is that of the last call."""
+    for call in range(times):
+        x = jnp.sin(x)
+        with jax.named_scope("shared"):
+            x = jnp.tanh(x @ variables["w"]) * (factor if call == times - 1 else 1.0)
+    return x
+
+
+@cache
+def captured(calls: str, *, scanned: bool, factor: float = 1.0) -> gs.Dump:
+    """Returns the dump of a program; the factor is that of the loop's last iteration."""
+    before, inside, behind = CALLS[calls]
+    factors = jnp.ones(ITERATIONS).at[-1].set(factor)
+
+    def loss(variables: dict[str, Any], batch: dict[str, Any]) -> Any:
+        def body(x: Any, factor: Any) -> tuple[Any, None]:
+            return called(variables, x, inside, factor), None
+
+        x = called(variables, batch["x"], before)
+        if scanned:
+            x, _ = jax.lax.scan(body, x, factors)
+        else:
+            for each in factors:
+                x, _ = body(x, each)
+        return jnp.square(called(variables, x, behind)).mean()
+
+    return gs.capture(loss, {"w": drawn(1, 3, 3)}, {"x": drawn(2, 4, 3)})
+
+
+@pytest.mark.parametrize("calls", CALLS)
+def test_the_calls_of_a_layer_are_compared_in_turn(calls: str) -> None:
+    for one, other in permutations((True, False)):
+        found = gs.compare(captured(calls, scanned=one), captured(calls, scanned=other))
+        assert found.verdict == "same"
+        compared = [row for row in found.rows if row.family == "activation" and "shared" in row.name]
+        assert {row.status for row in compared} == {"same"}
+
+
+@pytest.mark.parametrize("calls", CALLS)
+def test_a_fault_in_one_of_them_has_its_place(calls: str) -> None:
+    before, inside, _ = CALLS[calls]
+    found = gs.compare(captured(calls, scanned=False), captured(calls, scanned=True, factor=1.01))
+    assert found.first_divergence.forward is not None
+    assert found.first_divergence.forward.name == f"shared#{before + inside * ITERATIONS}"
