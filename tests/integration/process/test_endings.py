@@ -28,9 +28,6 @@ ENDINGS = {
 }
 SUPERVISED = "import os, signal\nfrom gradscope.cli.running.supervisor import supervise\nends_with = supervise()\n"
 
-#: What a loss does in a whole command: the exit status, and what is said.
-LOSSES = {"os._exit(1)": (5, f"{ENDED} with status 1"), "os.closerange(3, 100)": (5, "Bad file descriptor")}
-
 
 def python(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a program in a folder, in a process of its own."""
@@ -46,13 +43,11 @@ def test_a_process_that_something_else_ends_has_no_status_of_a_result(tmp_path: 
     assert says in done.stderr if says else not done.stderr
 
 
-@pytest.mark.parametrize("line", LOSSES)
-def test_a_command_whose_loss_ends_it_has_no_status_of_a_result(tmp_path: Path, line: str) -> None:
-    loss = models.LOSS.replace("    return", f"    {line}\n    return")
+def test_a_command_whose_loss_closes_its_files_has_no_status_of_a_result(tmp_path: Path) -> None:
+    loss = models.LOSS.replace("    return", "    os.closerange(3, 100)\n    return")
     models.write(tmp_path, models.source(more="import os", loss=loss))
     done = gradscope_process("dump", "model.py", folder=tmp_path)
-    status, says = LOSSES[line]
-    assert (done.status, says in done.errors) == (status, True), done.errors
+    assert (done.status, "Bad file descriptor" in done.errors) == (5, True), done.errors
     assert "Traceback" not in done.errors
     assert not list(tmp_path.glob("*.npz"))
 

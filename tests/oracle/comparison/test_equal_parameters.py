@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -97,9 +98,13 @@ def of_candidate(params: Any) -> dict[str, Any]:
     }
 
 
+def gradients(loss: Callable[[Any, Any], jax.Array], params: Any) -> Any:
+    return jax.jit(jax.grad(loss))(params, BATCH)
+
+
 def test_a_right_port_of_equal_parameters_is_the_same() -> None:
     ref = of_reference()
-    expected, found = of_candidate(jax.grad(reference)(ref, BATCH)), jax.grad(candidate)(of_candidate(ref), BATCH)
+    expected, found = of_candidate(gradients(reference, ref)), gradients(candidate, of_candidate(ref))
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-6), expected, found)
     compared = gs.compare(gs.capture(reference, ref, BATCH), gs.capture(candidate, of_candidate(ref), BATCH))
     differing = [row.name for row in compared.rows if row.status == "different"]
@@ -112,7 +117,7 @@ def test_a_right_port_of_equal_parameters_is_the_same() -> None:
 
 def test_a_right_stack_of_equal_parameters_is_the_same() -> None:
     ref = of_unrolled()
-    expected, found = of_scanned(jax.grad(unrolled)(ref, BATCH)), jax.grad(scanned)(of_scanned(ref), BATCH)
+    expected, found = of_scanned(gradients(unrolled, ref)), gradients(scanned, of_scanned(ref))
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-6), expected, found)
     compared = gs.compare(gs.capture(unrolled, ref, BATCH), gs.capture(scanned, of_scanned(ref), BATCH))
     assert compared.verdict == "same", compared.sentence

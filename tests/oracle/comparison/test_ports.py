@@ -23,9 +23,12 @@ REFERENCES = {port.name: port for port in PORTS}
 OWN = {fault: port for port in FAULTY for fault in port.shows_at if fault not in FAULTS}
 OTHERS = [port for port in FAULTY if port not in OWN.values()]
 
-#: These, and one common fault in each of the others; `test_torch_ports` has all that are common, `scripts/bench ports`
-#: all in all.
-CHOSEN = [*((port, fault) for fault, port in OWN.items()), *zip(OTHERS, FAULTS, strict=False)]
+#: One of those that show at the same place of a network, and one common fault in each of the others; `test_torch_ports`
+#: has all that are common, `scripts/bench ports` all in all.
+CHOSEN = [
+    *{(port.name, port.shows_at[fault]): (port, fault) for fault, port in OWN.items()}.values(),
+    *zip(OTHERS, FAULTS, strict=False),
+]
 
 
 @cache

@@ -24,7 +24,6 @@ ROUNDING = 1e-9
 #: What may be left of a gradient whose terms cancel.
 CANCELLED = 1e-11
 UNROLLED = {name: ZOO[name] for name in ("transformer, one layer", "resnet18, short")}
-SMALL = {name: case for name, case in UNROLLED.items() if "resnet" not in name} | {"mlp": ZOO["mlp"]}
 
 
 @pytest.fixture(autouse=True)
@@ -65,8 +64,8 @@ def test_every_operation_has_the_value_and_the_gradient_that_jax_computes(case: 
         assert_same(found, np.asarray(gradient), name)
 
 
-@pytest.mark.parametrize("case", SMALL.values(), ids=SMALL.keys())
-def test_every_operand_has_the_gradient_that_jax_computes_for_that_operand(case: Case) -> None:
+def test_every_operand_has_the_gradient_that_jax_computes_for_that_operand() -> None:
+    case = UNROLLED["transformer, one layer"]
     twin, _, gradients = differentiated(case, "operands")
     dump = gradscope.capture(case.loss, *case.arguments(), ops="inputs")
     paths = [layer.path for layer in dump.layers if layer.operation]

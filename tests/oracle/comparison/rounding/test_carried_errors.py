@@ -65,13 +65,12 @@ def test_rounding_that_norms_of_three_values_carry_on_is_no_difference() -> None
     assert max(row.needed or 0 for row in found.rows) > 1e-3  # ten times the default tolerance
 
 
-@pytest.mark.parametrize("place", [3, 11])
-def test_an_epsilon_is_found_among_the_errors_that_are_carried_on(place: int) -> None:
-    found = gs.compare(reference(), captured(IN_PARTS, lambda number: 1e-3 if number == place else 1e-5))
+def test_an_epsilon_is_found_among_the_errors_that_are_carried_on() -> None:
+    found = gs.compare(reference(), captured(IN_PARTS, lambda number: 1e-3 if number == 11 else 1e-5))
     assert found.verdict == "different"
     first = found.first_divergence.forward
     assert first is not None
-    assert first.name == f"norm{place}"
+    assert first.name == "norm11"
 
 
 def test_a_loss_may_be_as_far_apart_as_its_values_make_it_and_no_further() -> None:
