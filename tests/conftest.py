@@ -23,7 +23,6 @@ from typing import Any
 
 import hypothesis
 import pytest
-from hypothesis.internal.conjecture import providers
 
 # Two dtypes never meet by accident, two ranks never broadcast by accident.
 os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
@@ -65,9 +64,6 @@ sys.dont_write_bytecode = False
 # No deadline: the first example of a test pays for its compilation. The same examples in every run: red stays red.
 hypothesis.settings.register_profile("gradscope", deadline=None, max_examples=50, derandomize=True)
 hypothesis.settings.load_profile("gradscope")
-# They include no constants of our modules, for which all that are imported are parsed: which those are depends on what
-# else a worker runs.
-providers._get_local_constants = lambda: providers._local_constants
 
 # Looking for cycles, Python's collector walks through all of JAX and its jaxprs again and again, and has JAX look for
 # arrays that are garbage. It looks a hundred times as seldom, as the command line has it where a model runs.
