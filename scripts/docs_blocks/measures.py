@@ -10,7 +10,7 @@ import numpy as np
 
 from gradscope.arrays.histograms import UNDERFLOW_LIMITS
 from gradscope.comparison import default_tolerances, precision
-from gradscope.comparison.follow_ups.mesh_relations import FAULTS
+from gradscope.comparison.follow_ups.mesh_fault import FAULTS
 from gradscope.comparison.metrics.metrics import METRICS
 from gradscope.comparison.pairing.matching import PASSES
 from gradscope.dump.manifest.zero_reasons import ZERO_REASONS

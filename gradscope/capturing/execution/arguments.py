@@ -180,7 +180,7 @@ def _deferred(function: Callable[[], Any]) -> tuple[Any, Callable[[], Any]]:
         shapes, make = jax.eval_shape(function), jax.jit(function)
     except NEEDS_VALUES:
         return _existing(function)  # it reads files or branches on values: run it without tracing, once
-    if jax.device_count() == 1:
+    if jax.device_count() == 1 and all(leaf.sharding is None for leaf in jax.tree_util.tree_leaves(shapes)):
         return shapes, make
     # Over which devices the values will be spread is known only once this is compiled.
     compiled = make.lower().compile()
@@ -195,10 +195,13 @@ def _existing(function: Callable[[], Any]) -> tuple[Any, Callable[[], Any]]:
 
 
 def _placed(shapes: Any, shardings: Any) -> Any:
-    """Returns shapes that carry the sharding of their values, where the values are spread over several devices."""
+    """Returns shapes that carry the sharding of their values, where these are spread over devices or axes of a mesh."""
     leaves, tree = jax.tree_util.tree_flatten(shapes)
     placed = [
-        leaf if sharding is None or sharding.num_devices == 1 else leaf.update(sharding=sharding)
+        # A type with explicit axes names a mesh without its devices, also where that is one.
+        leaf
+        if sharding is None or (sharding.num_devices == 1 and leaf.sharding is None)
+        else leaf.update(sharding=sharding)
         for leaf, sharding in zip(leaves, tree.flatten_up_to(shardings), strict=True)
     ]
     return jax.tree_util.tree_unflatten(tree, placed)

@@ -30,7 +30,7 @@ from gradscope.stats.columns import is_all_zero
 from gradscope.tracing.jaxpr.frames import ValueKey
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.lookup.batch_broadcasts import batch_broadcasts
-from gradscope.tracing.lookup.collectives import collectives, mesh_axes
+from gradscope.tracing.lookup.collectives import collectives, mesh_axes, shard_axes
 from gradscope.tracing.lookup.functions.rectified_logits import rectified_logits
 from gradscope.tracing.lookup.functions.softmax_products import softmax_uses
 from gradscope.tracing.lookup.step_functions import step_functions
@@ -133,6 +133,7 @@ class Session:
             else (*softmax_uses(self._run.trace), *dict.fromkeys(self._attentions)),
             clips=tuple(sorted(self._clips, key=lambda clip: clip.index)),
             mesh=mesh_axes(self._run.trace, self._run.arguments),
+            shard_axes=shard_axes(self._run.trace),
             collectives=collectives(self._run.trace, self._order.rank_between),
             random_masks=tuple(sorted(self._masks, key=lambda mask: mask.index)),
         )

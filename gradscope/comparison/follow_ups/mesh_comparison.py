@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from gradscope.comparison.compare_dumps import compare
-from gradscope.comparison.follow_ups.mesh_faults import MeshFault, mesh_fault, only_moved
+from gradscope.comparison.follow_ups.mesh_fault import MeshFault
+from gradscope.comparison.follow_ups.mesh_faults import loss_differs, mesh_fault
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.rows import Verdict
 from gradscope.comparison.pairing.matching import Dumps
@@ -17,6 +18,7 @@ from gradscope.comparison.result import EXIT_CODES, Comparison
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.reader import open_dump
 from gradscope.dump.record import Json
+from gradscope.naming import AUX, INPUT_GRAD, PARAM_GRAD
 from gradscope.naming.wording import counted
 
 #: Version of the JSON that `to_json` returns; its keys are stable within one version.
@@ -24,6 +26,9 @@ SCHEMA: Final = 1
 
 #: What two runs on different numbers of devices do not have in common.
 _EXPECTED: Final = frozenset({"argv", "device_count", "trace_fingerprint"})
+
+#: The families of what a program returns, and of the gradients of its arguments.
+_RETURNED: Final = frozenset({AUX, PARAM_GRAD, INPUT_GRAD})
 
 _WORST_FIRST: Final[tuple[Verdict, ...]] = ("different", "nothing compared", "same")
 
@@ -67,27 +72,29 @@ class MeshMember:
     Attributes:
         devices: The number of devices.
         comparison: The comparison.
-        moved: Whether all that differs are slices that are on other devices, from where they come back.
+        arranged: How many values differ although the loss and all gradients of parameters and inputs agree: what the
+            devices have of them is arranged otherwise, as in a ring.
         fault: What differs, and by which relation; None where nothing does.
     """
 
     devices: int
     comparison: Comparison
-    moved: bool = False
+    arranged: int = 0
     fault: MeshFault | None = None
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict: that of the comparison, but for slices that come back; a loss that alone differs counts."""
-        if self.moved:
+        """The verdict: that of the comparison, but that what is arranged otherwise is the same, and a loss counts."""
+        if self.arranged:
             return "same"
         return "different" if self.fault is not None else self.comparison.verdict
 
     @property
     def sentence(self) -> str:
         """The verdict as a sentence."""
-        if self.moved:
-            return "Same: slices are on other devices in between, and come back."
+        if self.arranged:
+            values = counted(self.arranged, "value")
+            return f"Same: the loss and all gradients of parameters agree; {values} arranged otherwise on the devices."
         return self.comparison.sentence
 
     def to_json(self) -> dict[str, Json]:
@@ -186,10 +193,18 @@ def mesh_member(devices: int, ref: DumpSource, cand: DumpSource, options: Compar
         UsageError: A pattern selects nothing.
         DumpError: A dump is damaged.
     """
-    found, dumps = compare(ref, cand, options=options), Dumps(ref=ref, cand=cand)
+    found = compare(ref, cand, options=options)
     others = tuple(each for each in found.provenance_differences if each["field"] not in _EXPECTED)
     found = replace(found, provenance_differences=others)
-    if found.verdict == "different" and only_moved(found, dumps):
-        return MeshMember(devices=devices, comparison=found, moved=True)
-    differs = found.verdict == "different" or found.losses is not None
-    return MeshMember(devices=devices, comparison=found, fault=mesh_fault(found, dumps) if differs else None)
+    different = [row for row in found.rows if row.counts and row.status != "same"]
+    if different and _agree(found):
+        return MeshMember(devices=devices, comparison=found, arranged=len(different))
+    fault = mesh_fault(found, Dumps(ref=ref, cand=cand)) if different or loss_differs(found) else None
+    return MeshMember(devices=devices, comparison=found, fault=fault)
+
+
+def _agree(found: Comparison) -> bool:
+    """Returns whether the loss agrees, and whatever else a program returns, with all gradients of its arguments."""
+    returned = [row for row in found.rows if row.family in _RETURNED and row.counts]
+    gradients = any(row.family == PARAM_GRAD and row.compared for row in returned)
+    return not loss_differs(found) and gradients and all(row.status == "same" for row in returned)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from typing import Final
@@ -12,7 +11,8 @@ from typing import Final
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.follow_ups.mesh_relations import KINDS, FaultKind, Relation, factor_between, relation_of
+from gradscope.comparison.follow_ups.mesh_fault import LOSS, FaultKind, MeshFault
+from gradscope.comparison.follow_ups.mesh_relations import Relation, factor_between, relation_of
 from gradscope.comparison.follow_ups.mesh_values import axis_values
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.loops.by_shards import layout_of
@@ -21,78 +21,19 @@ from gradscope.comparison.pairing.loops.shard_layouts import TERMS
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.result import Comparison
 from gradscope.dump.manifest.operation_facts import Collective
-from gradscope.dump.record import Json
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM, is_gradient, key_of, printable
+from gradscope.naming import (
+    ACTIVATION,
+    ACTIVATION_GRAD,
+    PARAM,
+    PARAM_GRAD,
+    is_gradient,
+    key_of,
+    printable,
+)
 from gradscope.naming.paths import without_iterations
 
 #: How far a factor may be from a number of devices, relative to it.
 _NEAR: Final = 1e-3
-
-#: The kinds of fault that the collective which a value has passed last may have made.
-_PASSED: Final = frozenset({"factor", "weights", "order", "summed"})
-
-#: How the loss is named as the place of a fault.
-_LOSS: Final = "the loss"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeshFault:
-    """A `MeshFault` is what differs on a mesh, where, and by which relation.
-
-    Attributes:
-        kind: The kind.
-        name: The first tensor that differs, or "the loss".
-        family: Its family; "" for the loss.
-        axis: The axis of the mesh, or several joined by commas; "" where that is not known.
-        factor: How many times what one device has it is; None where it is no multiple.
-        detail: A clause with the numbers of the relation; "" for none.
-        collective: The collective that is nearest to it over that axis; None where there is none.
-        source: `file:line` of the collective, or else of the tensor; None where unknown.
-    """
-
-    kind: FaultKind
-    name: str
-    family: str = ""
-    axis: str = ""
-    factor: float | None = None
-    detail: str = ""
-    collective: Collective | None = None
-    source: str | None = None
-
-    @property
-    def sentence(self) -> str:
-        """What differs, in words."""
-        nearest = f"; it last passes {self.collective}" if self.collective is not None and self.kind in _PASSED else ""
-        return f"{self._filled(KINDS[self.kind].what)}{nearest}"
-
-    @property
-    def advice(self) -> str:
-        """What is likely then, or mends it; "" where nothing is known."""
-        return self._filled(KINDS[self.kind].likely)
-
-    def _filled(self, text: str) -> str:
-        name = self.name if self.name == _LOSS else f"`{printable(self.name)}`"
-        return text.format(
-            name=f"the gradient of {name}" if is_gradient(self.family) else name,
-            axis=_quoted(self.axis) if self.axis else "an axis of the mesh",
-            number="" if self.factor is None else f"{self.factor:.4g}",
-            detail=self.detail,
-        )
-
-    def to_json(self) -> dict[str, Json]:
-        """Returns the fault as JSON, without what is not known."""
-        known: dict[str, Json] = {
-            "kind": self.kind,
-            "name": self.name,
-            "family": self.family or None,
-            "axis": self.axis or None,
-            "factor": self.factor,
-            "collective": None if self.collective is None else self.collective.function,
-            "source": self.source,
-            "why": self.sentence,
-            "likely": self.advice or None,
-        }
-        return {key: value for key, value in known.items() if value is not None}
 
 
 def mesh_fault(found: Comparison, dumps: Dumps) -> MeshFault | None:
@@ -108,15 +49,11 @@ def mesh_fault(found: Comparison, dumps: Dumps) -> MeshFault | None:
     return _Search(found, dumps).fault()
 
 
-def only_moved(found: Comparison, dumps: Dumps) -> bool:
-    """Returns whether all that differs are slices that are on other devices, from where they come back."""
-    search = _Search(found, dumps)
-    different = [row for row in found.rows if row.counts and row.status != "same"]
-    return (
-        found.losses is None
-        and bool(different)
-        and all((relation := search.relation(row)) is not None and relation[1].kind == "order" for row in different)
-    )
+def loss_differs(found: Comparison) -> bool:
+    """Returns whether the losses of a comparison differ by more than any order of sums explains."""
+    losses = found.losses
+    # How far rounding may take a loss is judged by its values, which a selection may leave out.
+    return losses is not None and abs(losses.cand - losses.ref) > _NEAR * max(abs(losses.cand), abs(losses.ref))
 
 
 class _Search:
@@ -134,23 +71,37 @@ class _Search:
 
     def fault(self) -> MeshFault | None:
         """Returns the fault."""
-        losses = self._found.losses
-        if losses is not None and losses.factor is not None:
-            axis = self._axes_of(losses.factor, self._collectives[::-1])
-            return self._fault(
-                "factor", None, axis, losses.factor, next(self._over(axis, self._collectives[::-1]), None)
-            )
+        arguments = (row for row in self._found.rows if row.family in _ARGUMENTS and row.status == "different")
+        if (row := next(arguments, None)) is not None:
+            return self._fault("arguments", row, "", None, None)
+        if (factor := self._common_factor()) is not None:
+            passed = _likely_first(factor, self._collectives[::-1])
+            axis = self._axes_of(factor, passed)
+            return self._fault("factor", None, axis, factor, next(self._over(axis, passed), None))
         if (terms := self._terms_used()) is not None:
             return terms
         row = self._first()
         if row is None:
-            return None if losses is None else self._of_loss()
+            return self._of_loss() if loss_differs(self._found) else None
         found = self.relation(row)
         if found is not None:
             axis, relation = found
             collective = self._nearest(row, axis)
             return self._fault(relation.kind, row, axis, relation.factor, collective, detail=relation.detail)
         return self._multiple(row) or self._fault("values", row, "", None, None)
+
+    def _common_factor(self) -> float | None:
+        """Returns how many times as large the loss and the gradients of all parameters are; None where they are not."""
+        losses = self._found.losses
+        if losses is None or losses.factor is not None or not losses.ref:
+            return None if losses is None else losses.factor
+        factor = losses.cand / losses.ref
+        rows = [row for row in self._found.rows if row.family == PARAM_GRAD and row.status == "different"]
+        pairs = filter(None, map(self._pair, rows))
+        same = rows and all(
+            (found := factor_between(*pair)) and abs(found - factor) <= _NEAR * factor for pair in pairs
+        )
+        return factor if same and self._axes_of(factor, ()) else None
 
     def _terms_used(self) -> MeshFault | None:
         """Returns the fault at the first value whose terms make that of one device, and are used before their sum.
@@ -204,8 +155,9 @@ class _Search:
             return None
         if abs(factor - 1) < _NEAR:
             return self._added_again(row, pair[1] - pair[0])
-        axis = self._axes_of(factor, self._passed(row))
-        return self._fault("factor", row, axis, factor, self._nearest(row, axis)) if axis else None
+        passed = _likely_first(factor, self._passed(row))
+        axis = self._axes_of(factor, passed)
+        return self._fault("factor", row, axis, factor, next(self._over(axis, passed), None)) if axis else None
 
     def _added_again(self, row: ComparisonRow, rest: Array) -> MeshFault | None:
         """Returns the fault where a parameter is in a value as many times as there are devices along an axis."""
@@ -265,16 +217,17 @@ class _Search:
         """Returns the fault at a row; at the loss where there is none."""
         own = None if row is None else row.source
         return MeshFault(
-            kind=kind, name=_LOSS if row is None else row.name, family="" if row is None else row.family, axis=axis,
+            kind=kind, name=LOSS if row is None else row.name, family="" if row is None else row.family, axis=axis,
             factor=factor, detail=detail, collective=collective,
             source=own if collective is None or collective.source is None else collective.source,
         )  # fmt: skip
 
 
+def _likely_first(factor: float, passed: Sequence[Collective]) -> list[Collective]:
+    """Returns the collectives that may have made a factor first: a sum makes a value larger, a mean smaller."""
+    return sorted(passed, key=lambda each: (each.function == "pmean") is (factor > 1))
+
+
 def _without_offset(values: Array) -> Array:
     """Returns values less the mean over all axes but the last, as a bias is the same there."""
     return values - values.mean(tuple(range(values.ndim - 1)), keepdims=True) if values.ndim > 1 else values
-
-
-def _quoted(axes: str) -> str:
-    return " and ".join(f"`{printable(axis)}`" for axis in axes.split(","))

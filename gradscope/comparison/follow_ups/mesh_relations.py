@@ -6,93 +6,16 @@ count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from types import MappingProxyType
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.follow_ups.mesh_fault import FaultKind
 from gradscope.comparison.follow_ups.mesh_values import AxisValues
-
-#: By what relation the values of a mesh are other ones than those of one device.
-FaultKind: TypeAlias = Literal[
-    "factor", "terms", "summed", "statistics", "weights", "mask", "order", "first device", "added again", "not reduced",
-    "values",
-]  # fmt: skip
-
-
-class FaultWords(NamedTuple):
-    """`FaultWords` say a kind of fault in words.
-
-    Attributes:
-        what: What differs: a sentence about a tensor (`name`) and an `axis`, perhaps with a `number` and a `detail`.
-        likely: What is likely then, or mends it; "" where nothing is known.
-        detail: What the detail is, where nothing was measured.
-    """
-
-    what: str
-    likely: str
-    detail: str = ""
-
-
-KINDS: Final[Mapping[FaultKind, FaultWords]] = MappingProxyType(
-    {
-        "factor": FaultWords(
-            "{name} is {number} times what one device has, by the number of devices along {axis}",
-            "a `psum` in place of a `pmean` or the reverse, one too many, or one left out",
-        ),
-        "terms": FaultWords(
-            "the devices along {axis} have terms of {name}, and nothing adds them up", "a `psum` is missing"
-        ),
-        "summed": FaultWords(
-            "each device along {axis} has the sum of {name} over all of them",
-            "a `psum` too many, as of a gradient that belongs to one device",
-        ),
-        "statistics": FaultWords(
-            "each device along {axis} normalises {name} by the statistics of its own part",
-            "take mean and mean square over the axis (`pmean`, or the layer's `axis_name`)",
-        ),
-        "weights": FaultWords(
-            "along {axis}, {name} is {detail} times what one device has",
-            "a mean of means over unequal parts; `psum` the numerator and the denominator, and divide then",
-            "on each device another number of",
-        ),
-        "mask": FaultWords(
-            "the random mask of {name} is another one than on one device{detail}",
-            "random numbers depend on the number of devices; compare with --eval, or draw for the whole batch",
-        ),
-        "order": FaultWords(
-            "the devices along {axis} have slices of each other in {name}{detail}",
-            "`ppermute`, `all_gather` or `all_to_all` over another axis or in another order",
-        ),
-        "first device": FaultWords(
-            "along {axis}, only the first device has in {name} what one device has",
-            "places along a divided axis are counted from each device's own start; `axis_index` has the number",
-        ),
-        "added again": FaultWords(
-            "{name} has {detail} times in it",
-            "it is added on each device along {axis}, before what adds them up",
-            "a parameter several",
-        ),
-        "not reduced": FaultWords(
-            "values and gradients agree, and {name} is that of one part",
-            "nothing reduces it over {axis}, as `check_vma=True` would say",
-        ),
-        "values": FaultWords("{name} is in no simple relation to what one device has", ""),
-    }
-)
-
-#: What each kind of fault is.
-FAULTS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        kind: words.what.format(name="a tensor", axis="an axis of the mesh", number="N", detail=words.detail)
-        + (f"; likely: {words.likely.format(axis='that axis')}" if words.likely else "")
-        for kind, words in KINDS.items()
-    }
-)
 
 #: How far values may be from a relation, relative to their size.
 _NEAR: Final = 1e-3
@@ -196,7 +119,7 @@ def _weights(values: AxisValues) -> Relation | None:
     return Relation(kind="weights", detail=", ".join(f"{each:.3g}" for each in known))
 
 
-def _mask(values: AxisValues) -> Relation | None:
+def _zeros(values: AxisValues) -> Relation | None:
     one, other = np.stack([*values.one]), np.stack([*values.several])
     share, both = float(np.mean(other == 0)), (one != 0) & (other != 0)
     low, high = _MASKED
@@ -206,7 +129,7 @@ def _mask(values: AxisValues) -> Relation | None:
     known = ((one != 0) | (other != 0)).all(axis=0)
     kept = (other != 0)[:, known]
     repeated = kept.size and bool((kept == kept[0]).all())
-    return Relation(kind="mask", detail=", the same on each device" if repeated else "") if both.any() else None
+    return Relation(kind="zeros", detail=", the same ones on each" if repeated else "") if both.any() else None
 
 
 def _statistics(values: AxisValues) -> Relation | None:
@@ -241,5 +164,5 @@ def _first_device(values: AxisValues) -> Relation | None:
 
 
 _Test: TypeAlias = Callable[[AxisValues], Relation | None]
-_OF_SLICES: Final[tuple[_Test, ...]] = (_summed, _order, _weights, _mask, _statistics, _first_device)
+_OF_SLICES: Final[tuple[_Test, ...]] = (_summed, _order, _weights, _zeros, _statistics, _first_device)
 _OF_WHOLES: Final[tuple[_Test, ...]] = (_terms, _order_within)

@@ -94,6 +94,7 @@ def manifest_from_json(value: Json, lists: Mapping[str, tuple[Any, ...]] = Mappi
         rectified_logits=manifest.each("rectified_logits", fact_fields.rectified),
         softmax_uses=manifest.each("softmax_uses", fact_fields.softmax_use),
         mesh=manifest.counted("mesh"),
+        shard_axes=manifest.texts("shard_axes"),
         collectives=manifest.each("collectives", fact_fields.collective),
         note=manifest.text("note"),
     )

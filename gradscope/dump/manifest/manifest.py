@@ -207,6 +207,7 @@ class RunFacts:
         random_masks: The random masks inside the model that make more than 0.8 of their elements zero.
         rectified_logits: The rectifiers whose results are the logits of the loss.
         mesh: The axes of the meshes that the program is run on, each with its number of devices; empty without one.
+        shard_axes: Those of them by which the shards of a `shard_map` are numbered, the last one fastest.
         collectives: The operations by which devices exchange values in the forward pass, in execution order.
         note: One line about the file ("not written by gradscope", the error that ended the run); "" for none.
     """
@@ -232,6 +233,7 @@ class RunFacts:
     rectified_logits: tuple[operation_facts.RectifiedLogits, ...] = ()
     softmax_uses: tuple[operation_facts.SoftmaxUse, ...] = ()
     mesh: Mapping[str, int] = field(default_factory=dict[str, int])
+    shard_axes: tuple[str, ...] = ()
     collectives: tuple[operation_facts.Collective, ...] = ()
     note: str = ""
 

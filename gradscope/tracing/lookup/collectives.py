@@ -14,7 +14,7 @@ from gradscope.naming import IterationIndex
 from gradscope.naming.paths import without_iterations
 from gradscope.primitive_groups import COLLECTIVES
 from gradscope.tracing.jaxpr.frames import FrameKey, Loop, source_in
-from gradscope.tracing.jaxpr.jaxcompat import Equation
+from gradscope.tracing.jaxpr.jaxcompat import Equation, manual_axes
 from gradscope.tracing.jaxpr.sharding import meshes_of, meshes_of_shardings
 from gradscope.tracing.jaxpr.source_lines import is_library_file
 from gradscope.tracing.layers.layers import LayerCall
@@ -47,6 +47,13 @@ def mesh_axes(trace: Trace, arguments: Iterable[Any]) -> dict[str, int]:
     placed = (mesh for each in arguments for mesh in meshes_of_shardings(getattr(each, "sharding", None)))
     named = (mesh for frame in trace.root.walk() for equation in frame.jaxpr.eqns for mesh in meshes_of(equation))
     return {str(axis): size for mesh in (*placed, *named) for axis, size in mesh.shape.items()}
+
+
+def shard_axes(trace: Trace) -> tuple[str, ...]:
+    """Returns the axes of meshes by which the shards of a `shard_map` are numbered, in the order of the mesh."""
+    equations = (equation for frame in trace.root.walk() for equation in frame.jaxpr.eqns)
+    maps = (each for each in equations if "in_specs" in each.params)
+    return tuple(dict.fromkeys(str(axis) for each in maps for axis in manual_axes(each)))
 
 
 def _collectives(trace: Trace, rank: _Rank) -> Iterator[Collective]:

@@ -11,7 +11,7 @@ from gradscope.cli.options import shared as options
 from gradscope.cli.options.model_options import ModelOptions
 from gradscope.cli.options.report_options import FormatOptions, SelectionOptions
 from gradscope.cli.running.blas import keep_single_threaded
-from gradscope.errors import GradscopeError, UsageError
+from gradscope.errors import GradscopeError, MachineError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +88,7 @@ def mesh(
     model_options.request(target)  # before the work
     selection_options.family_set()
     compare_options = JudgeOptions(tol=tol).options(selection_options.selection())
-    _require_free(output, counts, target, force=force)
+    _prepare_folder(output, counts, target, force=force)
     again = [
         *spelled(model_options), *spelled(selection_options), f"--output={output}", *(["--ops"] if ops else []),
         *(["--no-cache"] if no_cache else []), *(["--quiet"] if quiet else []),
@@ -126,13 +126,22 @@ def _path(folder: Path, count: int) -> Path:
     return folder / f"devices-{count}.npz"
 
 
-def _require_free(folder: Path, counts: Sequence[int], target: str, *, force: bool) -> None:
-    """Raises `UsageError` where the output is no folder, or has other files than dumps of the target."""
+def _prepare_folder(folder: Path, counts: Sequence[int], target: str, *, force: bool) -> None:
+    """Makes the folder of the output.
+
+    Raises:
+        UsageError: It is no folder, or has other files than dumps of the target.
+        MachineError: It cannot be made.
+    """
     from gradscope.cli.running.default_output import replaces_own_dump
     from gradscope.dump.manifest.provenance import without_folder
 
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is not a folder", hint="name a folder with --output")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise UsageError(f"{folder} is not a folder", hint="name a folder with --output") from error
+    except OSError as error:
+        raise MachineError(f"the folder {folder} cannot be made: {error.strerror}", hint="name another one") from error
     for count in () if force else counts:
         replaces_own_dump(_path(folder, count), without_folder(target))
 
@@ -181,7 +190,6 @@ def _write_dump(
         with reads_remembered(anew=True):
             model = model_options.model(target, request)
         with chdir(start):
-            folder.mkdir(parents=True, exist_ok=True)
             writer = DumpWriter(_path(folder, count), force=True, inputs=model_options.input_files)
         with reads_remembered():
             arguments = _divided(model, model_options.arguments(model))
@@ -195,8 +203,6 @@ def _write_dump(
 def _require_devices(count: int) -> None:
     """Raises `MachineError` where JAX has another number of devices than this process was started for."""
     import jax
-
-    from gradscope.errors import MachineError
 
     if jax.device_count() != count:
         raise MachineError(

@@ -44,7 +44,8 @@ def shard_groups(one: DumpSource, several: DumpSource, keys: Iterable[str]) -> I
         several: The dump of several.
         keys: Keys of `several`.
     """
-    meshes = _meshes(several.manifest.mesh)
+    manifest = several.manifest
+    meshes = _meshes({axis: manifest.mesh[axis] for axis in manifest.shard_axes if axis in manifest.mesh})
     wholes, taken = frozenset(one.keys()), set[str]()
     for (before, after), numbered in _numbered(keys).items():
         parts = tuple(key for _, key in sorted(numbered.items()))

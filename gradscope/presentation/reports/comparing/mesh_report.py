@@ -60,11 +60,14 @@ class MeshReport:
     def _advice(self) -> tuple[Note, ...]:
         first = self.found.first_different
         advice = "" if first is None or first.fault is None else first.fault.advice
-        idle = [run for run in self.found.runs if run.used < run.devices]
-        unused = [f"the program is on {run.used} of {run.devices} devices" for run in idle]
+        unused = [
+            f"the program is run on {run.used} of {run.devices} devices"
+            for run in self.found.runs
+            if run.used < run.devices
+        ]
         return (
             *((Note(label="likely", text=advice),) if advice else ()),
-            *(Note(label="unused", text=each) for each in unused),
+            *(Note(label="idle", text=each) for each in unused),
         )
 
     def annotations(self) -> list[Annotation]:

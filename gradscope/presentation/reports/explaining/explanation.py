@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gradscope.comparison.default_tolerances import default_tolerance
-from gradscope.comparison.follow_ups.mesh_relations import FAULTS
+from gradscope.comparison.follow_ups.mesh_fault import FAULTS
 from gradscope.comparison.judging.expressions import NAMES
 from gradscope.comparison.judging.rows import STATUSES
 from gradscope.comparison.metrics.metrics import METRICS, MetricSpec

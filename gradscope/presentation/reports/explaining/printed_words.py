@@ -20,6 +20,7 @@ _LABELS: Final = {
     "or because what is made of them counts as data, as a target does. Without that stop_gradient they are trained. A "
     "dump knows nothing of what is kept constant outside of the loss, by optax.set_to_zero or a mask of the optimizer "
     "(a training run lists it as 'unchanged'), or by eqx.partition, nnx.split or jax.grad's argnums",
+    "idle": "Of a program that `mesh` runs, how many devices it is run on where that is not all of them",
     "no effect": "The parameters whose addition a log of a softmax takes out: where it is the bias of the classes, the "
     "softmax is over another axis than theirs, such as the examples",
     "at zero": "The parameters whose gradient is multiplied by another parameter that is zero, as at the start of a "

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from gradscope.comparison.follow_ups.mesh_relations import FAULTS, KINDS, Relation, relation_of
+from gradscope.comparison.follow_ups.mesh_fault import FAULTS, KINDS
+from gradscope.comparison.follow_ups.mesh_relations import Relation, relation_of
 from gradscope.comparison.follow_ups.mesh_values import AxisValues
 
 _random = np.random.default_rng(1)
@@ -73,7 +74,7 @@ def test_another_random_mask(repeated: bool) -> None:
     masks = [KEPT[1][:4]] * 4 if repeated else np.split(KEPT[1], 4)
     several = [each * mask for each, mask in zip(np.split(active, 4), masks, strict=True)]
     found = relation(several, whole=active * KEPT[0])
-    assert found == Relation(kind="mask", detail=", the same on each device" if repeated else "")
+    assert found == Relation(kind="zeros", detail=", the same ones on each" if repeated else "")
 
 
 def test_slices_in_another_order_on_the_devices_and_within_what_each_has() -> None:

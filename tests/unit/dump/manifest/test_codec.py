@@ -94,6 +94,7 @@ MANIFEST = Manifest(
         SoftmaxUse(shape=(6, 6), over=(1,), summed=(1,), reads=(0.0, 0.125, 0.25)),
     ),
     mesh={"data": 4, "model": 2},
+    shard_axes=("model",),
     collectives=(
         Collective(function="pmean", axes=("data", "model"), index=3, layer="norm", source="a.py:8"),
         Collective(function="psum", axes=("data",), index=4),

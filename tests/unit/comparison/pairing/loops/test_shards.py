@@ -34,7 +34,9 @@ def dump(tensors: Mapping[str, np.ndarray], mesh: Mapping[str, int] = _NONE, *, 
         key: {"hash": _hash(each), "rms": float(np.sqrt(np.mean(np.square(each))))} for key, each in tensors.items()
     }
     entries = [replace(each, stats=stats[f"{each.family}/{each.name}"]) for each in made.manifest.entries]
-    return MemoryDump(replace(made.manifest, entries=tuple(entries), mesh=mesh), tensors if kept else {})
+    return MemoryDump(
+        replace(made.manifest, entries=tuple(entries), mesh=mesh, shard_axes=tuple(mesh)), tensors if kept else {}
+    )
 
 
 def cut(value: np.ndarray, sizes: Sequence[int], ways: Sequence[Way], *, share: bool = False) -> list[np.ndarray]:
