@@ -96,9 +96,6 @@ FAULTS: Final[Mapping[str, str]] = MappingProxyType(
 #: The kinds of fault that the collective which a value has passed last may have made.
 _PASSED: Final = frozenset({"factor", "weights", "order", "summed"})
 
-#: The families of what a program is given.
-_ARGUMENTS: Final = frozenset({PARAM, STATE, INPUT})
-
 #: How the loss is named as the place of a fault.
 LOSS: Final = "the loss"
 

@@ -21,7 +21,7 @@ from gradscope.comparison.pairing.loops.shard_layouts import TERMS
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.result import Comparison
 from gradscope.dump.manifest.operation_facts import Collective
-from gradscope.naming import (
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, PARAM, PARAM_GRAD, STATE, is_gradient, key_of, printable, split_key
     ACTIVATION,
     ACTIVATION_GRAD,
     PARAM,
@@ -31,6 +31,9 @@ from gradscope.naming import (
     printable,
 )
 from gradscope.naming.paths import without_iterations
+
+#: The families of what a program is given.
+_ARGUMENTS: Final = frozenset({PARAM, STATE, INPUT})
 
 #: How far a factor may be from a number of devices, relative to it.
 _NEAR: Final = 1e-3
