@@ -21,11 +21,13 @@ from gradscope.comparison.pairing.loops.shard_layouts import TERMS
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.result import Comparison
 from gradscope.dump.manifest.operation_facts import Collective
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, PARAM, PARAM_GRAD, STATE, is_gradient, key_of, printable, split_key
+from gradscope.naming import (
     ACTIVATION,
     ACTIVATION_GRAD,
+    INPUT,
     PARAM,
     PARAM_GRAD,
+    STATE,
     is_gradient,
     key_of,
     printable,
