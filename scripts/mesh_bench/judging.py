@@ -17,12 +17,15 @@ import gradscope as gs
 from gradscope.comparison import CompareOptions
 from gradscope.comparison.follow_ups.mesh_comparison import mesh_member
 from gradscope.dump.reader import open_dump
-from mesh_bench import examples_divided, features_divided, positions_divided
+from mesh_bench import examples_divided, features_divided, otherwise_arranged, positions_divided
 from mesh_bench.networks import Program, batch, init
 
 PROGRAMS: Final[Mapping[str, Program]] = {
-    **examples_divided.PROGRAMS, **features_divided.PROGRAMS, **positions_divided.PROGRAMS
-}  # fmt: skip
+    **examples_divided.PROGRAMS,
+    **features_divided.PROGRAMS,
+    **positions_divided.PROGRAMS,
+    **otherwise_arranged.PROGRAMS,
+}
 DEVICES: Final = (1, 4)
 EXAMPLES: Final = 32
 
