@@ -224,7 +224,7 @@ def test_of_a_cache_of_ones_own_a_program_of_another_name_is_not_run(
 #: Runs a command that takes every program for one that is worth noting, and prints which were there before JAX asked.
 TWICE = """
 import sys
-from gradscope.cli.running import kept_programs
+from gradscope.cli.running.starting_jax import kept_programs
 from gradscope.cli.main import main
 
 kept_programs._LOADED_SECONDS = kept_programs._COMPILED_SECONDS = 0

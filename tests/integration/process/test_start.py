@@ -23,6 +23,7 @@ COMMANDS = (
     "export",
     "isolate",
     "calibrate",
+    "mesh",
     "inspect",
     "check",
     "verify",
@@ -56,6 +57,8 @@ OPTIONS = {
     "export": f"{CHOSEN} --to --output --force --quiet --traceback",
     "isolate": "--reference --output --force --quiet --traceback",
     "calibrate": f"{MODEL} {CHOSEN} --per-example --output --no-cache --force --quiet --traceback",
+    "mesh": f"{MODEL} {CHOSEN} --devices --output --no-cache --ops --tol --all --full --format --json --force --quiet "
+    "--traceback",
     "inspect": f"{MODEL} {CHOSEN} --ops --fetch --feed --gradients --sort --full --format --json "
     "--quiet --verbose --traceback",
     "check": f"{MODEL} --tol --allow --no-cache --format --json --quiet --verbose --traceback",
