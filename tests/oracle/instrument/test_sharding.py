@@ -280,6 +280,40 @@ def test_statistics_and_gradients_of_examples_need_no_mesh_that_is_set() -> None
     assert_close(cosines(columns, columns[::-1]), cosines(WEIGHTS, WEIGHTS[::-1]))
 
 
+def test_arrays_on_explicit_axes_of_one_device_are_run_there() -> None:
+    """Their type names a mesh without its devices, and no mesh is set."""
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Explicit,))
+    split = NamedSharding(mesh, PartitionSpec("data"))
+
+    def loss(weight: Any, x: Any) -> Any:
+        return layer("dense", dense, weight, x).sum()
+
+    arguments = jax.device_put(WEIGHTS, NamedSharding(mesh, PartitionSpec())), jax.device_put(INPUTS, split)
+    found = gradscope.capture(loss, *arguments)
+    assert found.manifest.mesh == {"data": 1}
+    assert_close(found["param_grad/value"], jax.grad(loss)(WEIGHTS, INPUTS))
+
+
+def test_collectives_are_listed_with_their_axes_and_layers() -> None:
+    """Those of the program, in order, by the functions that the user calls."""
+
+    def loss(weight: Any, x: Any) -> Any:
+        def shard(weight: Any, x: Any) -> Any:
+            with jax.named_scope("norm"):
+                x = x - jax.lax.pmean(x.mean(0, keepdims=True), "data")
+            whole = jax.lax.all_gather(dense(weight, x), "data", tiled=True)
+            return jax.lax.psum(whole.sum(), ("data", "model"))
+
+        specs = {"in_specs": (PartitionSpec(), PartitionSpec("data")), "out_specs": PartitionSpec(), "check_vma": False}
+        return jax.shard_map(shard, mesh=mesh_of(data=SHARDS, model=1), **specs)(weight, x)
+
+    manifest = gradscope.capture(loss, WEIGHTS, INPUTS).manifest
+    found = [(each.function, each.axes, each.layer) for each in manifest.collectives]
+    assert found == [("pmean", ("data",), "norm"), ("all_gather", ("data",), None), ("psum", ("data", "model"), None)]
+    assert (manifest.mesh, manifest.shard_axes) == ({"data": SHARDS, "model": 1}, ("data", "model"))
+    assert all(each.source and each.source.startswith("test_sharding.py:") for each in manifest.collectives)
+
+
 @pytest.mark.parametrize("split", ["explicit", "manual"])
 def test_a_layer_that_is_fed_has_the_type_of_what_is_not_computed(split: str) -> None:
     """What only the layer reads is not computed, and zeros replace it."""
