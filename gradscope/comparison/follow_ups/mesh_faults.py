@@ -92,21 +92,23 @@ class _Search:
         if found is not None:
             axis, relation = found
             collective = self._nearest(row, axis)
-            return self._fault(relation.kind, row, axis, relation.factor, collective, detail=relation.detail)
+            return self._fault(relation.kind, row, axis, None, collective, detail=relation.detail)
         return self._multiple(row) or self._fault("values", row, "", None, None)
 
     def _common_factor(self) -> float | None:
         """Returns how many times as large the loss and the gradients of all parameters are; None where they are not."""
         losses = self._found.losses
-        if losses is None or losses.factor is not None or not losses.ref:
-            return None if losses is None else losses.factor
-        factor = losses.cand / losses.ref
+        factor = losses.cand / losses.ref if losses is not None and losses.ref else 0.0
+        if losses is None or not factor or not self._axes_of(factor, ()):
+            return None
+        if losses.factor is not None:
+            return factor
         rows = [row for row in self._found.rows if row.family == PARAM_GRAD and row.status == "different"]
         pairs = filter(None, map(self._pair, rows))
         same = rows and all(
             (found := factor_between(*pair)) and abs(found - factor) <= _NEAR * factor for pair in pairs
         )
-        return factor if same and self._axes_of(factor, ()) else None
+        return factor if same else None
 
     def _terms_used(self) -> MeshFault | None:
         """Returns the fault at the first value whose terms make that of one device, and are used before their sum.

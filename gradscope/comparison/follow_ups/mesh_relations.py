@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import permutations
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -20,9 +19,8 @@ from gradscope.comparison.follow_ups.mesh_values import AxisValues
 #: How far values may be from a relation, relative to their size.
 _NEAR: Final = 1e-3
 
-#: The fewest elements of a channel on a device that show a straight line, and the most slices that are put in order.
+#: The fewest elements of a channel on a device that show a straight line.
 _FEWEST: Final = 4
-_MOST_ORDERED: Final = 6
 
 #: The least share of elements that are zero on no device, by which a sum is known.
 _LEAST_KNOWN: Final = 0.01
@@ -37,12 +35,10 @@ class Relation:
 
     Attributes:
         kind: Which.
-        factor: The factor in it; None where there is none.
         detail: A clause with its numbers; "" for none.
     """
 
     kind: FaultKind
-    factor: float | None = None
     detail: str = ""
 
 
@@ -101,14 +97,10 @@ def _order_within(values: AxisValues) -> Relation | None:
 
 
 def _reordered(one: Sequence[Array], several: Sequence[Array]) -> Relation | None:
-    count = len(several)
-    moved = [[_is_near(each, block) for block in one] for each in several]
-    if count > _MOST_ORDERED or all(moved[place][place] for place in range(count)):
+    order = [next((slot for slot, block in enumerate(one) if _is_near(each, block)), -1) for each in several]
+    if sorted(order) != [*range(len(one))] or order == sorted(order):
         return None
-    for order in permutations(range(count)):
-        if all(moved[place][slot] for place, slot in enumerate(order)):
-            return Relation(kind="order", detail=f": the first slice is number {order[0]}")
-    return None
+    return Relation(kind="order", detail=f": the first slice is number {order[0]}")
 
 
 def _weights(values: AxisValues) -> Relation | None:
