@@ -6,7 +6,8 @@
 1. `layout`: how a tensor is read from a dump, and recipes that transpose, reshape, split or stack tensors.
 2. `metrics`: how two tensors differ. `rel_l2`, the primary metric, is computed in `metrics/rel_l2_and_cosine.py`.
 3. `pairing`: which tensor of the candidate is the counterpart of which of the reference, by map file, name, path,
-   order, values, and iterations. `pairing/loops/scanned_with_unrolled.py` pairs a scanned loop with an unrolled one.
+   order, values, iterations and shards. `pairing/loops/scanned_with_unrolled.py` pairs a scanned loop with an unrolled
+   one.
 4. `judging`: tolerances and noise floors turn metrics into one *row* for each name. The tolerances used by default are
    in `default_tolerances.py`, based on what a dtype can resolve (`precision.py`); those of the user are in
    `judging/tolerance_rules.py`.

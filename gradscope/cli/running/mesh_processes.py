@@ -48,8 +48,7 @@ def _environment(count: int) -> dict[str, str]:
     """Returns the variables of a process with so many devices."""
     flags = _XLA_COUNT.sub("", os.environ.get("XLA_FLAGS", ""))
     visible = {
-        name: ",".join((os.environ.get(name) or ",".join(map(str, range(count)))).split(",")[:count])
-        for name in _VISIBLE
+        name: ",".join(os.environ.get(name, ",".join(map(str, range(count)))).split(",")[:count]) for name in _VISIBLE
     }
     # What is imported from the present folder here, as `python -m` does, is not to come before the installed package.
     return {**os.environ, **visible, "XLA_FLAGS": flags, "JAX_NUM_CPU_DEVICES": str(count), "PYTHONSAFEPATH": "1"}

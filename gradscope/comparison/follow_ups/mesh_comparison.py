@@ -87,15 +87,20 @@ class MeshMember:
         """The verdict: that of the comparison, but that what is arranged otherwise is the same, and a loss counts."""
         if self.arranged:
             return "same"
-        return "different" if self.fault is not None else self.comparison.verdict
+        return "different" if loss_differs(self.comparison) else self.comparison.verdict
 
     @property
     def sentence(self) -> str:
         """The verdict as a sentence."""
         if self.arranged:
-            values = counted(self.arranged, "value")
-            return f"Same: the loss and all gradients of parameters agree; {values} arranged otherwise on the devices."
+            return f"Same: the loss and all gradients of parameters agree; {self.arrangement}."
         return self.comparison.sentence
+
+    @property
+    def arrangement(self) -> str:
+        """What is arranged otherwise, in words; "" for nothing."""
+        values = counted(self.arranged, "value is", "values are")
+        return f"{values} arranged otherwise on {counted(self.devices, 'device')}" if self.arranged else ""
 
     def to_json(self) -> dict[str, Json]:
         """Returns the comparison as JSON, with its number of devices and its fault."""
@@ -139,9 +144,11 @@ class MeshComparison:
         reference = counted(self.runs[0].devices, "device")
         if first is None:
             several = " and ".join(str(member.devices) for member in self.members)
-            return f"Values and gradients on {several} devices are those on {reference}."
+            moved = "".join(f"; {member.arrangement}" for member in self.members if member.arranged)
+            what = "Loss and gradients" if moved else "Values and gradients"
+            return f"{what} on {several} devices are those on {reference}{moved}."
         if first.fault is None:
-            return f"On {counted(first.devices, 'device')}: {first.sentence}"
+            return f"{first.devices} devices differ from {reference}: {first.sentence}"
         return f"{first.devices} devices differ from {reference}: {first.fault.sentence}."
 
     def to_json(self) -> dict[str, Json]:

@@ -42,7 +42,7 @@ _NEAR: Final = 1e-3
 
 
 def mesh_fault(found: Comparison, dumps: Dumps) -> MeshFault | None:
-    """Returns the fault by which several devices differ from one; None where they do not.
+    """Returns the fault by which several devices differ from one; None where they do not, or one is several itself.
 
     Args:
         found: The comparison.
@@ -51,14 +51,17 @@ def mesh_fault(found: Comparison, dumps: Dumps) -> MeshFault | None:
     Raises:
         DumpError: A dump is damaged.
     """
-    return _Search(found, dumps).fault()
+    # The relations are to what one device has.
+    return None if math.prod(dumps.ref.manifest.mesh.values()) > 1 else _Search(found, dumps).fault()
 
 
 def loss_differs(found: Comparison) -> bool:
     """Returns whether the losses of a comparison differ by more than any order of sums explains."""
     losses = found.losses
     # How far rounding may take a loss is judged by its values, which a selection may leave out.
-    return losses is not None and abs(losses.cand - losses.ref) > _NEAR * max(abs(losses.cand), abs(losses.ref))
+    if losses is None:
+        return False
+    return not abs(losses.cand - losses.ref) <= _NEAR * max(abs(losses.cand), abs(losses.ref))  # of a NaN, nothing is
 
 
 class _Search:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -12,9 +13,10 @@ from gradscope.cli.options.model_options import ModelOptions
 from gradscope.cli.options.report_options import FormatOptions, SelectionOptions
 from gradscope.cli.running.blas import keep_single_threaded
 from gradscope.errors import GradscopeError, MachineError, UsageError
+from gradscope.naming.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from gradscope.capturing.execution.arguments import Arguments
     from gradscope.tracing.loading.model import Model
@@ -31,7 +33,7 @@ def mesh(
         str,
         typer.Option(
             metavar="N,N,...",
-            help="Numbers of devices: those after the first are compared with it. A CPU is split into as many.",
+            help="Numbers of devices: more are compared with the fewest. A CPU is split into as many.",
         ),
     ] = "1,2,4",
     output: Annotated[
@@ -75,7 +77,8 @@ def mesh(
     Exit status: 0 the same within tolerance, 1 different, 2 nothing could be compared.
     """
     if run_on is not None:
-        _dump(target, run_on, output, model_options, selection_options, ops=ops, cache=not no_cache, quiet=quiet)
+        with _naming_devices(run_on):
+            _dump(target, run_on, output, model_options, selection_options, ops=ops, cache=not no_cache, quiet=quiet)
         return
     keep_single_threaded()
     from gradscope.cli.options.judge_options import JudgeOptions
@@ -95,7 +98,7 @@ def mesh(
     ]  # fmt: skip
     for count in counts:
         if not quiet:
-            say(f"running on {count} {'device' if count == 1 else 'devices'}")
+            say(f"running on {counted(count, 'device')}")
         if status := run_process(count, ["mesh", f"--run-on={count}", *again, "--", target], context.obj):
             raise typer.Exit(status)
     from gradscope.comparison.follow_ups.mesh_comparison import compared_meshes
@@ -108,7 +111,7 @@ def mesh(
 
 
 def _counts(text: str) -> list[int]:
-    """Returns the numbers of devices that an option lists.
+    """Returns the numbers of devices that an option lists, the fewest first.
 
     Raises:
         UsageError: They are no numbers from 1, fewer than two, or one of them is there twice.
@@ -119,7 +122,7 @@ def _counts(text: str) -> list[int]:
         raise UsageError(f"--devices {text!r} is no list of numbers from 1 to {_MOST_DEVICES}", hint="such as 1,2,4")
     if len(counts) < 2 or len({*counts}) < len(counts):
         raise UsageError(f"--devices {text!r}: two or more different numbers are compared", hint="such as 1,2,4")
-    return counts
+    return sorted(counts)
 
 
 def _path(folder: Path, count: int) -> Path:
@@ -146,24 +149,21 @@ def _prepare_folder(folder: Path, counts: Sequence[int], target: str, *, force: 
         replaces_own_dump(_path(folder, count), without_folder(target))
 
 
+@contextmanager
+def _naming_devices(count: int) -> Generator[None]:
+    """Makes an error in the block name the number of devices."""
+    try:
+        yield
+    except GradscopeError as error:
+        error.message = f"on {counted(count, 'device')}: {error.message}"
+        raise
+
+
 def _dump(
     target: str, count: int, folder: Path, model_options: ModelOptions, selection_options: SelectionOptions, *,
     ops: bool, cache: bool, quiet: bool,
 ) -> None:  # fmt: skip
-    """Writes the dump of the devices of this process; an error names their number."""
-    try:
-        _write_dump(target, count, folder, model_options, selection_options, ops=ops, cache=cache, quiet=quiet)
-    except GradscopeError as error:
-        error.message = f"on {count} {'device' if count == 1 else 'devices'}: {error.message}"
-        raise
-
-
-def _write_dump(
-    target: str, count: int, folder: Path, model_options: ModelOptions, selection_options: SelectionOptions, *,
-    ops: bool, cache: bool, quiet: bool,
-) -> None:  # fmt: skip
-    from contextlib import chdir
-
+    """Writes the dump of the devices of this process."""
     from gradscope.cli.printing import say
     from gradscope.cli.running.starting_jax.jax_setup import set_up_jax
 

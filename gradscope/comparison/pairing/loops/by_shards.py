@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import chain, combinations, product
 from typing import Final
 
@@ -72,9 +73,8 @@ def shard_matches(one: DumpSource, several: DumpSource, keys: Sequence[str]) -> 
         keys: Keys of `several`.
     """
     for group in shard_groups(one, several, keys):
-        for family in (ACTIVATION, ACTIVATION_GRAD):
-            if (layout := layout_of(one, several, group, family)) is not None:
-                yield _Shards(one, several, group, family).match(layout)
+        for shards, layout in _laid_out(one, several, group):
+            yield shards.match(layout)
 
 
 def layout_of(one: DumpSource, several: DumpSource, group: ShardGroup, family: str) -> ShardLayout | None:
@@ -86,12 +86,20 @@ def layout_of(one: DumpSource, several: DumpSource, group: ShardGroup, family: s
         group: The group.
         family: The family.
     """
-    values = _Shards(one, several, group, ACTIVATION)
-    layout = values.layout([*values.layouts()])
-    if layout is None or family == ACTIVATION:
-        return layout
-    gradients = _Shards(one, several, group, family)
-    return gradients.layout([each for each in gradients.layouts() if each.sliced == layout.sliced])
+    laid_out = _laid_out(one, several, group)
+    return next((layout for shards, layout in laid_out if shards.family == family), None)
+
+
+def _laid_out(one: DumpSource, several: DumpSource, group: ShardGroup) -> Iterator[tuple[_Shards, ShardLayout]]:
+    """Yields the values of a group of shards, then their gradients, each with its layout, as far as one fits."""
+    values, gradients = (_Shards(one, several, group, family) for family in (ACTIVATION, ACTIVATION_GRAD))
+    if (layout := values.layout([*values.layouts()])) is None:
+        return
+    yield values, layout
+    # A gradient is divided as its value is.
+    found = gradients.layout([each for each in gradients.layouts() if each.sliced == layout.sliced])
+    if found is not None:
+        yield gradients, found
 
 
 def _is_divided(source: DumpSource) -> bool:
@@ -106,15 +114,19 @@ class _Shards:
         several: The dump of several.
         group: The group.
         family: The family of the tensors.
+
+    Attributes:
+        family: The same.
     """
 
     def __init__(self, one: DumpSource, several: DumpSource, group: ShardGroup, family: str) -> None:
+        self.family = family
         self._one = one
         self._several = several
         self._whole = key_of(family, split_key(group.whole)[1])
         self._parts = tuple(key_of(family, split_key(part)[1]) for part in group.parts)
         self._sizes = tuple(group.axes.values())
-        self._family = family
+        self._known: dict[ShardLayout, list[float]] = {}
 
     def layouts(self) -> Iterator[ShardLayout]:
         """Yields the layouts that the shapes allow; none where a tensor is absent."""
@@ -129,12 +141,12 @@ class _Shards:
     def layout(self, found: Sequence[ShardLayout]) -> ShardLayout | None:
         """Returns the layout that fits the values best; None without layouts."""
         equal = [each for each in found if not self._unequal(each)]
-        if len(equal) == 1 and (self._family == ACTIVATION or self._has_power(equal[0])):
+        if len(equal) == 1 and (self.family == ACTIVATION or self._has_power(equal[0])):
             return equal[0]
         if not found or not self._is_readable:
             return next(iter((*equal, *found)), None)
         copies = min(equal or found, key=self._error)
-        if self._family == ACTIVATION and equal:  # equal values are no terms of a sum
+        if self.family == ACTIVATION and equal:  # equal values are no terms of a sum
             return copies
         best = min((copies, *self._of_terms(found)), key=self._error)
         return best if self._error(best) <= _NEAR else copies
@@ -173,17 +185,14 @@ class _Shards:
 
     def _unequal(self, layout: ShardLayout) -> list[int]:
         """Returns the axes of the mesh along which shards that should have copies differ."""
-        numbers = np.arange(math.prod(self._sizes)).reshape(self._sizes)
-        return [
-            axis
-            for axis in layout.copied
-            if any(
-                self._values_of(int(one)) != self._values_of(int(first))
-                for one, first in zip(
-                    numbers.ravel(), numbers.take([0] * numbers.shape[axis], axis).ravel(), strict=True
-                )
-            )
-        ]
+        return [axis for axis in layout.copied if axis in self._varying]
+
+    @cached_property
+    def _varying(self) -> frozenset[int]:
+        """The axes of the mesh along which shards differ."""
+        values = [self._values_of(number) for number in range(len(self._parts))]
+        firsts = np.array([values.index(each) for each in values]).reshape(self._sizes)
+        return frozenset(axis for axis in range(firsts.ndim) if (firsts != firsts.take([0], axis)).any())
 
     def _values_of(self, number: int) -> Json:
         """Returns what identifies the values of a shard: their hash, or else their statistics; else its number."""
@@ -199,8 +208,11 @@ class _Shards:
         return max(range(len(errors)), key=errors.__getitem__, default=0)
 
     def _errors(self, layout: ShardLayout) -> list[float]:
-        if not self._is_readable:
-            return []
+        if layout not in self._known:
+            self._known[layout] = self._computed_errors(layout) if self._is_readable else []
+        return self._known[layout]
+
+    def _computed_errors(self, layout: ShardLayout) -> list[float]:
         whole = np.asarray(self._one.array(self._whole), np.float64)
         made = Recipe(keys=self._parts, steps=layout.steps()).results(list(map(self._several.array, self._parts)))
         size = float(np.linalg.norm(whole)) or 1.0
