@@ -14,7 +14,7 @@ from gradscope.naming import is_gradient, printable
 #: By what relation the values of a mesh are other ones than those of one device.
 FaultKind: TypeAlias = Literal[
     "factor", "terms", "summed", "statistics", "weights", "zeros", "order", "first device", "added again",
-    "not reduced", "arguments", "values",
+    "not reduced", "arguments", "not finite", "values",
 ]  # fmt: skip
 
 
@@ -79,6 +79,10 @@ KINDS: Final[Mapping[FaultKind, FaultWords]] = MappingProxyType(
         "arguments": FaultWords(
             "the program is given another {name} than on one device",
             "`init` or `batch` depends on the number of devices, as random numbers do that are drawn on each",
+        ),
+        "not finite": FaultWords(
+            "{name} has NaNs or infinities where one device has none, or the reverse",
+            "a function is given another number than on one device, as an empty part's sum or a size of the mesh",
         ),
         "values": FaultWords("{name} is in no simple relation to what one device has", ""),
     }

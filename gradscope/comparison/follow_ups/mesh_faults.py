@@ -91,6 +91,8 @@ class _Search:
         row = self._first()
         if row is None:
             return self._of_loss() if loss_differs(self._found) else None
+        if row.metrics.get("nonfinite_mismatch"):
+            return self._fault("not finite", row, "", None, None)
         found = self.relation(row)
         if found is not None:
             axis, relation = found
