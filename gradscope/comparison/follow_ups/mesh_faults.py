@@ -91,10 +91,13 @@ class _Search:
         row = self._first()
         if row is None:
             return self._of_loss() if loss_differs(self._found) else None
+        return self._at_row(row)
+
+    def _at_row(self, row: ComparisonRow) -> MeshFault:
+        """Returns the fault at a row that differs."""
         if row.metrics.get("nonfinite_mismatch"):
             return self._fault("not finite", row, "", None, None)
-        found = self.relation(row)
-        if found is not None:
+        if (found := self.relation(row)) is not None:
             axis, relation = found
             collective = self._nearest(row, axis)
             return self._fault(relation.kind, row, axis, None, collective, detail=relation.detail)
