@@ -77,7 +77,7 @@ KINDS: Final[Mapping[FaultKind, FaultWords]] = MappingProxyType(
             "nothing reduces it over {axis}, as `check_vma=True` would say",
         ),
         "arguments": FaultWords(
-            "the program is given another {name} than on one device",
+            "{name}, which the program is given, is another one than on one device",
             "`init` or `batch` depends on the number of devices, as random numbers do that are drawn on each",
         ),
         "not finite": FaultWords(

@@ -89,6 +89,7 @@ def test_a_model_that_fails_on_some_devices_says_on_how_many(folder: Path) -> No
     done = gradscope_process("mesh", "net.py", "--devices", "3,1", "--quiet", folder=folder)
     assert done.status == 4
     assert done.lines[0].startswith("gradscope: error: on 3 devices: loss of net: ValueError: no more than two")
+    assert done.lines[-1] == "the run on 3 devices ended with status 4"
 
 
 @pytest.mark.parametrize("devices", ["", "1", "1,1", "0,2", "1,two", "1,-2", "1,9999"])

@@ -100,6 +100,8 @@ def mesh(
         if not quiet:
             say(f"running on {counted(count, 'device')}")
         if status := run_process(count, ["mesh", f"--run-on={count}", *again, "--", target], context.obj):
+            if quiet:  # a process that a library ended does not say on how many devices it ran
+                say(f"the run on {counted(count, 'device')} ended with status {status}")
             raise typer.Exit(status)
     from gradscope.comparison.follow_ups.mesh_comparison import compared_meshes
 

@@ -1,4 +1,4 @@
-"""`by_shards` matches the values of one device with those of the shards of a mesh.
+"""`by_shards` matches the values of one device, or of a few, with those of the shards of a mesh that has more.
 
 What the shards have follows from shapes and from which of them have equal values; where that leaves a choice, the
 layout is used that makes what is closest to the value. Copies that differ are no copies: where neither their sum nor
@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from gradscope.comparison.layout.recipes import Recipe
-from gradscope.comparison.pairing.loops.shard_groups import ShardGroup, shard_groups
+from gradscope.comparison.pairing.loops.shard_groups import ShardGroup, divides, shard_groups
 from gradscope.comparison.pairing.loops.shard_layouts import TERMS, ShardLayout, shard_layouts
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.precision import dtype_class
@@ -31,8 +31,8 @@ _NEAR: Final = 0.05
 
 
 def by_shards(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
-    """Yields matches of activations of one device, and of their gradients, with those of the candidate's shards."""
-    if not _is_divided(dumps.cand) or _is_divided(dumps.ref):
+    """Yields matches of activations, and of their gradients, with those of the candidate's shards that divide them."""
+    if not divides(dumps.ref, dumps.cand):
         return
     free = frozenset(unmatched.only_ref), frozenset(unmatched.only_cand)
     for match in shard_matches(dumps.ref, dumps.cand, unmatched.only_cand):
@@ -47,7 +47,7 @@ def with_shards(dumps: Dumps, pairing: Pairing) -> Pairing:
         dumps: The dumps.
         pairing: Their pairing.
     """
-    if not _is_divided(dumps.ref) or _is_divided(dumps.cand):
+    if not divides(dumps.cand, dumps.ref):
         return pairing
     stated = [each for each in pairing.matched if each.matched_by == "map"]
     free = (
@@ -68,8 +68,8 @@ def shard_matches(one: DumpSource, several: DumpSource, keys: Sequence[str]) -> 
     """Yields matches of activations and their gradients with recipes over those of shards.
 
     Args:
-        one: The dump of one device.
-        several: The dump of several.
+        one: The dump of one device, or of a few.
+        several: The dump of more.
         keys: Keys of `several`.
     """
     for group in shard_groups(one, several, keys):
@@ -81,8 +81,8 @@ def layout_of(one: DumpSource, several: DumpSource, group: ShardGroup, family: s
     """Returns the layout of the activations of a group of shards, or of their gradients; None where none fits.
 
     Args:
-        one: The dump of one device.
-        several: The dump of several.
+        one: The dump of one device, or of a few.
+        several: The dump of more.
         group: The group.
         family: The family.
     """
@@ -102,16 +102,12 @@ def _laid_out(one: DumpSource, several: DumpSource, group: ShardGroup) -> Iterat
         yield gradients, found
 
 
-def _is_divided(source: DumpSource) -> bool:
-    return math.prod(source.manifest.mesh.values()) > 1
-
-
 class _Shards:
     """_Shards are the values of a group of shards, or their gradients.
 
     Args:
-        one: The dump of one device.
-        several: The dump of several.
+        one: The dump of one device, or of a few.
+        several: The dump of more.
         group: The group.
         family: The family of the tensors.
 

@@ -77,10 +77,11 @@ class MeshReport:
         return [verdict_annotation(self.found.verdict, self.found.sentence, source)]
 
     def rows(self) -> list[dict[str, Json]]:
-        """Returns the rows of every comparison, each with its number of devices."""
+        """Returns the rows of every comparison, each with its number of devices and with the kind of its fault."""
+        faults = [{} if each.fault is None else {"fault": each.fault.kind} for each in self.found.members]
         return [
-            {"devices": member.devices, **row.to_json()}
-            for member in self.found.members
+            {"devices": member.devices, **fault, **row.to_json()}
+            for member, fault in zip(self.found.members, faults, strict=True)
             for row in member.comparison.rows
         ]
 

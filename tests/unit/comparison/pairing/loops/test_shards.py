@@ -103,6 +103,42 @@ def test_a_mesh_is_the_same_as_one_device_whichever_is_the_reference(turned: boo
     assert found.verdict == "same", found.sentence
 
 
+@pytest.mark.parametrize(
+    ("few", "more", "ways"),
+    [
+        ((2,), (4,), (0,)),
+        ((2,), (6,), ("copies",)),
+        ((1, 2), (2, 2), (0, "sum")),
+        ((2, 2), (4, 2), (0, "sum")),
+        ((2, 1), (2, 3), (0, 1)),
+        ((2, 2), (4, 6), (0, 1)),
+    ],
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_a_few_devices_have_is_divided_further(
+    few: tuple[int, ...], more: tuple[int, ...], ways: tuple[Way, ...], turned: bool
+) -> None:
+    """Along each axis of the mesh, one of the fewer has what several of the more have: slices, copies or terms."""
+    value = _draw(size=(4, 6)).astype(np.float32)
+    # The parts of each of the fewer have the numbers that all of the more have.
+    wholes = np.stack(cut(value, few, ways)).reshape(*few, -1)
+    shapes = [each.shape for each in cut(value, few, ways)]
+    axes, tensors = "ab"[: len(few)], ({}, {})
+    for number, place in enumerate(np.ndindex(few)):
+        whole = wholes[place].reshape(shapes[0])
+        tensors[0][f"activation/fc[{number}]"] = whole
+        further = [size // own for size, own in zip(more, few, strict=True)]
+        for part, inner in zip(cut(whole, further, ways), np.ndindex(*further), strict=True):
+            at = [out * size + own for out, size, own in zip(place, further, inner, strict=True)]
+            tensors[1][f"activation/fc[{np.ravel_multi_index(at, more)}]"] = part
+    fewer, others = (
+        dump(each, dict(zip(axes, sizes, strict=True))) for each, sizes in zip(tensors, (few, more), strict=True)
+    )
+    found = compare(others, fewer) if turned else compare(fewer, others)
+    assert found.verdict == "same", found.sentence
+    assert {match.matched_by for match in found.matches if not turned} <= {"shards"}
+
+
 def test_of_copies_that_differ_the_furthest_is_compared() -> None:
     """A shard by itself that is wrong is not hidden behind those that are right."""
     parts = [VALUE, VALUE, VALUE + 1]
