@@ -12,7 +12,7 @@ from gradscope.comparison.compare_dumps import compare
 from gradscope.comparison.follow_ups.mesh_fault import MeshFault
 from gradscope.comparison.follow_ups.mesh_faults import loss_differs, mesh_fault
 from gradscope.comparison.judging.compare_options import CompareOptions
-from gradscope.comparison.judging.rows import Verdict
+from gradscope.comparison.judging.rows import ComparisonRow, Verdict
 from gradscope.comparison.pairing.matching import Dumps
 from gradscope.comparison.result import EXIT_CODES, Comparison
 from gradscope.dump.interfaces import DumpSource
@@ -88,6 +88,11 @@ class MeshMember:
         if self.arranged:
             return "same"
         return "different" if loss_differs(self.comparison) else self.comparison.verdict
+
+    @property
+    def judged(self) -> list[ComparisonRow]:
+        """The rows that the verdict follows from: how far others are from each other says nothing."""
+        return [row for row in self.comparison.rows if row.status == "same" or not self.arranged]
 
     @property
     def sentence(self) -> str:

@@ -93,6 +93,6 @@ class MeshReport:
 def _line(run: MeshRun, member: MeshMember | None) -> Line:
     axes = ", ".join(f"{axis} {size}" for axis, size in run.axes.items())
     verdict = ("reference",) if member is None else (member.verdict,)
-    rows = () if member is None else member.comparison.rows
+    rows = () if member is None else member.judged
     worst = max((row.needed for row in rows if row.needed is not None), default=None)
     return Line(cells=(run.devices, axes, verdict, worst, run.loss, run.dump), keys=())
