@@ -190,3 +190,21 @@ def test_a_factor_is_of_the_layer_or_of_what_it_reads() -> None:
     assert found.sentence.startswith("Forward first differs at `two` (rel_l2 0.10, made here; it is 1.1 times the")
     without = gs.compare(_scaled(inside=True, dropout=True), _scaled(inside=True, fault="factor"))
     assert without.sentence.startswith("Forward differs at `two` (rel_l2 0.10), and before it `drop` is only in the")
+
+
+def _deep(factor: float) -> Dump:
+    """Eight layers, of which the second multiplies by a factor."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        for number, name in enumerate((*SQUARES, *SQUARES)):
+            with jax.named_scope(f"layer{number}"):
+                x = jnp.tanh(x @ weights[name] * (factor if number == 1 else 1.0))
+        return -jax.nn.log_softmax(x)[:, 0].mean()
+
+    return gs.capture(loss, SQUARES, ROWS, origins=False)
+
+
+@pytest.mark.parametrize("factor", [1.0002, 1.0003])
+def test_a_factor_that_the_tolerance_hides_in_gradients_is_not_taken_for_one_that_was_moved(factor: float) -> None:
+    found = gs.compare(_deep(1.0), _deep(factor))
+    assert found.sentence.startswith("Forward first differs at `layer1`"), found.sentence

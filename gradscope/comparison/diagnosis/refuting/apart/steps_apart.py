@@ -43,7 +43,7 @@ from gradscope.naming.wording import brief
 #: The relative error up to which a layer reads a multiple of a value.
 _PARALLEL: Final = 1e-3
 
-#: How many times less than without it a factor leaves of what is read that it explains.
+#: How many times less than without it a factor leaves of what it explains.
 _BY_FAR: Final = 4
 
 #: The most axes of a value of which a part is looked for in every order of them.
@@ -175,6 +175,8 @@ def _of_factor(
         return None
     (one, other), (slope, other_slope) = values, gradients
     factor = float(np.vdot(one, other) / np.vdot(other, other))
+    if abs(factor - 1) <= _BY_FAR * tolerance:  # with and without it, gradients and what is computed next may agree
+        return None
     inherited = any(abs(each - factor) <= tolerance * abs(factor) for each in factors)
     if not is_close(factor * other, one, tolerance):
         return None
