@@ -47,6 +47,11 @@ _DISMISSED: Final = 0
 _RESTORE_TERMINAL: Final = b"\r\x1b[2K\x1b[?25h"
 
 
+def restoring(descriptor: int) -> bytes:
+    """Returns what a terminal is sent that a progress bar can no longer leave as it was; b"" where there is none."""
+    return _RESTORE_TERMINAL if os.isatty(descriptor) else b""
+
+
 def end_at_once(ends_with: Callable[[int], object] | None = None) -> None:
     """Makes signals end this process, as `Interrupts` do, as soon as Python runs code of its own, without cleanups.
 
@@ -206,6 +211,5 @@ def _print_message() -> None:
     if sys.__stderr__ is None:  # it was closed before we started, and another file may have its descriptor now
         return
     stderr = sys.__stderr__.fileno()
-    restored = _RESTORE_TERMINAL if os.isatty(stderr) else b""
     with contextlib.suppress(OSError):
-        os.write(stderr, restored + b"gradscope: interrupted\n")
+        os.write(stderr, restoring(stderr) + b"gradscope: interrupted\n")

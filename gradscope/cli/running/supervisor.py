@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from gradscope.cli.interrupts import restoring
 from gradscope.errors import MachineError
 
 #: The commands that run a model, or trace one.
@@ -39,6 +40,8 @@ _RUNNING_WITH: Final = {"compare": "--isolate", "mesh": "--run-on"}
 
 #: Signals by which native code ends its process when it fails.
 _CRASHES: Final = frozenset({"SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS"})
+
+_STDERR: Final = 2
 
 _PASSED_ON: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -194,6 +197,8 @@ def _end_as(status: int, record: Any) -> NoReturn:
     """Ends this process as its child ended."""
     if record[0]:
         os._exit(record[1])
+    with contextlib.suppress(OSError):  # standard error is closed
+        os.write(_STDERR, restoring(_STDERR))
     name = signal.Signals(-status).name if status < 0 else ""
     if status < 0 and name not in _CRASHES:
         signal.signal(-status, signal.SIG_DFL) if name not in {"SIGKILL", "SIGSTOP"} else None
@@ -204,5 +209,5 @@ def _end_as(status: int, record: Any) -> NoReturn:
     causes = "a wrong flag in XLA_FLAGS does this, or that another process of the run died"
     hint = f"hint: what it wrote before that may say why; {causes}\n"
     with contextlib.suppress(OSError):  # standard error is closed
-        os.write(2, (message + hint).encode())
+        os.write(_STDERR, (message + hint).encode())
     os._exit(MachineError.exit_code)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -181,6 +181,7 @@ def compared_meshes(paths: Mapping[int, Path], options: CompareOptions) -> MeshC
     """
     runs: list[MeshRun] = []
     members: list[MeshMember] = []
+    agreed: list[Mapping[str, int]] = []
     reference, *_ = paths
     with open_dump(paths[reference], histograms=False) as ref:
         for devices, path in paths.items():
@@ -188,11 +189,14 @@ def compared_meshes(paths: Mapping[int, Path], options: CompareOptions) -> MeshC
                 manifest = cand.manifest
                 runs.append(MeshRun(devices=devices, axes=manifest.mesh, dump=str(path), loss=manifest.loss))
                 if devices != reference:
-                    members.append(mesh_member(devices, ref, cand, options))
+                    members.append(mesh_member(devices, ref, cand, options, agreed))
+                    agreed += [manifest.mesh] if members[-1].verdict == "same" else []
     return MeshComparison(runs=tuple(runs), members=tuple(members))
 
 
-def mesh_member(devices: int, ref: DumpSource, cand: DumpSource, options: CompareOptions) -> MeshMember:
+def mesh_member(
+    devices: int, ref: DumpSource, cand: DumpSource, options: CompareOptions, agreed: Sequence[Mapping[str, int]] = ()
+) -> MeshMember:
     """Returns the comparison of a run on several devices with that on the fewest.
 
     Args:
@@ -200,6 +204,7 @@ def mesh_member(devices: int, ref: DumpSource, cand: DumpSource, options: Compar
         ref: The dump of the fewest devices.
         cand: The dump of several.
         options: Which names are compared, and how strictly.
+        agreed: The numbers of devices along each axis of meshes that were compared before, and are the same.
 
     Raises:
         UsageError: A pattern selects nothing.
@@ -211,7 +216,7 @@ def mesh_member(devices: int, ref: DumpSource, cand: DumpSource, options: Compar
     different = [row for row in found.rows if row.counts and row.status != "same"]
     if different and _agree(found):
         return MeshMember(devices=devices, comparison=found, arranged=len(different))
-    fault = mesh_fault(found, Dumps(ref=ref, cand=cand)) if different or loss_differs(found) else None
+    fault = mesh_fault(found, Dumps(ref=ref, cand=cand), agreed) if different or loss_differs(found) else None
     return MeshMember(devices=devices, comparison=found, fault=fault)
 
 

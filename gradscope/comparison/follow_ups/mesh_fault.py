@@ -1,4 +1,4 @@
-"""A `MeshFault` is what differs on a mesh, by a kind of relation to what one device has."""
+"""A `MeshFault` is what differs on a mesh, by a kind of relation to what there is on fewer devices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradscope.dump.manifest.operation_facts import Collective
 from gradscope.dump.record import Json
 from gradscope.naming import is_gradient, printable
 
-#: By what relation the values of a mesh are other ones than those of one device.
+#: By what relation the values of a mesh are other ones than those of fewer devices.
 FaultKind: TypeAlias = Literal[
     "factor", "terms", "summed", "statistics", "weights", "zeros", "order", "first device", "added again",
     "not reduced", "arguments", "not finite", "values",
@@ -22,7 +22,8 @@ class FaultWords(NamedTuple):
     """`FaultWords` say a kind of fault in words.
 
     Attributes:
-        what: What differs: a sentence about a tensor (`name`) and an `axis`, perhaps with a `number` and a `detail`.
+        what: What differs: a sentence about a tensor (`name`) and an `axis`, perhaps with a `number`, a `detail`, and
+            where it differs from (`on`).
         likely: What is likely then, or mends it; "" where nothing is known.
         detail: What the detail is, where nothing was measured.
     """
@@ -35,7 +36,7 @@ class FaultWords(NamedTuple):
 KINDS: Final[Mapping[FaultKind, FaultWords]] = MappingProxyType(
     {
         "factor": FaultWords(
-            "{name} is {number} times what one device has, by the number of devices along {axis}",
+            "{name} is {number} times what it is {on}, by the number of devices along {axis}",
             "a `psum` in place of a `pmean` or the reverse, one too many, or one left out",
         ),
         "terms": FaultWords(
@@ -50,12 +51,12 @@ KINDS: Final[Mapping[FaultKind, FaultWords]] = MappingProxyType(
             "take what it is normalised by over the axis: means, sums or maxima (`pmean`, or the layer's `axis_name`)",
         ),
         "weights": FaultWords(
-            "along {axis}, {name} is {detail} times what one device has",
+            "along {axis}, {name} is {detail} times what it is {on}",
             "a mean of means over unequal parts; `psum` the numerator and the denominator, and divide then",
             "on each device another number of",
         ),
         "zeros": FaultWords(
-            "other elements of {name} are zero than on one device{detail}, and all else is equal",
+            "other elements of {name} are zero than {on}{detail}, and all else is equal",
             "a random mask is drawn on each device (compare with --eval, or draw it for the whole batch), or something "
             "ends at the edge of each slice",
         ),
@@ -64,7 +65,7 @@ KINDS: Final[Mapping[FaultKind, FaultWords]] = MappingProxyType(
             "`ppermute`, `all_gather` or `all_to_all` over another axis or in another order",
         ),
         "first device": FaultWords(
-            "along {axis}, only the first device has in {name} what one device has",
+            "along {axis}, {name} is on the first device alone what it is {on}",
             "places along a divided axis, or random numbers, begin anew on each device; `axis_index` has its number",
         ),
         "added again": FaultWords(
@@ -77,21 +78,26 @@ KINDS: Final[Mapping[FaultKind, FaultWords]] = MappingProxyType(
             "nothing reduces it over {axis}, as `check_vma=True` would say",
         ),
         "arguments": FaultWords(
-            "{name}, which the program is given, is another one than on one device",
+            "{name}, which the program is given, is another one than {on}",
             "`init` or `batch` depends on the number of devices, as random numbers do that are drawn on each",
         ),
         "not finite": FaultWords(
-            "{name} has NaNs or infinities where one device has none, or the reverse",
+            "{name} has NaNs or infinities where it has none {on}, or the reverse",
             "a function is given another number than on one device, as an empty part's sum or a size of the mesh",
         ),
-        "values": FaultWords("{name} is in no simple relation to what one device has", ""),
+        "values": FaultWords("{name} is in no simple relation to what it is {on}", ""),
     }
 )
+
+
+def _on(devices: int) -> str:
+    return "on one device" if devices == 1 else f"on {devices} devices"
+
 
 #: What each kind of fault is.
 FAULTS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        kind: words.what.format(name="a tensor", axis="an axis of the mesh", number="N", detail=words.detail)
+        kind: words.what.format(name="a tensor", axis="an axis of the mesh", number="N", detail=words.detail, on=_on(1))
         + (f"; likely: {words.likely.format(axis='that axis')}" if words.likely else "")
         for kind, words in KINDS.items()
     }
@@ -113,10 +119,11 @@ class MeshFault:
         name: The first tensor that differs, or "the loss".
         family: Its family; "" for the loss.
         axis: The axis of the mesh, or several joined by commas; "" where that is not known.
-        factor: How many times what one device has it is; None where it is no multiple.
+        factor: How many times what it is on fewer devices; None where it is no multiple.
         detail: A clause with the numbers of the relation; "" for none.
         collective: The collective that is nearest to it over that axis; None where there is none.
         source: `file:line` of the collective, or else of the tensor; None where unknown.
+        devices: The number of the fewer devices.
     """
 
     kind: FaultKind
@@ -127,6 +134,7 @@ class MeshFault:
     detail: str = ""
     collective: Collective | None = None
     source: str | None = None
+    devices: int = 1
 
     @property
     def sentence(self) -> str:
@@ -146,6 +154,7 @@ class MeshFault:
             axis=_quoted(self.axis) if self.axis else "an axis of the mesh",
             number="" if self.factor is None else f"{self.factor:.4g}",
             detail=self.detail,
+            on=_on(self.devices),
         )
 
     def to_json(self) -> dict[str, Json]:

@@ -1,4 +1,4 @@
-"""`mesh_fault` says by what kind of fault a mesh has other values, or other gradients, than one device."""
+"""`mesh_fault` says by what kind of fault a mesh has other values, or other gradients, than fewer devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradscope.comparison.follow_ups.mesh_relations import Relation, factor_betw
 from gradscope.comparison.follow_ups.mesh_values import axis_values
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.loops.by_shards import layout_of
-from gradscope.comparison.pairing.loops.shard_groups import ShardGroup, shard_groups
+from gradscope.comparison.pairing.loops.shard_groups import ShardGroup, divides, shard_groups
 from gradscope.comparison.pairing.loops.shard_layouts import TERMS
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.result import Comparison
@@ -41,18 +41,20 @@ _ARGUMENTS: Final = frozenset({PARAM, STATE, INPUT})
 _NEAR: Final = 1e-3
 
 
-def mesh_fault(found: Comparison, dumps: Dumps) -> MeshFault | None:
-    """Returns the fault by which several devices differ from one; None where they do not, or one is several itself.
+def mesh_fault(found: Comparison, dumps: Dumps, agreed: Iterable[Mapping[str, int]] = ()) -> MeshFault | None:
+    """Returns the fault by which more devices differ from fewer; None where what those have is not divided further.
 
     Args:
         found: The comparison.
-        dumps: The dumps of one device and of several.
+        dumps: The dumps of fewer devices and of more.
+        agreed: The numbers of devices along each axis of other meshes, which do not differ: no axis is at fault that
+            had as many devices there.
 
     Raises:
         DumpError: A dump is damaged.
     """
-    # The relations are to what one device has.
-    return None if math.prod(dumps.ref.manifest.mesh.values()) > 1 else _Search(found, dumps).fault()
+    few = math.prod(dumps.ref.manifest.mesh.values()) == 1 or divides(dumps.ref, dumps.cand)
+    return _Search(found, dumps, agreed).fault() if few else None
 
 
 def loss_differs(found: Comparison) -> bool:
@@ -65,10 +67,16 @@ def loss_differs(found: Comparison) -> bool:
 
 
 class _Search:
-    def __init__(self, found: Comparison, dumps: Dumps) -> None:
+    def __init__(self, found: Comparison, dumps: Dumps, agreed: Iterable[Mapping[str, int]]) -> None:
         self._found = found
         self._dumps = dumps
-        self._mesh = {axis: size for axis, size in dumps.cand.manifest.mesh.items() if size > 1}
+        few, more = dumps.ref.manifest.mesh, dumps.cand.manifest.mesh
+        self._devices = math.prod(few.values())
+        further = {axis: size // few.get(axis, 1) for axis, size in more.items() if size > few.get(axis, 1)}
+        # How many times more devices there are along each axis that may be at fault.
+        self._mesh = {
+            axis: times for axis, times in further.items() if all(each.get(axis) != more[axis] for each in agreed)
+        } or further
         self._collectives = dumps.cand.manifest.collectives
         self._matches: Mapping[str, Match] = {match.ref: match for match in found.matches}
 
@@ -101,7 +109,16 @@ class _Search:
             axis, relation = found
             collective = self._nearest(row, axis)
             return self._fault(relation.kind, row, axis, None, collective, detail=relation.detail)
-        return self._multiple(row) or self._fault("values", row, "", None, None)
+        return self._multiple(row) or self._of_parameter(row) or self._fault("values", row, "", None, None)
+
+    def _of_parameter(self, row: ComparisonRow) -> MeshFault | None:
+        """Returns the fault where a gradient is wrong in parts, and the parameter's of one part is a multiple.
+
+        Going backwards, what several layers send to one value is added up there, right and wrong.
+        """
+        rows = [each for each in self._found.rows if each.family == PARAM_GRAD and each.status == "different"]
+        last_first = sorted(rows, key=lambda each: -each.index) if is_gradient(row.family) else []
+        return next(filter(None, map(self._multiple, last_first)), None)
 
     def _common_factor(self) -> float | None:
         """Returns how many times as large the loss and the gradients of all parameters are; None where they are not."""
@@ -119,20 +136,29 @@ class _Search:
         return factor if same else None
 
     def _terms_used(self) -> MeshFault | None:
-        """Returns the fault at the first value whose terms make that of one device, and are used before their sum.
+        """Returns the fault at the value whose terms make that of fewer devices, and are used before their sum.
 
-        What arrives at terms that are added up, going backwards, is what arrives at their sum.
+        What arrives at terms that are added up, going backwards, is what arrives at their sum. So this gradient is the
+        last that is wrong before the values are, and something is computed of the terms that is wrong as well.
         """
-        wrong = {row.name for row in self._found.rows if row.family == ACTIVATION_GRAD and row.status == "different"}
-        for row in sorted(self._found.rows, key=lambda row: row.index):
+        forward = self._found.first_divergence.forward
+        if forward is None and not loss_differs(self._found):
+            return None
+        end = math.inf if forward is None else forward.index
+        wrong = {
+            row.name: row.index
+            for row in self._found.rows
+            if row.family == ACTIVATION_GRAD and row.status == "different" and row.index < end
+        }
+        last = max(wrong.values(), default=None)
+        for row in self._found.rows:
             group = self._groups.get(key_of(ACTIVATION, row.name)) if row.family == ACTIVATION else None
-            if group is None or row.name not in wrong:
+            if group is None or wrong.get(row.name) != last:
                 continue
             layout = layout_of(self._dumps.ref, self._dumps.cand, group, ACTIVATION)
-            ways = () if layout is None else layout.ways
-            if row.status == "same" and (
-                axes := [axis for axis, way in zip(group.axes, ways, strict=True) if way in TERMS]
-            ):
+            ways = dict.fromkeys(group.axes) if layout is None else dict(zip(group.axes, layout.ways, strict=True))
+            axes = [axis for axis, way in ways.items() if way in TERMS and axis in self._mesh]
+            if row.status == "same" and axes:
                 return self._fault("terms", row, ",".join(axes), None, None)
         return None
 
@@ -150,17 +176,17 @@ class _Search:
         return self._fault("not reduced" if axes else "values", None, ",".join(axes), None, None)
 
     def relation(self, row: ComparisonRow) -> tuple[str, Relation] | None:
-        """Returns the axis of the mesh along which what devices have is in a relation to what one has, and that."""
+        """Returns the axis of the mesh along which what devices have is in a relation to what fewer have, and that."""
         group = self._groups.get(key_of(ACTIVATION, row.name))
         if group is None or row.family not in (ACTIVATION, ACTIVATION_GRAD):
             return None
         for values in axis_values(self._dumps, group, row.family):
-            if (found := relation_of(values)) is not None:
+            if values.axis in self._mesh and (found := relation_of(values)) is not None:
                 return values.axis, found
         return None
 
     def _multiple(self, row: ComparisonRow) -> MeshFault | None:
-        """Returns the fault where a value is as many times that of one device as there are devices along some axes."""
+        """Returns the fault where a value is multiplied by the number of devices along some axes, or divided by it."""
         pair = self._pair(row)
         if pair is None:
             return None
@@ -169,13 +195,15 @@ class _Search:
         if factor is None:
             return None
         if abs(factor - 1) < _NEAR:
-            return self._added_again(row, pair[1] - pair[0])
+            return None if is_gradient(row.family) else self._added_again(row, pair[1] - pair[0])
         passed = _likely_first(factor, self._passed(row))
         axis = self._axes_of(factor, passed)
         return self._fault("factor", row, axis, factor, next(self._over(axis, passed), None)) if axis else None
 
     def _added_again(self, row: ComparisonRow, rest: Array) -> MeshFault | None:
         """Returns the fault where a parameter is in a value as many times as there are devices along an axis."""
+        if self._devices > 1:  # fewer devices have it several times, too
+            return None
         offset = rest.reshape(-1, rest.shape[-1])[0] if rest.ndim else rest
         for key in self._dumps.ref.keys():  # noqa: SIM118 - no mapping
             entry = self._dumps.ref.entry(key)
@@ -235,6 +263,7 @@ class _Search:
             kind=kind, name=LOSS if row is None else row.name, family="" if row is None else row.family, axis=axis,
             factor=factor, detail=detail, collective=collective,
             source=own if collective is None or collective.source is None else collective.source,
+            devices=self._devices,
         )  # fmt: skip
 
 

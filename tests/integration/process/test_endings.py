@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pstats
+import pty
 import signal
 import subprocess
 import sys
@@ -41,6 +42,17 @@ def test_a_process_that_something_else_ends_has_no_status_of_a_result(tmp_path: 
     status, says = ENDINGS[line]
     assert done.returncode == status
     assert says in done.stderr if says else not done.stderr
+
+
+@pytest.mark.parametrize("line", ["os.abort()", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_a_terminal_gets_its_cursor_back_from_a_process_that_something_else_ends(tmp_path: Path, line: str) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-P", "-c", SUPERVISED + line]
+    done = subprocess.run(command, cwd=tmp_path, stderr=theirs, timeout=TIMEOUT, check=False)
+    assert done.returncode == ENDINGS[line][0]
+    assert os.read(ours, 1000).startswith(b"\r\x1b[2K\x1b[?25h")
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_a_command_whose_loss_closes_its_files_has_no_status_of_a_result(tmp_path: Path) -> None:

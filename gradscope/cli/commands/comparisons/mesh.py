@@ -100,14 +100,15 @@ def mesh(
         if not quiet:
             say(f"running on {counted(count, 'device')}")
         if status := run_process(count, ["mesh", f"--run-on={count}", *again, "--", target], context.obj):
-            if quiet:  # a process that a library ended does not say on how many devices it ran
-                say(f"the run on {counted(count, 'device')} ended with status {status}")
+            # A process that a library has ended does not say on how many devices it ran.
+            say(f"the run on {counted(count, 'device')} ended with status {status}")
             raise typer.Exit(status)
     from gradscope.comparison.follow_ups.mesh_comparison import compared_meshes
 
     found = compared_meshes({count: _path(output, count) for count in counts}, compare_options)
     overview = not (full or everything or selection_options.is_set)
-    print_report(MeshReport(found=found, everything=everything, overview=overview), format_options.chosen)
+    report = MeshReport(found=found, operations=ops, everything=everything, overview=overview)
+    print_report(report, format_options.chosen)
     if found.exit_code:
         raise typer.Exit(found.exit_code)
 

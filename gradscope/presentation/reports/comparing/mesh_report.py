@@ -25,17 +25,23 @@ _COLUMNS: Final = (
 )
 
 
+#: What shows more of a layer in which several values are added up.
+_WITHIN: Final = "--ops compares every operation, where one term of a sum may be in a relation that the sum is not in"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshReport:
     """A `MeshReport` presents a model's runs on several numbers of devices.
 
     Attributes:
         found: The runs and their comparisons.
+        operations: Whether the dumps have every operation, and not only layers.
         everything: Whether the document has the rows that are the same, too.
         overview: Whether a terminal shows the first and the worst rows and not all of them.
     """
 
     found: MeshComparison
+    operations: bool = False
     everything: bool = False
     overview: bool = False
 
@@ -59,7 +65,9 @@ class MeshReport:
     @property
     def _advice(self) -> tuple[Note, ...]:
         first = self.found.first_different
-        advice = "" if first is None or first.fault is None else first.fault.advice
+        fault = None if first is None else first.fault
+        advice = "" if fault is None else fault.advice
+        within = fault is not None and fault.kind == "values" and not self.operations
         unused = [
             f"the program is run on {run.used} of {run.devices} devices"
             for run in self.found.runs
@@ -67,6 +75,7 @@ class MeshReport:
         ]
         return (
             *((Note(label="likely", text=advice),) if advice else ()),
+            *((Note(label="more", text=_WITHIN),) if within else ()),
             *(Note(label="idle", text=each) for each in unused),
         )
 

@@ -90,5 +90,5 @@ def test_only_the_first_device() -> None:
 def test_every_kind_has_words() -> None:
     for words in KINDS.values():
         for text in words:
-            text.format(name="`a`", axis="`b`", number="2", detail="c")
+            text.format(name="`a`", axis="`b`", number="2", detail="c", on="on one device")
     assert all(set("{}").isdisjoint(text) for text in FAULTS.values())

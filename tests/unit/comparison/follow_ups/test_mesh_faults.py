@@ -1,0 +1,78 @@
+"""Which axis, which tensor and which relation a fault has, of dumps whose tensors NumPy makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from gradscope.comparison import CompareOptions
+from gradscope.comparison.follow_ups.mesh_comparison import mesh_member
+from gradscope.comparison.follow_ups.mesh_fault import MeshFault
+from gradscope.dump.manifest.manifest import Entry, Manifest
+from gradscope.dump.record import SiteFacts
+from gradscope.dump.sources.memory_dump import MemoryDump
+from gradscope.naming import split_key
+from tests.support.dumps import record
+
+_draw = np.random.default_rng(3).normal
+VALUE, OTHER, WEIGHT, NOISE = (_draw(size=(4, 6)).astype(np.float32) for _ in range(4))
+
+
+def dump(tensors: Mapping[str, np.ndarray], mesh: Mapping[str, int], *, loss: float = 1.5) -> MemoryDump:
+    """A dump whose tensors are in the order of computation."""
+    named = {key: (*split_key(key), each) for key, each in {"param/w": WEIGHT, **tensors}.items()}
+    order = [*dict.fromkeys(name for _, name, _ in named.values())]
+    records = [
+        replace(record(name, each, family=family), site=SiteFacts(index=order.index(name)))
+        for family, name, each in named.values()
+    ]
+    manifest = Manifest(entries=tuple(map(Entry.of, records)), mesh=mesh, shard_axes=tuple(mesh), loss=loss)
+    return MemoryDump(manifest, {key: each for key, (_, _, each) in named.items()})
+
+
+def fault(few: MemoryDump, more: MemoryDump, agreed: Iterable[Mapping[str, int]] = ()) -> MeshFault:
+    found = mesh_member(4, few, more, CompareOptions(), [*agreed]).fault
+    assert found is not None
+    return found
+
+
+def test_no_axis_is_at_fault_that_had_as_many_devices_in_a_run_that_agreed() -> None:
+    few = dump({"param_grad/w": VALUE}, {})
+    for axis, other in (("data", "model"), ("model", "data")):
+        found = fault(few, dump({"param_grad/w": 2 * VALUE}, {"data": 2, "model": 2}), [{axis: 1, other: 2}])
+        assert (found.kind, found.axis, found.factor) == ("factor", axis, 2.0)
+
+
+def test_a_factor_between_few_devices_and_more_is_by_how_many_more_there_are() -> None:
+    few = dump({"param_grad/w": VALUE}, {"data": 2})
+    found = fault(few, dump({"param_grad/w": 2 * VALUE}, {"data": 4}, loss=3.0))
+    assert (found.kind, found.axis, found.name) == ("factor", "data", "the loss")
+    assert "2 times what it is on 2 devices" in found.sentence
+
+
+def test_a_gradient_that_is_wrong_in_parts_has_the_factor_of_a_parameter() -> None:
+    one = {"activation/fc": VALUE, "activation_grad/fc": VALUE + OTHER, "param_grad/w": OTHER}
+    other = {"activation/fc": VALUE, "activation_grad/fc": VALUE + OTHER / 2, "param_grad/w": OTHER / 2}
+    found = fault(dump(one, {}), dump(other, {"model": 2}))
+    assert (found.kind, found.name, found.axis, found.factor) == ("factor", "w", "model", 0.5)
+
+
+def _terms(*, summed: np.ndarray, last: np.ndarray, gradient: np.ndarray) -> dict[str, np.ndarray]:
+    """A product whose terms two devices have, their sum, and what is computed of it."""
+    parts = {"fc[0]": NOISE, "fc[1]": VALUE - NOISE, "sum": summed, "last": last}
+    return {f"activation/{name}": each for name, each in parts.items()} | {
+        f"activation_grad/{name}": gradient for name in ("fc[0]", "fc[1]", "sum")
+    }
+
+
+def test_terms_that_are_added_up_are_not_at_fault_where_a_later_value_is() -> None:
+    wholes = {"fc": VALUE, "sum": VALUE, "last": OTHER}
+    one = {f"activation/{name}": each for name, each in wholes.items()}
+    few = dump(one | {f"activation_grad/{name}": VALUE for name in ("fc", "sum")}, {})
+    found = fault(few, dump(_terms(summed=VALUE, last=OTHER + NOISE, gradient=OTHER), {"model": 2}))
+    assert (found.kind, found.name) == ("values", "last")
+    right_sum = _terms(summed=VALUE, last=OTHER, gradient=OTHER) | {"activation_grad/sum": VALUE}
+    found = fault(few, dump(right_sum, {"model": 2}, loss=1.7))
+    assert (found.kind, found.name, found.axis) == ("terms", "fc", "model")
