@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from gradscope.frameworks.modules.adapter import Described
 from gradscope.tracing.data.variable_names import components
@@ -31,8 +31,24 @@ Module: TypeAlias = tuple[str, ...]
 Sizes: TypeAlias = tuple[int, ...]
 #: The numbers in a name.
 _Numbers: TypeAlias = tuple[str, ...]
-#: What says that a tensor is a variable, most of it first.
-_Score: TypeAlias = tuple[bool, bool, bool, bool, int]
+
+
+class _Score(NamedTuple):
+    """_Score is what says that a tensor is a variable, most of it first.
+
+    Attributes:
+        paired: Whether the modules around both are those of a pair that is found.
+        alike: Whether they have the same axes.
+        has_all: Whether the tensor's module has the sizes of all of the variable's.
+        numbered: Whether both have the same numbers, where both sides number theirs alike.
+        words: The number of words in common.
+    """
+
+    paired: bool
+    alike: bool
+    has_all: bool
+    numbered: bool
+    words: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +119,17 @@ class Candidates:
         """
         most: _Score | None = None
         best: list[str] = []
+        longer: list[_Score] = []
         for kind in self._kinds.get(self._likeness.sizes[path], ()):
             for score, names in self._scores(path, kind, modules):
                 if most is None or score > most:
                     most, best = score, [*names]
                 elif score == most:
                     best += names
-        return best[0] if len(best) == 1 else None
+                if not score.numbered and numbers_of(path) in kind.beginnings:
+                    longer.append(score._replace(numbered=True))
+        # Of `0.norm.bias` and `0.conv2.bias`, the second is as much of the layer 0, whose number says nothing then.
+        return best[0] if len(best) == 1 and all(most is not None and each < most for each in longer) else None
 
     def _scores(self, path: str, kind: _Kind, modules: Collection[Module]) -> Iterator[tuple[_Score, Sequence[str]]]:
         """Yields scores with names that have them, of which two stand for more; the best of the kind are among them."""
@@ -121,11 +141,11 @@ class Candidates:
         paired = [name for module in modules for name in kind.by_module.get(module, ())]
         for name in paired:
             same = is_numbered and numbers_of(name) == numbers
-            yield (True, alike, has_all, same, len(words_of(name) & words)), [name]
+            yield _Score(True, alike, has_all, same, len(words_of(name) & words)), [name]
         if not paired:
             numbered = kind.numbered(numbers) if is_numbered else None
             shared, names = (numbered or kind.every).most_in_common(words)
-            yield (False, alike, has_all, numbered is not None, shared), names
+            yield _Score(False, alike, has_all, numbered is not None, shared), names
 
     def _are_numbered_alike(self, path: str, name: str) -> bool:
         # One side may count from 0 and the other from 1; then equal numbers are of different layers.
@@ -146,6 +166,8 @@ class _Kind:
         self.by_module: defaultdict[Module, list[str]] = defaultdict(list)
         self._by_numbers: defaultdict[_Numbers, list[str]] = defaultdict(list)
         self._numbered: dict[_Numbers, _Words] = {}
+        #: What the numbers of the names begin with.
+        self.beginnings = {numbers_of(name)[:end] for name in names for end in range(1, len(numbers_of(name)))}
         for name in names:
             self.by_module[parent_of(name)].append(name)
             self._by_numbers[numbers_of(name)].append(name)

@@ -79,6 +79,13 @@ def test_the_state_of_a_norm_is_that_of_the_module_whose_parameters_are_paired(t
     assert ". Behind those that you have, the lines may be\n" in hint
 
 
+def test_a_number_of_a_layer_does_not_choose_between_its_modules(tmp_path: Path) -> None:
+    """Of the biases of a layer's convolution and norm, one has the convolution's number as well."""
+    leaves = {"c2.bias": "bias_b", "gn.weight": "group/gain", "gn.bias": "group/shift"}
+    names = {f"res.{at}.{theirs}": f"params/stage{at}/{ours}" for at in range(2) for theirs, ours in leaves.items()}
+    assert renamed(key_map_hint(tensors(names)), names, tmp_path) == {name: name for name in names}
+
+
 LONG = "9" * 5000
 
 
