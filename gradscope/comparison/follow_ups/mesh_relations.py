@@ -1,4 +1,4 @@
-"""Mesh relations say how what the devices along an axis of a mesh have is made of what one device has.
+"""Mesh relations say how what the devices along an axis of a mesh have is made of what there is on fewer.
 
 Each is measured on the values. A relation that any values have, as two examples are always a straight line, does not
 count.
@@ -43,7 +43,7 @@ class Relation:
 
 
 def relation_of(values: AxisValues) -> Relation | None:
-    """Returns the relation that what the devices along an axis have is in to what one device has; None for none."""
+    """Returns the relation that what the devices along an axis have is in to what there is on fewer; None for none."""
     if not np.any(values.whole) or not all(np.isfinite(each).all() for each in (values.whole, *values.several)):
         return None
     tests = _OF_SLICES if values.sliced is not None else _OF_WHOLES

@@ -1,4 +1,4 @@
-"""`AxisValues` are what the devices along one axis of a mesh have of a value, beside what one device has there."""
+"""`AxisValues` are what the devices along one axis of a mesh have of a value, beside what there is on fewer."""
 
 from __future__ import annotations
 

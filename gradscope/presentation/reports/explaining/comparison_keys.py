@@ -87,11 +87,11 @@ MESH_COMPARISON: Final = {
     "fault": "What differs on the mesh, and by which relation; absent where nothing does",
 }
 MESH_FAULT: Final = {
-    "kind": "The relation of what the devices have to what one device has: `factor`, `terms`, `statistics` and others, "
-    "by which `gradscope explain` says more",
+    "kind": "The relation of what the devices have to what there is on fewer: `factor`, `terms`, `statistics` and "
+    "others, by which `gradscope explain` says more",
     "name": "The first tensor that differs, or `the loss`",
     "axis": "The axis of the mesh, or several joined by commas",
-    "factor": "How many times what one device has it is",
+    "factor": "How many times what it is on fewer devices it is",
     "collective": "The function of JAX that the value passes last over that axis on its way there",
     "source": "`file:line` of that collective, or else of the tensor",
     "why": "What differs, in words",
