@@ -12,7 +12,7 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.follow_ups.mesh_fault import LOSS, FaultKind, MeshFault
-from gradscope.comparison.follow_ups.mesh_relations import Relation, factor_between, relation_of
+from gradscope.comparison.follow_ups.mesh_relations import Relation, are_masked_otherwise, factor_between, relation_of
 from gradscope.comparison.follow_ups.mesh_values import axis_values
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.loops.by_shards import layout_of
@@ -109,6 +109,8 @@ class _Search:
             axis, relation = found
             collective = self._nearest(row, axis)
             return self._fault(relation.kind, row, axis, None, collective, detail=relation.detail)
+        if row.family == ACTIVATION and (pair := self._pair(row)) and are_masked_otherwise(*pair):
+            return self._fault("zeros", row, "", None, None)
         return self._multiple(row) or self._of_parameter(row) or self._fault("values", row, "", None, None)
 
     def _of_parameter(self, row: ComparisonRow) -> MeshFault | None:

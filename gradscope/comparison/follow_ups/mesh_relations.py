@@ -57,6 +57,15 @@ def factor_between(one: Array, other: Array) -> float | None:
     return factor if factor and _is_near(other, factor * one) else None
 
 
+def are_masked_otherwise(one: Array, other: Array) -> bool:
+    """Returns whether a random mask has made other elements of an array zero than those of another, and that alone."""
+    low, high = _MASKED
+    both = (one != 0) & (other != 0)
+    if not low < np.mean(other == 0) < high or np.array_equal(one == 0, other == 0):
+        return False
+    return bool(both.any()) and _is_near(other[both], one[both])
+
+
 def _is_near(one: Array, other: Array) -> bool:
     return bool(np.linalg.norm(one - other) <= _NEAR * np.linalg.norm(other))
 
@@ -113,15 +122,13 @@ def _weights(values: AxisValues) -> Relation | None:
 
 def _zeros(values: AxisValues) -> Relation | None:
     one, other = np.stack([*values.one]), np.stack([*values.several])
-    share, both = float(np.mean(other == 0)), (one != 0) & (other != 0)
-    low, high = _MASKED
-    if not low < share < high or np.array_equal(one == 0, other == 0) or not _is_near(other[both], one[both]):
+    if not are_masked_otherwise(one, other):
         return None
     # An element that both masks drop, or that was zero before, says nothing.
     known = ((one != 0) | (other != 0)).all(axis=0)
     kept = (other != 0)[:, known]
     repeated = kept.size and bool((kept == kept[0]).all())
-    return Relation(kind="zeros", detail=", the same ones on each" if repeated else "") if both.any() else None
+    return Relation(kind="zeros", detail=", the same ones on each" if repeated else "")
 
 
 def _statistics(values: AxisValues) -> Relation | None:

@@ -59,6 +59,13 @@ def test_a_gradient_that_is_wrong_in_parts_has_the_factor_of_a_parameter() -> No
     assert (found.kind, found.name, found.axis, found.factor) == ("factor", "w", "model", 0.5)
 
 
+def test_a_mask_that_the_compiler_divides_is_one_all_the_same() -> None:
+    kept = _draw(size=(2, 4, 6)) > 0
+    one, other = ({"activation/drop": np.where(mask, VALUE, 0).astype(np.float32)} for mask in kept)
+    found = fault(dump(one, {}), dump(other, {"data": 2}))
+    assert (found.kind, found.name) == ("zeros", "drop")
+
+
 def _terms(*, summed: np.ndarray, last: np.ndarray, gradient: np.ndarray) -> dict[str, np.ndarray]:
     """A product whose terms two devices have, their sum, and what is computed of it."""
     parts = {"fc[0]": NOISE, "fc[1]": VALUE - NOISE, "sum": summed, "last": last}
