@@ -15,6 +15,7 @@ import numpy as np
 
 from gradscope import naming
 from gradscope.comparison.default_tolerances import coarsest_matmul_dtype, default_tolerance
+from gradscope.comparison.diagnosis.runs.differing_rows import difference_of
 from gradscope.comparison.diagnosis.runs.run_differences import provenance_differences
 from gradscope.comparison.diagnosis.runs.run_rounding import RunRounding
 from gradscope.comparison.diagnosis.runs.run_stages import (
@@ -33,7 +34,6 @@ from gradscope.dump.record import Json
 from gradscope.errors import UsageError
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import TensorRow
-from gradscope.naming import printable
 from gradscope.naming.wording import counted
 
 #: Version of the JSON: it increases when a key changes its meaning or is removed.
@@ -110,7 +110,7 @@ class RunDivergence:
             return f"As far as statistics tell, {counted(len(self.steps), 'step')} the same{zeros}."
         before = self.steps.index(self.first_step or 0)
         agreeing = f"{counted(before, 'recorded step')} the same, then" if before else "From the first one on:"
-        return f"{agreeing} step {self.first_step} differs, first in the {first.stage}: {_difference(first)}."
+        return f"{agreeing} step {self.first_step} differs, first in the {first.stage}: {difference_of(first)}."
 
     def to_json(self) -> dict[str, Json]:
         """Returns the comparison as JSON; infinities are floats, which `dump.manifest.json_text` writes as strings."""
@@ -275,13 +275,3 @@ def _numbers(steps: Mapping[str, np.ndarray], step: int) -> dict[str, float]:
 
 def _facts(history: History) -> dict[str, Json]:
     return {name: value for name, value in history.facts.items() if name not in _OF_THE_COMMAND}
-
-
-def _difference(row: RunRow) -> str:
-    name = printable(row.name if row.family == STEP else naming.key_of(row.family, row.name))
-    if row.status in ("missing", "extra"):
-        return f"`{name}` is only in the {'reference' if row.status == 'missing' else 'candidate'}"
-    if row.bound is not None and math.isinf(row.bound):
-        return f"`{name}` is finite in one run only, or zero in the reference"
-    limit = f", tolerance {row.tolerance}" if row.tolerance else ""
-    return f"`{name}`, rel_l2 at least {row.bound:.3g}{limit}"
