@@ -169,6 +169,15 @@ def test_layers_that_a_loop_numbers_are_those_of_the_program_that_writes_it_out(
     assert (found.first_step, found.first.name) == (10, "layers/1/attn")
 
 
+def test_a_further_name_of_a_layer_that_is_compared_is_no_difference(tmp_path: Path) -> None:
+    ref = {step: {**each, "activation/around": each["activation/layers/1/attn"]} for step, each in layered().items()}
+    one, other = recorded(tmp_path / "a", ref), recorded(tmp_path / "b", layered())
+    assert (compared(one, other).verdict, compared(other, one).verdict) == ("same", "same")
+    ref[10]["activation/around"] = 2 * ref[10]["activation/layers/1/attn"]
+    found = compared(recorded(tmp_path / "c", ref), other)
+    assert (found.first_step, found.first and found.first.name) == (10, "around")
+
+
 @pytest.mark.parametrize(
     ("changed", "verdict"), [("", "same"), ("param_grad/w", "different"), ("param/w", "different")]
 )

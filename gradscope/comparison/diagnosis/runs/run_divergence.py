@@ -19,6 +19,7 @@ from gradscope.comparison.diagnosis.runs.differing_rows import difference_of
 from gradscope.comparison.diagnosis.runs.run_differences import provenance_differences
 from gradscope.comparison.diagnosis.runs.run_rounding import RunRounding
 from gradscope.comparison.diagnosis.runs.run_stages import (
+    OF_LAYERS,
     STEP,
     RunRow,
     follows_the_loss,
@@ -50,6 +51,9 @@ _OF_TWO_STEPS: Final = "cosine"
 
 #: What differs between any two runs and says nothing about them.
 _OF_THE_COMMAND: Final = ("argv",)
+
+#: The statistics of a tensor at a step, to find those of equal ones.
+_Values = frozenset[tuple[str, Json]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +180,7 @@ class _Judge:
         tensors = run_tensors(ref.tensors, cand.tensors)
         options.selection.require_matches([name for each in tensors for name in (each.tensor.name, each.tensor.key)])
         chosen = [each for each in tensors if options.selection.selects(each.tensor.name, each.tensor.key)]
+        self._unpaired = any(None in (each.ref, each.cand) for each in chosen)
         self._tensors = sorted(chosen, key=lambda each: place_in_step(each.tensor.family, each.tensor.name))
         # A loop of the user's own is recorded without its batch, and with a learning rate only where its optimizer
         # states one: what a run never recorded tells nothing about it.
@@ -194,17 +199,23 @@ class _Judge:
         """
         ours, theirs = self._ref.stats_at(step), self._cand.stats_at(step)
         self._rounding.step(step, ours, theirs)
-        rows = [
-            self._row(each.tensor, {} if each.ref is None else ours.get(each.ref, {}),
-                      {} if each.cand is None else theirs.get(each.cand, {}))
+        sides = [
+            (each.tensor, {} if each.ref is None else ours.get(each.ref, {}),
+             {} if each.cand is None else theirs.get(each.cand, {}))
             for each in self._tensors
         ]  # fmt: skip
+        pairs = [(tensor, one, other) for tensor, one, other in sides if one and other and self._unpaired]
+        compared = {(tensor.family, _values(side)) for tensor, *both in pairs for side in both}
+        rows = [self._row(tensor, one, other, compared) for tensor, one, other in sides]
         if not self._options.selection.select:
             rows += [self._number_row(name, ref[name], cand[name]) for name in self._step_numbers]
         found = without_other_layers([row for row in rows if row is not None])
         return tuple(sorted(found, key=lambda row: place_in_step(row.family, row.name)))
 
-    def _row(self, tensor: TensorRow, ref: Mapping[str, float | int], cand: Mapping[str, float | int]) -> RunRow | None:
+    def _row(
+        self, tensor: TensorRow, ref: Mapping[str, float | int], cand: Mapping[str, float | int],
+        compared: Collection[tuple[str, _Values]],
+    ) -> RunRow | None:  # fmt: skip
         if not ref and not cand:
             return None
         if not ref or not cand:
@@ -213,6 +224,8 @@ class _Judge:
                 counts=not (
                     self._options.may_be_missing(tensor.name, tensor.key)
                     or (self._without_batch and tensor.family == naming.INPUT)
+                    # A layer has further names where it is called in another one: `layers#2` is `layers/1`.
+                    or (tensor.family in OF_LAYERS and (tensor.family, _values(ref or cand)) in compared)
                 ),
             )  # fmt: skip
         bound = least_rel_l2(ref, cand)
@@ -256,6 +269,10 @@ def _is_input(tensor: TensorRow) -> bool:
 
 def _of_one_step(stats: Mapping[str, Json]) -> dict[str, Json]:
     return {name: value for name, value in stats.items() if name != _OF_TWO_STEPS}
+
+
+def _values(stats: Mapping[str, Json]) -> _Values:
+    return frozenset(_of_one_step(stats).items())
 
 
 def _admits(tolerance: Tolerance, least: float) -> bool:
