@@ -45,7 +45,7 @@ class Learning:
 
     def to_json(self) -> dict[str, Json]:
         """Returns what there is to say, by name."""
-        found: dict[str, Json] = {"faults": [_fault(each) for each in self.faults]} if self.faults else {}
+        found: dict[str, Json] = {"faults": [each.to_json() for each in self.faults]} if self.faults else {}
         found |= {"unchanged": list(self.frozen)} if self.frozen else {}
         names: dict[str, Json] = {"parameters": list(self.climbing)} if self.climbing else {}
         found |= {} if self.level is None else {"level": asdict(self.level) | names}
@@ -54,8 +54,12 @@ class Learning:
 
 #: The words of what may be meant in the program of a loss.
 LOSS_DOUBTS: Final = ("rectified", "squashed", "evaluation")
-#: The words of what a run may say: of faults in the program of its loss, and of what may be meant.
-LEARNING_WORDS: Final = ("broadcast", "saturated", *LOSS_DOUBTS, "climbing", "learning", "unchanged")
+#: Those of faults in it.
+LOSS_FAULTS: Final = ("broadcast", "saturated")
+#: Those of what may be meant: a loss is maximised or levels off, a part of the model is frozen.
+MEANT_WORDS: Final = (*LOSS_DOUBTS, "climbing", "learning", "unchanged")
+#: All words of what a run may say.
+LEARNING_WORDS: Final = (*LOSS_FAULTS, *MEANT_WORDS)
 #: Of a run that learns, and of a report on one of its steps.
 NOTHING_TO_SAY: Final = Learning()
 
@@ -73,19 +77,19 @@ def learning(history: History, steps: Mapping[str, np.ndarray], losses: Mapping[
     """
     level, climbs = no_fall(steps, losses), climb(history, losses)
     return Learning(
-        faults=_faults(history.facts.get(FAULTS, "[]")), frozen=frozen_parameters(history), level=level, climb=climbs,
+        faults=stated_faults(history), frozen=frozen_parameters(history), level=level, climb=climbs,
         climbing=() if level is None or climbs is not None else climbing_parameters(history),
     )  # fmt: skip
 
 
-def _fault(fault: LossFault) -> dict[str, Json]:
-    return {name: value for name, value in fault._asdict().items() if value is not None}
+def stated_faults(history: History) -> tuple[LossFault, ...]:
+    """Returns the faults of its loss that a history states; none where it states something else, as anybody's may.
 
-
-def _faults(stated: str) -> tuple[LossFault, ...]:
-    """Returns the faults that a history states; none where it states something else, as one of anybody's may."""
+    Args:
+        history: The run's history.
+    """
     try:
-        found = cast("object", loads(stated))
+        found = cast("object", loads(history.facts.get(FAULTS, "[]")))
     except (ValueError, RecursionError):
         return ()
     pairs = cast("list[object]", found) if isinstance(found, list) else []

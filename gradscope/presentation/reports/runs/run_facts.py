@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
+from gradscope.history.history_rows import LossFault
 from gradscope.history.views.climbing import Climb
 from gradscope.history.views.learning import LOSS_DOUBTS, Learning
 from gradscope.history.views.loss_fall import NoFall
@@ -88,10 +89,16 @@ def learning_notes(learning: Learning) -> list[Note]:
     if frozen := learning.frozen:
         them, they = ("it", "it has") if len(frozen) == 1 else ("them", "they have")
         facts["unchanged"] = f"{parameters_of_parts(frozen)}: no recorded step changes {them}, though {they} a gradient"
-    faults = [
-        Note(label=each.rule, text=each.why, style=DIM if each.rule in LOSS_DOUBTS else BAD) for each in learning.faults
-    ]
-    return [*faults, *(Note(label=label, text=text) for label, text in facts.items())]
+    return [*fault_notes(learning.faults), *(Note(label=label, text=text) for label, text in facts.items())]
+
+
+def fault_notes(faults: Iterable[LossFault]) -> list[Note]:
+    """Returns what is wrong with the program of a loss, and what may be meant in it, as notes.
+
+    Args:
+        faults: What the run states.
+    """
+    return [Note(label=each.rule, text=each.why, style=DIM if each.rule in LOSS_DOUBTS else BAD) for each in faults]
 
 
 def _climbing(climb: Climb) -> str:
