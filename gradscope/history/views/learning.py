@@ -16,6 +16,7 @@ from gradscope.history.history_rows import LossFault
 from gradscope.history.views.climbing import Climb, climb, climbing_parameters
 from gradscope.history.views.frozen_parameters import frozen_parameters
 from gradscope.history.views.loss_fall import NoFall, no_fall
+from gradscope.history.views.rounded_updates import rounded_parameters
 from gradscope.naming import printable
 
 
@@ -26,6 +27,7 @@ class Learning:
     Attributes:
         faults: What is wrong with the program of the loss, whatever its numbers are.
         frozen: The parameters that no recorded step changes though they have a gradient.
+        rounded: The parameters that are too coarse for their updates, which are lost when they are added.
         level: How the loss has hardly fallen; None where it has.
         climb: How the updates climb the loss; None where they do not.
         climbing: Of a loss that has hardly fallen, the parameters whose updates alone climb it.
@@ -33,6 +35,7 @@ class Learning:
 
     faults: tuple[LossFault, ...] = ()
     frozen: tuple[str, ...] = ()
+    rounded: tuple[str, ...] = ()
     level: NoFall | None = None
     climb: Climb | None = None
     climbing: tuple[str, ...] = ()
@@ -40,13 +43,14 @@ class Learning:
     @property
     def words(self) -> frozenset[str]:
         """The words of `LEARNING_WORDS` for what there is to say."""
-        said = {"unchanged": self.frozen, "learning": self.level, "climbing": self.climb}
+        said = {"unchanged": self.frozen, "rounded": self.rounded, "learning": self.level, "climbing": self.climb}
         return frozenset({*(each.rule for each in self.faults), *(word for word, found in said.items() if found)})
 
     def to_json(self) -> dict[str, Json]:
         """Returns what there is to say, by name."""
         found: dict[str, Json] = {"faults": [each.to_json() for each in self.faults]} if self.faults else {}
         found |= {"unchanged": list(self.frozen)} if self.frozen else {}
+        found |= {"rounded": list(self.rounded)} if self.rounded else {}
         names: dict[str, Json] = {"parameters": list(self.climbing)} if self.climbing else {}
         found |= {} if self.level is None else {"level": asdict(self.level) | names}
         return found if self.climb is None else {**found, "climbing": asdict(self.climb)}
@@ -57,7 +61,7 @@ LOSS_DOUBTS: Final = ("rectified", "squashed", "evaluation")
 #: Those of faults in it.
 LOSS_FAULTS: Final = ("broadcast", "saturated")
 #: Those of what may be meant: a loss is maximised or levels off, a part of the model is frozen.
-MEANT_WORDS: Final = (*LOSS_DOUBTS, "climbing", "learning", "unchanged")
+MEANT_WORDS: Final = (*LOSS_DOUBTS, "climbing", "learning", "unchanged", "rounded")
 #: All words of what a run may say.
 LEARNING_WORDS: Final = (*LOSS_FAULTS, *MEANT_WORDS)
 #: Of a run that learns, and of a report on one of its steps.
@@ -77,7 +81,8 @@ def learning(history: History, steps: Mapping[str, np.ndarray], losses: Mapping[
     """
     level, climbs = no_fall(steps, losses), climb(history, losses)
     return Learning(
-        faults=stated_faults(history), frozen=frozen_parameters(history), level=level, climb=climbs,
+        faults=stated_faults(history), frozen=frozen_parameters(history),
+        rounded=rounded_parameters(history), level=level, climb=climbs,
         climbing=() if level is None or climbs is not None else climbing_parameters(history),
     )  # fmt: skip
 

@@ -133,6 +133,8 @@ _RUN: Final = {
     "steps, and the median `cosine`; with the trends or the last step",
     "unchanged": "The parameters that no recorded step changes though they have a gradient, as an optimizer "
     "leaves them that was told so; with the trends or the last step",
+    "rounded": "The parameters of a short dtype whose updates are lost when they are added; with the trends or the "
+    "last step",
     "noise": "The noise of gradients, where it was measured: its `step`, and `rows` with the columns of `noise`, of "
     "all parameters first, then with the `name` of each",
 }

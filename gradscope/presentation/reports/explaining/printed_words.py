@@ -43,6 +43,10 @@ _LABELS: Final = {
     "train=True, use_running_average=False or eqx.nn.inference_mode(model, False)",
     "unchanged": "The parameters with a gradient that no recorded step of a training run changes, as an optimizer "
     "leaves them that was told so",
+    "rounded": "The parameters of bfloat16 or float16 of a training run whose updates are lost when they are added: at "
+    "all recorded steps the largest element of the update is below 2^-10 of the parameter's rms (2^-13 in float16), "
+    "which is less than half the distance of values of half the rms, and its largest element never changed. Keep the "
+    "parameters as float32, which the optimizer updates, and cast them in the loss; or round stochastically",
     "climbing": "The updates of a training run point along its gradients at every recorded step, and its loss has not "
     "fallen: adding them raises the loss. Where the loss is not maximised on purpose, look for a sign: a chain of "
     "optax that ends in scale_by_schedule needs optax.scale(-1.0), and parameters are made by adding what optax "

@@ -89,6 +89,11 @@ def learning_notes(learning: Learning) -> list[Note]:
     if frozen := learning.frozen:
         them, they = ("it", "it has") if len(frozen) == 1 else ("them", "they have")
         facts["unchanged"] = f"{parameters_of_parts(frozen)}: no recorded step changes {them}, though {they} a gradient"
+    if learning.rounded:
+        facts["rounded"] = (
+            f"{parameters_of_parts(learning.rounded)}: no recorded update moves an element of half the rms or more, "
+            "which is less than half the distance to the next value: keep them as float32, and cast them in the loss"
+        )
     return [*fault_notes(learning.faults), *(Note(label=label, text=text) for label, text in facts.items())]
 
 
