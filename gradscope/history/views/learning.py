@@ -30,7 +30,7 @@ class Learning:
         rounded: The parameters that are too coarse for their updates, which are lost when they are added.
         level: How the loss has hardly fallen; None where it has.
         climb: How the updates climb the loss; None where they do not.
-        climbing: Of a loss that has hardly fallen, the parameters whose updates alone climb it.
+        climbing: The parameters whose updates alone climb the loss, while those of others descend.
     """
 
     faults: tuple[LossFault, ...] = ()
@@ -43,7 +43,8 @@ class Learning:
     @property
     def words(self) -> frozenset[str]:
         """The words of `LEARNING_WORDS` for what there is to say."""
-        said = {"unchanged": self.frozen, "rounded": self.rounded, "learning": self.level, "climbing": self.climb}
+        climbs = self.climb or self.climbing
+        said = {"unchanged": self.frozen, "rounded": self.rounded, "learning": self.level, "climbing": climbs}
         return frozenset({*(each.rule for each in self.faults), *(word for word, found in said.items() if found)})
 
     def to_json(self) -> dict[str, Json]:
@@ -51,9 +52,10 @@ class Learning:
         found: dict[str, Json] = {"faults": [each.to_json() for each in self.faults]} if self.faults else {}
         found |= {"unchanged": list(self.frozen)} if self.frozen else {}
         found |= {"rounded": list(self.rounded)} if self.rounded else {}
-        names: dict[str, Json] = {"parameters": list(self.climbing)} if self.climbing else {}
-        found |= {} if self.level is None else {"level": asdict(self.level) | names}
-        return found if self.climb is None else {**found, "climbing": asdict(self.climb)}
+        found |= {} if self.level is None else {"level": asdict(self.level)}
+        climbs: dict[str, Json] = {} if self.climb is None else asdict(self.climb)
+        climbs |= {"parameters": list(self.climbing)} if self.climbing else {}
+        return {**found, "climbing": climbs} if climbs else found
 
 
 #: The words of what may be meant in the program of a loss.
@@ -83,7 +85,7 @@ def learning(history: History, steps: Mapping[str, np.ndarray], losses: Mapping[
     return Learning(
         faults=stated_faults(history), frozen=frozen_parameters(history),
         rounded=rounded_parameters(history), level=level, climb=climbs,
-        climbing=() if level is None or climbs is not None else climbing_parameters(history),
+        climbing=() if climbs is not None else climbing_parameters(history, falls=level is None),
     )  # fmt: skip
 
 

@@ -48,6 +48,7 @@ _LABELS: Final = {
     "which is less than half the distance of values of half the rms, and its largest element never changed. Keep the "
     "parameters as float32, which the optimizer updates, and cast them in the loss; or round stochastically",
     "climbing": "The updates of a training run point along its gradients at every recorded step, and its loss has not "
+    "fallen; or those of some parameters alone do, at all of 10 recorded steps or more, of 3 where the loss has hardly "
     "fallen: adding them raises the loss. Where the loss is not maximised on purpose, look for a sign: a chain of "
     "optax that ends in scale_by_schedule needs optax.scale(-1.0), and parameters are made by adding what optax "
     "returns, or by subtracting a rate times the gradients",

@@ -83,9 +83,15 @@ def learning_notes(learning: Learning) -> list[Note]:
     Args:
         learning: What it says.
     """
-    facts = {} if learning.level is None else {"learning": _learning(learning.level, learning.climbing)}
+    facts = {} if learning.level is None else {"learning": _learning(learning.level)}
     if learning.climb is not None:
         facts["climbing"] = _climbing(learning.climb)
+    elif learning.climbing:
+        facts["climbing"] = (
+            f"the updates of {parameters_of_parts(learning.climbing)} point along their gradients at every recorded "
+            "step, which raises the loss, and those of the others do not: where that is not meant, they have the other "
+            "sign, or a weight decay that outweighs the gradient"
+        )
     if frozen := learning.frozen:
         them, they = ("it", "it has") if len(frozen) == 1 else ("them", "they have")
         facts["unchanged"] = f"{parameters_of_parts(frozen)}: no recorded step changes {them}, though {they} a gradient"
@@ -113,13 +119,8 @@ def _climbing(climb: Climb) -> str:
     )
 
 
-def _learning(level: NoFall, climbing: Sequence[str]) -> str:
+def _learning(level: NoFall) -> str:
     first, second, last = map(number, (level.first, level.second, level.last))
     means = f"{last} in the last {level.count} of these steps, {second} in the second and {first} in the first"
     updates = "" if level.ratio is None else f"; the updates are {level.ratio:.2g} of the parameters"
-    if climbing:
-        updates += (
-            f"; those of {parameters_of_parts(climbing)} point along their gradients at every recorded step, which "
-            "those of the others do not: look at their sign"
-        )
     return f"the loss has {level.verb}: its mean is {means}{updates} (gradscope explain learning)"
