@@ -12,6 +12,8 @@ from gradscope.history.history_rows import LossFault
 from gradscope.history.views.climbing import Climb
 from gradscope.history.views.learning import LOSS_DOUBTS, Learning
 from gradscope.history.views.loss_fall import NoFall
+from gradscope.history.views.small_updates import EPSILON, SmallUpdates
+from gradscope.naming.wording import percent
 from gradscope.presentation.render.document import Note
 from gradscope.presentation.render.screen import BAD, DIM, Screen
 from gradscope.presentation.tables.facts import parameters_of_parts
@@ -83,7 +85,7 @@ def learning_notes(learning: Learning) -> list[Note]:
     Args:
         learning: What it says.
     """
-    facts = {} if learning.level is None else {"learning": _learning(learning.level)}
+    facts = {} if learning.level is None else {"learning": _learning(learning.level, learning.small)}
     if learning.climb is not None:
         facts["climbing"] = _climbing(learning.climb)
     elif learning.climbing:
@@ -119,8 +121,24 @@ def _climbing(climb: Climb) -> str:
     )
 
 
-def _learning(level: NoFall) -> str:
+def _why_small(small: SmallUpdates) -> str:
+    if small.second_moment is not None:
+        return (
+            f"the root of the second moment `nu` is {small.second_moment:.2g}, below the epsilon of {EPSILON:g} that "
+            "Adam adds to it by default, so scale the loss up, or epsilon down"
+        )
+    if small.one_norm:
+        return (
+            "they have one norm at every recorded step, and the gradients have not, as behind a clip that is active at "
+            "each of them"
+        )
+    return "as by a learning rate that is too small, or stays where a warm-up begins"
+
+
+def _learning(level: NoFall, small: SmallUpdates | None) -> str:
     first, second, last = map(number, (level.first, level.second, level.last))
     means = f"{last} in the last {level.count} of these steps, {second} in the second and {first} in the first"
     updates = "" if level.ratio is None else f"; the updates are {level.ratio:.2g} of the parameters"
+    if small is not None:
+        updates += f", and all steps together move them by some {percent(small.moved)}: {_why_small(small)}"
     return f"the loss has {level.verb}: its mean is {means}{updates} (gradscope explain learning)"
