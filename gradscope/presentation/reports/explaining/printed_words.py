@@ -42,7 +42,7 @@ _LABELS: Final = {
     "norm in evaluation mode, and not those of the batch. Frozen norms are meant so; else turn training on, as by "
     "train=True, use_running_average=False or eqx.nn.inference_mode(model, False)",
     "repeated": "The random masks of a training run, as those of a dropout, whose key the loss makes of a number and "
-    "of no argument, as jax.random.key(0) inside of it: they drop the same elements at every step, and regularise less. "
+    "of no argument, as jax.random.key(0) inside of it: they drop the same elements at each step, and regularise less. "
     "Hand the loss a key, and split it, or fold the number of the step into it, before each step",
     "unchanged": "The parameters with a gradient that no recorded step of a training run changes, as an optimizer "
     "leaves them that was told so",
