@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from gradscope.history.history_rows import LossFault
 from gradscope.tracing.lookup.batch_broadcasts import batch_broadcasts
 from gradscope.tracing.lookup.functions.bounded_functions import BoundedFunction, bounded_functions
+from gradscope.tracing.lookup.functions.classes_over_examples import classes_over_examples
 from gradscope.tracing.lookup.functions.given_statistics import given_statistics
 from gradscope.tracing.lookup.functions.rectified_logits import rectified_logits
 from gradscope.tracing.lookup.functions.repeated_masks import repeated_masks
@@ -32,6 +33,7 @@ def _faults(trace: Trace) -> Iterator[LossFault]:
     )
     for each in rectified_logits(trace):
         yield LossFault("squashed" if each.is_bounded else "rectified", each.sentence, each.source)
+    yield from (LossFault("softmax", each.sentence, each.source) for each in classes_over_examples(trace))
     if places := given_statistics(trace):
         yield LossFault("evaluation", _given(places), next(filter(None, places), None))
     if places := repeated_masks(trace):

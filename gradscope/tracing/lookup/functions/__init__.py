@@ -8,5 +8,6 @@
 6. `repeated_masks` finds those of them that are the same at every step.
 7. `rectified_logits` finds rectifiers, sigmoids and tanhs whose results a loss takes for logits.
 8. `given_statistics` finds norms of a mean and a variance that a loss is given.
-9. `model_values` finds which values pass a signal on, on which the others rest.
+9. `classes_over_examples` finds the softmax of a loss that is over the examples.
+10. `model_values` finds which values pass a signal on, on which the others rest.
 """
