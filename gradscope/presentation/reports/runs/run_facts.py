@@ -100,7 +100,7 @@ def learning_notes(learning: Learning) -> list[Note]:
     if learning.rounded:
         facts["rounded"] = (
             f"{parameters_of_parts(learning.rounded)}: no recorded update moves an element of half the rms or more, "
-            "which is less than half the distance to the next value: keep them as float32, and cast them in the loss"
+            "as it is less than half the distance to the next value: keep them as float32, and cast them in the loss"
         )
     return [*fault_notes(learning.faults), *(Note(label=label, text=text) for label, text in facts.items())]
 
