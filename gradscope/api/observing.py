@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Literal, ParamSpec, SupportsIndex, overload
+from typing import Any, Final, Literal, ParamSpec, SupportsIndex, cast, overload
 
 import jax
 
@@ -213,7 +213,7 @@ def save(path: str | os.PathLike[str], what: Seen[Any] | Dump, *, force: bool = 
 
     Raises:
         UsageError: The path cannot be used, a file exists there, the dump is in a file already, or the observations are
-            those of several steps.
+            those of several steps, or it is neither of both.
         MachineError: The folder is read-only, the disk full.
 
     Example:
@@ -227,6 +227,13 @@ def save(path: str | os.PathLike[str], what: Seen[Any] | Dump, *, force: bool = 
         ...     dump["param_grad/value"]
         array([2., 2., 2.], dtype=float32)
     """
+    given = cast("object", what)
+    if not isinstance(given, Dump | Seen):
+        raise UsageError(
+            f"gs.save writes observations or a dump, and this is a {type(given).__name__}",
+            hint="observations are the last of what value_and_grad returns, as in (loss, grads), seen = ...; of "
+            "gs.train_step they are seen.backward",
+        )
     with dump_writer(path, force=force) as writer:
         if isinstance(what, Dump):
             return _save_dump(writer, what.source)

@@ -3,8 +3,7 @@
 Its leaves are device arrays, so it can be returned from `jit`, `vmap`, `scan` and `shard_map` like any output. Its
 names are fixed when the step is traced. On the host it is a run like any other, and can be saved as a dump.
 
-`vmap` adds a leading axis to every observation, and a scan over steps another. Looking up a name returns all of them
-together.
+`vmap` adds a leading axis to every observation, a scan over steps another. Looking up a name returns all of them.
 """
 
 from __future__ import annotations
@@ -245,10 +244,12 @@ class Seen(Mapping[str, Kept]):
         Raises:
             UsageError: They are those of several steps or examples.
         """
-        if self._all_steps:
+        if axes := self._all_steps:
+            last, count = ", ".join(["-1"] * len(axes)), jnp.size(self.observed.loss)
+            as_run = "; probe.write(0, seen) records all as steps of a run" if len(axes) == 1 else ""
             raise UsageError(
-                f"these are the observations of {jnp.size(self.observed.loss)} steps or examples, and a dump holds one",
-                hint="save one of them: jax.tree.map(lambda leaf: leaf[0], seen)",
+                f"these are the observations of {count} steps or examples, and a dump holds one",
+                hint=f"gs.save(path, jax.tree.map(lambda leaf: leaf[{last}], seen)) saves the last one{as_run}",
             )
         trace = replace(self.watching.trace, auxiliary=())
         observed, kept = self._gathered_where_small()

@@ -116,7 +116,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         program=_program(dumps),
         products=dumps.products if any(_needs_products(each, rows) for each in pairs) else FULL,
         matches=pairing.matched,
-        losses=loss_difference(dumps, every, options, programs, limit_of_loss),
+        losses=loss_difference(dumps, pairing.matched, every, options, programs=programs, limit=limit_of_loss),
         batches=different_batches(dumps, pairing.matched, rows),
         examples=_examples(dumps, rows, options),
     )

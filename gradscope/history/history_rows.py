@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gradscope import naming
+from gradscope.dump.record import Json
 from gradscope.history.value_histograms import ValueHistogram
 
 
@@ -77,6 +78,10 @@ class LossFault(NamedTuple):
     def notice(self) -> str:
         """The sentence with the rule and the command that says what to do."""
         return f"{self.rule}: {self.why}; 'gradscope explain {self.rule}' says what to do"
+
+    def to_json(self) -> dict[str, Json]:
+        """Returns its fields; those that are unknown are left out."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,14 +90,15 @@ def deep_manifest(tensors: int) -> Manifest:
     return Manifest(entries=tuple(entries))
 
 
-def run_folder(folder: Path, steps: int = 8, layers: int = 3, noise_every: int = 3, loss: float = 4.0) -> Path:
+def run_folder(
+    folder: Path, steps: int = 8, layers: int = 3, noise_every: int = 3, loss: float = 4.0, *, layer: str = "layer{}"
+) -> Path:
     """A run whose gradients grow tenfold a step, and become NaN in the end."""
     folder.mkdir(parents=True, exist_ok=True)
-    keys = [f"{family}/layer{at}" for at in range(layers) for family in ("activation", "activation_grad")]
+    keys = [f"{family}/{layer.format(at)}" for at in range(layers) for family in ("activation", "activation_grad")]
     keys.append("param_grad/weight0")
-    tensors = [
-        TensorRow(family=key.split("/")[0], name=key.split("/")[1], shape=(2, 3), dtype="float32") for key in keys
-    ]
+    named = (key.split("/") for key in keys)
+    tensors = [TensorRow(family=family, name=name, shape=(2, 3), dtype="float32") for family, name in named]
     with HistoryWriter(folder, from_step=0, facts={"model": "net"}) as history:
         history.describe({}, iter(tensors))
         for step in range(steps):
@@ -123,15 +124,15 @@ def run_maker(folder: Path) -> PageMaker:
 
 
 def runs_maker(folder: Path) -> PageMaker:
-    """The page of a run, and of one with fewer layers and steps."""
-    ref, cand = (run_folder(folder / name, steps, layers) for name, steps, layers in (("a", 8, 3), ("b", 6, 2)))
+    """The page of a run, and of one with fewer layers, as iterations of a loop, and fewer steps."""
+    ref, cand = run_folder(folder / "a"), run_folder(folder / "b", steps=6, layers=2, layer="layer[{}]")
     with History(ref) as one, History(cand) as other:
         found = compare_runs(one, other, CompareOptions())
         return run_page("a", one, [ComparedRun(path="b", history=other, divergence=found)])
 
 
 def _at(step: int, key: str, *, last: bool) -> dict[str, float | int]:
-    rms = 10.0**step if key.startswith("activation_grad") else 0.5 + int(key[-1])
+    rms = 10.0**step if key.startswith("activation_grad") else 0.5 + int(key.strip("]")[-1])
     return {"rms": rms, "l2": rms * 2, "mean": -rms / 4, "zeros": step % 3, "nan": 2 * last, "inf": 0}
 
 

@@ -35,15 +35,15 @@ def checked_rules(check: str | None) -> frozenset[str]:
 
 
 def checked_alarms(check: str | None) -> frozenset[str]:
-    """Returns the rules and words of a `--check` list about a run; `all` means every rule of an alarm.
+    """Returns the rules and words of a `--check` list about a run; `all` means all but what may be meant.
 
     Raises:
         UsageError: There is no such rule, or none is named.
     """
     from gradscope.history.alarms.alarm_rules import RULES
-    from gradscope.history.views.learning import LEARNING_WORDS
+    from gradscope.history.views.learning import LOSS_FAULTS, MEANT_WORDS
 
-    return _checked(check, [rule.name for rule in RULES], LEARNING_WORDS, "alarm")
+    return _checked(check, [*(rule.name for rule in RULES), *LOSS_FAULTS], MEANT_WORDS, "alarm")
 
 
 def _checked(check: str | None, rules: Sequence[str], words: Iterable[str], noun: str) -> frozenset[str]:

@@ -73,6 +73,8 @@ RUN_OPTION: Final = "option "
 TAKEN: Final = "steps taken"
 #: The fact that states what is wrong with the program of the loss: a list of pairs of a rule and a sentence, as JSON.
 FAULTS: Final = "faults of the loss"
+#: The fact that lists the parameters in which the loss is affine, such as dual variables, over which it is maximised.
+AFFINE: Final = "affine parameters"
 
 #: The statement of each table, letter by letter as a history has it.
 TABLES: Final[Mapping[str, str]] = MappingProxyType(

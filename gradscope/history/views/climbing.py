@@ -1,4 +1,4 @@
-"""States whether the updates of a run point along its gradients, so that they raise the loss that was differentiated.
+"""States whether updates of a run point along the gradients, so that they raise the loss that was differentiated.
 
 That is a fault of a descent, whose rate has the wrong sign, and is meant where a loss is maximised.
 """
@@ -8,16 +8,19 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from json import loads
+from typing import Final, cast
 
 import numpy as np
 
 from gradscope import naming
 from gradscope.history.alarms.update_direction import CLIMBS, update_direction
+from gradscope.history.database.schema import AFFINE
 from gradscope.history.history_reader import History
 
-#: Recorded steps that say so.
+#: Recorded steps that say so of all updates, and of those of some parameters where the loss falls by the others.
 _FEWEST: Final = 3
+_FEWEST_WHILE_FALLING: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +57,15 @@ def climb(history: History, losses: Mapping[str, np.ndarray]) -> Climb | None:
     return Climb(count=len(directions), cosine=statistics.median(directions))
 
 
-def climbing_parameters(history: History) -> tuple[str, ...]:
+def climbing_parameters(history: History, *, falls: bool) -> tuple[str, ...]:
     """Returns the parameters whose updates point along their gradients at all recorded steps, where others' do not.
 
-    That is a wrong sign in a part of an optimizer, or meant, as of a dual variable, which a loss is maximised over.
+    That is a wrong sign in a part of an optimizer, or meant where the loss is maximised over them. A parameter in which
+    the loss is affine is a dual variable, and none of them.
 
     Args:
         history: The run's history.
+        falls: Whether the loss falls nevertheless.
 
     Raises:
         DumpError: The history is damaged.
@@ -71,9 +76,21 @@ def climbing_parameters(history: History) -> tuple[str, ...]:
         for number, series in columns.items()
         if number in tensors and tensors[number].family == naming.UPDATE
     }
-    known = {name: each for name, each in cosines.items() if len(each) >= _FEWEST}
-    climbing = tuple(name for name, each in known.items() if each.min() > CLIMBS)
+    fewest = _FEWEST_WHILE_FALLING if falls else _FEWEST
+    known = {name: each for name, each in cosines.items() if len(each) >= fewest}
+    duals = _stated_names(history.facts.get(AFFINE, "[]"))
+    climbing = tuple(name for name, each in known.items() if each.min() > CLIMBS and name not in duals)
     return climbing if len(climbing) < len(known) else ()
+
+
+def _stated_names(text: str) -> frozenset[str]:
+    """Returns the names of a list; none of a text that is none, as the fact of anybody's history may be."""
+    try:
+        found = cast("object", loads(text))
+    except (ValueError, RecursionError):
+        return frozenset()
+    names = cast("list[object]", found) if isinstance(found, list) else []
+    return frozenset(each for each in names if isinstance(each, str))
 
 
 def _by_step(history: History) -> dict[int, dict[str, dict[str, float | int | None]]]:

@@ -16,6 +16,8 @@ from gradscope.history.history_rows import LossFault
 from gradscope.history.views.climbing import Climb, climb, climbing_parameters
 from gradscope.history.views.frozen_parameters import frozen_parameters
 from gradscope.history.views.loss_fall import NoFall, no_fall
+from gradscope.history.views.rounded_updates import rounded_parameters
+from gradscope.history.views.small_updates import SmallUpdates, small_updates
 from gradscope.naming import printable
 
 
@@ -26,36 +28,49 @@ class Learning:
     Attributes:
         faults: What is wrong with the program of the loss, whatever its numbers are.
         frozen: The parameters that no recorded step changes though they have a gradient.
+        rounded: The parameters that are too coarse for their updates, which are lost when they are added.
         level: How the loss has hardly fallen; None where it has.
+        small: Of a loss that has hardly fallen, how little the updates move the parameters; None where they do.
         climb: How the updates climb the loss; None where they do not.
-        climbing: Of a loss that has hardly fallen, the parameters whose updates alone climb it.
+        climbing: The parameters whose updates alone climb the loss, while those of others descend.
     """
 
     faults: tuple[LossFault, ...] = ()
     frozen: tuple[str, ...] = ()
+    rounded: tuple[str, ...] = ()
     level: NoFall | None = None
+    small: SmallUpdates | None = None
     climb: Climb | None = None
     climbing: tuple[str, ...] = ()
 
     @property
     def words(self) -> frozenset[str]:
         """The words of `LEARNING_WORDS` for what there is to say."""
-        said = {"unchanged": self.frozen, "learning": self.level, "climbing": self.climb}
+        climbs = self.climb or self.climbing
+        said = {"unchanged": self.frozen, "rounded": self.rounded, "learning": self.level, "climbing": climbs}
         return frozenset({*(each.rule for each in self.faults), *(word for word, found in said.items() if found)})
 
     def to_json(self) -> dict[str, Json]:
         """Returns what there is to say, by name."""
-        found: dict[str, Json] = {"faults": [_fault(each) for each in self.faults]} if self.faults else {}
+        found: dict[str, Json] = {"faults": [each.to_json() for each in self.faults]} if self.faults else {}
         found |= {"unchanged": list(self.frozen)} if self.frozen else {}
-        names: dict[str, Json] = {"parameters": list(self.climbing)} if self.climbing else {}
-        found |= {} if self.level is None else {"level": asdict(self.level) | names}
-        return found if self.climb is None else {**found, "climbing": asdict(self.climb)}
+        found |= {"rounded": list(self.rounded)} if self.rounded else {}
+        small: dict[str, Json] = {} if self.small is None else asdict(self.small)
+        small = {name: each for name, each in small.items() if each is not None}
+        found |= {} if self.level is None else {"level": asdict(self.level) | small}
+        climbs: dict[str, Json] = {} if self.climb is None else asdict(self.climb)
+        climbs |= {"parameters": list(self.climbing)} if self.climbing else {}
+        return {**found, "climbing": climbs} if climbs else found
 
 
 #: The words of what may be meant in the program of a loss.
-LOSS_DOUBTS: Final = ("rectified", "squashed", "evaluation")
-#: The words of what a run may say: of faults in the program of its loss, and of what may be meant.
-LEARNING_WORDS: Final = ("broadcast", "saturated", *LOSS_DOUBTS, "climbing", "learning", "unchanged")
+LOSS_DOUBTS: Final = ("rectified", "squashed", "softmax", "evaluation", "repeated")
+#: Those of faults in it.
+LOSS_FAULTS: Final = ("broadcast", "saturated")
+#: Those of what may be meant: a loss is maximised or levels off, a part of the model is frozen.
+MEANT_WORDS: Final = (*LOSS_DOUBTS, "climbing", "learning", "unchanged", "rounded")
+#: All words of what a run may say.
+LEARNING_WORDS: Final = (*LOSS_FAULTS, *MEANT_WORDS)
 #: Of a run that learns, and of a report on one of its steps.
 NOTHING_TO_SAY: Final = Learning()
 
@@ -73,19 +88,21 @@ def learning(history: History, steps: Mapping[str, np.ndarray], losses: Mapping[
     """
     level, climbs = no_fall(steps, losses), climb(history, losses)
     return Learning(
-        faults=_faults(history.facts.get(FAULTS, "[]")), frozen=frozen_parameters(history), level=level, climb=climbs,
-        climbing=() if level is None or climbs is not None else climbing_parameters(history),
+        faults=stated_faults(history), frozen=frozen_parameters(history),
+        rounded=rounded_parameters(history), level=level, climb=climbs,
+        small=None if level is None else small_updates(history, steps, losses),
+        climbing=() if climbs is not None else climbing_parameters(history, falls=level is None),
     )  # fmt: skip
 
 
-def _fault(fault: LossFault) -> dict[str, Json]:
-    return {name: value for name, value in fault._asdict().items() if value is not None}
+def stated_faults(history: History) -> tuple[LossFault, ...]:
+    """Returns the faults of its loss that a history states; none where it states something else, as anybody's may.
 
-
-def _faults(stated: str) -> tuple[LossFault, ...]:
-    """Returns the faults that a history states; none where it states something else, as one of anybody's may."""
+    Args:
+        history: The run's history.
+    """
     try:
-        found = cast("object", loads(stated))
+        found = cast("object", loads(history.facts.get(FAULTS, "[]")))
     except (ValueError, RecursionError):
         return ()
     pairs = cast("list[object]", found) if isinstance(found, list) else []

@@ -11,6 +11,7 @@ from typing import Final
 from gradscope import naming
 from gradscope.comparison import Comparison, ComparisonRow
 from gradscope.comparison.result import Series
+from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.manifest import Manifest
 from gradscope.dump.record import Json
 from gradscope.presentation.page.content.block_content import blocks_content
@@ -120,15 +121,22 @@ def _counterparts(comparison: Comparison) -> dict[str, str]:
     """Returns the candidate's key of each tensor that has another one there."""
     found: dict[str, str] = {}
     for row in comparison.rows:
-        if row.counterpart and row.status != "extra":
+        if row.counterpart and not row.made_by and row.status != "extra":
             is_key = row.counterpart.partition("/")[0] in naming.FAMILIES
             found[_key(row)] = row.counterpart if is_key else naming.key_of(row.family, row.counterpart)
     return found
 
 
+def _made(comparison: Comparison) -> dict[str, float | None]:
+    """Returns how many times the reference's norm what is made of tensors of the candidate has; None if not known."""
+    ratios = {_key(row): row.metrics.get("norm_ratio") for row in comparison.rows if row.made_by}
+    return {key: as_float(ratio) if isinstance(ratio, int | float) else None for key, ratio in ratios.items()}
+
+
 def _measured(compared: Compared) -> Measured:
     return Measured(
-        name=compared.name, manifest=compared.cand, counterparts=_counterparts(compared.comparison)
+        name=compared.name, manifest=compared.cand, counterparts=_counterparts(compared.comparison),
+        made=_made(compared.comparison),
     )  # fmt: skip
 
 
@@ -139,11 +147,13 @@ def _tables(compared: Compared) -> Iterator[Table]:
 
 def _side(compared: Compared, keys: Keys, level: int, *, octaves: bool) -> Streamed:
     rows, _ = fewer_rows(rows_of(compared.cand), level, ())
-    counterparts = _counterparts(compared.comparison)
+    others: dict[str, Json] = {key: keys.number(each) for key, each in _counterparts(compared.comparison).items()}
+    # No tensor of the candidate has the statistics of one that is made of several, or of a part of one.
+    others |= dict.fromkeys(_made(compared.comparison))
     return {
         "name": compared.name,
         "tensors": tensors_content(rows, compared.cand, keys, octaves=octaves),
-        "counterparts": {str(keys.number(key)): keys.number(other) for key, other in counterparts.items()},
+        "counterparts": {str(keys.number(key)): other for key, other in others.items()},
     }
 
 
@@ -167,7 +177,8 @@ def _error(direction: str, compared: Sequence[Compared], keys: Keys, *, with_tol
         tolerances: list[Json] = [_rounded(longest[key].tolerance) for key in order]
         lines.append({"label": "tolerance", "direction": direction, "keys": numbers, "values": tolerances})
     return {
-        "title": f"Error along depth, {direction} (rel_l2)",
+        "title": f"Error along depth, {direction}",
+        "unit": "rel_l2",
         "names": [shortened(longest[key].name) for key in order],
         "lines": lines,
         "marks": list(_marks(direction, compared, [longest[key] for key in order], keys)),

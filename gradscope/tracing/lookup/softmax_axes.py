@@ -71,6 +71,19 @@ class SoftmaxAxes:
                     return SoftmaxAxis(axis, logits.aval.shape)
         return None
 
+    def tables_over_examples(self, frame: Frame, number: int) -> Iterator[tuple[Frame, Atom]]:
+        """Yields the logits of such a softmax that have examples along the first of two axes, and none along the other.
+
+        Args:
+            frame: The frame of the equation.
+            number: The equation, as for `over_examples`.
+        """
+        for around, reduction in self._reductions(frame, number):
+            logits = reduction.invars[0]
+            is_table = len(logits.aval.shape) == 2 and min(logits.aval.shape) > 1 and reduction.params["axes"] == (0,)
+            if is_table and [self._is_of_examples(around, logits, axis) for axis in range(2)] == [True, False]:
+                yield around, logits
+
     def _reductions(self, frame: Frame, number: int) -> Iterator[tuple[Frame, Equation]]:
         """Yields the reductions by which a softmax adds up, which an equation reads or is."""
         waiting, seen = [(frame, number)], {(frame.key, number)}

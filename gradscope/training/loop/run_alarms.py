@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from gradscope.dump.record import Json
 from gradscope.history.alarms.alarm_rules import DIVERGING, NONFINITE
 from gradscope.history.alarms.alarm_watch import AlarmWatch
-from gradscope.history.database.schema import FAULTS
+from gradscope.history.database.schema import AFFINE, FAULTS
 from gradscope.history.history_rows import Alarm, StepRecord, TensorRow, fact_texts
 from gradscope.history.run_folder import RunFolder, alarm_path
 from gradscope.tracing.loading.model import Model
@@ -85,6 +85,8 @@ class RunAlarms:
         self._sizes.update({each.key: math.prod(each.shape) for each in tensors if each.shape is not None})
         self._unreached.update(self._programs.unreached())
         self._affine.update(self._programs.affine())
+        if self._affine:
+            self._history.describe(fact_texts({AFFINE: sorted(self._affine)}))
         if faults := self._programs.faults():
             self._history.describe(fact_texts({FAULTS: faults}))
         for each in faults:

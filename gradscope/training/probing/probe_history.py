@@ -12,7 +12,7 @@ import jax
 
 from gradscope.capturing.run_environment import machine_provenance
 from gradscope.errors import UsageError
-from gradscope.history.database.schema import FAULTS, TAKEN
+from gradscope.history.database.schema import AFFINE, FAULTS, TAKEN
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import StepRecord, fact_texts
 from gradscope.history.history_writer import HistoryWriter
@@ -87,6 +87,8 @@ class ProbeHistory:
         self._described |= frozenset(collected.keys)
         self.unreached.update(unreached_params(layout.outlines))
         self.affine.update(affine_params(layout.outlines))
+        if self.affine:
+            self.writer.describe(fact_texts({AFFINE: sorted(self.affine)}))
         if faults := loss_faults(outline.watching.trace for outline in layout.outlines):
             self.writer.describe(fact_texts({FAULTS: faults}))
         for each in faults:

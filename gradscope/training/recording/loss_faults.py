@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from gradscope.history.history_rows import LossFault
 from gradscope.tracing.lookup.batch_broadcasts import batch_broadcasts
 from gradscope.tracing.lookup.functions.bounded_functions import BoundedFunction, bounded_functions
+from gradscope.tracing.lookup.functions.classes_over_examples import classes_over_examples
 from gradscope.tracing.lookup.functions.given_statistics import given_statistics
 from gradscope.tracing.lookup.functions.rectified_logits import rectified_logits
+from gradscope.tracing.lookup.functions.repeated_masks import repeated_masks
 from gradscope.tracing.tracer import Trace
 
 
@@ -31,18 +33,31 @@ def _faults(trace: Trace) -> Iterator[LossFault]:
     )
     for each in rectified_logits(trace):
         yield LossFault("squashed" if each.is_bounded else "rectified", each.sentence, each.source)
+    yield from (LossFault("softmax", each.sentence, each.source) for each in classes_over_examples(trace))
     if places := given_statistics(trace):
         yield LossFault("evaluation", _given(places), next(filter(None, places), None))
+    if places := repeated_masks(trace):
+        yield LossFault("repeated", _repeated(places), next(filter(None, places), None))
 
 
-def _given(places: Sequence[str | None]) -> str:
+def _repeated(places: Sequence[str | None]) -> str:
+    return (
+        f"the random mask{_at(places)} drops the same elements at every step, as the loss makes its key of a number: "
+        "hand it a key that is split or folded at each step"
+    )
+
+
+def _at(places: Sequence[str | None]) -> str:
     known = [each for each in places if each is not None]
     more = f" and at {len(known) - 1:,} other places" if len(known) > 2 else ""
     more = f" and {known[1]}" if len(known) == 2 else more
-    place = f" at {known[0]}{more}" if known else ""
+    return f" at {known[0]}{more}" if known else ""
+
+
+def _given(places: Sequence[str | None]) -> str:
     return (
-        f"the norm{place} takes its mean and variance from what the step is given, as in evaluation, and not from the "
-        "batch"
+        f"the norm{_at(places)} takes its mean and variance from what the step is given, as in evaluation, and not "
+        "from the batch"
     )
 
 

@@ -68,8 +68,8 @@ def test_what_is_no_alarm_fails_a_job_where_it_is_named(folder: Path) -> None:
     for words, level in (("climbing", "::error "), ("all", "::notice ")):
         line = gradscope("show", "climbs", "--check", words, "--format", "github", folder=folder).output
         assert line.startswith(f"{level}title=gradscope%3A climbing::the updates point along the gradients"), line
-    unknown = gradscope("show", "climbs", "--check", "softmax", folder=folder)
-    assert (unknown.status, "there is no alarm 'softmax'" in unknown.errors) == (2, True)
+    unknown = gradscope("show", "climbs", "--check", "unscaled", folder=folder)
+    assert (unknown.status, "there is no alarm 'unscaled'" in unknown.errors) == (2, True)
     errors = gradscope("show", "climbs", "--check", "qqq", folder=folder).errors
     assert {"diverging,", "climbing,", "squashed,"} <= {*errors.split()}, "all that there are"
 

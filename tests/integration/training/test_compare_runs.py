@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 
 import gradscope as gs
+from gradscope.comparison.diagnosis.runs.differing_rows import difference_of
 from gradscope.comparison.diagnosis.runs.run_divergence import RunDivergence, compare_runs
+from gradscope.comparison.diagnosis.runs.run_stages import RunRow
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import StepRecord, TensorRow
@@ -52,6 +55,29 @@ def compared(ref: Path, cand: Path, **options: Any) -> RunDivergence:
 def steps_of(seed: int = 0) -> dict[int, dict[str, np.ndarray]]:
     generator = np.random.default_rng(seed)
     return {step: {key: generator.normal(size=24) for key in KEYS} for step in (0, 10, 20)}
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"name": "loss", "family": "step", "ref": 0.02, "cand": 2.0, "bound": 99.0},
+         "`loss` is 2 in the candidate and 0.02 in the reference (tolerance 0.0001)"),
+        ({"name": "learning_rate", "family": "step", "ref": 0.0, "cand": 0.1, "bound": math.inf, "tolerance": ""},
+         "`learning_rate` is 0.1 in the candidate and 0 in the reference"),
+        ({"ref": 0.5, "cand": 50.0, "bound": 99.0},
+         "`param/w`, whose l2 is 100 times that of the reference: rel_l2 at least 99, tolerance 0.0001"),
+        ({"ref": 1.0, "cand": 3.0, "bound": 5.0}, "`param/w`, rel_l2 at least 5, tolerance 0.0001"),
+        ({"ref": 0.0, "cand": 3.0, "bound": math.inf},
+         "`param/w` is zero in the reference, and in the other it has an l2 of 3"),
+        ({"ref": 3.0, "cand": 0.0, "bound": 1.0},
+         "`param/w` is zero in the candidate, and in the other it has an l2 of 3"),
+        ({"ref": 3.0, "cand": 3.0, "bound": math.inf}, "`param/w` has another number of NaN or infinite elements"),
+        ({"bound": math.inf}, "`param/w` has other values"),
+    ],
+)  # fmt: skip
+def test_a_difference_is_told_by_the_numbers_that_are_known(changed: dict[str, Any], sentence: str) -> None:
+    row: dict[str, Any] = {"name": "w", "family": "param", "status": "different", "tolerance": "0.0001"}
+    assert difference_of(RunRow(**row | changed)) == sentence
 
 
 @pytest.mark.parametrize("first", range(len(IN_ORDER)))
@@ -143,6 +169,15 @@ def test_layers_that_a_loop_numbers_are_those_of_the_program_that_writes_it_out(
     assert (found.first_step, found.first.name) == (10, "layers/1/attn")
 
 
+def test_a_further_name_of_a_layer_that_is_compared_is_no_difference(tmp_path: Path) -> None:
+    ref = {step: {**each, "activation/around": each["activation/layers/1/attn"]} for step, each in layered().items()}
+    one, other = recorded(tmp_path / "a", ref), recorded(tmp_path / "b", layered())
+    assert (compared(one, other).verdict, compared(other, one).verdict) == ("same", "same")
+    ref[10]["activation/around"] = 2 * ref[10]["activation/layers/1/attn"]
+    found = compared(recorded(tmp_path / "c", ref), other)
+    assert (found.first_step, found.first and found.first.name) == (10, "around")
+
+
 @pytest.mark.parametrize(
     ("changed", "verdict"), [("", "same"), ("param_grad/w", "different"), ("param/w", "different")]
 )
@@ -189,6 +224,7 @@ def test_a_loss_that_is_not_finite_in_one_run_differs(tmp_path: Path) -> None:
     found = compared(one, other)
     assert found.first is not None
     assert (found.first.stage, found.first.bound, found.first.cand) == ("loss", np.inf, None)
+    assert found.sentence.endswith("`loss` is not a number in the candidate and 1 in the reference (tolerance 0.0001).")
     assert compared(other, other).verdict == "same"
 
 
@@ -314,7 +350,9 @@ def test_layers_are_compared_where_one_run_states_the_root(tmp_path: Path) -> No
         same = compared(one, two)
         assert (same.verdict, len(same.rows)) == ("same", 7)  # with the loss
         assert {row.name for row in same.rows} == {"first", "block[0]/dense", "Net", "loss"}
-    assert compared(old, other).sentence.endswith("`activation/first`, rel_l2 at least 1, tolerance 0.0001.")
+    assert compared(old, other).sentence.endswith(
+        "`activation/first`, whose l2 is 2 times that of the reference: rel_l2 at least 1, tolerance 0.0001."
+    )
 
 
 def test_curves_go_on_under_the_name_that_a_layer_has_now(tmp_path: Path) -> None:

@@ -117,6 +117,19 @@ def test_a_terminal_shows_a_run_on_one_screen_and_all_of_it_in_full(tmp_path: Pa
     assert "scan[0..59]" in watched
 
 
+def test_watch_shows_why_a_run_diverged_among_the_last_alarms(tmp_path: Path) -> None:
+    with HistoryWriter(write(tmp_path / "run"), from_step=30, facts={}) as history:
+        for step, rule in enumerate(("grad-spike", "diverging", "dying", "stuck", "update-ratio"), start=30):
+            history.alarm(Alarm(step=step, rule=rule, why=f"of step {step}"))
+    shown = gradscope("watch", "run", folder=tmp_path).output.partition("Alarms (")[2].splitlines()
+    assert [line.split()[0] for line in shown] == ["3", "nonfinite", "stuck", "update-ratio"]
+    with sqlite3.connect(tmp_path / "run" / "history.sqlite") as connection:
+        connection.execute("DELETE FROM alarms WHERE rule = 'nonfinite'")
+    shown = gradscope("watch", "run", folder=tmp_path).output.partition("Alarms (")[2].splitlines()
+    assert [line.split()[0] for line in shown] == ["3", "diverging", "stuck", "update-ratio"]
+    assert len(gradscope("watch", "run", "--json", folder=tmp_path).json["alarms"]) == 5
+
+
 @pytest.mark.parametrize("height", [24, 60])
 def test_a_terminal_shows_a_step_on_one_screen_and_all_of_it_in_full(tmp_path: Path, height: int) -> None:
     names = [f"{family}/layer{at}" for family in ("activation", "param", "slot/mu") for at in range(60)]

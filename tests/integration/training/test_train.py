@@ -256,6 +256,9 @@ def test_what_a_loss_takes_for_logits_is_reported_by_a_probe_and_what_a_history_
     (message,) = (record.getMessage() for record in caplog.records if f"{word}: " in record.getMessage())
     line = twice.__code__.co_firstlineno + 1
     assert said.format(line) in message
+    alone = gradscope("show", "run", "--check", "all", folder=tmp_path)
+    assert alone.status == int(word == "saturated")  # the others may be meant
+    assert said.partition(" at ")[0] in gradscope("watch", "run", folder=tmp_path).output
     shown = gradscope("show", "run", "--check", f"all,{word}", folder=tmp_path)
     assert (shown.status, shown.lines, said.partition(" at ")[0] in shown.output) == (
         1,

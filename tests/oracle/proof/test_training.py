@@ -271,8 +271,13 @@ def test_observations_of_several_steps_are_saved_one_at_a_time(tmp_path: Path) -
     variables, batch = ZOO["linear_regression"].arguments()
     step = partial(sgd, gs.value_and_grad(linear_regression.loss), batch)
     _, (losses, seen) = jax.jit(lambda variables: jax.lax.scan(step, variables, length=3))(variables)
-    with pytest.raises(UsageError, match="the observations of 3 steps or examples"):
-        gs.save(tmp_path / "run.npz", seen)
+    for axes, index in ((0, r"-1"), (1, r"-1, -1")):
+        several = jax.tree.map(lambda leaf, axes=axes: leaf[(None,) * axes], seen)
+        with pytest.raises(UsageError, match="the observations of 3 steps or examples") as raised:
+            gs.save(tmp_path / "run.npz", several)
+        assert f"leaf[{index}], seen)) saves the last one" in (raised.value.hint or "")
+    with pytest.raises(UsageError, match="writes observations or a dump, and this is a tuple"):
+        gs.save(tmp_path / "run.npz", (losses, seen))  # pyright: ignore[reportArgumentType]
     assert list(tmp_path.iterdir()) == []
     gs.save(tmp_path / "run.npz", jax.tree.map(lambda leaf: leaf[2], seen))
     with gs.load(tmp_path / "run.npz") as loaded:

@@ -15,9 +15,9 @@ from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.views.climbing import climb, climbing_parameters
 
 
-def recorded(folder: Path, cosines: Sequence[tuple[float | None, float | None]]) -> History:
+def recorded(folder: Path, cosines: Sequence[tuple[float | None, float | None]], **facts: str) -> History:
     """A run whose step n has these cosines of the updates of a large parameter and of a small one."""
-    with HistoryWriter(folder, from_step=0, facts={}) as history:
+    with HistoryWriter(folder, from_step=0, facts=facts) as history:
         names = [f"{family}/{name}" for family in ("param_grad", "update") for name in "ab"]
         history.describe({}, [TensorRow(family=key.split("/")[0], name=key[-1]) for key in names])
         for step, (large, small) in enumerate(cosines):
@@ -47,12 +47,32 @@ def test_a_run_climbs_where_all_updates_together_do_from_the_first_step_on(
 ) -> None:
     with recorded(tmp_path, cosines) as history:
         found = climb(history, {"step": np.arange(3), "loss": np.array([losses[0], *losses])})
-        alone = climbing_parameters(history)
+        alone = climbing_parameters(history, falls=False)
+        assert climbing_parameters(history, falls=True) == ()  # of fewer than 10 steps
     assert (found is not None) is expected
     opposite = {(0.9, -1.0): ("a",), (-0.9, 1.0): ("b",)}
     assert alone == next((names for pair, names in opposite.items() if pair == cosines[0] == cosines[-1]), ())
     if found is not None:
         assert (found.count, found.cosine > 0.8) == (sum(large is not None for large, _ in cosines), True)
+
+
+@pytest.mark.parametrize(
+    ("cosines", "affine", "alone"),
+    [
+        ([(0.7, -0.7)] * 12, "[]", ("a",)),
+        ([(0.7, -0.7)] * 12, '["a"]', ()),
+        ([(0.7, -0.7)] * 12, "{", ("a",)),
+        ([(0.7, -0.7)] * 12, '{"a": 1}', ("a",)),
+        ([(-0.7, -0.7), *[(0.7, -0.7)] * 12], "[]", ()),
+        ([(0.7, 0.7)] * 12, "[]", ()),
+    ],
+    ids=["one", "a dual variable", "no JSON", "no list", "a momentum", "all"],
+)
+def test_parameters_that_climb_alone_are_told_of_a_loss_that_falls(
+    cosines: list[tuple[float | None, float | None]], affine: str, alone: tuple[str, ...], tmp_path: Path
+) -> None:
+    with recorded(tmp_path, cosines, **{"affine parameters": affine}) as history:
+        assert climbing_parameters(history, falls=True) == alone
 
 
 @pytest.mark.parametrize(("first", "cause"), [(0.7, "so that adding them raises the loss"), (-0.7, "is too large")])

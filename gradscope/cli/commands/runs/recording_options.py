@@ -149,9 +149,10 @@ class RecordOptions:
         str | None,
         typer.Option(
             metavar="RULES",
-            help="Exit 1 where an alarm is of one of these rules, separated by commas, or all; and where the report "
-            "says 'climbing', 'learning', 'unchanged', 'broadcast', 'saturated', 'rectified', 'squashed' or "
-            "'evaluation' of the run, each where it is named.",
+            help="Exit 1 where an alarm is of one of these rules, separated by commas, or the loss has a fault "
+            "('broadcast', 'saturated'); 'all' means any of these. What may be meant ('climbing', 'learning', "
+            "'unchanged', 'rounded', 'rectified', 'squashed', 'softmax', 'evaluation', 'repeated') counts where it is "
+            "named.",
             rich_help_panel=_ALARMS,
         ),
     ] = None

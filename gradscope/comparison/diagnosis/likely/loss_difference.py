@@ -1,7 +1,8 @@
 """`loss_difference` states by how much the losses of two dumps differ, and whether their reduction explains the rest.
 
 A loss that is a sum in one program and a mean in the other is a multiple of it, and so is every gradient, although all
-values that the loss is computed from agree.
+values that the loss is computed from agree. One that adds up parts of the batch may count some of them more than
+others: the gradients of a part are as many times the reference's.
 """
 
 from __future__ import annotations
@@ -13,20 +14,31 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
+from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.divergence import first_divergence
 from gradscope.comparison.diagnosis.likely.before_loss import alone_before_loss
 from gradscope.comparison.diagnosis.unpaired_sources import Program
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.loss_comparison import is_loss, losses_agree
 from gradscope.comparison.judging.rows import ComparisonRow
-from gradscope.comparison.pairing.matching import Dumps
+from gradscope.comparison.layout.recipe_steps import Concatenate
+from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.record import Json
 from gradscope.errors import MissingKeyError
-from gradscope.naming import ACTIVATION, INPUT, is_gradient, key_of
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, is_gradient, key_of, split_key
 
 #: A factor that is nearer to one than this is no other reduction.
 _LEAST_FACTOR: Final = 1e-3
+
+#: Gradients that are a multiple of others differ from it by so much of their norm, as in float32.
+_APART: Final = 1e-4
+
+#: The largest gradient that is read again, in elements, and the most parts of a batch that are listed.
+_MOST_ELEMENTS: Final = 1 << 22
+_MOST_PARTS: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +54,7 @@ class LossDifference:
         in_rows: Whether a row has both losses, as the first value that differs.
         at_loss: Whether all values that are compared agree, so that the loss is the first that differs.
         alone: The rows without a counterpart from which only the loss is computed; empty where others differ, too.
+        parts: How many times the candidate counts each part of the batch, where it has parts that do not count alike.
     """
 
     ref: float
@@ -51,6 +64,7 @@ class LossDifference:
     in_rows: bool = False
     at_loss: bool = False
     alone: tuple[ComparisonRow, ...] = ()
+    parts: tuple[float, ...] = ()
 
     @property
     def explains(self) -> bool:
@@ -60,7 +74,18 @@ class LossDifference:
     @property
     def values(self) -> str:
         """Both losses in words."""
-        return f"{self.ref:.6g} and {self.cand:.6g}"
+        return f"{self.ref:.6g} and {self.cand:.6g}{self._counted}"
+
+    @property
+    def _counted(self) -> str:
+        """How it counts the parts of the batch, in words."""
+        if not self.parts:
+            return ""
+        if len(self.parts) > _MOST_PARTS:
+            low, high = min(self.parts), max(self.parts)
+            return f"; the candidate counts its {len(self.parts)} parts of the batch {low:.3g} to {high:.3g} times"
+        *first, last = (f"{each:.3g}" for each in self.parts)
+        return f"; the candidate counts its {len(self.parts)} parts of the batch {', '.join(first)} and {last} times"
 
     @property
     def sentence(self) -> str:
@@ -74,13 +99,16 @@ class LossDifference:
     def to_json(self) -> dict[str, Json]:
         """Returns the losses as JSON."""
         factor: dict[str, Json] = {} if self.factor is None else {"factor": self.factor}
-        return {"ref": self.ref, "cand": self.cand, **factor}
+        parts: dict[str, Json] = {"parts": list(self.parts)} if self.parts else {}
+        return {"ref": self.ref, "cand": self.cand, **factor, **parts}
 
 
 def loss_difference(
     dumps: Dumps,
+    matches: Sequence[Match],
     rows: Sequence[ComparisonRow],
     options: CompareOptions,
+    *,
     programs: tuple[Program, Program],
     limit: float,
 ) -> LossDifference | None:
@@ -88,6 +116,7 @@ def loss_difference(
 
     Args:
         dumps: The dumps.
+        matches: The pairs.
         rows: All rows.
         options: How strictly tensors are compared.
         programs: The programs of the reference and of the candidate.
@@ -110,8 +139,9 @@ def loss_difference(
     if (forward is not None and not of_loss) or not _all_multiples(dumps, rows, factor, limit):
         at_loss = forward is None and any(row.family == ACTIVATION and row.compared for row in rows)
         alone = tuple(alone_before_loss(rows, *programs)) if at_loss else ()
-        return LossDifference(ref=ref, cand=cand, in_rows=of_loss, at_loss=at_loss, alone=alone)
-    words = next(_reductions(dumps, factor, limit), "")
+        parts = next(_parts_counted(dumps, matches), ()) if at_loss else ()
+        return LossDifference(ref=ref, cand=cand, in_rows=of_loss, at_loss=at_loss, alone=alone, parts=parts)
+    words = next(_reductions(dumps, matches, factor, limit), "")
     return LossDifference(ref=ref, cand=cand, factor=factor, reduction=words, in_rows=of_loss)
 
 
@@ -150,8 +180,48 @@ def _is_multiple(row: ComparisonRow, factor: float, limit: float) -> bool:
     return apart <= tolerance**2 and abs(ratio / factor - 1) <= tolerance
 
 
-def _reductions(dumps: Dumps, factor: float, limit: float) -> Iterator[str]:
-    """Yields the reductions that have a factor: of the examples of the batch, or of the first axes of an input."""
+def _parts_counted(dumps: Dumps, matches: Sequence[Match]) -> Iterator[tuple[float, ...]]:
+    """Yields how many times gradients of parts of the batch are the reference's, where not all are alike."""
+    for match in matches:
+        if not _joins_parts(match):
+            continue
+        keys = match.recipe.keys
+        if not dumps.ref.has_tensor(match.ref) or not all(map(dumps.cand.has_tensor, keys)):
+            continue
+        if math.prod(dumps.ref.entry(match.ref).shape) > _MOST_ELEMENTS:
+            continue
+        whole, parts = _wide(dumps.ref.array(match.ref)), [_wide(dumps.cand.array(key)) for key in keys]
+        made, numbers = match.recipe.made_of(parts), [np.full(each.shape, at) for at, each in enumerate(parts)]
+        of_part = match.recipe.made_of(list(numbers))
+        factors = [_factor(whole[of_part == at], made[of_part == at]) for at in range(len(parts))]
+        known = tuple(each for each in factors if each is not None)
+        if len(known) == len(parts) and max(known) - min(known) > _LEAST_FACTOR:
+            yield known
+
+
+def _joins_parts(match: Match) -> bool:
+    """Returns whether a gradient is made of those of several parts of the batch."""
+    steps = match.recipe.steps
+    along_examples = any(isinstance(each, Concatenate) and each.axis == 0 for each in steps)
+    return split_key(match.ref)[0] == ACTIVATION_GRAD and along_examples and match.recipe.only_moves
+
+
+def _factor(ref: Array, cand: Array) -> float | None:
+    """Returns how many times some gradients are the reference's; None where they are no multiple of these."""
+    power = float(ref @ ref)
+    factor = float(ref @ cand) / power if power else math.nan
+    return factor if np.linalg.norm(cand - factor * ref) <= _APART * math.sqrt(power) else None
+
+
+def _wide(array: Array) -> Array:
+    return array.astype(np.float64)
+
+
+def _reductions(dumps: Dumps, matches: Sequence[Match], factor: float, limit: float) -> Iterator[str]:
+    """Yields the reductions that have a factor: of parts of the batch, of examples, of first axes of an input."""
+    counts = {len(each.recipe.keys) for each in matches if _joins_parts(each)}
+    yield from (f"a sum over {count} parts of the batch is of their mean" for count in sorted(counts)
+                if abs(factor / count - 1) <= limit)  # fmt: skip
     shapes = [entry.shape for entry in dumps.ref.manifest.entries if entry.family == INPUT]
     for shape in shapes:
         for axes, size in enumerate(itertools.accumulate(shape, operator.mul)):

@@ -4,5 +4,6 @@
 - `run_tensors`: which tensors of the runs are pairs.
 - `run_rounding`: what differs by rounding alone.
 - `run_stages`: the order of what a step computes.
+- `differing_rows`: the first row that differs, in words.
 - `run_differences`: how the captures and the runs themselves differ (versions, devices, families recorded).
 """

@@ -15,9 +15,11 @@ import numpy as np
 
 from gradscope import naming
 from gradscope.comparison.default_tolerances import coarsest_matmul_dtype, default_tolerance
+from gradscope.comparison.diagnosis.runs.differing_rows import difference_of
 from gradscope.comparison.diagnosis.runs.run_differences import provenance_differences
 from gradscope.comparison.diagnosis.runs.run_rounding import RunRounding
 from gradscope.comparison.diagnosis.runs.run_stages import (
+    OF_LAYERS,
     STEP,
     RunRow,
     follows_the_loss,
@@ -33,7 +35,6 @@ from gradscope.dump.record import Json
 from gradscope.errors import UsageError
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import TensorRow
-from gradscope.naming import printable
 from gradscope.naming.wording import counted
 
 #: Version of the JSON: it increases when a key changes its meaning or is removed.
@@ -50,6 +51,9 @@ _OF_TWO_STEPS: Final = "cosine"
 
 #: What differs between any two runs and says nothing about them.
 _OF_THE_COMMAND: Final = ("argv",)
+
+#: The statistics of a tensor at a step, to find those of equal ones.
+_Values = frozenset[tuple[str, Json]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +114,7 @@ class RunDivergence:
             return f"As far as statistics tell, {counted(len(self.steps), 'step')} the same{zeros}."
         before = self.steps.index(self.first_step or 0)
         agreeing = f"{counted(before, 'recorded step')} the same, then" if before else "From the first one on:"
-        return f"{agreeing} step {self.first_step} differs, first in the {first.stage}: {_difference(first)}."
+        return f"{agreeing} step {self.first_step} differs, first in the {first.stage}: {difference_of(first)}."
 
     def to_json(self) -> dict[str, Json]:
         """Returns the comparison as JSON; infinities are floats, which `dump.manifest.json_text` writes as strings."""
@@ -176,6 +180,7 @@ class _Judge:
         tensors = run_tensors(ref.tensors, cand.tensors)
         options.selection.require_matches([name for each in tensors for name in (each.tensor.name, each.tensor.key)])
         chosen = [each for each in tensors if options.selection.selects(each.tensor.name, each.tensor.key)]
+        self._unpaired = any(None in (each.ref, each.cand) for each in chosen)
         self._tensors = sorted(chosen, key=lambda each: place_in_step(each.tensor.family, each.tensor.name))
         # A loop of the user's own is recorded without its batch, and with a learning rate only where its optimizer
         # states one: what a run never recorded tells nothing about it.
@@ -194,17 +199,23 @@ class _Judge:
         """
         ours, theirs = self._ref.stats_at(step), self._cand.stats_at(step)
         self._rounding.step(step, ours, theirs)
-        rows = [
-            self._row(each.tensor, {} if each.ref is None else ours.get(each.ref, {}),
-                      {} if each.cand is None else theirs.get(each.cand, {}))
+        sides = [
+            (each.tensor, {} if each.ref is None else ours.get(each.ref, {}),
+             {} if each.cand is None else theirs.get(each.cand, {}))
             for each in self._tensors
         ]  # fmt: skip
+        pairs = [(tensor, one, other) for tensor, one, other in sides if one and other and self._unpaired]
+        compared = {(tensor.family, _values(side)) for tensor, *both in pairs for side in both}
+        rows = [self._row(tensor, one, other, compared) for tensor, one, other in sides]
         if not self._options.selection.select:
             rows += [self._number_row(name, ref[name], cand[name]) for name in self._step_numbers]
         found = without_other_layers([row for row in rows if row is not None])
         return tuple(sorted(found, key=lambda row: place_in_step(row.family, row.name)))
 
-    def _row(self, tensor: TensorRow, ref: Mapping[str, float | int], cand: Mapping[str, float | int]) -> RunRow | None:
+    def _row(
+        self, tensor: TensorRow, ref: Mapping[str, float | int], cand: Mapping[str, float | int],
+        compared: Collection[tuple[str, _Values]],
+    ) -> RunRow | None:  # fmt: skip
         if not ref and not cand:
             return None
         if not ref or not cand:
@@ -213,6 +224,8 @@ class _Judge:
                 counts=not (
                     self._options.may_be_missing(tensor.name, tensor.key)
                     or (self._without_batch and tensor.family == naming.INPUT)
+                    # A layer has further names where it is called in another one: `layers#2` is `layers/1`.
+                    or (tensor.family in OF_LAYERS and (tensor.family, _values(ref or cand)) in compared)
                 ),
             )  # fmt: skip
         bound = least_rel_l2(ref, cand)
@@ -258,6 +271,10 @@ def _of_one_step(stats: Mapping[str, Json]) -> dict[str, Json]:
     return {name: value for name, value in stats.items() if name != _OF_TWO_STEPS}
 
 
+def _values(stats: Mapping[str, Json]) -> _Values:
+    return frozenset(_of_one_step(stats).items())
+
+
 def _admits(tolerance: Tolerance, least: float) -> bool:
     is_met = tolerance.expression.holds({"rel_l2": least})
     if is_met is None:
@@ -275,13 +292,3 @@ def _numbers(steps: Mapping[str, np.ndarray], step: int) -> dict[str, float]:
 
 def _facts(history: History) -> dict[str, Json]:
     return {name: value for name, value in history.facts.items() if name not in _OF_THE_COMMAND}
-
-
-def _difference(row: RunRow) -> str:
-    name = printable(row.name if row.family == STEP else naming.key_of(row.family, row.name))
-    if row.status in ("missing", "extra"):
-        return f"`{name}` is only in the {'reference' if row.status == 'missing' else 'candidate'}"
-    if row.bound is not None and math.isinf(row.bound):
-        return f"`{name}` is finite in one run only, or zero in the reference"
-    limit = f", tolerance {row.tolerance}" if row.tolerance else ""
-    return f"`{name}`, rel_l2 at least {row.bound:.3g}{limit}"

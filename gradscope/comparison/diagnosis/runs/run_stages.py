@@ -34,7 +34,7 @@ _STAGE_OF: Final = {family: stage for stage, families in _STAGES.items() for fam
 
 
 #: The families of what layers make.
-_OF_LAYERS: Final = (naming.ACTIVATION, naming.ACTIVATION_GRAD)
+OF_LAYERS: Final = (naming.ACTIVATION, naming.ACTIVATION_GRAD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ def without_other_layers(rows: Sequence[RunRow]) -> list[RunRow]:
     Both programs have such layers then, as where one of them runs in shards or over parts of the batch. They are no
     difference where the loss and all gradients of parameters agree, and not the one to tell where anything differs.
     """
-    others = [row for row in rows if row.status in ("missing", "extra") and row.family in _OF_LAYERS]
+    others = [row for row in rows if row.status in ("missing", "extra") and row.family in OF_LAYERS]
     rest = [row for row in rows if row not in others]
     agreeing = {row.family for row in rest if row.status == "same"}
     tell = any(row.differs for row in rest) or {STEP, naming.PARAM_GRAD} <= agreeing

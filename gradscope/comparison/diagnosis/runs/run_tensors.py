@@ -13,12 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gradscope import naming
+from gradscope.comparison.diagnosis.runs.run_stages import OF_LAYERS
 from gradscope.comparison.pairing.normal_forms import spelt, tokens_of
 from gradscope.history.history_rows import TensorRow
 from gradscope.history.renamed_tensors import by_shared_key
-
-#: The families of what layers make.
-_OF_LAYERS: Final = (naming.ACTIVATION, naming.ACTIVATION_GRAD)
 
 #: What begins the number of an iteration, and that of a further call.
 _MARKS: Final = ("[", "#")
@@ -67,6 +65,21 @@ def run_tensors(ref: Mapping[int, TensorRow], cand: Mapping[int, TensorRow]) -> 
     ]
 
 
+def counterparts(ref: Mapping[int, TensorRow], cand: Mapping[int, TensorRow]) -> dict[str, str | None]:
+    """Returns by the reference's key that of the candidate, where they differ; None where no tensor of it is a pair.
+
+    Args:
+        ref: The tensors of the reference, by number.
+        cand: Those of the candidate.
+    """
+    pairs = {
+        ref[each.ref].key: None if each.cand is None else cand[each.cand].key
+        for each in run_tensors(ref, cand)
+        if each.ref is not None
+    }
+    return {key: other for key, other in pairs.items() if other != key}
+
+
 def _repeated(keys: Iterable[str]) -> set[tuple[str, str]]:
     """Returns the names that a program has iterations of, or further calls."""
     return {(key[:at], mark) for key in keys for mark in _MARKS if (at := key.find(mark)) > 0}
@@ -74,7 +87,7 @@ def _repeated(keys: Iterable[str]) -> set[tuple[str, str]]:
 
 def _fit(one: TensorRow, other: TensorRow) -> bool:
     """Returns whether two tensors of one name may be one: of what layers make, one has the shape of the other."""
-    return one.family not in _OF_LAYERS or None in (one.shape, other.shape) or one.shape == other.shape
+    return one.family not in OF_LAYERS or None in (one.shape, other.shape) or one.shape == other.shape
 
 
 def _forms(
@@ -86,7 +99,7 @@ def _forms(
     """
     found: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for key, number in numbers.items():
-        if key not in others and "#" not in key and tensors[number].family in _OF_LAYERS:
+        if key not in others and "#" not in key and tensors[number].family in OF_LAYERS:
             found[tensors[number].family, spelt(tokens_of(tensors[number].name))].append(key)
     return {form: keys[0] for form, keys in found.items() if len(keys) == 1}
 

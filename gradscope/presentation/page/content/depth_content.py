@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -10,6 +11,7 @@ from gradscope import naming
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.manifest import Entry, Manifest
 from gradscope.dump.record import Json
+from gradscope.naming.paths import without_occurrence
 from gradscope.presentation.page.content.json_values import Keys, rounded, shortened
 
 #: The most scopes of a name; one from a file may have any number.
@@ -26,11 +28,14 @@ class Measured:
         name: Its file, or its step.
         manifest: Its manifest.
         counterparts: The keys of the tensors that have another key than in the first dump, by that key.
+        made: Of each tensor of the first dump that is made of some of this one, how many times its norm that has, by
+            its key; None where that is not known.
     """
 
     name: str
     manifest: Manifest
     counterparts: Mapping[str, str] = field(default_factory=dict[str, str])
+    made: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
 
 
 def depth_content(title: str, dumps: Sequence[Measured], keys: Keys, families: Collection[str] = DIRECTIONS) -> Json:
@@ -43,22 +48,24 @@ def depth_content(title: str, dumps: Sequence[Measured], keys: Keys, families: C
         families: Which of the two.
 
     Returns:
-        `title`; `names`: the layers; `lines`: each with its `label`, `direction`, `keys` and `values`; `marks`: of each
-        dump and direction, the first layer with elements that are not finite, which its rms leaves out.
+        `title`; `unit`: what the numbers are; `names`: the layers; `lines`: each with its `label`, `direction`, `keys`
+        and `values`; `marks`: of each dump and direction, the first layer with elements that are not finite, which its
+        rms leaves out.
     """
     names = layers_along_depth(dumps[0].manifest)
     lines: list[Json] = []
     for dump in dumps:
         for family in DIRECTIONS:
             label = _LABELS[family] if len(dumps) == 1 else dump.name
-            lines += _line(label, family, names, dump, keys) if family in families else []
+            lines += _line(label, family, names, dump, keys, first=dumps[0]) if family in families else []
     marks = [
         mark
         for dump in dumps
         for family in DIRECTIONS if family in families
         for mark in _not_finite(family, names, dump, "" if len(dumps) == 1 else f" of {dump.name}")
     ]  # fmt: skip
-    return {"title": title, "names": [shortened(name) for name in names], "lines": lines, "marks": marks}
+    shown: list[Json] = [shortened(name) for name in names]
+    return {"title": title, "unit": "rms", "names": shown, "lines": lines, "marks": marks}
 
 
 _LABELS: Final = {naming.ACTIVATION: "activation rms", naming.ACTIVATION_GRAD: "gradient rms"}
@@ -69,16 +76,16 @@ def _not_finite(family: str, names: Sequence[str], dump: Measured, of: str) -> I
     found = {naming.key_of(entry.family, entry.name) for entry in dump.manifest.entries
              if any(as_float(entry.stats.get(name, 0)) > 0 for name in ("nan", "inf"))}  # fmt: skip
     keys = [naming.key_of(family, name) for name in names]
-    places = [at for at, key in enumerate(keys) if dump.counterparts.get(key, key) in found]
+    places = [at for at, key in enumerate(keys) if key not in dump.made and dump.counterparts.get(key, key) in found]
     for at in places[-1:] if family == naming.ACTIVATION_GRAD else places[:1]:
         yield {"at": at, "text": f"first not finite {DIRECTIONS[family]}{of}: {shortened(names[at])}"}
 
 
 def innermost(names: Iterable[str]) -> list[str]:
-    """Returns the names that are no scope of another one."""
+    """Returns the names that are no scope of another one; nor is a further call of such a scope, as `layers#2` is."""
     found = list(names)
     around = {scope for name in found for scope in _scopes(name)}
-    return [name for name in found if name not in around]
+    return [name for name in found if name not in around and without_occurrence(name) not in around]
 
 
 def _scopes(name: str) -> Iterator[str]:
@@ -100,13 +107,28 @@ def _position(entry: Entry) -> int:
     return entry.site.index
 
 
-def _line(label: str, family: str, names: Sequence[str], dump: Measured, keys: Keys) -> list[Json]:
-    found = {naming.key_of(entry.family, entry.name): entry.stats["rms"] for entry in dump.manifest.entries
-             if "rms" in entry.stats}  # fmt: skip
+def _line(
+    label: str, family: str, names: Sequence[str], dump: Measured, keys: Keys, *, first: Measured
+) -> list[Json]:  # fmt: skip
+    own, ours = _rms(dump.manifest), _rms(first.manifest)
     tensors = [naming.key_of(family, name) for name in names]
-    own = [dump.counterparts.get(key, key) for key in tensors]
-    if not any(key in found for key in own):
+    found = [
+        _times(ours.get(key), dump.made[key]) if key in dump.made else own.get(dump.counterparts.get(key, key))
+        for key in tensors
+    ]
+    if all(each is None for each in found):
         return []
-    values: list[Json] = [rounded(as_float(found[key])) if key in found else None for key in own]
+    values: list[Json] = [None if each is None else rounded(each) for each in found]
     numbers: list[Json] = [keys.number(key) for key in tensors]
     return [{"label": label, "direction": DIRECTIONS[family], "keys": numbers, "values": values}]
+
+
+def _rms(manifest: Manifest) -> dict[str, float]:
+    """Returns the rms of each tensor that has one, by its key."""
+    return {naming.key_of(entry.family, entry.name): as_float(entry.stats["rms"]) for entry in manifest.entries
+            if "rms" in entry.stats}  # fmt: skip
+
+
+def _times(rms: float | None, ratio: float | None) -> float | None:
+    """Returns the rms of a tensor of as many elements, whose norm is so many times as large; None if not known."""
+    return None if rms is None or ratio is None or not math.isfinite(rms * ratio) else rms * ratio

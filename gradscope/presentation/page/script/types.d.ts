@@ -33,6 +33,8 @@ interface MarkContent {
 
 interface DepthContent {
   title: string;
+  /** What the numbers are, as the vertical axis says. */
+  unit: string;
   names: string[];
   lines: LineContent[];
   marks?: MarkContent[];
@@ -47,8 +49,8 @@ interface TensorsContent {
 interface Side {
   name: string;
   tensors: TensorsContent;
-  /** Of a candidate: the number of its key for that of the reference, where they differ. */
-  counterparts?: Record<string, number>;
+  /** Of a candidate: the number of its key for that of the reference, where they differ; null where none is as that. */
+  counterparts?: Record<string, number | null>;
 }
 
 interface BlocksContent {
@@ -103,6 +105,8 @@ interface DifferenceContent {
   steps: number[];
   largest: Cell[];
   first: number | null;
+  /** The number of the candidate's key for that of the reference, where they differ; null where it has no such tensor. */
+  counterparts: Record<string, number | null>;
   tables: TableContent[];
 }
 

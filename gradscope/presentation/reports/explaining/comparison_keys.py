@@ -11,6 +11,7 @@ COMPARISON: Final = {
     "suspects": "Names on one side only, or that agree in an order which nothing else has, that may have made the "
     "first divergence, the likeliest first; absent where there are none",
     "losses": "`ref` and `cand`: the losses, where they differ beyond tolerance",
+    "parts": "How many times the candidate counts each part of the batch, where not all alike",
     "factor": "Where all gradients are that multiple of the reference's; of `check`, of the right derivative",
     "rows": "One object for each name of either dump; of two runs, for each tensor at the first step that differs",
     "provenance_differences": "What the dumps or runs do not have in common, each with `field`, `ref` and `cand`",

@@ -127,12 +127,15 @@ _RUN: Final = {
     "loss": "`first` and `last` of the steps whose loss is known, recorded or not",
     "alarms": "What was wrong at which step",
     "resumed_from": "With `--resume`, the steps before this command",
-    "level": "Of a loss that has hardly fallen (`learning`), what it was compared by; with the trends or the last step",
+    "level": "Of a loss that has hardly fallen (`learning`), what it was compared by, and where all "
+    "steps together hardly move the parameters by how much at most (`moved`) and why (`second_moment`, `one_norm`)",
     "faults": "What is wrong with the loss's program: `rule`, `why` and `source`; with the trends or the last step",
     "climbing": "Where the updates point along the gradients and the loss has not fallen: `count` of the recorded "
-    "steps, and the median `cosine`; with the trends or the last step",
+    "steps, and the median `cosine`; or the `parameters` whose updates alone do; with the trends or the last step",
     "unchanged": "The parameters that no recorded step changes though they have a gradient, as an optimizer "
     "leaves them that was told so; with the trends or the last step",
+    "rounded": "The parameters of a short dtype whose updates are lost when they are added; with the trends or the "
+    "last step",
     "noise": "The noise of gradients, where it was measured: its `step`, and `rows` with the columns of `noise`, of "
     "all parameters first, then with the `name` of each",
 }

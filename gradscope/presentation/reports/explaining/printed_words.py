@@ -35,15 +35,23 @@ _LABELS: Final = {
     "softmax": "The softmaxes whose shares weight a sum along another axis than the one along which they sum to 1: "
     "over the queries or the examples in attention, that is a mistake; in capsules and bags of clusters it is meant. "
     "Of attention also where no position reads those before it, or itself, as with a causal mask that is the wrong way "
-    "round",
+    "round. Of a training run, the softmaxes of its loss that are over the examples, and not over the classes",
     "unscaled": "The inputs with an rms above 30 that a layer reads as they are, such as pixels of 0 to 255, where a "
     "normalisation further on keeps the signal from being large throughout, which would be the finding exploding",
     "evaluation": "The norms of a training run whose mean and variance are arguments of the loss, as those of a batch "
     "norm in evaluation mode, and not those of the batch. Frozen norms are meant so; else turn training on, as by "
     "train=True, use_running_average=False or eqx.nn.inference_mode(model, False)",
+    "repeated": "The random masks of a training run, as those of a dropout, whose key the loss makes of a number and "
+    "of no argument, as jax.random.key(0) inside of it: they drop the same elements at each step, and regularise less. "
+    "Hand the loss a key, and split it, or fold the number of the step into it, before each step",
     "unchanged": "The parameters with a gradient that no recorded step of a training run changes, as an optimizer "
     "leaves them that was told so",
+    "rounded": "The parameters of bfloat16 or float16 of a training run whose updates are lost when they are added: at "
+    "all recorded steps the largest element of the update is below 2^-10 of the parameter's rms (2^-13 in float16), "
+    "which is less than half the distance of values of half the rms, and its largest element never changed. Keep the "
+    "parameters as float32, which the optimizer updates, and cast them in the loss; or round stochastically",
     "climbing": "The updates of a training run point along its gradients at every recorded step, and its loss has not "
+    "fallen; or those of some parameters alone do, at all of 10 recorded steps or more, of 3 where the loss has hardly "
     "fallen: adding them raises the loss. Where the loss is not maximised on purpose, look for a sign: a chain of "
     "optax that ends in scale_by_schedule needs optax.scale(-1.0), and parameters are made by adding what optax "
     "returns, or by subtracting a rate times the gradients",

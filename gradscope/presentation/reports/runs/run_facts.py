@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
+from gradscope.history.history_rows import LossFault
 from gradscope.history.views.climbing import Climb
 from gradscope.history.views.learning import LOSS_DOUBTS, Learning
 from gradscope.history.views.loss_fall import NoFall
+from gradscope.history.views.small_updates import EPSILON, SmallUpdates
+from gradscope.naming.wording import percent
 from gradscope.presentation.render.document import Note
 from gradscope.presentation.render.screen import BAD, DIM, Screen
 from gradscope.presentation.tables.facts import parameters_of_parts
@@ -82,16 +85,33 @@ def learning_notes(learning: Learning) -> list[Note]:
     Args:
         learning: What it says.
     """
-    facts = {} if learning.level is None else {"learning": _learning(learning.level, learning.climbing)}
+    facts = {} if learning.level is None else {"learning": _learning(learning.level, learning.small)}
     if learning.climb is not None:
         facts["climbing"] = _climbing(learning.climb)
+    elif learning.climbing:
+        facts["climbing"] = (
+            f"the updates of {parameters_of_parts(learning.climbing)} point along their gradients at every recorded "
+            "step, which raises the loss, and those of the others do not: where that is not meant, they have the other "
+            "sign, or a weight decay that outweighs the gradient"
+        )
     if frozen := learning.frozen:
         them, they = ("it", "it has") if len(frozen) == 1 else ("them", "they have")
         facts["unchanged"] = f"{parameters_of_parts(frozen)}: no recorded step changes {them}, though {they} a gradient"
-    faults = [
-        Note(label=each.rule, text=each.why, style=DIM if each.rule in LOSS_DOUBTS else BAD) for each in learning.faults
-    ]
-    return [*faults, *(Note(label=label, text=text) for label, text in facts.items())]
+    if learning.rounded:
+        facts["rounded"] = (
+            f"{parameters_of_parts(learning.rounded)}: no recorded update moves an element of half the rms or more, "
+            "as it is less than half the distance to the next value: keep them as float32, and cast them in the loss"
+        )
+    return [*fault_notes(learning.faults), *(Note(label=label, text=text) for label, text in facts.items())]
+
+
+def fault_notes(faults: Iterable[LossFault]) -> list[Note]:
+    """Returns what is wrong with the program of a loss, and what may be meant in it, as notes.
+
+    Args:
+        faults: What the run states.
+    """
+    return [Note(label=each.rule, text=each.why, style=DIM if each.rule in LOSS_DOUBTS else BAD) for each in faults]
 
 
 def _climbing(climb: Climb) -> str:
@@ -101,13 +121,24 @@ def _climbing(climb: Climb) -> str:
     )
 
 
-def _learning(level: NoFall, climbing: Sequence[str]) -> str:
+def _why_small(small: SmallUpdates) -> str:
+    if small.second_moment is not None:
+        return (
+            f"the root of the second moment `nu` is {small.second_moment:.2g}, below the epsilon of {EPSILON:g} that "
+            "Adam adds to it by default, so scale the loss up, or epsilon down"
+        )
+    if small.one_norm:
+        return (
+            "they have one norm at every recorded step, and the gradients have not, as behind a clip that is active at "
+            "each of them"
+        )
+    return "as by a learning rate that is too small, or stays where a warm-up begins"
+
+
+def _learning(level: NoFall, small: SmallUpdates | None) -> str:
     first, second, last = map(number, (level.first, level.second, level.last))
     means = f"{last} in the last {level.count} of these steps, {second} in the second and {first} in the first"
     updates = "" if level.ratio is None else f"; the updates are {level.ratio:.2g} of the parameters"
-    if climbing:
-        updates += (
-            f"; those of {parameters_of_parts(climbing)} point along their gradients at every recorded step, which "
-            "those of the others do not: look at their sign"
-        )
+    if small is not None:
+        updates += f", and all steps together move them by some {percent(small.moved)}: {_why_small(small)}"
     return f"the loss has {level.verb}: its mean is {means}{updates} (gradscope explain learning)"

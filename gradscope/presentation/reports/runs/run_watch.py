@@ -14,10 +14,12 @@ import numpy as np
 from gradscope import naming
 from gradscope.dump.record import Json
 from gradscope.history.history_reader import History
-from gradscope.history.history_rows import Alarm, TensorRow
+from gradscope.history.history_rows import Alarm, LossFault, TensorRow
+from gradscope.history.views.learning import stated_faults
 from gradscope.presentation.render.document import Document, Note, Notes, fitted
 from gradscope.presentation.render.screen import BAD, Screen
-from gradscope.presentation.reports.runs.alarm_words import alarm_json, alarm_sentence
+from gradscope.presentation.reports.runs.alarm_words import alarm_json, alarm_sentence, worst_alarm
+from gradscope.presentation.reports.runs.run_facts import fault_notes
 from gradscope.presentation.reports.runs.run_report import SCHEMA
 from gradscope.presentation.reports.runs.which_tensors import Which
 from gradscope.presentation.tables.numbers import count, number
@@ -98,6 +100,7 @@ class WatchReport:
         alarms: What was wrong.
         layers: The gradients of the layers, in the order of the step; of parameters where no layers are recorded.
         noise: The noise of the gradients of all parameters together at the steps at which it was measured, by column.
+        faults: What is wrong with the program of the loss.
     """
 
     path: str
@@ -106,6 +109,7 @@ class WatchReport:
     alarms: tuple[Alarm, ...]
     layers: tuple[WatchedLayer, ...]
     noise: Mapping[str, np.ndarray]
+    faults: tuple[LossFault, ...] = ()
 
     def document(self, screen: Screen) -> Document:
         """Returns what fits the screen: of the layers, those that changed most."""
@@ -130,16 +134,23 @@ class WatchReport:
             "run": self.path,
             **{name: value for name, value in last.items() if not math.isnan(value)},
             "noise": {name: value for name, value in noise.items() if not math.isnan(value)} or None,
+            "faults": [fault.to_json() for fault in self.faults] or None,
             "alarms": [alarm_json(alarm) for alarm in self.alarms],
             "rows": list(self.rows()),
         }
 
     def _document(self, screen: Screen, most: int) -> Document:
-        title = f"Alarms ({len(self.alarms):,})"
-        shown = self.alarms[-_LAST_ALARMS:]
+        shown = self._shown_alarms()
+        some = "" if len(shown) == len(self.alarms) else f"{len(shown)} of "
+        title = f"Alarms ({some}{len(self.alarms):,})"
         alarms = tuple(Note(label=each.rule, text=alarm_sentence(each), style=BAD) for each in shown)
         layers = (self._layers(screen, most),) if self.layers else ()
         return Notes(notes=tuple(self._facts(screen))), *layers, Notes(title=title, notes=alarms)
+
+    def _shown_alarms(self) -> Sequence[Alarm]:
+        """Returns the last alarms, and before them the one that the verdict on the run states."""
+        worst, last = worst_alarm(self.alarms), self.alarms[-_LAST_ALARMS:]
+        return last if worst is None or worst in last else (worst, *last[1:])
 
     def _facts(self, screen: Screen) -> Sequence[Note]:
         recorded = self.steps["step"]
@@ -156,7 +167,7 @@ class WatchReport:
                 unknown = "unknown" if name in _NOISE else "not finite"
                 text = unknown if np.isnan(values[-1]) else number(float(values[-1]))
                 facts[label] = f"{text:<10}  {sparkline(values.tolist(), room, unicode=screen.unicode)}"
-        return [Note(label=label, text=text) for label, text in facts.items()]
+        return [*(Note(label=label, text=text) for label, text in facts.items()), *fault_notes(self.faults)]
 
     def _layers(self, screen: Screen, most: int) -> Table:
         groups = [
@@ -217,7 +228,7 @@ def watch_report(path: str, history: History, which: Which) -> WatchReport:
     )  # fmt: skip
     return WatchReport(
         path=path, steps=steps, losses=history.losses(), alarms=history.alarms(), layers=layers,
-        noise=history.noise(None),
+        noise=history.noise(None), faults=stated_faults(history),
     )  # fmt: skip
 
 

@@ -206,11 +206,13 @@ def test_several_runs_are_superimposed_and_their_first_difference_is_marked(open
     assert (chart.locator("strong").inner_text(), legend_of(chart)[:3]) == ("loss", ["a", "b", FIRST_DIFFERENCE])
     forward = page.locator("#step .chart").first
     assert legend_of(forward) == ["a", "b, step 5"]
+    assert page.locator("#tensor thead").last.inner_text().split() == ["a", "b"]  # `layer[0]` of b
+    page.evaluate("location.hash = '#tensor=activation_grad/layer[1]'")
     assert page.locator("#tensor thead").last.inner_text().split() == ["a", "b"]
     page.locator("#step select").select_option("b")
     assert page.evaluate("location.hash").endswith("of=b")
     assert page.locator("#step output").first.inner_text() == "5"
-    assert page.locator("#step .virtual").first.locator("tbody th").all_inner_texts() == ["layer0", "layer1"]
+    assert page.locator("#step .virtual").first.locator("tbody th").all_inner_texts() == ["layer[0]", "layer[1]"]
     assert "activation/layer2" in page.locator("#differences .virtual tbody").inner_text()
 
 

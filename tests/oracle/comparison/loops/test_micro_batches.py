@@ -88,7 +88,11 @@ def captured(way: str, factor: float = 1.0) -> gs.Dump:
     def loss(variables: dict[str, Any], batch: dict[str, Any]) -> Any:
         return {**WAYS, **OTHER_PARTS}[way](variables, batch["x"], factor=factor)
 
-    return gs.capture(loss, {"w": drawn(1, 3, 3)}, {"x": drawn(2, EXAMPLES, 3)})
+    return gs.capture(loss, *arguments())
+
+
+def arguments() -> tuple[dict[str, Any], dict[str, Any]]:
+    return {"w": drawn(1, 3, 3)}, {"x": drawn(2, EXAMPLES, 3)}
 
 
 def joined(one: str, other: str) -> set[str]:
@@ -127,6 +131,29 @@ def test_a_fault_in_them_has_its_place(one: str, other: str) -> None:
     assert found.verdict == "different"
     assert found.first_divergence.forward is not None
     assert found.first_divergence.forward.name.partition("#")[0] == "head"
+
+
+@pytest.mark.parametrize(
+    ("weights", "sentence"),
+    [
+        ((0.5, 0.25, 0.25, 0.25), "the candidate counts its 4 parts of the batch 2, 1, 1 and 1 times"),
+        ((0.25, 0.25, 0.5, 0.125), "the candidate counts its 4 parts of the batch 1, 1, 2 and 0.5 times"),
+        ((0.5, 1.0), "the candidate counts its 2 parts of the batch 1 and 2 times"),
+        ((1.0, 1.0, 1.0, 1.0), "as a sum over 4 parts of the batch is of their mean"),
+        ((0.5, 0.5, 0.5, 0.5), "it is 2 times the reference's"),
+    ],
+)
+def test_how_often_each_part_counts_is_told(weights: tuple[float, ...], sentence: str) -> None:
+    def accumulated(variables: Any, batch: Any) -> Any:
+        parts = jnp.split(batch["x"], len(weights))
+        return sum(weight * of_part(variables, part) for weight, part in zip(weights, parts, strict=True))
+
+    found = gs.compare(captured("whole"), gs.capture(accumulated, *arguments()))
+    assert sentence in found.sentence
+    assert ("parts" in found.sentence) is (weights != (0.5,) * 4)
+    assert found.losses is not None
+    counted = tuple(weight * len(weights) for weight in weights)
+    assert found.losses.parts == (pytest.approx(counted, rel=1e-4) if len({*counted}) > 1 else ())
 
 
 def test_targets_in_another_order_than_the_examples_are_told_at_the_loss() -> None:

@@ -225,6 +225,23 @@ def test_a_module_that_first_differs_is_marked_behind_the_layers_inside_it() -> 
     assert chart["names"][mark["at"]] == "head"
 
 
+def test_the_rms_of_what_several_tensors_make_is_along_depth() -> None:
+    found = different_runs()
+    first = next(row for row in found.rows if row.name == "block1/conv")
+    made = replace(first, counterpart="a[0], a[1]", made_by="concatenate 0", metrics={"norm_ratio": 3.0})
+    comparison = replace(found, rows=(made, *(row for row in found.rows if row is not first)))
+    members = (SeriesMember(name="a.npz", comparison=comparison),)
+    compared = [Compared(name="a.npz", comparison=comparison, ref=small_network(), cand=small_network())]
+    content, _ = content_of(page_html(comparison_page("ref.npz", Series(members=members), compared)))
+    chart = next(each for each in content["depth"] if each["title"].startswith("Activation"))
+    at = chart["names"].index(first.name)
+    ref, cand = (line["values"] for line in chart["lines"])
+    assert (cand[at], chart["unit"]) == (pytest.approx(3 * ref[at], rel=1e-3), "rms")
+    assert cand[:at] + cand[at + 1 :] == ref[:at] + ref[at + 1 :]
+    number = content["keys"].index(f"activation/{first.name}")
+    assert content["sides"][1]["counterparts"] == {str(number): None}
+
+
 def test_a_run_has_its_series_and_alarms(pages: dict[str, str]) -> None:
     content, packed = content_of(pages["run"])
     (run,) = content["runs"]

@@ -9,7 +9,7 @@ import { numberText, numeric, printable } from "../parts/text.js";
  * @typedef {{label: string, values: (number | null | undefined)[], dashed?: boolean, hue?: number}} Line where a value is null
  *   the line has a gap, where it is undefined the neighbours are joined; a hue is the number of a colour
  * @typedef {{
- *   title: string, across: string, names: string[], positions: number[], lines: Line[], marks: MarkContent[],
+ *   title: string, across: string, up: string, names: string[], positions: number[], lines: Line[], marks: MarkContent[],
  *   logarithmic: boolean, reach?: [number, number], chosen?: (line: number, at: number) => void, own?: (key: string) => number,
  * }} ChartParts
  */
@@ -120,7 +120,7 @@ export class LineChart {
 
   /** @param {number} width @param {number} floor @param {(number | null | undefined)[][]} values @returns {uPlot.Options} */
   options(width, floor, values) {
-    const { lines, logarithmic, names, across, reach } = this.parts;
+    const { lines, logarithmic, names, across, up, reach } = this.parts;
     const axis = { stroke: colour("text"), grid: { stroke: colour("grid"), width: 1 }, ticks: { stroke: colour("grid") } };
     const points = (this.parts.positions.length || 1) < 60;
     const onlyPoints = (/** @type {uPlot} */ _plot, /** @type {number} */ series) => (points ? null : lonely(values[series - 1] ?? []));
@@ -136,8 +136,8 @@ export class LineChart {
         ...lines.map((line, at) => ({ label: line.label, stroke: lineColour(line.hue ?? at), width: 1.5, dash: line.dashed ? [6, 4] : [], points: { show: points, size: 5, filter: onlyPoints } })),
       ],
       axes: [
-        { ...axis, label: across, labelSize: 18, size: 34, incrs: WHOLE, values: (_plot, splits) => splits.map((at) => (Number.isInteger(at) ? place(at) : "")) },
-        { ...axis, size: (_plot, labels) => axisWidth(labels), values: (_plot, splits) => splits.map((value) => tick(value, logarithmic)), ...(logarithmic ? { splits: (_plot, _axis, low, high) => places(low, high), incrs: (_plot, _axis, low, high) => [Math.max(high - low, LEAST_DISTANCE)], filter: (_plot, splits) => splits } : {}) },
+        { ...axis, label: across, labelSize: ROW, size: 34, incrs: WHOLE, values: (_plot, splits) => splits.map((at) => (Number.isInteger(at) ? place(at) : "")) },
+        { ...axis, label: up, labelSize: ROW, size: (_plot, labels) => axisWidth(labels), values: (_plot, splits) => splits.map((value) => tick(value, logarithmic)), ...(logarithmic ? { splits: (_plot, _axis, low, high) => places(low, high), incrs: (_plot, _axis, low, high) => [Math.max(high - low, LEAST_DISTANCE)], filter: (_plot, splits) => splits } : {}) },
       ],
       hooks: {
         setCursor: [(plot) => this.showAt(plot.cursor.idx ?? null)],
@@ -232,7 +232,7 @@ export class LineChart {
       const parts = pieces(steps).map((piece) => `M${(piece.length > 1 ? piece : [...piece, ...piece]).join(" L")}`);
       return `<path fill="none" stroke="${lineColour(line.hue ?? at)}" stroke-width="1.5" stroke-linecap="round"${line.dashed ? ' stroke-dasharray="6 4"' : ""} d="${parts.join(" ")}"/>`;
     });
-    const { marks, names } = this.parts;
+    const { marks, names, across, up } = this.parts;
     const uprights = marks.flatMap((mark) => {
       const at = plot.valToPos(mark.at, "x");
       if (at < 0 || at > w) return [];
@@ -240,15 +240,19 @@ export class LineChart {
       return `<line x1="${x}" x2="${x}" y1="${y0}" y2="${y0 + h}" stroke="${colour("bad")}" stroke-dasharray="4 4"/>`;
     });
     const entries = [...this.parts.lines.map((line, at) => ({ text: line.label, hue: lineColour(line.hue ?? at) })), ...marks.slice(0, MOST_MARKS).map((mark) => ({ text: mark.text, hue: colour("bad") }))];
-    const keys = entries.map((key, at) => `<text x="${x0}" y="${y0 + h + ROW * (at + 2)}" fill="${key.hue}">${svgText(key.text)}</text>`);
+    const keys = entries.map((key, at) => `<text x="${x0}" y="${y0 + h + ROW * (at + 3)}" fill="${key.hue}">${svgText(key.text)}</text>`);
     const reach = [{ name: names[0], x: x0, anchor: "start" }, { name: names.at(-1), x: x0 + w, anchor: "end" }].map((end) => `<text x="${end.x}" y="${y0 + h + ROW - 4}" text-anchor="${end.anchor}">${svgText(end.name ?? "")}</text>`);
+    const axes = [
+      `<text x="${x0 + w / 2}" y="${y0 + h + 2 * ROW - 4}" text-anchor="middle">${svgText(across)}</text>`,
+      `<text transform="translate(${ROW - 6} ${y0 + h / 2}) rotate(-90)" text-anchor="middle">${svgText(up)}</text>`,
+    ];
     const [low, high] = [plot.scales["y"]?.min ?? 0, plot.scales["y"]?.max ?? 0];
     const ends = [high, low].map((value, at) => `<text x="${x0 - 6}" y="${at === 0 ? y0 + 10 : y0 + h}" text-anchor="end">${numberText(value)}</text>`);
     return [
-      `<svg xmlns="http://www.w3.org/2000/svg" width="${plot.width}" height="${y0 + h + ROW * (entries.length + 2)}" font-family="sans-serif" font-size="12">`,
+      `<svg xmlns="http://www.w3.org/2000/svg" width="${plot.width}" height="${y0 + h + ROW * (entries.length + 3)}" font-family="sans-serif" font-size="12">`,
       `<title>${svgText(this.parts.title)}</title><rect width="100%" height="100%" fill="#fff"/>`,
       `<rect x="${x0}" y="${y0}" width="${w}" height="${h}" fill="none" stroke="#999"/>`,
-      ...paths, ...uprights, ...keys, ...ends, ...reach, "</svg>",
+      ...paths, ...uprights, ...keys, ...axes, ...ends, ...reach, "</svg>",
     ].join("\n");
   }
 }

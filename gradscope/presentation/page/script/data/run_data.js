@@ -66,6 +66,23 @@ export class RunData {
     this.noise = noise === null ? null : new Planes(own.subarray(noise.offset), noise.packed, noise.keys.length, noise.steps, run.octave_parts);
     this.noiseKeys = (noise?.keys ?? []).map((key) => (key === null ? "" : (keys[key] ?? "")));
     this.families = [...new Set(this.keys.map(family))];
+    /** @type {Map<string, string>} by the run's own key that of the reference, where they differ */
+    this.renamed = new Map();
+  }
+
+  /**
+   * Takes the names of the reference for the tensors that are its own under another name.
+   * @param {Record<string, number | null>} counterparts by the number of the reference's key that of this run's
+   * @param {string[]} keys
+   */
+  called(counterparts, keys) {
+    const own = new Map(this.rows);
+    for (const [number, other] of Object.entries(counterparts)) {
+      const [key, row] = [keys[Number(number)] ?? "", own.get(keys[other ?? -1] ?? "")];
+      if (row === undefined) this.rows.delete(key);
+      else this.rows.set(key, row);
+    }
+    this.renamed = new Map(Object.entries(counterparts).flatMap(([number, other]) => (other === null ? [] : [[keys[other] ?? "", keys[Number(number)] ?? ""]])));
   }
 
   /** The l2 norms: those of the finite elements, of which the rms is known. */
@@ -184,13 +201,13 @@ export function family(key) {
 }
 
 /**
- * Returns the names that are no scope of another one.
+ * Returns the names that are no scope of another one; nor is a further call of such a scope, as `layers#2` is.
  * @param {string[]} names
  * @returns {string[]}
  */
 export function innermost(names) {
   const around = new Set(names.flatMap((name) => scopes(name)));
-  return names.filter((name) => !around.has(name));
+  return names.filter((name) => !around.has(name) && !around.has(name.replace(/#\d+$/, "")));
 }
 
 /** @param {string} name */

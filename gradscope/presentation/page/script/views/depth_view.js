@@ -22,6 +22,7 @@ function depthChart(depth, keys) {
   return new LineChart({
     title: depth.title,
     across: "layer, in execution order",
+    up: depth.unit,
     names: depth.names,
     positions: depth.names.map((_, at) => at),
     lines: depth.lines.map((line, at) => ({ label: line.label, values: lineValues(line.values), dashed: directions.size > 1 ? line.direction === "backward" : at > 0 && depth.lines.length <= MOST_DASHED })),

@@ -10,6 +10,10 @@ import { magnitudeBars } from "./tensor_view.js";
 import { cellText, printable } from "../parts/text.js";
 import { VirtualTable } from "../tables/virtual_table.js";
 
+/** What the vertical axes say of rates, and of the noise scale and the ratio of signal to noise. */
+const RATE = "learning rate";
+const NOISY = "examples, ratio";
+
 /** @typedef {{label: string, steps: number[], values: (number | null)[], run?: RunData, dashed?: boolean}} Curve */
 
 export class RunView {
@@ -18,6 +22,7 @@ export class RunView {
     this.runs = runs;
     this.several = runs.length > 1;
     this.differences = content.differences ?? [];
+    this.differences.forEach((each, at) => runs[at + 1]?.called(each.counterparts, content.keys));
     const steps = runs.flatMap((run) => [...run.steps, ...run.run.curves.flatMap((curve) => curve.steps)]);
     this.first = steps.reduce((low, step) => Math.min(low, step), steps[0] ?? 0);
     this.last = steps.reduce((high, step) => Math.max(high, step), this.first);
@@ -121,14 +126,14 @@ export class RunView {
     const moving = has("learning_rate").filter((name) => this.runs.some((run) => new Set(run.curve(name)?.values).size > 1));
     const noisy = this.runs.flatMap((run) => this.noiseCurves(run, "", ""));
     const groups = [
-      { title: "Loss", names: has("loss") },
-      { title: "Norms", names: has("_norm") },
-      { title: "Learning rate", names: moving },
-    ].flatMap((group) => (this.several ? group.names.map((name) => ({ title: name, names: [name] })) : [group]));
-    const charts = groups.map((group) => this.curve(group.title, this.runs.flatMap((run) => group.names.flatMap((name) => this.curveOf(run, name))), group.title !== "Learning rate"));
-    if (noisy.length > 0) charts.push(this.curve("Noise of gradients, all parameters", this.runs.flatMap((run) => [...this.noiseCurves(run, "", this.suffix(run)), ...this.batchSize(run)]), true));
-    const differing = this.differences.map((each) => ({ label: this.differences.length > 1 ? each.name : "rel_l2", run: this.runs.find((run) => run.name === each.name), steps: each.steps, values: lineValues(each.largest) }));
-    if (differing.length > 0) charts.unshift(this.curve(`Difference from ${printable(this.runs[0]?.name ?? "")}: the largest rel_l2 of each step, at least`, differing, true));
+      { title: "Loss", up: "loss", names: has("loss") },
+      { title: "Norms", up: "l2", names: has("_norm") },
+      { title: "Learning rate", up: RATE, names: moving },
+    ].flatMap((group) => (this.several ? group.names.map((name) => ({ ...group, title: name, names: [name] })) : [group]));
+    const charts = groups.map((group) => this.curve(group.title, this.runs.flatMap((run) => group.names.flatMap((name) => this.curveOf(run, name))), group.up, group.up !== RATE));
+    if (noisy.length > 0) charts.push(this.curve("Noise of gradients, all parameters", this.runs.flatMap((run) => [...this.noiseCurves(run, "", this.suffix(run)), ...this.batchSize(run)]), NOISY, true));
+    const differing = this.differences.map((each) => ({ label: this.differences.length > 1 ? each.name : "rel_l2", run: this.runs.find((run) => run.name === each.name), steps: each.steps, values: lineValues(each.largest) })).filter((line) => line.values.some((value) => value !== 0));
+    if (differing.length > 0) charts.unshift(this.curve(`Difference from ${printable(this.runs[0]?.name ?? "")}: the largest rel_l2 of each step, at least`, differing, "rel_l2", true));
     this.charts = charts.filter((chart) => chart.parts.lines.length > 0);
     this.curves.replaceChildren(...this.charts.map((chart) => chart.box));
   }
@@ -173,9 +178,10 @@ export class RunView {
    * Returns a chart over the chosen steps, with alarms and first differences as marks.
    * @param {string} title
    * @param {Curve[]} curves
+   * @param {string} up what the values are
    * @param {boolean} logarithmic where no value is negative
    */
-  curve(title, curves, logarithmic) {
+  curve(title, curves, up, logarithmic) {
     const steps = [...new Set(curves.flatMap((line) => line.steps))].filter((step) => this.inRange(step)).sort((one, other) => one - other);
     const places = new Map(steps.map((step, at) => [step, at]));
     const lines = curves.map((line) => {
@@ -194,7 +200,7 @@ export class RunView {
     for (const mark of [...first, ...alarms]) marks.set(mark.text, { ...mark, times: (marks.get(mark.text)?.times ?? 0) + 1 });
     const negative = curves.some((line) => line.values.some((value) => value !== null && value < 0));
     return new LineChart({
-      title, across: "step", names: steps.map((step) => `step ${step}`), positions: steps, lines,
+      title, across: "step", up, names: steps.map((step) => `step ${step}`), positions: steps, lines,
       marks: [...marks.values()].filter((mark) => this.inRange(mark.at)).map((mark) => (mark.times === 1 ? mark : { ...mark, text: `${mark.text} (${mark.times} times)` })),
       logarithmic: logarithmic && !negative,
       reach: [this.from, this.to],
@@ -220,17 +226,17 @@ export class RunView {
     this.drawDepth();
   }
 
-  /** Activations and their gradients along depth: in one chart of one run, in one chart each of several. */
+  /** Activations and their gradients along depth, of the reference's layers: in one chart of one run, in one each of several. */
   drawDepth() {
     const of = this.runs.map((run) => run.keys.filter((key) => ["activation", "activation_grad"].includes(family(key))));
-    const longest = of.reduce((one, other) => (other.length > one.length ? other : one), []);
-    const layers = innermost([...new Set(longest.map((key) => key.slice(key.indexOf("/") + 1)))]);
-    const lines = ["activation", "activation_grad"].flatMap((name) => this.runs.map((run) => this.depthLine(run, name, layers))).filter((line) => line.values.some((value) => value !== null));
+    const own = of.find((keys) => keys.length > 0) ?? [];
+    const layers = innermost([...new Set(own.map((key) => key.slice(key.indexOf("/") + 1)))]);
+    const lines = ["activation", "activation_grad"].flatMap((name) => this.runs.map((run) => this.depthLine(run, name, layers))).filter((line) => line.values.some((value) => typeof value === "number"));
     const groups = this.several ? ["activation", "activation_grad"] : [""];
     const charts = layers.length < 2 ? [] : groups.map((group) => ({ group, lines: lines.filter((line) => group === "" || line.family === group) }));
     this.depthCharts = charts.filter((chart) => chart.lines.length > 0).map((chart) => new LineChart({
       title: chart.group === "" ? `Along depth at step ${this.step}` : `${chart.group} rms along depth at step ${this.step}`,
-      across: "layer, in execution order", names: layers, positions: layers.map((_, at) => at), marks: [], logarithmic: true,
+      across: "layer, in execution order", up: "rms", names: layers, positions: layers.map((_, at) => at), marks: [], logarithmic: true,
       lines: chart.lines,
       own: (key) => layers.indexOf(key.slice(key.indexOf("/") + 1)),
       chosen: (line, at) => select({ tensor: `${chart.lines[line]?.family ?? "activation"}/${layers[at] ?? ""}` }),
@@ -242,8 +248,9 @@ export class RunView {
   depthLine(run, of, layers) {
     const at = RunData.lastUpTo(run.steps, this.step ?? 0);
     const values = layers.map((layer) => {
-      const value = run.cell(run.rows.get(`${of}/${layer}`), "rms", "number", at);
-      return typeof value === "number" ? value : null;
+      const row = run.rows.get(`${of}/${layer}`);
+      const value = run.cell(row, "rms", "number", at);
+      return typeof value === "number" ? value : row === undefined ? undefined : null;
     });
     const other = run.steps[at] === this.step ? "" : `, step ${run.steps[at] ?? "none"}`;
     return { family: of, label: this.several ? `${run.name}${other}` : `${of} rms`, values, dashed: of === "activation_grad", ...this.style(run) };
@@ -251,20 +258,21 @@ export class RunView {
 
   /**
    * Returns what the runs know of one tensor: facts, curves of its statistics, its histogram.
-   * @param {string} key
+   * @param {string} selectedKey that of the reference, or another run's own
    * @returns {{charts: LineChart[], elements: Element[]}}
    */
-  tensor(key) {
+  tensor(selectedKey) {
+    const key = this.runs.map((run) => run.renamed.get(selectedKey)).find((each) => each !== undefined) ?? selectedKey;
     const knowing = this.runs.filter((run) => run.rows.has(key));
     if (knowing.length === 0) return { charts: [], elements: [] };
     const names = [...new Set(knowing.flatMap((run) => run.names))];
     const lines = names.flatMap((name) => knowing.map((run) => ({ name, label: this.several ? run.name : name, run, steps: run.steps, values: run.stats.series(run.rows.get(key) ?? 0, name) }))).filter((line) => line.values.some((value) => value !== null && value !== 0));
     const signed = new Set(lines.filter((line) => line.values.some((value) => value !== null && value < 0)).map((line) => line.name));
     const groups = this.several
-      ? names.map((name) => ({ title: `${name} over steps`, lines: lines.filter((line) => line.name === name) }))
-      : [false, true].map((sign) => ({ title: sign ? "Statistics with a sign over steps" : "Statistics over steps", lines: lines.filter((line) => signed.has(line.name) === sign) }));
+      ? names.map((name) => ({ title: `${name} over steps`, up: name, lines: lines.filter((line) => line.name === name) }))
+      : [false, true].map((sign) => ({ title: sign ? "Statistics with a sign over steps" : "Statistics over steps", up: "statistic", lines: lines.filter((line) => signed.has(line.name) === sign) }));
     const noise = knowing.flatMap((run) => this.noiseCurves(run, key, this.suffix(run)));
-    const charts = [...groups, { title: "Noise of the gradient", lines: noise }].filter((group) => group.lines.length > 0).map((group) => this.curve(group.title, group.lines, true));
+    const charts = [...groups, { title: "Noise of the gradient", up: NOISY, lines: noise }].filter((group) => group.lines.length > 0).map((group) => this.curve(group.title, group.lines, group.up, true));
     return { charts, elements: [...this.histograms(key, knowing), ...charts.map((chart) => chart.box), ...this.facts(key, knowing, names)] };
   }
 

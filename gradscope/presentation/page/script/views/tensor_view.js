@@ -40,7 +40,10 @@ export class TensorView {
       this.body.replaceChildren(element("p", { class: "note" }, "No tensor of this name is on the page."));
       return;
     }
-    const rows = this.sides.map((side) => side.rows.get(side.counterparts?.[number] ?? number));
+    const rows = this.sides.map((side) => {
+      const counterpart = side.counterparts?.[number];
+      return counterpart === null ? undefined : side.rows.get(counterpart ?? number);
+    });
     this.body.replaceChildren(...this.relatives(key), ...this.judgements(number), ...this.source(rows), ...more, ...this.histogram(rows), ...this.statistics(key, rows), ...this.neighbours(number));
     this.box.scrollTop = 0;
   }

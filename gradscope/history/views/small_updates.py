@@ -1,0 +1,77 @@
+"""States that all updates of a run together hardly move its parameters, and what makes them so small."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from gradscope.history.history_reader import History
+
+#: All steps together move the parameters by less than this share.
+_HARDLY: Final = 0.1
+#: The epsilon that Adam and its kin add to the root of the second moment by default.
+EPSILON: Final = 1e-8
+#: Recorded steps that show that all updates have one norm, which differs by less than `_SAME` of it, while that of the
+#: gradients differs by more than `_OTHER`.
+_FEWEST: Final = 5
+_SAME: Final = 1e-3
+_OTHER: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallUpdates:
+    """`SmallUpdates` are updates that hardly move the parameters of a run.
+
+    Attributes:
+        moved: By how much all steps together move the parameters, over their norm, as by the largest recorded update.
+        second_moment: The root of the second moment that Adam keeps, where it is below `EPSILON`; else None.
+        one_norm: Whether the updates have one norm at all recorded steps, and the gradients have not.
+    """
+
+    moved: float
+    second_moment: float | None
+    one_norm: bool
+
+
+def small_updates(
+    history: History, steps: Mapping[str, np.ndarray], losses: Mapping[str, np.ndarray]
+) -> SmallUpdates | None:
+    """Returns how little a run moves its parameters; None where it moves them, or where that is not known.
+
+    Args:
+        history: The run's history.
+        steps: What was recorded of each step, by column.
+        losses: `step` and `loss` of each step whose loss is known.
+
+    Raises:
+        DumpError: The history is damaged.
+    """
+    updates, params = steps["update_norm"], steps["param_norm"]
+    known = np.isfinite(updates) & (params > 0)
+    if not known.any() or not len(losses["step"]):
+        return None
+    moved = float((updates[known] / params[known]).max() * len(losses["step"]))
+    if not 0 < moved < _HARDLY:
+        return None
+    moment = _second_moment(history)
+    return SmallUpdates(
+        moved=moved,
+        second_moment=moment if moment is not None and moment < EPSILON else None,
+        one_norm=known.sum() >= _FEWEST and _spread(updates[known]) < _SAME and _spread(steps["grad_norm"]) > _OTHER,
+    )
+
+
+def _spread(norms: np.ndarray) -> float:
+    finite = norms[np.isfinite(norms)]
+    return float((finite.max() - finite.min()) / finite.max()) if finite.size and finite.max() > 0 else 0.0
+
+
+def _second_moment(history: History) -> float | None:
+    """Returns the root of the mean of `nu` at the last recorded step, the median over the parameters."""
+    numbers = [number for number, tensor in history.tensors.items() if tensor.family == "slot/nu"]
+    columns = history.columns(("mean",)) if numbers else {}
+    last = [float(columns[number]["mean"][-1]) for number in numbers if number in columns]
+    return float(np.sqrt(np.median(last))) if last and min(last) >= 0 else None

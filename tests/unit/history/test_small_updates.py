@@ -1,0 +1,61 @@
+"""Updates that hardly move the parameters are told, and what makes them small as far as a history shows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradscope.history.history_reader import History
+from gradscope.history.history_rows import StepRecord, TensorRow
+from gradscope.history.history_writer import HistoryWriter
+from gradscope.history.views.learning import Learning, learning
+from gradscope.presentation.reports.runs.run_facts import learning_notes
+
+
+def read(
+    folder: Path, *, update: float = 1e-5, varied: bool = True, nu: float = 1e-6, slope: float = 0.0, steps: int = 20
+) -> Learning:
+    """What a run says whose loss is level but for a slope, whose updates have a size, and Adam's `nu` a mean."""
+    noise = np.random.default_rng(0)
+    with HistoryWriter(folder, from_step=0, facts={}) as history:
+        history.describe({}, [TensorRow(family="slot/nu", name=name) for name in "ab"])
+        for step in range(steps):
+            gradient, size = float(noise.uniform(1, 2)), float(noise.uniform(0.5, 1)) if varied else 1.0
+            numbers: dict[str, Any] = {
+                "step": step, "loss": 1 - slope * step + 0.01 * float(noise.normal()), "param_norm": 1.0,
+                "grad_norm": gradient, "update_norm": update * size,
+            }  # fmt: skip
+            stats: dict[str, dict[str, float | int | None]] = {f"slot/nu/{name}": {"mean": nu} for name in "ab"}
+            record = StepRecord(numbers=numbers, stats=stats)
+            history.write(lambda record=record: record)
+    with History(folder) as history:
+        return learning(history, history.steps(), history.losses())
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        ({}, "as by a learning rate that is too small"),
+        ({"nu": 1e-20}, "`nu` is 1e-10, below the epsilon of 1e-08"),
+        ({"varied": False}, "one norm at every recorded step"),
+        ({"update": 0.01}, ""),
+        ({"update": 0.01, "varied": False}, ""),
+        ({"update": 0.0}, ""),
+        ({"slope": 0.03}, None),
+        ({"slope": 0.03, "nu": 1e-20}, None),
+    ],
+)
+def test_a_loss_that_hardly_falls_has_the_cause_of_small_updates(
+    options: dict[str, Any], cause: str | None, tmp_path: Path
+) -> None:
+    found = read(tmp_path, **options)
+    notes = [note.text for note in learning_notes(found)]
+    assert len(notes) == int(cause is not None)
+    for text in notes:
+        assert cause is not None
+        assert cause in text
+        assert ("all steps together move them by some" in text) == bool(cause)
+        assert ("moved" in str(found.to_json())) == bool(cause)

@@ -1,0 +1,66 @@
+"""A dropout whose key the loss makes of a number is found; one whose key may be another one at the next step is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from gradscope.tracing.lookup.functions.repeated_masks import repeated_masks
+from gradscope.tracing.tracer import trace_loss
+from tests.support.data import filled
+
+PARAMS = {"w": filled(1.0, 8, 8), "v": filled(1.0, 8, 1)}
+BATCH = {"x": filled(1.0, 4, 8), "key": jax.random.key(1), "step": 3}
+GLOBAL = jax.random.key(2)
+
+
+def dropped(key: Any, h: Any) -> Any:
+    return jnp.where(jax.random.bernoulli(key, 0.5, h.shape), h / 0.5, 0)
+
+
+def scanned(key: Any, h: Any) -> Any:
+    return jax.lax.scan(lambda h, key: (dropped(key, h), None), h, jax.random.split(key, 2))[0]
+
+
+def found(key: Callable[[Any], Any], drop: Callable[[Any, Any], Any] = dropped) -> int:
+    """Returns how many masks are found in a loss that drops what a layer makes, by the key that it makes of a batch."""
+
+    def loss(p: Any, b: Any) -> Any:
+        return jnp.square(drop(key(b), b["x"] @ p["w"]) @ p["v"]).mean()
+
+    return len(repeated_masks(trace_loss(loss, PARAMS, BATCH)))
+
+
+@pytest.mark.parametrize(
+    ("key", "drop"),
+    [
+        (lambda b: jax.random.key(0), dropped),
+        (lambda b: jax.random.PRNGKey(7), jax.jit(dropped)),
+        (lambda b: jax.random.fold_in(jax.random.key(0), 1), jax.checkpoint(dropped)),
+        (lambda b: jax.random.key(0), scanned),
+    ],
+)
+def test_a_mask_of_a_number_is_found(key: Callable[[Any], Any], drop: Callable[[Any, Any], Any]) -> None:
+    assert found(key, drop) == 1
+
+
+@pytest.mark.parametrize("drop", [dropped, scanned])
+@pytest.mark.parametrize(
+    "key",
+    [
+        lambda b: b["key"],
+        lambda b: jax.random.fold_in(jax.random.key(0), b["step"]),
+        lambda b: jax.random.fold_in(jax.random.key(0), jnp.sum(b["x"] > 0)),
+        lambda b: GLOBAL,  # as is one that a step makes anew and the loss reads
+    ],
+)
+def test_a_mask_of_a_key_from_outside_is_not(key: Callable[[Any], Any], drop: Callable[[Any, Any], Any]) -> None:
+    assert found(key, drop) == 0
+
+
+def test_a_loss_without_a_mask_has_none() -> None:
+    assert found(lambda b: None, lambda _, h: h) == 0
