@@ -30,7 +30,7 @@ from gradscope.history.database.schema import NOISE, STATS, STEPS
 from gradscope.history.tensor_trends import TRENDS
 from gradscope.history.views.learning import LEARNING_WORDS
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD
-from gradscope.naming.families import MEANINGS
+from gradscope.naming.families import MEANINGS, SLOT_MEANING, SLOT_PREFIX
 from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.presentation.render.document import Document, Note, Notes
 from gradscope.presentation.render.screen import Screen
@@ -108,7 +108,7 @@ class ExplanationReport:
 
 
 _MEANINGS: Final = (
-    ("family", MEANINGS),
+    ("family", {**MEANINGS, SLOT_PREFIX: SLOT_MEANING}),
     ("status", STATUSES),
     ("pass", PASSES),
     ("verdict", COMPARISON_VERDICTS),
@@ -147,6 +147,8 @@ def explained_names() -> tuple[str, ...]:
 
 def _is_called(explanation: Explanation, name: str) -> bool:
     requested, known = _spelled(name), _spelled(explanation.name)
+    if explanation.kind == "family" and requested.startswith(f"{known}/"):  # a key
+        return True
     known = known.removesuffix(" layer") if explanation.kind == "word" and requested != known else known
     return requested == known or base_of(requested) == base_of(known) != known or requested == base_of(known)
 
