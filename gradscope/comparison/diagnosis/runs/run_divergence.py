@@ -29,6 +29,7 @@ from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.rows import Verdict
 from gradscope.comparison.judging.tolerance_rules import Tolerance
 from gradscope.comparison.metrics.bounds import least_rel_l2
+from gradscope.dump.manifest.json_text import with_nonfinite_strings
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
 from gradscope.history.history_reader import History
@@ -113,7 +114,7 @@ class RunDivergence:
         return f"{agreeing} step {self.first_step} differs, first in the {first.stage}: {_difference(first)}."
 
     def to_json(self) -> dict[str, Json]:
-        """Returns the comparison as JSON; infinities are floats, which `dump.manifest.json_text` writes as strings."""
+        """Returns the comparison as JSON, as `compare --json` prints it: NaN and infinities are strings."""
         first = self.first
         facts: dict[str, Json] = {
             "schema": SCHEMA,
@@ -131,7 +132,7 @@ class RunDivergence:
             "rows": [row.to_json() for row in self.rows],
             "provenance_differences": [dict(difference) for difference in self.provenance_differences],
         }  # fmt: skip
-        return {name: fact for name, fact in facts.items() if fact is not None}
+        return {name: with_nonfinite_strings(fact) for name, fact in facts.items() if fact is not None}
 
 
 def compare_runs(ref: History, cand: History, options: CompareOptions) -> RunDivergence:
