@@ -223,7 +223,7 @@ class _Judge:
         rounding = "" if same or tolerance is None else self._rounding.explains(tensor, ref, cand)
         return RunRow(
             name=tensor.name, family=tensor.family, status="same" if same or rounding else "different", bound=least,
-            tolerance="" if tolerance is None else tolerance.spelling, ref=ref.get("l2"), cand=cand.get("l2"),
+            tolerance=_judged_by(tolerance), ref=ref.get("l2"), cand=cand.get("l2"),
             rounding=rounding,
         )  # fmt: skip
 
@@ -237,7 +237,7 @@ class _Judge:
         same = least == 0 if tolerance is None else _admits(tolerance, least)
         return RunRow(
             name=name, family=STEP, status="same" if same else "different", bound=least,
-            tolerance="" if tolerance is None else tolerance.spelling,
+            tolerance=_judged_by(tolerance),
             ref=None if math.isnan(ref) else ref, cand=None if math.isnan(cand) else cand,
         )  # fmt: skip
 
@@ -257,6 +257,12 @@ def _is_input(tensor: TensorRow) -> bool:
 
 def _of_one_step(stats: Mapping[str, Json]) -> dict[str, Json]:
     return {name: value for name, value in stats.items() if name != _OF_TWO_STEPS}
+
+
+def _judged_by(tolerance: Tolerance | None) -> float | str | None:
+    if tolerance is None:
+        return None
+    return tolerance.spelling if tolerance.rel_l2 is None else tolerance.rel_l2
 
 
 def _admits(tolerance: Tolerance, least: float) -> bool:
@@ -284,5 +290,5 @@ def _difference(row: RunRow) -> str:
         return f"`{name}` is only in the {'reference' if row.status == 'missing' else 'candidate'}"
     if row.bound is not None and math.isinf(row.bound):
         return f"`{name}` is finite in one run only, or zero in the reference"
-    limit = f", tolerance {row.tolerance}" if row.tolerance else ""
+    limit = "" if row.tolerance is None else f", tolerance {row.tolerance}"
     return f"`{name}`, rel_l2 at least {row.bound:.3g}{limit}"
