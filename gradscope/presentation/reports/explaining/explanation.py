@@ -116,6 +116,8 @@ _MEANINGS: Final = (
     ("proof", PROOF_VERDICTS),
     ("outcome", OUTCOMES),
 )
+#: What a column of the full tier says of it.
+_FULL_TIER: Final = "full: inside a compiled step on request, value_and_grad(loss, tier='full')"
 #: The dtypes whose default tolerances are shown.
 _DTYPES: Final = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn")
 
@@ -232,7 +234,7 @@ def _of_column(column: ColumnSpec) -> dict[str, str]:
         "what": column.sentence,
         "unit": column.unit,
         "of": ", ".join(column.families),
-        "tier": "" if column.tier == "core" else "full: not computed inside a compiled step",
+        "tier": "" if column.tier == "core" else _FULL_TIER,
         "use": f"gradscope show DUMP --sort -{column.name}" if _has_order(column) else "",
     }
 
