@@ -18,17 +18,19 @@ from gradscope.capturing.run_environment import machine_provenance
 from gradscope.capturing.seen import Seen, require_observable
 from gradscope.capturing.value_and_grad import Signature, observing_value_and_grad
 from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.manifest.manifest import Manifest
+from gradscope.dump.manifest.manifest import Manifest, Tier
 from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.errors import UsageError
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.rewriting.core_columns import CoreStatistics
+from gradscope.instrument.rewriting.core_statistics import core_statistics
 from gradscope.naming import as_tuple
 
 Parameters = ParamSpec("Parameters")
 
 #: What a caller's own step can keep of each value.
 _OBSERVED: Final = ("stats", "tensors")
+_TIERS: Final = ("core", "full")
 
 
 @overload
@@ -45,6 +47,7 @@ def value_and_grad(
     families: str | Collection[str] | None = None,
     depth: int | None = None,
     observe: Literal["stats"] = "stats",
+    tier: Tier = "core",
 ) -> Callable[Parameters, tuple[tuple[Any, Any], Seen[CoreStatistics]]]: ...
 
 
@@ -78,6 +81,7 @@ def value_and_grad(  # noqa: PLR0917 - positional as in jax.value_and_grad
     families: str | Collection[str] | None = None,
     depth: int | None = None,
     observe: Literal["stats", "tensors"] = "stats",
+    tier: Tier = "core",
 ) -> Callable[Parameters, tuple[tuple[Any, Any], Seen[Any]]]:
     """Returns a drop-in for the function that `jax.value_and_grad` returns, which also observes.
 
@@ -101,7 +105,9 @@ def value_and_grad(  # noqa: PLR0917 - positional as in jax.value_and_grad
         exclude: Patterns of names to leave out.
         families: Families to observe, of `activation`, `activation_grad`, `param` and `param_grad`; None for all four.
         depth: Only layers of at most so many scopes.
-        observe: "stats" for core statistics, 13 numbers in place of each tensor; "tensors" for the tensors.
+        observe: "stats" for statistics in place of each tensor, "tensors" for the tensors.
+        tier: Of statistics: "core" for 13 numbers of each tensor, which cost next to nothing; "full" for those of a
+            dump but the hash, too, which are read from a histogram: 35 KB for each tensor, and some ten times as long.
 
     Returns:
         A function of the arguments of `fun`. It returns `((value, gradients), seen)`, with has_aux
@@ -111,8 +117,8 @@ def value_and_grad(  # noqa: PLR0917 - positional as in jax.value_and_grad
     Raises:
         TypeError: `fun` cannot be called, `argnums` is not a position; from the function returned: an argument or the
             value cannot be differentiated.
-        UsageError: A family is not observed, a pattern is not one, there is no such `observe`, or `depth` is not
-            positive; from the function returned: a pattern selects nothing.
+        UsageError: A family is not observed, a pattern is not one, there is no such `observe` or `tier`, `tier` is not
+            of statistics, or `depth` is not positive; from the function returned: a pattern selects nothing.
         NotImplementedError: `reduce_axes` names something.
 
     Example:
@@ -135,11 +141,15 @@ def value_and_grad(  # noqa: PLR0917 - positional as in jax.value_and_grad
         raise NotImplementedError("JAX has withdrawn reduce_axes")
     if observe not in _OBSERVED:
         raise UsageError(f"observe is {observe!r}", hint=f"it is one of {', '.join(_OBSERVED)}")
+    if tier not in _TIERS:
+        raise UsageError(f"tier is {tier!r}", hint=f"it is one of {', '.join(_TIERS)}")
+    if tier == "full" and observe == "tensors":
+        raise UsageError("tier='full' is of statistics, and observe='tensors' keeps tensors", hint="leave out one")
     signature = Signature(argnums=indices(argnums), has_aux=has_aux, holomorphic=holomorphic, allow_int=allow_int)
     spec = CaptureSpec.of(select, exclude, families, depth)
     if families is not None:
         require_observable(spec.families)
-    return observing_value_and_grad(fun, signature, spec, observe)
+    return observing_value_and_grad(fun, signature, spec, "full" if tier == "full" else observe)
 
 
 def gradients(
@@ -243,7 +253,7 @@ def save(path: str | os.PathLike[str], what: Seen[Any] | Dump, *, force: bool = 
         return writer.commit(
             replace(
                 session.facts(),
-                tier="core" if what.watching.statistics else "full",
+                tier="core" if what.watching.plan.observe is core_statistics else "full",
                 provenance=machine_provenance(),
             )
         )

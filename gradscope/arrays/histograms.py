@@ -68,8 +68,12 @@ class MagnitudeHistogram:
 
     def at_most_power(self, limit: float) -> int:
         """Returns the exact number of magnitudes that are at most `limit`, a normal power of two."""
-        end = (math.frexp(limit)[1] - 1 + EXPONENT_BIAS) * BINS_PER_OCTAVE
-        return sum(self.counts[: max(end - self.first, 0)])
+        return sum(self.counts[: max(self.first_above(limit) - self.first, 0)])
+
+    @staticmethod
+    def first_above(limit: float) -> int:
+        """Returns the number of the first bin whose magnitudes are above `limit`, a normal power of two."""
+        return (math.frexp(limit)[1] - 1 + EXPONENT_BIAS) * BINS_PER_OCTAVE
 
     def at_rank(self, rank: int) -> float:
         """Returns the magnitude at a rank, with a relative error of at most 1/32.

@@ -20,15 +20,20 @@ from gradscope.instrument.observing_program import Observed, observing_program
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.planning import make_plan
 from gradscope.instrument.rewriting.core_statistics import core_statistics
-from gradscope.instrument.rewriting.histogram_counts import statistics_and_histogram
+from gradscope.instrument.rewriting.histogram_counts import full_statistics, statistics_and_histogram
 from gradscope.instrument.taps import Observer, full_tensor
 from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal
 from gradscope.tracing.tracer import Leaf, leaves_of, trace_function, variable_leaves
 
-#: What is kept of each value: core statistics, these with a histogram, or the value itself.
-Keep: TypeAlias = Literal["stats", "histograms", "tensors"]
+#: What is kept of each value: core statistics, those of the full tier, core ones with a histogram, or the value itself.
+Keep: TypeAlias = Literal["stats", "full", "histograms", "tensors"]
 OBSERVERS: Final[Mapping[Keep, Observer]] = MappingProxyType(
-    {"stats": core_statistics, "histograms": statistics_and_histogram, "tensors": full_tensor}
+    {
+        "stats": core_statistics,
+        "full": full_statistics,
+        "histograms": statistics_and_histogram,
+        "tensors": full_tensor,
+    }
 )
 
 

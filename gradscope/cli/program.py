@@ -157,13 +157,14 @@ def run(interrupts: Interrupts) -> int:
     try:
         return _program(requested or COMMANDS)(prog_name="gradscope", obj=interrupts, standalone_mode=False) or 0
     except _WrongCommandLine as error:
-        raise _translated(error) from error
+        raise _translated(error, " ".join(["gradscope", *requested])) from error
 
 
-def _translated(error: typer.BadParameter) -> UsageError:
+def _translated(error: typer.BadParameter, requested: str) -> UsageError:
     message = " ".join(error.format_message().split()).rstrip(".")
     message = _NO_NUMBER.sub(lambda _: f"is not {_accepted(error)}", message)
-    command = "gradscope" if error.ctx is None else error.ctx.command_path
+    # The error of an option without its argument has no context.
+    command = requested if error.ctx is None else error.ctx.command_path
     meant = _abbreviated(error)
     hint = f"'{command} --help' lists all options"
     return UsageError(

@@ -20,6 +20,7 @@ from gradscope.comparison.diagnosis.sentence import different_sentence, nothing_
 from gradscope.comparison.judging.rows import ComparisonRow, Status, Verdict
 from gradscope.comparison.metrics.example_spread import ExampleError
 from gradscope.comparison.pairing.matching import Match
+from gradscope.dump.manifest.json_text import with_nonfinite_strings
 from gradscope.dump.record import Json
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, FAMILIES, printable
 from gradscope.naming.small_chart import SmallChart
@@ -147,10 +148,10 @@ class Comparison:
         )
 
     def to_json(self) -> dict[str, Json]:
-        """Returns the comparison as JSON; infinities are floats, which `dump.manifest.json_text` writes as strings."""
+        """Returns the comparison as JSON, as `compare --json` prints it: NaN and infinities are strings."""
         first = self.first_divergence
         names = {"forward": first.forward, "backward": first.backward}
-        return {
+        facts: dict[str, Json] = {
             "schema": SCHEMA,
             "command": "compare",
             "verdict": self.verdict,
@@ -163,6 +164,7 @@ class Comparison:
             **({} if self.examples is None else {"examples": self.examples.to_json()}),
             **({"extent_differences": list(self.extent_differences)} if self.extent_differences else {}),
         }
+        return {name: with_nonfinite_strings(fact) for name, fact in facts.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

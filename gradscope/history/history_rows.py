@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gradscope import naming
 from gradscope.dump.record import Json
+from gradscope.history.database.schema import COUNTS
 from gradscope.history.value_histograms import ValueHistogram
+
+
+def known_numbers(columns: Mapping[str, float | int]) -> dict[str, Json]:
+    """Returns the columns of a history that are not NaN, which stands for no value; counts are whole numbers."""
+    known = {name: value for name, value in columns.items() if not math.isnan(value)}
+    return {name: int(value) if name in COUNTS else value for name, value in known.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

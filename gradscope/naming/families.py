@@ -53,6 +53,8 @@ MEANINGS: Final[Mapping[str, str]] = MappingProxyType(
         TENSOR: "a tensor of a file that gradscope did not write, under its own name",
     }
 )
+#: What the tensors of the families `slot/<name>` are.
+SLOT_MEANING: Final = "in a training step, a variable that the optimizer keeps for a parameter: `slot/mu`"
 FAMILIES: Final = tuple(MEANINGS)
 _KNOWN: Final = frozenset(FAMILIES)  # in which a family is found in a fifth of the time
 

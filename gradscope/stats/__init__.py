@@ -23,7 +23,7 @@ Findings:
   thresholds (`Thresholds`); of `findings/rules`, `value_rules` decides whether what is not finite is thrown away, and
   `batch_rules` names the large inputs that are no finding.
 
-Vocabulary: the *core tier* consists of the columns that a compiled step can compute, the *full tier* of all columns. A
+Vocabulary: the *core tier* consists of the columns that a compiled step computes, the *full tier* of all columns. A
 *finding* is a tensor that looks wrong, with the name of the rule and the number that triggered it.
 
 Why NumPy in blocks, and compiled loops as an extra only: NumPy installs everywhere. With blocks that fit in the cache,

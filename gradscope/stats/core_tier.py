@@ -1,9 +1,10 @@
-"""Makes the core tier of a tensor's statistics from the numbers that a compiled step has reduced on the device."""
+"""Makes a tensor's statistics, of the core tier or the full one, from the numbers that a compiled step has reduced."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gradscope.arrays.magnitudes import Magnitudes
 from gradscope.arrays.moments import Moments
 from gradscope.arrays.reductions import Extremes, NonFinite, Reduction
 from gradscope.stats.tensor_stats import TensorStats
@@ -26,6 +27,8 @@ class CoreNumbers:
         zeros: Number of zeros.
         nan: Number of NaNs.
         inf: Number of infinities of either sign.
+        neginf: Number of negative infinities; None in the core tier.
+        magnitudes: The reductions of magnitudes; None in the core tier.
     """
 
     finite: int
@@ -37,22 +40,25 @@ class CoreNumbers:
     zeros: int
     nan: int
     inf: int
+    neginf: int | None = None
+    magnitudes: Magnitudes | None = None
 
 
 def stats_from_core(shape: tuple[int, ...], dtype: str, numbers: CoreNumbers) -> TensorStats:
-    """Returns the core-tier statistics of a tensor that a compiled step has reduced.
+    """Returns the statistics of a tensor that a compiled step has reduced, of the tier of the reductions.
 
     Args:
         shape: The tensor's shape.
         dtype: The logical dtype's name.
         numbers: The reductions.
     """
-    reduction = Reduction(zeros=numbers.zeros, nonfinite=NonFinite(nan=numbers.nan, inf=numbers.inf, neginf=None))
-    if numbers.finite:
-        reduction += Reduction(
-            zeros=0,
-            nonfinite=NonFinite(nan=0, inf=0, neginf=None),
-            extremes=Extremes(low=numbers.minimum, high=numbers.maximum),
-            moments=Moments(count=numbers.finite, mean=numbers.mean, std=numbers.std, rms=numbers.rms),
-        )
+    extremes = Extremes(low=numbers.minimum, high=numbers.maximum)
+    moments = Moments(count=numbers.finite, mean=numbers.mean, std=numbers.std, rms=numbers.rms)
+    reduction = Reduction(
+        zeros=numbers.zeros,
+        nonfinite=NonFinite(nan=numbers.nan, inf=numbers.inf, neginf=numbers.neginf),
+        extremes=extremes if numbers.finite else None,
+        moments=moments if numbers.finite else None,
+        magnitudes=numbers.magnitudes,
+    )
     return TensorStats(shape=shape, dtype=dtype, reduction=reduction)

@@ -268,7 +268,7 @@ def tensor_stats(
 
     Args:
         array: Any shape, strides and NumPy or ml_dtypes dtype. Without a number dtype, there are only size and hash.
-        tier: `full`, or `core` for the columns that a compiled step can compute.
+        tier: `full`, or `core` for the columns that a compiled step computes without being asked for more.
         exact_quantiles: Whether to compute exact quantiles from a copy, as is done where there are subnormals of
             float64. Those of the histogram are within 1/32.
         hashed: Whether to compute the hash of the full tier, which takes as long as the others. Without it, another

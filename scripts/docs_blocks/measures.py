@@ -15,7 +15,7 @@ from gradscope.comparison.metrics.metrics import METRICS
 from gradscope.comparison.pairing.matching import PASSES
 from gradscope.dump.manifest.zero_reasons import ZERO_REASONS
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD
-from gradscope.naming.families import MEANINGS
+from gradscope.naming.families import MEANINGS, SLOT_MEANING
 from gradscope.stats import RULES, Thresholds
 from gradscope.stats.columns import Subject, columns_of
 from gradscope.stats.units import LIMITS, MARGIN
@@ -81,7 +81,7 @@ def tolerances_table() -> str:
 
 def families_table() -> str:
     rows = [(code(name), meaning) for name, meaning in MEANINGS.items()]
-    slots = (code("slot/<name>"), "in a training step, a variable that the optimizer keeps for a parameter: `slot/mu`")
+    slots = (code("slot/<name>"), SLOT_MEANING)
     return table(["family", "tensor"], [*rows[:-1], slots, rows[-1]])
 
 

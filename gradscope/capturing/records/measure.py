@@ -15,6 +15,7 @@ from gradscope.capturing.execution.observation import LocalShard
 from gradscope.capturing.records.pending_tensors import PendingTensor
 from gradscope.dump.record import Record, Shard
 from gradscope.instrument.rewriting.core_statistics import core_numbers
+from gradscope.instrument.rewriting.histogram_counts import has_full_tier, with_full_tier
 from gradscope.protocols import implements
 from gradscope.stats.core_tier import stats_from_core
 from gradscope.stats.power import Power, combined_power, power_of
@@ -146,7 +147,10 @@ class CoreReading:
     def measured(self, pending: PendingTensor) -> Measured:
         if pending.observation is None:
             return Measured(pending, pending.records, None)
-        numbers = core_numbers(pending.observation.full())
+        vector = pending.observation.full()
+        numbers = core_numbers(vector)
+        if has_full_tier(vector):
+            numbers = with_full_tier(numbers, vector)
         # The numbers are those of complete tensors in every process, and count once.
         power = Power(numbers.rms, numbers.finite) if jax.process_index() == 0 else None
         records = pending.records

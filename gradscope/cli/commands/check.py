@@ -24,7 +24,7 @@ def check(
             metavar="NUMBER",
             min=0.0,
             show_default=False,
-            help="The relative error that a derivative may have, such as that of an iterative solver.",
+            help="A relative error that a derivative may have in any case, such as that of an iterative solver.",
         ),
     ] = 0.0,
     allow: Annotated[

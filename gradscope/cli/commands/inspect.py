@@ -108,7 +108,7 @@ def inspect(
         print_plain(_graph_text(Graph.of_rows(model.name, query(rows)), file_format, norms) + "\n")
         return
     fetch = None if found.fragment is None else found.fragment.to_json()
-    overview = not (full or ops or sort is not None or selection_options.is_set)
+    overview = not (full or sort is not None or selection_options.is_set)
     report = inspection_report(
         target, arguments.batch_size, rows, found.totals, fetch=fetch, query=query, overview=overview
     )

@@ -27,7 +27,7 @@ def dumps(value: Json) -> str:
         return _ENCODER.encode(value)
     except ValueError:
         # The replacement walks the complete document in Python, and few documents need it.
-        return _ENCODER.encode(_without_nonfinite(value))
+        return _ENCODER.encode(with_nonfinite_strings(value))
 
 
 def loads(text: str | bytes | bytearray, *, place: Callable[[int], int] = int) -> Json:
@@ -70,6 +70,19 @@ def from_float(value: float) -> Json:
     return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
 
 
+def with_nonfinite_strings(value: Json) -> Json:
+    """Returns a value in which every NaN and infinity is a string."""
+    match value:
+        case dict():
+            return {name: with_nonfinite_strings(each) for name, each in value.items()}
+        case list():
+            return [with_nonfinite_strings(each) for each in value]
+        case float():
+            return from_float(value)
+        case _:
+            return value
+
+
 def as_float(value: Json) -> float:
     """Returns the float of a JSON value that is a number, "NaN", "Infinity" or "-Infinity".
 
@@ -86,18 +99,6 @@ def as_float(value: Json) -> float:
         return float(value)
     except OverflowError:
         raise DumpError(f"expected a number that a float64 can hold, found one of {len(str(value))} digits") from None
-
-
-def _without_nonfinite(value: Json) -> Json:
-    match value:
-        case dict():
-            return {name: _without_nonfinite(each) for name, each in value.items()}
-        case list():
-            return [_without_nonfinite(each) for each in value]
-        case float():
-            return from_float(value)
-        case _:
-            return value
 
 
 class _Names:

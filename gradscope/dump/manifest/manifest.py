@@ -16,7 +16,7 @@ from gradscope.naming.wording import counted
 SCHEMA: Final = 1
 MEMBER: Final = "__gradscope__.json"
 
-#: The statistics in a dump: *core* are those that a compiled step can compute, *full* are computed from the tensors.
+#: The statistics in a dump: *core* are those that a compiled step computes, *full* those of tensors, or on request.
 Tier: TypeAlias = Literal["core", "full"]
 
 

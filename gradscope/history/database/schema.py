@@ -65,6 +65,10 @@ NOISE: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "coupling": ("", "distance of the groups' mean gradient from the batch's, as a share of the latter's norm"),
     }
 )
+#: The columns that are whole numbers, also where a table of floats has them.
+COUNTS: Final = frozenset(
+    name for table in (STEPS, STATS, NOISE) for name, (unit, _) in table.items() if unit == "count"
+)
 #: What stands for all trained parameters together in place of the number of a tensor.
 ALL_PARAMETERS: Final = -1
 #: How the names of facts begin that state the options of a run; one that was not given has no fact.

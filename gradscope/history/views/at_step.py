@@ -8,14 +8,11 @@ from collections.abc import Mapping, Sequence
 from gradscope.dump.manifest.manifest import Entry, Manifest
 from gradscope.dump.record import Json, SiteFacts
 from gradscope.errors import UsageError
-from gradscope.history.database.schema import STATS
+from gradscope.history.database.schema import COUNTS, STATS
 from gradscope.history.history_reader import History
 from gradscope.history.history_rows import TensorRow
 from gradscope.history.run_folder import is_alarm_name
 from gradscope.naming import printable
-
-#: The statistics of a history that a dump has under the same names.
-_COUNTS = frozenset({"zeros", "nan", "inf"})
 
 
 def manifest_at(history: History, step: int) -> Manifest:
@@ -81,7 +78,7 @@ def not_recorded(history: History, step: int) -> UsageError:
 def _entry(tensor: TensorRow, number: int, stats: Mapping[str, float | int]) -> Entry:
     shape, dtype = tensor.shape or (), tensor.dtype or "float32"
     columns: dict[str, Json] = {"shape": list(shape), "dtype": dtype, "size": math.prod(shape)}
-    columns |= {name: int(stats[name]) if name in _COUNTS else stats[name] for name in STATS if name in stats}
+    columns |= {name: int(stats[name]) if name in COUNTS else stats[name] for name in STATS if name in stats}
     return Entry(
         family=tensor.family,
         name=tensor.name,

@@ -1,4 +1,4 @@
-"""Core statistics become columns, read from the vector that a step computed: 0-d arrays on the device."""
+"""Statistics become columns, read from the vector that a step computed: 0-d arrays on the device."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from jax.core import Tracer
 
 from gradscope.errors import UsageError
 from gradscope.instrument.rewriting.core_statistics import CORE_NUMBERS, core_numbers
+from gradscope.instrument.rewriting.histogram_counts import FULL_NUMBERS, has_full_tier
 from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.naming.summary import Cell, Summary
 
+_COLUMNS: Final = {**CORE_NUMBERS, **FULL_NUMBERS}
 #: The columns of `statistics_of`.
 _HISTORY_COLUMNS: Final = ("l2", "rms", "mean", "std", "amax", "zeros", "nan", "inf")
 
@@ -29,10 +31,11 @@ class CoreStatistics:
     """`CoreStatistics` are the statistics of one tensor, on the device: 0-d arrays, each computed when it is read.
 
     Moments and extremes are over the finite elements, and `finite`, `zeros`, `nan` and `inf` are counts. After `vmap`
-    and in a scan over steps, every array has the axes that these added.
+    and in a scan over steps, every array has the axes that these added. With `tier="full"` there are the columns of the
+    full tier, too, but for the hash; they are None in the core tier.
 
     Attributes:
-        vector: The vector that the step computed, see `instrument.rewriting.core_statistics`.
+        vector: The vector that the step computed, see `instrument.rewriting.core_statistics` and `histogram_counts`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -101,11 +104,67 @@ class CoreStatistics:
         """The number of infinities."""
         return CORE_NUMBERS["inf"](self.vector)
 
+    @property
+    def l1(self) -> jax.Array | None:
+        """The sum of the magnitudes; None in the core tier."""
+        return self._of_full_tier("l1")
+
+    @property
+    def amin_nz(self) -> jax.Array | None:
+        """The smallest magnitude that is not zero; None in the core tier."""
+        return self._of_full_tier("amin_nz")
+
+    @property
+    def posinf(self) -> jax.Array | None:
+        """The number of positive infinities; None in the core tier."""
+        return self._of_full_tier("posinf")
+
+    @property
+    def neginf(self) -> jax.Array | None:
+        """The number of negative infinities; None in the core tier."""
+        return self._of_full_tier("neginf")
+
+    @property
+    def subnormal(self) -> jax.Array | None:
+        """The number of subnormal elements; None in the core tier."""
+        return self._of_full_tier("subnormal")
+
+    @property
+    def dynrange(self) -> jax.Array | None:
+        """The powers of two between the smallest and the largest magnitude; None in the core tier."""
+        return self._of_full_tier("dynrange")
+
+    @property
+    def p1(self) -> jax.Array | None:
+        """The first percentile of the magnitudes, within 1/32; None in the core tier."""
+        return self._of_full_tier("p1")
+
+    @property
+    def p50(self) -> jax.Array | None:
+        """The median of the magnitudes, within 1/32; None in the core tier."""
+        return self._of_full_tier("p50")
+
+    @property
+    def p99(self) -> jax.Array | None:
+        """The 99th percentile of the magnitudes, within 1/32; None in the core tier."""
+        return self._of_full_tier("p99")
+
+    @property
+    def underflow(self) -> Mapping[str, jax.Array]:
+        """The shares of non-zero elements that round to zero in narrower types, by type; empty in the core tier."""
+        columns = [name for name in FULL_NUMBERS if name.startswith("underflow@")]
+        shares = {name.partition("@")[2]: self._of_full_tier(name) for name in columns}
+        return {name: share for name, share in shares.items() if share is not None}
+
+    def _of_full_tier(self, column: str) -> jax.Array | None:
+        return FULL_NUMBERS[column](self.vector) if has_full_tier(self.vector) else None
+
     def summary(self) -> Summary:
         """Returns the columns; numbers only where the step has run, which this then waits for."""
-        numbers = _numbers(self, tuple(CORE_NUMBERS))
+        columns = (*CORE_NUMBERS, *(FULL_NUMBERS if has_full_tier(self.vector) else ()))
+        numbers = _numbers(self, columns)
         line = f"of one tensor, {jax.typeof(self.vector).str_short()}" if numbers is None else _line(self)
-        rows = () if numbers is None else tuple(zip(CORE_NUMBERS, numbers, strict=True))
+        rows = () if numbers is None else tuple(zip(columns, numbers, strict=True))
         return Summary(line=line, headings=("column", "value") if rows else (), rows=rows)
 
     def __repr__(self) -> str:
@@ -176,4 +235,4 @@ def _numbers(statistics: CoreStatistics, names: tuple[str, ...]) -> tuple[float,
     if isinstance(vector, Tracer) or np.ndim(vector) != 1:
         return None
     host = np.asarray(vector)
-    return tuple(float(CORE_NUMBERS[name](host)) for name in names)
+    return tuple(float(_COLUMNS[name](host)) for name in names)

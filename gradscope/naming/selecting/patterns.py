@@ -40,7 +40,7 @@ class Pattern:
         try:
             return cls(spelling, BoundedRegex(spelling[3:]))
         except re.error as error:
-            raise UsageError(f"{spelling!r} is not a regular expression: {error}") from error
+            raise UsageError(f"{spelling[3:]!r} is not a regular expression: {error}") from error
 
     @property
     def is_name(self) -> bool:

@@ -62,7 +62,7 @@ def functions_model(name: str, holder: Any, label: str, request: Request) -> Mod
     set_options = [option for option, value in (("--input", request.inputs), ("--loss", request.loss)) if value]
     if set_options:
         raise UsageError(
-            f"{' and '.join(set_options)} describe a framework's module, and {name} has its own batch and loss",
+            f"a framework's module takes {' and '.join(set_options)}, and {name} has its own batch and loss",
             hint="leave them out, or name the module itself",
         )
     return Model(

@@ -52,6 +52,16 @@ def test_low_precision_is_noise_and_another_model_is_not(dumps: Path, folder: Pa
     assert first["noise"] > 1e3
 
 
+def test_it_states_the_target_and_a_dump_of_that_does_not_replace_it(folder: Path) -> None:
+    with open_dump(folder / "ref.npz") as ref:
+        assert ref.manifest.provenance["target"] == "model.py"
+    (folder / "model.npz").write_bytes((folder / "ref.npz").read_bytes())
+    refused = gradscope("dump", "model.py", folder=folder)
+    assert (refused.status, refused.lines[0]) == (
+        2, "gradscope: error: model.npz exists, and is a calibrated reference",
+    )  # fmt: skip
+
+
 def test_an_existing_reference_stays_unless_force_is_given(folder: Path) -> None:
     refused = gradscope("calibrate", "model.py", "-o", "ref.npz", folder=folder)
     assert (refused.status, refused.lines[0]) == (2, "gradscope: error: ref.npz exists")

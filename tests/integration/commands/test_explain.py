@@ -96,7 +96,7 @@ def test_every_label_and_heading_of_a_report_is_explained() -> None:
 SAID = {
     "made anew": "error is made anew at", "absent": "is absent", "not counted": 'label="not counted"',
     "joined": '"joined"', "added up": '"added up"', "made here": ", made here", "before LAYER": "before {layer}",
-    "follow from that": "'follow'} from that",
+    "follow from that": "'follow'} from that", "backward only": '"Backward only', "captured": " captured",
 }  # fmt: skip
 
 
@@ -121,6 +121,11 @@ def test_a_name_may_have_another_case_or_a_type(tmp_path: Path) -> None:
 @pytest.mark.parametrize("written", ["learning rate", "learning-rate", "Learning_Rate"])
 def test_a_name_may_have_spaces_or_hyphens(written: str) -> None:
     assert [each.name for each in explanation_report(written).explanations] == ["learning_rate"]
+
+
+@pytest.mark.parametrize("key", ["slot", "slot/mu", "slot/mu/dense/kernel"])
+def test_the_family_of_a_key_is_explained(key: str) -> None:
+    assert [(each.kind, each.name) for each in explanation_report(key).explanations] == [("family", "slot")]
 
 
 @pytest.mark.parametrize("word", [*MAY_BE_MEANT, *LEARNING_WORDS])

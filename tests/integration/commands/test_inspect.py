@@ -82,6 +82,9 @@ def test_a_terminal_shows_one_screen_whose_lines_add_up(tmp_path: Path) -> None:
         assert counts == {"block[10..39]": 30 * (2 + 2 * 2), "loss": 0}
         assert re.search(r"^parameters +180 ", shown, re.MULTILINE)
         assert "gradscope inspect deep.py --full" in " ".join(shown.split())
+        operations = in_terminal("inspect", "deep.py", "--ops", folder=tmp_path, columns=columns, LINES=str(height))
+        assert "Block by block" in operations.plain
+        assert len(operations.plain.splitlines()) < min(height, 41)
     for options in ("--full", "--select block*"):
         complete = in_terminal("inspect", "deep.py", *options.split(), folder=tmp_path, columns=160).plain
         assert complete.count("inner") + complete.count("block") >= 60

@@ -135,7 +135,7 @@ def test_the_help_of_dump_begins_with_five_examples(tmp_path: Path) -> None:
         ("compare a.npz b.npz --rtol small", "invalid value for '--rtol': 'small' is not a number of at least 0"),
         ("dump mlp --input float32", "'float32' does not describe an input"),
         ("dump mlp --input f32[8]", "'f32[8]': there is no dtype 'f32'"),
-        ("dump mlp --input float32[8]", "--input describe a framework's module, and mlp has its own batch and loss"),
+        ("dump mlp --input float32[8]", "a framework's module takes --input, and mlp has its own batch and loss"),
         ("dump mlp --loss cross", "invalid value for '--loss'"),
         ("dump mlp --eval", "the loss of mlp does not distinguish training from evaluation"),
         ("dump mlp --dtype int8", "invalid value for '--dtype'"),
@@ -151,7 +151,7 @@ def test_the_help_of_dump_begins_with_five_examples(tmp_path: Path) -> None:
         ("show a.npz --families ,", "the list of family names is empty"),
         ("show a.npz --check nope", "there is no finding 'nope'"),
         ("show a.npz --check ''", "the list of finding names is empty"),
-        ("show a.npz --select re:(", "'re:(' is not a regular expression"),
+        ("show a.npz --select re:(", "'(' is not a regular expression"),
         ("dump mlp --dtype float64", "--dtype float64 without --x64 would compute in float32"),
     ],
 )
@@ -163,6 +163,11 @@ def test_a_wrong_command_line_is_reported_in_a_line_and_a_hint(tmp_path: Path, l
         assert done.lines[0].startswith(f"gradscope: error: {says}")
         assert all(line.startswith("hint: ") for line in done.lines[1:])
         assert len(done.lines) <= 2
+
+
+@pytest.mark.parametrize("line", ["dump mlp --seed", "dump mlp --nonsense", "dump"])
+def test_a_wrong_command_line_names_the_help_of_its_command(tmp_path: Path, line: str) -> None:
+    assert "'gradscope dump --help' lists all options" in gradscope(*line.split(), folder=tmp_path).errors
 
 
 #: What a process has imported after each of the lines that it is given, as JSON.

@@ -117,6 +117,7 @@ def test_tolerances_are_those_of_a_comparison_of_dumps(tmp_path: Path) -> None:
     assert by_default["param/w"] == by_default["activation/one"] == "different"  # 1e-4
     assert by_default["param_grad/w"] == by_default["update/w"] == "same"  # 5e-4
     line = ("compare", one, other, "--tol")
+    assert {row.tolerance for row in compared(one, other).rows} == {1e-4, 5e-4}
     assert gradscope(*line, "3e-4", folder=tmp_path).status == 0
     assert gradscope(*line, "update.*=rel_l2 < 1e-4", "--select", "update/*", folder=tmp_path).status == 1
     assert gradscope("compare", one, one, "--bitwise", folder=tmp_path).status == 0

@@ -19,6 +19,7 @@ import pytest
 
 import gradscope as gs
 from gradscope.errors import UsageError
+from gradscope.history.database.schema import COUNTS
 from gradscope.history.history_rows import Alarm, StepRecord
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import RunFolder
@@ -76,6 +77,10 @@ def test_show_has_trends_steps_and_tensors(run: Path) -> None:
     assert [row["step"] for row in tensor["rows"]] == list(STEPS)
     loss = gradscope("show", run, "--tensor", "loss", "--json", folder=run).json
     assert [(row["step"], row.get("loss")) for row in loss["rows"]] == [(0, 4.0), (10, 3.0), (20, None), (29, 1.1)]
+    watched = gradscope("watch", run, "--json", folder=run).json
+    assert None not in watched.values()
+    for counts in (watched, tensor["rows"][0]):
+        assert {type(value) for name, value in counts.items() if name in COUNTS} == {int}
     text = gradscope("show", run, folder=run).output
     assert "at step 20 param_grad/w has 2 NaN; the state before it and its batch are in alarm-000020" in text
     assert "4.00 to 1.10" in text

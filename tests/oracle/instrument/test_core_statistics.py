@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import gradscope as gs
 from gradscope.instrument.rewriting import core_statistics as core
 from gradscope.instrument.rewriting.core_statistics import CORE_NUMBERS, core_numbers, core_statistics
-from gradscope.instrument.rewriting.histogram_counts import statistics_and_histogram
+from gradscope.instrument.rewriting.histogram_counts import full_statistics, statistics_and_histogram
 
 PLACES = {"host": core._on_host, "device": core._on_device}
 SHAPES = [(), (1,), (7,), (3, 1500), (2, 3, 4), (0,), (2, 0)]
@@ -122,7 +122,7 @@ def test_it_can_be_vmapped():
     np.testing.assert_allclose(CORE_NUMBERS["l2"](vectors), np.linalg.norm(values, axis=1), rtol=1e-5)
 
 
-@pytest.mark.parametrize("observer", [core_statistics, statistics_and_histogram])
+@pytest.mark.parametrize("observer", [core_statistics, full_statistics, statistics_and_histogram])
 @pytest.mark.parametrize("spec", [("data",), (None, "data")])
 def test_the_axes_of_a_tensor_may_be_split_explicitly(observer, spec):
     """Each operation on such a tensor has to state how its result is split; JAX checks that when it traces."""

@@ -47,6 +47,7 @@ def calibrate(
     from gradscope.cli.running.terminal.progress import Progress
     from gradscope.cli.standard_streams import stdout_to_stderr
     from gradscope.comparison.judging.limits.noise import LOW_PRECISION_NOISE
+    from gradscope.dump.manifest.provenance import without_folder
     from gradscope.dump.storage.writing.read_files import reads_remembered
     from gradscope.dump.writer import DumpWriter
     from gradscope.instrument.query.capture_spec import EVERYTHING, CaptureSpec
@@ -65,7 +66,8 @@ def calibrate(
         dtypes = [dtype for dtype in LOW_PRECISION_NOISE if model_options.x64 or dtype != "float32"]
         lower = {dtype: model_options.arguments(model, dtype=dtype) for dtype in dtypes}
         with writer, reads_remembered():
-            dump_request = DumpRequest(spec=spec, facts=model_options.facts(arguments), explain=False)
+            facts = {"target": without_folder(target), **model_options.facts(arguments)}
+            dump_request = DumpRequest(spec=spec, facts=facts, explain=False)
             found = calibrated(model, arguments, lower, dump_request, Timings(progress.phase))
             found.write_to(writer)
     for line in _summary(output, found):

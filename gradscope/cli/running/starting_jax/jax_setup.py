@@ -20,6 +20,9 @@ from gradscope.cli.running.starting_jax.joining import join_processes
 from gradscope.cli.running.starting_jax.kept_programs import keep_programs, load_named_programs
 from gradscope.errors import MachineError, UsageError
 
+#: What the loader of shared objects says where there is no memory for one.
+_LACK_OF_MEMORY: Final = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
+
 
 def backend_ready() -> None:
     """Imports JAX and starts its backend.
@@ -46,10 +49,12 @@ def imported_jax() -> Any:
     try:
         import jax
     except (ImportError, RuntimeError, AttributeError) as error:  # what mismatched versions raise
+        too_large = any(words in str(error) for words in _LACK_OF_MEMORY)
         raise MachineError(
             f"JAX cannot be imported ({_versions()}): {error}",
-            hint="reinstall the pair: pip install --upgrade jax jaxlib",
-        ) from error
+            hint="allow this process more memory (ulimit -v)" if too_large
+            else "reinstall the pair: pip install --upgrade jax jaxlib",
+        ) from error  # fmt: skip
     except ValueError as error:
         raise MachineError(f"JAX refuses its settings: {error}", hint="correct the variable, or unset it") from error
     return jax

@@ -45,8 +45,8 @@ def _number(value: float | None) -> str:
 
 
 def _within(row: RunRow) -> str:
-    return f" ({_tolerance(row).removeprefix(', ')})" if row.tolerance else ""
+    return "" if row.tolerance is None else f" (tolerance {row.tolerance})"
 
 
 def _tolerance(row: RunRow) -> str:
-    return f", tolerance {row.tolerance}" if row.tolerance else ""
+    return "" if row.tolerance is None else f", tolerance {row.tolerance}"

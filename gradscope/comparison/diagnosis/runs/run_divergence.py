@@ -31,6 +31,7 @@ from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.rows import Verdict
 from gradscope.comparison.judging.tolerance_rules import Tolerance
 from gradscope.comparison.metrics.bounds import least_rel_l2
+from gradscope.dump.manifest.json_text import with_nonfinite_strings
 from gradscope.dump.record import Json
 from gradscope.errors import UsageError
 from gradscope.history.history_reader import History
@@ -117,7 +118,7 @@ class RunDivergence:
         return f"{agreeing} step {self.first_step} differs, first in the {first.stage}: {difference_of(first)}."
 
     def to_json(self) -> dict[str, Json]:
-        """Returns the comparison as JSON; infinities are floats, which `dump.manifest.json_text` writes as strings."""
+        """Returns the comparison as JSON, as `compare --json` prints it: NaN and infinities are strings."""
         first = self.first
         facts: dict[str, Json] = {
             "schema": SCHEMA,
@@ -135,7 +136,7 @@ class RunDivergence:
             "rows": [row.to_json() for row in self.rows],
             "provenance_differences": [dict(difference) for difference in self.provenance_differences],
         }  # fmt: skip
-        return {name: fact for name, fact in facts.items() if fact is not None}
+        return {name: with_nonfinite_strings(fact) for name, fact in facts.items() if fact is not None}
 
 
 def compare_runs(ref: History, cand: History, options: CompareOptions) -> RunDivergence:
@@ -235,7 +236,7 @@ class _Judge:
         rounding = "" if same or tolerance is None else self._rounding.explains(tensor, ref, cand)
         return RunRow(
             name=tensor.name, family=tensor.family, status="same" if same or rounding else "different", bound=least,
-            tolerance="" if tolerance is None else tolerance.spelling, ref=ref.get("l2"), cand=cand.get("l2"),
+            tolerance=_judged_by(tolerance), ref=ref.get("l2"), cand=cand.get("l2"),
             rounding=rounding,
         )  # fmt: skip
 
@@ -249,7 +250,7 @@ class _Judge:
         same = least == 0 if tolerance is None else _admits(tolerance, least)
         return RunRow(
             name=name, family=STEP, status="same" if same else "different", bound=least,
-            tolerance="" if tolerance is None else tolerance.spelling,
+            tolerance=_judged_by(tolerance),
             ref=None if math.isnan(ref) else ref, cand=None if math.isnan(cand) else cand,
         )  # fmt: skip
 
@@ -273,6 +274,12 @@ def _of_one_step(stats: Mapping[str, Json]) -> dict[str, Json]:
 
 def _values(stats: Mapping[str, Json]) -> _Values:
     return frozenset(_of_one_step(stats).items())
+
+
+def _judged_by(tolerance: Tolerance | None) -> float | str | None:
+    if tolerance is None:
+        return None
+    return tolerance.spelling if tolerance.rel_l2 is None else tolerance.rel_l2
 
 
 def _admits(tolerance: Tolerance, least: float) -> bool:

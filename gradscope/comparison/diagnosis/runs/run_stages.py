@@ -47,7 +47,8 @@ class RunRow:
         status: `same` as far as statistics tell, `different`, `missing` (in the reference only), or `extra`.
         counts: Whether it counts in the verdict; False where it may be missing.
         bound: The least `rel_l2` that it can have; None for one that only one run has.
-        tolerance: The tolerance that it was judged by, as written; "" where everything has to be equal.
+        tolerance: What it was judged by, the largest `rel_l2` or the rule as written; None where everything has to be
+            equal.
         ref: The reference's l2 norm, or the number; None where there is none.
         cand: The candidate's, likewise.
         rounding: The parameter whose gradient is zero but for rounding, which makes all the difference; "" for none.
@@ -58,7 +59,7 @@ class RunRow:
     status: Status
     counts: bool = True
     bound: float | None = None
-    tolerance: str = ""
+    tolerance: float | str | None = None
     ref: float | None = None
     cand: float | None = None
     rounding: str = ""
@@ -82,7 +83,7 @@ class RunRow:
         """Returns its fields; those that do not apply are left out."""
         facts: dict[str, Json] = {
             "name": self.name, "family": self.family, "stage": self.stage, "status": self.status,
-            "rel_l2_at_least": self.bound, "tolerance": self.tolerance or None, "ref": self.ref, "cand": self.cand,
+            "rel_l2_at_least": self.bound, "tolerance": self.tolerance, "ref": self.ref, "cand": self.cand,
             "rounding": self.rounding or None,
         }  # fmt: skip
         return {name: fact for name, fact in facts.items() if fact is not None}

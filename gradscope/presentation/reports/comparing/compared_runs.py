@@ -130,4 +130,5 @@ def _how_many(differing: Sequence[RunRow], total: int) -> str:
 
 
 def _cells(row: RunRow) -> tuple[float | str | None, ...]:
-    return row.bound, row.tolerance or None, row.ref, row.cand
+    judged_by = None if row.tolerance is None else str(row.tolerance)
+    return row.bound, judged_by, row.ref, row.cand

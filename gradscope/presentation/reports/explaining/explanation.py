@@ -30,7 +30,7 @@ from gradscope.history.database.schema import NOISE, STATS, STEPS
 from gradscope.history.tensor_trends import TRENDS
 from gradscope.history.views.learning import LEARNING_WORDS
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD
-from gradscope.naming.families import MEANINGS
+from gradscope.naming.families import MEANINGS, SLOT_MEANING, SLOT_PREFIX
 from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.presentation.render.document import Document, Note, Notes
 from gradscope.presentation.render.screen import Screen
@@ -108,7 +108,7 @@ class ExplanationReport:
 
 
 _MEANINGS: Final = (
-    ("family", MEANINGS),
+    ("family", {**MEANINGS, SLOT_PREFIX: SLOT_MEANING}),
     ("status", STATUSES),
     ("pass", PASSES),
     ("verdict", COMPARISON_VERDICTS),
@@ -116,6 +116,8 @@ _MEANINGS: Final = (
     ("proof", PROOF_VERDICTS),
     ("outcome", OUTCOMES),
 )
+#: What a column of the full tier says of it.
+_FULL_TIER: Final = "full: inside a compiled step on request, value_and_grad(loss, tier='full')"
 #: The dtypes whose default tolerances are shown.
 _DTYPES: Final = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn")
 
@@ -147,6 +149,8 @@ def explained_names() -> tuple[str, ...]:
 
 def _is_called(explanation: Explanation, name: str) -> bool:
     requested, known = _spelled(name), _spelled(explanation.name)
+    if explanation.kind == "family" and requested.startswith(f"{known}/"):  # a key
+        return True
     known = known.removesuffix(" layer") if explanation.kind == "word" and requested != known else known
     return requested == known or base_of(requested) == base_of(known) != known or requested == base_of(known)
 
@@ -230,7 +234,7 @@ def _of_column(column: ColumnSpec) -> dict[str, str]:
         "what": column.sentence,
         "unit": column.unit,
         "of": ", ".join(column.families),
-        "tier": "" if column.tier == "core" else "full: not computed inside a compiled step",
+        "tier": "" if column.tier == "core" else _FULL_TIER,
         "use": f"gradscope show DUMP --sort -{column.name}" if _has_order(column) else "",
     }
 

@@ -200,7 +200,7 @@ _EXPLANATION: Final = {
     "formula": "How it is computed",
     "unit": "Its unit",
     "of": "What has it, such as families, dtypes or an object of JSON",
-    "tier": "That it is not computed inside a compiled step",
+    "tier": "That a compiled step computes it on request only",
     "threshold": "The numbers that it is judged by",
     "do": "What to do",
     "use": "An option or a command that takes it",

@@ -14,6 +14,8 @@ _LABELS: Final = {
     "repair": "What is likely to mend the first finding, or the operation at which a NaN or an infinity began",
     "origin": "The operation that made the first NaN or infinity, with its line and its operands",
     "tensors": "How many tensors were captured, and how many were not, by reason",
+    "captured": "How many tensors the dump has, in the ledger; the other numbers there are those of tensors that it "
+    "lacks, by reason",
     "gradients": "What gradients are of where that is not the loss, and which values count as constant",
     "fed": "The values that were given in place of those that the model computes (--feed)",
     "frozen": "The parameters of a JAX model that the loss keeps constant on purpose: by a stop_gradient of their own, "
@@ -126,6 +128,8 @@ _OF_COMPARISONS: Final = {
     "joined": "Two or more tensors of one dump, side by side along an axis, are one tensor of the other, as a packed "
     "projection of query, key and value",
     "before LAYER": "The code between what a layer reads and the layer, which no layer has: it is run apart",
+    "backward only": "The forward passes of two dumps agree and their backward passes do not: the error is in a "
+    "derivative, at the layer that is named",
     "absent": "The gradient does not exist: no path leads from the value to the loss, or each is cut off; one that is "
     "zero exists",
 }

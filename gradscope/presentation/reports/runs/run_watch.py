@@ -14,7 +14,7 @@ import numpy as np
 from gradscope import naming
 from gradscope.dump.record import Json
 from gradscope.history.history_reader import History
-from gradscope.history.history_rows import Alarm, LossFault, TensorRow
+from gradscope.history.history_rows import Alarm, LossFault, TensorRow, known_numbers
 from gradscope.history.views.learning import stated_faults
 from gradscope.presentation.render.document import Document, Note, Notes, fitted
 from gradscope.presentation.render.screen import BAD, Screen
@@ -132,9 +132,9 @@ class WatchReport:
             "schema": SCHEMA,
             "command": "watch",
             "run": self.path,
-            **{name: value for name, value in last.items() if not math.isnan(value)},
-            "noise": {name: value for name, value in noise.items() if not math.isnan(value)} or None,
-            "faults": [fault.to_json() for fault in self.faults] or None,
+            **known_numbers(last),
+            **({"noise": known_numbers(noise)} if noise else {}),
+            **({"faults": [fault.to_json() for fault in self.faults]} if self.faults else {}),
             "alarms": [alarm_json(alarm) for alarm in self.alarms],
             "rows": list(self.rows()),
         }

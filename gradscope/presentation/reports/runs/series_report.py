@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ import numpy as np
 from gradscope.dump.record import Json
 from gradscope.errors import MissingKeyError
 from gradscope.history.history_reader import History
+from gradscope.history.history_rows import known_numbers
 from gradscope.history.value_histograms import ValueHistogram
 from gradscope.presentation.render.document import Document, Note, Notes
 from gradscope.presentation.render.screen import Screen
@@ -46,9 +46,7 @@ class RunTensorReport:
     def rows(self) -> list[dict[str, Json]]:
         """Returns a row for each step: its number, and the statistics that are known."""
         found = zip(*(values.tolist() for values in self.stats.values()), strict=True)
-        return [
-            {name: value for name, value in zip(self.stats, row, strict=True) if not math.isnan(value)} for row in found
-        ]
+        return [known_numbers(dict(zip(self.stats, row, strict=True))) for row in found]
 
     def to_json(self) -> dict[str, Json]:
         """Returns the tensor's key, the rows, and the histograms, where there are any."""

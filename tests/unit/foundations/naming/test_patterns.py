@@ -58,7 +58,7 @@ def test_a_pattern_that_selects_nothing_is_refused_with_what_was_probably_meant(
 
 
 def test_an_invalid_expression_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"'re:\(' is not a regular expression"):
+    with pytest.raises(UsageError, match=r"'\(' is not a regular expression"):
         Selection.parse(["re:("])
 
 

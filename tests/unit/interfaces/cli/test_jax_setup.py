@@ -17,13 +17,14 @@ try:
     print("ready")
 except MachineError as error:
     print(error)
+    print(error.hint)
 """
 
 
 def outcome(folder: Path, **environment: str) -> str:
     """What a fresh interpreter says about its backend; it imports from `folder` first."""
     command = [sys.executable, "-c", PROGRAM]
-    variables = {**os.environ, **environment}
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"} | environment
     return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=True).stdout
 
 
@@ -51,3 +52,8 @@ def test_versions_that_do_not_fit_are_named(tmp_path: Path, raised: str, message
     said = outcome(tmp_path)
     assert said.startswith("JAX cannot be imported (Python 3.")
     assert message in said
+
+
+def test_a_lack_of_memory_is_no_reason_to_install_anything(tmp_path: Path) -> None:
+    (tmp_path / "jax.py").write_text("raise ImportError('libjax.so: failed to map segment from shared object')")
+    assert outcome(tmp_path).splitlines()[1] == "allow this process more memory (ulimit -v)"

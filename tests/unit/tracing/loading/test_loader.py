@@ -332,8 +332,8 @@ def test_a_loss_with_modes_runs_in_the_requested_one() -> None:
     ("request_", "message"),
     [
         (Request(train=False), "the loss of net does not distinguish training from evaluation"),
-        (Request(loss="mse"), "--loss describe a framework's module, and net has its own batch and loss"),
-        (Request(loss="sum", inputs=(parse_input("int8[1]"),)), "--input and --loss describe a framework's module, "),
+        (Request(loss="mse"), "a framework's module takes --loss, and net has its own batch and loss"),
+        (Request(loss="sum", inputs=(parse_input("int8[1]"),)), "a framework's module takes --input and --loss, "),
     ],
 )
 def test_what_only_modules_take_is_refused_for_functions(request_: Request, message: str) -> None:
