@@ -277,9 +277,8 @@ def _values(stats: Mapping[str, Json]) -> _Values:
 
 
 def _judged_by(tolerance: Tolerance | None) -> float | str | None:
-    if tolerance is None:
-        return None
-    return tolerance.spelling if tolerance.rel_l2 is None else tolerance.rel_l2
+    limit = None if tolerance is None else tolerance.rel_l2
+    return limit if limit is not None or tolerance is None else tolerance.spelling or None
 
 
 def _admits(tolerance: Tolerance, least: float) -> bool:
