@@ -101,10 +101,11 @@ def _position(entry: Entry) -> int:
 
 
 def _line(label: str, family: str, names: Sequence[str], dump: Measured, keys: Keys) -> list[Json]:
-    found = {naming.key_of(entry.family, entry.name): entry.stats["rms"] for entry in dump.manifest.entries
-             if "rms" in entry.stats}  # fmt: skip
     tensors = [naming.key_of(family, name) for name in names]
     own = [dump.counterparts.get(key, key) for key in tensors]
+    shown = {*own}
+    keyed = ((naming.key_of(entry.family, entry.name), entry) for entry in dump.manifest.entries)
+    found = {key: entry.stats["rms"] for key, entry in keyed if key in shown and "rms" in entry.stats}
     if not any(key in found for key in own):
         return []
     values: list[Json] = [rounded(as_float(found[key])) if key in found else None for key in own]
