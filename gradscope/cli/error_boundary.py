@@ -20,6 +20,7 @@ from typing import Final
 
 from gradscope.errors import GradscopeError, MachineError, ModelError, UsageError
 from gradscope.naming import printable
+from gradscope.naming.printable import without_middle
 
 #: Exit statuses that no `GradscopeError` has. A shell reports SIGINT as 130 and SIGPIPE as 141.
 BUG: Final = 70
@@ -31,6 +32,9 @@ _ENVIRONMENT: Final = frozenset(
     {errno.EACCES, errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
      errno.ENOSPC, errno.EPERM, errno.EROFS}
 )  # fmt: skip
+
+#: The longest line of a message, in characters: names in a file may have any number, and a message has several.
+_LONGEST_LINE: Final = 4_000
 
 #: How Python says that the system gives the process no more threads.
 _NO_THREAD: Final = "can't start new thread"
@@ -87,7 +91,8 @@ def _release_output() -> None:
 
 def _report(failure: BaseException, arguments: Sequence[str]) -> int:
     """Reports a failure on standard error and returns its exit status."""
-    status, lines = _verdict(failure, arguments)
+    status, found = _verdict(failure, arguments)
+    lines = [without_middle(printable(line), _LONGEST_LINE) for line in found]
     if "--traceback" in arguments:
         lines = [*"".join(traceback.format_exception(failure)).splitlines(), *lines]
     if sys.stderr is not None:

@@ -25,6 +25,14 @@ def printable(name: str) -> str:
     return "".join(_escaped(char) if unicodedata.category(char) in _UNSAFE else char for char in name)
 
 
+def without_middle(text: str, longest: int) -> str:
+    """Returns a text of about `longest` characters at most, without its middle where it is longer."""
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]} ... {len(text) - 2 * half:,} characters ... {text[-half:]}"
+
+
 def spreadsheet_text(text: str) -> str:
     """Returns a text as `printable` shows it, after an apostrophe where a spreadsheet would take it for a formula.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import cast
 
 from gradscope.arrays.histograms import BINS, MagnitudeHistogram
 from gradscope.arrays.magnitudes import Magnitudes
@@ -86,11 +87,16 @@ def _magnitudes(columns: Mapping[str, Json]) -> Magnitudes:
         total=number(columns, "l1") or 0.0,
         smallest=math.inf if smallest is None else smallest,
         subnormal=_count(columns, "subnormal"),
-        histogram=_histogram(columns["histogram"]),
+        histogram=histogram_of(columns["histogram"]),
     )
 
 
-def _histogram(value: Json) -> MagnitudeHistogram:
+def histogram_of(value: Json) -> MagnitudeHistogram:
+    """Returns the histogram that a column has.
+
+    Raises:
+        DumpError: It is none.
+    """
     if not isinstance(value, dict):
         raise DumpError(f"expected a histogram, found {type(value).__name__}")
     histogram = MagnitudeHistogram(_count(value, "first"), _counts(value, "counts"))
@@ -115,6 +121,8 @@ def _counts(columns: Mapping[str, Json], name: str) -> tuple[int, ...]:
     value = field(columns, name)
     if not isinstance(value, list):
         raise DumpError(f"expected a list of counts for {name}, found {type(value).__name__}")
+    if {*map(type, value)} == {int} and min(cast("list[int]", value)) >= 0:  # in a tenth of the time of one by one
+        return tuple(cast("list[int]", value))
     return tuple(_as_count(each, name) for each in value)
 
 

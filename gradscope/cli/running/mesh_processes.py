@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,8 @@ from dataclasses import fields
 from typing import Any, Final, get_type_hints
 
 from gradscope.cli.interrupts import Interrupts
+from gradscope.errors import MachineError
+from gradscope.naming.wording import counted
 
 #: The flag of XLA that JAX_NUM_CPU_DEVICES contradicts.
 _XLA_COUNT: Final = re.compile(r"--xla_force_host_platform_device_count=\S*")
@@ -33,6 +36,9 @@ def run_on(count: int, arguments: Sequence[str], interrupts: Interrupts) -> int:
 
     Returns:
         The exit status.
+
+    Raises:
+        MachineError: A signal ended that process.
     """
     command = [sys.executable, "-m", "gradscope", *arguments]
     # In a session of its own, because a terminal sends Ctrl-C to all processes of one.
@@ -41,7 +47,12 @@ def run_on(count: int, arguments: Sequence[str], interrupts: Interrupts) -> int:
     ) as process:
         interrupts.on_interrupt(process.terminate)
         status = process.wait()
-    return 128 - status if status < 0 else status
+    if status < 0:  # no shell says of it what it says of a command
+        raise MachineError(
+            f"the process on {counted(count, 'device')} was ended by {signal.Signals(-status).name}",
+            hint="SIGKILL ends a process when memory runs out, too: request fewer devices, or a smaller batch",
+        )
+    return status
 
 
 def _environment(count: int) -> dict[str, str]:

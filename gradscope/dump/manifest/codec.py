@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 from gradscope.dump.manifest.entries.entry_fields import REASONS, read_entry
 from gradscope.dump.manifest.entries.manifest_text import ItemReader, read_text
 from gradscope.dump.manifest.entries.packed_statistics import MOST_STATISTICS, different_names
+from gradscope.dump.manifest.entries.released_text import Text
 from gradscope.dump.manifest.json_fields import Fields, Readers, read_object
 from gradscope.dump.manifest.json_text import dumps, from_float
 from gradscope.dump.manifest.manifest import (
@@ -46,11 +47,11 @@ def manifest_to_json(manifest: Manifest) -> dict[str, Json]:
     return {"schema": manifest.schema, **_object(manifest)}
 
 
-def manifest_from_text(text: bytes | bytearray, *, histograms: bool = True) -> Manifest:
+def manifest_from_text(text: Text, *, histograms: bool = True) -> Manifest:
     """Parses the JSON text of a manifest.
 
     Args:
-        text: The text.
+        text: The text; memory of one that is mapped is given back.
         histograms: Whether the statistics need their histograms.
 
     Raises:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from mmap import mmap
 from typing import Final
 
 import numpy as np
@@ -26,6 +27,7 @@ VALUES_LIMIT: Final = 24_000_000
 #: Bytes of the text that are searched at once, so that they stay in the cache.
 _PART: Final = 1 << 18
 
+_ESCAPES: Final = re.compile(rb"\\*")
 _NO_BRACKET: Final = bytes(set(range(256)) - {*b'[]{}"'})
 _WITH_BRACKETS: Final = re.compile(rb'"[^"]*"?')
 _NAME: Final = re.compile(rb'("[^"]*")\s*:')
@@ -72,7 +74,7 @@ class MemoryBudget:
             raise DumpError(f"its values would take more than {self._limit_bytes >> 20} MiB of memory")
 
 
-def require_small(text: bytes | bytearray) -> None:
+def require_small(text: bytes | bytearray | mmap) -> None:
     """Raises an error for text of too many or too deep values, without parsing it.
 
     Raises:
@@ -173,16 +175,29 @@ def _fields_and_names(text: bytes | bytearray) -> tuple[int, int]:
     return fields, len(known) + new
 
 
-def _brackets(text: bytes | bytearray) -> bytes | bytearray:
+def _brackets(text: bytes | bytearray | mmap) -> bytes:
     """Returns the brackets of JSON text that are those of lists and objects, and not inside of strings."""
     # In a tenth of the time of parsing. Most strings have no bracket, and two quotes are left of these. Pairs of
     # backslashes go first, so that those before a quote escape it.
-    unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
-    left = unescaped.translate(None, _NO_BRACKET).replace(b'""', b"")
+    unescaped = (
+        part.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in part else part for part in _whole_escapes(text)
+    )
+    left = b"".join(part.translate(None, _NO_BRACKET) for part in unescaped).replace(b'""', b"")
     return b"".join(_WITH_BRACKETS.sub(b"", part) for part in _whole_strings(left))
 
 
-def _whole_strings(text: bytes | bytearray) -> Iterator[bytes | bytearray]:
+def _whole_escapes(text: bytes | bytearray | mmap) -> Iterator[bytes]:
+    """Yields text in parts that end outside of escapes."""
+    start = 0
+    while start < len(text):
+        end = start + _PART
+        if text[end - 1 : end] == b"\\" and (found := _ESCAPES.match(text, end)) is not None:
+            end = found.end() + 1
+        yield bytes(text[start:end])
+        start = end
+
+
+def _whole_strings(text: bytes) -> Iterator[bytes]:
     """Yields text in parts that end outside of strings."""
     # What is left of all of a text at once takes ten times its size.
     start = 0
@@ -195,7 +210,7 @@ def _whole_strings(text: bytes | bytearray) -> Iterator[bytes | bytearray]:
         start = end
 
 
-def _parts(text: bytes | bytearray, *, more: int = 0) -> Iterator[npt.NDArray[np.uint8]]:
+def _parts(text: bytes | bytearray | mmap, *, more: int = 0) -> Iterator[npt.NDArray[np.uint8]]:
     """Yields the bytes of text in parts, each with some `more` bytes that follow it."""
     codes = np.frombuffer(text, np.uint8)
     return (codes[start : start + _PART + more] for start in range(0, len(codes), _PART))

@@ -11,6 +11,7 @@ import numpy as np
 
 from gradscope.arrays.dtypes import is_key, storable, stored_dtype
 from gradscope.dump.manifest.codec import manifest_from_text
+from gradscope.dump.manifest.entries.released_text import new_text
 from gradscope.dump.manifest.manifest import MEMBER, Entry, Manifest, Stored
 from gradscope.dump.sources.dump_file import Contents
 from gradscope.dump.storage.input_file import InputFile
@@ -144,7 +145,9 @@ def _read_manifest(file: InputFile, directory: Directory, *, histograms: bool) -
         raise DumpError("it is compressed")
     if member.size_bytes > MANIFEST_LIMIT:
         raise DumpError(f"it has {member.size_bytes} bytes, more than {MANIFEST_LIMIT}")
-    text = bytearray(member.size_bytes)
+    if not member.size_bytes:
+        raise DumpError("it is empty")
+    text = new_text(member.size_bytes)
     stream = member_stream(file, member, data_offset(file, member, directory.limit(MEMBER)))
     stream.fill(memoryview(text))
     stream.finish()

@@ -18,11 +18,15 @@ from contextlib import suppress
 from typing import Any, Final, NoReturn, TypeVar
 
 from gradscope.errors import UsageError
+from gradscope.naming.printable import without_middle
 
 Found = TypeVar("Found")
 
 #: Seconds that a regular expression may take for one name.
 _SECONDS: Final = 5.0
+
+#: The longest name that a replacement makes, in characters; a longer one grows no more.
+_LONGEST: Final = 4096
 
 #: Tries a regular expression on a text, and says when that is done; the timer ends the process.
 _TRIAL: Final = """
@@ -78,9 +82,30 @@ class BoundedRegex:
         """Returns a text with every match replaced.
 
         Raises:
-            UsageError: Matching takes too long.
+            UsageError: Matching takes too long, or the text becomes longer than 4,096 characters, and than it was.
+            re.error: The replacement is none.
         """
-        return self._in_time("sub", lambda: self._regex.sub(replacement, text), text)
+        references = replacement.count("\\")
+        if (len(text) + 1) * (len(replacement) + references * len(text)) <= _LONGEST:
+            return self._in_time("sub", lambda: self._regex.sub(replacement, text), text)
+        self._regex.sub(replacement, "")  # an error in it is one where nothing matches, too
+        most, size = max(_LONGEST, len(text)), len(text)
+
+        def expanded(match: re.Match[str]) -> str:
+            nonlocal size
+            longest = max(map(len, (match[0], *match.groups(""))))
+            # A thousand times a name of a megabyte is a gigabyte: it is refused before it is made.
+            made = match.expand(replacement) if references * longest <= _LONGEST**2 else None
+            size += 0 if made is None else len(made) - len(match[0])
+            if made is None or size > most:
+                raise UsageError(
+                    f"the regular expression {without_middle(self.pattern, 80)!r} makes more than {most:,} characters "
+                    f"of {without_middle(text, 80)!r}",
+                    hint="write a replacement that is a name",
+                )
+            return made
+
+        return self._in_time("sub", lambda: self._regex.sub(expanded, text), text)
 
     def _in_time(self, method: str, match: Callable[[], Found], text: str) -> Found:
         if not self._may_explode or not hasattr(signal, "setitimer"):

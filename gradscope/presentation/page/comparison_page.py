@@ -86,7 +86,7 @@ def comparison_page(ref: str, series: Series, compared: Sequence[Compared]) -> P
         def content() -> Iterator[tuple[str, Streamed]]:
             keys = Keys()
             yield "sets", ({"name": each.name, "tables": tables_content(_tables(each), keys)} for each in compared)
-            yield "depth", [*_errors(compared, keys, with_tolerance=len(compared) == 1), *_values(dumps, keys)]
+            yield "depth", chain(_errors(compared, keys, with_tolerance=len(compared) == 1), _values(dumps, keys))
             yield "blocks", blocks_content(rows, first.ref.layers, statuses, keys, _needed(first.comparison))
             own = {"name": ref, "tensors": tensors_content(rows, first.ref, keys, octaves=octaves)}
             yield "sides", chain([own], (_side(each, keys, level, octaves=octaves) for each in sides))
@@ -157,9 +157,9 @@ def _side(compared: Compared, keys: Keys, level: int, *, octaves: bool) -> Strea
     }
 
 
-def _errors(compared: Sequence[Compared], keys: Keys, *, with_tolerance: bool) -> list[Json]:
-    """Returns the errors along depth, a chart for each direction and a line for each comparison."""
-    return [_error(direction, compared, keys, with_tolerance=with_tolerance) for direction in _SHOWN]
+def _errors(compared: Sequence[Compared], keys: Keys, *, with_tolerance: bool) -> Iterator[Json]:
+    """Yields the errors along depth, a chart for each direction and a line for each comparison."""
+    return (_error(direction, compared, keys, with_tolerance=with_tolerance) for direction in _SHOWN)
 
 
 def _error(direction: str, compared: Sequence[Compared], keys: Keys, *, with_tolerance: bool) -> Json:
@@ -225,9 +225,9 @@ def _marks(direction: str, compared: Sequence[Compared], along: Sequence[Compari
             }
 
 
-def _values(dumps: Sequence[Measured], keys: Keys) -> list[Json]:
+def _values(dumps: Sequence[Measured], keys: Keys) -> Iterator[Json]:
     titles = {naming.ACTIVATION: "Activation rms along depth", naming.ACTIVATION_GRAD: "Gradient rms along depth"}
-    return [depth_content(titles[family], dumps, keys, (family,)) for family in DIRECTIONS]
+    return (depth_content(titles[family], dumps, keys, (family,)) for family in DIRECTIONS)
 
 
 def _summary(series: Series, first: Compared) -> Iterator[PageNotes | Table]:

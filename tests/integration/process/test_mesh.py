@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from gradscope.cli.interrupts import Interrupts
+from gradscope.cli.running.mesh_processes import run_on
+from gradscope.errors import MachineError
 from tests.integration.command import Finished, gradscope, gradscope_process
 
 #: A layer whose products are divided among devices, and that nothing adds up on more than one.
@@ -105,3 +109,12 @@ def test_what_is_in_the_way_is_not_replaced(folder: Path) -> None:
     done = mesh(folder, "net.py", "--devices", "1,2")
     assert (done.status, (folder / "mesh" / "devices-2.npz").read_bytes()) == (2, b"mine")
     assert "devices-2.npz exists" in done.lines[0]
+
+
+def test_a_process_that_a_signal_ends_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = tmp_path / "python"
+    killed.write_text("#!/bin/sh\nkill -KILL $$\n", encoding="utf-8")
+    killed.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(killed))
+    with pytest.raises(MachineError, match="the process on 2 devices was ended by SIGKILL"):
+        run_on(2, [], Interrupts())

@@ -9,14 +9,40 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, Self, TypeVar
 
+import numpy as np
+
+from gradscope.arrays.blocks import Array
 from gradscope.comparison.pairing.matching import Dumps
 from gradscope.comparison.pairing.normal_forms import spelt, tokens_of
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import ACTIVATION, split_key
 from gradscope.naming.paths import without_iterations, without_occurrence
+
+_KindT = TypeVar("_KindT", bound=Hashable)
+
+
+class PartsRule(Protocol[_KindT]):
+    """A `PartsRule` says what can be a part of what, and how far values are from what their parts make."""
+
+    def kind(self, source: DumpSource, key: str) -> _KindT:
+        """Returns what of a tensor decides what it can be a part of, as its shape."""
+        ...
+
+    def fits(self, whole: _KindT, parts: Sequence[_KindT]) -> bool:
+        """Returns whether a value of one kind can have parts of others, in order."""
+        ...
+
+    def amount(self, source: DumpSource, key: str) -> float:
+        """Returns what adds up over parts in some way; nan where it is not known."""
+        ...
+
+    def errors(self, wholes: Array, parts: Array) -> Array:
+        """Returns how far the amounts of values, `[n]`, are from those of their parts, `[n, parts]`; 0 unless known."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +78,7 @@ class BatchParts:
         return ((self.whole,), self.parts) if self.of_ref else (self.parts, (self.whole,))
 
 
-def batch_parts(
-    dumps: Dumps, ref: Sequence[str], cand: Sequence[str], error: Callable[[BatchParts], float]
-) -> Iterator[BatchParts]:
+def batch_parts(dumps: Dumps, ref: Sequence[str], cand: Sequence[str], rule: PartsRule[_KindT]) -> Iterator[BatchParts]:
     """Yields activations with their parts.
 
     Both programs call a layer some times for each part of the batch, which is all of it or, as four examples of eight
@@ -64,7 +88,7 @@ def batch_parts(
         dumps: The dumps.
         ref: Keys of the reference.
         cand: Keys of the candidate.
-        error: Returns how far a value is from what its parts make; inf where they have not the shapes of parts.
+        rule: What can be a part of what, and how far values are from what their parts make.
     """
     taken = set[str](), set[str]()
     # The iterations of a scan over layers are numbers of layers, and those of a scan over parts of the batch are none.
@@ -72,7 +96,7 @@ def batch_parts(
         of_ref = _calls((key for key in ref if key not in taken[0]), layer_of)
         of_cand = _calls((key for key in cand if key not in taken[1]), layer_of)
         for refs, cands in ((refs, of_cand[name]) for name, refs in of_ref.items() if name in of_cand):
-            for found in _in_best_order(dumps, refs, cands, error):
+            for found in _in_best_order(dumps, refs, cands, rule):
                 for side, keys in zip(taken, found.keys(), strict=True):
                     side.update(keys)
                 yield found
@@ -88,45 +112,77 @@ def _calls(keys: Iterable[str], layer_of: Callable[[str], str]) -> dict[str, lis
 
 
 def _in_best_order(
-    dumps: Dumps, refs: Sequence[str], cands: Sequence[str], error: Callable[[BatchParts], float]
+    dumps: Dumps, refs: Sequence[str], cands: Sequence[str], rule: PartsRule[_KindT]
 ) -> Sequence[BatchParts]:
     """Returns each value of a layer with its parts; none where the numbers of calls are no multiples of each other."""
     if len(refs) == len(cands):
-        return _with_axis_of_parts(dumps, refs, cands, error)
+        return _with_axis_of_parts(dumps, refs, cands, rule)
     is_ref = len(refs) < len(cands)
     wholes, parts = (refs, cands) if is_ref else (cands, refs)
     holder, other = (dumps.ref, dumps.cand) if is_ref else (dumps.cand, dumps.ref)
     if len(parts) % len(wholes):
         return ()
-    best, least = (), math.inf
-    for calls in _assignments(len(wholes), len(parts)):
-        way = [
-            BatchParts(
-                of_ref=is_ref, holder=holder, whole=whole, other=other, parts=tuple(parts[call] for call in each)
-            )
-            for whole, each in zip(wholes, calls, strict=True)
-        ]
-        if (total := sum(map(error, way))) < least:
-            best, least = way, total
+    best = _best_assignment(_Calls.of(holder, wholes, rule), _Calls.of(other, parts, rule), rule)
+    if best is None:
+        return ()
+    of_wholes: list[list[int]] = best.tolist()
+    return [
+        BatchParts(of_ref=is_ref, holder=holder, whole=whole, other=other, parts=tuple(parts[call] for call in calls))
+        for whole, calls in zip(wholes, of_wholes, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Calls(Generic[_KindT]):
+    """_Calls stores what a rule reads of the calls of a layer, once for all ways in which they may belong together.
+
+    Attributes:
+        kinds: The kinds of their values, each once.
+        kind: Which of them each value has.
+        amounts: Their amounts.
+    """
+
+    kinds: Sequence[_KindT]
+    kind: Array
+    amounts: Array
+
+    @classmethod
+    def of(cls, source: DumpSource, keys: Sequence[str], rule: PartsRule[_KindT]) -> Self:
+        """Returns those of some values."""
+        numbers: dict[_KindT, int] = {}
+        kind = [numbers.setdefault(rule.kind(source, key), len(numbers)) for key in keys]
+        amounts = np.array([rule.amount(source, key) for key in keys])
+        return cls(kinds=[*numbers], kind=np.array(kind), amounts=amounts)
+
+
+def _best_assignment(wholes: _Calls[_KindT], parts: _Calls[_KindT], rule: PartsRule[_KindT]) -> Array | None:
+    """Returns the calls for the parts of each whole that fit the values best; None where there are none of parts."""
+    best, least = None, math.inf
+    for calls in _assignments(len(wholes.kind), len(parts.kind)):
+        of_kinds = {*zip(wholes.kind.tolist(), *parts.kind[calls.T].tolist(), strict=True)}
+        if not all(rule.fits(wholes.kinds[whole], [parts.kinds[part] for part in each]) for whole, *each in of_kinds):
+            continue
+        if (total := float(rule.errors(wholes.amounts, parts.amounts[calls]).sum())) < least:
+            best, least = calls, total
     return best
 
 
-def _assignments(wholes: int, parts: int) -> Iterator[list[list[int]]]:
-    """Yields the ways in which the calls for parts may belong to those for wholes, the likeliest first.
+def _assignments(wholes: int, parts: int) -> Iterator[Array]:
+    """Yields the ways in which the calls for parts may belong to those for wholes, `[wholes, parts of each]`.
 
     A layer is called some times for each whole. The parts of a whole follow each other or, where each has every n-th
-    example, are as far apart as there are wholes.
+    example, are as far apart as there are wholes. The likeliest way is the first.
     """
+    calls = np.arange(parts)
     count = parts // wholes
     for times in (each for each in range(wholes, 0, -1) if wholes % each == 0):
-        of_batch = [divmod(call, times) for call in range(wholes)]
-        yield [[(number * count + part) * times + call for part in range(count)] for number, call in of_batch]
+        yield calls.reshape(-1, count, times).swapaxes(1, 2).reshape(wholes, count)
         if (apart := wholes // times) > 1:
-            yield [[(part * apart + number) * times + call for part in range(count)] for number, call in of_batch]
+            yield calls.reshape(count, apart, times).transpose(1, 2, 0).reshape(wholes, count)
 
 
 def _with_axis_of_parts(
-    dumps: Dumps, refs: Sequence[str], cands: Sequence[str], error: Callable[[BatchParts], float]
+    dumps: Dumps, refs: Sequence[str], cands: Sequence[str], rule: PartsRule[_KindT]
 ) -> Sequence[BatchParts]:
     """Returns each value of a layer with its counterpart that has one more axis, of the parts."""
     found: list[BatchParts] = []
@@ -136,4 +192,7 @@ def _with_axis_of_parts(
             sides = (dumps.ref, ref), (dumps.cand, cand)
             (holder, whole), (other, part) = sides if of_ref == 1 else sides[::-1]
             found.append(BatchParts(of_ref=of_ref == 1, holder=holder, whole=whole, other=other, parts=(part,)))
-    return () if len(found) < len(refs) or any(error(each) == math.inf for each in found) else found
+    if len(found) < len(refs):
+        return ()
+    of_kinds = {(rule.kind(each.holder, each.whole), rule.kind(each.other, each.parts[0])) for each in found}
+    return found if all(rule.fits(whole, (part,)) for whole, part in of_kinds) else ()

@@ -8,17 +8,26 @@ then the sum of what arrives at the parts, or what arrives at each.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.layout.layouts import Shape
 from gradscope.comparison.layout.recipe_steps import Concatenate, Mean, Reshape, Split, Stack, Sum
 from gradscope.comparison.layout.recipes import Recipe
-from gradscope.comparison.pairing.loops.batch_parts import BatchParts, batch_parts
+from gradscope.comparison.pairing.loops.batch_parts import BatchParts, PartsRule, batch_parts
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.precision import dtype_class
+from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, key_of, split_key
+from gradscope.protocols import implements
+
+#: Shape and dtype.
+_Kind: TypeAlias = tuple[Shape, str]
 
 #: The sizes of the parts of a batch where those are not equal, by their number.
 _Sizes: TypeAlias = Mapping[int, tuple[int, ...]]
@@ -33,7 +42,7 @@ def with_means_of_parts(dumps: Dumps, pairing: Pairing) -> Pairing:
     """
     if not any(each.matched_by == "iterations" for each in pairing.matched):
         return pairing
-    sizes = dict(_unequal_sizes(dumps, pairing.matched))
+    means = _Means(sizes=dict(_unequal_sizes(dumps, pairing.matched)))
     stated = [each for each in pairing.matched if each.matched_by in ("map", "shards")]
     shards = [each for each in pairing.inverse if each.matched_by == "shards"]
     refs = frozenset(dumps.ref.keys()).difference((each.ref for each in stated), *(each.recipe.keys for each in shards))
@@ -41,10 +50,10 @@ def with_means_of_parts(dumps: Dumps, pairing: Pairing) -> Pairing:
         (each.ref for each in shards), *(each.recipe.keys for each in stated)
     )
     found: tuple[list[Match], list[Match]] = [], []
-    for parts in batch_parts(dumps, dumps.ref.keys(), dumps.cand.keys(), partial(_error, sizes)):
+    for parts in batch_parts(dumps, dumps.ref.keys(), dumps.cand.keys(), means):
         own, others = (refs, cands) if parts.of_ref else (cands, refs)
         found[not parts.of_ref].extend(
-            each for each in _matches(parts, sizes) if each.ref in own and others.issuperset(each.recipe.keys)
+            each for each in _matches(parts, means) if each.ref in own and others.issuperset(each.recipe.keys)
         )
     of_ref, of_cand = found
     used = Pairing.of(dumps, of_ref, of_cand)
@@ -65,40 +74,69 @@ def _unequal_sizes(dumps: Dumps, matches: Iterable[Match]) -> Iterator[tuple[int
             yield len(sizes), tuple(size // math.gcd(*sizes) for size in sizes)
 
 
-def _error(sizes: _Sizes, parts: BatchParts) -> float:
-    """Returns how far a value is from what its parts make; inf where they have other shapes or dtypes."""
-    entry, others = parts.holder.entry(parts.whole), [parts.other.entry(part) for part in parts.parts]
-    alike = all(each.dtype == entry.dtype for each in others) and dtype_class(entry.dtype) == "float"
-    single = {each.shape for each in others} == {entry.shape}
-    return min(_distances(parts, sizes)) if alike and (single or _is_stacked(parts)) else math.inf
+def _kind(source: DumpSource, key: str) -> _Kind:
+    entry = source.entry(key)
+    return entry.shape, entry.dtype
 
 
-def _is_stacked(parts: BatchParts) -> bool:
+def _mean(source: DumpSource, key: str) -> float:
+    return as_float(source.entry(source.resolve(key)).stats.get("mean", math.nan))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Means:
+    """_Means takes the mean of the means of parts, or their sum, where parts have the shape of the whole.
+
+    Attributes:
+        sizes: The sizes of the parts where those are not equal, by their number.
+    """
+
+    sizes: _Sizes
+
+    @implements(PartsRule)
+    def kind(self, source: DumpSource, key: str) -> _Kind:
+        return _kind(source, key)
+
+    @implements(PartsRule)
+    def fits(self, whole: _Kind, parts: Sequence[_Kind]) -> bool:
+        return dtype_class(whole[1]) == "float" and ({*parts} == {whole} or _is_stacked(whole, parts))
+
+    @implements(PartsRule)
+    def amount(self, source: DumpSource, key: str) -> float:
+        return _mean(source, key)
+
+    @implements(PartsRule)
+    def errors(self, wholes: Array, parts: Array) -> Array:
+        return np.minimum(*self.distances(wholes, parts))
+
+    def distances(self, wholes: Array, parts: Array) -> tuple[Array, Array]:
+        """Returns how far values, `[n]`, are from the means of their parts, `[n, parts]`, and from their sums; 0 where
+        that is not known.
+        """
+        weights = np.array(self.sizes.get(parts.shape[1], (1,) * parts.shape[1]))
+        with np.errstate(invalid="ignore", over="ignore"):
+            of_mean = np.abs(wholes - parts @ weights / weights.sum())
+            of_sum = np.abs(wholes - parts.sum(1))
+            known = np.isfinite(of_mean + of_sum)
+        return np.where(known, of_mean, 0.0), np.where(known, of_sum, 0.0)
+
+
+def _is_stacked(whole: _Kind, parts: Sequence[_Kind]) -> bool:
     """Returns whether one tensor has all parts along its first axis."""
-    (first, *others) = parts.part_shapes
-    return not others and first[:1] > (1,) and first[1:] == parts.shape
+    ((shape, dtype), *others) = parts
+    return not others and shape[:1] > (1,) and (shape[1:], dtype) == whole
 
 
-def _distances(parts: BatchParts, sizes: _Sizes) -> tuple[float, float]:
-    """Returns how far the mean of a value is from that of its parts, and from their sum; 0 where it is not known."""
-    whole, *others = (
-        as_float(source.entry(source.resolve(key)).stats.get("mean", math.nan))
-        for source, keys in ((parts.holder, (parts.whole,)), (parts.other, parts.parts))
-        for key in keys
-    )
-    others = others * parts.part_shapes[0][0] if _is_stacked(parts) else others
-    weights = sizes.get(len(others), (1,) * len(others))
-    mean = sum(weight * other for weight, other in zip(weights, others, strict=True)) / sum(weights)
-    of_mean, of_sum = abs(whole - mean), abs(whole - sum(others))
-    return (of_mean, of_sum) if math.isfinite(of_mean + of_sum) else (0.0, 0.0)
-
-
-def _matches(found: BatchParts, sizes: _Sizes) -> Iterator[Match]:
+def _matches(found: BatchParts, means: _Means) -> Iterator[Match]:
     """Yields the pair of a value with its parts, and that of their gradients; the parts are keys of the other dump."""
-    of_mean, of_sum = _distances(found, sizes)
-    mean = Mean(0, sizes.get(len(found.parts), ()))
-    of_values, of_gradients = (mean, Sum(0)) if of_mean <= of_sum else (Sum(0), Mean(0))
-    stacking = () if _is_stacked(found) else (Stack(0),)
+    kinds = [_kind(found.other, part) for part in found.parts]
+    is_stacked = _is_stacked(_kind(found.holder, found.whole), kinds)
+    count = kinds[0][0][0] if is_stacked else 1
+    parts = np.array([[_mean(found.other, part) for part in found.parts] * count])
+    of_mean, of_sum = means.distances(np.array([_mean(found.holder, found.whole)]), parts)
+    mean = Mean(0, means.sizes.get(len(found.parts), ()))
+    of_values, of_gradients = (mean, Sum(0)) if of_mean.item() <= of_sum.item() else (Sum(0), Mean(0))
+    stacking = () if is_stacked else (Stack(0),)
     for family, reduced in ((ACTIVATION, of_values), (ACTIVATION_GRAD, of_gradients)):
         keys = tuple(key_of(family, split_key(part)[1]) for part in found.parts)
         recipe = Recipe(keys=keys, steps=(*stacking, reduced, Reshape(found.shape)))

@@ -9,13 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from functools import partial, reduce
+from dataclasses import dataclass
+from functools import reduce
 from itertools import islice
 from typing import Final
 
+import numpy as np
+
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.layout.layouts import Shape
 from gradscope.comparison.layout.recipes import Recipe
-from gradscope.comparison.pairing.loops.batch_parts import BatchParts, batch_parts
+from gradscope.comparison.pairing.loops.batch_parts import BatchParts, PartsRule, batch_parts
 from gradscope.comparison.pairing.loops.joined_parts import Order, PartJoin, order_of_examples, part_joins
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.precision import dtype_class
@@ -23,6 +27,7 @@ from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import ACTIVATION_GRAD, INPUT, key_of, split_key
 from gradscope.naming.paths import loops_around, without_occurrence
+from gradscope.protocols import implements
 
 #: The most values whose examples are read for their order.
 _MOST_READ: Final = 8
@@ -33,7 +38,7 @@ def by_micro_batches(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     if unmatched.only_ref == unmatched.only_cand and _have_equal_shapes(dumps, unmatched.only_ref):
         return
     loops = _loops(unmatched.only_ref) | _loops(unmatched.only_cand)
-    found = list(batch_parts(dumps, unmatched.only_ref, unmatched.only_cand, partial(_error, loops)))
+    found = list(batch_parts(dumps, unmatched.only_ref, unmatched.only_cand, _SumsOfSquares(loops=loops)))
     proven = _proven_order(dumps, found)
     free = frozenset(unmatched.only_ref), frozenset(unmatched.only_cand)
     for parts in found:
@@ -54,20 +59,38 @@ def _loops(keys: Sequence[str]) -> set[str]:
     return {without_occurrence(loop) for name in names for loop in loops_around(name)}
 
 
-def _error(loops: AbstractSet[str], parts: BatchParts) -> float:
-    """Returns the difference of the sums of squares; inf where the sizes of the parts do not add up, 0 unless known."""
-    joins = list(part_joins(parts.shape, parts.part_shapes))
-    # What a scan stacks of its iterations is an output of the loop, and no batch.
-    path = without_occurrence(split_key(parts.whole)[1])
-    if not joins or (joins[0].whole and not loops.isdisjoint((path, path.rpartition(".")[0]))):
-        return math.inf
-    difference = abs(_power(parts.holder, [parts.whole]) - _power(parts.other, parts.parts))
-    return difference if math.isfinite(difference) else 0.0
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SumsOfSquares:
+    """_SumsOfSquares adds up the squares of the values of parts, which are joined along an axis.
 
+    Attributes:
+        loops: The paths of the loops that have iterations.
+    """
 
-def _power(source: DumpSource, keys: Sequence[str]) -> float:
-    entries = [source.entry(source.resolve(key)) for key in keys]
-    return sum(as_float(each.stats.get("rms", math.nan)) ** 2 * math.prod(each.shape) for each in entries)
+    loops: AbstractSet[str]
+
+    @implements(PartsRule)
+    def kind(self, source: DumpSource, key: str) -> tuple[Shape, bool]:
+        # What a scan stacks of its iterations is an output of the loop, and no batch.
+        path = without_occurrence(split_key(key)[1])
+        return source.entry(key).shape, not self.loops.isdisjoint((path, path.rpartition(".")[0]))
+
+    @implements(PartsRule)
+    def fits(self, whole: tuple[Shape, bool], parts: Sequence[tuple[Shape, bool]]) -> bool:
+        shape, of_loop = whole
+        join = next(part_joins(shape, [each for each, _ in parts]), None)
+        return join is not None and not (join.whole and of_loop)
+
+    @implements(PartsRule)
+    def amount(self, source: DumpSource, key: str) -> float:
+        entry = source.entry(source.resolve(key))
+        return as_float(entry.stats.get("rms", math.nan)) ** 2 * math.prod(entry.shape)
+
+    @implements(PartsRule)
+    def errors(self, wholes: Array, parts: Array) -> Array:
+        with np.errstate(invalid="ignore", over="ignore"):
+            differences = np.abs(wholes - parts.sum(1))
+        return np.where(np.isfinite(differences), differences, 0.0)
 
 
 def _proven_order(dumps: Dumps, found: Sequence[BatchParts]) -> tuple[Order, PartJoin] | None:

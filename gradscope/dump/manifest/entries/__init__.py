@@ -6,5 +6,6 @@
 - `entry_fields` reads one entry out of untrusted JSON, field by field.
 - `list_parts` cuts the text of a long list in parts.
 - `held_bytes` measures what is made of one.
+- `released_text` gives the memory of a text back while it is read.
 - `manifest_text` reads the text of a long manifest part by part, within a bound of memory.
 """

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from gradscope.dump.manifest.entries.released_text import Text, give_back
 from gradscope.dump.manifest.json_text import loads
 from gradscope.errors import DumpError
 
@@ -45,10 +46,8 @@ class Part(NamedTuple):
         return [*found]
 
 
-def read_parts(
-    text: bytes | bytearray, start: int, layout: ListLayout, read: Callable[[Part], None], *, what: str
-) -> int:
-    """Reads a list part by part.
+def read_parts(text: Text, start: int, layout: ListLayout, read: Callable[[Part], None], *, what: str) -> int:
+    """Reads a list part by part, and gives back the memory of what has been read.
 
     Args:
         text: The text.
@@ -65,7 +64,7 @@ def read_parts(
     """
     position, ended = start, False
     while not ended:
-        window = bytes(memoryview(text)[position : position + _WINDOW])
+        window = text[position : position + _WINDOW]
         last = position + len(window) == len(text)
         cut = _usual_cut(window, layout, last=last)
         if cut is None or not _is_read(read, Part(window[: cut.length], position)):
@@ -74,6 +73,7 @@ def read_parts(
                 _refuse(Part(window, position), what, last=last)
             read(Part(window[: cut.length], position))
         position += cut.resume
+        give_back(text, start, position)
         ended = cut.ended
     return position
 

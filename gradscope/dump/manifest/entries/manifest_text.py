@@ -22,6 +22,7 @@ from gradscope.dump.manifest.entries.held_bytes import held_bytes
 from gradscope.dump.manifest.entries.list_parts import ListLayout, Part, read_parts
 from gradscope.dump.manifest.entries.packed_statistics import Packer, Values
 from gradscope.dump.manifest.entries.packed_values import HISTOGRAM, EqualTexts, Histograms
+from gradscope.dump.manifest.entries.released_text import Text
 from gradscope.dump.manifest.json_fields import LARGEST, Fields
 from gradscope.dump.manifest.json_scan import MemoryBudget, open_brackets, parsed_bytes, require_small
 from gradscope.dump.manifest.json_text import loads
@@ -79,13 +80,11 @@ class ReadText:
     lists: Mapping[str, tuple[Any, ...]]
 
 
-def read_text(
-    text: bytes | bytearray, readers: Mapping[str, ItemReader], *, histograms: bool = True, depth: int = 1
-) -> ReadText:
+def read_text(text: Text, readers: Mapping[str, ItemReader], *, histograms: bool = True, depth: int = 1) -> ReadText:
     """Parses the JSON text of a manifest, or of an object that has one.
 
     Args:
-        text: The text.
+        text: The text, of which long lists are given back.
         readers: What makes the items of `layers` and `causes`, and of `missing` in the ledger.
         histograms: Whether the statistics need their histograms; short text has them anyway.
         depth: How many objects the list of entries is in.
@@ -94,21 +93,19 @@ def read_text(
         DumpError: The text is not strict JSON, has an item that is none, or more values than the limits.
     """
     if len(text) < _LONG:
-        return ReadText(rest=loads(text), lists={})
+        return ReadText(rest=loads(bytes(text)), lists={})
     require_small(text)
     budget = MemoryBudget(max(_MOST_BYTES + len(text) * 3 // 2, _MOST_IN_ALL - len(text)))
     own = {name: _ListReader(name, reader, budget) for name, reader in readers.items()}
     entries = _EntryReader(budget, histograms=histograms)
     cuts = _without_lists(text, depth, {**{name: each.read for name, each in own.items()}, "entries": entries.read})
-    rest = b"".join(bytes(memoryview(text)[start:end]) for start, end in cuts)
+    rest = b"".join(text[start:end] for start, end in cuts)
     budget.spend(parsed_bytes(rest))
     lists = {**{name: tuple(each.items) for name, each in own.items()}, "entries": entries.entries()}
     return ReadText(rest=loads(rest, place=lambda at: _place(cuts, at)), lists=lists)
 
 
-def _without_lists(
-    text: bytes | bytearray, depth: int, readers: Mapping[str, Callable[[Part], None]]
-) -> list[tuple[int, int]]:
+def _without_lists(text: Text, depth: int, readers: Mapping[str, Callable[[Part], None]]) -> list[tuple[int, int]]:
     """Reads the long lists of a text, and returns the stretches of the text that are left."""
     cuts: list[tuple[int, int]] = []
     start = seen = opened = stray = 0

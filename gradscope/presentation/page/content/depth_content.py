@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -110,11 +110,12 @@ def _position(entry: Entry) -> int:
 def _line(
     label: str, family: str, names: Sequence[str], dump: Measured, keys: Keys, *, first: Measured
 ) -> list[Json]:  # fmt: skip
-    own, ours = _rms(dump.manifest), _rms(first.manifest)
     tensors = [naming.key_of(family, name) for name in names]
+    counterparts = [dump.counterparts.get(key, key) for key in tensors]
+    own, ours = _rms(dump.manifest, {*counterparts}), _rms(first.manifest, {*dump.made})
     found = [
-        _times(ours.get(key), dump.made[key]) if key in dump.made else own.get(dump.counterparts.get(key, key))
-        for key in tensors
+        _times(ours.get(key), dump.made[key]) if key in dump.made else own.get(counterpart)
+        for key, counterpart in zip(tensors, counterparts, strict=True)
     ]
     if all(each is None for each in found):
         return []
@@ -123,10 +124,10 @@ def _line(
     return [{"label": label, "direction": DIRECTIONS[family], "keys": numbers, "values": values}]
 
 
-def _rms(manifest: Manifest) -> dict[str, float]:
-    """Returns the rms of each tensor that has one, by its key."""
-    return {naming.key_of(entry.family, entry.name): as_float(entry.stats["rms"]) for entry in manifest.entries
-            if "rms" in entry.stats}  # fmt: skip
+def _rms(manifest: Manifest, shown: Container[str]) -> dict[str, float]:
+    """Returns the rms of each tensor that is shown and has one, by its key."""
+    keyed = ((naming.key_of(entry.family, entry.name), entry) for entry in manifest.entries)
+    return {key: as_float(entry.stats["rms"]) for key, entry in keyed if key in shown and "rms" in entry.stats}
 
 
 def _times(rms: float | None, ratio: float | None) -> float | None:

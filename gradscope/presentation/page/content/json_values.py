@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gradscope.dump.record import Json
+from gradscope.naming.printable import without_middle
 
 #: The longest name or message in content, in characters; a longer one loses its middle.
 LONGEST_TEXT: Final = 2_000
@@ -35,10 +36,7 @@ def lists(items: Iterable[Iterable[Json]]) -> Iterator[Json]:
 
 def shortened(text: str) -> str:
     """Returns a text of at most `LONGEST_TEXT` characters, without its middle where it is longer."""
-    if len(text) <= LONGEST_TEXT:
-        return text
-    half = LONGEST_TEXT // 2
-    return f"{text[:half]} ... {len(text) - 2 * half:,} characters ... {text[-half:]}"
+    return without_middle(text, LONGEST_TEXT)
 
 
 def rounded(value: float) -> Json:

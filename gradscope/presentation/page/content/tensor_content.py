@@ -11,8 +11,8 @@ from gradscope.dump.record import Json
 from gradscope.presentation.page.content.json_values import Keys, rounded, shortened
 from gradscope.presentation.page.content.streamed_json import Streamed
 from gradscope.presentation.tables.dump_rows import Row, RowColumns
-from gradscope.stats import TensorStats
 from gradscope.stats.columns import base_of, column_kinds
+from gradscope.stats.reduction_columns import histogram_of
 
 _KINDS: Final = column_kinds()
 
@@ -58,6 +58,6 @@ def _octaves(rows: Sequence[Row], manifest: Manifest) -> Iterator[Json]:
     entries = {naming.key_of(entry.family, entry.name): entry for entry in manifest.entries}
     for row in rows:
         entry = entries.get(row.own_key)
-        stats = TensorStats.from_json(entry.stats) if entry is not None and "histogram" in entry.stats else None
-        pairs = list(stats.histogram.octaves()) if stats is not None and stats.histogram is not None else []
+        stated = entry.stats.get("histogram") if entry is not None else None
+        pairs = list(histogram_of(stated).octaves()) if stated is not None else []
         yield [pairs[0][0], *(number for _, number in pairs)] if pairs else None

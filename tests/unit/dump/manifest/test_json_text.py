@@ -10,6 +10,7 @@ import tracemalloc
 
 import pytest
 
+from gradscope.dump.manifest import json_scan
 from gradscope.dump.manifest.json_scan import CONTAINERS_LIMIT, DEPTH_LIMIT, VALUES_LIMIT
 from gradscope.dump.manifest.json_text import as_float, dumps, from_float, loads
 from gradscope.errors import DumpError
@@ -95,6 +96,15 @@ def test_brackets_and_quotes_in_texts_are_not_deep(text: str) -> None:
     value = {text * DEPTH_LIMIT: [text * DEPTH_LIMIT, {"a": text, text: text}]}
     for ascii_only in (True, False):
         assert loads(json.dumps(value, ensure_ascii=ascii_only)) == value
+
+
+@pytest.mark.parametrize("part", range(1, 6))
+def test_brackets_in_texts_are_not_deep_wherever_the_text_is_cut(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_scan, "_PART", part)
+    for backslashes in range(5):
+        text = "\\" * backslashes + '"['
+        assert loads(json.dumps([text * DEPTH_LIMIT, text])) == [text * DEPTH_LIMIT, text]
+        assert json_scan.open_brackets(json.dumps([[text, {"a": text}]]).encode()[:-1]) == 1
 
 
 def test_brackets_in_names_are_no_containers() -> None:

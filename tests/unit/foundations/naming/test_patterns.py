@@ -108,6 +108,28 @@ def test_what_the_engine_cannot_compile_is_no_regular_expression(regex: str) -> 
         Pattern.parse(f"re:{regex}")
 
 
+@pytest.mark.parametrize(
+    ("regex", "replacement", "text"),
+    [
+        ("(.*)", "\\1" * 3000, "ab"),
+        ("(?=(.*))", "\\1", "a" * 100),
+        ("(a*)", "\\1" * 10**6, "a" * 10**6),
+        ("^", "x" * 4097, ""),
+    ],
+)
+def test_a_replacement_that_makes_names_of_any_length_is_refused(regex: str, replacement: str, text: str) -> None:
+    with pytest.raises(UsageError, match="makes more than"):
+        BoundedRegex(regex).sub(replacement, text)
+
+
+@pytest.mark.parametrize("text", ["a.b" * 1000, "b" * 5000, "ab." * 3000])
+def test_long_names_are_replaced_as_python_does(text: str) -> None:
+    for regex, replacement in ((r"(a)\.(b)", r"\2/\1"), ("b+", ""), ("(x)?a", r"\1")):
+        assert BoundedRegex(regex).sub(replacement, text) == re.sub(regex, replacement, text)
+    with pytest.raises(re.error):
+        BoundedRegex("x").sub("\\1", text)
+
+
 @pytest.mark.parametrize("in_thread", [False, True])
 def test_a_regular_expression_that_takes_for_ever_ends_with_a_message(
     in_thread: bool, monkeypatch: pytest.MonkeyPatch

@@ -198,3 +198,11 @@ def test_streams_that_are_closed_or_full_do_not_change_the_status(closing: str) 
     program += 'def fail(): print("x"); raise DumpError("damaged")\nsys.exit(guarded(fail, []))'
     run = subprocess.run(["sh", "-c", f"{sys.executable} -c '{program}' {closing}"], capture_output=True, check=False)
     assert run.returncode == 3
+
+
+def test_a_message_is_bounded_whatever_names_a_file_has(capsys: pytest.CaptureFixture[str]) -> None:
+    guarded(raising(DumpError(f"has {'a' * 10**6} and more", hint="\x1b" * 10**5)), [])
+    first, hint = capsys.readouterr().err.splitlines()
+    assert (first[:25], first[-9:]) == ("gradscope: error: has aaa", " and more")
+    assert hint.startswith("hint: \\x1b")
+    assert max(len(first), len(hint)) < 5_000

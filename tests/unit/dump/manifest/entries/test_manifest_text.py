@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import re
 import tracemalloc
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from gradscope.dump.manifest.codec import manifest_from_json, manifest_from_text, manifest_to_json, manifest_to_text
 from gradscope.dump.manifest.entries import list_parts, manifest_text
+from gradscope.dump.manifest.entries.released_text import new_text
 from gradscope.dump.manifest.json_scan import MemoryBudget
 from gradscope.dump.manifest.json_text import loads
 from gradscope.dump.manifest.manifest import Cause, Entry, Layer, Ledger, LedgerLine, Manifest, Stored
@@ -253,3 +255,15 @@ def test_what_items_hold_is_about_the_memory_that_they_take(kind: str) -> None:
         tracemalloc.stop()
     assert found.entries == ()
     assert 0.9 < sum(spent) / taken < 1.3
+
+
+def test_the_memory_of_lists_goes_back_to_the_system_as_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest_text, "_LONG", 0)
+    monkeypatch.setattr(list_parts, "_WINDOW", mmap.PAGESIZE)
+    long = manifest(100)
+    plain = manifest_to_text(long).encode()
+    text = new_text(len(plain))
+    text[:] = plain
+    assert manifest_from_text(text) == long
+    left = len(plain) - bytes(text).count(0)
+    assert left < len(plain) / 4, "whole pages are zeros, but for those at the ends of the lists"
