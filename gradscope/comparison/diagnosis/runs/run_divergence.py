@@ -278,7 +278,7 @@ def _values(stats: Mapping[str, Json]) -> _Values:
 
 def _judged_by(tolerance: Tolerance | None) -> float | str | None:
     limit = None if tolerance is None else tolerance.rel_l2
-    return limit if limit is not None or tolerance is None else tolerance.spelling or None
+    return limit if limit is not None or tolerance is None else tolerance.spelling
 
 
 def _admits(tolerance: Tolerance, least: float) -> bool:
