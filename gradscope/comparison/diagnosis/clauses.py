@@ -11,6 +11,7 @@ from gradscope.comparison.diagnosis.refuting.hidden_biases import HIDDEN
 from gradscope.comparison.judging.judge import UNPROVEN
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.judging.unpaired.incomparable_inputs import OF_LOSS, OF_MASK
+from gradscope.comparison.judging.unpaired.unmatched import OTHER_FORM
 from gradscope.comparison.judging.unpaired.unmatched_state import CONSTANTS, STATISTICS
 from gradscope.comparison.layout.recipe_steps import REORDER
 from gradscope.comparison.layout.recipes import REORDERED
@@ -43,6 +44,7 @@ _KEPT: Final = (
     (STATISTICS, "updates", "running statistic"),
     (CONSTANTS, "keeps", "state tensor"),
     (HIDDEN, "adds", "parameter without effect"),
+    (OTHER_FORM, "reads", "input"),
 )
 
 #: The gradients that may be a consequence of the first divergence.
@@ -155,13 +157,11 @@ def one_sided(rows: Sequence[ComparisonRow]) -> list[str]:
 
 
 def kept_alone(rows: Sequence[ComparisonRow]) -> list[str]:
-    """Returns clauses about state, and biases, that one of the dumps has alone, which does not count."""
+    """Returns clauses about state, biases and inputs that one of the dumps has alone, which does not count."""
     clauses: list[str] = []
     for why, verb, noun in _KEPT:
         for status, side, other in (("missing", "reference", "candidate"), ("extra", "candidate", "reference")):
-            names = [
-                row.name for row in rows if (row.status, row.why) == (status, why) and row.family in (PARAM, STATE)
-            ]
+            names = [row.name for row in rows if (row.status, row.why) == (status, why) and row.family in _GIVEN]
             if names:
                 what = f"{counted(len(names), noun)} that the {other} does not have"
                 clauses.append(f"the {side} {verb} {what}, {some_of(names)}")

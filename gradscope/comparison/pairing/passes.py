@@ -72,13 +72,13 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
     from gradscope.comparison.pairing.structure.packed_layers import by_packed_layers  # noqa: PLC0415
     from gradscope.comparison.pairing.structure.second_names import by_second_name  # noqa: PLC0415
     from gradscope.comparison.pairing.structure.shuffled_layers import by_shuffled_layers  # noqa: PLC0415
+    from gradscope.comparison.pairing.structure.updated_state import by_updated_state  # noqa: PLC0415
     from gradscope.comparison.pairing.values.by_parts import by_parts  # noqa: PLC0415
     from gradscope.comparison.pairing.values.by_values import (  # noqa: PLC0415
         by_disconnected,
         by_fingerprint,
         by_number,
         by_sibling,
-        by_updated_state,
     )
 
     yield from (

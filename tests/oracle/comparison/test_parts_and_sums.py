@@ -324,3 +324,46 @@ def test_an_expert_that_is_used_in_neither_program_makes_no_difference() -> None
     for one, other in ((stacked, apart), (apart, stacked)):
         found = gs.compare(one, other)
         assert found, found.sentence
+
+
+SKIPS = [{name: _draw(size=(8, 8)).astype(np.float32) for name in ("skip", "res")} for _ in range(3)]
+
+
+@cache
+def _skips(*, packed: bool, slope: float = 1.0) -> Dump:
+    """Blocks with a skip and a residual, the last residual of which nothing reads.
+
+    Args:
+        packed: Whether a block has one layer for both.
+        slope: The factor of the last skip.
+    """
+
+    def loss(weights: Any, batch: Any) -> Any:
+        x, total = batch["x"], 0.0
+        for at, own in enumerate(weights):
+            y = jnp.tanh(x)
+            with jax.named_scope(f"{'block' if packed else 'stack'}{at}"):
+                if packed:
+                    with jax.named_scope("both"):
+                        skip, residual = jnp.split(y @ own["both"], 2, axis=1)
+                else:
+                    with jax.named_scope("skip"):
+                        skip = y @ own["skip"]
+                    with jax.named_scope("res"):
+                        residual = y @ own["res"]
+            x, total = x + residual, total + (slope if at == len(SKIPS) - 1 else 1.0) * skip
+        with jax.named_scope("end"):
+            return jnp.square(total).mean()
+
+    joined = [{"both": np.concatenate([own["skip"], own["res"]], axis=1)} for own in SKIPS]
+    return captured((loss, joined if packed else SKIPS, X))
+
+
+def test_a_packed_layer_has_a_part_that_nothing_reads_and_that_is_none_elsewhere() -> None:
+    for one, other in ((False, True), (True, False)):
+        found = gs.compare(_skips(packed=one), _skips(packed=other))
+        assert found.verdict == "same", found.sentence
+    compared = gs.compare(_skips(packed=False), _skips(packed=True)).rows
+    assert "stack2/skip" in {row.name for row in compared if row.family == "activation" and row.status == "same"}
+    wrong = gs.compare(_skips(packed=False), _skips(packed=True, slope=2.0))
+    assert wrong.verdict == "different"

@@ -15,7 +15,7 @@ from gradscope.comparison.pairing.values.equality import absent_keys
 from gradscope.comparison.precision import coarser, dtype_class
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import sources_of
-from gradscope.naming import ACTIVATION, AUX, PARAM, PARAM_GRAD, STATE, is_gradient, key_of, split_key
+from gradscope.naming import ACTIVATION, AUX, INPUT, PARAM, PARAM_GRAD, STATE, is_gradient, key_of, split_key
 from gradscope.naming.paths import loops_around
 
 
@@ -101,6 +101,12 @@ class PairedDump:
             for source in sources:
                 found[source].append(key)
         return found
+
+    @cached_property
+    def has_other_inputs(self) -> bool:
+        """Whether the program has inputs that are compared with none of the other program."""
+        entries = (key_of(entry.family, entry.name) for entry in self.source.manifest.entries if entry.family == INPUT)
+        return any(self.source.resolve(key) not in self.compared for key in entries)
 
     @cached_property
     def values_of_state(self) -> frozenset[str]:
