@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -124,7 +125,21 @@ def others(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) 
         names = f", of {some_of(additional)}" if own <= _SOME else ""
         parts.append(f"{_together(others, _GRADIENTS)} {_verb(own)}{' in addition' if caused else ''}{names}")
     rest = (f"{_together(others, [each])} {_verb(others[each])}" for each in others if each not in _GRADIENTS)
-    return [*parts, *rest]
+    return [*parts, *rest, *_unreached(rows)]
+
+
+def _unreached(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Returns clauses about parameters that one program alone has a gradient of, as one that it does not read."""
+    clauses: list[str] = []
+    for ratio, side in ((0.0, "candidate"), (math.inf, "reference")):
+        names = [
+            row.name
+            for row in rows
+            if (row.family, row.status) == (PARAM_GRAD, "different") and row.metrics.get("norm_ratio") == ratio
+        ]
+        if names:
+            clauses.append(f"no gradient arrives at {some_of(names)} in the {side}")
+    return clauses
 
 
 def _distinct(names: Iterable[str]) -> list[str]:

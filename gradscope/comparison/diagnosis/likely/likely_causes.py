@@ -97,6 +97,8 @@ def _diagnosis(
             return found
     if row.family == AUX and (found := variances.other_divisor(match)):
         return found
+    if row.family in (ACTIVATION, ACTIVATION_GRAD) and (found := _reversed(dumps, match, row)):
+        return found
     return _multiple(row) if math.prod(dumps.ref.entry(match.ref).shape) >= _FEWEST_ELEMENTS else ""
 
 
@@ -142,6 +144,21 @@ def _at_kinks(row: ComparisonRow, share: KinkedShare) -> str:
     if as_float(row.metrics["rel_l2"]) ** 2 - share.made**2 > row.tolerance**2:
         return ""
     return f"differs only in {counted(share.count, 'element')} of {share.size:,}, {AT_KINKS}"
+
+
+def _reversed(dumps: Dumps, match: Match, row: ComparisonRow) -> str:
+    """Returns along which axis a value is in reverse, as the outputs of a scan may be; "" along none."""
+    ratio = as_float(row.metrics.get("norm_ratio", math.nan))
+    known = dumps.ref.has_tensor(match.ref) and all(map(dumps.cand.has_tensor, match.recipe.keys))
+    if not known or row.tolerance is None or not abs(ratio - 1) <= _LEAST_FACTOR:
+        return ""
+    ref, cand = dumps.ref.array(match.ref), match.recipe.array(dumps.cand)
+    if ref.nbytes > _READ_AGAIN_BYTES or ref.shape != cand.shape:
+        return ""
+    axes = (axis for axis, size in enumerate(ref.shape) if size > 1)
+    limit = row.tolerance * float(np.linalg.norm(ref))
+    found = next((axis for axis in axes if np.linalg.norm(np.flip(cand, axis) - ref) <= limit), None)
+    return "" if found is None else f"is the reference's in reverse along axis {found}"
 
 
 def _order_of_slices(ref: Array, cand: Array) -> list[int]:
