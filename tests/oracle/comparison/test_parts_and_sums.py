@@ -330,12 +330,13 @@ SKIPS = [{name: _draw(size=(8, 8)).astype(np.float32) for name in ("skip", "res"
 
 
 @cache
-def _skips(*, packed: bool, slope: float = 1.0) -> Dump:
+def _skips(*, packed: bool, slopes: tuple[float, ...] = (1.0, 1.0, 1.0), within: bool = False) -> Dump:
     """Blocks with a skip and a residual, the last residual of which nothing reads.
 
     Args:
         packed: Whether a block has one layer for both.
-        slope: The factor of the last skip.
+        slopes: The factors of the skips.
+        within: Whether each skip is added up with those before it within its layer.
     """
 
     def loss(weights: Any, batch: Any) -> Any:
@@ -348,10 +349,10 @@ def _skips(*, packed: bool, slope: float = 1.0) -> Dump:
                         skip, residual = jnp.split(y @ own["both"], 2, axis=1)
                 else:
                     with jax.named_scope("skip"):
-                        skip = y @ own["skip"]
+                        skip = y @ own["skip"] + (total if within else 0.0)
                     with jax.named_scope("res"):
                         residual = y @ own["res"]
-            x, total = x + residual, total + (slope if at == len(SKIPS) - 1 else 1.0) * skip
+            x, total = x + residual, slopes[at] * skip + (0.0 if within else total)
         with jax.named_scope("end"):
             return jnp.square(total).mean()
 
@@ -365,5 +366,13 @@ def test_a_packed_layer_has_a_part_that_nothing_reads_and_that_is_none_elsewhere
         assert found.verdict == "same", found.sentence
     compared = gs.compare(_skips(packed=False), _skips(packed=True)).rows
     assert "stack2/skip" in {row.name for row in compared if row.family == "activation" and row.status == "same"}
-    wrong = gs.compare(_skips(packed=False), _skips(packed=True, slope=2.0))
-    assert wrong.verdict == "different"
+
+
+@pytest.mark.parametrize("wrong", range(3))
+def test_sums_on_the_way_of_which_the_other_program_has_the_last_are_no_difference(wrong: int) -> None:
+    on_the_way = _skips(packed=False, within=True)
+    for one, other in ((on_the_way, _skips(packed=True)), (_skips(packed=True), on_the_way)):
+        found = gs.compare(one, other)
+        assert found.verdict == "same", found.sentence
+    slopes = tuple(0.0 if at == wrong else 1.0 for at in range(3))
+    assert gs.compare(on_the_way, _skips(packed=True, slopes=slopes)).verdict == "different"
