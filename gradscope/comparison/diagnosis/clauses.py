@@ -59,6 +59,9 @@ _ROUNDED: Final = 1e-6
 _DEEP: Final = 10
 _CREEPING: Final = 3.0
 
+#: How it begins that a gradient is of some slices of a stack.
+OF_SLICES: Final = "is of the slices "
+
 #: The largest number of names in one clause.
 _SOME: Final = 3
 
@@ -137,7 +140,7 @@ def others(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) 
 
 
 def _unreached(rows: Sequence[ComparisonRow]) -> list[str]:
-    """Returns clauses about parameters that one program alone has a gradient of, as one that it does not read."""
+    """Returns clauses about parameters, or slices of them, of which one program alone has a gradient."""
     clauses: list[str] = []
     for ratio, side in ((0.0, "candidate"), (math.inf, "reference")):
         names = [
@@ -147,7 +150,8 @@ def _unreached(rows: Sequence[ComparisonRow]) -> list[str]:
         ]
         if names:
             clauses.append(f"no gradient arrives at {some_of(names)} in the {side}")
-    return clauses
+    in_part = [row for row in rows if row.family == PARAM_GRAD and row.likely.startswith(OF_SLICES)]
+    return [*clauses, *(f"the gradient of {quoted(row.name)} {row.likely}" for row in in_part[:1])]
 
 
 def _creeping(rows: Sequence[ComparisonRow], divergence: Divergence) -> list[str]:

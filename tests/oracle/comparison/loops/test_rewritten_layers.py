@@ -125,7 +125,7 @@ def unrolled() -> gs.Dump:
     return gs.capture(loss, {f"layers.{number}": each for number, each in enumerate(KERNELS)}, {"x": READ})
 
 
-def scanned(*, backwards: bool = False, first: int = 0) -> gs.Dump:
+def scanned(*, backwards: bool = False, first: int = 0, last: int = 4) -> gs.Dump:
     """The same layers in a scan, which takes the last of them first, or leaves some out."""
 
     def loss(variables: dict[str, Array], batch: dict[str, Array]) -> Array:
@@ -134,7 +134,7 @@ def scanned(*, backwards: bool = False, first: int = 0) -> gs.Dump:
                 return jnp.tanh(x @ kernel), None
 
         with jax.named_scope("layers"):
-            x, _ = lax.scan(body, batch["x"], variables["layers"][first:], reverse=backwards)
+            x, _ = lax.scan(body, batch["x"], variables["layers"][first:last], reverse=backwards)
         with jax.named_scope("head"):
             return jnp.square(x).mean()
 
@@ -151,6 +151,8 @@ def test_layers_that_a_scan_takes_from_the_last_to_the_first_are_said_to_read_ea
 def test_a_kernel_that_a_scan_leaves_out_is_named() -> None:
     found = gs.compare(unrolled(), scanned(first=1)).sentence
     assert "no gradient arrives at `layers.0` in the candidate" in found
+    found = gs.compare(scanned(last=3), scanned(first=1)).sentence
+    assert "the gradient of `layers` is of the slices [1, 2, 3] alone, and the reference's of [0, 1, 2]" in found
 
 
 @pytest.mark.parametrize("behind", ["last", "mean"])
