@@ -5,4 +5,5 @@
 - `recipes`: a *recipe* makes the counterpart of a tensor from tensors of the candidate by the steps of `recipe_steps`
   (transpose, reshape, split, stack, ...). A recipe without steps is *plain*.
 - `layouts`: a *layout* is an order of axes, and of axes split or merged, found from a sample of the values.
+  `interleaved_layouts` are those in which the halves of heads are interleaved.
 """

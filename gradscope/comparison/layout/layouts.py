@@ -71,6 +71,7 @@ class AxisLayout:
         shape: The shape after the transpose.
         flipped: The axes of the result that are reversed, as those of a kernel that is convolved, not correlated.
         reordered: The parts that one axis is merged of, and their order in the reference; None where no axis is.
+        interleaved: Whether an axis is interleaved in one program, and in halves in the other.
         blocks: Where blocks of the tensor, such as the gates of an LSTM, are in another order; None where they are not.
             The other fields are then about one block.
     """
@@ -80,6 +81,7 @@ class AxisLayout:
     shape: Shape
     flipped: Shape = ()
     reordered: tuple[Shape, Shape] | None = None
+    interleaved: bool = False
     blocks: BlockOrder | None = None
 
     @property

@@ -12,7 +12,8 @@ from gradscope.comparison.pairing.inference.merged_order import with_positions_i
 from gradscope.comparison.pairing.inference.repeated_values import with_repeats
 from gradscope.comparison.pairing.loops.by_shards import by_shards, with_shards
 from gradscope.comparison.pairing.loops.calls_in_turn import calls_in_turn
-from gradscope.comparison.pairing.loops.micro_batches import by_micro_batches
+from gradscope.comparison.pairing.loops.micro_batches import by_micro_batches, by_renamed_micro_batches
+from gradscope.comparison.pairing.loops.split_batches import by_split_batches, is_cut_otherwise, without_calls
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass, by_name, pair
 from gradscope.comparison.pairing.normal_forms import of_other_calls, without_numbers
 from gradscope.comparison.pairing.structure.uncertain_names import certain, uncertain
@@ -61,6 +62,7 @@ def require_matches(dumps: Dumps, selection: Selection) -> None:
 def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
     yield by_rules(rules)
     yield by_shards
+    yield by_split_batches
     yield by_micro_batches
     yield certain(without_slices(_by_right_name))
     # Imported on use: most comparisons have nothing left for these passes, and importing them takes 50 ms.
@@ -72,13 +74,13 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
     from gradscope.comparison.pairing.structure.packed_layers import by_packed_layers  # noqa: PLC0415
     from gradscope.comparison.pairing.structure.second_names import by_second_name  # noqa: PLC0415
     from gradscope.comparison.pairing.structure.shuffled_layers import by_shuffled_layers  # noqa: PLC0415
+    from gradscope.comparison.pairing.structure.updated_state import by_updated_state  # noqa: PLC0415
     from gradscope.comparison.pairing.values.by_parts import by_parts  # noqa: PLC0415
     from gradscope.comparison.pairing.values.by_values import (  # noqa: PLC0415
         by_disconnected,
         by_fingerprint,
         by_number,
         by_sibling,
-        by_updated_state,
     )
 
     yield from (
@@ -88,6 +90,7 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
         by_fingerprint,
         by_number,
         by_parts,
+        by_renamed_micro_batches,
         uncertain(_by_right_name),
         uncertain(by_path),
         by_packed_layers,
@@ -104,6 +107,8 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
 def _by_right_name(dumps: Dumps, unmatched: Pairing) -> list[Match]:
     """Returns matches of equal keys, of inputs alone where the values of parameters refute the names."""
     matches = _without_other_calls(dumps, by_name(dumps, unmatched))
+    if any(map(is_cut_otherwise, unmatched.matched)):
+        matches = without_calls(matches)
     if not are_refuted(dumps, unmatched, matches):
         return without_exchanged_outputs(dumps, matches)
     return [match for match in matches if split_key(match.ref)[0] in (INPUT, INPUT_GRAD)]

@@ -5,7 +5,8 @@ paths, `params/head/kernel`, by their keys in a dump, `param/head/kernel`, or by
 `head/kernel`; also with dots for slashes, as PyTorch writes them. The rest of the file is left out, which a note says.
 `axes` puts kernels of another library's layout into the model's. The file must have all variables, each of the shape
 that `init` gives it; one message lists all mismatches. Only random keys, the collection `rngs`, may be missing, and are
-then those of `init`; and all of a collection beside the parameters, such as running statistics, which a note says.
+then those of `init`; and all of a collection beside the parameters, such as running statistics, or counts that another
+library keeps otherwise, which a note says.
 
 A tensor keeps the checkpoint's own dtype, as it would where a user loads it, as far as JAX has it enabled.
 """
@@ -33,7 +34,7 @@ from gradscope.tracing.data.axes_of_one import axes_notes, but_for_axes_of_one
 from gradscope.tracing.data.checkpoint_files import SavedTensor, open_checkpoint
 from gradscope.tracing.data.mismatches import in_groups, mismatches, shortened
 from gradscope.tracing.data.renaming.key_map import KeyMap
-from gradscope.tracing.data.renaming.renamed_counts import count_notes
+from gradscope.tracing.data.renaming.renamed_counts import count_notes, unsaved_counts
 from gradscope.tracing.data.renaming.renaming_hints import Unmatched, axes_hint, foreign_hint, other_hint, rivals_hint
 from gradscope.tracing.data.variable_names import Matches, collection_of, components, find_variables, is_of_optimizer
 from gradscope.tracing.tracer import Leaf, variable_leaves
@@ -185,9 +186,9 @@ class _File:
             yield f"axes put into the order {list(order)}: {names}"
 
     def _require_fitting(self, axes: Mapping[str, Axes]) -> None:
-        needed = {
-            path: leaf for path, leaf in self.variables.items() if path in self._names or not _is_random_key(leaf)
-        }
+        left_out = unsaved_counts(self.variables.keys() - self._names.keys(), self.tensors)
+        needed = {path: leaf for path, leaf in self.variables.items()
+                  if path in self._names or not (_is_random_key(leaf) or path in left_out)}  # fmt: skip
         fitting = {
             path: self.tensors[name].in_order(axes[path]) if path in axes else self.tensors[name]
             for path, name in self._names.items()

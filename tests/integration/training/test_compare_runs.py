@@ -62,7 +62,7 @@ def steps_of(seed: int = 0) -> dict[int, dict[str, np.ndarray]]:
     [
         ({"name": "loss", "family": "step", "ref": 0.02, "cand": 2.0, "bound": 99.0},
          "`loss` is 2 in the candidate and 0.02 in the reference (tolerance 0.0001)"),
-        ({"name": "learning_rate", "family": "step", "ref": 0.0, "cand": 0.1, "bound": math.inf, "tolerance": ""},
+        ({"name": "learning_rate", "family": "step", "ref": 0.0, "cand": 0.1, "bound": math.inf, "tolerance": None},
          "`learning_rate` is 0.1 in the candidate and 0 in the reference"),
         ({"ref": 0.5, "cand": 50.0, "bound": 99.0},
          "`param/w`, whose l2 is 100 times that of the reference: rel_l2 at least 99, tolerance 0.0001"),

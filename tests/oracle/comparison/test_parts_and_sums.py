@@ -324,3 +324,55 @@ def test_an_expert_that_is_used_in_neither_program_makes_no_difference() -> None
     for one, other in ((stacked, apart), (apart, stacked)):
         found = gs.compare(one, other)
         assert found, found.sentence
+
+
+SKIPS = [{name: _draw(size=(8, 8)).astype(np.float32) for name in ("skip", "res")} for _ in range(3)]
+
+
+@cache
+def _skips(*, packed: bool, slopes: tuple[float, ...] = (1.0, 1.0, 1.0), within: bool = False) -> Dump:
+    """Blocks with a skip and a residual, the last residual of which nothing reads.
+
+    Args:
+        packed: Whether a block has one layer for both.
+        slopes: The factors of the skips.
+        within: Whether each skip is added up with those before it within its layer.
+    """
+
+    def loss(weights: Any, batch: Any) -> Any:
+        x, total = batch["x"], 0.0
+        for at, own in enumerate(weights):
+            y = jnp.tanh(x)
+            with jax.named_scope(f"{'block' if packed else 'stack'}{at}"):
+                if packed:
+                    with jax.named_scope("both"):
+                        skip, residual = jnp.split(y @ own["both"], 2, axis=1)
+                else:
+                    with jax.named_scope("skip"):
+                        skip = y @ own["skip"] + (total if within else 0.0)
+                    with jax.named_scope("res"):
+                        residual = y @ own["res"]
+            x, total = x + residual, slopes[at] * skip + (0.0 if within else total)
+        with jax.named_scope("end"):
+            return jnp.square(total).mean()
+
+    joined = [{"both": np.concatenate([own["skip"], own["res"]], axis=1)} for own in SKIPS]
+    return captured((loss, joined if packed else SKIPS, X))
+
+
+def test_a_packed_layer_has_a_part_that_nothing_reads_and_that_is_none_elsewhere() -> None:
+    for one, other in ((False, True), (True, False)):
+        found = gs.compare(_skips(packed=one), _skips(packed=other))
+        assert found.verdict == "same", found.sentence
+    compared = gs.compare(_skips(packed=False), _skips(packed=True)).rows
+    assert "stack2/skip" in {row.name for row in compared if row.family == "activation" and row.status == "same"}
+
+
+@pytest.mark.parametrize("wrong", range(3))
+def test_sums_on_the_way_of_which_the_other_program_has_the_last_are_no_difference(wrong: int) -> None:
+    on_the_way = _skips(packed=False, within=True)
+    for one, other in ((on_the_way, _skips(packed=True)), (_skips(packed=True), on_the_way)):
+        found = gs.compare(one, other)
+        assert found.verdict == "same", found.sentence
+    slopes = tuple(0.0 if at == wrong else 1.0 for at in range(3))
+    assert gs.compare(on_the_way, _skips(packed=True, slopes=slopes)).verdict == "different"

@@ -287,3 +287,57 @@ def test_a_packed_layer_may_have_its_heads_in_another_order_in_both_programs() -
         assert all(row.compared for row in found.rows)
     wrong = gs.compare(_packed(by_head=False), _packed(by_head=True, scale=1.0))
     assert wrong.sentence.startswith("Forward first differs at `out`"), wrong.sentence
+
+
+@cache
+def _rotary(*, interleaved: bool, kernels: bool) -> Dump:
+    """An attention with rotary positions, whose pairs of features are side by side, or in the two halves of a head.
+
+    Args:
+        interleaved: Whether it rotates features that are side by side.
+        kernels: Whether its kernels are those for that.
+    """
+    angles = np.arange(TOKENS.shape[1], dtype=np.float32)[:, None] * np.array(
+        [1.0, 0.1], np.float32
+    )  # [position, pair]
+
+    def in_order(own: Array) -> Array:
+        pairs = own.reshape(HEADS, 2, EACH // 2, -1)
+        return (pairs.swapaxes(1, 2) if kernels else pairs).reshape(HEADS * EACH, -1)
+
+    def rotated(x: Any) -> Any:
+        x = x.reshape(*x.shape[:2], HEADS, *((EACH // 2, 2) if interleaved else (2, EACH // 2)))
+        one, other = jnp.moveaxis(x, -1 if interleaved else -2, 0)  # [batch, position, head, pair]
+        cosine, sine = jnp.cos(angles)[None, :, None], jnp.sin(angles)[None, :, None]
+        return jnp.concatenate([one * cosine - other * sine, other * cosine + one * sine], -1)
+
+    def loss(weights: Any, x: Any) -> Any:
+        parts: dict[str, Any] = {}
+        for name in "qkv":
+            with jax.named_scope(f"{name}_proj"):
+                parts[name] = x @ weights[name]
+        value = parts["v"].reshape(*x.shape[:2], HEADS, EACH)
+        shares = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", rotated(parts["q"]), rotated(parts["k"])))
+        with jax.named_scope("o_proj"):
+            return jnp.square(jnp.einsum("bhqk,bkhd->bqhd", shares, value).reshape(x.shape) @ weights["o"]).mean()
+
+    own = {name: kernel.reshape(-1, HEADS * EACH) for name, kernel in KERNELS[0].items()}
+    own |= {name: in_order(own[name]) for name in "qk"}
+    return gs.capture(loss, {name: kernel.T.copy() for name, kernel in own.items()}, TOKENS, origins=False)
+
+
+def test_pairs_of_features_that_rotary_positions_rotate_may_be_side_by_side_or_in_halves() -> None:
+    halves = _rotary(interleaved=False, kernels=False)
+    for one, other in (
+        (halves, _rotary(interleaved=True, kernels=True)),
+        (_rotary(interleaved=True, kernels=True), halves),
+    ):
+        found = gs.compare(one, other)
+        assert found.verdict == "same", found.sentence
+        assert all(row.compared for row in found.rows)
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+def test_rotary_positions_of_another_kind_than_the_kernels_are_a_fault(kernels: bool) -> None:
+    found = gs.compare(_rotary(interleaved=False, kernels=False), _rotary(interleaved=not kernels, kernels=kernels))
+    assert found.sentence.startswith("Forward first differs at `o_proj`"), found.sentence

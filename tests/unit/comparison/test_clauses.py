@@ -85,3 +85,31 @@ def test_parts_of_a_parameter_in_another_order_are_told_where_they_may_have_made
     told = "; 1 parameter has another layout: `gated` (split 1 into 3, reorder [0, 2, 1], concatenate 1)"
     assert told in gs.compare(one, _packed((0, 2, 1), ported)).sentence
     assert "layout" not in gs.compare(one, _packed((0, 1, 2), ported, other_layer=1.1)).sentence
+
+
+def _chaotic(*, reordered: bool = False, slope: float = 0.9) -> Dump:
+    """Layers of a tent map, each of which makes 1.9 times of an error, and two ways to compute it.
+
+    Args:
+        reordered: Whether the products are added up.
+        slope: What is added in the fourth layer.
+    """
+
+    def loss(start: Any, batch: Any) -> Any:
+        x = start * batch
+        for number in range(26):
+            with jax.named_scope(f"layer{number}"):
+                least = jnp.minimum(x, 1 - x)
+                own = slope if number == 3 else 0.9
+                x = least + own * least if reordered else (1 + own) * least
+        return x.sum()
+
+    return gs.capture(loss, np.float32(1), np.linspace(0.1, 0.9, 64, dtype=np.float32), origins=False)
+
+
+def test_an_error_that_no_layer_makes_is_said_to_grow_from_rounding() -> None:
+    found = gs.compare(_chaotic(), _chaotic(reordered=True))
+    assert found.verdict == "different"
+    assert "the error grows from rounding, " in found.sentence
+    assert "x at most in each of " in found.sentence
+    assert "grows from rounding" not in gs.compare(_chaotic(), _chaotic(reordered=True, slope=0.901)).sentence

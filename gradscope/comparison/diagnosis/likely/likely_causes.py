@@ -16,13 +16,15 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import encode
+from gradscope.comparison.diagnosis.clauses import OF_SLICES
 from gradscope.comparison.diagnosis.likely.running_variances import RunningVariances
 from gradscope.comparison.judging.rounding.kinks import KinkedShare, Kinks
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.layout.layouts import agreeing_layouts
 from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, PARAM, STATE
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, PARAM, PARAM_GRAD, STATE, split_key
 from gradscope.naming.wording import counted
 
 #: How the reason ends that a gradient differs where rounding decides.
@@ -97,6 +99,10 @@ def _diagnosis(
             return found
     if row.family == AUX and (found := variances.other_divisor(match)):
         return found
+    if row.family in (ACTIVATION, ACTIVATION_GRAD) and (found := _reversed(dumps, match, row)):
+        return found
+    if row.family == PARAM_GRAD and (found := _other_slices(dumps, match)):
+        return found
     return _multiple(row) if math.prod(dumps.ref.entry(match.ref).shape) >= _FEWEST_ELEMENTS else ""
 
 
@@ -142,6 +148,43 @@ def _at_kinks(row: ComparisonRow, share: KinkedShare) -> str:
     if as_float(row.metrics["rel_l2"]) ** 2 - share.made**2 > row.tolerance**2:
         return ""
     return f"differs only in {counted(share.count, 'element')} of {share.size:,}, {AT_KINKS}"
+
+
+def _other_slices(dumps: Dumps, match: Match) -> str:
+    """Returns of which slices of a stack that loops read the gradient is, where those are others; "" where not."""
+    sides = ((dumps.ref, (match.ref,)), (dumps.cand, match.recipe.keys))
+    if len(match.recipe.keys) > 1 or not all(source.has_tensor(key) for source, keys in sides for key in keys):
+        return ""
+    arrays = dumps.ref.array(match.ref), match.recipe.array(dumps.cand)
+    if arrays[0].nbytes > _READ_AGAIN_BYTES or arrays[0].ndim < 2 or arrays[0].shape != arrays[1].shape:
+        return ""
+    read, its = (np.flatnonzero(each.reshape(len(each), -1).any(1)).tolist() for each in arrays)
+    counts = _iterations(dumps.ref, match.ref), _iterations(dumps.cand, match.cand)
+    if read == its or (len(read), len(its)) != counts or min(counts) < 2:
+        return ""
+    return f"{OF_SLICES}{its} alone, and the reference's of {read}"
+
+
+def _iterations(source: DumpSource, gradient: str) -> int:
+    """Returns in how many iterations of a loop a program uses a parameter."""
+    name = split_key(gradient)[1]
+    paths = (layer.path for layer in source.manifest.layers if name in layer.params)
+    return len({path.partition("]")[0] for path in paths if "[" in path})
+
+
+def _reversed(dumps: Dumps, match: Match, row: ComparisonRow) -> str:
+    """Returns along which axis a value is in reverse, as the outputs of a scan may be; "" along none."""
+    ratio = as_float(row.metrics.get("norm_ratio", math.nan))
+    known = dumps.ref.has_tensor(match.ref) and all(map(dumps.cand.has_tensor, match.recipe.keys))
+    if not known or row.tolerance is None or not abs(ratio - 1) <= _LEAST_FACTOR:
+        return ""
+    ref, cand = dumps.ref.array(match.ref), match.recipe.array(dumps.cand)
+    if ref.nbytes > _READ_AGAIN_BYTES or ref.shape != cand.shape:
+        return ""
+    axes = (axis for axis, size in enumerate(ref.shape) if size > 1)
+    limit = row.tolerance * float(np.linalg.norm(ref))
+    found = next((axis for axis in axes if np.linalg.norm(np.flip(cand, axis) - ref) <= limit), None)
+    return "" if found is None else f"is the reference's in reverse along axis {found}"
 
 
 def _order_of_slices(ref: Array, cand: Array) -> list[int]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from gradscope.comparison.pairing.matching import Dumps, Pairing
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.values.equality import absent_keys
 from gradscope.comparison.pairing.values.sums import added
 from gradscope.dump.interfaces import DumpSource
@@ -54,10 +55,21 @@ def lost_parameters(dumps: Dumps, pairing: Pairing, summed: Collection[str]) -> 
             dumps.ref.resolve(match.ref) in used_ref,
             any(dumps.cand.resolve(key) in used_cand for key in match.recipe.keys),
         )
-        if used[0] is not used[1]:
+        if used[0] is not used[1] and (used[0] or not _is_unread_part(dumps, match)):
             found |= {match.ref, *match.recipe.keys}
     alone = (key for key in (*pairing.only_ref, *pairing.only_cand) if split_key(key)[0] == PARAM)
     return frozenset(found.union(key for key in alone if key not in summed))
+
+
+def _is_unread_part(dumps: Dumps, match: Match) -> bool:
+    """Returns whether a parameter is a part of one of the candidate that nothing reads there: no gradient arrives.
+
+    Its layer computes both parts, as one for a residual and a skip, of which the last residual is not read.
+    """
+    recipe = replace(match.recipe, keys=tuple(key_of(PARAM_GRAD, split_key(key)[1]) for key in match.recipe.keys))
+    known = frozenset(dumps.cand.keys())
+    stored = all(key in known and dumps.cand.has_tensor(key) for key in recipe.keys)
+    return not recipe.as_stored and stored and not np.any(recipe.array(dumps.cand))
 
 
 def _used(source: DumpSource) -> frozenset[str]:

@@ -155,10 +155,12 @@ def _without_refuted_values(
             unclear.add(match.ref)
     refuted: set[str] = set()
     related: dict[str, str] = {}
+    totals: list[Match] = []
     for match in ordered:
         inherited = any(program.inherits(key) for program, key in own[match.ref])
         terms = (pairs[term] for program, key in own[match.ref] for term in program.agreeing_before(key))
-        found = None if inherited else steps_apart(dumps, match, rows[match.ref].tolerance, summed=summed, terms=terms)
+        tolerance = rows[match.ref].tolerance
+        found = None if inherited else steps_apart(dumps, match, tolerance, summed=summed, terms=terms, totals=totals)
         if found is not None and found.applied is not False:
             (agreeing if found.applied else related).update(found.stages)
         # Another form of a function differs by much less than the value from its argument, but leaves a trace.
@@ -171,6 +173,7 @@ def _without_refuted_values(
                 program.differing.add(key)
         else:
             shifted = found is not None and found.shifted
+            totals += [match] if shifted else []
             refuted |= {match.ref} | (set() if shifted else {key_of(ACTIVATION_GRAD, split_key(match.ref)[1])})
     # A gradient that only its value pairs goes with it.
     refuted &= {each.ref for each in pairing.matched if each.matched_by in _GUESSES}

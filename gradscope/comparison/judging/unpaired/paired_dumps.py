@@ -9,13 +9,14 @@ from functools import cached_property, reduce
 
 from gradscope.comparison.judging.loss_comparison import losses_of_both_agree
 from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.pairing.loops.split_batches import is_cut_otherwise
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.normal_forms import NamesWithin
 from gradscope.comparison.pairing.values.equality import absent_keys
 from gradscope.comparison.precision import coarser, dtype_class
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import sources_of
-from gradscope.naming import ACTIVATION, AUX, PARAM, PARAM_GRAD, STATE, is_gradient, key_of, split_key
+from gradscope.naming import ACTIVATION, AUX, INPUT, PARAM, PARAM_GRAD, STATE, is_gradient, key_of, split_key
 from gradscope.naming.paths import loops_around
 
 
@@ -41,6 +42,7 @@ def paired_dumps(dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRo
         all_agree=any(row.compared for row in rows.values()) and all(row.status == "same" for row in rows.values()),
         losses_agree=losses_of_both_agree(dumps, pairing.matched, rows),
         gradients_agree=_gradients_agree(rows.values()),
+        cut_otherwise=any(map(is_cut_otherwise, pairing.matched)),
     )
     return (
         PairedDump(dumps.ref, in_ref, loop_outputs, facts),
@@ -49,10 +51,12 @@ def paired_dumps(dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRo
 
 
 def _is_ported(match: Match) -> bool:
-    """Returns whether a pair has another name or layout in the candidate, which the user did not state."""
-    return match.matched_by in ("path", "order", "fingerprint") or (
-        match.matched_by == "name" and not match.recipe.as_stored
-    )
+    """Returns whether a pair has another name or layout in the candidate, which the user did not state.
+
+    Parts of a batch that both cut otherwise are no more those of one program than such pairs are.
+    """
+    otherwise = match.matched_by == "name" and not match.recipe.as_stored
+    return match.matched_by in ("path", "order", "fingerprint") or otherwise or is_cut_otherwise(match)
 
 
 def _coarsest(source: DumpSource) -> str:
@@ -76,12 +80,14 @@ class PairingFacts:
         all_agree: Whether something is compared, and all of it agrees.
         losses_agree: Whether both losses are known, and agree.
         gradients_agree: Whether gradients are compared, and all of them agree.
+        cut_otherwise: Whether both run over parts of a batch, which they cut otherwise, so that means over them differ.
     """
 
     ported: bool
     all_agree: bool
     losses_agree: bool
     gradients_agree: bool
+    cut_otherwise: bool
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,12 @@ class PairedDump:
             for source in sources:
                 found[source].append(key)
         return found
+
+    @cached_property
+    def has_other_inputs(self) -> bool:
+        """Whether the program has inputs that are compared with none of the other program."""
+        entries = (key_of(entry.family, entry.name) for entry in self.source.manifest.entries if entry.family == INPUT)
+        return any(self.source.resolve(key) not in self.compared for key in entries)
 
     @cached_property
     def values_of_state(self) -> frozenset[str]:

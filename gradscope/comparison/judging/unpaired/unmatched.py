@@ -6,6 +6,7 @@ modules, and a layer of one that is no layer of the other makes no difference th
 other names or layouts, and between precisions, where casts are layers of one side. Otherwise it holds for steps that
 the candidate alone has, as all of the reference is compared, and for the iterations of a loop that one of them alone
 has inside a layer of both, as where attention was rewritten in blocks. Another layer that is missing was lost.
+Nor do inputs of a port where both programs have such in a form of their own, as edges of a graph and a matrix of them.
 Against a capture from PyTorch neither does what such a capture never holds, or what PyTorch keeps beside the program:
 outputs beside the loss, inputs of the loss alone, and counts of the batches seen. Nor does state of a port that the
 other program keeps none of (`unmatched_state`), nor a second name of a parameter. A file without a manifest, such as
@@ -15,6 +16,7 @@ one that `numpy.savez` wrote, needs the first two no more than that: it has no l
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from gradscope.comparison.judging.judge import Unmatched
 from gradscope.comparison.judging.loss_comparison import is_loss
@@ -41,6 +43,9 @@ from gradscope.naming import (
     subject_family,
 )
 from gradscope.naming.paths import loops_around
+
+#: Why inputs do not count that each of two programs has in a form of its own.
+OTHER_FORM: Final = "both programs have inputs in a form of their own, and all that is computed from them agrees"
 
 
 def unmatched(
@@ -74,7 +79,7 @@ def _why_redundant(key: str, own: PairedDump, other: PairedDump, *, lost: bool) 
         return f"only listed, without a tensor ({reason})"
     if reason := _why_of_one_framework(owner, own, other) or _why_of_bare_file(owner, own, other):
         return reason
-    if reason := why_of_state(owner, own, other) or _why_of_second_name(key, owner, own, other):
+    if reason := _why_of_own(key, owner, own, other):
         return reason
     # A file without layers has one name for a tensor, not one for every layer that returns it unchanged.
     if owner != key and owner in own.compared and not other.source.manifest.layers:
@@ -130,6 +135,12 @@ def _why_of_bare_file(owner: str, own: PairedDump, other: PairedDump) -> str:
     return ""
 
 
+def _why_of_own(key: str, owner: str, own: PairedDump, other: PairedDump) -> str:
+    """Returns why what a program is given, or keeps, in its own way needs no counterpart; "" where it does."""
+    why = why_of_state(owner, own, other) or _why_of_second_name(key, owner, own, other)
+    return why or (OTHER_FORM if _is_input_in_another_form(owner, own, other) else "")
+
+
 def _why_of_second_name(key: str, owner: str, own: PairedDump, other: PairedDump) -> str:
     """Returns why the second name of a parameter needs no counterpart in a port; "" where it does, or is none.
 
@@ -139,6 +150,19 @@ def _why_of_second_name(key: str, owner: str, own: PairedDump, other: PairedDump
     if not shared or not own.facts.ported or key in other.known:
         return ""
     return f"the same tensor as {owner}, which is compared"
+
+
+def _is_input_in_another_form(owner: str, own: PairedDump, other: PairedDump) -> bool:
+    """Returns whether both programs of a port have inputs of their own, as edges and a matrix of them, and all agrees.
+
+    Where one of them alone has any, the other lacks what is read.
+    """
+    family, name = split_key(owner)
+    facts, value = own.facts, key_of(INPUT, name)
+    if family not in (INPUT, INPUT_GRAD) or not (facts.ported and facts.all_agree and facts.losses_agree):
+        return False
+    both = facts.gradients_agree and own.has_other_inputs and other.has_other_inputs
+    return both and value not in own.compared and own.lies_between(value)
 
 
 def _is_in_common_layer(owner: str, own: PairedDump, other: PairedDump) -> bool:
@@ -155,14 +179,14 @@ def _why_between(key: str, owner: str, own: PairedDump, other: PairedDump) -> st
     """Returns why a step that only one program has needs no counterpart; "" where it does.
 
     A name that the other program has, too, is missing from its dump for another reason, and counts, unless it is that
-    of another tensor there, or the tensor is compared under another name.
+    of another tensor there, as of another part of the batch, or the tensor is compared under another name.
     """
     family, name = split_key(key)
     if family not in (ACTIVATION, ACTIVATION_GRAD) or not (own.source.manifest.layers and other.source.manifest.layers):
         return ""
     if owner in own.compared:  # a difference counts there, and has one cause, whatever its names
         return f"the same tensor as {owner}, which is compared"
-    if other.lacks(key) or other.lacks(key_of(ACTIVATION, name)):
+    if (other.lacks(key) or other.lacks(key_of(ACTIVATION, name))) and not own.facts.cut_otherwise:
         return ""
     start = key_of(ACTIVATION, split_key(owner)[1]) if is_gradient(family) else owner
     if is_gradient(family) and other.source.manifest.loss is not None and is_loss(own.source, start):

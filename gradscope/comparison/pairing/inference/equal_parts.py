@@ -9,6 +9,7 @@ from typing import Final, TypeAlias, TypeVar
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.layout.interleaved_layouts import interleaved_layouts
 from gradscope.comparison.layout.layouts import (
     AxisLayout,
     BlockOrder,
@@ -60,6 +61,18 @@ def reordered_blocks(ref: Array, cand: Array, counts: Iterable[int] = FEW_BLOCKS
     return ()
 
 
+def interleaved(ref: Array, cand: Array) -> tuple[AxisLayout, ...]:
+    """Returns the layout in which the halves of heads are interleaved in one of two tensors; empty where none agrees.
+
+    Args:
+        ref: The reference's tensor.
+        cand: The candidate's tensor.
+    """
+    if not math.isclose(norm_of(ref), norm_of(cand), rel_tol=SAME):
+        return ()
+    return agreeing_layouts(ref, cand, interleaved_layouts(ref.shape, cand.shape))
+
+
 def assigned(
     parts: Sequence[Array], candidates: Mapping[_Key, Array], possible: Layouts = layouts
 ) -> tuple[list[_Key], AxisLayout] | None:
@@ -97,6 +110,7 @@ def _agreeing(
     for key in keys:
         among = possible(array.shape, candidates[key].shape) if common is None else (common,)
         agreeing = agreeing_layouts(array, candidates[key], among)
+        agreeing = agreeing or (interleaved(array, candidates[key]) if common is None else ())
         if agreeing and relative_error(array, candidates[key], agreeing[0]) <= SAME:
             yield key, agreeing[0]
 

@@ -265,8 +265,9 @@ def _shapes(dumps: Dumps, match: Match) -> _Shapes:
 
 
 def _fitting(layout: AxisLayout, among: Iterable[AxisLayout]) -> AxisLayout | None:
-    """Returns a layout where it is possible for a pair; flips and orders of blocks always are."""
-    return layout if layout.flipped or layout.blocks is not None or layout in tuple(among) else None
+    """Returns a layout where it is possible for a pair; flips, halves and orders of blocks always are."""
+    always = layout.flipped or layout.interleaved or layout.blocks is not None
+    return layout if always or layout in tuple(among) else None
 
 
 def _pure_axes(layout: AxisLayout) -> tuple[int, ...] | None:

@@ -2,7 +2,8 @@
 
 Beyond the layouts that the shapes allow, it tries flips of a parameter's spatial axes (a convolution, where another
 framework correlates), and other orders inside of an axis that is a flattened image (`[H W C]` for `[C H W]`). How many
-channels there may be is known from the activations and inputs of both dumps.
+channels there may be is known from the activations and inputs of both dumps. Last, it tries heads whose halves are
+interleaved.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gradscope.comparison.layout.layouts import (
     flipped_layouts,
     layouts,
 )
-from gradscope.comparison.pairing.inference.equal_parts import reordered_blocks
+from gradscope.comparison.pairing.inference.equal_parts import interleaved, reordered_blocks
 from gradscope.comparison.pairing.inference.shuffled_blocks import shuffled_counts
 from gradscope.comparison.pairing.matching import Dumps
 from gradscope.naming import ACTIVATION, AUX, INPUT, PARAM, STATE, TENSOR, subject_family
@@ -60,7 +61,8 @@ class LayoutSearch:
         if family in _KERNELS:
             found = agreeing_layouts(one, other, flipped_layouts(one.shape, other.shape))
             found = found or reordered_blocks(one, other)
-        return found or reordered_blocks(one, other, shuffled_counts(one, other))
+        found = found or reordered_blocks(one, other, shuffled_counts(one, other))
+        return found or interleaved(one, other)
 
     def possible(self, ref: str, cand: str) -> tuple[AxisLayout, ...]:
         """Returns the layouts without flips that the shapes of two tensors allow."""

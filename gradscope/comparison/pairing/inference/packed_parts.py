@@ -1,6 +1,7 @@
 """`PackedParts` stores which tensors of one dump are the parts of a tensor of the other, in one axis or in two.
 
-A `Cut` stores how the packed tensor is divided. The kernels of experts may be stacked as `[layers, experts, ...]`.
+A `Cut` stores how the packed tensor is divided. The kernels of experts may be stacked as `[layers, experts, ...]`, and
+those of a scan over layers be packed in each: `[layers, in, gate and up]`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.layout.layouts import AxisLayout, Shape, layouts
-from gradscope.comparison.layout.recipe_steps import Concatenate, RecipeStep, Reshape, Split, Stack, Unstack
+from gradscope.comparison.layout.recipe_steps import (
+    Concatenate,
+    RecipeStep,
+    Reshape,
+    Split,
+    Stack,
+    Transpose,
+    Unstack,
+)
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.inference.equal_parts import Layouts, assigned
 from gradscope.comparison.pairing.matching import Dumps, Match, MatchedBy
@@ -26,27 +35,50 @@ STACKED: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Cut divides a tensor into equal parts: along an axis, or, where that is None, into those stacked in two axes."""
+    """Cut divides a tensor into equal parts.
+
+    Attributes:
+        axis: The axis along which it is divided; None where the parts are stacked in two axes.
+        layers: How many slices along the first axis are each divided along the axis; 1 where the tensor is.
+    """
 
     axis: int | None
+    layers: int = 1
 
     def blocks(self, array: Array, count: int) -> list[Array]:
         """Returns the parts of an array, in C order of the axes that they are stacked in."""
         if self.axis is None:
             stack = array.reshape(count, *array.shape[STACKED:])
             return [stack[number, ...] for number in range(count)]
-        return np.split(array, count, axis=self.axis)
+        slices = array if self.layers > 1 else (array,)
+        return [part for each in slices for part in np.split(each, count // self.layers, axis=self._within)]
 
     def apart(self, shape: Shape, count: int) -> tuple[tuple[RecipeStep, ...], Shape]:
         """Returns the steps that divide a tensor of a shape, and the shape of its parts."""
         if self.axis is None:
             return (Unstack(0),) * STACKED, shape[STACKED:]
-        part = tuple(size // count if axis == self.axis else size for axis, size in enumerate(shape))
-        return (Split(self.axis, count),), part
+        into = count // self.layers
+        part = tuple(size // into if axis == self.axis else size for axis, size in enumerate(shape))
+        if self.layers == 1:
+            return (Split(self.axis, into),), part
+        return (Unstack(0), Split(self._within, into)), part[1:]
 
-    def together(self, shape: Shape) -> tuple[RecipeStep, ...]:
+    def together(self, shape: Shape, count: int) -> tuple[RecipeStep, ...]:
         """Returns the steps that make a tensor of a shape of its parts."""
-        return (Stack(0), Reshape(shape)) if self.axis is None else (Concatenate(self.axis),)
+        if self.axis is None:
+            return Stack(0), Reshape(shape)
+        if self.layers == 1:
+            return (Concatenate(self.axis),)
+        _, part = self.apart(shape, count)
+        order = [0, *range(2, len(shape) + 1)]
+        order.insert(self.axis, 1)  # the axis of the parts of each slice in front of that which they make up
+        apart = (self.layers, count // self.layers, *part)
+        return Stack(0), Reshape(apart), Transpose(tuple(order)), Reshape(shape)
+
+    @property
+    def _within(self) -> int:
+        """The axis in a slice."""
+        return (self.axis or 0) - (self.layers > 1)
 
 
 def cuts(shape: Shape, count: int) -> Iterator[Cut]:
@@ -55,6 +87,9 @@ def cuts(shape: Shape, count: int) -> Iterator[Cut]:
     leading = shape[:STACKED]
     if len(leading) == STACKED and min(leading) > 1 and math.prod(leading) == count:
         yield Cut(None)
+    layers = shape[0] if shape else 0
+    if 1 < layers < count and count % layers == 0:
+        yield from (Cut(axis, layers) for axis in range(1, len(shape)) if shape[axis] % (count // layers) == 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +114,7 @@ class PackedParts:
         """
         if of_ref:
             own = dumps.cand.entry(self.parts[0]).shape
-            steps = (*self.layout.steps(own), *self.cut.together(dumps.ref.entry(self.key).shape))
+            steps = (*self.layout.steps(own), *self.cut.together(dumps.ref.entry(self.key).shape, len(self.parts)))
             yield Match(ref=self.key, recipe=Recipe(keys=self.parts, steps=steps), matched_by=self.matched_by)
             return
         apart, own = self.cut.apart(dumps.cand.entry(self.key).shape, len(self.parts))

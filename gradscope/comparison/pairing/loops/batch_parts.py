@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Final, Generic, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.pairing.matching import Dumps
+from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.pairing.normal_forms import spelt, tokens_of
 from gradscope.dump.interfaces import DumpSource
-from gradscope.naming import ACTIVATION, split_key
+from gradscope.naming import ACTIVATION, PARAM, key_of, split_key
 from gradscope.naming.paths import without_iterations, without_occurrence
 
 _KindT = TypeVar("_KindT", bound=Hashable)
@@ -78,7 +78,20 @@ class BatchParts:
         return ((self.whole,), self.parts) if self.of_ref else (self.parts, (self.whole,))
 
 
-def batch_parts(dumps: Dumps, ref: Sequence[str], cand: Sequence[str], rule: PartsRule[_KindT]) -> Iterator[BatchParts]:
+#: The keys of the activations that the calls of one layer made, in order: those of the reference, and the candidate's.
+LayerCalls: TypeAlias = tuple[Sequence[str], Sequence[str]]
+
+#: The reference's names of layers by the candidate's, in their normal form.
+LayerNames: TypeAlias = Mapping[str, str]
+
+
+def batch_parts(
+    dumps: Dumps,
+    ref: Sequence[str],
+    cand: Sequence[str],
+    rule: PartsRule[_KindT],
+    renamed: LayerNames | None = None,
+) -> Iterator[BatchParts]:
     """Yields activations with their parts.
 
     Both programs call a layer some times for each part of the batch, which is all of it or, as four examples of eight
@@ -89,17 +102,73 @@ def batch_parts(dumps: Dumps, ref: Sequence[str], cand: Sequence[str], rule: Par
         ref: Keys of the reference.
         cand: Keys of the candidate.
         rule: What can be a part of what, and how far values are from what their parts make.
+        renamed: The names of layers in both programs; None where they are the same.
     """
     taken = set[str](), set[str]()
+    for calls in layer_calls(ref, cand, renamed, taken):
+        for found in _in_best_order(dumps, *calls, rule):
+            for side, keys in zip(taken, found.keys(), strict=True):
+                side.update(keys)
+            yield found
+
+
+def layer_calls(
+    ref: Sequence[str],
+    cand: Sequence[str],
+    renamed: LayerNames | None = None,
+    taken: tuple[Collection[str], Collection[str]] = ((), ()),
+) -> Iterator[LayerCalls]:
+    """Yields the calls of each layer of both programs.
+
+    Args:
+        ref: Keys of the reference.
+        cand: Keys of the candidate.
+        renamed: The names of layers in both programs; None where they are the same.
+        taken: Keys of both that are left out, and may become more on the way.
+    """
     # The iterations of a scan over layers are numbers of layers, and those of a scan over parts of the batch are none.
-    for layer_of in (without_occurrence, lambda name: without_iterations(without_occurrence(name))):
+    for layer_of in _LAYERS:
         of_ref = _calls((key for key in ref if key not in taken[0]), layer_of)
         of_cand = _calls((key for key in cand if key not in taken[1]), layer_of)
-        for refs, cands in ((refs, of_cand[name]) for name, refs in of_ref.items() if name in of_cand):
-            for found in _in_best_order(dumps, refs, cands, rule):
-                for side, keys in zip(taken, found.keys(), strict=True):
-                    side.update(keys)
-                yield found
+        if renamed is not None:
+            of_cand = {renamed[name]: keys for name, keys in of_cand.items() if name in renamed}
+        yield from ((refs, of_cand[name]) for name, refs in of_ref.items() if name in of_cand)
+
+
+def renamed_layers(dumps: Dumps, matches: Iterable[Match]) -> LayerNames:
+    """Returns the names of layers that alone use a parameter in both programs.
+
+    Args:
+        dumps: The dumps.
+        matches: Their pairs.
+    """
+    of_ref, of_cand = _users(dumps.ref), _users(dumps.cand)
+    found: dict[str, set[str]] = defaultdict(set)
+    for match in (each for each in matches if split_key(each.ref)[0] == PARAM and len(each.recipe.keys) == 1):
+        for one, other in zip(of_ref[match.ref], of_cand[match.cand], strict=True):
+            if len(one) == len(other) == 1:
+                found[next(iter(other))] |= one
+    return {name: next(iter(names)) for name, names in found.items() if len(names) == 1}
+
+
+def _users(source: DumpSource) -> Mapping[str, Sequence[set[str]]]:
+    """Returns the names of the innermost layers that use each parameter, in both forms of `layer_calls`."""
+    composites = {layer.parent for layer in source.manifest.layers}
+    found: defaultdict[str, list[set[str]]] = defaultdict(lambda: [set() for _ in _LAYERS])
+    for layer in source.manifest.layers:
+        outputs = layer.outputs if layer.path not in composites and len(layer.outputs) == 1 else ()
+        for name in layer.params if outputs else ():
+            for names, layer_of in zip(found[key_of(PARAM, name)], _LAYERS, strict=True):
+                names |= {spelt(tokens_of(layer_of(each))) for each in outputs}
+    return found
+
+
+def _of_all_iterations(name: str) -> str:
+    return without_iterations(without_occurrence(name))
+
+
+#: What makes the name of a layer of that of a call: iterations of a loop are layers, or calls as well.
+_LAYERS: Final = (without_occurrence, _of_all_iterations)
 
 
 def _calls(keys: Iterable[str], layer_of: Callable[[str], str]) -> dict[str, list[str]]:

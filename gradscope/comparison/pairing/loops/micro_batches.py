@@ -19,8 +19,15 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.layout.layouts import Shape
 from gradscope.comparison.layout.recipes import Recipe
-from gradscope.comparison.pairing.loops.batch_parts import BatchParts, PartsRule, batch_parts
+from gradscope.comparison.pairing.loops.batch_parts import (
+    BatchParts,
+    LayerNames,
+    PartsRule,
+    batch_parts,
+    renamed_layers,
+)
 from gradscope.comparison.pairing.loops.joined_parts import Order, PartJoin, order_of_examples, part_joins
+from gradscope.comparison.pairing.loops.split_batches import by_split_batches
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.precision import dtype_class
 from gradscope.dump.interfaces import DumpSource
@@ -35,10 +42,21 @@ _MOST_READ: Final = 8
 
 def by_micro_batches(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     """Yields matches of activations and their gradients with those of the parts of the batch."""
-    if unmatched.only_ref == unmatched.only_cand and _have_equal_shapes(dumps, unmatched.only_ref):
-        return
+    if unmatched.only_ref != unmatched.only_cand or not _have_equal_shapes(dumps, unmatched.only_ref):
+        yield from _of_layers(dumps, unmatched)
+
+
+def by_renamed_micro_batches(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
+    """Yields the same of layers that have other names, and parameters that are paired."""
+    if any("#" in key or "[" in key for key in (*unmatched.only_ref, *unmatched.only_cand)):
+        renamed = renamed_layers(dumps, unmatched.matched)
+        yield from by_split_batches(dumps, unmatched, renamed)
+        yield from _of_layers(dumps, unmatched, renamed)
+
+
+def _of_layers(dumps: Dumps, unmatched: Pairing, renamed: LayerNames | None = None) -> Iterator[Match]:
     loops = _loops(unmatched.only_ref) | _loops(unmatched.only_cand)
-    found = list(batch_parts(dumps, unmatched.only_ref, unmatched.only_cand, _SumsOfSquares(loops=loops)))
+    found = list(batch_parts(dumps, unmatched.only_ref, unmatched.only_cand, _SumsOfSquares(loops=loops), renamed))
     proven = _proven_order(dumps, found)
     free = frozenset(unmatched.only_ref), frozenset(unmatched.only_cand)
     for parts in found:

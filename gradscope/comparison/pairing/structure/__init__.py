@@ -6,6 +6,7 @@
 - `shuffled_layers`: the same, of layers that are packed block by block in another order.
 - `joined_values`: values that are two of the other program, joined.
 - `second_names`: second names of tensors whose first names are paired.
+- `updated_state`: what a program returns beside the loss, by the state that it updates.
 - `uncertain_names`: which names of values count, and when, where those of parameters differ.
 - `shared_parameters`: which parameters layers of two programs have in common, of stacked ones by iterations.
 - `value_places`: with which parameters a value is computed and read.

@@ -3,7 +3,8 @@
 One program projects query, key and value by one layer, or runs all experts as one, where the other has a layer for
 each. Which parameters are packed in which is known from their values (`values.by_parts`). The output of a layer that
 uses a packed one is cut into the outputs of the layers that use the parts, along the axis and in the layout in which
-most parts agree. Where none does, the layout is that of most activations that are found by their values.
+most parts agree. Where none does, the layout is that of most activations that are found by their values. A part whose
+layer nothing reads, as the last residual of a network that adds up skips, is not computed where it is a layer alone.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def by_packed_layers(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     of_cand, of_ref = paired_parameters(unmatched.matched)
     known = _Known(_usual(unmatched.matched), dumps.tolerance(ACTIVATION, FULL, FULL))
     free = {*unmatched.only_ref}, {*unmatched.only_cand}
-    for packed, parts in calls_of(in_cand, outputs[1], outputs[0], of_cand):
+    for packed, parts in calls_of(in_cand, outputs[1], outputs[0], of_cand, unread=True):
         cut = _cut(dumps.cand, packed, dumps.ref, parts, known, of_ref=False) if packed in free[1] else None
         if cut is not None:
             steps = (cut.step, *cut.layout.steps(cut.shape))
@@ -113,6 +114,8 @@ def calls_of(
     holder: Mapping[str, list[str]],
     other: Mapping[str, list[str]],
     paired: Mapping[str, Sequence[str]],
+    *,
+    unread: bool = False,
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yields the outputs of packed layers with those of their parts; of several parameters of a layer the last decides.
 
@@ -125,13 +128,15 @@ def calls_of(
         holder: The outputs of the layers of the program that has packed ones, by the keys of their parameters.
         other: The same of the other program.
         paired: The counterparts of all parameters of the program that has packed ones.
+        unread: Whether some parts may have no layers, which nothing reads; their outputs are "".
     """
     found: dict[str, tuple[str, ...]] = {}
     for name, parts in packed.items():
         wholes, outputs = holder.get(name, []), [other.get(part, []) for part in parts]
-        if all(len(each) == len(wholes) for each in outputs):
-            found.update((output, tuple(each[call] for each in outputs)) for call, output in enumerate(wholes))
-    found = {output: parts for output, parts in found.items() if len({*parts}) == len(parts)}
+        counts = {len(each) for each in outputs}
+        if counts == {len(wholes)} or (unread and counts == {len(wholes), 0}):
+            found |= {out: tuple(each[call] if each else "" for each in outputs) for call, out in enumerate(wholes)}
+    found = {output: parts for output, parts in found.items() if len({*filter(None, parts)}) == sum(map(bool, parts))}
     for name, counterparts in paired.items():
         users = {output for each in counterparts for output in other.get(each, [])}
         for output in holder.get(name, []):
@@ -172,10 +177,12 @@ def _cut(
     of_ref: bool,
 ) -> _Cut | None:
     """Returns how a tensor is cut into others; None where their shapes do not fit."""
-    entries = [other.entry(part) for part in parts]
+    entries = [other.entry(part) for part in parts if part]
     if not all(comparable(holder.entry(packed).dtype, entry.dtype) for entry in entries):
         return None
-    array, arrays = holder.array(packed), [other.array(part) for part in parts]
+    # What is not computed is taken to have the shape of the others, and agrees with nothing.
+    unread = np.full(entries[0].shape, np.nan, np.float32)
+    array, arrays = holder.array(packed), [other.array(part) if part else unread for part in parts]
     cuts = [_read(array, arrays, axis, known, of_ref=of_ref) for axis in reversed(range(array.ndim))]
     return max(filter(None, cuts), key=lambda cut: len(cut.agreeing), default=None)
 

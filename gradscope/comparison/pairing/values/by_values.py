@@ -29,13 +29,13 @@ from gradscope.comparison.layout.layouts import arranged
 from gradscope.comparison.layout.recipe_steps import Reshape
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
-from gradscope.comparison.pairing.normal_forms import NamesWithin, tokens_of
+from gradscope.comparison.pairing.normal_forms import tokens_of
 from gradscope.comparison.pairing.values.equal_classes import EqualClasses, equal_classes
 from gradscope.comparison.pairing.values.equality import Equality, absent_keys
 from gradscope.comparison.pairing.values.same_use import SameUse
 from gradscope.comparison.precision import dtype_class
 from gradscope.dump.interfaces import DumpSource
-from gradscope.naming import AUX, PARAM, PARAM_GRAD, STATE, TENSOR, is_gradient, key_of, split_key, subject_family
+from gradscope.naming import PARAM, PARAM_GRAD, STATE, TENSOR, is_gradient, key_of, split_key, subject_family
 
 #: The most pairs of equal tensors that are all rated.
 _MOST_PAIRS: Final = 4096
@@ -105,22 +105,6 @@ def by_disconnected(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
             )
             if free.issuperset(keys) or arrives:
                 yield Match(ref=key, recipe=recipe, matched_by=match.matched_by)
-
-
-def by_updated_state(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:  # noqa: ARG001 - only names are compared
-    """Yields matches of auxiliary outputs that have the names of paired parameters or state, which they update."""
-    names = {
-        split_key(match.ref)[1]: split_key(match.cand)[1]
-        for match in unmatched.matched
-        if split_key(match.ref)[0] in (PARAM, STATE) and len(match.recipe.keys) == 1
-    }
-    outputs = NamesWithin(split_key(key)[1] for key in unmatched.only_cand if split_key(key)[0] == AUX)
-    given = NamesWithin(names)
-    for key in (key for key in unmatched.only_ref if split_key(key)[0] == AUX):
-        for name in given.of(split_key(key)[1]):
-            updated = outputs.of(names[name])
-            if len(updated) == 1:
-                yield Match.of(key, key_of(AUX, updated[0]), "path")
 
 
 def _of_families(dumps: Dumps, unmatched: Pairing, equality: Equality, *, gradients: bool) -> Iterator[Match]:

@@ -3,7 +3,8 @@
 Found is a value made of parameters and the batch from which an argument is subtracted, and which is multiplied by one
 over the root of another one, or divided by that root, but for a number that is added to it and for factors. What is
 made of the batch alone, such as normalised observations, does not count, nor does a root without a mean, as of the
-degrees of a graph.
+degrees of a graph. Nor does what no parameter is applied to any more: predictions are compared with targets in the
+units of those, whose mean and variance a step is given.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class _Search:
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self._frames = {frame.key: frame for frame in trace.root.walk()}
-        self._constants, self._values = Constants(trace), ModelValues(trace, ForwardFlow())
+        self._flow = ForwardFlow()
+        self._constants, self._values = Constants(trace), ModelValues(trace, self._flow)
 
     def is_norm(self, frame: Frame, equation: Equation) -> bool:
         """Returns whether an equation multiplies what is centred by what is made of a given variance."""
@@ -56,7 +58,29 @@ class _Search:
             return False
         one, other = equation.invars
         pairs = [(one, other)] if equation.primitive.name == "div" else [(one, other), (other, one)]
-        return any(self._is_centred(frame, value) and self._is_of_variance(frame, factor) for value, factor in pairs)
+        return any(
+            self._is_centred(frame, value) and self._is_of_variance(frame, factor) and self._is_read(frame, equation)
+            for value, factor in pairs
+        )
+
+    def _is_read(self, frame: Frame, equation: Equation) -> bool:
+        """Returns whether parameters are applied to what an equation makes, or are a factor in it."""
+        variables = [FrameVariable(frame, atom) for atom in equation.invars if not is_literal(atom)]
+        if sum(each in self._values.of_params for each in variables) > 1:
+            return True
+        start = FrameVariable(frame, equation.outvars[0])
+        return any(
+            self._is_weight(step.frame, atom)
+            for value in self._flow.reached([start])
+            for step in self._flow.steps(value)
+            for atom in step.frame.jaxpr.eqns[step.number].invars
+        )
+
+    def _is_weight(self, frame: Frame, atom: Atom) -> bool:
+        """Returns whether parameters alone make an array: a number may be the penalty of a loss."""
+        variable = FrameVariable(frame, atom)
+        several = not is_literal(atom) and math.prod(atom.aval.shape) > 1
+        return several and variable in self._values.of_params and variable not in self._values.of_batch
 
     def _is_centred(self, frame: Frame, atom: Atom) -> bool:
         made = self._maker(frame, atom, COPIES)

@@ -19,12 +19,14 @@ pytestmark = pytest.mark.usefixtures("compiled_in_a_hurry")
 EXAMPLES = 4
 
 
-def of_part(variables: dict[str, Any], x: Any, *, factor: float = 1.0) -> Any:
+def of_part(
+    variables: dict[str, Any], x: Any, *, factor: float = 1.0, names: tuple[str, str] = ("shared", "head")
+) -> Any:
     """A network that calls one layer twice."""
     for _ in range(2):
-        with jax.named_scope("shared"):
-            x = jnp.tanh(x @ variables["w"])
-    with jax.named_scope("head"):
+        with jax.named_scope(names[0]):
+            x = jnp.tanh(x @ variables[names[0]])
+    with jax.named_scope(names[1]):
         return jnp.square(factor * x).mean()
 
 
@@ -84,15 +86,15 @@ OTHER_PARTS: dict[str, Any] = {
 
 
 @cache
-def captured(way: str, factor: float = 1.0) -> gs.Dump:
+def captured(way: str, factor: float = 1.0, names: tuple[str, str] = ("shared", "head")) -> gs.Dump:
     def loss(variables: dict[str, Any], batch: dict[str, Any]) -> Any:
-        return {**WAYS, **OTHER_PARTS}[way](variables, batch["x"], factor=factor)
+        return {**WAYS, **OTHER_PARTS}[way](variables, batch["x"], factor=factor, names=names)
 
-    return gs.capture(loss, *arguments())
+    return gs.capture(loss, *arguments(names[0]))
 
 
-def arguments() -> tuple[dict[str, Any], dict[str, Any]]:
-    return {"w": drawn(1, 3, 3)}, {"x": drawn(2, EXAMPLES, 3)}
+def arguments(name: str = "shared") -> tuple[dict[str, Any], dict[str, Any]]:
+    return {name: drawn(1, 3, 3)}, {"x": drawn(2, EXAMPLES, 3)}
 
 
 def joined(one: str, other: str) -> set[str]:
@@ -122,9 +124,33 @@ def test_parts_that_are_mapped_over_are_compared_with_those_of_a_loop() -> None:
         assert {"shared", "shared#2", "head", "head#2"} <= joined(one, other)
 
 
+#: Two ways to cut a batch of which no part of one is made of parts of the other.
+OTHERWISE_CUT = [("two parts", "every second"), ("two parts", "unequal"), ("unequal", "every second, scanned")]
+
+
+@pytest.mark.parametrize(("one", "other"), [*OTHERWISE_CUT, *(each[::-1] for each in OTHERWISE_CUT)])
+def test_parts_are_compared_with_those_that_are_cut_otherwise(one: str, other: str) -> None:
+    assert {"shared", "shared#2", "shared#3", "shared#4"} <= joined(one, other) | {"shared#3", "shared#4"}
+
+
+@pytest.mark.parametrize("other", ["whole", "two parts", "every second"])
+def test_parts_under_other_names_are_compared_by_the_parameters_of_their_layers(other: str) -> None:
+    for one, two in permutations((captured("two parts"), captured(other, names=("layer", "end")))):
+        found = gs.compare(one, two)
+        assert found.verdict == "same", found.sentence
+        known = {row.name for row in found.rows if row.family == "activation" and row.status == "same"}
+        assert {"shared", "shared#2"} <= known or {"layer", "layer#2"} <= known
+    wrong = gs.compare(captured("whole"), captured("every second", 1.01, ("layer", "end")))
+    assert wrong.first_divergence.forward is not None
+    assert wrong.first_divergence.forward.name == "head"
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
-    [("whole", "four parts"), ("four parts", "two parts"), *(("whole", parts) for parts in OTHER_PARTS)],
+    [
+        *(("whole", "four parts"), ("four parts", "two parts"), *OTHERWISE_CUT),
+        *(("whole", parts) for parts in OTHER_PARTS),
+    ],
 )
 def test_a_fault_in_them_has_its_place(one: str, other: str) -> None:
     found = gs.compare(captured(one), captured(other, 1.01))

@@ -107,3 +107,72 @@ def test_a_layer_that_is_lost_in_the_iterations_of_a_loop_of_both_is_missing() -
     found = gs.compare(looped(kept=True), looped(kept=False))
     assert found.verdict == "different"
     assert found.sentence.endswith("tensors only in the reference.")
+
+
+KERNELS = [np.random.default_rng(number).normal(size=(WIDTH, WIDTH)).astype(np.float32) for number in range(4)]
+READ = np.random.default_rng(9).normal(size=(LENGTH, WIDTH)).astype(np.float32)
+
+
+def unrolled() -> gs.Dump:
+    def loss(variables: dict[str, Array], batch: dict[str, Array]) -> Array:
+        x = batch["x"]
+        for name, kernel in variables.items():
+            with jax.named_scope(name):
+                x = jnp.tanh(x @ kernel)
+        with jax.named_scope("head"):
+            return jnp.square(x).mean()
+
+    return gs.capture(loss, {f"layers.{number}": each for number, each in enumerate(KERNELS)}, {"x": READ})
+
+
+def scanned(*, backwards: bool = False, first: int = 0, last: int = 4) -> gs.Dump:
+    """The same layers in a scan, which takes the last of them first, or leaves some out."""
+
+    def loss(variables: dict[str, Array], batch: dict[str, Array]) -> Array:
+        def body(x: Array, kernel: Array) -> tuple[Array, None]:
+            with jax.named_scope("dense"):
+                return jnp.tanh(x @ kernel), None
+
+        with jax.named_scope("layers"):
+            x, _ = lax.scan(body, batch["x"], variables["layers"][first:last], reverse=backwards)
+        with jax.named_scope("head"):
+            return jnp.square(x).mean()
+
+    return gs.capture(loss, {"layers": np.stack(KERNELS)}, {"x": READ})
+
+
+def test_layers_that_a_scan_takes_from_the_last_to_the_first_are_said_to_read_each_other() -> None:
+    assert gs.compare(unrolled(), scanned()).verdict == "same"
+    found = gs.compare(unrolled(), scanned(backwards=True)).sentence
+    assert found.startswith("Forward first differs at `layers.0`"), found
+    assert "which reads `x`, and in the candidate `layers.1`" in found
+
+
+def test_a_kernel_that_a_scan_leaves_out_is_named() -> None:
+    found = gs.compare(unrolled(), scanned(first=1)).sentence
+    assert "no gradient arrives at `layers.0` in the candidate" in found
+    found = gs.compare(scanned(last=3), scanned(first=1)).sentence
+    assert "the gradient of `layers` is of the slices [1, 2, 3] alone, and the reference's of [0, 1, 2]" in found
+
+
+@pytest.mark.parametrize("behind", ["last", "mean"])
+def test_outputs_that_a_loop_has_in_reverse_are_said_to_be(behind: str) -> None:
+    def program(name: str, *, backwards: bool) -> gs.Dump:
+        def loss(variables: dict[str, Array], batch: dict[str, Array]) -> Array:
+            def step(state: Array, x: Array) -> tuple[Array, Array]:
+                state = jnp.tanh(x @ variables[f"{name}_in"] + state @ variables[f"{name}_state"])
+                return state, state
+
+            with jax.named_scope(name):
+                _, outputs = lax.scan(step, jnp.zeros(WIDTH), batch["x"], reverse=True)
+                outputs = outputs[::-1] if backwards else outputs
+            with jax.named_scope("head" if name == "rnn" else "out"):
+                x = outputs[-1] if behind == "last" else outputs.mean(0) * (1.1 if backwards else 1.0)
+                return jnp.square(x).mean()
+
+        weights = dict(zip((f"{name}_in", f"{name}_state"), KERNELS, strict=False))
+        return gs.capture(loss, weights, {"x": READ})
+
+    found = gs.compare(program("rnn", backwards=False), program("cell", backwards=True))
+    row = next(each for each in found.rows if (each.family, each.name) == ("activation", "rnn"))
+    assert row.likely == "is the reference's in reverse along axis 0"

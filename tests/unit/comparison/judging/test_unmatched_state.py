@@ -85,3 +85,68 @@ def test_state_counts_that_both_programs_keep_and_that_is_not_the_same() -> None
     ):
         assert gs.compare(both, other).verdict == "different"
         assert gs.compare(other, both).verdict == "different"
+
+
+WIDE = {"first": _draw(size=(4, 6)).astype(np.float32), "second": _draw(size=(6, 6)).astype(np.float32)}
+MOVING = {
+    name: {"mean": _draw(size=6).astype(np.float32), "var": _draw(size=6).astype(np.float32) ** 2} for name in WIDE
+}
+
+
+def _moving(names: tuple[str, ...], momentum: float = 0.1, *, biased: bool = False) -> Dump:
+    """Two layers, after each of which running statistics move; their names are those of the layers, or are numbered."""
+    apart = names != tuple(WIDE)
+
+    def loss(variables: Any, x: Any) -> Any:
+        new: list[Any] = []
+        for name, old in zip(names, variables["statistics"].values(), strict=True):
+            with jax.named_scope(name):
+                x = x @ variables["params"][name]
+            statistics = (x.mean(0), x.var(0) * (1.0 if biased else 1.25))
+            new.append([old + momentum * (each - old) for old, each in zip(old.values(), statistics, strict=True)])
+        kept = {str(at): dict(zip("mv", each, strict=True)) for at, each in enumerate(new)}
+        named = {name: dict(zip(("mean", "var"), each, strict=True)) for name, each in zip(names, new, strict=True)}
+        return jax.numpy.square(x).mean(), jax.lax.stop_gradient(kept if apart else named)
+
+    statistics = {f"{name}_statistics": each for name, each in zip(names, MOVING.values(), strict=True)}
+    variables = {"params": dict(zip(names, WIDE.values(), strict=True)), "statistics": statistics}
+    return gs.capture(loss, variables, X, origins=False)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_statistics_that_move_by_another_momentum_are_compared_with_those_that_move_from_the_same(biased: bool) -> None:
+    found = gs.compare(_moving(tuple(WIDE)), _moving(("a", "b"), 0.9, biased=biased))
+    rows = {row.name: row.counterpart for row in found.rows if row.family == "aux" and row.status == "different"}
+    assert rows == {"first/mean": "0/m", "first/var": "0/v", "second/mean": "1/m", "second/var": "1/v"}
+    assert gs.compare(_moving(tuple(WIDE)), _moving(("a", "b"))).verdict == "same"
+
+
+EDGES = {"sender": np.array([0, 1, 1, 3, 4], np.int32), "receiver": np.array([1, 0, 2, 2, 3], np.int32)}
+
+
+def _graph(name: str, *, edges: bool = True, matrix: bool = False, slope: float = 1.0) -> Dump:
+    """A sum over the edges of a graph, which are a list of them or a matrix."""
+    dense = np.zeros((5, 5), np.float32)
+    dense[EDGES["receiver"], EDGES["sender"]] = 1
+
+    def loss(variables: Any, batch: Any) -> Any:
+        with jax.named_scope(name):
+            y = batch["x"] @ variables[name]
+        if matrix:
+            y = slope * batch["matrix"] @ y
+        else:
+            y = slope * jax.ops.segment_sum(y[EDGES["sender"]], batch.get("receiver", EDGES["receiver"]), 5)
+        return jax.numpy.square(y).mean()
+
+    batch = {"x": X} | (EDGES if edges and not matrix else {}) | ({"matrix": dense} if matrix else {})
+    return gs.capture(loss, {name: WIDE["first"]}, batch, origins=False)
+
+
+def test_inputs_of_which_each_program_has_a_form_of_its_own_are_told_beside_the_verdict() -> None:
+    one, other = _graph("fc"), _graph("dense", matrix=True)
+    for found in (gs.compare(one, other), gs.compare(other, one)):
+        assert found.verdict == "same", found.sentence
+        assert "reads 1 input that the " in found.sentence
+        assert "`matrix`" in found.sentence
+    assert gs.compare(one, _graph("dense", matrix=True, slope=1.1)).verdict == "different"
+    assert gs.compare(one, _graph("dense", edges=False)).verdict == "different"  # it lacks inputs, and has none instead

@@ -34,8 +34,8 @@ def moments(h: Any) -> tuple[Any, Any]:
 GIVEN = (
     lambda h, p, b: (h - b["mean"]) * (jax.lax.rsqrt(b["var"] + 1e-5) * p["scale"]) + p["bias"],
     lambda h, p, b: p["scale"] * ((h - b["mean"]) / jnp.sqrt(b["var"] + 1e-5)) + p["bias"],
-    lambda h, p, b: jax.vmap(lambda e: (e - b["mean"]) / jnp.sqrt(b["var"][None] + 1e-5)[0])(h),
-    lambda h, p, b: (h[:1] - b["mean"]) * jax.lax.rsqrt(b["var"] + 1e-5),  # of one example
+    lambda h, p, b: jax.vmap(lambda e: (e - b["mean"]) / jnp.sqrt(b["var"][None] + 1e-5)[0])(h) @ p["w"],
+    lambda h, p, b: (h[:1] - b["mean"]) * jax.lax.rsqrt(b["var"] + 1e-5) + p["bias"],  # of one example
     jax.jit(lambda h, p, b: (h - b["mean"][None]) * jax.lax.rsqrt(jnp.maximum(b["var"], 1e-5)) * p["scale"]),
 )
 OTHER = (
@@ -47,6 +47,8 @@ OTHER = (
     lambda h, p, b: (1 - h) * jax.lax.rsqrt(b["var"] + 1e-5),
     lambda h, p, b: (h - b["mean"]) / b["var"],
     lambda h, p, b: (h - b["y"]) / jnp.sqrt(b["var"]),  # a residual by the error of what was measured
+    # predictions in the units of the targets, and a penalty
+    lambda h, p, b: (h - b["mean"]) * jax.lax.rsqrt(b["var"] + 1e-5) - b["y"] + jnp.square(p["w"]).sum(),
     lambda h, p, b: h.mean() + ((p["w"] - b["mean"]) / jnp.sqrt(b["var"])).sum(),  # the distance from a prior
 )
 

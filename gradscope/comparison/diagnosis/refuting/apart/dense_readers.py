@@ -24,7 +24,9 @@ _PARALLEL: Final = 1e-3
 
 def dense_readers(source: DumpSource, key: str) -> Iterator[tuple[Array, list[str]]]:
     """Yields the gradients at the outputs of layers that read a value, with those of kernels that fit a dense layer."""
-    (*rows, features), name, known = source.entry(key).shape, split_key(key)[1], frozenset(source.keys())
+    # A number, such as a loss, is read by none.
+    *rows, features = source.entry(key).shape or (0,)
+    name, known = split_key(key)[1], frozenset(source.keys())
     for layer in (each for each in source.manifest.layers if name in each.inputs or key in each.sources):
         gradients = [key_of(PARAM_GRAD, each) for each in layer.params]
         shapes = {each: source.entry(each).shape for each in gradients if each in known and source.has_tensor(each)}

@@ -75,6 +75,7 @@ def steps_apart(
     *,
     summed: Collection[str] = (),
     terms: Iterable[Match] = (),
+    totals: Iterable[Match] = (),
     biases: Iterable[Match] = (),
     factors: Iterable[float] = (),
     agrees_behind: Callable[[], bool] = lambda: False,
@@ -87,6 +88,7 @@ def steps_apart(
         tolerance: The largest relative error; None where nothing is compared by one.
         summed: The keys of parameters that add up to one of the other dump, and of those.
         terms: The pairs that agree, of values that the pair is computed from.
+        totals: The pairs of two steps that differ by such a term, of which one is its sum with the other.
         biases: The pairs that agree, of parameters of one axis.
         factors: The factors of the pairs of two steps that the values are computed from.
         agrees_behind: Returns whether all that is computed next from either value agrees.
@@ -103,7 +105,7 @@ def steps_apart(
         if applied is None and _have_gradients(dumps, match) and agrees_behind():
             applied = True
         return StepsApart(applied=applied, stages=dict(found.stages(match)))
-    words = _added_elsewhere(dumps, match, tolerance, summed=summed, terms=terms, biases=biases)
+    words = _added_elsewhere(dumps, match, tolerance, summed=summed, terms=terms, totals=totals, biases=biases)
     if not words:
         return None
     return StepsApart(applied=True, stages=dict.fromkeys((match.ref, *match.recipe.keys), words), shifted=True)
@@ -122,6 +124,7 @@ def _added_elsewhere(
     *,
     summed: Collection[str],
     terms: Iterable[Match],
+    totals: Iterable[Match],
     biases: Iterable[Match],
 ) -> str:
     """Returns what one value of a pair has that the other program adds elsewhere, in words; "" where there is none."""
@@ -129,6 +132,7 @@ def _added_elsewhere(
         return "one of two biases is added elsewhere"
     bias = bias_between(dumps, match, biases, tolerance)
     term = bias or next((each for each in terms if _differ_by(dumps, match, each, tolerance)), None)
+    term = term or next((each for each in totals if _differ_by_total(dumps, match, each, tolerance)), None)
     return "" if term is None else f"`{printable(split_key(term.ref)[1])}` is added elsewhere"
 
 
@@ -225,6 +229,33 @@ def _is_part(part: Array, whole: Array, tolerance: float) -> bool:
     limit = tolerance * float(np.linalg.norm(part))
     first, last = tuple(map(slice, part.shape)), tuple(slice(-size, None) for size in part.shape)
     return any(float(np.linalg.norm(whole[each] - part)) <= limit for each in (first, last)) and limit > 0
+
+
+def _differ_by_total(dumps: Dumps, match: Match, total: Match, tolerance: float) -> bool:
+    """Returns whether the values of a pair differ by a sum that one program has, and the other does not before its end.
+
+    Such a program adds up skips on the way, each in its layer. The gradient of the sum arrives at the values of the
+    pair in both programs, and at the sum so far in that which has it.
+
+    Args:
+        dumps: The dumps of the pairs.
+        match: A pair of activations.
+        total: A pair of which one value is the sum so far.
+        tolerance: The largest relative error.
+    """
+    values, gradients = both(dumps, match), both(dumps, of_gradients(match))
+    sums, slopes = both(dumps, total), both(dumps, of_gradients(total))
+    if values is None or gradients is None or sums is None or slopes is None or sums[0].shape != values[0].shape:
+        return False
+    (one, other), (slope, other_slope) = values, gradients
+    if not (np.any(slope) and is_close(other_slope, slope, tolerance)):
+        return False
+    limit = tolerance * float(np.linalg.norm(one))
+    return any(
+        np.linalg.norm(one - other - sign * added) <= limit < np.linalg.norm(added)
+        and is_close(arriving, slope, tolerance)
+        for added, arriving, sign in zip(sums, slopes, (1, -1), strict=True)
+    )
 
 
 def _differ_by(dumps: Dumps, match: Match, term: Match, tolerance: float) -> bool:

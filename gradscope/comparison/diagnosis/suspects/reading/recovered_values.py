@@ -128,7 +128,9 @@ class RecoveredValues:
             return
         (name, kernel), *biases = sorted(known, key=lambda each: each[1].own.size, reverse=True)
         gradient = self.pair(key_of(PARAM_GRAD, name))
-        if gradient is None or kernel.own.ndim < 2:
+        # A bias that one of the programs does not add has no gradient there.
+        added = all(self.pair(key_of(PARAM_GRAD, each)) is not None for each, _ in biases)
+        if gradient is None or kernel.own.ndim < 2 or not added:
             return
         for shape, turned in itertools.product(matrices(kernel.own.shape), (False, True)):
             matrix, slope = (_each(pair, _reshaped(shape, turned=turned)) for pair in (kernel, gradient))

@@ -22,6 +22,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
 from gradscope.comparison.diagnosis.suspects.reading.attention_reads import attention_read
 from gradscope.comparison.diagnosis.suspects.reading.correlations import KernelForm, forms, gradient_error
+from gradscope.comparison.diagnosis.suspects.reading.other_sources import other_source
 from gradscope.comparison.diagnosis.suspects.reading.read_powers import FunctionRead, function_read
 from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered, RecoveredValues
 from gradscope.comparison.diagnosis.suspects.step_kinds import have_same_elements, orders
@@ -63,6 +64,8 @@ def unrecorded_read(dumps: Dumps, pairing: Pairing, key: str) -> str:
     match = next((each for each in pairing.matched if each.ref == key), None)
     if match is None:
         return ""
+    if words := other_source(dumps, pairing, match):
+        return words
     sides = [_Side(dumps, pairing, match.ref, of_ref=True), _Side(dumps, pairing, match.cand, of_ref=False)]
     # A capture of PyTorch does not state what a layer reads: the other program may.
     words = (words for side in sides for words in (side.functions(),) if words)

@@ -106,6 +106,26 @@ def test_parts_that_are_stacked_in_two_axes_are_found_in_both_directions(experts
         assert all((part == apart[name]).all() for part, name in zip(parts, names, strict=True))
 
 
+@pytest.mark.parametrize(
+    "halves", [False, True], ids=["gate and up in each layer", "heads whose halves are interleaved"]
+)
+def test_parts_of_each_layer_of_a_stack_are_found_in_both_directions(halves: bool) -> None:
+    kernels = np.random.default_rng(0).standard_normal((3, 2, 12, 5), np.float32)  # layers, parts, out, in
+    if halves:  # two heads of three pairs each
+        kernels = kernels[:, 0].reshape(3, 12, 5)
+        apart = {f"block{n}/q": kernel for n, kernel in enumerate(kernels)}
+        stack = kernels.reshape(3, 2, 2, 3, 5).transpose(0, 4, 1, 3, 2).reshape(3, 5, 2, 6)
+    else:
+        apart = {f"block{n}/{name}": kernel for n, pair in enumerate(kernels)
+                 for name, kernel in zip(("gate", "up"), pair, strict=True)}  # fmt: skip
+        stack = kernels.transpose(0, 3, 1, 2).reshape(3, 5, 24)
+    separate, stacked = dump_of(apart), dump_of({"body": stack})
+    (match,) = by_parts(*both(stacked, separate))
+    assert (match.recipe.array(separate) == stack).all()
+    parts = {each.ref: each.recipe.array(stacked) for each in by_parts(*both(separate, stacked))}
+    assert all((parts[f"param/{name}"] == kernel).all() for name, kernel in apart.items())
+
+
 @pytest.mark.parametrize("matching", [True, False])
 def test_reads_grow_with_the_number_of_tensors_and_not_with_its_square(matching: bool) -> None:
     reads = {}

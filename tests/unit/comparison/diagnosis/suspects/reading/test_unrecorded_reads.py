@@ -251,3 +251,25 @@ def test_a_sum_of_other_multiples_is_told(factors: Any, words: str, names: tuple
     assert sentence.startswith("Forward first differs at `block` (rel_l2 "), sentence
     assert told in sentence, sentence
     assert gs.compare(reference, _residual(names)).verdict == "same"
+
+
+def test_a_layer_whose_bias_is_left_out_in_front_of_a_norm_reads_the_same() -> None:
+    random = np.random.default_rng(5)
+    first, kernel, bias, x = (random.normal(size=size).astype(np.float32) for size in ((4, 6), (6, 6), (6,), (8, 4)))
+
+    def captured(names: tuple[str, str, str], *, biased: bool = True) -> Dump:
+        def loss(weights: Any, batch: Any) -> Any:
+            with jax.named_scope(names[0]):
+                y = jnp.tanh(batch @ weights[names[0]])
+            with jax.named_scope(names[1]):
+                y = y @ weights[names[1]]["w"] + (weights[names[1]]["b"][None] if biased else 0.0)
+            with jax.named_scope(names[2]):
+                y = (y - y.mean(0)) * jax.lax.rsqrt(y.var(0) + 1e-5)[None]
+            return jnp.square(y * jnp.arange(6.0)[None] - batch[:, :1]).mean()
+
+        return gs.capture(loss, {names[0]: first, names[1]: {"w": kernel, "b": bias}}, x, origins=False)
+
+    with jax.numpy_rank_promotion("allow"):
+        found = gs.compare(captured(("fc1", "fc2", "bn")), captured(("a", "b", "norm"), biased=False)).sentence
+    assert found.startswith("Forward first differs at `fc2` (")
+    assert "in what it reads" not in found
