@@ -99,7 +99,7 @@ class FunctionBetween:
         argument, value = (match.ref, match.cand) if self.of_ref else (match.cand, match.ref)
         words = {
             value: f"the {self.words} of `{printable(split_key(argument)[1])}`",
-            argument: f"what `{printable(split_key(value)[1])}` is the {self.words} of",
+            argument: f"the value of which `{printable(split_key(value)[1])}` is the {self.words}",
         }
         for key, what in words.items():
             yield key, what

@@ -86,7 +86,7 @@ def norm_between(dumps: Dumps, match: Match, tolerance: float, vectors: Iterable
                 argument, made = (match.ref, match.cand) if of_ref else (match.cand, match.ref)
                 words = {
                     made: f"the norm of `{printable(split_key(argument)[1])}`",
-                    argument: f"what `{printable(split_key(made)[1])}` is the norm of",
+                    argument: f"the value of which `{printable(split_key(made)[1])}` is the norm",
                 }
                 return words | {gradient_of(key): f"its value is {what}" for key, what in words.items()}
     return None
