@@ -599,11 +599,12 @@ def test_a_lost_gradient_is_one_finding_at_the_value_closest_to_its_loss() -> No
     (only,) = find(Manifest(entries=entries, causes=causes))
     assert (only.rule, only.name, only.tensors) == ("zero-grad", "b", 4)
     assert only.why == f"is exactly zero, and that of 2 parameters with it: {why}"
-    # Of the three others the sentence counts two, and its own line is not that of the reason.
-    assert only.statement == f"activation_grad/b {only.why} (model.py:2); 1 more tensor is affected"
-    there = tuple(replace(each, why=why.replace("30", "2")) for each in causes)
-    (only,) = find(Manifest(entries=entries, causes=there))
+    assert only.source == "model.py:30"
+    # Of the three others the sentence counts two.
     assert only.statement == f"activation_grad/b {only.why}; 1 more tensor is affected"
+    elsewhere = tuple(replace(each, why="its cause is not determined") for each in causes)
+    (only,) = find(Manifest(entries=entries, causes=elsewhere))
+    assert only.statement == f"activation_grad/b {only.why} (model.py:2); 1 more tensor is affected"
     (only,) = find(Manifest(entries=entries[2:], causes=causes))
     assert (only.tensors, only.statement.count("affected")) == (2, 0)
 

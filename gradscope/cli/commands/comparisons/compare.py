@@ -9,7 +9,7 @@ import typer
 
 from gradscope.cli.options import shared as options
 from gradscope.cli.options.judge_options import JudgeOptions
-from gradscope.cli.options.report_options import FormatOptions, NameOptions
+from gradscope.cli.options.report_options import Format, FormatOptions, NameOptions
 from gradscope.cli.running.blas import keep_single_threaded
 
 if TYPE_CHECKING:
@@ -99,7 +99,8 @@ def compare(
     if isolate is not None:
         single, isolation = _single(found), _isolated(ref, cand[0], isolate, compare_options)
         report, status = _isolation_report(single, isolation, everything), status or isolation.exit_code
-    print_report(report, format_options.chosen)
+    annotates = format_options.chosen is Format.GITHUB
+    print_report(report, format_options.chosen, isolate or (_target(found, cand[0]) if annotates else ""))
     if status:
         raise typer.Exit(status)
 
@@ -199,6 +200,18 @@ def _to_isolate(found: Comparison | Series) -> str:
     if not isinstance(found, Comparison) or found.program is None or found.first_divergence.forward is None:
         return ""
     return target_here(found.program)
+
+
+def _target(found: Comparison | Series, cand: Path) -> str:
+    """Returns the target of the one candidate, whose source lines the report has; "" where it is not known."""
+    from gradscope.cli.running.compared_paths import target_of
+    from gradscope.comparison import Comparison
+    from gradscope.dump.reader import open_dump
+
+    if not isinstance(found, Comparison):
+        return ""
+    with open_dump(cand, histograms=False) as candidate:
+        return target_of(candidate.manifest.provenance)
 
 
 def _report(found: Comparison | Series, shown: _Shown, target: str) -> Report:

@@ -107,7 +107,7 @@ def mesh(
 
     found = compared_meshes({count: _path(output, count) for count in counts}, compare_options)
     overview = not (full or everything or selection_options.is_set)
-    print_report(MeshReport(found=found, everything=everything, overview=overview), format_options.chosen)
+    print_report(MeshReport(found=found, everything=everything, overview=overview), format_options.chosen, target)
     if found.exit_code:
         raise typer.Exit(found.exit_code)
 
