@@ -56,6 +56,7 @@ def compare(
     ] = None,
     full: options.Full = False,
     format_options: FormatOptions,
+    quiet: options.Quiet = False,
     verbose: Annotated[
         bool,
         typer.Option("--verbose", "-v", help="Show the hashes in which the runs differ.", rich_help_panel="Output"),
@@ -97,7 +98,7 @@ def compare(
     )
     report, status = _report(found, shown, "" if isolate else _to_isolate(found)), found.exit_code
     if isolate is not None:
-        single, isolation = _single(found), _isolated(ref, cand[0], isolate, compare_options)
+        single, isolation = _single(found), _isolated(ref, cand[0], isolate, compare_options, quiet=quiet)
         report, status = _isolation_report(single, isolation, everything), status or isolation.exit_code
     annotates = format_options.chosen is Format.GITHUB
     print_report(report, format_options.chosen, isolate or (_target(found, cand[0]) if annotates else ""))
@@ -156,7 +157,7 @@ def _single(found: Comparison | Series) -> Comparison:
     return found
 
 
-def _isolated(ref: Path, cand: Path, target: str, compare_options: CompareOptions) -> Isolation:
+def _isolated(ref: Path, cand: Path, target: str, compare_options: CompareOptions, *, quiet: bool) -> Isolation:
     """Runs the candidate's model layer by layer, with the options of its dump."""
     from gradscope.cli.running.rerun import options_of, rerun_model
     from gradscope.cli.running.terminal.progress import Progress
@@ -168,7 +169,7 @@ def _isolated(ref: Path, cand: Path, target: str, compare_options: CompareOption
         open_dump(ref) as reference,
         open_dump(cand) as candidate,
         stdout_to_stderr(),
-        Progress(quiet=False) as progress,
+        Progress(quiet=quiet) as progress,
     ):
         model = rerun_model(target, options_of(cand, candidate.manifest.provenance))
         from gradscope.capturing.isolate.isolate import isolate
