@@ -49,7 +49,7 @@ class Dump(Mapping[str, Array]):
         ...     gs.load("weights.npz")["tensor/biases"]
         ... except KeyError as error:
         ...     print(error)
-        the dump has no entry tensor/biases (did you mean tensor/bias, tensor/kernel?)
+        the dump has no entry tensor/biases (did you mean tensor/bias?)
     """
 
     def __init__(self, source: DumpSource, path: str = "", close: Callable[[], object] = lambda: None) -> None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
+import re
 import shlex
 import sys
 import traceback
@@ -35,6 +37,9 @@ _ENVIRONMENT: Final = frozenset(
 
 #: The longest line of a message, in characters: names in a file may have any number, and a message has several.
 _LONGEST_LINE: Final = 4_000
+
+#: A frame of the user's code, as Python writes it.
+_FRAME: Final = re.compile(r'^  File "(.*)", line (\d+)', re.MULTILINE)
 
 #: How Python says that the system gives the process no more threads.
 _NO_THREAD: Final = "can't start new thread"
@@ -93,12 +98,37 @@ def _report(failure: BaseException, arguments: Sequence[str]) -> int:
     """Reports a failure on standard error and returns its exit status."""
     status, found = _verdict(failure, arguments)
     lines = [without_middle(printable(line), _LONGEST_LINE) for line in found]
+
+    status, lines = _verdict(failure, arguments)
+    if _asks_for_annotations(arguments):
+        _annotate(failure, lines, arguments)
     if "--traceback" in arguments:
         lines = [*"".join(traceback.format_exception(failure)).splitlines(), *lines]
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):  # standard error is closed, by the model where ValueError
             sys.stderr.write("".join(f"{printable(line)}\n" for line in lines))
     return status
+
+
+def _asks_for_annotations(arguments: Sequence[str]) -> bool:
+    return "--format=github" in arguments or ("--format", "github") in itertools.pairwise(arguments)
+
+
+def _annotate(failure: BaseException, lines: Sequence[str], arguments: Sequence[str]) -> None:
+    """Prints what failed as an annotation, at the innermost of the user's lines, so that a failed job has one."""
+    from gradscope.cli.source_files import path_in_repository
+    from gradscope.presentation.render.github import Annotation, annotations_text
+
+    frames = _FRAME.findall(failure.user_frames) if isinstance(failure, ModelError) else ()
+    file, line = frames[-1] if frames else ("", "")
+    name = Path(file).name
+    target = next((each for each in arguments if Path(each.partition(":")[0]).name == name), "")
+    said = (each.removeprefix("gradscope: error: ") for each in lines if not each.startswith("  "))
+    annotation = Annotation(
+        level="error", title="gradscope", message="; ".join(said), source=f"{name}:{line}" if name else None
+    )
+    with contextlib.suppress(OSError, ValueError):  # standard output is closed, by the model where ValueError
+        sys.stdout.write(annotations_text([annotation], lambda known: path_in_repository(known, target)))
 
 
 def _verdict(failure: BaseException, arguments: Sequence[str]) -> tuple[int, list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -28,8 +29,14 @@ def import_report() -> None:
         import_module(f"gradscope.presentation.{name}")
 
 
-def print_report(report: Report, output_format: Format) -> None:
-    """Prints the report of a command."""
+def print_report(report: Report, output_format: Format, target: str = "") -> None:
+    """Prints the report of a command.
+
+    Args:
+        report: The report.
+        output_format: How it is written.
+        target: The model that it is about, as the user named it from here; "" where that is not known.
+    """
     keep(report)
     from gradscope.presentation.render import formats as render
 
@@ -44,7 +51,7 @@ def print_report(report: Report, output_format: Format) -> None:
     else:
         from gradscope.cli.source_files import path_in_repository
 
-        print_plain(render.to_github(report, path_in_repository))
+        print_plain(render.to_github(report, partial(path_in_repository, target=target)))
 
 
 def print_plain(text: str) -> None:

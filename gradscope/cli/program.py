@@ -32,7 +32,7 @@ _HELP_MARGIN: Final = 2
 _FEWEST_HELP_COLUMNS: Final = 30
 
 #: What separates two sentences.
-_SENTENCE_END: Final = re.compile(r"(?<=\.)\s+")
+_SENTENCE_END: Final = re.compile(r"(?<=[.?])\s+")
 
 #: How Typer ends the message of an option that takes a number and got something else.
 _NO_NUMBER: Final = re.compile(r"is not (a valid (int|integer|float)( range)?|in the range \S+)$")

@@ -11,18 +11,24 @@ from typing import Final
 _FOREIGN: Final = frozenset({"node_modules", "site-packages", "__pycache__", "build", "dist"})
 
 
-def path_in_repository(name: str) -> str | None:
+def path_in_repository(name: str, target: str = "") -> str | None:
     """Returns the path of a file, relative to the root of the repository, from the file's name.
 
     The root is `GITHUB_WORKSPACE` where the working directory is inside it, otherwise the working directory.
 
     Args:
         name: The name, without a folder.
+        target: The model as the user named it, `src/model.py:NAME`, from the working directory: its file is meant where
+            several have the name.
 
     Returns:
-        The path with forward slashes; None where no file, or more than one, has the name.
+        The path with forward slashes; None where no file has the name, or more than one and none is the target's.
     """
-    paths = _paths_by_name(_root()).get(name, [])
+    root = _root()
+    paths = _paths_by_name(root).get(name, [])
+    file = Path(target.partition(":")[0])
+    if len(paths) > 1 and file.name == name:
+        paths = [path for path in paths if root / path == Path.cwd() / file]
     return paths[0] if len(paths) == 1 else None
 
 

@@ -46,7 +46,7 @@ from gradscope.comparison.metrics.example_errors import example_error
 from gradscope.comparison.metrics.example_spread import ExampleError
 from gradscope.comparison.metrics.threads import mapper
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
-from gradscope.comparison.pairing.passes import counterparts, require_matches
+from gradscope.comparison.pairing.passes import counterparts, names_in
 from gradscope.comparison.pairing.values.cut_gradients import cut_gradients
 from gradscope.comparison.result import Comparison
 from gradscope.dump.interfaces import DumpSource
@@ -68,13 +68,13 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         The comparison; true where the dumps are the same within tolerance.
 
     Raises:
-        UsageError: A pattern selects nothing, an `allow_missing` is not a regular expression, or the steps of a map
-            rule do not fit the shapes.
+        UsageError: A pattern, of a tolerance too, matches nothing, an `allow_missing` is not a regular expression, or
+            the steps of a map rule do not fit the shapes.
         DumpError: One of the dumps is damaged.
     """
     allowed = [Pattern.parse(f"re:{regex}") for regex in options.allow_missing]
     dumps = Dumps(ref=ref, cand=cand)
-    require_matches(dumps, options.selection)
+    options.require_matches(names_in(dumps))
 
     pairing = paired(dumps, options)
     pairs, kinks = measured_pairs(dumps, pairing.matched, options), Kinks(dumps)

@@ -15,6 +15,7 @@ import numpy as np
 from gradscope.proof.claims import Claim, Outcome, common_factor, outcome
 from gradscope.proof.directions import DIRECTIONS, Directions, inner
 from gradscope.proof.solvers.solver_tolerance import Tightening, tightened
+from gradscope.proof.surrogate import Surrogate
 
 #: Up to this number, leaves are checked one by one; more are checked together and bisected where they disagree.
 _ONE_BY_ONE: Final = 32
@@ -27,7 +28,8 @@ class LossOfLeaves:
 
     Args:
         value: Returns the loss of flat arguments.
-        surrogate: Likewise, with surrogates for what differences see and gradients do not; None where there are none.
+        surrogate: Likewise, with surrogates around a point, its first argument, for what differences see and gradients
+            do not; None where there are none.
         leaves: The flat arguments.
         numbers: The indices of the leaves that are differentiated.
         epsilon: The relative precision of the loss.
@@ -38,7 +40,7 @@ class LossOfLeaves:
     def __init__(
         self,
         value: Callable[[Sequence[Any]], Any],
-        surrogate: Callable[[Sequence[Any]], Any] | None,
+        surrogate: Surrogate | None,
         leaves: Sequence[Any],
         numbers: Sequence[int],
         *,
@@ -46,13 +48,13 @@ class LossOfLeaves:
         tightenings: Sequence[Tightening] = (),
         compiled: Callable[[Callable[..., Any]], Callable[..., Any]] = jax.jit,
     ) -> None:
-        def of_chosen(function: Callable[[Sequence[Any]], Any], chosen: Mapping[int, Any]) -> Any:
-            return function([chosen.get(number, leaf) for number, leaf in enumerate(leaves)])
+        def every(chosen: Mapping[int, Any]) -> list[Any]:
+            return [chosen.get(number, leaf) for number, leaf in enumerate(leaves)]
 
-        def along(function: Callable[[Sequence[Any]], Any]) -> Callable[..., Any]:
+        def along(function: Surrogate) -> Callable[..., Any]:
             def moved(chosen: Mapping[int, Any], direction: Mapping[int, Any], step: Any) -> Any:
                 there = {n: leaf + (step * direction[n]).astype(leaf.dtype) for n, leaf in chosen.items()}
-                return of_chosen(function, there)
+                return function(every(chosen), every(there))
 
             return compiled(moved)
 
@@ -65,8 +67,8 @@ class LossOfLeaves:
         self._epsilon = epsilon
         self._tighter = [partial(tighter, each) for each in tightenings]
         value = jax.jit(value)  # so that the loss is traced once for its gradient and its differences
-        self._gradient = compiled(jax.grad(lambda chosen: of_chosen(value, chosen)))
-        self._along = along(value)
+        self._gradient = compiled(jax.grad(lambda chosen: value(every(chosen))))
+        self._along = along(lambda _, there: value(there))
         self._along_surrogate = None if surrogate is None else along(surrogate)
         self._zeros = {number: jnp.zeros(leaves[number].shape, leaves[number].dtype) for number in numbers}
         self._known: list[tuple[Mapping[int, Any], Mapping[int, Any]]] = []
@@ -88,13 +90,16 @@ class LossOfLeaves:
         for tighter in self._tighter:
             yield lambda of=tighter: of().claim(of().here, direction)
 
-    def surrogate_claim(self, direction: Mapping[int, np.ndarray]) -> Claim | None:
-        """Returns the claim at `here` with surrogates; None where there are none."""
-        along = self._along_surrogate
-        if along is None:
-            return None
+    @property
+    def has_surrogate(self) -> bool:
+        """Whether there are surrogates."""
+        return self._along_surrogate is not None
+
+    def surrogate_claim(self, point: Mapping[int, Any], direction: Mapping[int, np.ndarray]) -> Claim:
+        """Returns the claim at a point with surrogates around it, or without where there are none."""
+        along = self._along_surrogate or self._along
         everywhere = self._everywhere(direction)
-        return replace(self.claim(self.here, direction), loss_at=lambda step: along(self.here, everywhere, step))
+        return replace(self.claim(point, direction), loss_at=lambda step: along(point, everywhere, step))
 
     def _everywhere(self, direction: Mapping[int, np.ndarray]) -> Mapping[int, Any]:
         """Returns the direction of all leaves, zeros where it has none, where the loss is computed."""
@@ -170,5 +175,7 @@ class _Leaves:
         found = outcome(
             claim, lambda: loss.claim(self._nearby, direction), loss.tightened_claims(direction), self._tolerance
         )
-        surrogate = loss.surrogate_claim(direction) if found.status != "correct" else None
-        return found if surrogate is None else outcome(surrogate, lambda: claim, tolerance=self._tolerance)
+        if found.status == "correct" or not loss.has_surrogate:
+            return found
+        here, nearby = (partial(loss.surrogate_claim, point, direction) for point in (loss.here, self._nearby))
+        return outcome(here(), nearby, tolerance=self._tolerance)

@@ -12,7 +12,7 @@ point of differentiation, those of every iteration included.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
@@ -27,6 +27,9 @@ from gradscope.tracing.tracer import Trace
 #: What JAX raises where a rule is not linear in the cotangent, such as one that clips it.
 _NOT_LINEAR = (NotImplementedError, TypeError, ValueError, AssertionError)
 
+#: A function of the flat arguments at a point of differentiation, and of those at which the loss is asked for.
+Surrogate: TypeAlias = Callable[[Sequence[Any], Sequence[Any]], Any]
+
 
 class _Pair(NamedTuple):
     """A `_Pair` is a value at the point of differentiation and at the point that differences ask for."""
@@ -35,14 +38,12 @@ class _Pair(NamedTuple):
     there: Any
 
 
-def surrogate_loss(
-    trace: Trace, here: Sequence[Any], allowed: Collection[str]
-) -> Callable[[Sequence[Any]], Any] | None:
-    """Returns the loss as a function of its flat arguments, with surrogates around some point.
+def surrogate_loss(trace: Trace, leaves: Sequence[Any], allowed: Collection[str]) -> Surrogate | None:
+    """Returns the loss as a function of two points, with surrogates around the first.
 
     Args:
         trace: The traced loss.
-        here: The flat arguments at the point.
+        leaves: Flat arguments, for their types.
         allowed: The names of the functions whose rule is meant to be no derivative.
 
     Returns:
@@ -51,12 +52,12 @@ def surrogate_loss(
     if not _stops(trace) and not any(call.rule.function in allowed for call in custom_rule_calls(trace)):
         return None
 
-    def loss(arguments: Sequence[Any]) -> Any:
+    def loss(here: Sequence[Any], arguments: Sequence[Any]) -> Any:
         pairs = [_Pair(one, other) for one, other in zip(here, arguments, strict=True)]
         return _PairedEvaluation(allowed).of(trace.jaxpr, trace.constants, pairs)[0].there
 
     try:
-        jax.eval_shape(loss, list(here))
+        jax.eval_shape(loss, list(leaves), list(leaves))
     except _NOT_LINEAR:
         return None
     return loss

@@ -67,6 +67,16 @@ def _regression_after(learning_rate: float) -> Run:
     return Run(loss, trained(loss, nets.chain(1), [batch], optax.sgd(learning_rate), 20), batch)
 
 
+def _closed(gate: float) -> Run:
+    def loss(params: Tree, batch: Tree) -> Any:
+        x = batch["x"]
+        for n in range(3):
+            x = nets.named(f"act{n}", jax.nn.relu, nets.dense(params, f"dense{n}", x))
+        return nets.cross_entropy(nets.dense(params, "head", x * jax.nn.sigmoid(params["gate"])), batch["y"])
+
+    return Run(loss, {**nets.chain(3), "gate": jnp.asarray(gate)}, nets.points())
+
+
 def _highway() -> Run:
     params = {**nets.chain(2), "gate": nets.layer(50, (32, 32))}
     params = _biased(params, "gate", 30.0)
@@ -211,6 +221,8 @@ FAULTS = (
     _fault("saturated-sigmoid", "a sigmoid of 100 times its operand", "saturated", r"act\d|dense\d",
            lambda: _chain(nets.chain(3), lambda x: jax.nn.sigmoid(100 * x))),
     _fault("saturated-gate", "the bias of a gate is 30", "saturated", "gate|sigmoid", _highway),
+    _fault("closed-gate", "a parameter of -60, by whose sigmoid features are multiplied", "vanishing", "dense2|head",
+           lambda: _closed(-60.0)),
     _fault("attention-unscaled", "scores of 64 features are not scaled", "saturated", "softmax|scores",
            lambda: Run(nets.attention_loss(1.0), nets.attention(), nets.tokens())),
     _fault("attention-multiplied", "scores are multiplied by sqrt(width)", "saturated", "softmax|scores",

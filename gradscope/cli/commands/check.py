@@ -69,6 +69,6 @@ def check(
         ):
             say(sentence)
     report = ProofReport(target=target, verdict=found.verdict, claims=[row.to_json() for row in found.rows])
-    print_report(report, format_options.chosen)
+    print_report(report, format_options.chosen, target)
     if found.verdict != "correct":
         raise typer.Exit(1 if found.verdict == "wrong" else 2)

@@ -196,10 +196,9 @@ def dump(
     run_options.say(*notes)
     kept = query_options.input_files
     path, manifest = _run(target, model_request, model_options, run_options, request, kept)
-    findings = find(manifest)
-    found, incomplete = failures(path, manifest, findings, failing_rules), False
+    found, incomplete = failures(path, manifest, findings := find(manifest), failing_rules), False
     if speaks_for_all():
-        _print_results(path, manifest, findings, run_options, selection_options, result_options, format_options)
+        _print_results(target, path, manifest, findings, run_options, selection_options, result_options, format_options)
         if found:
             say(failure_sentence(found))
         incomplete = result_options.strict and bool(manifest.ledger.unseen())
@@ -270,6 +269,7 @@ def _run(
 
 
 def _print_results(
+    target: str,
     path: Path,
     manifest: Manifest,
     findings: Sequence[Finding],
@@ -295,6 +295,6 @@ def _print_results(
         hint = f"the dump is in {path}, and gradscope show sorts it, too; {error.hint}"
         raise UsageError(error.message, hint=hint) from error
     run_options.say(*pruned_sentences(manifest.provenance))
-    print_report(report, format_options.chosen)
+    print_report(report, format_options.chosen, target)
     for sentence in unseen_sentences(manifest.ledger.unseen() if result_options.strict else ()):
         say(sentence)

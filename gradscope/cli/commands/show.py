@@ -65,6 +65,7 @@ def show(
         failures_of_run,
     )
     from gradscope.cli.printing import print_report, say
+    from gradscope.cli.running.compared_paths import target_of
     from gradscope.dump.reader import open_dump
     from gradscope.history.run_folder import is_run
     from gradscope.presentation import LedgerReport, dump_report, tensor_report
@@ -101,7 +102,7 @@ def show(
         overview = not (full or no_fold or sort is not None or selection_options.is_set)
         report = dump_report("show", str(dump), manifest, findings, query=query, fold=not no_fold, overview=overview,
                              checked=rules)  # fmt: skip
-    print_report(report, format_options.chosen)
+    print_report(report, format_options.chosen, target_of(manifest.provenance))
     if found := failures(dump, manifest, findings, rules):
         say(failure_sentence(found))
         raise typer.Exit(1)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from gradscope.comparison import CompareOptions, Comparison
     from gradscope.comparison.result import Series
+    from gradscope.dump.record import Json
 
 #: The bytes of the largest source that is looked at: anybody may have written the dump that names it.
 _MOST_SOURCE_BYTES: Final = 16 << 20
@@ -115,6 +116,16 @@ def refuse_for_runs(options: Mapping[str, object]) -> None:
     wrong = next((name for name, value in options.items() if value is not None), None)
     if wrong is not None:
         raise UsageError(f"{wrong} is of dumps, and these are training runs", hint="leave it out")
+
+
+def target_of(provenance: Mapping[str, Json]) -> str:
+    """Returns the target of a dump's run as `target_here` does.
+
+    Args:
+        provenance: The provenance of the dump.
+    """
+    target, known = provenance.get("target"), provenance.get("model_sha256")
+    return target_here((target, known)) if isinstance(target, str) and isinstance(known, str) else ""
 
 
 def target_here(program: tuple[str, str]) -> str:

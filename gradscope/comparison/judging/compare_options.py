@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -11,7 +12,11 @@ from gradscope.comparison.judging.tolerance_rules import Tolerance, ToleranceRul
 from gradscope.comparison.pairing.by_rules import MapRule
 from gradscope.errors import UsageError
 from gradscope.naming import Selection
+from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.naming.selecting.patterns import Pattern
+
+#: What the loss is called in a rule.
+LOSS: Final = "loss"
 
 #: The defaults of `numpy.isclose`.
 _RTOL: Final = 1e-5
@@ -68,6 +73,24 @@ class CompareOptions:
             raise UsageError(f"threads is {self.threads}, expected one or more")
         if self.bitwise and self.has_tolerance:
             raise UsageError("a bitwise comparison has no tolerance", hint="give either bitwise or a tolerance")
+
+    def require_matches(self, names: Iterable[str], numbers: Iterable[str] = (LOSS,)) -> None:
+        """Raises an error for a pattern of the selection or of a tolerance that matches nothing.
+
+        Args:
+            names: The names and keys of all tensors.
+            numbers: What else has a tolerance, and is not selected.
+
+        Raises:
+            UsageError: A pattern matches nothing; the hint has the nearest names.
+        """
+        known = list(names)
+        self.selection.require_matches(known)
+        known += numbers
+        for rule in self.rules:
+            if not rule.may_be_unused and not any(map(rule.pattern.matches, known)):
+                regex = rule.pattern.spelling.removeprefix("re:")
+                raise UsageError(f"the tolerance of {regex!r} matches nothing", hint=nearest_hint(regex, known))
 
     @property
     def closeness(self) -> tuple[float, float]:

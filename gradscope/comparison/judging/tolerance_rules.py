@@ -3,7 +3,8 @@
 A *rule* is written `REGEX=EXPRESSION`; an expression alone is a rule for every tensor. The regular expression has to
 match the full name or the full key. The first rule that matches a tensor applies; a tensor that no rule matches is
 judged by the default of its dtype and family. A file of rules has one rule per line; empty lines and lines that begin
-with `#` are ignored.
+with `#` are ignored. A rule whose pattern matches no tensor at all is an error, unless a file has it, which may serve
+several models.
 
 Sharp edge: positions that are finite in one dump only fail every rule that does not mention `nonfinite_mismatch`,
 because every other metric leaves them out.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -74,10 +75,17 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class ToleranceRule:
-    """ToleranceRule stores a tolerance for the tensors whose name or key a pattern matches."""
+    """ToleranceRule stores a tolerance for the tensors whose name or key a pattern matches, of which there may be none.
+
+    Attributes:
+        pattern: The pattern.
+        tolerance: The tolerance.
+        may_be_unused: Whether there may be no such tensor.
+    """
 
     pattern: Pattern
     tolerance: Tolerance
+    may_be_unused: bool = False
 
     @classmethod
     def parse(cls, spelling: str) -> ToleranceRule:
@@ -110,7 +118,7 @@ def read_rules(path: str | os.PathLike[str]) -> tuple[ToleranceRule, ...]:
     for number, line in enumerate(_text(Path(path)).splitlines(), start=1):
         if line.strip() and not line.lstrip().startswith("#"):
             try:
-                rules.append(ToleranceRule.parse(line.strip()))
+                rules.append(replace(ToleranceRule.parse(line.strip()), may_be_unused=True))
             except UsageError as error:
                 raise UsageError(f"{path}, line {number}: {error.message}", hint=error.hint) from error
     return tuple(rules)

@@ -49,14 +49,9 @@ def counterparts(dumps: Dumps, rules: Sequence[MapRule], selection: Selection, m
     )
 
 
-def require_matches(dumps: Dumps, selection: Selection) -> None:
-    """Raises an error for a pattern that selects nothing in either dump.
-
-    Raises:
-        UsageError: A pattern selects nothing; the hint has the nearest names.
-    """
-    keys = chain(dumps.ref.keys(), dumps.cand.keys())
-    selection.require_matches(chain.from_iterable(map(_both, keys)))
+def names_in(dumps: Dumps) -> Iterator[str]:
+    """Yields the keys and names of all tensors in either dump."""
+    return chain.from_iterable(map(_both, chain(dumps.ref.keys(), dumps.cand.keys())))
 
 
 def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:

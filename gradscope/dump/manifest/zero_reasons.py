@@ -165,7 +165,7 @@ def factor_in(reason: str) -> str:
     return named[start:] if named != reason else ""
 
 
-def places_in(reason: str) -> frozenset[str]:
-    """Returns the lines that a reason names, as `model.py:3`."""
+def places_in(reason: str) -> tuple[str, ...]:
+    """Returns the lines that a reason names, as `model.py:3`, in its order."""
     found = (_PLACE.match(rest) for rest in reason.split(_AT)[1:])
-    return frozenset(each[0] for each in found if each is not None)
+    return tuple(dict.fromkeys(each[0] for each in found if each is not None))

@@ -52,6 +52,8 @@ _LARGEST_POWER: Final = 709.0
 _COMPARED: Final = 16
 _LEAST_DECADES: Final = 0.05
 
+_OF_PARAMETERS: Final = (naming.PARAM, naming.PARAM_GRAD)
+
 _TITLES: Final = {"loss": "loss", "grad_norm": "norm of the gradients", "update_norm": "norm of the updates"}
 
 
@@ -151,12 +153,19 @@ class AlarmWatch:
             rate: The learning rate; None where it is not known.
         """
         self._divergence.recorded(update_direction(stats))
-        found = [self._after_update(alarm) for alarm in self._tensors.alarms(number, stats, unchanged, rate)]
+        # Numbers that are not finite are the fault: a parameter that is NaN stays, and a rectifier of NaN is dead.
+        of_tensors = () if self._is_nonfinite(stats) else self._tensors.alarms(number, stats, unchanged, rate)
+        found = [self._after_update(alarm) for alarm in of_tensors]
         for key, each in stats.items():
             logarithm = _logarithm(each)
             if logarithm is not None:
                 self._logarithms.setdefault(key, deque(maxlen=_COMPARED)).append(logarithm)
         return [replace(alarm, step=number) for alarm in found]
+
+    def _is_nonfinite(self, stats: Statistics) -> bool:
+        """Returns whether the loss or a norm of the last step is not finite, or a parameter or its gradient."""
+        of_parameters = (each for key, each in stats.items() if naming.split_key(key)[0] in _OF_PARAMETERS)
+        return NONFINITE in self._above or any(each.get("nan") or each.get("inf") for each in of_parameters)
 
     def _after_update(self, alarm: Alarm) -> Alarm:
         """Returns an alarm about units that get no gradient with the update that may have taken them there."""

@@ -19,6 +19,9 @@ _FEW: Final = 12
 _NEAR: Final = 3
 _PART: Final = 3
 
+#: The share of the best name's likeness that another one in a hint has at least.
+_OF_BEST: Final = 0.75
+
 #: A hint takes at most 0.1 s: characters of a name that are compared, names that are looked at, and the product of the
 #: number of names and the length of the requested one from which only likely names are compared.
 _COMPARED: Final = 200
@@ -68,6 +71,8 @@ def nearest(requested: str, names: Sequence[str], *, similar: float = 0.4) -> li
         most = max(_MOST_WORK // len(folded), _FEW)
         candidates = heapq.nlargest(most, candidates[:_MOST_NAMES], key=lambda each: _common(letters, each))
     near = difflib.get_close_matches(folded, candidates, n=_NEAR, cutoff=similar)
+    likeness = [difflib.SequenceMatcher(None, each, folded).ratio() for each in near]
+    near = [each for each, ratio in zip(near, likeness, strict=True) if ratio >= _OF_BEST * likeness[0]]
     if not near and len(folded) >= _PART:
         near = list(itertools.islice((each for each in by_folded if folded in each), _NEAR))
     return [by_folded[each] for each in near]

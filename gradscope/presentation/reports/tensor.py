@@ -69,6 +69,7 @@ class TensorReport:
         findings: The findings about it.
         places: Where its largest element is, and the first that is not finite, as far as that is known.
         zero: Why it is zero, exactly or but for rounding; "" where it is not, or is no gradient.
+        absent: Why there is none, beyond the reason in the row; "" where there is one, or where no more is known.
     """
 
     path: str
@@ -77,6 +78,7 @@ class TensorReport:
     findings: tuple[Finding, ...]
     places: ExtremePlaces
     zero: str = ""
+    absent: str = ""
 
     def document(self, screen: Screen) -> Document:
         """Returns every value by name, the histogram, and the findings."""
@@ -87,7 +89,8 @@ class TensorReport:
         at = {"largest at": self.places.largest, "not finite at": self.places.nonfinite}
         places = (Note(label=label, text=place.text) for label, place in at.items() if place is not None)
         found = (Note(label=each.rule, text=each.why, style=style_of_words(each.rule)) for each in self.findings)
-        reason = (Note(label="why zero", text=naming.printable(self.zero)),) if self.zero else ()
+        known = {"why zero": self.zero, "why absent": self.absent}
+        reason = (Note(label=label, text=naming.printable(text)) for label, text in known.items() if text)
         return (
             Notes(title=self.row.key, notes=(*values, *places, *reason)),
             *magnitude_table("Elements by magnitude", self.stats, screen),
@@ -119,8 +122,7 @@ class TensorReport:
         for name, place in (("largest_at", self.places.largest), ("nonfinite_at", self.places.nonfinite)):
             if place is not None:
                 row[name] = list(place.index)
-        if self.zero:
-            row["why_zero"] = self.zero
+        row |= {name: why for name, why in (("why_zero", self.zero), ("detail", self.absent)) if why}
         return {"schema": SCHEMA, "command": "show", "dump": self.path, "rows": [row]}
 
 
@@ -146,11 +148,13 @@ def tensor_report(
     row = _found(rows_of(manifest), key)
     owner = next((entry for entry in manifest.entries if naming.key_of(entry.family, entry.name) == row.own_key), None)
     reasons = (each.why for each in manifest.causes if naming.key_of(each.family, each.name) == row.own_key)
+    details = (line.detail for line in manifest.ledger.missing if naming.key_of(line.family, line.name) == row.own_key)
     return TensorReport(
         path=path,
         row=row,
         places=places or ExtremePlaces(),
         zero=next(reasons, ""),
+        absent=next(details, ""),
         stats=TensorStats.from_json(owner.stats) if owner is not None and owner.stats else None,
         findings=tuple(each for each in findings if naming.key_of(each.family, each.name) in (row.key, row.own_key)),
     )

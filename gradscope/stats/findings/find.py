@@ -136,8 +136,9 @@ RULES: Final = (
     ),
     FindingRule(
         name="vanishing",
-        sentence="The gradient shrinks from layer to layer on its way back from the loss.",
-        formula="as for `exploding`: first layers / last ones",
+        sentence="The gradient shrinks from layer to layer on its way back from the loss, or is lost between two.",
+        formula="as for `exploding`: first layers / last ones; or all of l2(gradient of a layer's output) up to one "
+        "layer < 1e-10 of the next one's, and l2(gradient) < 6e-16 l2(W) for all kernels up to there",
         thresholds=("vanishing",),
         remedy="Use residual connections, a normalisation in each block, an activation function whose derivative is "
         "not below 1 everywhere (ReLU, GELU), and kernels of its gain.",

@@ -32,7 +32,7 @@ class Finding:
         name: The tensor's name.
         family: The tensor's family.
         why: The reason with its number, as the predicate of a sentence without a full stop.
-        source: `file:line` of the tensor in the user's code; None where unknown.
+        source: `file:line` in the user's code of the tensor, or of what cuts its gradient off; None where unknown.
         iteration: Index per enclosing loop, outermost first.
         tensors: Number of tensors that it concerns: those that have the fault, and those that have it for a
             consequence.

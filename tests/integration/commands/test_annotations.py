@@ -59,6 +59,7 @@ def test_what_failed_is_an_error_and_is_reported_once(repository: Path) -> None:
 
 
 def test_a_difference_is_at_the_line_of_the_candidate_that_diverges_first(repository: Path) -> None:
+    (repository / "net.py").write_text(MODEL, encoding="utf-8")  # another file of that name
     scoped = MODEL.replace("jnp.log(batch", "jnp.sin(batch")
     (repository / "src" / "net.py").write_text(scoped, encoding="utf-8")
     gradscope("dump", "src/net.py", "--batch-size", 2, "-o", "a.npz", folder=repository)
@@ -70,12 +71,27 @@ def test_a_difference_is_at_the_line_of_the_candidate_that_diverges_first(reposi
     assert done.output.startswith("::error file=src/net.py,line="), done.output
 
 
-def test_a_file_that_is_not_unique_is_named_in_the_message(repository: Path) -> None:
-    gradscope("dump", "src/net.py", "--batch-size", 2, folder=repository)
+def test_of_files_with_one_name_that_of_the_target_is_meant(repository: Path) -> None:
     (repository / "net.py").write_text(MODEL, encoding="utf-8")
+    done = gradscope("dump", "src/net.py", "--batch-size", 2, "--format", "github", folder=repository)
+    assert "::warning file=src/net.py,line=10," in done.output
+    assert "file=src/net.py,line=10," in gradscope("show", "net.npz", "--format", "github", folder=repository).output
+    (repository / "src" / "net.py").write_text(
+        f"{MODEL}\n", encoding="utf-8"
+    )  # so that its lines are not known to be those
     output = gradscope("show", "net.npz", "--format", "github", folder=repository).output
     assert "file=" not in output
     assert "(net.py:10)" in output
+
+
+def test_a_command_that_fails_has_an_annotation_at_the_line_of_the_model(repository: Path) -> None:
+    (repository / "net.py").write_text(MODEL, encoding="utf-8")
+    (repository / "src" / "net.py").write_text(MODEL.replace("jnp.log(", "jnp.lag("), encoding="utf-8")
+    done = gradscope("dump", "src/net.py", "--format", "github", folder=repository)
+    assert done.status == 4
+    assert re.fullmatch(r"::error file=src/net.py,line=10,title=gradscope::loss of net: .* 'lag'.*\n", done.output)
+    wrong = gradscope("show", "none.npz", "--format=github", folder=repository)
+    assert (wrong.status, wrong.output.partition("::none.npz")[0]) == (3, "::error title=gradscope"), wrong.output
 
 
 def test_comparisons_and_proofs_annotate_and_tables_of_the_ledger_do_not(dumps: Path) -> None:

@@ -47,7 +47,7 @@ def test_the_layer_that_makes_the_error_is_named_and_the_status_is_1(folder: Pat
 
 
 def test_json_has_the_comparison_and_every_layer(folder: Path) -> None:
-    done = gradscope("compare", "a.npz", "faulty.npz", "--isolate", "faulty.py", "--json", folder=folder)
+    done = gradscope("compare", "a.npz", "faulty.npz", "--isolate", "faulty.py", "--json", "--quiet", folder=folder)
     found = done.json
     assert (done.status, found["schema"], found["command"], found["verdict"]) == (1, 1, "compare", "different")
     alone = found["isolation"]

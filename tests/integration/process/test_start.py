@@ -45,7 +45,7 @@ OPTIONS = {
     "--no-fold --full --no-origin --max-memory --source --force --format --json --quiet --verbose --traceback",
     "show": f"{CHOSEN} --tensor --step --diff --ledger --check --sort --no-fold --full --format --json --traceback",
     "compare": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --write-map --select "
-    "--exclude --all --worst-first --as --isolate --full --format --json --verbose --traceback",
+    "--exclude --all --worst-first --as --isolate --full --format --json --quiet --verbose --traceback",
     "report": "--tol --tol-file --rtol --atol --bitwise --allow-missing --map --as --select --exclude --output --open "
     "--force --traceback",
     "train": f"{MODEL} --select --exclude --steps --output --optimizer --learning-rate --clip --multiply --only "
@@ -96,6 +96,9 @@ def test_the_program_without_a_command_shows_its_commands(tmp_path: Path) -> Non
     assert (bare.status, requested.status) == (2, 0)
     assert bare.output.strip() == requested.output.strip()
     assert all(f"\n  {command} " in requested.output for command in COMMANDS)
+    commands = requested.output.partition("\nCommands:\n")[2]
+    assert "\n\n" not in commands.rstrip()  # of each one sentence
+    assert len(re.findall(r"[.?]$", commands, re.MULTILINE)) == len(COMMANDS)
 
 
 def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:

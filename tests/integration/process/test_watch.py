@@ -102,6 +102,7 @@ def test_steps_appear_as_they_are_written_and_nothing_is_drawn_between(run: Path
             history.flush()
             terminal.wait_for(f"step  {step}\r")
         assert "gradient" in terminal.shown
+        assert re.search("[▁▄█]", terminal.shown)  # as --once has them
         terminal.read(0.5)  # the rest of what is drawn
         assert terminal.read(1.5) == ""  # quiet: nothing was written
         history.alarm(Alarm(step=10, rule="nonfinite", why="has 2 NaN", key="param_grad/w"))

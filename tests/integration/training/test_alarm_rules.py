@@ -268,6 +268,18 @@ def test_what_tensors_do_over_time_is_found_once(fault: Any, rule: str, key: str
     assert earliest <= alarm.step <= latest
 
 
+def test_where_parameters_are_not_finite_nothing_else_is_an_alarm() -> None:
+    def overflows(step: int, numbers: Any, stats: Stats, unchanged: dict[str, bool]) -> None:
+        if step >= 3:  # as where a rectifier behind passes nothing of them
+            numbers["loss"] = float("nan")
+            stats["param/second"]["nan"] = SIZE
+            stats["param_grad/first"] |= {"l2": 0.0, "rms": 0.0, "zeros": SIZE}
+            unchanged |= dict.fromkeys(unchanged, True)
+
+    (alarm,) = watched(Training(5), overflows)
+    assert (alarm.step, alarm.rule) == (3, "nonfinite")
+
+
 def test_what_sound_schedules_do_is_no_alarm() -> None:
     def warm_up_and_decay(step: int, numbers: Any, stats: Stats, unchanged: dict[str, bool]) -> None:
         rate = 0.0 if step == 0 else min(1.0, (STEPS - step) / 50) ** 8

@@ -249,6 +249,7 @@ def test_only_common_steps_are_compared(tmp_path: Path) -> None:
         (("run", "--isolate", "model.py"), "--isolate is of dumps"),
         (("run", "--map", "map.toml"), ""),
         (("run", "--tol", "max_abs < 1"), "cannot decide 'max_abs < 1'"),
+        (("run", "--tol", "v=1e-3"), "the tolerance of 'v' matches nothing"),
         (("run", "--select", "v*"), "pattern 'v*' selects nothing"),
     ],
 )

@@ -127,10 +127,20 @@ def saturated(w: Any, x: Any) -> Any:
     return (jax.nn.sigmoid(w["gate"] * 16.0) * x).sum() + (x * w["scale"]).sum()
 
 
+def small_logits(w: Any, x: Any) -> Any:
+    for layer in range(6):  # the logarithm of the number of classes is so much larger that its rounding hides them
+        x = jnp.tanh(x @ w[f"w{layer}"])
+    return -jax.nn.log_softmax(add(x @ w["head"], w["bias"]))[..., 0].mean()
+
+
 SMALL: Mapping[str, tuple[Callable[[Any, Any], Any], Any]] = {
     "a deep stack of sigmoids": (deep_sigmoids, {f"w{layer}": normal(layer, 16, 16) for layer in range(14)}),
     "a branch of little weight": (nearly_cut_off, {"head": normal(1, 16, 4), "branch": normal(2, 16, 4)}),
     "an optimum": (at_the_optimum, {"mean": BATCH.mean(), "scale": filled(1.0)}),
+    "logits far below what a log of a softmax returns": (
+        small_logits,
+        {f"w{n}": normal(n, 16, 16) * 0.05 for n in range(6)} | {"head": normal(7, 16, 5), "bias": filled(0.0, 5)},
+    ),
     "a saturated gate": (saturated, {"gate": filled(1.0), "scale": filled(1.0)}),
 }
 

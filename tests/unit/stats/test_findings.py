@@ -54,9 +54,12 @@ def found(*entries: Entry, thresholds: Thresholds | None = None, **fields: objec
 
 
 def chain(
-    gradients: Sequence[float], outputs: Sequence[float] | None = None, gains: Sequence[float] | None = None
+    gradients: Sequence[float],
+    outputs: Sequence[float] | None = None,
+    gains: Sequence[float] | None = None,
+    of_kernels: Sequence[float] | None = None,
 ) -> Manifest:
-    """Returns a chain of layers with kernels, with given norms of gradients, outputs and gains."""
+    """Returns a chain of layers with kernels, with given norms of gradients, outputs, gains and kernels' gradients."""
     entries: list[Entry] = []
     layers: list[Layer] = []
     outputs = [1.0] * len(gradients) if outputs is None else outputs
@@ -65,7 +68,11 @@ def chain(
         values = RANDOM.standard_normal((8, 4))
         entries += [
             entry(f"param/{name}/kernel", RANDOM.standard_normal((4, 4)), 2 * n),
-            entry(f"param_grad/{name}/kernel", RANDOM.standard_normal((4, 4)), 2 * n),
+            entry(
+                f"param_grad/{name}/kernel",
+                RANDOM.standard_normal((4, 4)) * (of_kernels[n] if of_kernels else 1.0),
+                2 * n,
+            ),
             entry(
                 f"activation/{name}",
                 output * values / np.sqrt(np.mean(values**2)),
@@ -128,6 +135,22 @@ def test_a_jump_at_one_layer_is_no_trend_and_neither_are_few_layers() -> None:
     assert rules(chain([1e-5, 1e-3, 1e-1, 1.0])) == []
 
 
+@pytest.mark.parametrize(
+    ("gradients", "of_kernels", "found"),
+    [
+        ([1e-20] * 2 + [1.0], [1e-20] * 3, [("vanishing", "dense1")]),
+        ([1e-20] * 2 + [1.0], [1e-20, 1e-9, 1e-20], []),  # which Adam uses
+        ([1e-18, 1e-9, 1.0], [1e-20] * 3, []),  # by some in each
+        ([1.0, 1e-20, 1.0], [1.0, 1e-20, 1.0], []),  # a branch that is closed
+        ([1e-20] * 3, [1e-20] * 3, []),  # such is the loss
+    ],
+)
+def test_a_gradient_that_is_lost_at_once_is_found_where_no_kernel_before_learns(
+    gradients: Sequence[float], of_kernels: Sequence[float], found: list[tuple[str, str]]
+) -> None:
+    assert rules(chain(gradients, of_kernels=of_kernels)) == found
+
+
 def test_the_limit_of_a_trend_is_a_threshold() -> None:
     mild = chain([0.5 ** (9 - n) for n in range(10)])
     assert rules(mild) == []
@@ -146,7 +169,7 @@ def test_a_few_layers_that_all_multiply_the_signal_are_named_at_the_initialisati
     large = chain([1.0] * 4, [4.0, 16.0, 64.0, 64.0])
     assert rules(large) == [("init", "dense0")]
     assert rules(chain([1.0] * 4, [2.0, 4.0, 8.0, 40.0])) == []
-    moved = entry("param/dense0/bias", RANDOM.standard_normal(4), 0)
+    moved = entry("param/dense0/bias", np.arange(64.0), 0)  # of another deviation than any kernel
     assert rules(replace(large, entries=(*large.entries, moved))) == []
 
 
@@ -576,11 +599,12 @@ def test_a_lost_gradient_is_one_finding_at_the_value_closest_to_its_loss() -> No
     (only,) = find(Manifest(entries=entries, causes=causes))
     assert (only.rule, only.name, only.tensors) == ("zero-grad", "b", 4)
     assert only.why == f"is exactly zero, and that of 2 parameters with it: {why}"
-    # Of the three others the sentence counts two, and its own line is not that of the reason.
-    assert only.statement == f"activation_grad/b {only.why} (model.py:2); 1 more tensor is affected"
-    there = tuple(replace(each, why=why.replace("30", "2")) for each in causes)
-    (only,) = find(Manifest(entries=entries, causes=there))
+    assert only.source == "model.py:30"
+    # Of the three others the sentence counts two.
     assert only.statement == f"activation_grad/b {only.why}; 1 more tensor is affected"
+    elsewhere = tuple(replace(each, why="its cause is not determined") for each in causes)
+    (only,) = find(Manifest(entries=entries, causes=elsewhere))
+    assert only.statement == f"activation_grad/b {only.why} (model.py:2); 1 more tensor is affected"
     (only,) = find(Manifest(entries=entries[2:], causes=causes))
     assert (only.tensors, only.statement.count("affected")) == (2, 0)
 

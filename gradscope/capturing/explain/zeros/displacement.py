@@ -137,6 +137,8 @@ def is_taken_out(equation: Equation, operands: Sequence[Change], result: Change,
     arriving = max(_size(operand, 1 - operand.share / 2, absolute=absolute) for operand in operands)
     leaving = _size(result, 1 - share / 2, absolute=absolute)
     known = max(_size(operand, 1 - operand.share / 2, absolute=False) for operand in operands)
+    # Beside a term so large that its rounding hides the displacement, nothing shows that it is taken out.
+    known = min(known, arriving / result.scale) if absolute and result.scale else known
     return known >= precision.visible and leaving <= precision.taken_out * arriving
 
 

@@ -9,7 +9,7 @@ import typer
 
 from gradscope.cli.options import shared as options
 from gradscope.cli.options.judge_options import JudgeOptions
-from gradscope.cli.options.report_options import FormatOptions, NameOptions
+from gradscope.cli.options.report_options import Format, FormatOptions, NameOptions
 from gradscope.cli.running.blas import keep_single_threaded
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def compare(
     ] = None,
     full: options.Full = False,
     format_options: FormatOptions,
+    quiet: options.Quiet = False,
     verbose: Annotated[
         bool,
         typer.Option("--verbose", "-v", help="Show the hashes in which the runs differ.", rich_help_panel="Output"),
@@ -97,9 +98,10 @@ def compare(
     )
     report, status = _report(found, shown, "" if isolate else _to_isolate(found)), found.exit_code
     if isolate is not None:
-        single, isolation = _single(found), _isolated(ref, cand[0], isolate, compare_options)
+        single, isolation = _single(found), _isolated(ref, cand[0], isolate, compare_options, quiet=quiet)
         report, status = _isolation_report(single, isolation, everything), status or isolation.exit_code
-    print_report(report, format_options.chosen)
+    annotates = format_options.chosen is Format.GITHUB
+    print_report(report, format_options.chosen, isolate or (_target(found, cand[0]) if annotates else ""))
     if status:
         raise typer.Exit(status)
 
@@ -155,7 +157,7 @@ def _single(found: Comparison | Series) -> Comparison:
     return found
 
 
-def _isolated(ref: Path, cand: Path, target: str, compare_options: CompareOptions) -> Isolation:
+def _isolated(ref: Path, cand: Path, target: str, compare_options: CompareOptions, *, quiet: bool) -> Isolation:
     """Runs the candidate's model layer by layer, with the options of its dump."""
     from gradscope.cli.running.rerun import options_of, rerun_model
     from gradscope.cli.running.terminal.progress import Progress
@@ -167,7 +169,7 @@ def _isolated(ref: Path, cand: Path, target: str, compare_options: CompareOption
         open_dump(ref) as reference,
         open_dump(cand) as candidate,
         stdout_to_stderr(),
-        Progress(quiet=False) as progress,
+        Progress(quiet=quiet) as progress,
     ):
         model = rerun_model(target, options_of(cand, candidate.manifest.provenance))
         from gradscope.capturing.isolate.isolate import isolate
@@ -199,6 +201,18 @@ def _to_isolate(found: Comparison | Series) -> str:
     if not isinstance(found, Comparison) or found.program is None or found.first_divergence.forward is None:
         return ""
     return target_here(found.program)
+
+
+def _target(found: Comparison | Series, cand: Path) -> str:
+    """Returns the target of the one candidate, whose source lines the report has; "" where it is not known."""
+    from gradscope.cli.running.compared_paths import target_of
+    from gradscope.comparison import Comparison
+    from gradscope.dump.reader import open_dump
+
+    if not isinstance(found, Comparison):
+        return ""
+    with open_dump(cand, histograms=False) as candidate:
+        return target_of(candidate.manifest.provenance)
 
 
 def _report(found: Comparison | Series, shown: _Shown, target: str) -> Report:

@@ -108,7 +108,7 @@ def mesh(
     found = compared_meshes({count: _path(output, count) for count in counts}, compare_options)
     overview = not (full or everything or selection_options.is_set)
     report = MeshReport(found=found, operations=ops, everything=everything, overview=overview)
-    print_report(report, format_options.chosen)
+    print_report(report, format_options.chosen, target)
     if found.exit_code:
         raise typer.Exit(found.exit_code)
 

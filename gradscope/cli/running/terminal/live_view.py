@@ -32,8 +32,12 @@ def show_live(drawn: Callable[[], Text | None], interrupts: Interrupts) -> None:
 
     with (
         _single_keys(interrupts) as pressed,
-        Live(console=Console(file=sys.stdout, highlight=False), auto_refresh=False, vertical_overflow="crop") as live,
-    ):
+        # Standard output stays itself, of which it is asked how large it is, and whether it can show Unicode.
+        Live(
+            console=Console(file=sys.stdout, highlight=False), auto_refresh=False, vertical_overflow="crop",
+            redirect_stdout=False, redirect_stderr=False,
+        ) as live,
+    ):  # fmt: skip
         while True:
             text = drawn()
             if text is not None:

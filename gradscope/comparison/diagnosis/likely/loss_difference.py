@@ -20,7 +20,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.divergence import first_divergence
 from gradscope.comparison.diagnosis.likely.before_loss import alone_before_loss
 from gradscope.comparison.diagnosis.unpaired_sources import Program
-from gradscope.comparison.judging.compare_options import CompareOptions
+from gradscope.comparison.judging.compare_options import LOSS, CompareOptions
 from gradscope.comparison.judging.loss_comparison import is_loss, losses_agree
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.layout.recipe_steps import Concatenate
@@ -125,7 +125,7 @@ def loss_difference(
     ref, cand = dumps.ref.manifest.loss, dumps.cand.manifest.loss
     if ref is None or cand is None or (math.isnan(ref) and math.isnan(cand)):
         return None
-    requested = options.tolerance("loss", "loss", limit)
+    requested = options.tolerance(LOSS, LOSS, limit)
     if requested is None:
         limit = 0.0
     elif requested.rel_l2 is not None:

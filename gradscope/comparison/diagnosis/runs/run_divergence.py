@@ -148,7 +148,7 @@ def compare_runs(ref: History, cand: History, options: CompareOptions) -> RunDiv
         options: The names that take part, the tolerances, and names that may be in one run only.
 
     Raises:
-        UsageError: A pattern selects nothing, or a tolerance is about something else than `rel_l2`.
+        UsageError: A pattern matches nothing, or a tolerance is about something else than `rel_l2`.
         DumpError: One of the histories is damaged.
     """
     ours, theirs = ref.steps(), cand.steps()
@@ -179,7 +179,8 @@ class _Judge:
         self._ref, self._cand, self._options = ref, cand, options
         self._products = coarsest_matmul_dtype(ref.facts, cand.facts)
         tensors = run_tensors(ref.tensors, cand.tensors)
-        options.selection.require_matches([name for each in tensors for name in (each.tensor.name, each.tensor.key)])
+        names = [name for each in tensors for name in (each.tensor.name, each.tensor.key)]
+        options.require_matches(names, [*_NUMBERS, *(f"{STEP}/{name}" for name in _NUMBERS)])
         chosen = [each for each in tensors if options.selection.selects(each.tensor.name, each.tensor.key)]
         self._unpaired = any(None in (each.ref, each.cand) for each in chosen)
         self._tensors = sorted(chosen, key=lambda each: place_in_step(each.tensor.family, each.tensor.name))

@@ -74,7 +74,8 @@ _DUMP_ROW: Final = {
     "largest_at": "With `--tensor`, the index of the element of the largest magnitude",
     "nonfinite_at": "With `--tensor`, the index of the first element that is not finite",
     "reason": "With `--ledger`, why the value was not captured",
-    "detail": "With `--ledger`, where the reason applies: the operation, its line, or other names of the value",
+    "detail": "With `--ledger`, and with `--tensor` of an absent one, where the reason applies: the operation, its "
+    "line, or other names of the value",
 }
 _FINDING: Final = {
     "rule": "The rule that made it; of a run's `faults` and `alarms`, too",

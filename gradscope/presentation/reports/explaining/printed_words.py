@@ -72,7 +72,8 @@ _LABELS: Final = {
     "dump": "The file that is shown",
     "note": "What the program that wrote the dump states about it",
     "incomplete": "The run that wrote the dump did not finish, so that tensors are missing",
-    "why zero": "The reason why every element of this gradient is zero, or that none exists",
+    "why zero": "The reason why every element of this gradient is zero, exactly or but for rounding",
+    "why absent": "What more is known of why there is no such tensor, such as the place that cuts a gradient off",
     "where it began": "The operation that made the first NaN or infinity, forward or backward, with its operands and "
     "what is likely to mend it",
     "largest at": "The index of the first element of the largest magnitude, from 0 along each axis, and the element",

@@ -17,7 +17,7 @@ from typing import Final
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.dump.manifest.operation_facts import StepFunction
-from gradscope.dump.manifest.zero_reasons import PRODUCT_OF, factor_in
+from gradscope.dump.manifest.zero_reasons import PRODUCT_OF, factor_in, places_in
 from gradscope.dump.record import AS_DATA, STOPPED
 from gradscope.naming.numbering import NUMBER
 from gradscope.stats.findings.rule_evidence import (
@@ -75,7 +75,7 @@ def constant_loss(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
             entry for entry in evidence.of(naming.ACTIVATION_GRAD) if (at := evidence.cause(entry)) and at.rounding
         ]
         why = f"{naming.printable(cause.why)}, and so it is with every parameter: nothing is learned"
-        yield suspect("zero-grad", closest, why, [*gradients, *others])
+        yield _where_lost(suspect("zero-grad", closest, why, [*gradients, *others]), cause.why)
 
 
 def step_function(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
@@ -138,13 +138,21 @@ def _lost(reason: str, params: Sequence[Entry], values: Sequence[Entry], silenci
     many = "1 parameter" if len(params) == 1 else f"{len(params)} parameters"
     if silencing is not None:
         why = f"is zero in every element, and multiplies what goes on: no gradient reaches {many}: {reason}"
-        return _counting(suspect("zero-grad", silencing, why, [*params, *values], total=True), len(params))
+        lost = suspect("zero-grad", silencing, why, [*params, *values], total=True)
+        return _counting(_where_lost(lost, reason), len(params))
     state = "is exactly zero" if exact else "is absent"
     because = naming.printable(reason if exact or reason.startswith(_CONSTANT) else f"{_PASSES} {reason}")
     why = f"{state}, and that of {many}{_of_part(params, closest)} with it: {because}" if values else (
         f"{state}{'' if len(params) == 1 else f', in {many}'}: {because}"
     )  # fmt: skip
-    return _counting(suspect("zero-grad", closest, why, [*params, *values]), len(params) if values else len(params) - 1)
+    lost = suspect("zero-grad", closest, why, [*params, *values])
+    return _counting(_where_lost(lost, reason), len(params) if values else len(params) - 1)
+
+
+def _where_lost(lost: Suspect, reason: str) -> Suspect:
+    """Returns a suspect with the first line that its reason names, where it names any: there is what to change."""
+    place = next(iter(places_in(reason)), lost.finding.source)
+    return replace(lost, finding=replace(lost.finding, source=place))
 
 
 def _counting(lost: Suspect, counted: int) -> Suspect:

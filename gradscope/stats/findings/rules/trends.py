@@ -10,6 +10,9 @@ first; but what only the first ones show is not learned. A tanh recurrence of 16
 gradient shrinks 5,000 times over 20 steps, was no better than chance at the label of the first step after 1,500 steps
 of Adam, and learned it over 10 steps.
 
+A gradient that is lost *at once*, between two such layers, is no trend. Small ones are usual, as behind a gate that is
+nearly closed. One that neither SGD nor Adam can use is a fault.
+
 References:
     Sen: Estimates of the Regression Coefficient Based on Kendall's Tau, 1968.
     Hochreiter: Untersuchungen zu dynamischen neuronalen Netzen, 1991 (the gradient's exponential change with depth).
@@ -17,14 +20,15 @@ References:
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
+from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.stats.findings.rule_evidence import RuleEvidence, Suspect, Thresholds, column, suspect
 from gradscope.stats.findings.rules.kernels import KernelLayer, kernel_layers
@@ -37,6 +41,16 @@ _MOST: Final = 200
 _PART: Final = 0.25
 #: The least change from layer to layer, as a logarithm to base 10: a factor of 1.12.
 _LEAST_SLOPE: Final = 0.05
+#: The part of a gradient below which what one layer hands on of it is lost.
+_LOST: Final = 1e-10
+#: The part of a parameter below which no gradient changes it in float32: SGD's at a learning rate of 1 is then far too
+#: small, and that of Adam, which divides by 1e-8 where a gradient is smaller than that.
+_NO_UPDATE: Final = 2.0**-24 * 1e-8
+#: What to do about a gradient that is lost at once.
+_LOOK_BETWEEN: Final = (
+    "look between the two for what multiplies the signal by almost nothing: a gate that is closed, a function at its "
+    "limit, a mask of small numbers"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +89,44 @@ def trend(logarithms: Sequence[float]) -> Trend | None:
 def _slope(series: Sequence[float]) -> float:
     """Returns the median of the slopes between all pairs of points."""
     points = list(enumerate(series))[:: -(-len(series) // _MOST)]
-    return median((b - a) / (y - x) for (x, a), (y, b) in combinations(points, 2))
+    return median((b - a) / (y - x) for (x, a), (y, b) in itertools.combinations(points, 2))
 
 
 def vanishing(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:
-    """Finds a gradient that shrinks from layer to layer on its way from the loss."""
+    """Finds a gradient that shrinks from layer to layer on its way from the loss, or is lost between two of them."""
     gradients = _gradients(evidence)
     found = trend([math.log10(_norm(gradient)) for gradient in gradients])
     if found is not None and found.rises(-math.log10(thresholds.vanishing)):
         worst = min(_first_third(gradients), key=_norm)
         yield suspect("vanishing", worst, _sentence("shrinks", found, len(gradients)), gradients)
+    else:
+        yield from _lost_at_once(evidence)
+
+
+def _lost_at_once(evidence: RuleEvidence) -> Iterator[Suspect]:
+    """Finds two layers between which a gradient is lost, so that no kernel before them learns anything."""
+    layers = [layer for layer in kernel_layers(evidence) if layer.gradient and 0 < _norm(layer.gradient) < math.inf]
+    most = list(itertools.accumulate((_norm(layer.gradient) for layer in layers if layer.gradient), max))
+    for first, (last, behind) in enumerate(itertools.pairwise(layers)):
+        if last.gradient is None or behind.gradient is None or most[first] >= _LOST * _norm(behind.gradient):
+            continue
+        before = layers[: first + 1]
+        if any(_learns(evidence, kernel) for layer in before for kernel in layer.kernels):
+            return
+        times = _power_of_ten(math.log10(_norm(behind.gradient)) - math.log10(_norm(last.gradient)))
+        why = (
+            f"is reached by {times} times less of the gradient than {naming.printable(behind.output.name)} is, the "
+            f"next layer with a kernel: no update changes {'a kernel before that' if first else 'its kernel'}"
+        )
+        found = suspect("vanishing", last.gradient, why, [layer.gradient for layer in before if layer.gradient])
+        yield replace(found, finding=replace(found.finding, repair=_LOOK_BETWEEN))
+        return
+
+
+def _learns(evidence: RuleEvidence, kernel: Entry) -> bool:
+    """Returns whether an update changes a kernel; one whose gradient is not known counts as if it did."""
+    gradient = evidence.entry(naming.PARAM_GRAD, kernel.name)
+    return gradient is None or gradient.absent is not None or _norm(gradient) >= _NO_UPDATE * _norm(kernel)
 
 
 def exploding(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:

@@ -453,6 +453,19 @@ def test_a_kink_is_no_false_alarm() -> None:
     assert status["param_grad/relu of a zero parameter"] == status["param_grad/a tie of maxima"] == "not smooth here"
 
 
+def test_a_kink_behind_which_a_gradient_is_stopped_is_no_false_alarm() -> None:
+    signs = np.tile(np.float32([1, -1, 1, -1]), (8, 1))  # so that the derivative 0 is not between those of both sides
+
+    def loss(b: Any, x: Any) -> Any:
+        y = jnp.asarray(signs, b.dtype) * jax.nn.relu(b)
+        return (y * lax.stop_gradient(1.0 + y)).sum()
+
+    (row,) = (row for row in proof(loss, jnp.zeros((8, 4))).gradients if row.what.startswith("param_grad"))
+    assert row.status == "not smooth here"
+    halved = proof(lambda b, x: half_squared(1.0 + b).sum() + loss(b, x), jnp.zeros((8, 4)))
+    assert halved.verdict == "wrong"
+
+
 def test_a_wrong_rule_at_a_kink_is_still_wrong() -> None:
     found = proof(lambda w, x: half_squared(jax.nn.relu(x @ w) + 1.0).sum(), jnp.zeros((3, 4)))
     assert rule(found, "half_squared").status == "wrong"

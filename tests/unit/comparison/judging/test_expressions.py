@@ -89,6 +89,19 @@ def test_the_first_rule_that_matches_judges_and_the_rest_is_by_default() -> None
     assert row(found, "param/first/w").tolerance == 1e-4
 
 
+def test_a_rule_that_matches_nothing_is_refused_unless_a_file_has_it(tmp_path: Path) -> None:
+    def options(*rules: ToleranceRule) -> CompareOptions:
+        return CompareOptions(rules=rules)
+
+    assert compare(dump(), dump(), options=options(ToleranceRule.parse("loss=1e-2")))
+    with pytest.raises(UsageError, match=r"the tolerance of 'activation/frist' matches nothing") as error:
+        compare(dump(), dump(), options=options(ToleranceRule.parse("activation/frist=rel_l2 < 1e-2")))
+    assert "activation/first" in str(error.value.hint)
+    file = tmp_path / "tolerances"
+    file.write_text("activation/frist=1e-2\n")
+    assert compare(dump(), dump(), options=options(*read_rules(file)))
+
+
 def test_a_row_that_fails_a_rule_names_the_rule() -> None:
     found = compare(
         dump(), dump({key: off_by(key, 3e-4) for key in MODEL}),

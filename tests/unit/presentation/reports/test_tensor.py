@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from gradscope.dump.manifest.manifest import Cause, Manifest
+from gradscope.dump.manifest.manifest import Cause, Ledger, LedgerLine, Manifest
 from gradscope.errors import UsageError
 from gradscope.presentation import Screen, TensorReport, tensor_report, to_json, to_text
 from gradscope.presentation.reports.tensor import bars
@@ -74,10 +74,13 @@ def test_what_was_found_in_it_is_said() -> None:
 
 
 def test_an_absent_tensor_shows_the_reason_and_has_no_histogram() -> None:
-    manifest = Manifest(entries=(entry("param_grad", "w", absent="disconnected"),))
-    text = text_of(tensor_report("run.npz", manifest, "w", ()))
-    assert "absent  disconnected\n" in text
-    assert "magnitude" not in text
+    why = "round at model.py:3, constant wherever it has a derivative"
+    missing = LedgerLine(family="param_grad", name="w", reason="disconnected", detail=why)
+    manifest = Manifest(entries=(entry("param_grad", "w", absent="disconnected"),), ledger=Ledger(missing=(missing,)))
+    report = tensor_report("run.npz", manifest, "w", ())
+    assert f"absent      disconnected\nwhy absent  {why}\n" in text_of(report)
+    assert json.loads(to_json(report))["rows"][0]["detail"] == why
+    assert "magnitude" not in text_of(report)
 
 
 def test_an_integer_or_empty_tensor_has_no_histogram() -> None:
