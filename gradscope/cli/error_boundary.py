@@ -98,15 +98,13 @@ def _report(failure: BaseException, arguments: Sequence[str]) -> int:
     """Reports a failure on standard error and returns its exit status."""
     status, found = _verdict(failure, arguments)
     lines = [without_middle(printable(line), _LONGEST_LINE) for line in found]
-
-    status, lines = _verdict(failure, arguments)
     if _asks_for_annotations(arguments):
         _annotate(failure, lines, arguments)
     if "--traceback" in arguments:
-        lines = [*"".join(traceback.format_exception(failure)).splitlines(), *lines]
+        lines = [*map(printable, "".join(traceback.format_exception(failure)).splitlines()), *lines]
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):  # standard error is closed, by the model where ValueError
-            sys.stderr.write("".join(f"{printable(line)}\n" for line in lines))
+            sys.stderr.write("".join(f"{line}\n" for line in lines))
     return status
 
 

@@ -62,6 +62,11 @@ class Tolerance:
         limit = self.expression
         return limit.number if isinstance(limit, Limit) and (limit.metric, limit.operator) == ("rel_l2", "<=") else None
 
+    @property
+    def stated(self) -> float | str:
+        """The largest `rel_l2` that passes, or else the spelling."""
+        return self.spelling if self.rel_l2 is None else self.rel_l2
+
     def admits(self, evidence: PairEvidence) -> bool:
         """Returns whether a pair passes; equal bytes pass every tolerance."""
         if evidence.bit_equal:

@@ -237,7 +237,7 @@ class _Judge:
         rounding = "" if same or tolerance is None else self._rounding.explains(tensor, ref, cand)
         return RunRow(
             name=tensor.name, family=tensor.family, status="same" if same or rounding else "different", bound=least,
-            tolerance=_judged_by(tolerance), ref=ref.get("l2"), cand=cand.get("l2"),
+            tolerance=None if tolerance is None else tolerance.stated, ref=ref.get("l2"), cand=cand.get("l2"),
             rounding=rounding,
         )  # fmt: skip
 
@@ -251,7 +251,7 @@ class _Judge:
         same = least == 0 if tolerance is None else _admits(tolerance, least)
         return RunRow(
             name=name, family=STEP, status="same" if same else "different", bound=least,
-            tolerance=_judged_by(tolerance),
+            tolerance=None if tolerance is None else tolerance.stated,
             ref=None if math.isnan(ref) else ref, cand=None if math.isnan(cand) else cand,
         )  # fmt: skip
 
@@ -275,11 +275,6 @@ def _of_one_step(stats: Mapping[str, Json]) -> dict[str, Json]:
 
 def _values(stats: Mapping[str, Json]) -> _Values:
     return frozenset(_of_one_step(stats).items())
-
-
-def _judged_by(tolerance: Tolerance | None) -> float | str | None:
-    limit = None if tolerance is None else tolerance.rel_l2
-    return limit if limit is not None or tolerance is None else tolerance.spelling
 
 
 def _admits(tolerance: Tolerance, least: float) -> bool:
