@@ -61,6 +61,7 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
     yield by_micro_batches
     yield certain(without_slices(_by_right_name))
     # Imported on use: most comparisons have nothing left for these passes, and importing them takes 50 ms.
+    from gradscope.comparison.pairing.by_owner_name import by_owner_name  # noqa: PLC0415
     from gradscope.comparison.pairing.by_path import by_path  # noqa: PLC0415
     from gradscope.comparison.pairing.matching import by_order  # noqa: PLC0415
     from gradscope.comparison.pairing.structure.by_structure import by_structure  # noqa: PLC0415
@@ -93,6 +94,7 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
         by_joined_values,
         by_structure,
         by_sibling,
+        by_owner_name,
         by_disconnected,
         by_updated_state,
         by_second_name,
