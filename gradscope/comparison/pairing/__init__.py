@@ -12,7 +12,7 @@ Pairing runs in *passes*. Each pass considers only the tensors that earlier pass
                                   parts of packed tensors
     order        `structure`      the same place of two programs, by parameters, operations and order, whatever the
                                   values; of dumps without layers, the same position among tensors of one operation
-                                  and shape (`matching`), and the layer of the same parameters (`by_owner_name`)
+                                  and shape (`matching`), and the layer of the same parameters
     iterations   `loops`          outputs of a scanned loop with the iterations of an unrolled one; before names,
                                   the values of a batch with those of its parts
 

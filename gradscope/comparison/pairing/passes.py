@@ -61,15 +61,15 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
     yield by_micro_batches
     yield certain(without_slices(_by_right_name))
     # Imported on use: most comparisons have nothing left for these passes, and importing them takes 50 ms.
-    from gradscope.comparison.pairing.by_owner_name import by_owner_name  # noqa: PLC0415
     from gradscope.comparison.pairing.by_path import by_path  # noqa: PLC0415
     from gradscope.comparison.pairing.matching import by_order  # noqa: PLC0415
     from gradscope.comparison.pairing.structure.by_structure import by_structure  # noqa: PLC0415
-    from gradscope.comparison.pairing.structure.joined_values import by_joined_values  # noqa: PLC0415
     from gradscope.comparison.pairing.structure.left_out_roots import by_root  # noqa: PLC0415
-    from gradscope.comparison.pairing.structure.packed_layers import by_packed_layers  # noqa: PLC0415
+    from gradscope.comparison.pairing.structure.owner_names import by_owner_name  # noqa: PLC0415
+    from gradscope.comparison.pairing.structure.packed.joined_values import by_joined_values  # noqa: PLC0415
+    from gradscope.comparison.pairing.structure.packed.packed_layers import by_packed_layers  # noqa: PLC0415
+    from gradscope.comparison.pairing.structure.packed.shuffled_layers import by_shuffled_layers  # noqa: PLC0415
     from gradscope.comparison.pairing.structure.second_names import by_second_name  # noqa: PLC0415
-    from gradscope.comparison.pairing.structure.shuffled_layers import by_shuffled_layers  # noqa: PLC0415
     from gradscope.comparison.pairing.structure.updated_state import by_updated_state  # noqa: PLC0415
     from gradscope.comparison.pairing.values.by_parts import by_parts  # noqa: PLC0415
     from gradscope.comparison.pairing.values.by_values import (  # noqa: PLC0415

@@ -1,10 +1,9 @@
 """Structure pairs tensors by their places in two programs, whatever they hold.
 
 - `by_structure`: the same place, by parameters, operations and order.
-- `packed_layers`: outputs of layers of which the other program has several as one.
+- `owner_names`: of a dump without layers, values by the parameters that are named after them.
+- `packed`: what one program has as one layer or value, and the other as several.
 - `left_out_roots`: layers whose names have that of the root around them in one dump alone.
-- `shuffled_layers`: the same, of layers that are packed block by block in another order.
-- `joined_values`: values that are two of the other program, joined.
 - `second_names`: second names of tensors whose first names are paired.
 - `updated_state`: what a program returns beside the loss, by the state that it updates.
 - `uncertain_names`: which names of values count, and when, where those of parameters differ.

@@ -18,7 +18,7 @@ from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.inference.equal_parts import SAME
 from gradscope.comparison.pairing.inference.shuffled_blocks import reordered
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
-from gradscope.comparison.pairing.structure.packed_layers import calls_of, outputs_of, paired_parameters
+from gradscope.comparison.pairing.structure.packed.packed_layers import calls_of, outputs_of, paired_parameters
 from gradscope.comparison.pairing.values.packed_parameters import Shuffled, shuffled_parameters
 from gradscope.comparison.precision import comparable
 
