@@ -5,6 +5,8 @@ than half of that to a value leaves it as it is. So an element of at least some 
 the update is less than half the distance of values there, which is at least 2^-9, or 2^-12, of that size.
 
 Added otherwise, as with stochastic rounding, an update is not lost: the largest element of the parameter moves then.
+Nor is it known to be lost where it has a longer dtype: it may be added to a longer copy of the parameter, of which the
+loss gets a short one at each step.
 """
 
 from __future__ import annotations
@@ -34,8 +36,10 @@ def rounded_parameters(history: History) -> tuple[str, ...]:
     Raises:
         DumpError: The history is damaged.
     """
+    dtypes = {each.key: each.dtype for each in history.tensors.values()}
     short = {each.name: _HALF_DISTANCES[each.dtype] for each in history.tensors.values()
-             if each.family == naming.PARAM and each.dtype in _HALF_DISTANCES}  # fmt: skip
+             if each.family == naming.PARAM and each.dtype in _HALF_DISTANCES
+             and dtypes.get(naming.key_of(naming.UPDATE, each.name)) == each.dtype}  # fmt: skip
     if not short:
         return ()
     columns = history.columns(("rms", "amax"))
