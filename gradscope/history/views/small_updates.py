@@ -14,8 +14,8 @@ from gradscope.history.history_reader import History
 _HARDLY: Final = 0.1
 #: The epsilon that Adam and its kin add to the root of the second moment by default.
 EPSILON: Final = 1e-8
-#: The decay of the second moment by default. It begins at zero, which a division by one minus a power of the decay makes
-#: up for, so that it is small at first, whatever the gradients are.
+#: The decay of the second moment by default. The moment begins at zero, so that it is small at first, whatever the
+#: gradients are, which a division by one minus a power of the decay makes up for.
 _DECAY: Final = 0.999
 #: Recorded steps that show that all updates have one norm, which differs by less than `_SAME` of it, while that of the
 #: gradients differs by more than `_OTHER`.
