@@ -40,7 +40,7 @@ KINDS: Final[Mapping[FaultKind, FaultWords]] = MappingProxyType(
             "a `psum` in place of a `pmean` or the reverse, one too many, or one left out",
         ),
         "terms": FaultWords(
-            "the devices along {axis} have terms of {name}, and nothing adds them up", "a `psum` is missing"
+            "the devices along {axis} have terms of {name}, and nothing adds them up", "a `psum` or `pmean` is missing"
         ),
         "summed": FaultWords(
             "each device along {axis} has the sum of {name} over all of them",

@@ -97,9 +97,17 @@ class _Search:
         if (terms := self._terms_used()) is not None:
             return terms
         row = self._first()
-        if row is None:
-            return self._of_loss() if loss_differs(self._found) else None
-        return self._at_row(row)
+        if loss_differs(self._found) and (row is None or self._is_loss_alone()):
+            return self._of_loss()
+        return None if row is None else self._at_row(row)
+
+    def _is_loss_alone(self) -> bool:
+        """Returns whether all that differs is the value of the loss, which operations may return."""
+        rows, losses = [row for row in self._found.rows if row.status == "different"], self._found.losses
+        pairs = [self._pair(row) if row.family == ACTIVATION else None for row in rows]
+        return losses is not None and all(
+            pair is not None and pair[1].size == 1 and float(pair[1].item()) == losses.cand for pair in pairs
+        )
 
     def _at_row(self, row: ComparisonRow) -> MeshFault:
         """Returns the fault at a row that differs."""
@@ -152,7 +160,9 @@ class _Search:
             for row in self._found.rows
             if row.family == ACTIVATION_GRAD and row.status == "different" and row.index < end
         }
-        last = max(wrong.values(), default=None)
+        if not wrong:
+            return None
+        last = max(wrong.values())
         for row in self._found.rows:
             group = self._groups.get(key_of(ACTIVATION, row.name)) if row.family == ACTIVATION else None
             if group is None or wrong.get(row.name) != last:

@@ -5,6 +5,9 @@ than half of that to a value leaves it as it is. So an element of at least some 
 the update is less than half the distance of values there, which is at least 2^-9, or 2^-12, of that size.
 
 Added otherwise, as with stochastic rounding, an update is not lost: the largest element of the parameter moves then.
+Nor is it known to be lost where it has a longer dtype: it may be added to a longer copy of the parameter, of which the
+loss gets a short one at each step. What is carried to later steps, as by a compensated sum, moves the largest element
+once it has added up: where all updates together are too small for that, nothing is known.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from gradscope.history.history_reader import History
 _HALF_DISTANCES: Final[Mapping[str, float]] = {"bfloat16": 2.0**-9, "float16": 2.0**-12}
 #: The size from which on all elements stay, over the rms of the parameter: of a normal distribution, 62% are larger.
 _SIZE: Final = 0.5
+#: How many times half the least distance of values, of the largest element, all updates add up to: two distances.
+_ADDED_UP: Final = 4
 #: Recorded steps that say so, at all of which it has to be so: the rate of a warm-up and that behind a decay are small.
 _FEWEST: Final = 10
 
@@ -34,8 +39,10 @@ def rounded_parameters(history: History) -> tuple[str, ...]:
     Raises:
         DumpError: The history is damaged.
     """
+    dtypes = {each.key: each.dtype for each in history.tensors.values()}
     short = {each.name: _HALF_DISTANCES[each.dtype] for each in history.tensors.values()
-             if each.family == naming.PARAM and each.dtype in _HALF_DISTANCES}  # fmt: skip
+             if each.family == naming.PARAM and each.dtype in _HALF_DISTANCES
+             and dtypes.get(naming.key_of(naming.UPDATE, each.name)) == each.dtype}  # fmt: skip
     if not short:
         return ()
     columns = history.columns(("rms", "amax"))
@@ -54,4 +61,7 @@ def _is_lost(param: Mapping[str, np.ndarray], update: Mapping[str, np.ndarray], 
     rms, largest, added = param["rms"][at], param["amax"][at], update["amax"][of]
     moves = added > 0
     lost = added < half * _SIZE * rms
-    return int(moves.sum()) >= _FEWEST and bool(lost.all()) and bool((largest == largest[0]).all())
+    if int(moves.sum()) < _FEWEST or not lost.all() or not (largest == largest[0]).all():
+        return False
+    steps = param["step"][at]
+    return bool(added.mean() * (steps[-1] - steps[0] + 1) >= _ADDED_UP * half * largest[0])

@@ -14,6 +14,9 @@ from gradscope.history.history_reader import History
 _HARDLY: Final = 0.1
 #: The epsilon that Adam and its kin add to the root of the second moment by default.
 EPSILON: Final = 1e-8
+#: The decay of the second moment by default. The moment begins at zero, so that it is small at first, whatever the
+#: gradients are, which a division by one minus a power of the decay makes up for.
+_DECAY: Final = 0.999
 #: Recorded steps that show that all updates have one norm, which differs by less than `_SAME` of it, while that of the
 #: gradients differs by more than `_OTHER`.
 _FEWEST: Final = 5
@@ -27,7 +30,8 @@ class SmallUpdates:
 
     Attributes:
         moved: By how much all steps together move the parameters, over their norm, as by the largest recorded update.
-        second_moment: The root of the second moment that Adam keeps, where it is below `EPSILON`; else None.
+        second_moment: The root of the second moment that Adam keeps, where it is below `EPSILON`, also when its
+            start at zero is made up for; else None.
         one_norm: Whether the updates have one norm at all recorded steps, and the gradients have not.
     """
 
@@ -56,10 +60,10 @@ def small_updates(
     moved = float((updates[known] / params[known]).max() * len(losses["step"]))
     if not 0 < moved < _HARDLY:
         return None
-    moment = _second_moment(history)
+    moment, begun = _second_moment(history), float(np.sqrt(1 - _DECAY ** (float(steps["step"].max()) + 1)))
     return SmallUpdates(
         moved=moved,
-        second_moment=moment if moment is not None and moment < EPSILON else None,
+        second_moment=moment if moment is not None and moment < EPSILON * begun else None,
         one_norm=known.sum() >= _FEWEST and _spread(updates[known]) < _SAME and _spread(steps["grad_norm"]) > _OTHER,
     )
 

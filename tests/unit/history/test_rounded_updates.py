@@ -19,13 +19,17 @@ def statistics(array: np.ndarray) -> dict[str, float | int | None]:
     return {"rms": float(np.sqrt((wide**2).mean())), "amax": float(np.abs(wide).max())}
 
 
-def trained(folder: Path, dtype: str, update: float, *, steps: int = 12, stochastic: bool = False) -> History:
-    """A run that adds signs times a size to a parameter of deviation 1, and records every step."""
+def trained(
+    folder: Path, dtype: str, update: float, *, steps: int = 80, stochastic: bool = False, wide: bool = False
+) -> History:
+    """A run that adds signs times a size to a parameter of deviation 1, or a float32 copy, and records every step."""
     noise = np.random.default_rng(0)
     of = np.dtype(getattr(ml_dtypes, dtype, dtype))
     param = noise.normal(size=400).astype(np.float32).astype(of)
     with HistoryWriter(folder, from_step=0, facts={}) as history:
-        history.describe({}, [TensorRow(family=family, name="w", dtype=dtype) for family in ("param", "update")])
+        added_as = "float32" if wide else dtype
+        history.describe({}, [TensorRow(family=each, name="w", dtype=of) for each, of in
+                              (("param", dtype), ("update", added_as))])  # fmt: skip
         for step in range(steps):
             added = (update * noise.choice([-1.0, 1.0], 400)).astype(of)
             stats = {"param/w": statistics(param), "update/w": statistics(added)}
@@ -41,7 +45,9 @@ def trained(folder: Path, dtype: str, update: float, *, steps: int = 12, stochas
         ("bfloat16", 5e-4, {}, True),
         ("bfloat16", 2e-3, {}, False),
         ("bfloat16", 5e-4, {"steps": 8}, False),
+        ("bfloat16", 5e-4, {"steps": 30}, False),  # a compensated sum moves the largest element later
         ("bfloat16", 5e-4, {"stochastic": True}, False),
+        ("bfloat16", 5e-4, {"wide": True}, False),
         ("bfloat16", 0.0, {}, False),
         ("float16", 5e-5, {}, True),
         ("float16", 5e-4, {}, False),

@@ -40,6 +40,7 @@ def read(
     [
         ({}, "as by a learning rate that is too small"),
         ({"nu": 1e-20}, "`nu` is 1e-10, below the epsilon of 1e-08"),
+        ({"nu": 4e-17}, "as by a learning rate that is too small"),  # of gradients of 4.5e-8, as it begins at zero
         ({"varied": False}, "one norm at every recorded step"),
         ({"update": 0.01}, ""),
         ({"update": 0.01, "varied": False}, ""),

@@ -50,8 +50,9 @@ _LABELS: Final = {
     "leaves them that was told so",
     "rounded": "The parameters of bfloat16 or float16 of a training run whose updates are lost when they are added: at "
     "all recorded steps the largest element of the update is below 2^-10 of the parameter's rms (2^-13 in float16), "
-    "which is less than half the distance of values of half the rms, and its largest element never changed. Keep the "
-    "parameters as float32, which the optimizer updates, and cast them in the loss; or round stochastically",
+    "which is less than half the distance of values of half the rms, and its largest element never changed, though all "
+    "updates together are two such distances of it. Keep the parameters as float32, which the optimizer updates, and "
+    "cast them in the loss; or round stochastically",
     "climbing": "The updates of a training run point along its gradients at every recorded step, and its loss has not "
     "fallen; or those of some parameters alone do, at all of 10 recorded steps or more, of 3 where the loss has hardly "
     "fallen: adding them raises the loss. Where the loss is not maximised on purpose, look for a sign: a chain of "

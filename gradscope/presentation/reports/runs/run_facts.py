@@ -130,7 +130,7 @@ def _why_small(small: SmallUpdates) -> str:
     if small.one_norm:
         return (
             "they have one norm at every recorded step, and the gradients have not, as behind a clip that is active at "
-            "each of them"
+            "each of them, or by an optimizer that takes their signs or divides by their norm"
         )
     return "as by a learning rate that is too small, or stays where a warm-up begins"
 

@@ -83,3 +83,12 @@ def test_terms_that_are_added_up_are_not_at_fault_where_a_later_value_is() -> No
     right_sum = _terms(summed=VALUE, last=OTHER, gradient=OTHER) | {"activation_grad/sum": VALUE}
     found = fault(few, dump(right_sum, {"model": 2}, loss=1.7))
     assert (found.kind, found.name, found.axis) == ("terms", "fc", "model")
+
+
+def test_terms_of_a_loss_that_alone_differs_are_not_at_fault() -> None:
+    wholes = {f"{family}/{name}": VALUE for family in ("activation", "activation_grad") for name in ("fc", "sum")}
+    right = _terms(summed=VALUE, last=OTHER, gradient=VALUE)
+    one, other = (np.asarray(each, np.float32) for each in (1.5, 3.5))
+    few = dump({**wholes, "activation/last": OTHER, "activation/mean": one}, {})
+    found = fault(few, dump({**right, "activation/mean": other}, {"model": 2}, loss=3.5))
+    assert (found.kind, found.name, found.axis) == ("not reduced", "the loss", "model")

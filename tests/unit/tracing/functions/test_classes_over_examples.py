@@ -37,7 +37,14 @@ def pooled(p: Any, b: Any) -> Any:
     return jnp.square(((shares * (b["x"] @ p["v"])).sum(0)[None]) @ p["out"]).mean()
 
 
+def attended(p: Any, b: Any) -> Any:
+    shares = jax.nn.softmax(b["x"] @ p["w"], axis=0)
+    made = jnp.square((shares.T @ (b["x"] @ p["v"])) @ p["out"]).mean()
+    return made + 0.01 * (shares * jnp.log(shares + 1e-9)).sum(0).mean()  # and the entropy is to be large
+
+
 OVER = (
+    lambda p, b: picked(jnp.log(jax.nn.softmax(b["x"] @ p["w"], axis=0)), b),
     lambda p, b: picked(jax.nn.log_softmax(b["x"] @ p["w"], axis=0), b),
     lambda p, b: picked(b["x"] @ p["w"] - jax.nn.logsumexp(b["x"] @ p["w"], 0, keepdims=True), b),
     lambda p, b: picked(jax.jit(lambda z: jax.nn.log_softmax(jnp.tanh(z), 0))(b["x"] @ p["w"]), b),
@@ -49,6 +56,8 @@ OTHER = (
     contrasted,
     assigned,
     pooled,
+    attended,
+    lambda p, b: jnp.square(jax.nn.logsumexp(b["x"] @ p["w"], axis=0) - jnp.arange(3.0)).mean(),  # scores of one bag
     lambda p, b: jnp.log(jnp.exp(b["x"]).sum(0) @ p["w"]).sum(),
 )
 
