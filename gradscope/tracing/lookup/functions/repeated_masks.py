@@ -1,10 +1,12 @@
 """A random mask may be the same at every step: that of a key which the loss makes of a number, and of no argument.
 
 A key from outside is an argument, or a constant of the trace, of which it is not known whether it is another one at the
-next step.
+next step. One mask for all examples may be meant to stay: it divides features, as in a coupling of a normalising flow.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
 from gradscope.tracing.jaxpr.frames import variable_of
@@ -18,7 +20,8 @@ def repeated_masks(trace: Trace) -> tuple[str | None, ...]:
     Args:
         trace: The trace of a loss.
     """
-    masks = [(each.site.value, each.mask) for each in random_masks(trace) if each.mask is not None]
+    drawn = (each for each in random_masks(trace) if _is_of_examples(each.site.shape))
+    masks = [(each.site.value, each.mask) for each in drawn if each.mask is not None]
     if not masks:
         return ()
     root, frames = trace.root, {frame.key: frame for frame in trace.root.walk()}
@@ -31,3 +34,7 @@ def repeated_masks(trace: Trace) -> tuple[str | None, ...]:
             if FrameVariable(around := frames[value.frame], variable_of(around, value)) not in decided
         )
     )
+
+
+def _is_of_examples(shape: Sequence[int]) -> bool:
+    return len(shape) > 1 and shape[0] > 1

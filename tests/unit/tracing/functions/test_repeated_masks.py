@@ -62,5 +62,15 @@ def test_a_mask_of_a_key_from_outside_is_not(key: Callable[[Any], Any], drop: Ca
     assert found(key, drop) == 0
 
 
+@pytest.mark.parametrize("shape", [(8,), (1, 8)])
+def test_a_mask_that_is_the_same_for_all_examples_is_not(shape: tuple[int, ...]) -> None:
+    """A coupling of a normalising flow divides the features by one that is drawn once."""
+
+    def coupled(key: Any, h: Any) -> Any:
+        return jnp.where(jnp.broadcast_to(jax.random.bernoulli(key, 0.5, shape), h.shape), h, 0)
+
+    assert found(lambda b: jax.random.key(0), coupled) == 0
+
+
 def test_a_loss_without_a_mask_has_none() -> None:
     assert found(lambda b: None, lambda _, h: h) == 0
