@@ -116,5 +116,5 @@ def test_a_process_that_a_signal_ends_is_named(tmp_path: Path, monkeypatch: pyte
     killed.write_text("#!/bin/sh\nkill -KILL $$\n", encoding="utf-8")
     killed.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(killed))
-    with pytest.raises(MachineError, match="the process on 2 devices was ended by SIGKILL"):
-        run_on(2, [], Interrupts())
+    with Interrupts() as here, pytest.raises(MachineError, match="the process on 2 devices was ended by SIGKILL"):
+        run_on(2, [], here)
