@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gradscope.comparison import Comparison
     from gradscope.comparison.diagnosis.runs.run_divergence import RunDivergence
     from gradscope.errors import DumpError, GradscopeError, MachineError, MissingKeyError, ModelError, UsageError
-    from gradscope.instrument.rewriting.core_columns import CoreStatistics
+    from gradscope.instrument.statistics.core_columns import CoreStatistics
     from gradscope.presentation import Query
     from gradscope.stats import Finding, TensorStats, Thresholds, tensor_stats
     from gradscope.training.optimizers import clip
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Comparison": "gradscope.comparison",
-    "CoreStatistics": "gradscope.instrument.rewriting.core_columns",
+    "CoreStatistics": "gradscope.instrument.statistics.core_columns",
     "Dump": "gradscope.api.reading",
     "DumpError": "gradscope.errors",
     "Finding": "gradscope.stats",

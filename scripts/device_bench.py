@@ -28,8 +28,8 @@ from gradscope.capturing.records.session import AHEAD
 from gradscope.instrument.observing_program import observing_program
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.planning import make_plan
-from gradscope.instrument.rewriting.core_statistics import core_statistics
-from gradscope.instrument.rewriting.histogram_counts import statistics_and_histogram
+from gradscope.instrument.statistics.core_statistics import core_statistics
+from gradscope.instrument.statistics.histogram_counts import statistics_and_histogram
 from gradscope.instrument.taps import full_tensor
 from gradscope.tracing.tracer import trace_loss
 

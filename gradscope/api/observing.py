@@ -22,8 +22,8 @@ from gradscope.dump.manifest.manifest import Manifest, Tier
 from gradscope.dump.sources.memory_dump import MemoryDump
 from gradscope.errors import UsageError
 from gradscope.instrument.query.capture_spec import CaptureSpec
-from gradscope.instrument.rewriting.core_columns import CoreStatistics
-from gradscope.instrument.rewriting.core_statistics import core_statistics
+from gradscope.instrument.statistics.core_columns import CoreStatistics
+from gradscope.instrument.statistics.core_statistics import core_statistics
 from gradscope.naming import as_tuple
 
 Parameters = ParamSpec("Parameters")

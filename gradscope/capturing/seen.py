@@ -27,7 +27,7 @@ from gradscope.errors import MissingKeyError, UsageError
 from gradscope.instrument.observing_program import Observed, Reached
 from gradscope.instrument.plan import Plan
 from gradscope.instrument.query.capture_spec import CaptureSpec
-from gradscope.instrument.rewriting.core_columns import CoreStatistics, rows_of, scalars_of
+from gradscope.instrument.statistics.core_columns import CoreStatistics, rows_of, scalars_of
 from gradscope.instrument.taps import full_tensor
 from gradscope.naming import printable
 from gradscope.naming.selecting.nearest_names import nearest_hint

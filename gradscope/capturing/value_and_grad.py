@@ -19,8 +19,9 @@ from gradscope.capturing.seen import Seen, Watching
 from gradscope.instrument.observing_program import Observed, observing_program
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.planning import make_plan
-from gradscope.instrument.rewriting.core_statistics import core_statistics
-from gradscope.instrument.rewriting.histogram_counts import full_statistics, statistics_and_histogram
+from gradscope.instrument.statistics.core_statistics import core_statistics
+from gradscope.instrument.statistics.full_statistics import full_statistics
+from gradscope.instrument.statistics.histogram_counts import statistics_and_histogram
 from gradscope.instrument.taps import Observer, full_tensor
 from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal
 from gradscope.tracing.tracer import Leaf, leaves_of, trace_function, variable_leaves

@@ -3,7 +3,8 @@
 The parts, in the order in which they are used:
 
 1. `query` turns a capture spec or a query into a plan.
-2. `plan` has the plan; `taps` has taps and sinks; `saturation_observer` observes bounded functions.
+2. `plan` has the plan; `taps` has taps and sinks; `statistics` are what may be kept in place of a value, for which
+   `host_calls` runs NumPy inside a compiled program on the CPU; `saturation_observer` observes bounded functions.
 3. `rewriting` has the interpreter, which runs the traced loss again with the taps of a plan.
 4. `observing_program` differentiates the interpreted loss with `jax.vjp`, with respect to parameters and sinks at once.
 5. `segments` does the same one segment after another, where memory is short.

@@ -13,7 +13,7 @@ from jax.core import Tracer
 
 from gradscope.capturing.seen import CoreStatistics
 from gradscope.errors import MissingKeyError, UsageError
-from gradscope.instrument.rewriting.core_columns import scalars_of
+from gradscope.instrument.statistics.core_columns import scalars_of
 from gradscope.naming import printable, split_key
 from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.naming.summary import Summary

@@ -8,8 +8,8 @@ import pytest
 
 import gradscope as gs
 from gradscope.capturing.execution.observation import Observation
-from gradscope.instrument.rewriting.core_statistics import WIDTH
-from gradscope.instrument.rewriting.histogram_counts import statistics_and_histogram
+from gradscope.instrument.statistics.core_statistics import WIDTH
+from gradscope.instrument.statistics.histogram_counts import statistics_and_histogram
 from models import mlp, transformer
 
 HAS_GPU = any(device.platform == "gpu" for device in jax.devices())

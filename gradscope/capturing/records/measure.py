@@ -14,8 +14,8 @@ from gradscope.arrays.dtypes import is_floating, itemsize
 from gradscope.capturing.execution.observation import LocalShard
 from gradscope.capturing.records.pending_tensors import PendingTensor
 from gradscope.dump.record import Record, Shard
-from gradscope.instrument.rewriting.core_statistics import core_numbers
-from gradscope.instrument.rewriting.histogram_counts import has_full_tier, with_full_tier
+from gradscope.instrument.statistics.core_statistics import core_numbers
+from gradscope.instrument.statistics.full_statistics import has_full_tier, with_full_tier
 from gradscope.protocols import implements
 from gradscope.stats.core_tier import stats_from_core
 from gradscope.stats.power import Power, combined_power, power_of

@@ -6,8 +6,5 @@
    in `own_rules`.
 4. `extrema` differentiates maxima where all that read an operand find the same value; `cached_equations` lets one
    derivative serve all equations that are alike.
-5. `core_statistics` computes statistics of a value inside the compiled program.
-6. `histogram_counts` computes them and a histogram, as one vector; `core_columns` has columns on the device.
-7. `host_calls` runs a NumPy function on a value inside a compiled program on the CPU.
-8. `program_parts` makes functions of their own of the stretches of a very long program, which compile sooner.
+5. `program_parts` makes functions of their own of the stretches of a very long program, which compile sooner.
 """

@@ -18,7 +18,7 @@ from gradscope.capturing.seen import Seen
 from gradscope.capturing.value_and_grad import Signature, observing_value_and_grad
 from gradscope.errors import UsageError
 from gradscope.instrument.query.capture_spec import EVERYTHING, CaptureSpec
-from gradscope.instrument.rewriting.core_statistics import core_statistics, merged_statistics
+from gradscope.instrument.statistics.core_statistics import core_statistics, merged_statistics
 from gradscope.tracing.jaxpr.jaxcompat import trace_state
 from gradscope.tracing.tracer import leaves_of, variable_leaves
 from gradscope.training.optimizers.stated_learning_rate import stated_learning_rate

@@ -12,8 +12,8 @@ import optax
 from gradscope import naming
 from gradscope.capturing.seen import Seen
 from gradscope.errors import UsageError
-from gradscope.instrument.rewriting.core_columns import CoreStatistics
-from gradscope.instrument.rewriting.core_statistics import core_statistics
+from gradscope.instrument.statistics.core_columns import CoreStatistics
+from gradscope.instrument.statistics.core_statistics import core_statistics
 from gradscope.training.probing.collecting import Collected
 from gradscope.training.state import named_leaves
 from gradscope.training.step_seen import StepSeen

@@ -14,7 +14,7 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array, blocks
 from gradscope.arrays.moments import inner
-from gradscope.instrument.rewriting.host_calls import made_on_host
+from gradscope.instrument.host_calls import made_on_host
 from gradscope.tracing.jaxpr.sharding import varying, varying_axes
 
 #: Elements that are compared before all others: most parameters differ in them.

@@ -15,8 +15,8 @@ from gradscope.capturing.records.measure import CoreReading
 from gradscope.capturing.records.session import Session
 from gradscope.capturing.seen import Seen
 from gradscope.history.history_rows import StepRecord, TensorRow
-from gradscope.instrument.rewriting.core_columns import statistics_of
-from gradscope.instrument.rewriting.histogram_counts import histogram_of
+from gradscope.instrument.statistics.core_columns import statistics_of
+from gradscope.instrument.statistics.histogram_counts import histogram_of
 from gradscope.tracing.dataflow.affine_operands import affine_operands
 from gradscope.tracing.tracer import Trace
 from gradscope.training.recording.recorded import Recorded

@@ -9,9 +9,10 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import gradscope as gs
-from gradscope.instrument.rewriting import core_statistics as core
-from gradscope.instrument.rewriting.core_statistics import CORE_NUMBERS, core_numbers, core_statistics
-from gradscope.instrument.rewriting.histogram_counts import full_statistics, statistics_and_histogram
+from gradscope.instrument.statistics import core_statistics as core
+from gradscope.instrument.statistics.core_statistics import CORE_NUMBERS, core_numbers, core_statistics
+from gradscope.instrument.statistics.full_statistics import full_statistics
+from gradscope.instrument.statistics.histogram_counts import statistics_and_histogram
 
 PLACES = {"host": core._on_host, "device": core._on_device}
 SHAPES = [(), (1,), (7,), (3, 1500), (2, 3, 4), (0,), (2, 0)]
@@ -110,7 +111,7 @@ def test_integers_are_measured_as_numbers():
 def test_a_jax_that_hands_out_no_buffers_gives_the_same_numbers(monkeypatch):
     values = jnp.arange(7.0)
     expected = jax.jit(core._on_host)(values)
-    monkeypatch.setattr("gradscope.instrument.rewriting.host_calls.buffer_callback", None)
+    monkeypatch.setattr("gradscope.instrument.host_calls.buffer_callback", None)
     traced_anew = partial(core._on_host)
     np.testing.assert_array_equal(jax.jit(traced_anew)(values), expected)
 

@@ -13,8 +13,8 @@ import pytest
 
 import gradscope as gs
 from gradscope.errors import UsageError
-from gradscope.instrument.rewriting import core_statistics as core
-from gradscope.instrument.rewriting import histogram_counts as full
+from gradscope.instrument.statistics import core_statistics as core
+from gradscope.instrument.statistics import full_statistics as full
 from gradscope.stats.core_tier import stats_from_core
 
 PLACES = {

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradscope.instrument.rewriting.core_statistics import core_numbers, core_statistics
+from gradscope.instrument.statistics.core_statistics import core_numbers, core_statistics
 from tests.oracle.engine import layer, observe
 from tests.support.data import evenly
 

@@ -11,7 +11,7 @@ import pytest
 
 from gradscope.errors import DumpError
 from gradscope.history.value_histograms import BINS_PER_SIGN, ValueHistogram, counted
-from gradscope.instrument.rewriting.histogram_counts import _on_device, histogram_of, statistics_and_histogram
+from gradscope.instrument.statistics.histogram_counts import _on_device, histogram_of, statistics_and_histogram
 
 SPECIAL = (0.0, -0.0, np.nan, np.inf, -np.inf, 1.0, 1.5, -2.0, 3.4e38, -3.4e38, 1e-45, -1e-45, 1.1754944e-38)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gradscope.dump.manifest.manifest import Manifest
-from gradscope.instrument.rewriting.core_statistics import CORE_NUMBERS
+from gradscope.instrument.statistics.core_statistics import CORE_NUMBERS
 from gradscope.presentation import dump_report, rows_of, tensor_report, to_csv, to_json, to_text
 from gradscope.stats import (
     COLUMNS,

@@ -1,8 +1,7 @@
-"""Core statistics of a tensor and its histogram inside a compiled step are one vector.
+"""Statistics of the full tier of a tensor inside a compiled step are one vector, behind those of the core tier.
 
-The histogram is that of values, for the history of a run, or that of magnitudes, with what else the full tier needs.
-As `core_statistics`, they are computed by NumPy where the CPU is the device, and have each count as two digits of
-float32. Other devices add ones at the bins of the elements, which is a kernel of its own: it is for chosen steps.
+They are the mean magnitude, three numbers, and a histogram of the magnitudes, from which quantiles and shares follow.
+As `core_statistics`, the vector is computed by NumPy where the CPU is the device, and by kernels elsewhere.
 """
 
 from __future__ import annotations
@@ -21,79 +20,13 @@ from gradscope.arrays.dtypes import smallest_normal
 from gradscope.arrays.histograms import BINS_PER_OCTAVE, EXPONENT_BIAS, UNDERFLOW_LIMITS, MagnitudeHistogram
 from gradscope.arrays.magnitudes import Magnitudes
 from gradscope.arrays.passes.single_pass import reduce_array
-from gradscope.history.value_histograms import BINS, BINS_PER_SIGN, SHIFT, ValueHistogram, counted
-from gradscope.instrument.rewriting.core_statistics import CORE_NUMBERS, WIDTH, as_bytes, core_statistics
-from gradscope.instrument.rewriting.host_calls import made_on_host
+from gradscope.instrument.host_calls import made_on_host
+from gradscope.instrument.statistics.core_statistics import CORE_NUMBERS, WIDTH, as_bytes, core_statistics
+from gradscope.instrument.statistics.histogram_counts import BASE, as_float32, digits_of, tally
 from gradscope.instrument.taps import full_tensor
 from gradscope.stats.core_tier import CoreNumbers
 from gradscope.stats.tensor_stats import PERCENTS
 from gradscope.tracing.jaxpr.sharding import in_whole, varying, varying_axes
-
-_BASE = 2**16
-
-#: The counts of each bin that are added up at the end.
-_BESIDE = 128
-
-
-def statistics_and_histogram(value: Any) -> Any:
-    """Returns the vector of `core_statistics`, then two digits for each bin of the histogram; an observer.
-
-    Args:
-        value: An array of any shape; of a complex one the magnitudes are counted, of a typed PRNG key its data.
-    """
-    constant = as_bytes(jax.lax.stop_gradient(full_tensor(value)))
-    digits = in_whole(partial(jax.lax.platform_dependent, cpu=_on_host, default=_on_device))(constant)
-    return jnp.concatenate([core_statistics(value), digits])
-
-
-def histogram_of(vector: np.ndarray) -> ValueHistogram | None:
-    """Returns the histogram of values in a vector; None where it has none."""
-    if vector.size != WIDTH + 2 * BINS:
-        return None
-    digits = vector[WIDTH:].reshape(-1, 2).astype(np.int64)
-    return ValueHistogram.of(digits[:, 0] * _BASE + digits[:, 1])
-
-
-def _on_host(value: Any) -> Any:
-    shape = jax.ShapeDtypeStruct((2 * BINS,), jnp.float32)
-    return varying(made_on_host(_counted_digits, shape, value), varying_axes([value]))
-
-
-def _counted_digits(operand: np.ndarray) -> np.ndarray:
-    return np.stack(np.divmod(counted(operand), _BASE), axis=1).astype(np.float32).reshape(-1)
-
-
-def _on_device(value: Any) -> Any:
-    bits = jax.lax.bitcast_convert_type(_as_float32(value.reshape(-1)), jnp.uint32)
-    magnitude = (bits & 0x7FFFFFFF).astype(jnp.int32)
-    number = jnp.where(magnitude == 0, 0, (magnitude >> SHIFT) + 1)
-    at = BINS_PER_SIGN + jnp.where(bits >> 31 == 0, number, -number)
-    # What is not finite is beyond the bins of its sign, and dropped.
-    at = jnp.where(number > BINS_PER_SIGN, BINS, at)
-    return _digits(_tally(at, BINS))
-
-
-def _tally(at: Any, bins: int) -> Any:
-    """Returns how often each number below that of the bins occurs; larger ones are dropped."""
-    # Most elements are in a few bins, and additions to one number wait for each other: neighbours add to several.
-    beside = jax.lax.iota(jnp.int32, at.size) % _BESIDE
-    counts = jnp.zeros(bins * _BESIDE, jnp.int32).at[at * _BESIDE + beside].add(1, mode="drop")
-    return counts.reshape(bins, _BESIDE).sum(axis=1)
-
-
-def _digits(counts: Any) -> Any:
-    return jnp.stack([counts // _BASE, counts % _BASE], axis=1).astype(jnp.float32).reshape(-1)
-
-
-def _as_float32(value: Any) -> Any:
-    narrow = value.astype(jnp.float32)
-    if jnp.finfo(value.dtype).bits <= jnp.finfo(jnp.float32).bits:
-        return narrow
-    ends = jnp.finfo(jnp.float32)
-    clipped = jnp.where(jnp.isinf(narrow) & jnp.isfinite(value), ends.max, narrow)
-    clipped = jnp.where((clipped == 0) & (value != 0), ends.smallest_subnormal, jnp.abs(clipped))
-    return jnp.where(jnp.isnan(value), narrow, jnp.copysign(clipped, value.astype(jnp.float32)))
-
 
 #: Counts that the full tier has beside its histogram, and the bits of the smallest magnitude that is not zero.
 _FULL_COUNTS: Final = ("neginf", "subnormal", "smallest")
@@ -134,7 +67,7 @@ def has_full_tier(vector: Any) -> bool:
 def with_full_tier(numbers: CoreNumbers, vector: np.ndarray) -> CoreNumbers:
     """Returns the core numbers of a vector of `full_statistics` with those of the full tier."""
     digits = vector[_COUNTS_AT:].reshape(-1, 2).astype(np.int64)
-    neginf, subnormal, smallest, *counts = (digits[:, 0] * _BASE + digits[:, 1]).tolist()
+    neginf, subnormal, smallest, *counts = (digits[:, 0] * BASE + digits[:, 1]).tolist()
     occupied = np.flatnonzero(counts)
     histogram = MagnitudeHistogram()
     if occupied.size:
@@ -166,13 +99,13 @@ def _magnitude_numbers(operand: np.ndarray) -> np.ndarray:
             smallest = int(np.float32(max(magnitudes.smallest, _SMALLEST)).view(np.uint32))
         at = magnitudes.histogram.first - _FIRST_BIN + np.arange(len(magnitudes.histogram.counts))
         np.add.at(bins, np.clip(at, 0, _MAGNITUDE_BINS - 1), magnitudes.histogram.counts)
-    digits = np.stack(np.divmod(np.array([neginf, subnormal, smallest, *bins]), _BASE), axis=1)
+    digits = np.stack(np.divmod(np.array([neginf, subnormal, smallest, *bins]), BASE), axis=1)
     with np.errstate(over="ignore"):
         return np.array([mean, *digits.reshape(-1)], np.float32)
 
 
 def _magnitudes_on_device(value: Any) -> Any:
-    wide = _as_float32(value.reshape(-1))
+    wide = as_float32(value.reshape(-1))
     bits = (jax.lax.bitcast_convert_type(wide, jnp.uint32) & 0x7FFFFFFF).astype(jnp.int32)
     is_finite = bits < _INFINITY
     # Subnormal numbers are zeros where the platform takes them for that, as XLA does on the CPU.
@@ -186,8 +119,8 @@ def _magnitudes_on_device(value: Any) -> Any:
     scale = jnp.where(magnitudes.max(initial=0) > 1, _SUMMABLE, 1)
     mean = (magnitudes * scale).sum() / jnp.maximum(is_finite.sum(), 1).astype(jnp.float32) / scale
     counts = [(wide == -jnp.inf).sum(), subnormal.sum(), smallest]
-    tally = jnp.concatenate([jnp.stack(counts), _tally(_bins(bits, is_counted), _MAGNITUDE_BINS)])
-    return jnp.concatenate([mean[None], _digits(tally)])
+    every = jnp.concatenate([jnp.stack(counts), tally(_bins(bits, is_counted), _MAGNITUDE_BINS)])
+    return jnp.concatenate([mean[None], digits_of(every)])
 
 
 def _bins(bits: Any, is_counted: Any) -> Any:
@@ -208,7 +141,7 @@ def _share(vector: Any, limit: float) -> Any:
 
 def _counts(vector: Any) -> Any:
     digits = vector[..., _COUNTS_AT:].reshape(*np.shape(vector)[:-1], -1, 2).astype(jnp.int32)
-    return digits[..., 0] * _BASE + digits[..., 1]
+    return digits[..., 0] * BASE + digits[..., 1]
 
 
 def _quantile(percent: int, vector: Any) -> Any:

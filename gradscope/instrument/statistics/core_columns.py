@@ -12,8 +12,8 @@ import numpy as np
 from jax.core import Tracer
 
 from gradscope.errors import UsageError
-from gradscope.instrument.rewriting.core_statistics import CORE_NUMBERS, core_numbers
-from gradscope.instrument.rewriting.histogram_counts import FULL_NUMBERS, has_full_tier
+from gradscope.instrument.statistics.core_statistics import CORE_NUMBERS, core_numbers
+from gradscope.instrument.statistics.full_statistics import FULL_NUMBERS, has_full_tier
 from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.naming.summary import Cell, Summary
 
@@ -35,7 +35,7 @@ class CoreStatistics:
     full tier, too, but for the hash; they are None in the core tier.
 
     Attributes:
-        vector: The vector that the step computed, see `instrument.rewriting.core_statistics` and `histogram_counts`.
+        vector: The vector that the step computed, see `instrument.statistics`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscope.arrays.passes.single_pass import reduce_array
-from gradscope.instrument.rewriting.host_calls import made_on_host
+from gradscope.instrument.host_calls import made_on_host
 from gradscope.instrument.taps import full_tensor
 from gradscope.stats.core_tier import CoreNumbers
 from gradscope.tracing.jaxpr.sharding import in_whole, varying, varying_axes
