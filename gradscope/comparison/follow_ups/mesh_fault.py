@@ -65,7 +65,7 @@ KINDS: Final[Mapping[FaultKind, FaultWords]] = MappingProxyType(
             "`ppermute`, `all_gather` or `all_to_all` over another axis or in another order",
         ),
         "first device": FaultWords(
-            "along {axis}, {name} is on the first device alone what it is {on}",
+            "along {axis}, only the first device has {name} as it is {on}",
             "places along a divided axis, or random numbers, begin anew on each device; `axis_index` has its number",
         ),
         "added again": FaultWords(
