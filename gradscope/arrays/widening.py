@@ -46,6 +46,17 @@ def real_values(block: Array) -> Array:
     )
 
 
+def as_reals(array: Array) -> Array:
+    """Returns an array in float64; of a complex one both parts, along one more axis at the end.
+
+    Args:
+        array: Any shape and strides, of numbers (ml_dtypes included).
+    """
+    if array.dtype.kind != "c":
+        return np.asarray(array, np.float64)
+    return np.ascontiguousarray(array, np.complex128).reshape(*array.shape, 1).view(np.float64)
+
+
 @cache
 def float32_of_code(dtype: np.dtype[Any]) -> Array:
     """Returns the float32 of every code, a bit pattern as an integer, of a floating-point dtype of at most 16 bits."""

@@ -8,9 +8,8 @@ from functools import cached_property
 from itertools import combinations
 from typing import Final
 
-import numpy as np
-
 from gradscope.arrays.blocks import Array
+from gradscope.arrays.widening import as_reals
 from gradscope.comparison.follow_ups.mesh_fault import LOSS, FaultKind, MeshFault
 from gradscope.comparison.follow_ups.mesh_relations import Relation, are_masked_otherwise, factor_between, relation_of
 from gradscope.comparison.follow_ups.mesh_values import axis_values
@@ -221,7 +220,7 @@ class _Search:
             entry = self._dumps.ref.entry(key)
             if entry.family != PARAM or entry.shape != offset.shape or not self._dumps.ref.has_tensor(key):
                 continue
-            more = factor_between(np.asarray(self._dumps.ref.array(key), np.float64), offset)
+            more = factor_between(as_reals(self._dumps.ref.array(key)), offset)
             axis = "" if more is None else self._axes_of(more + 1, self._passed(row))
             if more is not None and axis:
                 detail = f"`{printable(entry.name)}` {more + 1:.4g}"
@@ -234,7 +233,7 @@ class _Search:
         ref, cand = self._dumps.ref, self._dumps.cand
         if match is None or not ref.has_tensor(match.ref) or not all(map(cand.has_tensor, match.recipe.keys)):
             return None
-        one, several = np.asarray(ref.array(match.ref), np.float64), np.asarray(match.recipe.array(cand), np.float64)
+        one, several = as_reals(ref.array(match.ref)), as_reals(match.recipe.array(cand))
         return (one, several) if one.shape == several.shape else None
 
     def _axes_of(self, factor: float, passed: Sequence[Collective]) -> str:

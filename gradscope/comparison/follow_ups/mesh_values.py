@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.arrays.widening import as_reals
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.loops.by_shards import layout_of
 from gradscope.comparison.pairing.loops.shard_groups import ShardGroup
@@ -47,8 +48,9 @@ def axis_values(dumps: Dumps, group: ShardGroup, family: str) -> Iterator[AxisVa
     keys = [key_of(family, split_key(key)[1]) for key in (group.whole, *group.parts)]
     if layout is None or not dumps.ref.has_tensor(keys[0]) or not all(map(dumps.cand.has_tensor, keys[1:])):
         return
-    whole = np.asarray(dumps.ref.array(keys[0]), np.float64)
-    shards = np.stack([np.asarray(dumps.cand.array(key), np.float64) for key in keys[1:]])
+    whole = as_reals(dumps.ref.array(keys[0]))
+    shards = np.stack([as_reals(dumps.cand.array(key)) for key in keys[1:]])
+    layout = replace(layout, whole=whole.shape, shard=shards.shape[1:])  # complex numbers have an axis of their parts
     grid = shards.reshape(*layout.sizes, *layout.shard)
     for number, axis in enumerate(group.axes):
         way = layout.ways[number]

@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from gradscope.arrays.widening import as_reals
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.loops.shard_groups import ShardGroup, divides, shard_groups
 from gradscope.comparison.pairing.loops.shard_layouts import TERMS, ShardLayout, shard_layouts
@@ -209,8 +210,8 @@ class _Shards:
         return self._known[layout]
 
     def _computed_errors(self, layout: ShardLayout) -> list[float]:
-        whole = np.asarray(self._one.array(self._whole), np.float64)
+        whole = as_reals(self._one.array(self._whole))
         made = Recipe(keys=self._parts, steps=layout.steps()).results(list(map(self._several.array, self._parts)))
         size = float(np.linalg.norm(whole)) or 1.0
-        distances = (float(np.linalg.norm(np.asarray(each, np.float64) - whole)) / size for each in made)
+        distances = (float(np.linalg.norm(as_reals(each) - whole)) / size for each in made)
         return [distance if math.isfinite(distance) else math.inf for distance in distances]

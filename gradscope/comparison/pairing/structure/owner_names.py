@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from gradscope.arrays.widening import as_reals
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM, PARAM_GRAD, key_of, split_key
@@ -79,7 +80,7 @@ def _differ(dumps: Dumps, match: Match | None) -> bool:
     """Returns whether a parameter has another gradient in both programs; False where that is not known."""
     if match is None or not dumps.ref.has_tensor(match.ref) or not all(map(dumps.cand.has_tensor, match.recipe.keys)):
         return False
-    one, other = np.asarray(dumps.ref.array(match.ref), float), np.asarray(match.recipe.array(dumps.cand), float)
+    one, other = map(as_reals, (dumps.ref.array(match.ref), match.recipe.array(dumps.cand)))
     # Before layouts are known, the sizes of gradients tell.
     sizes = np.linalg.norm(one), np.linalg.norm(other)
     return bool(abs(sizes[0] - sizes[1]) > _OTHER * max(sizes))

@@ -66,6 +66,17 @@ def test_a_mask_that_the_compiler_divides_is_one_all_the_same() -> None:
     assert (found.kind, found.name) == ("zeros", "drop")
 
 
+def test_complex_values_are_related_by_both_parts() -> None:
+    """The factor of an imaginary part alone is none, and slices of complex values are put together as others are."""
+    value, parts = VALUE + 1j * OTHER, [*np.split(VALUE + 1j * OTHER, 2)]
+    few = dump({"activation/fft": value}, {})
+    found = fault(few, dump({f"activation/fft[{at}]": 2 * each for at, each in enumerate(parts)}, {"data": 2}))
+    assert (found.kind, found.axis, found.factor) == ("factor", "data", 2.0)
+    imaginary = [each.real + 2j * each.imag for each in parts]
+    found = fault(few, dump({f"activation/fft[{at}]": each for at, each in enumerate(imaginary)}, {"data": 2}))
+    assert found.kind == "values"
+
+
 def _terms(*, summed: np.ndarray, last: np.ndarray, gradient: np.ndarray) -> dict[str, np.ndarray]:
     """A product whose terms two devices have, their sum, and what is computed of it."""
     parts = {"fc[0]": NOISE, "fc[1]": VALUE - NOISE, "sum": summed, "last": last}

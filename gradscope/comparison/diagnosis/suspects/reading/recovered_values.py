@@ -166,7 +166,8 @@ class RecoveredValues:
         Args:
             key: Its key.
         """
-        own, other = self._own.tensor(key), self._other(key)
+        own = self._own.tensor(key)
+        other = None if own is None else self._other(key)
         return None if own is None or other is None or own.shape != other.shape else Recovered(own, other)
 
     def _other(self, key: str) -> Array | None:
