@@ -24,7 +24,8 @@ from gradscope.tracing.jaxpr.frames import Frame, Loop
 from gradscope.tracing.jaxpr.jaxcompat import is_literal, trace
 from gradscope.tracing.layers.layers import LayerCall
 from gradscope.tracing.layers.sites import Site
-from gradscope.tracing.tracer import Leaf, Trace, trace_loss
+from gradscope.tracing.leaves import Leaf
+from gradscope.tracing.tracer import Trace, trace_loss
 
 #: The name of the row of equations outside of all layers.
 OUTSIDE: Final = "(outside layers)"

@@ -24,7 +24,8 @@ from gradscope.naming import IterationIndex
 from gradscope.tracing.dataflow.reachability import reachability_from
 from gradscope.tracing.jaxpr.frames import OPERAND, ValueKey, resolve
 from gradscope.tracing.jaxpr.iterations import ValueAt
-from gradscope.tracing.tracer import Trace, as_reached
+from gradscope.tracing.leaves import as_reached
+from gradscope.tracing.tracer import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from gradscope.proof.claims import Outcome, Status, rounded_factor
 from gradscope.proof.float64 import NarrowType
 from gradscope.proof.rules.distinct_rules import DistinctRule
 from gradscope.proof.rules.wrong_arguments import WrongArgument
-from gradscope.tracing.tracer import Leaf
+from gradscope.tracing.leaves import Leaf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ The parts, in the order in which they are used:
    provenance. `user_frames` reports errors of the user's code.
 2. `data` replaces the outputs of the model's functions: a *checkpoint* replaces that of `init`, a file or an input
    *pipeline* that of `batch`. Either must have the structure of what it replaces.
-3. `tracer` turns the model's loss into a *trace*: one jaxpr, traced once on shapes only.
+3. `tracer` turns the model's loss into a *trace*: one jaxpr, traced once on shapes only. `leaves` gives its
+   arguments families and names.
 4. `jaxpr` reads jaxprs of any supported JAX version, and builds the tree of frames. `references` makes values of arrays
    that are written in place.
 5. `layers` finds layers, sites and uses.

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from gradscope import naming
 from gradscope.errors import ModelError
 from gradscope.frameworks.detect import naming_calls
-from gradscope.frameworks.modules.tree_names import tree_names, tree_paths
-from gradscope.naming.paths import unique_names
 from gradscope.tracing.dataflow.constants_before_rules import constants_before_rules
 from gradscope.tracing.dataflow.forward import FrameVariable
 from gradscope.tracing.dataflow.liveness import Liveness, liveness_of
@@ -26,31 +25,8 @@ from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.layers.layers import LayerCall, find_layers
 from gradscope.tracing.layers.parameter_views import ParameterOrigins
 from gradscope.tracing.layers.sites import Site, find_sites, site_at
+from gradscope.tracing.leaves import Leaf, as_reached, leaves_of, variable_leaves
 from gradscope.tracing.references.without_references import traced_without_references
-
-#: The name of the parameters among a model's variables.
-_PARAMS: Final = "params"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leaf:
-    """A `Leaf` is one array among the loss's arguments or auxiliary outputs.
-
-    Attributes:
-        family: `param`, `state`, `input` or `aux`.
-        name: Its path inside its collection.
-        shape: Its shape.
-        dtype: Its JAX dtype.
-        differentiated: Whether the loss is differentiated with respect to it.
-        forward_only: Whether it is not differentiated because reverse mode cannot get from the loss to it.
-    """
-
-    family: str
-    name: str
-    shape: tuple[int, ...]
-    dtype: Any
-    differentiated: bool = False
-    forward_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +36,8 @@ class Trace:
     Attributes:
         jaxpr: The open jaxpr of `loss(*leaves) -> (loss, *aux leaves)`.
         constants: Values of its constant variables.
+        computed_constants: The numbers of those that a program around it computes, as a step of training does which is
+            being traced; the others are the same whenever that is called. None where there is no program around it.
         arguments: Its inputs, in order.
         outputs: The names of its outputs, in order.
         auxiliary: Its outputs other than the loss, in order.
@@ -77,6 +55,7 @@ class Trace:
 
     jaxpr: jaxcompat.Jaxpr
     constants: tuple[Any, ...]
+    computed_constants: frozenset[int] | None
     arguments: tuple[Leaf, ...]
     outputs: tuple[str, ...]
     auxiliary: tuple[Leaf, ...]
@@ -142,7 +121,12 @@ def trace_function(
     aux = _auxiliary(out, jnp.complexfloating if holomorphic else jnp.floating)
     auxiliary = leaves_of(aux, naming.AUX)
     trace = _analysed(jaxpr, constants, arguments, ["loss", *(leaf.name for leaf in auxiliary)], operations=operations)
-    return replace(trace, auxiliary=auxiliary, aux_tree=jax.tree_util.tree_structure(aux))
+    computed = frozenset(number for number, constant in enumerate(constants) if isinstance(constant, Tracer))
+    is_part = computed or any(isinstance(leaf, Tracer) for leaf in jax.tree_util.tree_leaves(args))
+    return replace(
+        trace, auxiliary=auxiliary, aux_tree=jax.tree_util.tree_structure(aux),
+        computed_constants=computed if is_part else None,
+    )  # fmt: skip
 
 
 def with_constant_inputs(trace: Trace) -> Trace | None:
@@ -160,7 +144,10 @@ def with_constant_inputs(trace: Trace) -> Trace | None:
     refused = [FrameVariable(found.root, each) in found.constants_before_rules for each in found.root.jaxpr.invars]
     leaves = zip(trace.arguments, as_constants, refused, strict=True)
     arguments = tuple(new if is_refused else leaf for leaf, new, is_refused in leaves)
-    return replace(found, arguments=arguments, auxiliary=trace.auxiliary, aux_tree=trace.aux_tree)
+    return replace(
+        found, arguments=arguments, auxiliary=trace.auxiliary, aux_tree=trace.aux_tree,
+        computed_constants=trace.computed_constants,
+    )  # fmt: skip
 
 
 def trace_values(function: Callable[..., Any], args: tuple[Any, ...], arguments: Sequence[Leaf]) -> Trace:
@@ -203,6 +190,7 @@ def _analysed(
     return Trace(
         jaxpr=jaxpr,
         constants=constants,
+        computed_constants=None,
         arguments=tuple(map(as_reached, arguments, reachability.arguments)),
         outputs=tuple(outputs),
         auxiliary=(),
@@ -215,62 +203,6 @@ def _analysed(
         sites=tuple(find_sites(root, layers, liveness, reachability)),
         fingerprint=fingerprint(root),
         operations=operations,
-    )
-
-
-def as_reached(leaf: Leaf, reach: Reach) -> Leaf:
-    """Returns the leaf, not differentiated where that would fail; for parameters the failure is reported instead."""
-    barred = leaf.family == naming.INPUT and leaf.differentiated and reach is Reach.BARRED
-    return replace(leaf, differentiated=False, forward_only=True) if barred else leaf
-
-
-def variable_leaves(variables: Any) -> tuple[Leaf, ...]:
-    """Returns the leaves of a model's variables: those of `params` are its parameters, and the others its state.
-
-    Variables are Flax's collections, or a training state that has `params` beside the state of an optimizer, as an
-    entry or an attribute. Without `params`, all leaves are parameters.
-    """
-    if not _has_params(variables):
-        return leaves_of(variables, naming.PARAM, differentiated=True)
-    params = variables[_PARAMS] if isinstance(variables, Mapping) else variables.params
-    # A training state may have been made with all of Flax's collections in place of the parameters.
-    depth = 2 if not isinstance(variables, Mapping) and _has_params(params) else 1
-    found = [_variable(keys, depth) for keys in tree_paths(variables)]
-    families = (naming.PARAM, naming.STATE)
-    names = {family: iter(unique_names([keys for each, keys in found if each == family])) for family in families}
-    leaves = zip(found, jax.tree_util.tree_leaves(variables), strict=True)
-    return tuple(_leaf(family, next(names[family]), leaf, family == naming.PARAM) for (family, _), leaf in leaves)
-
-
-def _has_params(variables: Any) -> bool:
-    """Returns whether variables have parameters beside other things."""
-    return _PARAMS in variables if isinstance(variables, Mapping) else hasattr(variables, _PARAMS)
-
-
-def _variable(keys: Sequence[str], depth: int) -> tuple[str, Sequence[str]]:
-    """Returns the family of a leaf of variables, and the keys of its name."""
-    if list(keys[:depth]) == [_PARAMS] * depth:
-        return naming.PARAM, keys[depth:]
-    return naming.STATE, keys[1:] if depth == 2 and keys[0] == _PARAMS else keys
-
-
-def leaves_of(tree: Any, family: str, *, differentiated: bool = False) -> tuple[Leaf, ...]:
-    """Returns the leaves of a pytree of arrays or shapes, named by their paths; no two have one name.
-
-    Args:
-        tree: The pytree.
-        family: The family they belong to.
-        differentiated: Whether those of inexact dtype are differentiated.
-    """
-    named = zip(tree_names(tree), jax.tree_util.tree_leaves(tree), strict=True)
-    return tuple(_leaf(family, name, leaf, differentiated) for name, leaf in named)
-
-
-def _leaf(family: str, name: str, leaf: Any, differentiated: bool) -> Leaf:
-    aval = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
-    inexact = bool(jnp.issubdtype(aval.dtype, jnp.inexact))
-    return Leaf(
-        family=family, name=name, shape=tuple(aval.shape), dtype=aval.dtype, differentiated=differentiated and inexact
     )
 
 

@@ -39,7 +39,7 @@ from gradscope import naming
 from gradscope.capturing.records.example_gradients import example_count
 from gradscope.errors import UsageError
 from gradscope.tracing.jaxpr.sharding import with_whole_axis
-from gradscope.tracing.tracer import leaves_of
+from gradscope.tracing.leaves import leaves_of
 from gradscope.training.state import named_leaves
 
 #: The fewest groups of which a variance is known.

@@ -26,7 +26,7 @@ from gradscope.errors import ModelError, UsageError
 from gradscope.frameworks.modules.tree_names import tree_paths
 from gradscope.naming.paths import unique_names
 from gradscope.naming.wording import counted
-from gradscope.tracing.tracer import Leaf, leaves_of, variable_leaves
+from gradscope.tracing.leaves import Leaf, leaves_of, variable_leaves
 
 #: Flax's collection of parameters, which holds several differentiated arguments by their names.
 _PARAMS: Final = "params"

@@ -27,8 +27,9 @@ from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, resolve
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation
 from gradscope.tracing.jaxpr.source_lines import source_of
+from gradscope.tracing.leaves import Leaf
 from gradscope.tracing.lookup.constants import Constants
-from gradscope.tracing.tracer import Leaf, Trace
+from gradscope.tracing.tracer import Trace
 
 _CLIP: Final = frozenset({jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS, jax.lax.GatherScatterMode.CLIP})
 

@@ -24,8 +24,9 @@ from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Entry
 from gradscope.dump.record import Json
 from gradscope.errors import ModelError, UsageError
+from gradscope.tracing.leaves import leaves_of, variable_leaves
 from gradscope.tracing.loading.model import Model
-from gradscope.tracing.tracer import Trace, leaves_of, trace_loss, variable_leaves
+from gradscope.tracing.tracer import Trace, trace_loss
 from gradscope.tracing.user_frames import user_code
 
 #: What to do where a dump is of another program, and where that program is the one which a model is a port of.

@@ -45,8 +45,8 @@ from gradscope.errors import UsageError
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.segments.program_steps import bytes_of
 from gradscope.tracing.jaxpr.sharding import with_whole_axis
+from gradscope.tracing.leaves import Leaf
 from gradscope.tracing.loading.model import Model
-from gradscope.tracing.tracer import Leaf
 from gradscope.tracing.user_frames import user_code
 
 #: Gradients by the number of the argument, the leading axis the example.

@@ -21,7 +21,7 @@ from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.layers.layers import LayerCall
 from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.layers.uses import Use, UseKey
-from gradscope.tracing.tracer import Leaf
+from gradscope.tracing.leaves import Leaf
 
 
 class TensorOrigin(NamedTuple):

@@ -43,8 +43,9 @@ from gradscope.tracing.jaxpr.frames import resolve
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.layers.fallback_scopes import operation_name
 from gradscope.tracing.layers.sites import Site, find_sites
+from gradscope.tracing.leaves import Leaf, as_reached
 from gradscope.tracing.lookup.named_values import NamedValue, NamedValues, throughout
-from gradscope.tracing.tracer import Leaf, Trace, as_reached
+from gradscope.tracing.tracer import Trace
 
 
 def resolve_query(trace: Trace, spec: CaptureSpec, query: TraceQuery, observe: Observer = full_tensor) -> ResolvedQuery:

@@ -11,7 +11,7 @@ from gradscope.naming import printable
 from gradscope.tracing.data.checkpoint_files import SavedTensor
 from gradscope.tracing.data.mismatches import shortened
 from gradscope.tracing.data.variable_names import Matches
-from gradscope.tracing.tracer import Leaf
+from gradscope.tracing.leaves import Leaf
 
 
 def but_for_axes_of_one(

@@ -37,7 +37,7 @@ from gradscope.tracing.data.renaming.key_map import KeyMap
 from gradscope.tracing.data.renaming.renamed_counts import count_notes, unsaved_counts
 from gradscope.tracing.data.renaming.renaming_hints import Unmatched, axes_hint, foreign_hint, other_hint, rivals_hint
 from gradscope.tracing.data.variable_names import Matches, collection_of, components, find_variables, is_of_optimizer
-from gradscope.tracing.tracer import Leaf, variable_leaves
+from gradscope.tracing.leaves import Leaf, variable_leaves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

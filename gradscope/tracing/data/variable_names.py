@@ -23,7 +23,7 @@ from typing import Final, TypeAlias
 
 from gradscope import naming
 from gradscope.frameworks.modules.adapter import PARAMS
-from gradscope.tracing.tracer import Leaf
+from gradscope.tracing.leaves import Leaf
 
 #: A name by its components.
 Components: TypeAlias = tuple[str, ...]

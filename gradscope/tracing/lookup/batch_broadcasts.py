@@ -25,7 +25,8 @@ from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, resolve
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, is_literal
 from gradscope.tracing.jaxpr.source_lines import source_of
-from gradscope.tracing.tracer import Leaf, Trace
+from gradscope.tracing.leaves import Leaf
+from gradscope.tracing.tracer import Trace
 
 _COMBINE: Final = ADDITIONS | MULTIPLICATIONS | {"max", "min", "pow", "atan2"}
 _REDUCE: Final = frozenset({"reduce_sum", "reduce_max", "reduce_min"})

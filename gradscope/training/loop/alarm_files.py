@@ -18,8 +18,8 @@ from gradscope.dump.manifest.manifest import Manifest, RunFacts
 from gradscope.dump.record import Json
 from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.dump.writer import DumpWriter
+from gradscope.tracing.leaves import leaves_of
 from gradscope.tracing.loading.model import Model
-from gradscope.tracing.tracer import leaves_of
 from gradscope.training.loop.placement import in_this_process
 from gradscope.training.loop.state_files import save_state
 from gradscope.training.recording.array_records import record_of

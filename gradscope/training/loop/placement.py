@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from gradscope import naming
 from gradscope.capturing.records.example_gradients import example_count
 from gradscope.errors import UsageError
-from gradscope.tracing.tracer import leaves_of
+from gradscope.tracing.leaves import leaves_of
 
 _AXIS = "examples"
 

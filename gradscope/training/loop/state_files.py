@@ -23,7 +23,7 @@ from gradscope.dump.record import Json
 from gradscope.dump.writer import DumpWriter
 from gradscope.errors import DumpError
 from gradscope.naming import printable
-from gradscope.tracing.tracer import variable_leaves
+from gradscope.tracing.leaves import variable_leaves
 from gradscope.training.loop.placement import placed
 from gradscope.training.recording.array_records import array_like, record_of
 from gradscope.training.state import TrainState, named_leaves, optimizer_leaves

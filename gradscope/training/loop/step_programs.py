@@ -15,7 +15,7 @@ from gradscope import naming
 from gradscope.capturing.seen import Seen
 from gradscope.errors import GradscopeError
 from gradscope.history.history_rows import LossFault, TensorRow
-from gradscope.tracing.tracer import leaves_of
+from gradscope.tracing.leaves import leaves_of
 from gradscope.training.loop.placement import placed
 from gradscope.training.recording.compared_arrays import cosine, is_same
 from gradscope.training.recording.loss_faults import loss_faults

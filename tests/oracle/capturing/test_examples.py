@@ -20,8 +20,8 @@ from gradscope.dump.sources.memory_dump import MemoryWriter
 from gradscope.errors import MachineError, ModelError, UsageError
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.naming import Selection
+from gradscope.tracing.leaves import Leaf
 from gradscope.tracing.loading.model import Model
-from gradscope.tracing.tracer import Leaf
 from tests.support.data import evenly, filled
 
 COUNT = 5

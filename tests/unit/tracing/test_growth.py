@@ -18,7 +18,8 @@ from gradscope.tracing.jaxpr.frames import frame_tree
 from gradscope.tracing.layers.layers import find_layers
 from gradscope.tracing.layers.parameter_views import ParameterOrigins
 from gradscope.tracing.layers.sites import find_sites
-from gradscope.tracing.tracer import trace_loss, variable_leaves
+from gradscope.tracing.leaves import variable_leaves
+from gradscope.tracing.tracer import trace_loss
 from tests.support.data import filled
 from tests.support.work import calls
 

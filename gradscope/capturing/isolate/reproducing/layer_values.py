@@ -18,8 +18,8 @@ from gradscope.tracing.jaxpr.frames import OPERAND, resolve, variable_of
 from gradscope.tracing.jaxpr.iterations import ValueAt, sources, values_at
 from gradscope.tracing.jaxpr.jaxcompat import Atom
 from gradscope.tracing.layers.parameter_views import ParameterOrigins
+from gradscope.tracing.leaves import Leaf
 from gradscope.tracing.lookup.layer_call import IsolatedLayer
-from gradscope.tracing.tracer import Leaf
 
 #: The origin of a value that neither the dump nor the loss's arguments have.
 COMPUTED: Final = "computed by the model"

@@ -18,9 +18,10 @@ from gradscope.primitive_groups import COPIES
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, made_at, resolve
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, is_literal
+from gradscope.tracing.leaves import Leaf
 from gradscope.tracing.lookup.constants import Constants
 from gradscope.tracing.lookup.functions.model_values import ModelValues
-from gradscope.tracing.tracer import Leaf, Trace
+from gradscope.tracing.tracer import Trace
 
 _ROOTS: Final = frozenset({"rsqrt", "sqrt"})
 #: The most steps from a product back to a root.
