@@ -24,7 +24,8 @@ from gradscope.instrument.statistics.full_statistics import full_statistics
 from gradscope.instrument.statistics.histogram_counts import statistics_and_histogram
 from gradscope.instrument.taps import Observer, full_tensor
 from gradscope.tracing.jaxpr.jaxcompat import Atom, is_literal
-from gradscope.tracing.tracer import Leaf, leaves_of, trace_function, variable_leaves
+from gradscope.tracing.leaves import Leaf, leaves_of, variable_leaves
+from gradscope.tracing.tracer import Trace, trace_function
 
 #: What is kept of each value: core statistics, those of the full tier, core ones with a histogram, or the value itself.
 Keep: TypeAlias = Literal["stats", "full", "histograms", "tensors"]
@@ -36,6 +37,10 @@ OBSERVERS: Final[Mapping[Keep, Observer]] = MappingProxyType(
         "tensors": full_tensor,
     }
 )
+
+
+#: Receives the trace of a function, the values of its inputs, arguments before constants, and its auxiliary outputs.
+Ran: TypeAlias = Callable[[Trace, Sequence[Any], Sequence[Any]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +91,7 @@ class Signature:
 
 
 def observing_value_and_grad(
-    function: Callable[..., Any], signature: Signature, spec: CaptureSpec, keep: Keep
+    function: Callable[..., Any], signature: Signature, spec: CaptureSpec, keep: Keep, *, ran: Ran | None = None
 ) -> Callable[..., tuple[tuple[Any, Any], Seen]]:
     """Returns a function that returns the result of `jax.value_and_grad(function, ...)`, and the observations.
 
@@ -95,6 +100,7 @@ def observing_value_and_grad(
         signature: How it is differentiated.
         spec: The selection that is observed.
         keep: What is kept of each value.
+        ran: Called after the function has been run.
     """
 
     @functools.wraps(function, updated=())
@@ -119,6 +125,8 @@ def observing_value_and_grad(
         values = jax.tree_util.tree_leaves(arrays)
         outputs = _with_arrays(program(values), trace.jaxpr.outvars)
         own = tuple(_gradients(call, leaves, outputs))
+        if ran is not None:
+            ran(trace, (*values, *trace.constants), outputs.auxiliary)
         # What is returned of a step must not keep the arrays in memory that the function closes over.
         watching = Watching(replace(trace, constants=()), plan, spec, reached)
         seen = _seen(watching, outputs, values)

@@ -3,7 +3,8 @@
 - `probe` defines `Probe`, which stands in for `jax.value_and_grad` and `jax.jit`.
 - `probed_step` compiles a step twice: as it is, and with what it observes as extra outputs.
 - `same_loss` says which functions are one loss of a step.
-- `collecting` collects while JAX traces the step.
+- `collected` defines what a step collects: extra outputs of it.
+- `collecting` collects it while JAX traces the step.
 - `probe_history` opens the run's folder, and writes what was observed of each step.
 - `step_replay` takes steps of late again, to have the arguments of one.
 - `probe_alarms` finds alarms, and saves their steps.

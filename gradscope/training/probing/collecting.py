@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
@@ -17,13 +16,17 @@ from gradscope.capturing.execution.function_call import Call, is_array, position
 from gradscope.capturing.seen import Seen
 from gradscope.capturing.value_and_grad import Signature, observing_value_and_grad
 from gradscope.errors import UsageError
+from gradscope.history.history_rows import LossFault
 from gradscope.instrument.query.capture_spec import EVERYTHING, CaptureSpec
 from gradscope.instrument.statistics.core_statistics import core_statistics, merged_statistics
 from gradscope.tracing.jaxpr.jaxcompat import trace_state
-from gradscope.tracing.tracer import leaves_of, variable_leaves
+from gradscope.tracing.leaves import leaves_of, variable_leaves
+from gradscope.tracing.tracer import Trace
 from gradscope.training.optimizers.stated_learning_rate import stated_learning_rate
+from gradscope.training.probing.collected import Collected
 from gradscope.training.probing.same_loss import same_loss
 from gradscope.training.recording.compared_arrays import cosine, is_same
+from gradscope.training.recording.expected_changes import ExpectedChange, expected_changes, joined
 from gradscope.training.recording.recorded import outline_of
 from gradscope.training.state import named_leaves, slots_of
 
@@ -31,39 +34,6 @@ FUNCTIONAL = (
     "there, write (value, grads), seen = gs.value_and_grad(loss)(...), return seen, and call probe.write(step, seen) "
     "outside"
 )
-
-
-@jax.tree_util.register_pytree_node_class
-@dataclass(frozen=True, kw_only=True)
-class Collected:
-    """A `Collected` is what a step returns in addition; the keys are part of the pytree.
-
-    Attributes:
-        keys: The keys of the observed tensors.
-        vectors: Their core statistics, [tensors, WIDTH].
-        numbers: The numbers of the step, by the names of `step_seen.NUMBERS`.
-        gradients: The gradients of the loss by parameter.
-        unchanged: Whether the step left a parameter as it was, by parameter; only of those whose new value is known.
-        directions: The cosine of an update with the gradient, by parameter; only of those whose update is known.
-    """
-
-    keys: tuple[str, ...]
-    vectors: Any
-    numbers: dict[str, Any]
-    gradients: dict[str, Any]
-    unchanged: dict[str, Any]
-    directions: dict[str, Any]
-
-    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-        """Returns the arrays, and the keys."""
-        return (self.vectors, self.numbers, self.gradients, self.unchanged, self.directions), self.keys
-
-    @classmethod
-    def tree_unflatten(cls, keys: tuple[str, ...], children: tuple[Any, ...]) -> Collected:
-        """Restores it from the output of `tree_flatten`."""
-        vectors, numbers, gradients, unchanged, directions = children
-        return cls(keys=keys, vectors=vectors, numbers=numbers, gradients=gradients, unchanged=unchanged,
-                   directions=directions)  # fmt: skip
 
 
 class Collector:
@@ -78,6 +48,7 @@ class Collector:
         outlines: The shapes of the observations of each of them.
         shapes: What has the shape and dtype of further tensors, by key.
         arguments: The arguments of the losses: the key that a dump has for each, and the array.
+        changes: What should be other values at the next step, by what is to be said where they are not.
     """
 
     def __init__(self, spec: CaptureSpec, *, observes: bool) -> None:
@@ -96,6 +67,7 @@ class Collector:
         self.outlines: list[Seen] = []
         self.shapes: dict[str, Any] = {}
         self.arguments: list[tuple[str, Any]] = []
+        self.changes: dict[LossFault, ExpectedChange] = {}
 
     def value_and_grad(self, function: Callable[..., Any], signature: Signature, args: Any, kwargs: Any) -> Any:
         """Returns what `jax.value_and_grad` returns, and keeps what it observes.
@@ -112,7 +84,8 @@ class Collector:
             )  # fmt: skip
             out = plain(*args, **kwargs)
         else:
-            out, seen = observing_value_and_grad(function, signature, self._spec, "stats")(*args, **kwargs)
+            observing = observing_value_and_grad(function, signature, self._spec, "stats", ran=self._expect)
+            out, seen = observing(*args, **kwargs)
             call = Call(function, args, kwargs, positions(signature.argnums, len(args)), is_array)
             self._keep(seen, out[1], _names(call, signature), _differentiated(signature, args))
             leaves = [*variable_leaves(call.variables), *leaves_of(call.batch, naming.INPUT)]
@@ -158,7 +131,13 @@ class Collector:
             gradients=gradients,
             unchanged=unchanged,
             directions={name: cosine(leaf, gradients[name].astype(leaf.dtype)) for name, leaf in updates.items()},
+            changes={fault.why: each for fault, each in self.changes.items()},
         )
+
+    def _expect(self, trace: Trace, inputs: Sequence[Any], auxiliary: Sequence[Any]) -> None:
+        for fault, change in expected_changes(trace, inputs, auxiliary):
+            known = self.changes.get(fault)
+            self.changes[fault] = change if known is None else joined(known, change)
 
     def _keep(self, seen: Seen, gradients: Any, names: Any, params: Any) -> None:
         self._seen.append(seen)

@@ -14,7 +14,8 @@ from gradscope.capturing.seen import Seen
 from gradscope.errors import UsageError
 from gradscope.instrument.statistics.core_columns import CoreStatistics
 from gradscope.instrument.statistics.core_statistics import core_statistics
-from gradscope.training.probing.collecting import Collected
+from gradscope.training.probing.collected import Collected
+from gradscope.training.recording.recorded import outline_of
 from gradscope.training.state import named_leaves
 from gradscope.training.step_seen import StepSeen
 
@@ -42,6 +43,12 @@ def steps_in(seen: Seen[Any] | StepSeen) -> int | None:
             hint="write one index of the others: jax.tree.map(lambda leaf: leaf[:, 0], seen)",
         )
     return jnp.shape(loss)[0] if jnp.ndim(loss) else None
+
+
+def outlines_of(seen: Seen[Any] | StepSeen) -> list[Seen]:
+    """Returns the shapes of the observations of one step's loss; none where nothing of it was observed."""
+    backward = seen.backward if isinstance(seen, StepSeen) else seen
+    return [outline_of(backward)] if isinstance(backward, Seen) else []
 
 
 def collected_from(seen: Seen[Any] | StepSeen, loss: Any, updates: Any) -> Collected:
@@ -86,6 +93,7 @@ def _of_one(seen: Any, loss: Any, updates: Any) -> Collected:
         gradients={},
         unchanged={},
         directions={},
+        changes={},
     )
 
 

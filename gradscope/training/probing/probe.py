@@ -19,12 +19,12 @@ from gradscope.capturing.value_and_grad import Signature
 from gradscope.errors import UsageError
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.training.probing.alarm_capture import saved_arguments
-from gradscope.training.probing.collecting import FUNCTIONAL, Collected, current
-from gradscope.training.probing.observed_outside import collected_from, steps_in
+from gradscope.training.probing.collected import Collected
+from gradscope.training.probing.collecting import FUNCTIONAL, current
+from gradscope.training.probing.observed_outside import collected_from, outlines_of, steps_in
 from gradscope.training.probing.probe_alarms import ON_ALARM, OnAlarm, ProbeAlarms
 from gradscope.training.probing.probe_history import ProbeHistory
 from gradscope.training.probing.probed_step import Layout, ProbedStep
-from gradscope.training.recording.recorded import outline_of
 from gradscope.training.step_seen import StepSeen
 
 
@@ -248,9 +248,7 @@ class Probe:
                 raise UsageError(after, hint="write steps in their order")
             number = steps_in(seen)
             collected = collected_from(seen, loss, updates)
-            backward = seen.backward if isinstance(seen, StepSeen) else seen
-            outlines = [outline_of(backward)] if isinstance(backward, Seen) else []
-            self._history.describe(collected, Layout(outlines, {}, {}))
+            self._history.describe(collected, Layout(outlines_of(seen), {}, {}))
             for at in range(number or 1):
                 one = collected if number is None else jax.tree_util.tree_map(lambda leaf, at=at: leaf[at], collected)
                 self._write(step + at, one)

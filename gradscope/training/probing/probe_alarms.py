@@ -18,7 +18,7 @@ from gradscope.history.history_rows import Alarm, StepRecord
 from gradscope.history.run_folder import alarm_path
 from gradscope.naming import printable
 from gradscope.training.probing.alarm_capture import save_step
-from gradscope.training.probing.collecting import Collected
+from gradscope.training.probing.collected import Collected
 from gradscope.training.probing.probe_history import ProbeHistory
 from gradscope.training.probing.probed_step import ProbedStep
 from gradscope.training.probing.step_replay import Arguments, StepReplay

@@ -14,13 +14,14 @@ from gradscope.capturing.run_environment import machine_provenance
 from gradscope.errors import UsageError
 from gradscope.history.database.schema import AFFINE, FAULTS, TAKEN
 from gradscope.history.history_reader import History
-from gradscope.history.history_rows import StepRecord, fact_texts
+from gradscope.history.history_rows import LossFault, StepRecord, fact_texts
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import RunFolder, is_run
 from gradscope.naming import printable
-from gradscope.training.probing.collecting import Collected
+from gradscope.training.probing.collected import Collected
 from gradscope.training.probing.probed_step import Layout
 from gradscope.training.recording.compared_arrays import cosine
+from gradscope.training.recording.expected_changes import ChangesMissing
 from gradscope.training.recording.loss_faults import loss_faults
 from gradscope.training.recording.recorded import Recorded
 from gradscope.training.recording.step_rows import affine_params, tensor_rows, unreached_params
@@ -64,6 +65,10 @@ class ProbeHistory:
         self.last = start - 1
         self._described: frozenset[str] = frozenset()
         self._previous: dict[str, Any] | None = None
+        self._missing = ChangesMissing()
+        self._changes: tuple[LossFault, ...] = ()
+        self._told: frozenset[LossFault] = frozenset()
+        self._faults: tuple[LossFault, ...] = ()
 
     def close(self, taken: int) -> None:
         """Waits until everything is written, states how many steps the loop has taken, and unlocks the folder.
@@ -73,12 +78,15 @@ class ProbeHistory:
         """
         try:
             with self.writer:
+                self.writer.flush()
+                self._tell()
                 self.writer.describe({TAKEN: str(taken)})
         finally:
             self.folder.close()
 
     def describe(self, collected: Collected, layout: Layout) -> None:
-        """Writes the tensors that a step observes, where there are new ones."""
+        """Writes the tensors that a step observes, where there are new ones, and what is wrong with its loss."""
+        self._tell()
         if self._described.issuperset(collected.keys):
             return
         tensors = list(tensor_rows(layout.outlines, collected.keys, layout.shapes))
@@ -89,10 +97,8 @@ class ProbeHistory:
         self.affine.update(affine_params(layout.outlines))
         if self.affine:
             self.writer.describe(fact_texts({AFFINE: sorted(self.affine)}))
-        if faults := loss_faults(outline.watching.trace for outline in layout.outlines):
-            self.writer.describe(fact_texts({FAULTS: faults}))
-        for each in faults:
-            logging.getLogger("gradscope").warning("gradscope: %s", each.notice)
+        self._faults, self._changes = loss_faults(each.watching.trace for each in layout.outlines), layout.changes
+        self._tell()
 
     def recorded(self, collected: Collected) -> tuple[Recorded, bool]:
         """Returns what is recorded of a step, and whether it has cosines with the last recorded one."""
@@ -102,6 +108,8 @@ class ProbeHistory:
         recorded = Recorded(
             collected.vectors, cosines, collected.numbers, collected.unchanged, collected.directions
         )  # fmt: skip
+        if collected.changes:
+            self.writer.write(self._missing.after(collected.changes))
         return recorded, follows
 
     def write(self, number: int, record: Callable[[], StepRecord]) -> None:
@@ -112,6 +120,17 @@ class ProbeHistory:
         """
         self.writer.write(record)
         self.last = number
+
+    def _tell(self) -> None:
+        """States what is wrong with the loss, as far as it is known by now."""
+        missing = self._missing.faults
+        faults = (*self._faults, *(each for each in self._changes if each.why in missing))
+        if self._told != frozenset(faults):
+            self.writer.describe(fact_texts({FAULTS: faults}))
+        for each in faults:
+            if each not in self._told:
+                logging.getLogger("gradscope").warning("gradscope: %s", each.notice)
+        self._told = frozenset(faults)
 
 
 @jax.jit

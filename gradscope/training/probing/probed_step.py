@@ -11,9 +11,11 @@ import jax
 from gradscope import naming
 from gradscope.capturing.seen import Seen
 from gradscope.errors import UsageError
+from gradscope.history.history_rows import LossFault
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.naming import printable
-from gradscope.training.probing.collecting import Collected, Collector, collecting
+from gradscope.training.probing.collected import Collected
+from gradscope.training.probing.collecting import Collector, collecting
 
 
 class Layout(NamedTuple):
@@ -23,11 +25,13 @@ class Layout(NamedTuple):
         outlines: The shapes of the observations of each loss.
         shapes: What has the shape and dtype of further tensors, by key.
         names: The keys that a dump has for the step's arguments, by the number of the leaf.
+        changes: What is to be said where a value is not another one at the next step.
     """
 
     outlines: list[Seen]
     shapes: dict[str, Any]
     names: dict[int, str]
+    changes: tuple[LossFault, ...] = ()
 
 
 class ProbedStep:
@@ -96,7 +100,7 @@ class ProbedStep:
             names = _named(collector, leaves)
             self._require_handed_on(leaves, jax.tree_util.tree_leaves((args, kwargs)), names, out)
             collected = collector.collected()
-            self.layout = Layout(collector.outlines, collector.shapes, names)
+            self.layout = Layout(collector.outlines, collector.shapes, names, tuple(collector.changes))
             return out, collected
 
         return step

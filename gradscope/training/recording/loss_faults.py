@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from gradscope.history.history_rows import LossFault
+from gradscope.naming import printable
+from gradscope.naming.wording import counted
 from gradscope.tracing.lookup.batch_broadcasts import batch_broadcasts
 from gradscope.tracing.lookup.functions.bounded_functions import BoundedFunction, bounded_functions
 from gradscope.tracing.lookup.functions.classes_over_examples import classes_over_examples
@@ -37,13 +39,41 @@ def _faults(trace: Trace) -> Iterator[LossFault]:
     if places := given_statistics(trace):
         yield LossFault("evaluation", _given(places), next(filter(None, places), None))
     if places := repeated_masks(trace):
-        yield LossFault("repeated", _repeated(places), next(filter(None, places), None))
+        yield _repeated(places, "its key is made of a number, and of no argument of the loss")
 
 
-def _repeated(places: Sequence[str | None]) -> str:
-    return (
-        f"the random mask{_at(places)} drops the same elements at every step, as the loss makes its key of a number: "
-        "hand it a key that is split or folded at each step"
+def same_key(places: Sequence[str | None]) -> LossFault:
+    """Returns what is to be said of masks whose key is the same at each step.
+
+    Args:
+        places: Their places, `file:line`; None where unknown.
+    """
+    return _repeated(places, "the step gives the loss the same key each time")
+
+
+def same_averages(names: Sequence[str], count: int) -> LossFault:
+    """Returns what is to be said of running averages that are the same at each step, though the loss returns new ones.
+
+    Args:
+        names: The names of those that are arguments of the loss.
+        count: How many there are.
+    """
+    known = [printable(each) for each in names[:1]]
+    others = [] if not known else [f"{counted(count - 1, 'other')}"] if count > 1 else []
+    what = " and ".join([*known, *others]) or counted(count, "running average")
+    return LossFault(
+        "stale",
+        f"the loss is given the same running statistics at every step ({what}), and returns new ones, which the step "
+        "does not hand on: in evaluation they are still those of the start",
+    )
+
+
+def _repeated(places: Sequence[str | None], why: str) -> LossFault:
+    return LossFault(
+        "repeated",
+        f"the random mask{_at(places)} drops the same elements at every step, as {why}: "
+        "hand it a key that is split or folded at each step",
+        next(filter(None, places), None),
     )
 
 

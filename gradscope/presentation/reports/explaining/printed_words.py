@@ -43,9 +43,14 @@ _LABELS: Final = {
     "evaluation": "The norms of a training run whose mean and variance are arguments of the loss, as those of a batch "
     "norm in evaluation mode, and not those of the batch. Frozen norms are meant so; else turn training on, as by "
     "train=True, use_running_average=False or eqx.nn.inference_mode(model, False)",
-    "repeated": "The random masks of a training run, as those of a dropout, whose key the loss makes of a number and "
-    "of no argument, as jax.random.key(0) inside of it: they drop the same elements at each step, and regularise less. "
+    "repeated": "The random masks of a training run, as those of a dropout, whose key is made of a number and of no "
+    "argument of the loss, as jax.random.key(0) inside of it, or is given to the loss and is the same at all recorded "
+    "steps of a probe: they drop the same elements at each step, and regularise less. "
     "Hand the loss a key, and split it, or fold the number of the step into it, before each step",
+    "stale": "The running averages that the loss of a training run returns beside its value, as the means and the "
+    "variances of batch norms, which are given to it as they were at all recorded steps of a probe: the step drops the "
+    "new ones, so that evaluation has those of the start. Let the step return them, and hand them to the loss "
+    "at the next step, as state.replace(batch_stats=updates['batch_stats']) does in Flax",
     "unchanged": "The parameters with a gradient that no recorded step of a training run changes, as an optimizer "
     "leaves them that was told so",
     "rounded": "The parameters of bfloat16 or float16 of a training run whose updates are lost when they are added: at "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 
 from gradscope import naming
@@ -27,15 +27,17 @@ class ModelValues:
 
     @cached_property
     def of_batch(self) -> Collection[FrameVariable]:
-        """The values made of the batch; of a loss that closes over its batch, of the constants."""
+        """The values made of the batch; of a loss that closes over some of it, or over all, of the constants, too."""
         root = self._trace.root
-        constants = (FrameVariable(root, variable) for variable in root.jaxpr.constvars)
-        return self._made_of(naming.INPUT) or self._flow.closure(constants)
+        inputs = list(self._given(naming.INPUT))
+        constants = [FrameVariable(root, variable) for variable in root.jaxpr.constvars]
+        closed_over = [constants[at] for at in self._trace.computed_constants or ()]
+        return self._flow.closure([*inputs, *closed_over] or constants)
 
     @cached_property
     def of_params(self) -> Collection[FrameVariable]:
         """The values made of parameters."""
-        return self._made_of(naming.PARAM)
+        return self._flow.closure(self._given(naming.PARAM))
 
     def are_learned(self, variable: FrameVariable) -> bool:
         """Returns whether parameters change a value, and the loss has a gradient with respect to it."""
@@ -45,10 +47,10 @@ class ModelValues:
         """Returns whether a value is made of the batch, and something of it is multiplied by weights further on."""
         return variable in self.of_batch and variable.atom in self._leading.get(variable.frame.key, ())
 
-    def _made_of(self, family: str) -> Collection[FrameVariable]:
+    def _given(self, family: str) -> Iterator[FrameVariable]:
         root = self._trace.root
         leaves = zip(root.jaxpr.invars, self._trace.arguments, strict=True)
-        return self._flow.closure(FrameVariable(root, variable) for variable, leaf in leaves if leaf.family == family)
+        return (FrameVariable(root, variable) for variable, leaf in leaves if leaf.family == family)
 
     @cached_property
     def _leading(self) -> Mapping[FrameKey, Collection[Atom]]:

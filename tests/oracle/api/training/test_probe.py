@@ -17,6 +17,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import gradscope as gs
 from gradscope.history.history_reader import History
+from gradscope.history.views.learning import stated_faults
 from gradscope.presentation import trends_report
 from tests.support.data import drawn
 
@@ -618,6 +619,49 @@ def test_steps_of_several_threads_are_taken_one_after_the_other(tmp_path: Path) 
     with gs.load(tmp_path / "run") as run:
         assert run.losses["step"].tolist() == [*range(24)]
         assert run.steps["step"].tolist() == [*range(0, 24, 2)]
+
+
+KEY = jax.random.key(7)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("none", []), ("key", ["repeated"]), ("constant", ["repeated"]), ("number of steps", []),
+        ("averages", ["stale"]), ("two steps", []), ("ends", []), ("sizes", []),
+    ],
+)  # fmt: skip
+def test_what_should_be_another_value_at_each_step_and_is_not(fault: str, said: list[str], tmp_path: Path) -> None:
+    params, optimizer = initial()
+    probe = gs.Probe(tmp_path / "run", every=2)
+
+    def step(state: Any, mean: Any, key: Any, batch: Any) -> Any:
+        key = {
+            "sizes": jax.random.split(key, len(batch["x"]))[0],
+            "constant": KEY,
+            "number of steps": jax.random.fold_in(KEY, state[1][0].count),
+        }.get(fault, key)
+
+        def of(params: Any, mean: Any) -> Any:
+            hidden = batch["x"] @ params["hidden"]["w"]
+            new = hidden.mean(0)
+            dropped = jnp.where(jax.random.bernoulli(key, 0.5, hidden.shape), hidden - new[None], 0)
+            return ((dropped @ params["head"]["w"] - batch["y"]) ** 2).mean(), 0.9 * mean + 0.1 * new
+
+        (value, new), grads = probe.value_and_grad(of, has_aux=True)(state[0], mean)
+        updates, optimizer = TX.update(grads, state[1], state[0])
+        return (optax.apply_updates(state[0], updates), optimizer), mean if fault == "averages" else new, value
+
+    compiled, state, mean = probe.jit(step), (params, optimizer), jnp.zeros(8)
+    same = {"key": 9, "number of steps": 9, "two steps": 2, "ends": 5}.get(fault, 0)
+    with probe:
+        for number in range(9):
+            key = jax.random.key(0 if number <= same else number)
+            data = batch(number)
+            data = {name: each[:8] for name, each in data.items()} if fault == "sizes" and number == 4 else data
+            state, mean, _ = compiled(state, mean, key, data)
+    with History(tmp_path / "run") as history:
+        assert [each.rule for each in stated_faults(history)] == said
 
 
 @pytest.mark.parametrize("states", ["updates", "params"])

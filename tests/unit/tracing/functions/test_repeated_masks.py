@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from gradscope.tracing.lookup.functions.repeated_masks import repeated_masks
+from gradscope.tracing.lookup.functions.repeated_masks import DrawnMask, drawn_masks, repeated_masks
 from gradscope.tracing.tracer import trace_loss
 from tests.support.data import filled
 
@@ -74,3 +74,36 @@ def test_a_mask_that_is_the_same_for_all_examples_is_not(shape: tuple[int, ...])
 
 def test_a_loss_without_a_mask_has_none() -> None:
     assert found(lambda b: None, lambda _, h: h) == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "inputs", "by_keys"),
+    [
+        (lambda p, b: b["key"], (2,), True),
+        (lambda p, b: jax.random.fold_in(b["key"], b["step"]), (2, 3), True),
+        (lambda p, b: jax.random.fold_in(b["key"], jnp.sum(b["x"] > 0)), (2,), False),
+        (lambda p, b: jax.random.fold_in(b["key"], jnp.sum(p["w"] > 0)), (2,), False),
+        (lambda p, b: GLOBAL, (5,), True),
+    ],
+)
+def test_what_decides_a_mask(key: Callable[[Any, Any], Any], inputs: tuple[int, ...], by_keys: bool) -> None:
+    def loss(p: Any, b: Any) -> Any:
+        return jnp.square(dropped(key(p, b), b["x"] @ p["w"]) @ p["v"]).mean()
+
+    trace = trace_loss(loss, PARAMS, BATCH)
+    assert [leaf.name for leaf in trace.arguments] == ["v", "w", "key", "step", "x"]
+    assert [each._replace(source=None) for each in drawn_masks(trace)] == [DrawnMask(None, inputs, by_keys)]
+
+
+def test_a_constant_of_a_step_that_is_being_traced_is_the_same_at_each_and_what_it_computes_is_not() -> None:
+    found: list[int] = []
+
+    def step(params: Any, x: Any, key: Any) -> None:
+        def of(key: Any) -> Callable[[Any, Any], Any]:
+            return lambda p, b: jnp.square(dropped(key, x @ p["w"]) @ p["v"]).mean() + 0 * b
+
+        keys = (GLOBAL, key, jax.random.fold_in(GLOBAL, key[0]))
+        found.extend(len(repeated_masks(trace_loss(of(each), params, x[0, 0]))) for each in keys)
+
+    jax.make_jaxpr(step)(PARAMS, BATCH["x"], jax.random.PRNGKey(0))
+    assert found == [1, 0, 0]

@@ -1,0 +1,62 @@
+"""The averages that a loss returns to be given them again are found, and nothing else that it returns is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from gradscope.tracing.lookup.functions.running_averages import RunningAverage, running_averages
+from gradscope.tracing.tracer import trace_loss
+from tests.support.data import filled
+
+PARAMS = {"w": filled(1.0, 8, 4)}
+BATCH = {"old": filled(0.0, 4), "step": 3, "x": filled(1.0, 16, 8)}
+MEAN = RunningAverage(input=1, output=0)
+
+
+def found(returned: Callable[[Any, Any, Any], Any], value: Callable[[Any, Any], Any] = lambda h, old: h) -> Any:
+    """Returns the averages among what a loss returns, made of the mean of a layer, what it is given, and the batch."""
+
+    def loss(p: Any, b: Any) -> Any:
+        h = b["x"] @ p["w"]
+        return jnp.square(value(h, b["old"][None])).mean(), returned(h.mean(0), b["old"], b)
+
+    return list(running_averages(trace_loss(loss, PARAMS, BATCH)))
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        lambda mean, old, b: 0.9 * old + 0.1 * mean,
+        lambda mean, old, b: old + (mean - old) / 10,
+        lambda mean, old, b: old - 0.1 * (old - mean),
+        lambda mean, old, b: jax.lax.stop_gradient(jax.jit(lambda m, o: 0.9 * o + 0.1 * m)(mean, old)),
+        lambda mean, old, b: jnp.where(b["step"] == 0, mean, 0.99 * old + 0.01 * mean),
+    ],
+)
+def test_a_running_average_is_found(returned: Callable[[Any, Any, Any], Any]) -> None:
+    assert found(returned) == [MEAN]
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        lambda mean, old, b: mean,
+        lambda mean, old, b: old,
+        lambda mean, old, b: old + mean,  # a sum over steps, as of a metric
+        lambda mean, old, b: 0.9 * old,  # nothing new is in it
+        lambda mean, old, b: 0.5 * b["x"] + 0.5 * mean[0],  # the loss depends on x
+        lambda mean, old, b: (0.9 * old + 0.1 * mean).sum(),
+    ],
+)
+def test_another_value_is_none(returned: Callable[[Any, Any, Any], Any]) -> None:
+    assert found(returned) == []
+
+
+def test_what_the_loss_depends_on_may_be_the_same_on_purpose() -> None:
+    """The weights of a teacher, or data of which a loss returns the next ones."""
+    assert found(lambda mean, old, b: 0.9 * old + 0.1 * mean, lambda h, old: h - old) == []
