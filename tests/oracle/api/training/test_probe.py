@@ -628,7 +628,7 @@ KEY = jax.random.key(7)
     ("fault", "said"),
     [
         ("none", []), ("key", ["repeated"]), ("constant", ["repeated"]), ("number of steps", []),
-        ("averages", ["stale"]), ("two steps", []), ("ends", []), ("sizes", []),
+        ("averages", ["stale"]), ("two steps", []), ("ends", []), ("sizes", ["repeated"]),
     ],
 )  # fmt: skip
 def test_what_should_be_another_value_at_each_step_and_is_not(fault: str, said: list[str], tmp_path: Path) -> None:
@@ -636,16 +636,16 @@ def test_what_should_be_another_value_at_each_step_and_is_not(fault: str, said: 
     probe = gs.Probe(tmp_path / "run", every=2)
 
     def step(state: Any, mean: Any, key: Any, batch: Any) -> Any:
-        key = {
-            "sizes": jax.random.split(key, len(batch["x"]))[0],
-            "constant": KEY,
-            "number of steps": jax.random.fold_in(KEY, state[1][0].count),
-        }.get(fault, key)
+        key = {"constant": KEY, "number of steps": jax.random.fold_in(KEY, state[1][0].count)}.get(fault, key)
+        keys = jax.random.split(key, len(batch["x"]))
 
         def of(params: Any, mean: Any) -> Any:
             hidden = batch["x"] @ params["hidden"]["w"]
             new = hidden.mean(0)
-            dropped = jnp.where(jax.random.bernoulli(key, 0.5, hidden.shape), hidden - new[None], 0)
+            drawn = jax.random.bernoulli(key, 0.5, hidden.shape)
+            if fault == "sizes":
+                drawn = jax.vmap(lambda key: jax.random.bernoulli(key, 0.5, (8,)))(keys)
+            dropped = jnp.where(drawn, hidden - new[None], 0)
             return ((dropped @ params["head"]["w"] - batch["y"]) ** 2).mean(), 0.9 * mean + 0.1 * new
 
         (value, new), grads = probe.value_and_grad(of, has_aux=True)(state[0], mean)
@@ -653,7 +653,7 @@ def test_what_should_be_another_value_at_each_step_and_is_not(fault: str, said: 
         return (optax.apply_updates(state[0], updates), optimizer), mean if fault == "averages" else new, value
 
     compiled, state, mean = probe.jit(step), (params, optimizer), jnp.zeros(8)
-    same = {"key": 9, "number of steps": 9, "two steps": 2, "ends": 5}.get(fault, 0)
+    same = {"key": 9, "number of steps": 9, "two steps": 2, "ends": 5, "sizes": 9}.get(fault, 0)
     with probe:
         for number in range(9):
             key = jax.random.key(0 if number <= same else number)
