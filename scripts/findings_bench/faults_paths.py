@@ -91,6 +91,16 @@ def _labels(labels: Any) -> Run:
     return Run(nets.chain_loss(), nets.chain(2), {**nets.points(), "y": labels})
 
 
+def _shifted(cross_entropy: Callable[[Any, Any], Any]) -> Run:
+    """Returns a chain whose labels are one too large, with another cross-entropy of log-probabilities and labels."""
+
+    def loss(params: Any, batch: Any) -> Any:
+        return cross_entropy(jax.nn.log_softmax(nets.run_chain(params, batch["x"])), batch["y"]).mean()
+
+    batch = nets.points()
+    return Run(loss, nets.chain(2), {**batch, "y": batch["y"] + 1})
+
+
 def _spoiled(value: float) -> Run:
     batch = nets.points()
     return Run(nets.chain_loss(), nets.chain(2), {**batch, "x": batch["x"].at[3, 2].set(value)})
@@ -217,6 +227,10 @@ FAULTS = (
     _fault("positions", "texts are longer than the table of positions", "out-of-bounds", "positions",
            lambda: _vocabulary(positions=10)),
     _fault("label-shift", "labels start at 1", "nonfinite", "loss", lambda: _labels(nets.points()["y"] + 1)),
+    _fault("label-shift-index", "labels start at 1, and an index clips them", "out-of-bounds", "y",
+           lambda: _shifted(lambda z, y: -z[jnp.arange(len(y)), y])),
+    _fault("label-shift-one-hot", "labels start at 1, and one_hot has no class for the last", "out-of-bounds", "y",
+           lambda: _shifted(lambda z, y: -(jax.nn.one_hot(y, z.shape[1]) * z).sum(1))),
     _fault("input-inf", "an input is infinite", "nonfinite", "x", lambda: _spoiled(float("inf"))),
     _fault("input-nan", "an input is NaN", "nonfinite", "x", lambda: _spoiled(float("nan"))),
     _fault("log-zero", "the log of a ReLU", "nonfinite", "between", lambda: _between(jnp.log)),

@@ -4,8 +4,9 @@
 tokenizer's, or labels from 1 on, train the wrong rows; so does a sequence that is longer than the table of positions.
 The indices are computed again here, as far as integers of the batch, or of the program, and a few operations make them.
 Only tables count that are made of parameters alone: neighbours in a batch, say, are often padded with an index beyond
-it, and masked. Padding with an index beyond a vocabulary is masked, too, where no gradient comes back to any of the
-rows that were looked up in its place: that is no mistake.
+it, and masked. So do values of which one is picked for each example, as the logit of its label. Padding with an index
+beyond a vocabulary is masked, too, where no gradient comes back to any of the rows that were looked up in its place:
+that is no mistake.
 """
 
 from __future__ import annotations
@@ -15,20 +16,18 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from gradscope import naming
 from gradscope.capturing.explain.attempt import Attempt
+from gradscope.capturing.explain.known_integers import KnownIntegers
 from gradscope.capturing.explain.zeros.neighbourhood import observe_gradients
-from gradscope.dump.manifest.operation_facts.out_of_bounds import OutOfBounds
+from gradscope.dump.manifest.operation_facts.out_of_bounds import LookedUp, OutOfBounds
 from gradscope.primitive_groups import COPIES
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
-from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, resolve
+from gradscope.tracing.jaxpr.frames import OPERAND, Frame, resolve
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation
 from gradscope.tracing.jaxpr.source_lines import source_of
-from gradscope.tracing.leaves import Leaf
-from gradscope.tracing.lookup.constants import Constants
 from gradscope.tracing.tracer import Trace
 
 _CLIP: Final = frozenset({jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS, jax.lax.GatherScatterMode.CLIP})
@@ -53,7 +52,7 @@ class _LookUp(NamedTuple):
 
 
 def out_of_bounds(trace: Trace, leaves: Sequence[Any], *, most_bytes: int) -> tuple[OutOfBounds, ...]:
-    """Returns the look-ups in tables of parameters by indices beyond them, one for each table and array of the batch.
+    """Returns the look-ups by indices beyond what is looked up, one for each table and array of the batch.
 
     Those that are masked are left out where the loss can run again to find them.
 
@@ -85,10 +84,8 @@ def _matters(found: _LookUp, gradient: np.ndarray | None) -> bool:
 class _Search:
     def __init__(self, trace: Trace, leaves: Sequence[Any]) -> None:
         self._trace = trace
-        self._leaves = leaves
         self._frames = {frame.key: frame for frame in trace.root.walk()}
-        self._constants = Constants(trace)
-        self._known: dict[ValueKey, np.ndarray | None] = {}
+        self._integers = KnownIntegers(trace, leaves)
 
     def found(self) -> Iterator[_LookUp]:
         """Yields the look-ups in program order."""
@@ -102,8 +99,8 @@ class _Search:
 
     def _at(self, frame: Frame, gather: Equation) -> Iterator[_LookUp]:
         table, indices = gather.invars
-        inputs = self._batch_behind(frame, indices)
-        if len(inputs) > 1 or (known := self._value(frame, indices)) is None:
+        inputs = self._integers.inputs_behind(frame, indices)
+        if len(inputs) > 1 or (known := self._integers.value(frame, indices)) is None:
             return
         own = inputs[0].name if inputs else ""
         for position, axis in enumerate(gather.params["dimension_numbers"].start_index_map):
@@ -111,21 +108,27 @@ class _Search:
             if gather.params["slice_sizes"][axis] != 1:
                 continue
             beyond = (starts < 0) | (starts >= rows)
-            if beyond.any() and self._is_of_parameters(frame, table):
+            looked_up = self._looked_up(frame, gather, known, axis) if beyond.any() else None
+            if looked_up is not None:
                 parameter = self._parameter(frame, table)
                 if not inputs and parameter is None:
                     continue  # nothing has a name
                 farthest = starts.flat[np.where(starts < 0, -starts, starts - rows + 1).argmax()]
                 facts = OutOfBounds(
-                    input=own, table=parameter, rows=rows,
+                    looked_up=looked_up, input=own, table=parameter, rows=rows,
                     index=int(farthest), beyond=int(beyond.sum()), indices=starts.size, source=source_of(gather),
                 )  # fmt: skip
                 offsets = tuple(gather.params["dimension_numbers"].offset_dims)
                 yield _LookUp(FrameVariable(frame, gather.outvars[0]), offsets, beyond, facts)
 
-    def _is_of_parameters(self, frame: Frame, atom: Atom) -> bool:
-        variable = FrameVariable(frame, atom)
-        return variable in self._made_of[naming.PARAM] and variable not in self._made_of[naming.INPUT]
+    def _looked_up(self, frame: Frame, gather: Equation, indices: np.ndarray, axis: int) -> LookedUp | None:
+        """Returns what a gather looks up by its indices along one axis; None for what may be beyond on purpose."""
+        table = FrameVariable(frame, gather.invars[0])
+        if table not in self._made_of[naming.PARAM]:
+            return None
+        if table not in self._made_of[naming.INPUT]:
+            return "rows"
+        return "values" if _picks_one_of_each(gather, indices, axis) else None
 
     @cached_property
     def _made_of(self) -> Mapping[str, Collection[FrameVariable]]:
@@ -146,46 +149,17 @@ class _Search:
         leaf = None if value is None or value.frame else self._trace.arguments[value.position]
         return None if leaf is None else leaf.name
 
-    def _batch_behind(self, frame: Frame, atom: Atom) -> list[Leaf]:
-        """Returns the arrays of the batch that a value is computed from."""
-        found: dict[int, Leaf] = {}
-        waiting, seen = [resolve(frame, atom)], set[ValueKey]()
-        while waiting:
-            value = waiting.pop()
-            if value is None or value in seen:
-                continue
-            seen.add(value)
-            if value.equation != OPERAND:
-                around = self._frames[value.frame]
-                waiting += (resolve(around, each) for each in around.jaxpr.eqns[value.equation].invars)
-            elif not value.frame and self._trace.arguments[value.position].family == naming.INPUT:
-                found[value.position] = self._trace.arguments[value.position]
-        return list(found.values())
 
-    def _value(self, frame: Frame, atom: Atom) -> np.ndarray | None:
-        """Returns what integers are; None where that takes more than a few operations on integers of the batch."""
-        value = resolve(frame, atom)
-        if value is None:
-            constant = self._constants.value(frame, atom)
-            return None if constant is None else np.asarray(constant)
-        if value not in self._known:
-            self._known[value] = self._computed(value)
-        return self._known[value]
-
-    def _computed(self, value: ValueKey) -> np.ndarray | None:
-        if value.equation == OPERAND:
-            leaf = None if value.frame else self._leaves[value.position]
-            if leaf is None or not getattr(leaf, "is_fully_addressable", True):
-                return None
-            return np.asarray(leaf) if jnp.issubdtype(leaf.dtype, jnp.integer) else None
-        frame = self._frames[value.frame]
-        equation = frame.jaxpr.eqns[value.equation]
-        compute = _COMPUTE.get(equation.primitive.name)
-        if compute is None or frame.loops:
-            return None
-        operands = [self._value(frame, atom) for atom in equation.invars]
-        known = [each for each in operands if each is not None]
-        return compute(equation, *known) if len(known) == len(operands) else None
+def _picks_one_of_each(gather: Equation, indices: np.ndarray, axis: int) -> bool:
+    """Returns whether a gather picks one element along an axis for every index of all other axes, of one at least."""
+    shape, numbers = gather.invars[0].aval.shape, gather.params["dimension_numbers"]
+    others = [each for each in range(len(shape)) if each != axis]
+    at = {along: indices[..., position] for position, along in enumerate(numbers.start_index_map)}
+    return bool(others) and all(
+        each in numbers.operand_batching_dims
+        or (each in at and gather.params["slice_sizes"][each] == 1 and len(np.unique(at[each])) == shape[each])
+        for each in others
+    )
 
 
 def _clips(equation: Equation) -> bool:
@@ -198,55 +172,3 @@ def _clips(equation: Equation) -> bool:
         return False
     is_stated = equation.params["mode"] is jax.lax.GatherScatterMode.CLIP
     return not is_stated or not equation.params["dimension_numbers"].collapsed_slice_dims
-
-
-def _elementwise(function: Callable[..., Any]) -> _Compute:
-    return lambda _equation, *operands: np.asarray(function(*operands))
-
-
-def _shaped(equation: Equation, operand: np.ndarray) -> np.ndarray:
-    return operand.reshape(equation.outvars[0].aval.shape)
-
-
-def _counted(equation: Equation) -> np.ndarray:
-    shape, axis = equation.outvars[0].aval.shape, equation.params["dimension"]
-    along = [size if at == axis else 1 for at, size in enumerate(shape)]
-    return np.broadcast_to(np.arange(shape[axis], dtype=equation.params["dtype"]).reshape(along), shape)
-
-
-def _broadcast(equation: Equation, operand: np.ndarray) -> np.ndarray:
-    shape = equation.outvars[0].aval.shape
-    sizes = dict(zip(map(int, equation.params["broadcast_dimensions"]), operand.shape, strict=True))
-    return np.broadcast_to(operand.reshape([sizes.get(axis, 1) for axis in range(len(shape))]), shape)
-
-
-def _sliced(equation: Equation, operand: np.ndarray) -> np.ndarray:
-    bounds = (equation.params[name] for name in ("start_indices", "limit_indices"))
-    steps = equation.params["strides"] or [1] * operand.ndim
-    return operand[tuple(slice(*each) for each in zip(*bounds, steps, strict=True))]
-
-
-#: What indices are computed by, on the host.
-_COMPUTE: Final[Mapping[str, _Compute]] = {
-    "add": _elementwise(np.add),
-    "sub": _elementwise(np.subtract),
-    "mul": _elementwise(np.multiply),
-    "max": _elementwise(np.maximum),
-    "min": _elementwise(np.minimum),
-    "lt": _elementwise(np.less),
-    "ge": _elementwise(np.greater_equal),
-    "eq": _elementwise(np.equal),
-    "ne": _elementwise(np.not_equal),
-    "clamp": _elementwise(lambda low, operand, high: np.clip(operand, low, high)),
-    "select_n": _elementwise(lambda which, *cases: np.select([which == at for at in range(len(cases))], cases)),
-    "convert_element_type": lambda equation, operand: operand.astype(equation.params["new_dtype"]),
-    "iota": _counted,
-    "broadcast_in_dim": _broadcast,
-    "reshape": _shaped,
-    "squeeze": _shaped,
-    "expand_dims": _shaped,
-    "transpose": lambda equation, operand: operand.transpose(equation.params["permutation"]),
-    "slice": _sliced,
-    "concatenate": lambda equation, *operands: np.concatenate(operands, axis=equation.params["dimension"]),
-    "copy": lambda _equation, operand: operand,
-}

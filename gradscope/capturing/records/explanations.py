@@ -10,6 +10,7 @@ from typing import Any
 from gradscope.capturing.execution.preparation import Bounds, Prepared
 from gradscope.capturing.explain.attempt import Attempt
 from gradscope.capturing.explain.nonfinite.origin_search import find_origins
+from gradscope.capturing.explain.one_hot_labels import labels_from_one
 from gradscope.capturing.explain.row_lookups import out_of_bounds
 from gradscope.capturing.explain.zeros.neighbourhood import MOST_BYTES
 from gradscope.capturing.explain.zeros.rounding_zeros import cancels, rounding_causes
@@ -27,7 +28,7 @@ class Explanations:
     Attributes:
         origins: Where values that are not finite began.
         causes: Why gradients are zero.
-        out_of_bounds: Look-ups of rows that a table of parameters does not have.
+        out_of_bounds: Look-ups by indices beyond what they look up.
         failed: Which explanations could not be found because a search failed, as sentences.
     """
 
@@ -76,6 +77,7 @@ def explanations(
         failed += [f"why gradients are small {attempt.failure}"] if attempt.failure else []
     with timings.phase("explain"), Attempt() as attempt:
         most_bytes = MOST_BYTES if runs and bounds is None else 0
-        beyond = out_of_bounds(prepared.resolved.trace, prepared.leaves, most_bytes=most_bytes)
+        trace, leaves = prepared.resolved.trace, prepared.leaves
+        beyond = (*out_of_bounds(trace, leaves, most_bytes=most_bytes), *labels_from_one(trace, leaves))
     failed += [f"whether indices are out of bounds {attempt.failure}"] if attempt.failure else []
     return Explanations(origins=origins, causes=causes, out_of_bounds=beyond, failed=tuple(failed))

@@ -200,7 +200,7 @@ class RunFacts:
         origins: The operations in which NaNs and infinities arose, as far as they were found.
         saturations: The bounded functions inside layers of which more than a tenth is at a limit.
         broadcasts: The operations of the loss that pair every example of the batch with every other by a broadcast.
-        out_of_bounds: The look-ups of rows that a table of parameters does not have.
+        out_of_bounds: The look-ups by indices beyond what they look up.
         step_functions: The step functions at which the gradients of tensors end that have another one by reductions.
         softmax_uses: The softmaxes whose shares weight along another axis than theirs, or leave out positions.
         clips: The clips by two numbers of which more than a tenth is at a limit.

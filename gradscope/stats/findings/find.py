@@ -78,10 +78,11 @@ RULES: Final = (
     ),
     FindingRule(
         name="out-of-bounds",
-        sentence="Indices of the batch, or positions, are beyond a table of parameters, and JAX clips them without an "
-        "error.",
-        formula="index >= rows, or < -rows, in `table[ids]` where the table is made of parameters alone, "
-        "unless no gradient comes back to any of those rows, as where padding is masked",
+        sentence="Indices of the batch, or positions, are beyond a table of parameters or the predictions of an "
+        "example, and JAX clips them without an error; or labels start at 1, and one_hot makes zeros of the last.",
+        formula="index >= rows, or < -rows, in `table[ids]` where the table is made of parameters alone, or in "
+        "`logits[arange(n), labels]`, unless no gradient comes back to any of those rows, as where padding is masked; "
+        "or labels >= 1 of which some are n, in `one_hot(labels, n)` that predictions are compared with",
         remedy="Give the table as many rows as the tokenizer or the data has classes, or as the longest sequence has "
         "positions, or look for ids that start at 1.",
         checks=(batch_rules.out_of_bounds,),

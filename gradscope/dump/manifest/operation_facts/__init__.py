@@ -3,7 +3,7 @@
 - `saturation` defines how far a bounded function inside a layer is at its limits.
 - `batch_broadcast` defines an operation of a loss that pairs every example with every other.
 - `origin` defines the operation in which a NaN or an infinity first arose.
-- `out_of_bounds` defines a look-up of rows that a table does not have.
+- `out_of_bounds` defines a look-up of what is not there.
 - `clip_limits` defines how much of what a clip returns is at its limits.
 - `random_mask` defines how much a random mask makes zero.
 - `collective` defines an operation by which the devices of a mesh exchange values.

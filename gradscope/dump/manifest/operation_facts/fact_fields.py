@@ -17,6 +17,7 @@ from gradscope.dump.manifest.operation_facts import (
     SoftmaxUse,
     StepFunction,
 )
+from gradscope.dump.manifest.operation_facts.out_of_bounds import LOOKED_UP
 from gradscope.dump.manifest.operation_facts.rectified import LOGITS_MAKERS
 from gradscope.dump.manifest.operation_facts.saturation import BOUNDED_NAMES
 from gradscope.dump.record import Json
@@ -112,9 +113,10 @@ def softmax_use(value: Json, position: int) -> SoftmaxUse:
 
 
 def out_of_bounds(value: Json, position: int) -> OutOfBounds:
-    """Returns a look-up of rows; `position` is its place in the list."""
+    """Returns a look-up of what is not there; `position` is its place in the list."""
     found = Fields.of(value, f"out_of_bounds {position}", OutOfBounds)
     return OutOfBounds(
+        looked_up=found.choice("looked_up", LOOKED_UP, "rows"),
         input=found.text("input"),
         table=found.optional_text("table"),
         rows=found.count("rows"),

@@ -1,6 +1,6 @@
 """These rules are about the batch: `broadcast`, `out-of-bounds`, and `exploding` where its inputs are large.
 
-- `broadcast` finds a loss of all pairs, `out_of_bounds` indices beyond a table.
+- `broadcast` finds a loss of all pairs, `out_of_bounds` indices beyond what they look up.
 - `inputs` finds inputs that are large for the layers that read them, where nothing normalises them.
 """
 
@@ -13,6 +13,7 @@ from typing import Final
 
 from gradscope import naming
 from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
+from gradscope.dump.manifest.operation_facts import OutOfBounds
 from gradscope.stats.columns import number
 from gradscope.stats.findings.rule_evidence import RuleEvidence, Suspect, Thresholds, column, key, suspect
 from gradscope.stats.findings.rules.kernels import KernelLayer, kernel_layers
@@ -38,21 +39,31 @@ def broadcast(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
 
 
 def out_of_bounds(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
-    """Finds indices, of the batch or of positions in it, of rows which a table of parameters does not have."""
+    """Finds indices, of the batch or of positions in it, beyond what they look up: a table, values, or classes."""
     for each in evidence.manifest.out_of_bounds:
         family, name = (naming.INPUT, each.input) if each.input else (naming.PARAM, each.table)
         entry = None if name is None else evidence.entry(family, name)
         if entry is not None:
-            table = "a table of parameters" if each.table is None else naming.key_of(naming.PARAM, each.table)
-            farthest = f"up to {each.index:,}" if each.index >= 0 else f"{-each.index:,} before the first"
-            beyond = f"{each.beyond:,} of {each.indices:,}"
-            what = (
-                f"has {beyond} indices beyond the {each.rows:,} rows of {table}, {farthest}"
-                if each.input
-                else f"has {each.rows:,} rows, and {beyond} indices that the program makes are beyond them, {farthest}"
-            )
-            found = suspect("out-of-bounds", entry, f"{what}: JAX takes the nearest row in their place")
+            found = suspect("out-of-bounds", entry, _beyond(each))
             yield replace(found, finding=replace(found.finding, source=each.source))
+
+
+def _beyond(found: OutOfBounds) -> str:
+    beyond = f"{found.beyond:,} of {found.indices:,}"
+    if found.looked_up == "classes":
+        none = f"has labels from 1 to {found.index:,} and none that is 0, of classes 0 to {found.rows - 1:,}"
+        return f"{none}: {beyond} labels have no class, and one_hot makes zeros of them"
+    table = "a table of parameters" if found.table is None else naming.key_of(naming.PARAM, found.table)
+    farthest = f"up to {found.index:,}" if found.index >= 0 else f"{-found.index:,} before the first"
+    if found.looked_up == "values":
+        what, taken = f"has {beyond} indices beyond the {found.rows:,} values that each is to pick one of", "value"
+        what = f"{what}, {farthest}"
+    elif found.input:
+        what, taken = f"has {beyond} indices beyond the {found.rows:,} rows of {table}, {farthest}", "row"
+    else:
+        what, taken = f"has {found.rows:,} rows, and {beyond} indices that the program makes are beyond them", "row"
+        what = f"{what}, {farthest}"
+    return f"{what}: JAX takes the nearest {taken} in their place"
 
 
 def inputs(evidence: RuleEvidence, thresholds: Thresholds) -> Iterator[Suspect]:

@@ -52,6 +52,27 @@ MEANT: Mapping[str, Callable[[Any, Any], Any]] = {
     "positions beyond a table without a name": lambda p, ids: (p["embed"] * p["key"])[jnp.arange(9)],
 }
 
+#: Likewise: what is picked for each example of values that the model makes, the indices, and how many values there are.
+PICKED: Mapping[str, tuple[Callable[[Any, Any], Any], np.ndarray, int]] = {
+    "a logit by its label": (lambda z, ids: z[jnp.arange(2), ids[:, 1]], IDS[:, 1], 6),
+    "each by itself": (lambda z, ids: jax.vmap(lambda z, label: z[label])(z, ids[:, 1]), IDS[:, 1], 6),
+    "in a matrix": (
+        lambda z, ids: z.reshape(2, 3, 2)[jnp.arange(2)[:, None], jnp.arange(3)[None], ids[:, :3]], IDS[:, :3], 2,
+    ),
+    "on the first axis": (lambda z, ids: z.T[ids[:, 1], jnp.arange(2)], IDS[:, 1], 6),
+    "before the first": (lambda z, ids: z[jnp.arange(2), ids[:, 1] - 20], IDS[:, 1] - 14, 6),
+}  # fmt: skip
+
+#: Likewise, of values that the model makes: what is meant so, is masked, or is no pick of one for each example.
+NOT_PICKED: Mapping[str, Callable[[Any, Any], Any]] = {
+    "in bounds": lambda z, ids: z[jnp.arange(2), ids[:, 0]],
+    "clipped as asked": lambda z, ids: jnp.take_along_axis(z, ids[:, 1:2], 1, mode="clip"),
+    "masked": lambda z, ids: jnp.where(ids[:, 1] < 6, z[jnp.arange(2), ids[:, 1]], 0.0),
+    "weighted": lambda z, ids: z[jnp.arange(2), ids[:, 1]] * (ids[:, 1] < 6).astype(jnp.float32),
+    "neighbours": lambda z, ids: z.T[ids],
+    "of a single example": lambda z, ids: z[0][ids],
+}
+
 
 def loss_of(look_up: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda p, batch: jnp.square(look_up(p, batch["ids"]).astype(jnp.float32)).mean() + batch["x"].sum()
@@ -85,6 +106,24 @@ def test_indices_beyond_a_table_are_counted(case: tuple[Callable[..., Any], np.n
     beyond = ids[(ids < 0) | (ids >= ROWS)]
     assert (one.input, one.table, one.rows, one.indices) == ("ids", table, ROWS, ids.size)
     assert (one.beyond, one.index) == (beyond.size, beyond.min() if beyond.min() < 0 else beyond.max())
+
+
+def predictions(p: Any, ids: Any) -> Any:
+    return jnp.tanh(p["embed"][ids % ROWS].sum(1)) @ p["embed"].reshape(3, 5)[:, :3].repeat(2, axis=1)
+
+
+@pytest.mark.parametrize("case", PICKED.values(), ids=PICKED)
+def test_labels_beyond_the_predictions_are_counted(case: tuple[Callable[..., Any], np.ndarray, int]) -> None:
+    pick, ids, values = case
+    (one,) = found(lambda p, ids: pick(predictions(p, ids), ids), most_bytes=MOST_BYTES)
+    beyond = ids[(ids < 0) | (ids >= values)]
+    assert (one.looked_up, one.input, one.table, one.rows, one.indices) == ("values", "ids", None, values, ids.size)
+    assert (one.beyond, one.index) == (beyond.size, beyond.min() if beyond.min() < 0 else beyond.max())
+
+
+@pytest.mark.parametrize("pick", NOT_PICKED.values(), ids=NOT_PICKED)
+def test_other_indices_of_predictions_are_not_reported(pick: Callable[..., Any]) -> None:
+    assert found(lambda p, ids: pick(predictions(p, ids), ids), most_bytes=MOST_BYTES) == []
 
 
 @pytest.mark.parametrize("positions", [lambda: jnp.arange(9), lambda: np.arange(9), lambda: jnp.arange(9)[None] * 1])
