@@ -28,6 +28,7 @@ from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, resolve
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation
 from gradscope.tracing.jaxpr.source_lines import source_of
+from gradscope.tracing.leaves import Leaf
 from gradscope.tracing.tracer import Trace
 
 _CLIP: Final = frozenset({jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS, jax.lax.GatherScatterMode.CLIP})
@@ -51,34 +52,48 @@ class _LookUp(NamedTuple):
     facts: OutOfBounds
 
 
+class _Column(NamedTuple):
+    """A `_Column` has the indices of a gather along one axis.
+
+    Attributes:
+        inputs: The arrays of the batch that they are computed from.
+        starts: The indices; None where they are not known.
+    """
+
+    inputs: Sequence[Leaf]
+    starts: np.ndarray | None
+
+
 def out_of_bounds(trace: Trace, leaves: Sequence[Any], *, most_bytes: int) -> tuple[OutOfBounds, ...]:
     """Returns the look-ups by indices beyond what is looked up, one for each table and array of the batch.
 
-    Those that are masked are left out where the loss can run again to find them.
+    Those that are masked are left out where the loss can run again to find them; where it cannot, all values that are
+    picked for an example are, since labels that stand for none are often beyond them, and masked.
 
     Args:
         trace: The loss.
         leaves: Its flat arguments; None for those that are not known.
         most_bytes: The most bytes that may be observed when it runs again; 0 where it may not.
     """
-    found = list(_Search(trace, leaves).found())
+    found, observed = list(_Search(trace, leaves).found()), None
     if found and most_bytes and all(leaf is not None for leaf in leaves):
         with Attempt():  # the look-ups are known without it
             observed = observe_gradients(trace, leaves, [each.rows for each in found], most_bytes)
-            if observed is not None:
-                found = [each for each in found if _matters(each, observed.cotangent(each.rows, ()))]
     by_names: dict[tuple[str, str | None], OutOfBounds] = {}
     for each in found:
+        if not _matters(each, None if observed is None else observed.cotangent(each.rows, ())):
+            continue
         by_names.setdefault((each.facts.input, each.facts.table), each.facts)
     return tuple(by_names.values())
 
 
 def _matters(found: _LookUp, gradient: np.ndarray | None) -> bool:
-    """Returns whether a gradient comes back to a row that stands for one beyond the table; also where none comes."""
+    """Returns whether a gradient comes back to what stands for something beyond; of a row also where none comes."""
+    is_row = found.facts.looked_up == "rows"
     if gradient is None:
-        return True
+        return is_row
     reached = (gradient != 0).any(axis=found.offsets)
-    return bool(reached[found.beyond].any() or not reached.any())
+    return bool(reached[found.beyond].any() or (is_row and not reached.any()))
 
 
 class _Search:
@@ -98,16 +113,15 @@ class _Search:
                     yield from self._at(frame, equation)
 
     def _at(self, frame: Frame, gather: Equation) -> Iterator[_LookUp]:
-        table, indices = gather.invars
-        inputs = self._integers.inputs_behind(frame, indices)
-        if len(inputs) > 1 or (known := self._integers.value(frame, indices)) is None:
-            return
-        own = inputs[0].name if inputs else ""
-        for position, axis in enumerate(gather.params["dimension_numbers"].start_index_map):
-            rows, starts = table.aval.shape[axis], known[..., position]
-            if gather.params["slice_sizes"][axis] != 1:
+        table, numbers = gather.invars[0], gather.params["dimension_numbers"]
+        columns = self._columns(frame, gather.invars[1], len(numbers.start_index_map))
+        at = dict(zip(numbers.start_index_map, columns, strict=True))
+        for axis, (inputs, starts) in at.items():
+            rows = table.aval.shape[axis]
+            if len(inputs) > 1 or starts is None or gather.params["slice_sizes"][axis] != 1:
                 continue
             beyond = (starts < 0) | (starts >= rows)
+            known = {each: column.starts for each, column in at.items() if column.starts is not None}
             looked_up = self._looked_up(frame, gather, known, axis) if beyond.any() else None
             if looked_up is not None:
                 parameter = self._parameter(frame, table)
@@ -115,20 +129,33 @@ class _Search:
                     continue  # nothing has a name
                 farthest = starts.flat[np.where(starts < 0, -starts, starts - rows + 1).argmax()]
                 facts = OutOfBounds(
-                    looked_up=looked_up, input=own, table=parameter, rows=rows,
+                    looked_up=looked_up, input=inputs[0].name if inputs else "", table=parameter, rows=rows,
                     index=int(farthest), beyond=int(beyond.sum()), indices=starts.size, source=source_of(gather),
                 )  # fmt: skip
-                offsets = tuple(gather.params["dimension_numbers"].offset_dims)
-                yield _LookUp(FrameVariable(frame, gather.outvars[0]), offsets, beyond, facts)
+                yield _LookUp(FrameVariable(frame, gather.outvars[0]), tuple(numbers.offset_dims), beyond, facts)
 
-    def _looked_up(self, frame: Frame, gather: Equation, indices: np.ndarray, axis: int) -> LookedUp | None:
+    def _columns(self, frame: Frame, indices: Atom, number: int) -> Iterator[_Column]:
+        """Yields the indices along each axis that a gather looks up along."""
+        made = resolve(frame, indices)
+        if made is not None and made.equation != OPERAND and number > 1:
+            around = self._frames[made.frame]
+            joined = around.jaxpr.eqns[made.equation]
+            if joined.primitive.name == "concatenate" and len(joined.invars) == number:
+                yield from (next(self._columns(around, each, 1)) for each in joined.invars)
+                return
+        known, inputs = self._integers.value(frame, indices), self._integers.inputs_behind(frame, indices)
+        yield from (_Column(inputs, None if known is None else known[..., at]) for at in range(number))
+
+    def _looked_up(
+        self, frame: Frame, gather: Equation, indices: Mapping[int, np.ndarray], axis: int
+    ) -> LookedUp | None:
         """Returns what a gather looks up by its indices along one axis; None for what may be beyond on purpose."""
         table = FrameVariable(frame, gather.invars[0])
         if table not in self._made_of[naming.PARAM]:
             return None
         if table not in self._made_of[naming.INPUT]:
             return "rows"
-        return "values" if _picks_one_of_each(gather, indices, axis) else None
+        return "values" if _picks_for_each(gather, indices, axis) else None
 
     @cached_property
     def _made_of(self) -> Mapping[str, Collection[FrameVariable]]:
@@ -150,16 +177,12 @@ class _Search:
         return None if leaf is None else leaf.name
 
 
-def _picks_one_of_each(gather: Equation, indices: np.ndarray, axis: int) -> bool:
-    """Returns whether a gather picks one element along an axis for every index of all other axes, of one at least."""
+def _picks_for_each(gather: Equation, indices: Mapping[int, np.ndarray], axis: int) -> bool:
+    """Returns whether a gather picks along an axis for every index of another one, as of examples."""
     shape, numbers = gather.invars[0].aval.shape, gather.params["dimension_numbers"]
     others = [each for each in range(len(shape)) if each != axis]
-    at = {along: indices[..., position] for position, along in enumerate(numbers.start_index_map)}
-    return bool(others) and all(
-        each in numbers.operand_batching_dims
-        or (each in at and gather.params["slice_sizes"][each] == 1 and len(np.unique(at[each])) == shape[each])
-        for each in others
-    )
+    every = [each for each in others if each in indices and len(np.unique(indices[each])) == shape[each]]
+    return bool(every or numbers.operand_batching_dims)
 
 
 def _clips(equation: Equation) -> bool:

@@ -61,6 +61,10 @@ PICKED: Mapping[str, tuple[Callable[[Any, Any], Any], np.ndarray, int]] = {
     ),
     "on the first axis": (lambda z, ids: z.T[ids[:, 1], jnp.arange(2)], IDS[:, 1], 6),
     "before the first": (lambda z, ids: z[jnp.arange(2), ids[:, 1] - 20], IDS[:, 1] - 14, 6),
+    "a whole row": (lambda z, ids: z.reshape(2, 3, 2)[jnp.arange(2), ids[:, 2]], IDS[:, 2], 3),
+    "beside another index": (
+        lambda z, ids: z.reshape(2, 3, 2)[jnp.arange(2), jnp.argmax(z, 1) % 3, ids[:, 1]], IDS[:, 1], 2,
+    ),
 }  # fmt: skip
 
 #: Likewise, of values that the model makes: what is meant so, is masked, or is no pick of one for each example.
@@ -119,6 +123,10 @@ def test_labels_beyond_the_predictions_are_counted(case: tuple[Callable[..., Any
     beyond = ids[(ids < 0) | (ids >= values)]
     assert (one.looked_up, one.input, one.table, one.rows, one.indices) == ("values", "ids", None, values, ids.size)
     assert (one.beyond, one.index) == (beyond.size, beyond.min() if beyond.min() < 0 else beyond.max())
+
+
+def test_labels_are_not_reported_where_the_loss_may_not_run_again_to_say_whether_they_are_masked() -> None:
+    assert found(lambda p, ids: PICKED["a logit by its label"][0](predictions(p, ids), ids)) == []
 
 
 @pytest.mark.parametrize("pick", NOT_PICKED.values(), ids=NOT_PICKED)
