@@ -29,7 +29,7 @@ def bounded_text(path: Path, limit_bytes: int) -> str:
         OSError: It cannot be read, has more bytes (`EFBIG`), or is a FIFO to which no process writes (`ENXIO`).
         UnicodeDecodeError: It is not UTF-8.
     """
-    with open(path, "rb", opener=_opened_at_once) as file:  # noqa: PTH123 - a Path opens without an opener
+    with open(path, "rb", opener=_opened_at_once) as file:
         content = _first_bytes(file.fileno(), path)
         content += file.read(limit_bytes + 1 - len(content))
     if len(content) > limit_bytes:
