@@ -30,6 +30,7 @@ _SECONDS: Final = 1800
 
 _ROWS: Final = 30_000
 _FOUR_GIB: Final = 1 << 32
+_LARGE: Final = 20 << 30
 
 _MODEL: Final = """
 import jax, jax.numpy as jnp
@@ -42,7 +43,7 @@ def batch(key, size):
 
 def loss(variables, batch):
     x = batch
-    for n in range(39):
+    for n in range(14):
         with jax.named_scope(f"layer{n}"):
             x = jnp.tanh(x * variables["params"]["w"])
     return (x**2).mean()
@@ -70,10 +71,12 @@ def dump(folder: Path) -> Counter[str]:
     """Returns the same of a dump of 20 GiB that a command writes part by part, with `--max-memory`."""
     (folder / "model.py").write_text(_MODEL, encoding="utf-8")
     command = ("dump", "model.py", "-o", "a.npz", "--ops", "--max-memory", "2GiB", "--quiet")
-    found = Counter({"right": 1} if _run(command, folder, None)[0] == 0 else {"lost": 1})
-    size = (folder / "a.npz").stat().st_size if not found["lost"] else 0
-    found["lost"] += size < 20 << 30
-    return found + (_read(folder, "a.npz", copied=False) if not found["lost"] else Counter[str]())
+    found = _judged(command, folder, 0, most_mib=None)
+    if found["lost"]:
+        return found
+    if (folder / "a.npz").stat().st_size < _LARGE:
+        raise SystemExit("the dump is not large")
+    return found + _read(folder, "a.npz", copied=False)
 
 
 ATTACKS: Final[dict[str, Callable[[Path], Counter[str]]]] = {"rows": rows, "member": member, "dump": dump}
@@ -128,22 +131,16 @@ def _last_byte(path: Path) -> int:
     return largest.header_offset + header + largest.file_size - 1
 
 
-def _judged(command: Sequence[str], folder: Path, status: int) -> Counter[str]:
-    ended, mib = _run(command, folder, _MOST_MIB)
-    wrong = ended != status or mib > _MOST_MIB
+def _judged(command: Sequence[str], folder: Path, status: int, *, most_mib: int | None = _MOST_MIB) -> Counter[str]:
+    """Runs a command, and returns whether it ends with a status, and has no more in memory than it may."""
+    timed = ["/usr/bin/time", "-f", "%M", "-o", "memory", "-q", *GRADSCOPE, *command]
+    done = subprocess.run(timed, cwd=folder, capture_output=True, text=True, check=False, timeout=_SECONDS)
+    mib = int((folder / "memory").read_text(encoding="utf-8").split()[-1]) >> 10
+    wrong = done.returncode != status or (most_mib is not None and mib > most_mib)
     if wrong:
-        print(f"  {' '.join(command)}: status {ended}, expected {status}; {mib} MiB", flush=True)
+        found = f"status {done.returncode}, expected {status}; {mib} MiB; {done.stderr.strip():.300}"
+        print(f"  {' '.join(command)}: {found}", flush=True)
     return Counter({"lost" if wrong else "right": 1})
-
-
-def _run(command: Sequence[str], folder: Path, most_mib: int | None) -> tuple[int, int]:
-    """Returns the exit status of a command, and the MiB that it had in memory at most."""
-    timed = ["/usr/bin/time", "-f", "%M", "-o", "memory", "-q"]
-    done = subprocess.run(
-        [*timed, *GRADSCOPE, *command], cwd=folder, capture_output=True, check=False, timeout=_SECONDS
-    )
-    text = (folder / "memory").read_text(encoding="utf-8").split()
-    return done.returncode, int(text[-1]) >> 10 if most_mib else 0
 
 
 def attack(names: Sequence[str]) -> bool:
