@@ -43,7 +43,7 @@ def batch(key, size):
 
 def loss(variables, batch):
     x = batch
-    for n in range(14):
+    for n in range(20):
         with jax.named_scope(f"layer{n}"):
             x = jnp.tanh(x * variables["params"]["w"])
     return (x**2).mean()
@@ -74,7 +74,9 @@ def dump(folder: Path) -> Counter[str]:
     found = _judged(command, folder, 0, most_mib=None)
     if found["lost"]:
         return found
-    if (folder / "a.npz").stat().st_size < _LARGE:
+    size = (folder / "a.npz").stat().st_size
+    print(f"  {size:,} bytes", flush=True)
+    if size < _LARGE:
         raise SystemExit("the dump is not large")
     return found + _read(folder, "a.npz", copied=False)
 
