@@ -23,6 +23,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from torture_attacks.writers import Writer, copied
+
 #: The calls that change files, as strace names them.
 CALLS = (
     *("write", "pwrite64", "writev", "fsync", "fdatasync", "ftruncate", "fallocate", "flock", "fchmod"),
@@ -41,23 +43,6 @@ _LINE = re.compile(r"^(\d+) +(\w+)\((.*)$")
 _REMOVING = ("unlink", "unlinkat", "rename", "renameat", "renameat2")
 
 
-@dataclass(frozen=True)
-class Attack:
-    """A command whose writes fail.
-
-    Attributes:
-        name: Its name.
-        command: The command, which runs in the folder.
-        prepare: Fills a folder with what the command needs, and with an old output.
-        whole: Returns the state of an output: a text that differs between the old and the new one; "" where neither.
-    """
-
-    name: str
-    command: tuple[str, ...]
-    prepare: Callable[[Path], None]
-    whole: Callable[[Path], str]
-
-
 #: The states of a run that had not ended, which `--resume` goes on from.
 _STATE = re.compile(r"state-\d+\.npz")
 
@@ -71,7 +56,7 @@ class Call:
     about: str
 
 
-def attack(each: Attack, injected: tuple[str, ...], most: int | None, report: Callable[[str], None]) -> Counter[str]:
+def attack(each: Writer, injected: tuple[str, ...], most: int | None, report: Callable[[str], None]) -> Counter[str]:
     """Returns how often a command survived the failure of a call, and how: see the module.
 
     Args:
@@ -86,7 +71,7 @@ def attack(each: Attack, injected: tuple[str, ...], most: int | None, report: Ca
         prepared.mkdir()
         each.prepare(prepared)
         old = each.whole(prepared)
-        folder = _copy(prepared, Path(root, "traced"))
+        folder = copied(prepared, Path(root, "traced"))
         usual, calls = _traced(each.command, folder)
         new = each.whole(folder)
         expected = {path.relative_to(folder) for path in folder.rglob("*")}
@@ -95,7 +80,7 @@ def attack(each: Attack, injected: tuple[str, ...], most: int | None, report: Ca
         points = [(call, error) for call in calls for error in injected]
         step = 1 if most is None else max(1, -(-len(points) // most))
         for call, error in points[::step]:
-            folder = _copy(prepared, Path(root, "run"))
+            folder = copied(prepared, Path(root, "run"))
             done = _failing(each.command, folder, call, error)
             left = {path.relative_to(folder) for path in folder.rglob("*")} - expected
             state = each.whole(folder)
@@ -177,9 +162,3 @@ def _failing(command: tuple[str, ...], folder: Path, call: Call, error: str) -> 
         *("-e", f"inject={call.name}:{error}:when={call.number}"),
     ]
     return subprocess.run([*injected, *command], check=False, cwd=folder, capture_output=True, text=True, timeout=300)
-
-
-def _copy(source: Path, target: Path) -> Path:
-    shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(source, target)
-    return target

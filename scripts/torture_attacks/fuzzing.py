@@ -135,6 +135,49 @@ def _read_map() -> Callable[[bytes], None]:
     return read
 
 
+def _read_history() -> Callable[[bytes], None]:
+    from gradscope.history.history_reader import History
+    from gradscope.history.run_folder import HISTORY
+
+    folder = Path(tempfile.mkdtemp())
+
+    def read(data: bytes) -> None:
+        (folder / HISTORY).write_bytes(data)
+        with History(folder) as history:
+            history.steps()
+            history.losses()
+            for number in list(history.tensors)[:MOST_READ]:
+                history.stats_of(number)
+
+    return read
+
+
+def _read_rules() -> Callable[[bytes], None]:
+    """Returns what reads a file of tolerances, and a key map of the same bytes, and looks for names by them."""
+    from gradscope.comparison import read_rules
+    from gradscope.comparison.judging.tolerance_rules import first_match
+    from gradscope.errors import GradscopeError
+    from gradscope.naming.selecting import bounded_regex
+    from gradscope.tracing.data.renaming.key_map import read_key_map
+
+    # libFuzzer has the timer, so that each match is tried in a process.
+    bounded_regex._SECONDS = 1.0  # pyright: ignore[reportPrivateUsage]
+    path = Path(tempfile.mkdtemp(), "input.txt")
+    names = ("block[0]/attention/kernel", "a" * 30 + "b", "")
+
+    def read(data: bytes) -> None:
+        path.write_bytes(data)
+        with suppress(GradscopeError):
+            rules = read_rules(path)
+            for name in names:
+                first_match(rules, name, f"param/{name}")
+        renames = read_key_map(path)
+        for name in names:
+            renames.renamed(name)
+
+    return read
+
+
 def _dumps(folder: Path) -> list[bytes]:
     from gradscope.dump.manifest.manifest import RunFacts
     from gradscope.dump.record import Record, SiteFacts
@@ -197,6 +240,28 @@ def _maps(_: Path) -> list[bytes]:
     ]
 
 
+def _histories(folder: Path) -> list[bytes]:
+    from gradscope.history.history_rows import StepRecord, TensorRow
+    from gradscope.history.history_writer import HistoryWriter
+    from gradscope.history.run_folder import HISTORY
+
+    (folder / "run").mkdir()
+    with HistoryWriter(folder / "run", from_step=0, facts={"a": "b"}) as writer:
+        writer.describe({}, [TensorRow(family="param", name=name, shape=(2, 3)) for name in ("w", "b")])
+        for step in range(4):
+            stats = {f"param/{name}": {"l2": 1.0, "rms": 0.5, "zeros": 0, "nan": 0, "inf": 0} for name in ("w", "b")}
+            record = StepRecord(numbers={"step": step, "loss": 1.0}, stats=stats)
+            writer.write(lambda record=record: record)
+    return [(folder / "run" / HISTORY).read_bytes()]
+
+
+def _rules(_: Path) -> list[bytes]:
+    return [
+        b"# of all\n.*kernel=rel_l2 <= 1e-5\n(a|aa)+=1e-3\nparam/.*=not max_abs < 1\n1e-6\n",
+        b"^block\\[(\\d+)\\]/ -> layer\\1.\n(a?)+b$ -> \\g<1>\nx* ->\n",
+    ]
+
+
 #: By name: what makes a reader, and what makes good inputs in a folder.
 READERS: dict[str, tuple[Callable[[], Callable[[bytes], None]], Callable[[Path], list[bytes]]]] = {
     "dump": (lambda: _read_file(".npz"), _dumps),
@@ -206,6 +271,8 @@ READERS: dict[str, tuple[Callable[[], Callable[[bytes], None]], Callable[[Path],
     "msgpack": (_read_msgpack, _msgpacks),
     "expression": (_read_expression, _expressions),
     "map": (_read_map, _maps),
+    "rules": (_read_rules, _rules),
+    "history": (_read_history, _histories),
 }
 
 

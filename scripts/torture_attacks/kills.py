@@ -1,4 +1,4 @@
-"""Kills `dump` and `train` at random moments, and counts what is left.
+"""Kills commands that write at random moments, and counts what is left.
 
 A kill is SIGKILL, to every process of the command, after a time drawn between none and that of a whole run.
 """
@@ -13,20 +13,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gradscope.history.run_folder import is_run
 from tests.integration.training.trained import contents, write_files
 from torture_attacks.commands import GRADSCOPE, finish, losses
+from torture_attacks.writers import STEPS, TRAIN, Writer, copied
 
-STEPS = 40
-
-#: The model has Adam with a schedule, dropout, batch norm, and a pipeline of data.
-TRAIN = [
-    *("train", "net.py", "--data", "data.py:batches", "--steps", str(STEPS), "--every", "1", "--save-every", "5"),
-    *("--ema", "0.9", "--clip", "global_norm(1)", "-o", "run", "--quiet"),
-]
 DUMP = ["dump", "net.py", "-o", "dump.npz", "--force", "--quiet", "--seed"]
 
 
@@ -40,7 +34,7 @@ def dumps(folder: Path, kills: int, moments: random.Random) -> Counter[str]:
     found: Counter[str] = Counter()
     while found["kills"] < kills:
         before = known[losses(folder)]
-        needed = kill([*DUMP, str(1 - before)], folder, moments.uniform(0, seconds))
+        needed = kill([*GRADSCOPE, *DUMP, str(1 - before)], folder, moments.uniform(0, seconds))
         if needed is not None:  # a busy machine is faster at times
             seconds = needed
             continue
@@ -64,7 +58,7 @@ def runs(folder: Path, kills: int, moments: random.Random) -> Counter[str]:
         # Up to three kills of one run, each of a run that was resumed; few of them before it takes steps.
         for _ in range(moments.randint(1, 3)):
             resumed = ["--resume"] if is_run(folder / "run") else []
-            needed = kill([*TRAIN, *resumed], folder, moments.uniform(0.9 * begin, seconds))
+            needed = kill([*GRADSCOPE, *TRAIN, *resumed], folder, moments.uniform(0.9 * begin, seconds))
             killed += needed is None
             seconds = seconds if needed is None else needed
         found["kills"] += killed
@@ -80,6 +74,30 @@ def runs(folder: Path, kills: int, moments: random.Random) -> Counter[str]:
     return found
 
 
+def outputs(each: Writer, folder: Path, kills: int, moments: random.Random) -> Counter[str]:
+    """Returns how often a killed command left the output before it, the new one, and neither."""
+    prepared = folder / "prepared"
+    prepared.mkdir()
+    each.prepare(prepared)
+    old = each.whole(prepared)
+    run = copied(prepared, folder / "run")
+    seconds = timed(lambda: subprocess.run(each.command, cwd=run, check=False, capture_output=True))
+    new = each.whole(run)
+    if not new or new == old:
+        raise SystemExit(f"{each.name}: the command does not write ({old!r}, {new!r})")
+    found: Counter[str] = Counter()
+    while found["kills"] < kills:
+        run = copied(prepared, folder / "run")
+        needed = kill(each.command, run, moments.uniform(0, seconds))
+        if needed is not None:
+            seconds = needed
+            continue
+        left = each.whole(run)
+        found["kills"] += 1
+        found["old" if left == old else "new" if left == new else "lost"] += 1
+    return found
+
+
 def timed_run(folder: Path) -> tuple[float, float]:
     """Returns the seconds after which a run has its history, and those that it takes."""
     begin = time.perf_counter()
@@ -92,13 +110,12 @@ def timed_run(folder: Path) -> tuple[float, float]:
     return started, time.perf_counter() - begin
 
 
-def kill(arguments: list[str], folder: Path, seconds: float) -> float | None:
+def kill(command: Sequence[str], folder: Path, seconds: float) -> float | None:
     """Starts a command, and kills it and its children after a time; returns the seconds it took if it ended before."""
     begin = time.perf_counter()
     process = subprocess.Popen(
-        [*GRADSCOPE, *arguments], cwd=folder, start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        command, cwd=folder, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -106,7 +123,7 @@ def kill(arguments: list[str], folder: Path, seconds: float) -> float | None:
     return None if process.wait() == -signal.SIGKILL else time.perf_counter() - begin
 
 
-def timed(work: Callable[[], None]) -> float:
+def timed(work: Callable[[], object]) -> float:
     """Returns the seconds that something takes."""
     begin = time.perf_counter()
     work()

@@ -25,6 +25,7 @@ from gradscope.comparison.judging.expressions import Expression, Limit
 from gradscope.comparison.metrics.evidence import PairEvidence
 from gradscope.dump.storage.bounded_text import bounded_text
 from gradscope.errors import DumpError, UsageError
+from gradscope.naming.selecting.bounded_regex import MatchingTime
 from gradscope.naming.selecting.patterns import Pattern
 
 #: Files larger than this are refused.
@@ -93,23 +94,26 @@ class ToleranceRule:
     may_be_unused: bool = False
 
     @classmethod
-    def parse(cls, spelling: str) -> ToleranceRule:
+    def parse(cls, spelling: str, matching_time: MatchingTime | None = None) -> ToleranceRule:
         """Returns the rule of a spelling.
+
+        Args:
+            spelling: As the user wrote it.
+            matching_time: What its matches may take together with those of other rules; by default alone.
 
         Raises:
             UsageError: The spelling is neither an expression nor `REGEX=EXPRESSION`.
         """
-        problems: list[UsageError] = []
-        # A regular expression may contain `=` as well: the first cut that leaves a valid expression is used.
-        for cut in (0, *(found.end() for found in _LONE_EQUALS.finditer(spelling))):
-            try:
-                tolerance = Tolerance.parse(spelling[cut:])
-            except UsageError as error:
-                problems.append(error)
-                continue
-            return cls(Pattern.parse(f"re:{spelling[: cut - 1] if cut else '.*'}"), tolerance)
-        # The error is about the text after the first `=`, where the expression of a rule is expected.
-        raise problems[min(1, len(problems) - 1)]
+        # A regular expression may contain `=` as well, and an expression contains none alone: the last one is between.
+        cuts = [0, *(found.end() for found in _LONE_EQUALS.finditer(spelling))]
+        try:
+            tolerance = Tolerance.parse(spelling[cuts[-1] :])
+        except UsageError:
+            # The error is about the text after the first `=`, where the expression of a rule is expected.
+            Tolerance.parse(spelling[cuts[min(1, len(cuts) - 1)] :])
+            raise
+        regex = spelling[: cuts[-1] - 1] if cuts[-1] else ".*"
+        return cls(Pattern.parse(f"re:{regex}", matching_time), tolerance)
 
 
 def read_rules(path: str | os.PathLike[str]) -> tuple[ToleranceRule, ...]:
@@ -120,10 +124,11 @@ def read_rules(path: str | os.PathLike[str]) -> tuple[ToleranceRule, ...]:
         UsageError: A line is not a rule; the message has its number.
     """
     rules: list[ToleranceRule] = []
+    together = MatchingTime()
     for number, line in enumerate(_text(Path(path)).splitlines(), start=1):
         if line.strip() and not line.lstrip().startswith("#"):
             try:
-                rules.append(replace(ToleranceRule.parse(line.strip()), may_be_unused=True))
+                rules.append(replace(ToleranceRule.parse(line.strip(), together), may_be_unused=True))
             except UsageError as error:
                 raise UsageError(f"{path}, line {number}: {error.message}", hint=error.hint) from error
     return tuple(rules)

@@ -17,6 +17,7 @@ from gradscope.dump.record import Json
 from gradscope.errors import UsageError
 from gradscope.naming import PARAM, key_of, split_key
 from gradscope.naming.numbering import NUMBER, number_of
+from gradscope.naming.selecting.first_pattern import FirstPattern
 from gradscope.naming.selecting.patterns import Pattern
 
 _BRACES: Final = re.compile(r"\{\{|\}\}|\{(\w+)\}")
@@ -72,13 +73,12 @@ def arrays_by_rules(
         UsageError: A step does not fit a tensor, or a template its regular expression.
     """
     groups: defaultdict[tuple[MapRule, tuple[str, ...]], list[str]] = defaultdict(list)
+    first = FirstPattern([rule.candidate for rule in rules])
     for name in read:
         slashes = name.replace(".", "/")
-        for rule in rules:
-            spellings = map(rule.candidate.regex.fullmatch, (name, slashes, key_of(PARAM, slashes)))
-            if found := next(filter(None, spellings), None):
-                groups[rule, tuple(_filled(template, found) for template in rule.reference)].append(name)
-                break
+        if matched := first.match(name, slashes, key_of(PARAM, slashes)):
+            rule, found = rules[matched[0]], matched[1]
+            groups[rule, tuple(_filled(template, found) for template in rule.reference)].append(name)
     for (rule, templates), unordered in groups.items():
         names = tuple(sorted(unordered, key=_by_numbers))
         results = Recipe(keys=names, steps=rule.steps).results([read[name]() for name in names])
@@ -113,13 +113,12 @@ def written_rules(matches: Iterable[Match]) -> Iterator[dict[str, Json]]:
 
 def _groups(rules: Sequence[MapRule], keys: Iterable[str]) -> dict[_Group, list[str]]:
     groups: defaultdict[_Group, list[str]] = defaultdict(list)
+    first = FirstPattern([rule.candidate for rule in rules])
     for key in keys:
         family, name = split_key(key)
-        for rule in rules:
-            if found := rule.candidate.regex.fullmatch(name) or rule.candidate.regex.fullmatch(key):
-                names = tuple(_filled(template, found) for template in rule.reference)
-                groups[rule, family, names].append(key)
-                break
+        if matched := first.match(name, key):
+            rule, found = rules[matched[0]], matched[1]
+            groups[rule, family, tuple(_filled(template, found) for template in rule.reference)].append(key)
     return groups
 
 

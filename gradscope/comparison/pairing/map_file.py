@@ -46,6 +46,7 @@ from gradscope.dump.storage.bounded_text import bounded_text
 from gradscope.dump.storage.writing.atomic_file import write_atomically
 from gradscope.dump.storage.writing.target_path import checked_file
 from gradscope.errors import DumpError, UsageError
+from gradscope.naming.selecting.bounded_regex import MatchingTime
 from gradscope.naming.selecting.patterns import Pattern
 
 _LARGEST_FILE_BYTES: Final = 16 << 20
@@ -67,7 +68,8 @@ def read_map(path: Path) -> tuple[MapRule, ...]:
     rules = content.pop("rule", [])
     if content or not isinstance(rules, list):
         raise UsageError(f"{path} contains something other than [[rule]] tables", hint=_HINT)
-    return tuple(_rule(rule, f"{path}, rule {number}") for number, rule in enumerate(rules, start=1))
+    together = MatchingTime()
+    return tuple(_rule(rule, f"{path}, rule {number}", together) for number, rule in enumerate(rules, start=1))
 
 
 def write_map(path: Path, matches: Iterable[Match]) -> None:
@@ -95,7 +97,7 @@ def _text(path: Path) -> str:
         raise DumpError(f"cannot read the map file {path}: {reason}") from error
 
 
-def _rule(rule: object, where: str) -> MapRule:
+def _rule(rule: object, where: str, matching_time: MatchingTime) -> MapRule:
     if not isinstance(rule, dict) or not {"candidate", "reference"} <= rule.keys() <= _KEYS:
         raise UsageError(f"{where} is not a rule", hint=_HINT)
     reference, steps = rule["reference"], rule.get("steps", [])
@@ -103,7 +105,7 @@ def _rule(rule: object, where: str) -> MapRule:
     if not isinstance(rule["candidate"], str) or not _are_strings(templates) or not isinstance(steps, list):
         raise UsageError(f"{where} has values of the wrong types", hint=_HINT)
     return MapRule(
-        candidate=Pattern.parse(f"re:{rule['candidate']}"),
+        candidate=Pattern.parse(f"re:{rule['candidate']}", matching_time),
         reference=tuple(templates),
         counted=isinstance(reference, str) and re.search(r"(?<!\{)\{i\}", reference) is not None,
         steps=tuple(_step(step, len(templates), where) for step in steps),

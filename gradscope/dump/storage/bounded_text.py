@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import select
+import stat
+import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
+
+#: Seconds until a process has to write to a FIFO, and between two looks.
+_WAITING_SECONDS: Final = 5.0
+_POLLING_SECONDS: Final = 0.02
+#: Of a FIFO, what is read at first at most.
+_FIRST_BYTES: Final = 1 << 10
 
 
 def bounded_text(path: Path, limit_bytes: int) -> str:
@@ -15,11 +26,36 @@ def bounded_text(path: Path, limit_bytes: int) -> str:
         limit_bytes: The bytes that are read at most: a device may have no end.
 
     Raises:
-        OSError: It cannot be read, or has more bytes (`EFBIG`).
+        OSError: It cannot be read, has more bytes (`EFBIG`), or is a FIFO to which no process writes (`ENXIO`).
         UnicodeDecodeError: It is not UTF-8.
     """
-    with path.open("rb") as file:
-        content = file.read(limit_bytes + 1)
+    with open(path, "rb", opener=_opened_at_once) as file:
+        content = _first_bytes(file.fileno(), path)
+        content += file.read(limit_bytes + 1 - len(content))
     if len(content) > limit_bytes:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
     return content.decode()
+
+
+def _opened_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a FIFO would be waited for until a process writes to it
+
+
+def _first_bytes(descriptor: int, path: Path) -> bytes:
+    """Returns what there is to read of a FIFO once a process writes to it, if anything; of another file, none."""
+    end, found = time.monotonic() + _WAITING_SECONDS, b""
+    if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        with suppress(BlockingIOError):  # a process writes to it, and has not begun
+            while not ((found := os.read(descriptor, _FIRST_BYTES)) or _has_ended(descriptor)):
+                if time.monotonic() > end:
+                    raise OSError(errno.ENXIO, "it is a FIFO to which no process writes", str(path))
+                time.sleep(_POLLING_SECONDS)
+    os.set_blocking(descriptor, True)
+    return found
+
+
+def _has_ended(descriptor: int) -> bool:
+    """Returns whether a process wrote to a FIFO since it was opened."""
+    watched = select.poll()
+    watched.register(descriptor, select.POLLIN)
+    return any(event & select.POLLHUP for _, event in watched.poll(0))

@@ -122,6 +122,8 @@ def _hint(path: Path) -> str | None:
     """Returns which files beside one that does not exist have a similar name; None where none has."""
     names: list[str] = []
     try:
+        if path.is_symlink():
+            return f"it is a link to {printable(str(path.readlink()))}, which is not there"
         with os.scandir(path.parent) as entries:
             names = [each.name for each in islice(entries, _MOST_NEIGHBOURS)]
     except FileNotFoundError:

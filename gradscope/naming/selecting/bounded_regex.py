@@ -1,7 +1,9 @@
 """A `BoundedRegex` is a regular expression of a user or a file, whose matches end in time.
 
 Python's engine for regular expressions backtracks: `(p+)+x` takes twice as long for each further `p` of a name without
-an `x`, and a file of tolerances or of names may come from anybody. A `BoundedRegex` ends with a message instead.
+an `x`, and a file of tolerances or of names may come from anybody. A `BoundedRegex` ends with a message instead. What
+takes a second for each of 30,000 names, or for each of a thousand expressions of a file, takes too long as well: they
+have a `MatchingTime` together.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, NoReturn, TypeVar
@@ -22,8 +25,15 @@ from gradscope.naming.printable import without_middle
 
 Found = TypeVar("Found")
 
-#: Seconds that a regular expression may take for one name.
+#: Seconds that the matches of regular expressions may take beyond those that are usual for so many matches.
 _SECONDS: Final = 5.0
+_USUAL_SECONDS: Final = 50e-6
+
+#: The longest text for which an expression takes no long time that has one choice at most: the square of its length.
+_SHORT: Final = 1000
+
+#: Where the engine has a choice; an escaped character is none, nor is what opens a group.
+_CHOICE: Final = re.compile(r"\\.|\(\?|([*+?{|])", re.DOTALL)
 
 #: The longest name that a replacement makes, in characters; a longer one grows no more.
 _LONGEST: Final = 4096
@@ -43,6 +53,25 @@ for line in sys.stdin:
 _TRIALS: Final[dict[int, tuple[threading.Lock, list[Any]]]] = {}
 
 
+class MatchingTime:
+    """MatchingTime is what the matches of one or of several regular expressions may take together.
+
+    Attributes:
+        seconds: What is left of it.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = _SECONDS
+
+    def taken_by(self, match: Callable[[], Found]) -> Found:
+        """Returns a match, and takes its seconds, beyond those that are usual, from what is left."""
+        begin = time.thread_time()
+        try:
+            return match()
+        finally:
+            self.seconds = min(_SECONDS, self.seconds + _USUAL_SECONDS - (time.thread_time() - begin))
+
+
 class BoundedRegex:
     """A `BoundedRegex` is a compiled regular expression whose matches are bounded in time.
 
@@ -52,6 +81,7 @@ class BoundedRegex:
 
     Args:
         pattern: The regular expression.
+        matching_time: What its matches may take together with those of others, as of the same file; by default alone.
 
     Attributes:
         pattern: The same.
@@ -60,15 +90,16 @@ class BoundedRegex:
         re.error: It is none.
     """
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, matching_time: MatchingTime | None = None) -> None:
         self.pattern = pattern
+        self._matching_time = matching_time or MatchingTime()
         try:
             self._regex = re.compile(pattern)
         except (OverflowError, RecursionError) as error:
             reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
             raise re.error(reason) from error
-        # With one repetition at most, matching takes no longer than the square of the name's length.
-        self._may_explode = sum(map(pattern.count, "*+{")) > 1
+        # With one choice at most, matching takes no longer than the square of the name's length.
+        self._may_explode = sum(found[1] is not None for found in _CHOICE.finditer(pattern)) > 1
 
     def fullmatch(self, text: str) -> re.Match[str] | None:
         """Returns the match of a full text; None where it does not match.
@@ -108,23 +139,28 @@ class BoundedRegex:
         return self._in_time("sub", lambda: self._regex.sub(expanded, text), text)
 
     def _in_time(self, method: str, match: Callable[[], Found], text: str) -> Found:
-        if not self._may_explode or not hasattr(signal, "setitimer"):
+        if not (self._may_explode or len(text) > _SHORT) or not hasattr(signal, "setitimer"):
             return match()
 
         def give_up(*_: object) -> NoReturn:
+            self._matching_time.seconds = 0.0
             raise UsageError(
-                f"the regular expression {self.pattern!r} takes more than {_SECONDS:g} s for {text[:80]!r}",
+                f"the regular expression {without_middle(self.pattern, 80)!r} takes more than {_SECONDS:g} s, at "
+                f"{without_middle(text, 80)!r}",
                 hint="write it without a repetition of repetitions",
             )
 
+        left = self._matching_time.seconds
+        if left <= 0:
+            give_up()
         if not _has_timer():
-            if not _ends(method, self.pattern, text):
+            if not _ends(method, self.pattern, text, left):
                 give_up()
-            return match()
+            return self._matching_time.taken_by(match)
         before = signal.signal(signal.SIGALRM, give_up)
-        signal.setitimer(signal.ITIMER_REAL, _SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, left)
         try:
-            return match()
+            return self._matching_time.taken_by(match)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
@@ -137,7 +173,7 @@ def _has_timer() -> bool:
     return signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0) and signal.getsignal(signal.SIGALRM) is not None
 
 
-def _ends(method: str, pattern: str, text: str) -> bool:
+def _ends(method: str, pattern: str, text: str, seconds: float) -> bool:
     """Returns whether a match ends in time, as a process finds that waits for the next one; true if there is none."""
     import subprocess  # noqa: PLC0415 - it takes 5 ms, and is for threads only
 
@@ -146,7 +182,7 @@ def _ends(method: str, pattern: str, text: str) -> bool:
     with lock, suppress(OSError):
         process: Any = processes.pop() if processes else None
         process = process or subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0)  # noqa: S603 - our own program
-        process.stdin.write(json.dumps([method, pattern, text, _SECONDS]).encode() + b"\n")
+        process.stdin.write(json.dumps([method, pattern, text, seconds]).encode() + b"\n")
         if not process.stdout.readline():
             process.communicate()
             return process.returncode != -signal.SIGALRM

@@ -14,7 +14,7 @@ from typing import Final
 
 from gradscope.errors import UsageError
 from gradscope.naming.one_or_many import as_tuple
-from gradscope.naming.selecting.bounded_regex import BoundedRegex
+from gradscope.naming.selecting.bounded_regex import BoundedRegex, MatchingTime
 from gradscope.naming.selecting.nearest_names import nearest_hint
 
 #: A whole number in a pattern, of no more digits than an iteration has.
@@ -29,8 +29,12 @@ class Pattern:
     regex: re.Pattern[str] | BoundedRegex
 
     @classmethod
-    def parse(cls, spelling: str) -> Pattern:
+    def parse(cls, spelling: str, matching_time: MatchingTime | None = None) -> Pattern:
         """Returns the pattern of a spelling.
+
+        Args:
+            spelling: As the user wrote it.
+            matching_time: What its matches may take together with those of other patterns; by default alone.
 
         Raises:
             UsageError: The text after `re:` is not a regular expression.
@@ -38,7 +42,7 @@ class Pattern:
         if not spelling.startswith("re:"):
             return cls(spelling, re.compile(_glob_to_regex(spelling), re.DOTALL))
         try:
-            return cls(spelling, BoundedRegex(spelling[3:]))
+            return cls(spelling, BoundedRegex(spelling[3:], matching_time))
         except re.error as error:
             raise UsageError(f"{spelling[3:]!r} is not a regular expression: {error}") from error
 

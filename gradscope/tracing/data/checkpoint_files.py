@@ -220,7 +220,8 @@ def _flax_tree(path: Path) -> Any:
     with located(str(path)):
         try:
             return serialization.msgpack_restore(content)
-        except (ValueError, TypeError, KeyError, IndexError) as error:
+        # NumPy parses the name of a dtype that has a comma as Python's literals.
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, SyntaxError) as error:
             raise DumpError(f"it is not a Flax checkpoint: {error}") from error
 
 

@@ -69,6 +69,8 @@ def _existing_file(path: Path) -> Path:
         raise UsageError(f"there is no file {path}", hint=hint)
     if path.suffix != ".py":
         raise UsageError(f"{path} is not a Python file", hint="name a .py file; a dump is shown by 'gradscope show'")
+    if not path.is_file():
+        raise UsageError(f"{path} is not a regular file", hint="a FIFO or a device cannot be imported: name a file")
     try:
         str(path.absolute()).encode()
     except UnicodeEncodeError as error:

@@ -145,8 +145,11 @@ def _by_names(
 
 def _mostly(holder: DumpSource, key: str, other: DumpSource, free: PartCandidates, *, of_ref: bool) -> list[str]:
     """Returns the parts of a tensor of which all but one are found by values, and the last by its name."""
+    counts = [count for count in free.counts(math.prod(holder.entry(key).shape)) if count > 2]
+    if not counts:
+        return []  # a large tensor that nothing is a part of is not read
     array = holder.array(key)
-    for count in (count for count in free.counts(array.size) if count > 2):
+    for count in counts:
         for cut in cuts(array.shape, count):
             blocks = cut.blocks(array, count)
             singles = {each: other.array(each) for each in free.near(blocks)}
@@ -173,6 +176,8 @@ def _partly_agreeing(
     holder: DumpSource, key: str, other: DumpSource, parts: Sequence[str], *, of_ref: bool, least: int = 1
 ) -> PackedParts | None:
     """Returns the cut of a tensor in which most of some parts, in their order, agree; None where too few do."""
+    if not parts:
+        return None
     array, arrays = holder.array(key), [other.array(part) for part in parts]
     layouts: Counter[tuple[Cut, AxisLayout]] = Counter()
     for cut in cuts(array.shape, len(parts)):

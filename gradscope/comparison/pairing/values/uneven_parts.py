@@ -138,13 +138,16 @@ def _found(holder: DumpSource, keys: Sequence[str], other: DumpSource, singles: 
         entry = holder.entry(key)
         if not 0 < len(entry.shape) <= _MOST_AXES:
             continue
-        fitting = [
-            alike
+        of_shape = [
+            (math.prod(shape), alike)
             for (shape, dtype), alike in free.items()
             if _may_be_part(shape, entry.shape) and comparable(dtype, entry.dtype)
         ]
+        fitting = [alike for _, alike in of_shape]
         if not 1 < sum(map(len, fitting)) <= _MOST_PARTS:
             continue
+        if sum(size * len(alike) for size, alike in of_shape) < math.prod(entry.shape):
+            continue  # they are too small, and the tensor is not read
         places = {single: place for alike in fitting for single, place in alike.items()}
         if (joined := _joined(holder, key, other, sorted(places, key=places.__getitem__))) is not None:
             for alike in fitting:

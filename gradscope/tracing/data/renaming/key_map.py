@@ -18,7 +18,7 @@ from typing import Final
 from gradscope.dump.storage.bounded_text import bounded_text
 from gradscope.errors import DumpError, UsageError
 from gradscope.naming import printable
-from gradscope.naming.selecting.bounded_regex import BoundedRegex
+from gradscope.naming.selecting.bounded_regex import BoundedRegex, MatchingTime
 
 _LARGEST_FILE_BYTES: Final = 16 << 20
 _LINE: Final = re.compile(r"(?P<regex>.*?)\s*->\s*(?P<replacement>.*)")
@@ -49,15 +49,16 @@ def read_key_map(path: Path) -> KeyMap:
     except (OSError, UnicodeDecodeError) as error:
         raise DumpError(f"{printable(str(path))}: it cannot be read as a key map: {error}") from error
     lines = enumerate(map(str.strip, text.splitlines()), 1)
-    return KeyMap(tuple(_rule(f"{path}:{number}", line) for number, line in lines if line and line[0] != "#"))
+    together = MatchingTime()
+    return KeyMap(tuple(_rule(f"{path}:{number}", line, together) for number, line in lines if line and line[0] != "#"))
 
 
-def _rule(location: str, line: str) -> tuple[BoundedRegex, str]:
+def _rule(location: str, line: str, matching_time: MatchingTime) -> tuple[BoundedRegex, str]:
     found = _LINE.fullmatch(line)
     if found is None:
         raise UsageError(f"{location}: {printable(line)!r} is not a rule", hint="write REGEX -> REPLACEMENT")
     try:
-        regex = BoundedRegex(found["regex"])
+        regex = BoundedRegex(found["regex"], matching_time)
         regex.sub(found["replacement"], "")  # to check the replacement, too
     except (re.error, IndexError) as error:
         raise UsageError(f"{location}: {printable(line)!r} is not a rule: {error}") from error

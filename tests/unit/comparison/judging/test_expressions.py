@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +76,16 @@ def test_a_rule_is_cut_where_its_expression_begins(spelling: str, regex: str, to
 def test_an_invalid_rule_is_refused(spelling: str) -> None:
     with pytest.raises(UsageError):
         ToleranceRule.parse(spelling)
+
+
+def test_a_long_line_of_equals_signs_is_refused_in_little_time_and_memory() -> None:
+    tracemalloc.start()
+    begin = time.process_time()
+    with pytest.raises(UsageError):
+        ToleranceRule.parse("a=" * 100_000)
+    assert time.process_time() - begin < 2
+    assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    tracemalloc.stop()
 
 
 def test_the_first_rule_that_matches_judges_and_the_rest_is_by_default() -> None:

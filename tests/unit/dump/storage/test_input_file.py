@@ -20,6 +20,7 @@ from gradscope.errors import DumpError
         ("resnt.safetensors", None),
         ("none/resnet.npz", "there is no folder {folder}/none"),
         ("transformer.npz/dump.npz", None),
+        ("link.npz", "it is a link to nowhere.npz, which is not there"),
     ],
 )
 def test_a_file_that_does_not_exist_is_answered_by_what_has_a_similar_name(
@@ -27,6 +28,7 @@ def test_a_file_that_does_not_exist_is_answered_by_what_has_a_similar_name(
 ) -> None:
     for file in ("resnet.npz", "notes.txt", "transformer.npz"):
         (tmp_path / file).touch()
+    (tmp_path / "link.npz").symlink_to("nowhere.npz")
     with pytest.raises(DumpError) as error:
         InputFile(tmp_path / name)
     assert error.value.hint == (None if hint is None else hint.format(folder=tmp_path))

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from gradscope.errors import UsageError
 from gradscope.naming import Selection
 from gradscope.naming.selecting import bounded_regex
-from gradscope.naming.selecting.bounded_regex import BoundedRegex
+from gradscope.naming.selecting.bounded_regex import BoundedRegex, MatchingTime
+from gradscope.naming.selecting.first_pattern import FirstPattern
 from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.naming.selecting.patterns import Pattern
 
@@ -96,6 +97,36 @@ def test_a_glob_matches_what_its_stars_and_question_marks_can_be(glob: str, name
     assert Pattern.parse(glob).matches(name) == bool(re.fullmatch(regex, name, re.DOTALL))
 
 
+@given(
+    patterns=st.lists(
+        st.one_of(st.text("ab.|\\", max_size=4), st.text("ab.[|", max_size=4).map(re.escape)), max_size=4
+    ),
+    names=st.lists(st.text("ab.[|", max_size=3), min_size=1, max_size=2),
+)
+def test_the_first_pattern_of_many_is_that_which_is_tried_first(patterns: list[str], names: list[str]) -> None:
+    parsed = [Pattern.parse(f"re:{each}") for each in patterns if _is_regex(each)]
+    tried = ((number, each.regex.fullmatch(name)) for number, each in enumerate(parsed) for name in names)
+    expected = next(((number, found.group()) for number, found in tried if found), None)
+    found = FirstPattern(parsed).match(*names)
+    assert (found and (found[0], found[1].group())) == expected
+
+
+def _is_regex(text: str) -> bool:
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True
+
+
+def test_as_many_names_as_patterns_that_are_names_take_no_time() -> None:
+    names = [f"layer[{number}].w|b" for number in range(3000)]
+    begin = time.process_time()
+    first = FirstPattern([Pattern.parse(f"re:{re.escape(each)}|{re.escape(each)}/m") for each in names])
+    assert [first.match(each + part)[0] for part in ("", "/m") for each in names] == [*range(3000)] * 2  # pyright: ignore[reportOptionalSubscript]
+    assert time.process_time() - begin < 2
+
+
 def test_a_long_name_and_many_stars_take_no_time() -> None:
     pattern = Pattern.parse(f"{'*a' * 12}*b")
     begin = time.process_time()
@@ -145,7 +176,8 @@ def test_a_regular_expression_that_takes_for_ever_ends_with_a_message(
             pattern.matches("p" * 60)
         with pytest.raises(UsageError, match="takes more than"):
             BoundedRegex("(p+)+(p+)+x").sub("", "p" * 60)
-        assert pattern.matches("ppppx")
+        with pytest.raises(UsageError, match="takes more than"):
+            pattern.matches("ppppx")  # its time is over
         assert BoundedRegex("(p+)+x").sub("\\1", "a ppx") == "a pp"
 
     if in_thread:
@@ -155,6 +187,52 @@ def test_a_regular_expression_that_takes_for_ever_ends_with_a_message(
         match()
     assert time.process_time() - started < 2
     assert (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)) == (before, (0.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("regex", "text"),
+    [
+        ("(a|aa)+", "a" * 100 + "b"),
+        ("a?" * 40 + "a" * 40, "a" * 40 + "b"),
+        ("(?:a|a)" * 40, "a" * 39 + "b"),
+        (r"\(?" * 40 + r"\(" * 40, "(" * 40 + "b"),
+        (r"(a*)\1b", "a" * 400_000),
+    ],
+)
+def test_an_expression_without_two_repetitions_may_take_for_ever_as_well(
+    regex: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_regex, "_SECONDS", 0.1)
+    with pytest.raises(UsageError, match=r"takes more than 0\.1 s"):
+        BoundedRegex(regex).fullmatch(text)
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+@pytest.mark.parametrize("expressions", [1, 1000])
+def test_what_takes_long_for_each_name_or_for_each_of_a_files_expressions_ends_with_a_message(
+    expressions: int, *, in_thread: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_regex, "_SECONDS", 0.2)
+    together = MatchingTime()
+    patterns = [Pattern.parse("re:(p+)+x", together) for _ in range(expressions)]
+
+    def match() -> None:
+        for _ in range(10**6):
+            for pattern in patterns:
+                pattern.matches("p" * 16)  # 5 ms
+
+    begin = time.process_time()
+    with ThreadPoolExecutor(1) as threads, pytest.raises(UsageError, match=r"more than 0\.2 s, at 'pppp"):
+        threads.submit(match).result(timeout=30) if in_thread else match()
+    assert time.process_time() - begin < 2
+
+
+def test_very_many_matches_of_the_usual_kind_are_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_regex, "_SECONDS", 0.05)
+    pattern = Pattern.parse(r"re:(?:encoder|decoder)/(\d+)/.*kernel|.*bias")
+    begin = time.thread_time()
+    while time.thread_time() - begin < 0.3:
+        assert not pattern.matches("decoder/layer/attention/kernel_of_query")
 
 
 def test_a_process_that_was_forked_tries_expressions_of_its_own_and_holds_up_no_ending() -> None:

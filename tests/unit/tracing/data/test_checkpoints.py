@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradscope.errors import DumpError, UsageError
+from gradscope.errors import DumpError, GradscopeError, UsageError
 from gradscope.tracing.data.checkpoint_files import open_checkpoint
 from gradscope.tracing.data.checkpoints import Checkpoint, CheckpointRequest, variables_from_file
 from gradscope.tracing.data.renaming.key_map import read_key_map
@@ -297,6 +297,16 @@ def test_a_checkpoint_that_is_damaged_is_refused(tmp_path: Path, name: str) -> N
     (tmp_path / name).write_bytes(b"\x93NUMPY\x01\x00 nothing more")
     with pytest.raises(DumpError):
         load(tmp_path / name)
+
+
+@pytest.mark.parametrize("dtype", [",f4", "f4" + "," * 99, "1" * 5000 + "f4", "f4,f4", "U2", "O"])
+def test_a_flax_checkpoint_whose_dtypes_are_none_is_refused(tmp_path: Path, dtype: str) -> None:
+    pytest.importorskip("flax", reason="Flax is absent: a damaged checkpoint of it was NOT read")
+    msgpack = pytest.importorskip("msgpack")
+    array = msgpack.ExtType(1, msgpack.packb(([2], dtype, bytes(16))))
+    (tmp_path / "saved.msgpack").write_bytes(msgpack.packb({"params": {"head": {"kernel": array}}}))
+    with pytest.raises(GradscopeError):
+        load(tmp_path / "saved.msgpack")
 
 
 def test_a_key_map_that_is_missing_is_refused(tmp_path: Path) -> None:

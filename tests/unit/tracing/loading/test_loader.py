@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
 import sys
 from collections.abc import Iterator
@@ -178,7 +179,9 @@ def test_a_missing_file_is_answered_with_its_nearest_neighbour() -> None:
     assert refusal("nowhere/net.py").hint == "nowhere has no Python file"
 
 
-def test_a_folder_and_a_dump_are_no_model_files() -> None:
+def test_a_folder_a_fifo_and_a_dump_are_no_model_files() -> None:
+    os.mkfifo("fifo.py")
+    assert refusal("fifo.py").message == "fifo.py is not a regular file"
     write("nets/x.py", "")
     write("run.npz", "")
     assert refusal("./nets").message == "nets is a folder"

@@ -247,3 +247,13 @@ def test_gradients_of_equal_biases_are_read_in_proportion_to_their_number() -> N
         assert matched(ref, cand) == expected
         reads[count] = ref.reads + cand.reads
     assert reads[80] <= 4.5 * reads[20]
+
+
+@pytest.mark.parametrize("shape", [(8192,), (64, 128)])
+def test_a_tensor_that_nothing_is_large_enough_to_be_a_part_of_is_not_read(shape: tuple[int, ...]) -> None:
+    """A file of half a megabyte may state half a gigabyte of zeros, which are read block by block alone."""
+    large = dump_of({"w": np.ones(shape, np.float32)})
+    small = dump_of({f"b{n}": np.arange(n, n + np.prod(each), dtype=np.float32).reshape(each) for n, each in
+                     enumerate([(3,), (5,), (64, 1), (64, 2), (2, 3, 4)])})  # fmt: skip
+    assert matched(large, small) == matched(small, large) == {}
+    assert large.reads == 0
