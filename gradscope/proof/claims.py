@@ -13,6 +13,9 @@ from gradscope.proof.differences import USUAL_STEPS, Estimate, finite_difference
 #: The outcome of a claim.
 Status: TypeAlias = Literal["correct", "wrong", "excused", "not smooth here", "not checked"]
 
+#: What a derivative is that is no finite number; "" of all others.
+NotFinite: TypeAlias = Literal["NaN", "infinite", ""]
+
 #: A claim may differ by this many times the estimated errors of truncation and rounding.
 _SAFETY: Final = 16.0
 #: The relative error of the claim itself, which is computed in floating point too.
@@ -54,6 +57,7 @@ class Outcome:
         expected: The largest such distance that the errors of finite differences explain.
         factor: The claim as a multiple of the finite difference; NaN where that is zero but for its errors.
         longer: Likewise with solvers that run longer, in each of the ways in which they may.
+        not_finite: What the claim is, if it is no finite number and the finite difference is one.
     """
 
     status: Status
@@ -61,6 +65,7 @@ class Outcome:
     expected: float
     factor: float = math.nan
     longer: tuple[float, ...] = ()
+    not_finite: NotFinite = ""
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -99,7 +104,7 @@ def outcome(
 def _at_kinks(claim: Claim, found: Estimate, result: Outcome, nearby: Callable[[], Claim]) -> Outcome:
     """Returns the outcome of a claim that seems wrong, which is no fault of it where its function has a kink."""
     one_sided = one_sided_derivatives(claim.loss_at, claim.epsilon)
-    if not one_sided.differ:
+    if not one_sided.differ or result.not_finite == "NaN":  # which is no derivative of a kink, either
         return result
     other = nearby()
     again = _compared(other, finite_difference(other.loss_at, other.epsilon))
@@ -176,6 +181,10 @@ def _with_solvers(claim: Claim, found: Estimate, result: Outcome, tighter: Claim
 def _compared(claim: Claim, found: Estimate, tolerance: float = 0.0) -> Outcome:
     if not math.isfinite(found.value):
         return Outcome(status="not checked", error=math.nan, expected=math.inf)
+    if not math.isfinite(claim.derivative):
+        # Infinite elements of both signs add up to NaN, and to an infinite size.
+        kind = "infinite" if math.isinf(claim.scale) else "NaN"
+        return Outcome(status="wrong", error=math.nan, expected=math.nan, not_finite=kind)
     size = _size(claim, found)
     if size == 0:
         return Outcome(status="correct", error=0.0, expected=_CLAIM_ERROR)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from gradscope import naming
 from gradscope.dump.record import Json
@@ -13,6 +14,9 @@ from gradscope.proof.float64 import NarrowType
 from gradscope.proof.rules.distinct_rules import DistinctRule
 from gradscope.proof.rules.wrong_arguments import WrongArgument
 from gradscope.tracing.leaves import Leaf
+
+#: Why a rule is not checked by itself, though the gradients that are made by it are.
+_NEEDS_MESH: Final = "it runs inside its shard_map alone"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +87,8 @@ def rule_row(
         factor=factors.pop() if len(factors) == 1 else None,
         why="; ".join([*([f"where {rule.chosen}"] if rule.chosen else []), *map(str, wrong)]) or None,
     )
+    if rule.needs_mesh:
+        return replace(row, why=_NEEDS_MESH)
     if row.status == "not checked" and row.why is None and not math.isnan(outcome.expected):
         return replace(row, why=_unclear(outcome, narrow, "the function"))
     if row.status == "wrong" and function.function in allowed:
@@ -122,6 +128,8 @@ def leaf_row(
         return replace(row, why=f"made through the rule of {excused}, which {taken}")
     if row.status == "not checked":
         return replace(row, why=_unclear(outcome, narrow, "the loss"))
+    if outcome.not_finite:
+        return replace(row, why=f"the gradient is {outcome.not_finite}")
     if row.status != "wrong" or math.isnan(outcome.factor):
         return row
     factor = rounded_factor(outcome.factor)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
-from gradscope.capturing.explain.zeros.neighbourhood import is_hidden
+from gradscope.capturing.explain.zeros.neighbourhood import is_barred
 from gradscope.proof.rules.rule_calls import custom_rule_calls, distinct_variables
 from gradscope.proof.solvers.evaluation import evaluated_inside
 from gradscope.tracing.dataflow.reachability import is_inexact
@@ -67,7 +67,7 @@ def _stops(trace: Trace) -> bool:
     return any(
         frame.jaxpr.eqns[number].primitive.name == "stop_gradient"
         for frame in trace.root.walk()
-        if not is_hidden(frame)
+        if not is_barred(frame)
         for number in trace.liveness.live(frame)
     )
 

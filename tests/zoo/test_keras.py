@@ -157,6 +157,13 @@ def test_a_subclassed_model_is_built_and_trained_and_its_updates_are_captured(fo
     })  # fmt: skip
 
 
+def test_a_model_that_build_has_marked_as_built_is_built(folder: Path) -> None:
+    marked = "marked = Net()\nmarked.build((None, 4))"
+    with pytest.warns(UserWarning, match="unbuilt state"):
+        seen = agreement.dump(f"{agreement.source(folder, NET + marked)}:marked", "float32[6,4]", "scale=float32[6,1]")
+    assert {"net/first/kernel", "net/last/kernel"} <= agreement.family(seen, "param").keys()
+
+
 def test_the_seed_makes_the_weights(folder: Path) -> None:
     target = f"{agreement.source(folder, NET)}:chain"
     kernels: list[Any] = []

@@ -79,7 +79,7 @@ class KerasAdapter:
 
     def init(self, key: Array, call: CallShape, inputs: Mapping[str, Any]) -> Variables:  # noqa: ARG002 - they exist already
         """Returns the model's variables, trainable ones and others, by path."""
-        if not self.net.built:
+        if not _is_built(self.net):
             positional, keyword = call.arguments(inputs)
             self.net(*positional, **keyword)
         trainable, others = self._variables
@@ -178,6 +178,15 @@ def own_format(found: Any, checkpoint: Path) -> KerasFormat | None:
 def builder(found: Any, *, seed: int) -> Callable[..., Any] | None:  # noqa: ARG001 - Keras is seeded globally
     """Returns a class of Keras models itself; None for another object."""
     return found if isinstance(found, type) and issubclass(found, keras.Model) else None
+
+
+def _is_built(net: Any) -> bool:
+    """Returns whether a model and all layers in it have their variables.
+
+    `build` of a subclassed model without one of its own builds no layer, and still marks the model as built.
+    """
+    layers = getattr(net, "_flatten_layers", lambda: [net])  # Keras has no public list of the layers inside layers
+    return all(layer.built for layer in layers())
 
 
 def _paths_inside(net: Any, prefix: str) -> dict[int, str]:

@@ -29,12 +29,15 @@ class DistinctRule:
         calls: All its calls.
         turn: Which call at its line the first one is, from 1; None where no other rule of its name is used there.
         chosen: The operands of that call that may choose what the function does: `mode is 2`; "" where there are none.
+        needs_mesh: Whether the function and its rule run inside a `shard_map` alone: they have a collective, or are
+            typed for values that vary over its axes.
     """
 
     call: CustomRuleCall
     calls: Sequence[CustomRuleCall]
     turn: int | None
     chosen: str = ""
+    needs_mesh: bool = False
 
     @property
     def uses(self) -> int:
@@ -63,7 +66,12 @@ def _with_turns(calls: Sequence[CustomRuleCall], rules: Sequence[Hashable]) -> l
         first.setdefault(rule, (call, seen[_place(call)]))
     rows_there = Counter(_place(call) for call, _ in first.values())
     return [
-        DistinctRule(call=call, calls=calls_of[rule], turn=turn if rows_there[_place(call)] > 1 else None)
+        DistinctRule(
+            call=call,
+            calls=calls_of[rule],
+            turn=turn if rows_there[_place(call)] > 1 else None,
+            needs_mesh=_needs_mesh(call),
+        )
         for rule, (call, turn) in first.items()
     ]
 
@@ -78,10 +86,20 @@ def _programs(calls: Sequence[CustomRuleCall]) -> Iterable[Hashable]:
     first = dict(zip(reversed(same), reversed(calls), strict=True))
     if len(first) == 1:
         return [None] * len(calls)
-    programs: Mapping[Hashable, Hashable] = {key: _program(call) for key, call in first.items()}
+    programs = {key: None if _needs_mesh(call) else _program(call) for key, call in first.items()}
     numbers: dict[Hashable, int] = {}
     number_of = {key: numbers.setdefault(program, len(numbers)) for key, program in programs.items()}
     return [number_of[key] for key in same]
+
+
+def _needs_mesh(call: CustomRuleCall) -> bool:
+    if not call.is_split:
+        return False
+    try:
+        _program(call)
+    except (NameError, TypeError):  # the name of an axis is unknown; a type does not vary over it
+        return True
+    return False
 
 
 def _program(call: CustomRuleCall) -> Hashable:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gradscope.capturing.explain.zeros.neighbourhood import is_hidden
+from gradscope.capturing.explain.zeros.neighbourhood import is_barred, is_split
 from gradscope.tracing.dataflow.constants_before_rules import passes_tangents
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
 from gradscope.tracing.dataflow.reachability import Reach, is_inexact
@@ -48,6 +48,11 @@ class CustomRuleCall:
         """`file:line` of the call in the user's code."""
         return source_in(self.frame, self.equation)
 
+    @property
+    def is_split(self) -> bool:
+        """Whether each of several devices makes the call with its own part of the values."""
+        return is_split(self.frame)
+
     def frames_inside(self) -> list[Frame]:
         """Returns the frames of the function."""
         return [frame for child in self.frame.children.get(self.number, []) for frame in child.walk()]
@@ -73,7 +78,7 @@ def custom_rule_calls(trace: Trace) -> Iterator[CustomRuleCall]:
     start = (FrameVariable(trace.root, trace.root.jaxpr.invars[at]) for at in differentiated)
     varying = ForwardFlow().closure(start, passes_tangents)
     for frame in trace.root.walk():
-        for number in () if is_hidden(frame) else sorted(trace.liveness.live(frame)):
+        for number in () if is_barred(frame) else sorted(trace.liveness.live(frame)):
             equation = frame.jaxpr.eqns[number]
             rule = stated_rule(equation)
             if rule is not None and any(map(is_inexact, equation.outvars)):

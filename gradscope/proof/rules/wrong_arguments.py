@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from gradscope import naming
-from gradscope.proof.claims import Outcome, common_factor, rounded_factor
+from gradscope.proof.claims import NotFinite, Outcome, common_factor, rounded_factor
 from gradscope.proof.directions import DIRECTIONS
 from gradscope.proof.float64 import NarrowType
 from gradscope.proof.rules.rule_calls import CustomRuleCall
@@ -43,6 +43,7 @@ class WrongArgument:
         returned: Whether the function returns the argument as it is.
         where: Of which elements alone this is so: " where it is negative"; "" for all.
         narrow: The narrow type that the rule computes in, whose rounding may be the error; None where it may not.
+        not_finite: What the rule returns, if it is no finite number.
     """
 
     name: str
@@ -53,8 +54,11 @@ class WrongArgument:
     returned: bool = False
     where: str = ""
     narrow: NarrowType | None = None
+    not_finite: NotFinite = ""
 
     def __str__(self) -> str:
+        if self.not_finite:
+            return f"{self.name}: {self.not_finite}, as the derivative is not"
         if self.derivative_of:
             return f"{self.name}: the derivative with respect to {self.derivative_of}"
         if self.constant:
@@ -107,6 +111,9 @@ def wrong_arguments(trace: Trace, call: CustomRuleCall, rule: RuleOfCall) -> tup
 def _wrong_argument(
     call: CustomRuleCall, rule: RuleOfCall, variable: int, outcomes: Sequence[Outcome], wrong: Mapping[int, str]
 ) -> WrongArgument:
+    not_finite = next((each for each in outcomes if each.not_finite), None)
+    if not_finite is not None:
+        return WrongArgument(name=wrong[variable], factor=None, not_finite=not_finite.not_finite)
     found = WrongArgument(name=wrong[variable], factor=None, returned=rule.returns(variable))
     factor = common_factor(outcomes)
     shapes = [call.equation.invars[position].aval.shape for position, *_ in call.variables]
@@ -169,5 +176,7 @@ def _length(equation: Equation, position: int, factor: float) -> str:
 
 def _lengths(atom: Any) -> Iterator[tuple[int, str]]:
     shape = getattr(atom.aval, "shape", ())
-    yield from ((length, f"the length of {{}} axis {axis}") for axis, length in enumerate(shape))
+    for length in dict.fromkeys(shape):
+        axes = [str(axis) for axis, other in enumerate(shape) if other == length]
+        yield length, f"the length of {{}} {'axis' if len(axes) == 1 else 'axes'} {' and '.join(axes)}"
     yield math.prod(shape), "{} number of elements"

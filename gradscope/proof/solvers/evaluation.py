@@ -12,8 +12,17 @@ from typing import Any, Final, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from gradscope.tracing.jaxpr.jaxcompat import Equation, Jaxpr, SubJaxpr, kind_of, opened, sub_jaxprs
-from gradscope.tracing.jaxpr.transfers import loop_operands, transfer_of
+from gradscope.tracing.jaxpr.jaxcompat import (
+    Equation,
+    Jaxpr,
+    SubJaxpr,
+    kind_of,
+    manual_axes,
+    opened,
+    sub_jaxprs,
+    traced_as,
+)
+from gradscope.tracing.jaxpr.transfers import Repetition, loop_operands, transfer_of
 
 #: Returns the outputs of a jaxpr, given the values of its constants and of its variables.
 Evaluator: TypeAlias = Callable[[Jaxpr, Sequence[Any], Sequence[Any]], list[Any]]
@@ -30,7 +39,7 @@ def evaluated_inside(
     index: Callable[[Any], Any] = lambda value: value,
     repetitions: int = 1,
 ) -> list[Any] | None:
-    """Returns the outputs of a call, a checkpoint, a `scan` or a `cond`; None for any other equation.
+    """Returns the outputs of a call, a checkpoint, a `scan`, a `cond` or a `shard_map`; None for any other equation.
 
     Args:
         equation: The equation.
@@ -49,18 +58,9 @@ def evaluated_inside(
         chosen, *operands = values
         return list(jax.lax.switch(index(chosen), [_branch(sub, evaluate) for sub in subs], operands))
     loop = transfer.loop
-    if loop is None or loop.length is None or loop.parallel:
-        return None
-    made = _scanned(equation, values, evaluate, length=loop.length, reverse=loop.reverse)
-    if repetitions == 1 or not only_repeats(equation):
-        return made
-    operands, length, reverse = loop_operands(equation, values), loop.length, loop.reverse
-
-    def again(_: Any, made: list[Any]) -> list[Any]:
-        received = [*operands.constants, *made[: len(operands.carries)], *operands.sequences]
-        return _scanned(equation, received, evaluate, length=length, reverse=reverse)
-
-    return jax.lax.fori_loop(0, repetitions - 1, again, made)
+    if loop is not None and loop.parallel:
+        return _on_devices(equation, values, evaluate)
+    return None if loop is None else _in_turn(equation, values, evaluate, loop, repetitions)
 
 
 def only_repeats(equation: Equation) -> bool:
@@ -84,6 +84,36 @@ def reads_rows(equation: Equation) -> bool:
 
 def _branch(sub: SubJaxpr, evaluate: Evaluator) -> Callable[[Sequence[Any]], list[Any]]:
     return lambda values: evaluate(sub.jaxpr, sub.constants, values)
+
+
+def _on_devices(equation: Equation, values: Sequence[Any], evaluate: Evaluator) -> list[Any]:
+    (body,), params = sub_jaxprs(equation), equation.params
+    with traced_as(equation):
+        return jax.shard_map(
+            lambda parts: evaluate(body.jaxpr, body.constants, parts),
+            mesh=params["mesh"],
+            in_specs=(list(params["in_specs"]),),
+            out_specs=list(params["out_specs"]),
+            axis_names=frozenset(manual_axes(equation)),
+            check_vma=params["check_vma"],
+        )(list(values))
+
+
+def _in_turn(
+    equation: Equation, values: Sequence[Any], evaluate: Evaluator, loop: Repetition, repetitions: int
+) -> list[Any] | None:
+    if loop.length is None:
+        return None
+    made = _scanned(equation, values, evaluate, length=loop.length, reverse=loop.reverse)
+    if repetitions == 1 or not only_repeats(equation):
+        return made
+    operands, length, reverse = loop_operands(equation, values), loop.length, loop.reverse
+
+    def again(_: Any, made: list[Any]) -> list[Any]:
+        received = [*operands.constants, *made[: len(operands.carries)], *operands.sequences]
+        return _scanned(equation, received, evaluate, length=length, reverse=reverse)
+
+    return jax.lax.fori_loop(0, repetitions - 1, again, made)
 
 
 def _scanned(

@@ -38,7 +38,7 @@ from gradscope.errors import DumpError, MachineError
 from gradscope.frameworks.extras import install_hint
 from gradscope.naming import printable
 from gradscope.naming.paths import unique_names
-from gradscope.tracing.data.checkpoint_folders import checkpoint_in, is_orbax, trees_in
+from gradscope.tracing.data.checkpoint_folders import SHARDED, checkpoint_in, is_orbax, require_complete, trees_in
 from gradscope.tracing.data.file_bounds import require_bounded
 
 #: Families of a dump that are a model's variables; in a foreign file, every tensor is a variable.
@@ -50,9 +50,8 @@ _PICKLES: Final = frozenset({".pickle", ".pkl"})
 _TORCH: Final = (".pt", ".pth", ".bin", ".ckpt")
 
 _REFUSED: Final = ("torch", "pickle")
-#: Suffixes of files that gradscope reads itself, and how the name of a list of such files ends.
+#: Suffixes of files that gradscope reads itself.
 _OURS: Final = frozenset({".npz", ".npy", ".safetensors", ".eqx"})
-_SHARDED: Final = ".safetensors.index.json"
 
 #: How PyTorch's files begin that are no zip files, and how the pickle in one that is ends, whatever its file is called.
 _TORCH_START: Final = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
@@ -120,7 +119,7 @@ def open_checkpoint(location: Path) -> Generator[Mapping[str, SavedTensor]]:
     path = checkpoint_in(location)
     if path.suffix in _KERAS:
         raise _keras_error(path)
-    if path.name.endswith(_SHARDED):
+    if path.name.endswith(SHARDED):
         raise DumpError(
             f"{printable(str(path))}: it has the names of files, and no tensors",
             hint=f"name the folder that the files are in: {printable(str(path.parent))}",
@@ -133,6 +132,7 @@ def open_checkpoint(location: Path) -> Generator[Mapping[str, SavedTensor]]:
     elif is_orbax(path):
         yield _tensors_of(_orbax_tree(path))
     else:
+        require_complete(path)
         with open_dump(path) as dump:
             entries = [each for each in dump.manifest.entries if each.family in _FAMILIES and each.stored is not None]
             keys = {each.name if each.family == naming.TENSOR else naming.key_of(each.family, each.name): each

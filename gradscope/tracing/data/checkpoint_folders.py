@@ -5,17 +5,24 @@ Orbax marks the folder of a tree with `_METADATA`. Above it may be a folder of s
 called `params`, all are meant: the others are collections beside it. Above that may be the folder of a run, with one
 checkpoint for each step, `7` or `checkpoint_7`, of which the last is meant. A run of ours has `state-000007.npz`, and
 in the folder of an alarm the state before it.
+
+A folder of safetensors files may have an index, which names the file of each tensor.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
 from gradscope.dump.reader import is_alarm_folder
 from gradscope.errors import DumpError
 from gradscope.naming import printable
+
+#: How the name of an index of safetensors files ends.
+SHARDED: Final = ".safetensors.index.json"
 
 _TREE: Final = "_METADATA"
 _MARKS: Final = (_TREE, "_CHECKPOINT_METADATA")
@@ -52,8 +59,48 @@ def checkpoint_in(location: Path) -> Path:
         return location / _ALARM_STATE
     if is_orbax(location):
         return _item_of(location)
-    steps = {int(found[1]): path for path in location.iterdir() if (found := _step_of(path))}
+    steps = _steps_in(location)
     return checkpoint_in(steps[max(steps)]) if steps else location
+
+
+def choice_note(location: Path) -> Iterator[str]:
+    """Yields a sentence about which of several checkpoints in a folder is read."""
+    steps = {} if checkpoint_in(location) == location or is_orbax(location) else _steps_in(location)
+    if len(steps) > 1:
+        name = printable(location.name)
+        yield f"{name}: step {max(steps)} is read, the last of {len(steps)}; {name}/NAME is another"
+
+
+def require_complete(folder: Path) -> None:
+    """Raises where an index names files beside those that a folder has.
+
+    Raises:
+        DumpError: Some of them are missing, as after a download that was interrupted.
+    """
+    for index in sorted(folder.glob(f"*{SHARDED}")):
+        named = _files_of(index)
+        missing = sorted(name for name in named if not (folder / name).exists())
+        if len(missing) < len(named):
+            for name in missing[:1]:
+                more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+                which = f"{printable(name)}{more}, of {len(named)} files that {printable(index.name)} names"
+                raise DumpError(f"{printable(str(folder))} lacks {which}", hint="complete the folder")
+
+
+def _files_of(index: Path) -> frozenset[str]:
+    """Returns the files that an index names; none where it cannot be read: what it says is in the files, too."""
+    try:
+        content: Any = json.loads(index.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return frozenset()
+    names: Any = cast("Mapping[str, Any]", content).get("weight_map") if isinstance(content, Mapping) else None
+    values: Iterable[Any] = cast("Mapping[str, Any]", names).values() if isinstance(names, Mapping) else ()
+    # A name with a folder in it would be looked for outside.
+    return frozenset(name for name in values if isinstance(name, str) and Path(name).name == name)
+
+
+def _steps_in(folder: Path) -> dict[int, Path]:
+    return {int(found[1]): path for path in folder.iterdir() if (found := _step_of(path))}
 
 
 def _step_of(path: Path) -> re.Match[str] | None:

@@ -32,6 +32,7 @@ from gradscope.naming import printable
 from gradscope.tracing.data.axes import Axes, Stored, infer_axes, rearranged
 from gradscope.tracing.data.axes_of_one import axes_notes, but_for_axes_of_one
 from gradscope.tracing.data.checkpoint_files import SavedTensor, open_checkpoint
+from gradscope.tracing.data.checkpoint_folders import choice_note
 from gradscope.tracing.data.mismatches import in_groups, mismatches, shortened
 from gradscope.tracing.data.renaming.key_map import KeyMap
 from gradscope.tracing.data.renaming.renamed_counts import count_notes, unsaved_counts
@@ -120,7 +121,7 @@ def variables_from_file(request: CheckpointRequest, expected: Any, make: Callabl
             made[at] if name is None else _as_needed(tensors[name].read(), leaf, axes[path])
             for at, (path, name, leaf) in enumerate(zip(full, found.names, leaves, strict=True))
         ]
-    notes = [*file.notes(axes), *axes_notes(reshaped), *_dtype_notes(leaves, arrays)]
+    notes = [*choice_note(request.path), *file.notes(axes), *axes_notes(reshaped), *_dtype_notes(leaves, arrays)]
     notes += count_notes(full, found, tensors, arrays)
     return Checkpoint(variables=jax.tree_util.tree_unflatten(tree, arrays), notes=tuple(notes))
 
@@ -265,8 +266,7 @@ class _File:
 
 def _in_order(leaves: Sequence[Leaf], tensors: Mapping[str, SavedTensor]) -> Matches:
     """Returns the variables of a file without names, whose tensors are in the order of the variables."""
-    names = tuple(str(at) if str(at) in tensors else None for at in range(len(leaves)))
-    return Matches(names=names, homes={}, rivals={})
+    return Matches(names=tuple(str(n) if str(n) in tensors else None for n in range(len(leaves))), homes={}, rivals={})
 
 
 def _without_bare_keys(found: Matches, leaves: Sequence[Leaf], tensors: Mapping[str, SavedTensor]) -> Matches:

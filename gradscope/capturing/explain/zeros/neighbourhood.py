@@ -161,7 +161,7 @@ def _observed(
 
 
 def _sites(trace: Trace, variables: Iterable[FrameVariable]) -> tuple[Site, ...]:
-    keys = dict.fromkeys(resolve(*variable) for variable in variables if not _is_barred(variable.frame))
+    keys = dict.fromkeys(resolve(*variable) for variable in variables if not is_barred(variable.frame))
     return tuple(trace.site_at(key) for key in keys if key and (key.frame or key.equation != OPERAND))
 
 
@@ -188,19 +188,23 @@ def _around(trace: Trace, starts: Sequence[FrameVariable], known: Collection[Val
 def differentiably(reachability: Reachability, step: Step) -> bool:
     """Returns whether a gradient may come back over a step and can be observed there."""
     reaches = reachability.of(*step.to) is Reach.GRADIENT
-    return step.way != "choose" and reaches and is_inexact(step.to.atom) and not _is_barred(step.to.frame)
+    return step.way != "choose" and reaches and is_inexact(step.to.atom) and not is_barred(step.to.frame)
 
 
 def is_hidden(frame: Frame) -> bool:
     """Returns whether a frame is, or is inside, one whose values have no gradients or are split over devices."""
+    return is_split(frame) or is_barred(frame)
+
+
+def is_split(frame: Frame) -> bool:
+    """Returns whether a frame is, or is inside, one whose values are split over devices."""
     loop = frame.transfer.loop
-    split = loop is not None and loop.parallel
-    return split or _is_barred(frame) or (frame.parent is not None and is_hidden(frame.parent))
+    return (loop is not None and loop.parallel) or (frame.parent is not None and is_split(frame.parent))
 
 
-def _is_barred(frame: Frame) -> bool:
+def is_barred(frame: Frame) -> bool:
     """Returns whether a frame is, or is inside, one whose values have no gradients."""
-    return frame.transfer.gradients != "through" or (frame.parent is not None and _is_barred(frame.parent))
+    return frame.transfer.gradients != "through" or (frame.parent is not None and is_barred(frame.parent))
 
 
 def _bytes(site: Site) -> int:

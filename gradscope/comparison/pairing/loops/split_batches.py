@@ -141,11 +141,11 @@ def _has_all(source: DumpSource, keys: Sequence[str]) -> bool:
 
 def _cut(ones: Sequence[Array], others: Sequence[Array], axis: int, examples: int, *, equal: bool) -> _Split | None:
     """Returns how two programs cut a value along an axis; None where their parts are not those of one value."""
-    shapes = {np.delete(each.shape, axis).tobytes() for each in (*ones, *others) if each.ndim > axis}
-    sizes = tuple(each.shape[axis] for each in ones), tuple(each.shape[axis] for each in others if each.ndim > axis)
-    if len(shapes) > 1 or {each.ndim for each in others} != {ones[0].ndim} or sum(sizes[0]) != sum(sizes[1]):
+    if {each.ndim for each in (*ones, *others)} != {ones[0].ndim}:
         return None
-    if sum(sizes[0]) != examples:
+    shapes = {np.delete(each.shape, axis).tobytes() for each in (*ones, *others)}
+    sizes = tuple(each.shape[axis] for each in ones), tuple(each.shape[axis] for each in others)
+    if len(shapes) > 1 or not sum(sizes[0]) == sum(sizes[1]) == examples:
         return None
     whole, joined = np.concatenate(ones, axis), np.concatenate(others, axis)
     order = order_of_examples(whole, joined, axis, examples, equal=equal)

@@ -26,6 +26,7 @@ _KEY_MAP: Final = (
     "--map-keys FILE renames the checkpoint's tensors: each line of FILE is REGEX -> REPLACEMENT, the lines apply in "
     "order to every name, and a name that becomes empty is left out"
 )
+_MAP: Final = "\nWhere one tensor is several variables, or several are one, --map FILE splits, stacks and reshapes them"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,8 @@ def key_map_hint(unmatched: Unmatched) -> str:
         _listed(path for path in lacking if path not in pairs),
     )
     others = "other names" if lines else "names"
-    return f"{_KEY_MAP}{proposal}\nThe file's {others} are {theirs or 'none'}; the model's are {ours}"
+    names = f"\nThe file's {others} are {theirs or 'none'}; the model's are {ours}"
+    return f"{_KEY_MAP}{proposal}{names}{_MAP if theirs else ''}"
 
 
 def axes_hint(stored: Sequence[Stored], orders: Mapping[str, frozenset[Axes]]) -> str:

@@ -39,7 +39,8 @@ def _found(trace: Trace) -> Iterator[RectifiedLogits]:
     search = _Search(trace)
     for frame in trace.root.walk():
         for number in () if frame.opaque or frame.bypassed else range(len(frame.jaxpr.eqns)):
-            function, by = search.function(frame, number), search.made_by(frame, number)
+            function = search.function(frame, number)
+            by = None if function is None else search.made_by(frame, number)
             if function is not None and by is not None and (function == "softmax" or by not in _OF_SOFTMAX):
                 source = trace.site_at(made_at(frame, number, 0)).source
                 yield RectifiedLogits(function=function, by=by, source=source)

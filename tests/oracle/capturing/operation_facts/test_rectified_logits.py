@@ -86,3 +86,19 @@ def test_other_functions_of_limited_results_are_told_by_name(
 )  # fmt: skip
 def test_any_other_use_of_a_rectifier_is_not(loss: Callable[[Any], Any]) -> None:
     assert told(loss) == []
+
+
+def test_a_rule_of_a_function_without_results_is_passed_over() -> None:
+    """Flax leaves such a call behind where it looks for what the iterations of a scan have in common."""
+
+    @jax.custom_vjp
+    def nothing(z: Any) -> tuple[()]:
+        return ()
+
+    nothing.defvjp(lambda z: ((), z), lambda z, _: (jnp.zeros_like(z),))
+
+    def loss(z: Any) -> Any:
+        nothing(z)
+        return nll(relu(z))
+
+    assert len(told(loss)) == 1

@@ -203,3 +203,19 @@ def test_targets_in_another_order_than_the_examples_are_told_at_the_loss() -> No
     found = gs.compare(whole, wrong)
     assert found.first_divergence.forward is not None
     assert found.first_divergence.forward.name == "error"
+
+
+def test_calls_of_a_layer_with_other_numbers_of_axes_are_no_parts() -> None:
+    def network(name: str, factor: float = 1.0) -> Callable[[Any, Any], Any]:
+        def loss(variables: Any, x: Any) -> Any:
+            with jax.named_scope(name):
+                x = jnp.tanh(x @ variables[name])
+            x = factor * x.mean(1)
+            with jax.named_scope(name):
+                return jnp.square(jnp.sin(x @ variables[name])).mean()
+
+        return loss
+
+    kernel, x = drawn(0, 3, 3), drawn(1, EXAMPLES, 5, 3)
+    one = gs.capture(network("one"), {"one": kernel}, x)
+    assert not gs.compare(one, gs.capture(network("other", 1.1), {"other": kernel}, x))

@@ -340,6 +340,16 @@ def test_mistakes_of_a_rule_with_two_arguments_are_told(wrong: str, queries: str
     assert rule(found, "scores").why == f"q (param/queries): {queries}; k: {keys}"
 
 
+def test_a_length_that_several_axes_have_is_said_of_all() -> None:
+    @jax.custom_vjp
+    def shifted(x: Any) -> Any:
+        return x + 1.0
+
+    shifted.defvjp(lambda x: (x + 1.0, None), lambda _, g: (4.0 * g,))
+    found = rule(proof(lambda w, x: jnp.sin(shifted(2.0 * w)).sum() * x.sum(), evenly(-1.0, 1.5, 4, 4)), "shifted")
+    assert found.why == "x: 4 times the derivative, the length of its axes 0 and 1"
+
+
 def test_an_exchange_is_told_of_single_numbers_too() -> None:
     """Any two numbers are multiples of each other."""
 
@@ -464,6 +474,29 @@ def test_a_kink_behind_which_a_gradient_is_stopped_is_no_false_alarm() -> None:
     assert row.status == "not smooth here"
     halved = proof(lambda b, x: half_squared(1.0 + b).sum() + loss(b, x), jnp.zeros((8, 4)))
     assert halved.verdict == "wrong"
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [lambda w: jnp.sqrt(w * w), lambda w: jnp.where(w < 1.0, w, jnp.sqrt(w - 1.0))],
+    ids=["at a kink", "of a branch that is not chosen"],
+)
+def test_a_gradient_that_is_no_number_is_wrong(loss: Callable[[Any], Any]) -> None:
+    found = proof(lambda w, x: loss(w).sum() + (x @ w).sum(), jnp.zeros((3, 4)))
+    (row,) = (row for row in found.gradients if row.what.startswith("param_grad"))
+    assert (row.status, row.why, row.error) == ("wrong", "the gradient is NaN", None)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_rule_that_returns_no_number_is_said_to(number: float) -> None:
+    @jax.custom_vjp
+    def broken(x: Any) -> Any:
+        return jnp.sin(x)
+
+    broken.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (g * jnp.cos(x) + jnp.where(x > 0, number, 0.0),))
+    found = rule(proof(lambda w, x: broken(x @ w).sum()), "broken")
+    kind = "NaN" if math.isnan(number) else "infinite"
+    assert (found.status, found.why, found.allow) == ("wrong", f"x: {kind}, as the derivative is not", None)
 
 
 def test_a_wrong_rule_at_a_kink_is_still_wrong() -> None:

@@ -266,6 +266,29 @@ def test_the_index_of_a_file_in_parts_is_answered_with_the_folder(tmp_path: Path
     assert refused.value.hint == f"name the folder that the files are in: {tmp_path}"
 
 
+@pytest.mark.parametrize(
+    "index",
+    ['{"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}', '{"weight_map": {"b": "../two"}}', "[", "3"],
+    ids=["of files", "of others", "damaged", "a number"],
+)
+def test_a_folder_that_lacks_a_file_of_its_index_is_said_to(tmp_path: Path, index: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    np.savez(tmp_path / "one.npz", **flat())
+    (tmp_path / "one.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    if "one" not in index:
+        assert load(tmp_path).notes == ()
+        return
+    with pytest.raises(DumpError, match=r"lacks two\.safetensors, of 2 files that model\."):
+        load(tmp_path)
+
+
+def test_of_several_steps_it_is_said_which_is_read(tmp_path: Path) -> None:
+    for step in (9, 10):
+        np.savez(tmp_path / f"state-{step:06}.npz", **flat())
+    folder = tmp_path.name
+    assert load(tmp_path).notes == (f"{folder}: step 10 is read, the last of 2; {folder}/NAME is another",)
+
+
 @pytest.mark.parametrize("name", ["saved.keras", "saved.weights.h5", "saved.h5"])
 def test_a_keras_file_is_for_keras(tmp_path: Path, name: str) -> None:
     with pytest.raises(DumpError, match="only the Keras model that wrote it can read it") as refused:

@@ -103,6 +103,15 @@ def test_names_of_any_file_are_proposed(names: dict[str, str], sizes: tuple[int,
     assert renamed(key_map_hint(unmatched), names, tmp_path) == names
 
 
+@pytest.mark.parametrize(("theirs", "told"), [({"att.in_proj.weight": "params/att/q"}, True), ({}, False)])
+def test_names_without_a_counterpart_in_both_are_answered_with_what_divides_tensors(
+    theirs: dict[str, str], told: bool
+) -> None:
+    lacking = {f"params/att/{name}": np.zeros((8, 2, 4), np.float32) for name in "qkv"}
+    hint = key_map_hint(Unmatched(lacking=lacking, extra={name: np.zeros((24, 8), np.float32) for name in theirs}))
+    assert ("--map FILE splits, stacks and reshapes them" in hint) is told
+
+
 def test_work_grows_with_the_variables_of_one_size() -> None:
     def hint(count: int) -> str:
         names = {f"h{layer}.ln.bias": f"params/layer{layer}/norm/bias" for layer in range(count)}
