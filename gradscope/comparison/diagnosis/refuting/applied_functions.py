@@ -14,9 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from gradscope.comparison.diagnosis.growth import FLAGGED
 from gradscope.comparison.diagnosis.refuting.apart.steps_apart import steps_apart
-from gradscope.comparison.diagnosis.refuting.errors_behind import relative_error
+from gradscope.comparison.diagnosis.refuting.errors_behind import InheritedErrors
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
@@ -26,9 +25,6 @@ from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM, key_of, split_k
 
 #: The passes that pair by names, which may be of another step.
 _BY_NAME: Final = ("name", "path")
-
-#: How many times the error that it inherits a value may have that the layer makes no error in.
-_INHERITED: Final = 3
 
 
 def without_applied(
@@ -51,8 +47,7 @@ def without_applied(
     if not differing:
         return pairing, {}
     sources = forward_sources(dumps.ref)
-    errors = {dumps.ref.resolve(each.ref): relative_error(rows[each.ref]) for each in pairing.matched}
-    before = NearestKeys(sources, errors)
+    errors = InheritedErrors(dumps.ref, sources, {each.ref: rows[each.ref] for each in pairing.matched})
     biases = [
         match
         for match in pairing.matched
@@ -62,13 +57,11 @@ def without_applied(
     ]
     behind = _Behind(dumps, pairing, rows)
     factors: dict[str, float] = {}
-    around = NearestKeys(sources, ChainMap(errors, factors))
+    around = NearestKeys(sources, ChainMap(errors.known, factors))
     agreeing: dict[str, str] = {}
     dropped: set[str] = set()
     for match in sorted(differing, key=lambda each: dumps.ref.entry(each.ref).site.index):
-        owner = dumps.ref.resolve(match.ref)
-        inherited = max((errors[each] for each in before.behind(owner)), default=0.0)
-        tolerance = _tolerance(rows[match.ref], inherited)
+        owner, tolerance = dumps.ref.resolve(match.ref), errors.tolerance(match.ref)
         read = [factors[each] for each in around.behind(owner) if each in factors]
         agrees = partial(behind.agrees, match)
         found = (
@@ -80,7 +73,7 @@ def without_applied(
             agreeing.update(found.stages)
             gradient = key_of(ACTIVATION_GRAD, split_key(match.ref)[1])
             dropped |= {match.ref} if found.shifted else {match.ref, gradient}
-            errors.pop(owner, None)
+            errors.drop(match.ref)
             factors |= {} if found.factor is None else {owner: found.factor}
     return without(dumps, pairing, dropped), agreeing
 
@@ -120,13 +113,6 @@ class _Behind:
 
 def _readers(source: DumpSource, same: Mapping[str, bool]) -> tuple[NearestKeys, Mapping[str, bool]]:
     return NearestKeys(inverted(forward_sources(source)), same), same
-
-
-def _tolerance(row: ComparisonRow, inherited: float) -> float | None:
-    """Returns the error that a value has which only inherits one; None where the row has no error of its own."""
-    if row.tolerance is None or relative_error(row) <= FLAGGED * inherited:
-        return None
-    return row.tolerance if inherited <= row.tolerance else max(row.tolerance, _INHERITED * inherited)
 
 
 def without(dumps: Dumps, pairing: Pairing, dropped: Collection[str]) -> Pairing:

@@ -25,7 +25,11 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.apart.biases_between import bias_between, differ_by_biases
 from gradscope.comparison.diagnosis.refuting.apart.dense_readers import read_multiple
-from gradscope.comparison.diagnosis.refuting.apart.functions_between import function_between, is_applied
+from gradscope.comparison.diagnosis.refuting.apart.functions_between import (
+    FunctionBetween,
+    function_between,
+    is_applied,
+)
 from gradscope.comparison.diagnosis.refuting.apart.norms_between import norm_between
 from gradscope.comparison.diagnosis.refuting.apart.pair_values import (
     both,
@@ -60,12 +64,14 @@ class StepsApart:
             pair all the same.
         shifted: Whether something is added to one of the values, so that their gradients are a pair.
         factor: How many times the candidate's value the reference's is; None where it is no multiple.
+        function: The function that one of the values is of the other; None where it is none.
     """
 
     applied: bool | None
     stages: Mapping[str, str]
     shifted: bool = False
     factor: float | None = None
+    function: FunctionBetween | None = None
 
 
 def steps_apart(
@@ -104,7 +110,7 @@ def steps_apart(
         applied = is_applied(dumps, match, found)
         if applied is None and _have_gradients(dumps, match) and agrees_behind():
             applied = True
-        return StepsApart(applied=applied, stages=dict(found.stages(match)))
+        return StepsApart(applied=applied, stages=dict(found.stages(match)), function=found)
     words = _added_elsewhere(dumps, match, tolerance, summed=summed, terms=terms, totals=totals, biases=biases)
     if not words:
         return None
