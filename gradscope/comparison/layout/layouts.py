@@ -172,7 +172,7 @@ def _merged_layouts(ref: Shape, cand: Shape, parts: Shape) -> Iterator[AxisLayou
 
 
 def flipped_layouts(ref: Shape, cand: Shape) -> tuple[AxisLayout, ...]:
-    """Returns the layouts of a kernel that is reversed along its spatial axes, all but two of them, or the first axis."""
+    """Returns the layouts of a kernel that is reversed along its spatial axes, all but two, or the first axis."""
     if not 2 <= len(ref) <= _MOST_AXES:
         return ()
     plain = [layout for layout in layouts(ref, cand) if _ordered(layout.split, layout.axes) == ref]
