@@ -29,7 +29,7 @@ from typing import Final
 
 from gradscope.comparison.diagnosis.refuting.apart.functions_between import unlike_function
 from gradscope.comparison.diagnosis.refuting.apart.steps_apart import steps_apart
-from gradscope.comparison.diagnosis.refuting.applied_functions import without, without_applied
+from gradscope.comparison.diagnosis.refuting.applied_functions import with_loop_outputs, without, without_applied
 from gradscope.comparison.diagnosis.refuting.errors_behind import (
     EXACT,
     InheritedErrors,
@@ -152,7 +152,7 @@ def _without_refuted_values(
         tolerance = errors.tolerance(match.ref) if inherited else rows[match.ref].tolerance
         found = steps_apart(dumps, match, tolerance, summed=summed, terms=terms, totals=totals)
         if found is not None and found.applied is not False:
-            (agreeing if found.applied else related).update(found.stages)
+            (agreeing if found.applied else related).update(with_loop_outputs(pairing, match, found.stages))
         # Another form of a function differs by much less than the value from its argument, but leaves a trace.
         other_form = (
             found is not None and found.applied is False and traces[match.ref] > (rows[match.ref].tolerance or 0)
