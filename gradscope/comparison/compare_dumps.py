@@ -101,6 +101,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         rows |= variances.with_divisors(pairing.matched, rows)
     rows |= with_likely_causes(dumps, pairing.matched, rows, variances, kinks)
     rows |= with_other_forms(dumps, pairing.matched, rows)
+    rows |= {key: replace(rows[key], likely=what) for key, what in kept_pairs.unlike.items() if key in rows}
     every = (
         *(rows[key] for key in ref.keys() if key in rows),  # noqa: SIM118 - no mapping
         *inverse_rows(dumps, pairing.inverse, options),

@@ -93,8 +93,11 @@ def unproven(rows: Sequence[ComparisonRow]) -> list[str]:
 
 
 def reordered(rows: Sequence[ComparisonRow]) -> list[str]:
-    """Returns a clause about a batch whose examples are in another order."""
-    return ["the batch has its examples in another order"] if any(r.made_by.endswith(REORDERED) for r in rows) else []
+    """Returns a clause about a batch whose examples are in another order, or are taken in one."""
+    families = {row.family for row in rows if row.made_by.endswith(REORDERED)}
+    if INPUT in families:
+        return ["the batch has its examples in another order"]
+    return ["the candidate takes the examples of the batch in another order"] if families else []
 
 
 def given(rows: Sequence[ComparisonRow]) -> str:

@@ -231,11 +231,9 @@ def _by_side(rows: Sequence[ComparisonRow]) -> list[tuple[str, list[str]]]:
 def _what(rows: Sequence[ComparisonRow]) -> str:
     """Returns a clause about what the first of some rows is of another."""
     # Both of two rows that belong together say so: one is enough.
-    known = [
-        f"{quoted(row.name)} is {row.likely}"
-        for row in rows
-        if row.likely and (row.family, row.status) == (ACTIVATION, "missing")
-    ]
+    likely = [row for row in rows if row.likely and row.family == ACTIVATION]
+    likely.sort(key=lambda row: row.status != "missing")
+    known = [f"{quoted(row.name)} is {row.likely}" for row in likely]
     return "".join(f", where {each}" for each in known[:1])
 
 

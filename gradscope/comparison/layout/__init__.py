@@ -6,4 +6,5 @@
   (transpose, reshape, split, stack, ...). A recipe without steps is *plain*.
 - `layouts`: a *layout* is an order of axes, and of axes split or merged, found from a sample of the values.
   `interleaved_layouts` are those in which the halves of heads are interleaved.
+- `example_orders`: in which order one value has the examples of another.
 """

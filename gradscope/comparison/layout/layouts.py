@@ -172,12 +172,12 @@ def _merged_layouts(ref: Shape, cand: Shape, parts: Shape) -> Iterator[AxisLayou
 
 
 def flipped_layouts(ref: Shape, cand: Shape) -> tuple[AxisLayout, ...]:
-    """Returns the layouts of a kernel that is reversed along its spatial axes, all but two of its axes."""
-    if not 3 <= len(ref) <= _MOST_AXES:
+    """Returns the layouts of a kernel that is reversed along its spatial axes, all but two, or the first axis."""
+    if not 2 <= len(ref) <= _MOST_AXES:
         return ()
     plain = [layout for layout in layouts(ref, cand) if _ordered(layout.split, layout.axes) == ref]
-    spatial = combinations(range(len(ref)), len(ref) - 2)
-    return tuple(replace(layout, flipped=axes) for axes in spatial for layout in plain)
+    spatial = combinations(range(len(ref)), len(ref) - 2) if len(ref) > 2 else ()
+    return tuple(replace(layout, flipped=axes) for axes in dict.fromkeys((*spatial, (0,))) for layout in plain)
 
 
 def relative_error(ref: Array, cand: Array, layout: AxisLayout | None = None) -> float:

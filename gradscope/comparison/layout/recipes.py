@@ -20,13 +20,16 @@ from typing import Final
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.layout.recipe_steps import Mean, RecipeStep, Sum
+from gradscope.comparison.layout.recipe_steps import REORDER, Mean, RecipeStep, Reorder, Sum
 from gradscope.dump.interfaces import DumpSource
 from gradscope.errors import UsageError
 from gradscope.naming import example_axes, printable, split_key
 
 #: What the description of a recipe says of a batch whose examples are in another order.
 REORDERED: Final = "examples in another order"
+
+#: The most blocks whose order the description of a recipe lists.
+_MOST_LISTED: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,4 +136,6 @@ class Recipe:
 
 
 def _words(step: RecipeStep) -> str:
+    if isinstance(step, Reorder) and len(step.order) > _MOST_LISTED:
+        return f"{REORDER} {len(step.order)} blocks"
     return " ".join(f"{name} {value}" for name, value in step.spelling().items())

@@ -16,6 +16,7 @@ from gradscope.comparison.pairing.loops.micro_batches import by_micro_batches, b
 from gradscope.comparison.pairing.loops.split_batches import by_split_batches, is_cut_otherwise, without_calls
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass, by_name, pair
 from gradscope.comparison.pairing.normal_forms import of_other_calls, without_numbers
+from gradscope.comparison.pairing.structure.reversed_loops import in_turn
 from gradscope.comparison.pairing.structure.uncertain_names import certain, uncertain
 from gradscope.comparison.pairing.values.misnamed import (
     are_refuted,
@@ -59,7 +60,7 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
     yield by_shards
     yield by_split_batches
     yield by_micro_batches
-    yield certain(without_slices(_by_right_name))
+    yield certain(without_slices(in_turn(_by_right_name)))
     # Imported on use: most comparisons have nothing left for these passes, and importing them takes 50 ms.
     from gradscope.comparison.pairing.by_path import by_path  # noqa: PLC0415
     from gradscope.comparison.pairing.matching import by_order  # noqa: PLC0415
@@ -81,14 +82,14 @@ def _passes(rules: Sequence[MapRule]) -> Iterator[Pass]:
 
     yield from (
         by_root,
-        certain(without_slices(by_path)),
+        certain(without_slices(in_turn(by_path))),
         by_order,
         by_fingerprint,
         by_number,
         by_parts,
         by_renamed_micro_batches,
-        uncertain(_by_right_name),
-        uncertain(by_path),
+        uncertain(in_turn(_by_right_name)),
+        uncertain(in_turn(by_path)),
         by_packed_layers,
         by_shuffled_layers,
         by_joined_values,

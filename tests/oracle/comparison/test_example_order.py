@@ -29,8 +29,16 @@ BATCH: dict[str, Any] = {
 }
 
 
-def _loss(fault: str, weights: Any, batch: Any) -> Any:
-    """Examples first, time before examples, both merged, and a sum over examples in between."""
+def _loss(fault: str, weights: Any, batch: Any, inside: tuple[str, ...] = ()) -> Any:
+    """Examples first, time before examples, both merged, and a sum over examples in between.
+
+    Args:
+        fault: The layer that is wrong.
+        weights: The weights.
+        batch: The batch.
+        inside: The inputs that the program takes in another order.
+    """
+    batch = batch | {name: batch[name][ORDER] for name in inside}
     with jax.named_scope("in"):
         x = jnp.tanh(batch["x"] @ weights["in"]) * (1.01 if fault == "in" else 1)
 
@@ -50,8 +58,8 @@ def _loss(fault: str, weights: Any, batch: Any) -> Any:
         return -(jax.nn.log_softmax(last)[jnp.arange(EXAMPLES), batch["labels"]]).mean() * batch["scale"]
 
 
-def _captured(batch: Any, fault: str = "") -> Dump:
-    return gs.capture(lambda weights, inputs: _loss(fault, weights, inputs), WEIGHTS, batch)
+def _captured(batch: Any, fault: str = "", *, inside: tuple[str, ...] = ()) -> Dump:
+    return gs.capture(lambda weights, inputs: _loss(fault, weights, inputs, inside), WEIGHTS, batch)
 
 
 def _moved(*names: str) -> dict[str, Any]:
@@ -85,6 +93,24 @@ def test_a_fault_behind_a_batch_in_another_order_is_found_at_its_layer(reference
     assert found.first_divergence.forward is not None
     assert found.first_divergence.forward.name == fault
     assert "the batch has its examples in another order" in found.sentence
+
+
+def test_a_program_may_take_the_examples_of_a_batch_in_another_order(reference: Dump) -> None:
+    found = gs.compare(reference, _captured(BATCH, inside=("x", "labels")))
+    assert found.verdict == "same", found.sentence
+    assert found.sentence.endswith("; the candidate takes the examples of the batch in another order.")
+
+
+def test_a_fault_is_at_its_layer_where_a_program_takes_the_examples_in_another_order(reference: Dump) -> None:
+    found = gs.compare(reference, _captured(BATCH, "merged", inside=("x", "labels")))
+    assert found.sentence.startswith("Forward first differs at `merged`"), found.sentence
+
+
+@pytest.mark.parametrize(("inside", "first"), [("x", "`in`"), ("labels", "`loss`")])
+def test_a_program_that_takes_one_input_in_another_order_differs(reference: Dump, inside: str, first: str) -> None:
+    found = gs.compare(reference, _captured(BATCH, inside=(inside,)))
+    assert found.sentence.startswith(f"Forward first differs at {first}"), found.sentence
+    assert "takes the examples" not in found.sentence
 
 
 @pytest.mark.parametrize(("moved", "stays"), [("x", "labels"), ("labels", "x")])

@@ -9,14 +9,14 @@ error of one that is dropped is inherited by none.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from gradscope.comparison.diagnosis.growth import FLAGGED
+from gradscope.comparison.diagnosis.refuting.apart.pair_values import gradient_of
 from gradscope.comparison.diagnosis.refuting.apart.steps_apart import steps_apart
-from gradscope.comparison.diagnosis.refuting.errors_behind import relative_error
+from gradscope.comparison.diagnosis.refuting.errors_behind import InheritedErrors
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
@@ -26,9 +26,6 @@ from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM, key_of, split_k
 
 #: The passes that pair by names, which may be of another step.
 _BY_NAME: Final = ("name", "path")
-
-#: How many times the error that it inherits a value may have that the layer makes no error in.
-_INHERITED: Final = 3
 
 
 def without_applied(
@@ -51,8 +48,7 @@ def without_applied(
     if not differing:
         return pairing, {}
     sources = forward_sources(dumps.ref)
-    errors = {dumps.ref.resolve(each.ref): relative_error(rows[each.ref]) for each in pairing.matched}
-    before = NearestKeys(sources, errors)
+    errors = InheritedErrors(dumps.ref, sources, {each.ref: rows[each.ref] for each in pairing.matched})
     biases = [
         match
         for match in pairing.matched
@@ -62,13 +58,11 @@ def without_applied(
     ]
     behind = _Behind(dumps, pairing, rows)
     factors: dict[str, float] = {}
-    around = NearestKeys(sources, ChainMap(errors, factors))
+    around = NearestKeys(sources, ChainMap(errors.known, factors))
     agreeing: dict[str, str] = {}
     dropped: set[str] = set()
     for match in sorted(differing, key=lambda each: dumps.ref.entry(each.ref).site.index):
-        owner = dumps.ref.resolve(match.ref)
-        inherited = max((errors[each] for each in before.behind(owner)), default=0.0)
-        tolerance = _tolerance(rows[match.ref], inherited)
+        owner, tolerance = dumps.ref.resolve(match.ref), errors.tolerance(match.ref)
         read = [factors[each] for each in around.behind(owner) if each in factors]
         agrees = partial(behind.agrees, match)
         found = (
@@ -77,12 +71,32 @@ def without_applied(
             else steps_apart(dumps, match, tolerance, biases=biases, factors=read, agrees_behind=agrees)
         )
         if found is not None and found.applied:
-            agreeing.update(found.stages)
             gradient = key_of(ACTIVATION_GRAD, split_key(match.ref)[1])
             dropped |= {match.ref} if found.shifted else {match.ref, gradient}
-            errors.pop(owner, None)
+            agreeing.update(with_loop_outputs(pairing, match, found.stages))
+            errors.drop(match.ref)
             factors |= {} if found.factor is None else {owner: found.factor}
     return without(dumps, pairing, dropped), agreeing
+
+
+def with_loop_outputs(pairing: Pairing, match: Match, stages: Mapping[str, str]) -> dict[str, str]:
+    """Returns what tensors are of each other, in words, with the outputs of loops that are those of last iterations.
+
+    Args:
+        pairing: The pairing.
+        match: A pair of two steps.
+        stages: What each value of the pair, and its gradient, is in words, by their keys.
+    """
+    values = [(key, match.ref if of_ref else match.cand) for key, of_ref in _loop_outputs(pairing, match)]
+    outputs = [*values, *((gradient_of(key), gradient_of(of)) for key, of in values)]
+    return {**stages, **{key: stages[of] for key, of in outputs if of in stages}}
+
+
+def _loop_outputs(pairing: Pairing, match: Match) -> Iterator[tuple[str, bool]]:
+    """Yields the outputs of loops that are paired with a value of a pair, and whether each is the reference's."""
+    outputs = (each for each in pairing.matched if each.matched_by == "iterations" and each.recipe.plain)
+    yield from ((each.ref, True) for each in outputs if each.cand == match.cand and each.ref != match.ref)
+    yield from ((each.ref, False) for each in pairing.inverse if each.recipe.plain and each.cand == match.ref)
 
 
 class _Behind:
@@ -122,15 +136,8 @@ def _readers(source: DumpSource, same: Mapping[str, bool]) -> tuple[NearestKeys,
     return NearestKeys(inverted(forward_sources(source)), same), same
 
 
-def _tolerance(row: ComparisonRow, inherited: float) -> float | None:
-    """Returns the error that a value has which only inherits one; None where the row has no error of its own."""
-    if row.tolerance is None or relative_error(row) <= FLAGGED * inherited:
-        return None
-    return row.tolerance if inherited <= row.tolerance else max(row.tolerance, _INHERITED * inherited)
-
-
 def without(dumps: Dumps, pairing: Pairing, dropped: Collection[str]) -> Pairing:
-    """Returns a pairing without some of its pairs.
+    """Returns a pairing without some of its pairs, and without outputs of loops that are paired as those are.
 
     Args:
         dumps: The dumps.
@@ -139,14 +146,19 @@ def without(dumps: Dumps, pairing: Pairing, dropped: Collection[str]) -> Pairing
     """
     if not dropped:
         return pairing
+    pairs = [match for match in pairing.matched if match.ref in dropped]
+    outputs = [each for match in pairs for each in _loop_outputs(pairing, match)]
+    dropped = {*dropped, *(key for key, of_ref in outputs if of_ref)}
+    of_cand = {key for key, of_ref in outputs if not of_ref}
     matched = tuple(match for match in pairing.matched if match.ref not in dropped)
     used = {key for match in matched for key in match.recipe.keys}
     freed = {key for match in pairing.matched if match.ref in dropped for key in match.recipe.keys} - used
     return replace(
         pairing,
         matched=matched,
+        inverse=tuple(match for match in pairing.inverse if match.ref not in of_cand),
         only_ref=_in_order(dumps.ref, {*pairing.only_ref, *dropped}),
-        only_cand=_in_order(dumps.cand, {*pairing.only_cand, *freed}),
+        only_cand=_in_order(dumps.cand, {*pairing.only_cand, *freed, *of_cand}),
     )
 
 

@@ -1,4 +1,7 @@
-"""`ErrorsBehind` finds the largest error among the values that are compared next behind a value of one program."""
+"""`ErrorsBehind` finds the largest error among the values that are compared next behind a value of one program.
+
+`InheritedErrors` finds it among those before it, and which error a value has of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,19 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from gradscope.comparison.diagnosis.growth import FLAGGED
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
-from gradscope.dump.manifest.layer_graph import Sources, inverted
+from gradscope.dump.manifest.layer_graph import NearestKeys, Sources, inverted
 from gradscope.naming import is_gradient, split_key
 
 #: The relative error of a loss, and of a gradient, that only rounding makes.
 EXACT: Final = 5e-6
+
+#: How many times the error that it inherits a value may have that the layer makes no error in.
+_INHERITED: Final = 3
 
 
 def relative_error(row: ComparisonRow) -> float:
@@ -116,3 +124,40 @@ class ErrorsBehind:
             own = (self._errors[each] if each in self._errors else self._known.get(each, 0.0) for each in readers)
             found = max(found, *own, 0.0 if readers else self._unread)
         self._known.update(dict.fromkeys(cycle, found))
+
+
+class InheritedErrors:
+    """`InheritedErrors` knows which errors values have of their own, by those of what they are computed from.
+
+    Args:
+        source: The reference.
+        sources: What its values are computed from.
+        rows: The rows of the pairs, by the reference's keys.
+
+    Attributes:
+        known: The relative errors of the pairs that are not dropped, by the keys of their owners.
+    """
+
+    def __init__(self, source: DumpSource, sources: Sources, rows: Mapping[str, ComparisonRow]) -> None:
+        self.known = {source.resolve(key): relative_error(row) for key, row in rows.items()}
+        self._source, self._rows, self._before = source, rows, NearestKeys(sources, self.known)
+
+    def tolerance(self, key: str) -> float | None:
+        """Returns the error that a value has which only inherits one; None where it has no error of its own.
+
+        Args:
+            key: The reference's key of the value.
+        """
+        row, owner = self._rows[key], self._source.resolve(key)
+        inherited = max((self.known[each] for each in self._before.behind(owner)), default=0.0)
+        if row.tolerance is None or relative_error(row) <= FLAGGED * inherited:
+            return None
+        return row.tolerance if inherited <= row.tolerance else max(row.tolerance, _INHERITED * inherited)
+
+    def replace(self, key: str, error: float) -> None:
+        """Replaces the error of a value by that of the step behind which its counterpart is."""
+        self.known[self._source.resolve(key)] = error
+
+    def drop(self, key: str) -> None:
+        """Forgets the error of a value that is no pair: those behind it inherit what it is computed from has."""
+        self.known.pop(self._source.resolve(key), None)

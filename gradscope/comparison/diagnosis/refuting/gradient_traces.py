@@ -1,6 +1,7 @@
 """`GradientTraces` finds what gradients show of a value that leaves no trace among the values behind it.
 
-`accounts_for_losses` finds whether a value that only the loss reads makes the losses differ, `hides_from_losses`
+`ProgramTraces` finds which traces a value leaves in one program, and whether anything that it is computed from differs,
+`accounts_for_losses` whether a value that only the loss reads makes the losses differ, `hides_from_losses`
 whether it could differ without a trace there.
 
 A branch that ends with a factor of zero, as many do before they are trained, hides whatever differs inside of it: what
@@ -10,20 +11,21 @@ differs, and nothing else that it is made of does, those are wrong.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from gradscope.comparison.diagnosis.refuting.errors_behind import relative_error
+from gradscope.comparison.diagnosis.refuting.errors_behind import ErrorsBehind, relative_error
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
-from gradscope.comparison.diagnosis.refuting.lost_parameters import owner_sources
+from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources, owner_sources
+from gradscope.comparison.judging.loss_comparison import is_loss
 from gradscope.comparison.judging.rows import ComparisonRow
-from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.comparison.pairing.matching import Dumps, Match, is_of_jax
 from gradscope.comparison.precision import machine_epsilon
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import NearestKeys, inverted
-from gradscope.naming import ACTIVATION_GRAD, is_gradient, key_of, split_key
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, is_gradient, key_of, split_key
 
 #: How near a difference of losses is to what makes it, and how many times its rounding it is at least.
 _NEAR: Final = 1e-3
@@ -122,3 +124,86 @@ class GradientTraces:
         """Returns whether a gradient differs, and nothing that is compared of what it is computed from does."""
         before = self._sources.behind(key)
         return self._rows[key].status == "different" and all(self._rows[each].status == "same" for each in before)
+
+
+class ProgramTraces:
+    """`ProgramTraces` finds what differs before and behind a value of one dump.
+
+    Args:
+        source: The dump.
+        rows: The rows of the pairs that are no guesses, by the keys of owners in the dump.
+        gradients: What the gradients that are computed from values show of them.
+        lost: The keys of parameters that only one of the programs uses.
+        loss: The error of the loss.
+
+    Attributes:
+        gradients: What the gradients that are computed from values show of them.
+        differing: The values of pairs by place that are kept.
+    """
+
+    def __init__(
+        self,
+        source: DumpSource,
+        rows: Mapping[str, ComparisonRow],
+        gradients: GradientTraces,
+        lost: Collection[str],
+        loss: float,
+    ) -> None:
+        self.gradients = gradients
+        self._source = source
+        self._sources = forward_sources(source)
+        self._rows = rows
+        self._lost = lost
+        self._exact: set[str] = set()
+        self.differing: set[str] = set()
+        errors = {key: relative_error(row) for key, row in rows.items() if key in self._sources}
+        self._nearest = NearestKeys(self._sources, self._rows)
+        readers = inverted(self._sources)
+        self._read = None if is_of_jax(source) else readers.keys()
+        self._readers = NearestKeys(readers, self._rows)
+        self._certain = ErrorsBehind(self._sources, errors, loss)
+        self._likely = ErrorsBehind(self._sources, errors, loss)
+        self._in_values = ErrorsBehind(self._sources, errors, 0.0)
+
+    def trace(self, key: str) -> float:
+        """Returns the largest error of what is compared next behind a value, with and without pairs by place."""
+        return max(self._certain.largest(key), self._likely.largest(key))
+
+    def trace_in_values(self, key: str) -> float:
+        """Returns the same without the loss, which stands for what reads a value that nothing reads."""
+        return self._in_values.largest(key)
+
+    def tells_what_reads(self, key: str) -> bool:
+        """Returns whether the graph has what reads a value, if anything: PyTorch's ends where no module is called."""
+        return self._read is None or key in self._read
+
+    def bear_out(self, key: str, error: float) -> None:
+        """Adds the relative error of a value of a pair by place that leaves a trace."""
+        self._likely.add(key, error)
+        self._in_values.add(key, error)
+
+    def only_loss_is_behind(self, key: str) -> bool:
+        """Returns whether nothing is compared behind a value but the loss, where pairs by place are left out."""
+        return all(is_loss(self._source, each) for each in self._readers.behind(key))
+
+    def agreeing_before(self, key: str) -> Iterator[str]:
+        """Yields the nearest compared values that agree and that a value is computed from, by the reference's keys."""
+        rows = (self._rows[each] for each in self._nearest.behind(key))
+        yield from (key_of(row.family, row.name) for row in rows if (row.family, row.status) == (ACTIVATION, "same"))
+
+    def inherits(self, key: str) -> bool:
+        """Returns whether anything that a value is computed from differs, through what is not compared."""
+        waiting, seen = [*self._sources.get(key, ())], {key}
+        while waiting:
+            each = waiting.pop()
+            if each in seen or each in self._exact:
+                continue
+            seen.add(each)
+            row = self._rows.get(each)
+            if each in self.differing or each in self._lost or (row is not None and row.status == "different"):
+                return True
+            if row is None:
+                waiting += self._sources.get(each, ())
+        # Pairs are decided in execution order, so that what is before these does not change.
+        self._exact |= seen - {key}
+        return False

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.refuting.apart.correlations import matrices
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.structure.paired_inputs import PairedInputs
@@ -73,15 +73,6 @@ def _rows(read: Array, kernel: Array, expected: Array) -> Iterator[Array]:
     limit = 10 * _ROUNDING * (np.linalg.norm(expected[0]) + np.linalg.norm(rows[0]) * np.linalg.norm(kernel))
     for start in np.flatnonzero(np.linalg.norm(first, axis=-1) <= limit):
         yield rows[:, start : start + inputs]
-
-
-def matrices(kernel: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Yields the shapes of matrices that a kernel of at least two axes may be: the first axes by the last ones.
-
-    Args:
-        kernel: The shape of the kernel.
-    """
-    yield from dict.fromkeys((math.prod(kernel[:axis]), math.prod(kernel[axis:])) for axis in range(1, len(kernel)))
 
 
 def params_of(tensors: FloatTensors, layer: Layer) -> Iterator[Array]:

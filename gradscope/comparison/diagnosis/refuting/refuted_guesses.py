@@ -23,15 +23,22 @@ adds elsewhere (`steps_apart`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from gradscope.comparison.diagnosis.refuting.apart.functions_between import unlike_function
 from gradscope.comparison.diagnosis.refuting.apart.steps_apart import steps_apart
-from gradscope.comparison.diagnosis.refuting.applied_functions import without, without_applied
-from gradscope.comparison.diagnosis.refuting.errors_behind import EXACT, ErrorsBehind, loss_error, relative_error
+from gradscope.comparison.diagnosis.refuting.applied_functions import with_loop_outputs, without, without_applied
+from gradscope.comparison.diagnosis.refuting.errors_behind import (
+    EXACT,
+    InheritedErrors,
+    loss_error,
+    relative_error,
+)
 from gradscope.comparison.diagnosis.refuting.gradient_traces import (
     GradientTraces,
+    ProgramTraces,
     accounts_for_losses,
     hides_from_losses,
 )
@@ -39,12 +46,9 @@ from gradscope.comparison.diagnosis.refuting.hidden_biases import without_hidden
 from gradscope.comparison.diagnosis.refuting.kernel_products import ProductPairs
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources, lost_parameters, summed_parameters
 from gradscope.comparison.diagnosis.refuting.traceless_gradients import traceless_gradients
-from gradscope.comparison.judging.loss_comparison import is_loss
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.judging.unpaired.incomparable_inputs import incomparable_input_gradients
-from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, is_of_jax
-from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.manifest.layer_graph import NearestKeys, inverted
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, key_of, split_key, subject_family
 
 #: The passes that pair by places, or by names that only resemble each other.
@@ -65,11 +69,13 @@ class Unrefuted:
         pairing: The pairs that are not refuted.
         agreeing: What tensors are that agree with those of another step, in words, by their keys.
         related: The same of tensors of which that is not known.
+        unlike: What pairs are of whose values the programs apply two functions to one value, in words.
     """
 
     pairing: Pairing
     agreeing: Mapping[str, str] = field(default_factory=dict[str, str])
     related: Mapping[str, str] = field(default_factory=dict[str, str])
+    unlike: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def without_refuted(
@@ -121,7 +127,7 @@ def _without_refuted_values(
     summed = summed_parameters(dumps, pairing)
     lost = lost_parameters(dumps, pairing, {*summed, *agreeing})
     ref, cand = (
-        _Program(source, compared, GradientTraces(source, shown), lost, loss)
+        ProgramTraces(source, compared, GradientTraces(source, shown), lost, loss)
         for source, compared, shown in zip(
             (dumps.ref, dumps.cand), _by_owner(dumps, known, rows), _by_owner(dumps, told, rows), strict=True
         )
@@ -132,6 +138,59 @@ def _without_refuted_values(
         for each in ordered
     }
     products, pairs = ProductPairs(dumps, replace(pairing, matched=tuple(known))), {each.ref: each for each in known}
+    borne_out, unclear, traces = _borne_out(dumps, rows, ordered, own)
+    refuted: set[str] = set()
+    related: dict[str, str] = {}
+    unlike: dict[str, str] = {}
+    totals: list[Match] = []
+    matched = {each.ref: rows[each.ref] for each in pairing.matched}
+    errors = InheritedErrors(dumps.ref, forward_sources(dumps.ref), matched)
+    for match in ordered:
+        inherited = any(program.inherits(key) for program, key in own[match.ref])
+        terms = (pairs[term] for program, key in own[match.ref] for term in program.agreeing_before(key))
+        # What is made of values that differ is a function of the other value but for their error.
+        tolerance = errors.tolerance(match.ref) if inherited else rows[match.ref].tolerance
+        found = steps_apart(dumps, match, tolerance, summed=summed, terms=terms, totals=totals)
+        if found is not None and found.applied is not False:
+            (agreeing if found.applied else related).update(with_loop_outputs(pairing, match, found.stages))
+        # Another form of a function differs by much less than the value from its argument, but leaves a trace.
+        other_form = (
+            found is not None and found.applied is False and traces[match.ref] > (rows[match.ref].tolerance or 0)
+        )
+        kept = match.ref in borne_out or match.ref in unclear or (not inherited and products.are_of_one_kernel(match))
+        applied = found is not None and bool(found.applied)
+        if (inherited and not applied) or other_form or (kept and (found is None or found.applied is False)):
+            for program, key in own[match.ref]:
+                program.differing.add(key)
+            function = None if found is None or found.applied is not False else found.function
+            other = None if function is None else unlike_function(dumps, match, function)
+            if other is not None:
+                unlike[match.ref] = other.words
+                errors.replace(match.ref, other.error)
+        else:
+            errors.drop(match.ref)
+            shifted = found is not None and found.shifted
+            totals += [match] if shifted else []
+            refuted |= {match.ref} | (set() if shifted else {key_of(ACTIVATION_GRAD, split_key(match.ref)[1])})
+    # A gradient that only its value pairs goes with it.
+    refuted &= {each.ref for each in pairing.matched if each.matched_by in _GUESSES}
+    return Unrefuted(pairing=without(dumps, pairing, refuted), agreeing=agreeing, related=related, unlike=unlike)
+
+
+def _borne_out(
+    dumps: Dumps,
+    rows: Mapping[str, ComparisonRow],
+    ordered: Sequence[Match],
+    own: Mapping[str, Sequence[tuple[ProgramTraces, str]]],
+) -> tuple[set[str], set[str], dict[str, float]]:
+    """Returns the pairs that something behind them bears out, those that nothing decides, and the traces of all.
+
+    Args:
+        dumps: The dumps.
+        rows: The rows of the pairs.
+        ordered: The pairs by place, in execution order.
+        own: The programs of each pair, with the keys of its values.
+    """
     borne_out: set[str] = set()
     unclear: set[str] = set()
     traces: dict[str, float] = {}
@@ -153,34 +212,10 @@ def _without_refuted_values(
             dumps, match, rows
         ):
             unclear.add(match.ref)
-    refuted: set[str] = set()
-    related: dict[str, str] = {}
-    totals: list[Match] = []
-    for match in ordered:
-        inherited = any(program.inherits(key) for program, key in own[match.ref])
-        terms = (pairs[term] for program, key in own[match.ref] for term in program.agreeing_before(key))
-        tolerance = rows[match.ref].tolerance
-        found = None if inherited else steps_apart(dumps, match, tolerance, summed=summed, terms=terms, totals=totals)
-        if found is not None and found.applied is not False:
-            (agreeing if found.applied else related).update(found.stages)
-        # Another form of a function differs by much less than the value from its argument, but leaves a trace.
-        other_form = (
-            found is not None and found.applied is False and traces[match.ref] > (rows[match.ref].tolerance or 0)
-        )
-        kept = match.ref in borne_out or match.ref in unclear or (not inherited and products.are_of_one_kernel(match))
-        if inherited or other_form or (kept and (found is None or found.applied is False)):
-            for program, key in own[match.ref]:
-                program.differing.add(key)
-        else:
-            shifted = found is not None and found.shifted
-            totals += [match] if shifted else []
-            refuted |= {match.ref} | (set() if shifted else {key_of(ACTIVATION_GRAD, split_key(match.ref)[1])})
-    # A gradient that only its value pairs goes with it.
-    refuted &= {each.ref for each in pairing.matched if each.matched_by in _GUESSES}
-    return Unrefuted(pairing=without(dumps, pairing, refuted), agreeing=agreeing, related=related)
+    return borne_out, unclear, traces
 
 
-def _trace(values: Sequence[tuple[_Program, str]]) -> float:
+def _trace(values: Sequence[tuple[ProgramTraces, str]]) -> float:
     """Returns the largest error of what is compared next behind the values of a pair, in either program.
 
     Where one program computes nothing but values that agree from its own, the loss of the other, which may have a term
@@ -209,79 +244,3 @@ def _by_owner(
         in_ref[dumps.ref.resolve(match.ref)] = rows[match.ref]
         in_cand |= {dumps.cand.resolve(key): rows[match.ref] for key in match.recipe.keys}
     return in_ref, in_cand
-
-
-class _Program:
-    """_Program finds what differs before and behind a value of one dump.
-
-    Attributes:
-        gradients: What the gradients that are computed from values show of them.
-        differing: The values of pairs by place that are kept.
-    """
-
-    def __init__(
-        self,
-        source: DumpSource,
-        rows: Mapping[str, ComparisonRow],
-        gradients: GradientTraces,
-        lost: Collection[str],
-        loss: float,
-    ) -> None:
-        self.gradients = gradients
-        self._source = source
-        self._sources = forward_sources(source)
-        self._rows = rows
-        self._lost = lost
-        self._exact: set[str] = set()
-        self.differing: set[str] = set()
-        errors = {key: relative_error(row) for key, row in rows.items() if key in self._sources}
-        self._nearest = NearestKeys(self._sources, self._rows)
-        readers = inverted(self._sources)
-        self._read = None if is_of_jax(source) else readers.keys()
-        self._readers = NearestKeys(readers, self._rows)
-        self._certain = ErrorsBehind(self._sources, errors, loss)
-        self._likely = ErrorsBehind(self._sources, errors, loss)
-        self._in_values = ErrorsBehind(self._sources, errors, 0.0)
-
-    def trace(self, key: str) -> float:
-        """Returns the largest error of what is compared next behind a value, with and without pairs by place."""
-        return max(self._certain.largest(key), self._likely.largest(key))
-
-    def trace_in_values(self, key: str) -> float:
-        """Returns the same without the loss, which stands for what reads a value that nothing reads."""
-        return self._in_values.largest(key)
-
-    def tells_what_reads(self, key: str) -> bool:
-        """Returns whether the graph has what reads a value, if anything: PyTorch's ends where no module is called."""
-        return self._read is None or key in self._read
-
-    def bear_out(self, key: str, error: float) -> None:
-        """Adds the relative error of a value of a pair by place that leaves a trace."""
-        self._likely.add(key, error)
-        self._in_values.add(key, error)
-
-    def only_loss_is_behind(self, key: str) -> bool:
-        """Returns whether nothing is compared behind a value but the loss, where pairs by place are left out."""
-        return all(is_loss(self._source, each) for each in self._readers.behind(key))
-
-    def agreeing_before(self, key: str) -> Iterator[str]:
-        """Yields the nearest compared values that agree and that a value is computed from, by the reference's keys."""
-        rows = (self._rows[each] for each in self._nearest.behind(key))
-        yield from (key_of(row.family, row.name) for row in rows if (row.family, row.status) == (ACTIVATION, "same"))
-
-    def inherits(self, key: str) -> bool:
-        """Returns whether anything that a value is computed from differs, through what is not compared."""
-        waiting, seen = [*self._sources.get(key, ())], {key}
-        while waiting:
-            each = waiting.pop()
-            if each in seen or each in self._exact:
-                continue
-            seen.add(each)
-            row = self._rows.get(each)
-            if each in self.differing or each in self._lost or (row is not None and row.status == "different"):
-                return True
-            if row is None:
-                waiting += self._sources.get(each, ())
-        # Pairs are decided in execution order, so that what is before these does not change.
-        self._exact |= seen - {key}
-        return False

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import reduce
 
 import numpy as np
 
@@ -33,9 +32,10 @@ from gradscope.comparison.diagnosis.suspects.plain_steps import (
 )
 from gradscope.comparison.diagnosis.suspects.reading.read_steps import ReadSteps
 from gradscope.comparison.diagnosis.suspects.reading.readers import Reader, reader_of
+from gradscope.comparison.diagnosis.suspects.reading.replaced_reads import replaced_read
 from gradscope.comparison.diagnosis.suspects.reading.unrecorded_reads import unrecorded_read
 from gradscope.comparison.diagnosis.suspects.replaying.replaced_steps import replaced_among
-from gradscope.comparison.diagnosis.suspects.step_kinds import Operation, have_same_elements, in_its_place, recognised
+from gradscope.comparison.diagnosis.suspects.step_kinds import have_same_elements, in_its_place
 from gradscope.comparison.diagnosis.suspects.steps import Found, Step, is_inside, makers_of, steps_of, with_words
 from gradscope.comparison.diagnosis.suspects.turned_parameters import turned_parameters
 from gradscope.comparison.diagnosis.suspects.turned_values import turned_value
@@ -184,7 +184,7 @@ class _Forward:
         """
         step = self._replaced(steps)
         if step is None and reader is not None:
-            step = self._explained(reader, steps)
+            step = replaced_read(self._ref if reader.of_ref else self._cand, reader, steps)
         if step is not None:
             return Found([step], steps, made_before=True)
         if reader is None:
@@ -251,34 +251,6 @@ class _Forward:
             found = in_its_place(read[0], value, made)
             if found is not None:
                 return with_words(step, found[0].words, found[1].words, "candidate")
-        return None
-
-    def _explained(self, reader: Reader, steps: Sequence[Step]) -> Step | None:
-        """Returns the step in whose place another operation makes what the other program reads; None where none does.
-
-        Args:
-            reader: What shows what the other program reads.
-            steps: The steps that may be wrong.
-        """
-        tensors = self._ref if reader.of_ref else self._cand
-        behind: list[Operation] = []  # what is computed of a step until the layer reads it
-        value = reader.read
-        for step in reversed([each for each in steps if each.of_ref is reader.of_ref]):
-            read, own = list(tensors.read_by(step.layer)), tensors.tensor(step.key)
-            if own is None or not np.array_equal(own.ravel(), value.ravel()):
-                continue
-            if len(read) != 1:
-                return None
-            known = list(recognised(read[0], own))
-            for operation, alternatives in known:
-                for other in alternatives:
-                    made = reduce(lambda each, then: then.apply(each), behind, other.apply(read[0]))
-                    if reader.reads(made.reshape(reader.read.shape)):
-                        side = "candidate" if reader.of_ref else "reference"
-                        return with_words(step, operation.words, other.words, side)
-            if not known:
-                return None
-            behind, value = [known[0][0], *behind], read[0]
         return None
 
     def _counterparts(self, match: Match, layer: Layer) -> list[Layer]:

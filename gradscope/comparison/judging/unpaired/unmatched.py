@@ -61,14 +61,13 @@ def unmatched(
     """
     ref, cand = paired_dumps(dumps, pairing, rows)
     summed = {**zero_terms(dumps, pairing), **sums(dumps, pairing), **stages}
-    missing = [
-        Unmatched(ref.source.entry(key), "missing", summed.get(key) or _why_redundant(key, ref, cand, lost=True))
-        for key in pairing.only_ref
-    ]
-    extra = [
-        Unmatched(cand.source.entry(key), "extra", summed.get(key) or _why_redundant(key, cand, ref, lost=False))
-        for key in pairing.only_cand
-    ]
+
+    def why(key: str, own: PairedDump, other: PairedDump, *, lost: bool) -> str:
+        known = summed.get(key) or summed.get(own.source.resolve(key))
+        return known or _why_redundant(key, own, other, lost=lost)
+
+    missing = [Unmatched(ref.source.entry(key), "missing", why(key, ref, cand, lost=True)) for key in pairing.only_ref]
+    extra = [Unmatched(cand.source.entry(key), "extra", why(key, cand, ref, lost=False)) for key in pairing.only_cand]
     return missing, extra
 
 

@@ -1,10 +1,14 @@
 """`with_example_order` recognises a batch whose examples are in another order, as a data loader that shuffles makes it.
 
 The inputs prove the order: the slices of their leading axis are the same, bit for bit, in both dumps, and those of all
-inputs that differ have moved alike. A tensor that is computed from the batch is then read in that order where it agrees
-better so than as it is stored; a sum over the batch, as the gradient of a parameter, has no order. Its axis of examples
-is found by its size, of which the number of examples is a divisor: the leading one, or another (time before examples),
-or one that is merged with time.
+inputs that differ have moved alike. Where the inputs agree, a program may take the examples in another order all the
+same, and then the first value that differs proves it. That order is used where the losses agree, or some value agrees
+in neither order, so that a program which takes the inputs in another order than the labels has them as they are.
+
+A tensor that is computed from the batch is then read in that order where it agrees better so than as it is stored; a
+sum over the batch, as the gradient of a parameter, has no order. Its axis of examples is found by its size, of which
+the number of examples is a divisor: the leading one, or another (time before examples), or one that is merged with
+time.
 """
 
 from __future__ import annotations
@@ -13,12 +17,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.arrays.dtypes import encode
+from gradscope.comparison.layout.example_orders import Order, order_of_examples
 from gradscope.comparison.layout.layouts import relative_error
 from gradscope.comparison.layout.recipes import ExampleOrder
 from gradscope.comparison.pairing.matching import Dumps, Match
@@ -38,6 +43,10 @@ from gradscope.naming import (
 _OF_BATCHES: Final = (INPUT, INPUT_GRAD, ACTIVATION, ACTIVATION_GRAD, AUX, EXAMPLE_GRAD, TERM)
 
 
+#: The relative error of losses that agree.
+_SAME_LOSS: Final = 1e-5
+
+
 def with_example_order(dumps: Dumps, matches: Sequence[Match]) -> tuple[Match, ...]:
     """Returns the matches with the order of the examples, where the inputs prove that it is another.
 
@@ -48,13 +57,14 @@ def with_example_order(dumps: Dumps, matches: Sequence[Match]) -> tuple[Match, .
     Raises:
         DumpError: One of the dumps is damaged.
     """
-    order = _order(dumps, [match for match in matches if split_key(match.ref)[0] == INPUT])
+    inputs = [match for match in matches if split_key(match.ref)[0] == INPUT]
+    order = _order(dumps, inputs) or _order_inside(dumps, inputs, matches)
     if not order:
         return tuple(matches)
     return tuple(_ordered(dumps, match, order) for match in matches)
 
 
-def _order(dumps: Dumps, inputs: Sequence[Match]) -> tuple[int, ...]:
+def _order(dumps: Dumps, inputs: Sequence[Match]) -> Order:
     """Returns the index in the candidate of each example of the reference; empty where it is the same or none.
 
     Of examples that are equal in all inputs that differ, the first of the one is the first of the other.
@@ -69,6 +79,65 @@ def _order(dumps: Dumps, inputs: Sequence[Match]) -> tuple[int, ...]:
         indices[example].append(index)
     order = [indices[each].pop(0) if indices.get(each) else -1 for each in examples_of([one for one, _ in differing])]
     return tuple(order) if -1 not in order and order != sorted(order) else ()
+
+
+def _order_inside(dumps: Dumps, inputs: Sequence[Match], matches: Sequence[Match]) -> Order:
+    """Returns the order in which the candidate takes the examples of a batch that agrees; empty for that of the batch.
+
+    Args:
+        dumps: The dumps.
+        inputs: The matches of inputs.
+        matches: All matches.
+    """
+    leading = {shape[0] for match in inputs if (shape := dumps.ref.entry(match.ref).shape)}
+    if len(leading) != 1 or any(_differing(dumps, match) is not None for match in inputs):
+        return ()
+    values = [match for match in matches if split_key(match.ref)[0] == ACTIVATION]
+    values.sort(key=lambda match: dumps.ref.entry(match.ref).site.index)
+    differing = (pair for match in values if (pair := _differing(dumps, match)) is not None)
+    if (first := next(differing, None)) is None:
+        return ()
+    order = _proven(first.ref, first.cand, first.tolerance, examples=leading.pop())
+    if not order or _losses_agree(dumps):
+        return order
+    rest = (pair for pair in differing if pair.ref.size and _divides(len(order), math.prod(pair.ref.shape)))
+    return order if any(pair.error_in(order) > pair.tolerance for pair in rest) else ()
+
+
+class _Pair(NamedTuple):
+    """_Pair has two values in one layout, and the relative error up to which they agree."""
+
+    ref: Array
+    cand: Array
+    tolerance: float
+
+    def error_in(self, order: Order) -> float:
+        """Returns the least relative error of the values with the examples of one in an order."""
+        candidates = _candidates(self.ref.shape, order)
+        return min((relative_error(self.ref, each.apply(self.cand)) for each in candidates), default=math.inf)
+
+
+def _differing(dumps: Dumps, match: Match) -> _Pair | None:
+    """Returns the values of a pair that do not agree as they are; None where they do, or cannot be compared."""
+    if not _may_differ(dumps, match) or (arrays := _arrays(dumps, match)) is None:
+        return None
+    one, other = dumps.ref.entry(match.ref), dumps.cand.entry(match.recipe.keys[0])
+    tolerance = dumps.tolerance(one.family, one.dtype, other.dtype)
+    return None if relative_error(*arrays) <= tolerance else _Pair(*arrays, tolerance)
+
+
+def _proven(ref: Array, cand: Array, tolerance: float, *, examples: int) -> Order:
+    """Returns the order in which one value has the examples of another, and agrees with it; empty where none is."""
+    for axis in (axis for axis, size in enumerate(ref.shape) if _divides(examples, size)):
+        order = order_of_examples(ref, cand, axis, examples)
+        if order is not None and relative_error(ref, ExampleOrder(axis, order).apply(cand)) <= tolerance:
+            return order
+    return ()
+
+
+def _losses_agree(dumps: Dumps) -> bool:
+    one, other = dumps.ref.manifest.loss, dumps.cand.manifest.loss
+    return one is not None and other is not None and math.isclose(one, other, rel_tol=_SAME_LOSS)
 
 
 def examples_of(arrays: Sequence[Array]) -> list[tuple[bytes, ...]]:

@@ -90,7 +90,8 @@ class _Inference:
         found |= self._by_values([match for match in rest if not is_gradient(_family(match))])
         # A gradient of a value that is stored alike is, too: where it looks transposed, it is wrong.
         gradients = [match for match in rest if is_gradient(_family(match))]
-        alike = {_subject(each) for each in plain if gradients and each not in found and not is_gradient(_family(each))}
+        values = [each for each in plain if gradients and each not in found and not is_gradient(_family(each))]
+        alike = {_subject(each) for each in values if not self._search.of_constants(each.ref, each.cand)}
         found |= self._by_values([match for match in gradients if _subject(match) not in alike])
         related = _RelatedPairs(self._dumps, found, transposed)
         known = {match: layout for match in found if (layout := related.layout(match, self._among(match))) is not None}

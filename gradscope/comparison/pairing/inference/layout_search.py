@@ -1,9 +1,10 @@
 """`LayoutSearch` finds the layouts in which two tensors of a pair agree by far best.
 
 Beyond the layouts that the shapes allow, it tries flips of a parameter's spatial axes (a convolution, where another
-framework correlates), and other orders inside of an axis that is a flattened image (`[H W C]` for `[C H W]`). How many
-channels there may be is known from the activations and inputs of both dumps. Last, it tries heads whose halves are
-interleaved.
+framework correlates) or of its leading one (layers that are stacked the other way round), and other orders inside of an
+axis that is a flattened image (`[H W C]` for `[C H W]`). How many channels there may be is known from the activations
+and inputs of both dumps. Last, it tries heads whose halves are interleaved. The gradient of a constant has the layout
+that the constant does not show.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gradscope.comparison.layout.layouts import (
 from gradscope.comparison.pairing.inference.equal_parts import interleaved, reordered_blocks
 from gradscope.comparison.pairing.inference.shuffled_blocks import shuffled_counts
 from gradscope.comparison.pairing.matching import Dumps
-from gradscope.naming import ACTIVATION, AUX, INPUT, PARAM, STATE, TENSOR, subject_family
+from gradscope.naming import ACTIVATION, AUX, INPUT, PARAM, PARAM_GRAD, STATE, TENSOR, key_of, split_key, subject_family
 
 #: The families of which a tensor can be a kernel.
 _KERNELS: Final = (PARAM, STATE, TENSOR)
@@ -46,6 +47,10 @@ class LayoutSearch:
     def __init__(self, dumps: Dumps) -> None:
         self._dumps = dumps
 
+    @cached_property
+    def _keys(self) -> tuple[frozenset[str], frozenset[str]]:
+        return frozenset(self._dumps.ref.keys()), frozenset(self._dumps.cand.keys())
+
     def agreeing(self, ref: str, cand: str) -> tuple[AxisLayout, ...]:
         """Returns the layouts in which two tensors agree by far best; several where they are equal in all of them.
 
@@ -56,13 +61,25 @@ class LayoutSearch:
         one, other = self.arrays(ref, cand)
         family = self._dumps.ref.entry(ref).family
         found = agreeing_layouts(one, other, self.possible(ref, cand))
-        if found or family not in (*_KERNELS, ACTIVATION):
+        is_kernel = family in _KERNELS or (family == PARAM_GRAD and self.of_constants(*map(_parameter, (ref, cand))))
+        if found or not (is_kernel or family == ACTIVATION):
             return found
-        if family in _KERNELS:
+        if is_kernel:
             found = agreeing_layouts(one, other, flipped_layouts(one.shape, other.shape))
             found = found or reordered_blocks(one, other)
         found = found or reordered_blocks(one, other, shuffled_counts(one, other))
         return found or interleaved(one, other)
+
+    def of_constants(self, ref: str, cand: str) -> bool:
+        """Returns whether two tensors are constants, such as biases of zeros, which agree in every layout.
+
+        Args:
+            ref: A key of the reference.
+            cand: A key of the candidate.
+        """
+        sides = zip((self._dumps.ref, self._dumps.cand), self._keys, (ref, cand), strict=True)
+        stats = [source.entry(key).stats for source, keys, key in sides if key in keys]
+        return len(stats) > 1 and all("min" in each and each["min"] == each.get("max") for each in stats)
 
     def possible(self, ref: str, cand: str) -> tuple[AxisLayout, ...]:
         """Returns the layouts without flips that the shapes of two tensors allow."""
@@ -95,3 +112,7 @@ class LayoutSearch:
                 if entry.family in (ACTIVATION, INPUT) and len(entry.shape) in (3, 4, 5):
                     counts |= dict.fromkeys((entry.shape[1], entry.shape[-1]))
         return tuple(counts)[:_MOST_CHANNELS]
+
+
+def _parameter(key: str) -> str:
+    return key_of(PARAM, split_key(key)[1])

@@ -2,7 +2,8 @@
 
 A block is found by the norms of its rows, which are computed once, whatever the size of the blocks. The largest blocks
 are tried first: smaller ones say less. Of several that look alike, that of a tensor is meant whose name is most like
-those of the others.
+those of the others. Last, single rows may be in whatever order, as where one part has the halves of its heads
+interleaved, or the columns of two kernels are side by side. Products with a few vectors tell them apart.
 """
 
 from __future__ import annotations
@@ -10,21 +11,31 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import product, takewhile
-from typing import Final
+from itertools import permutations, product, takewhile
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.layout.layouts import relative_error
 from gradscope.comparison.pairing.inference.equal_parts import FEW_BLOCKS, SAME, norm_of
 
 #: The most blocks that a tensor is cut into: query, key and value of 64 heads.
 _MOST_BLOCKS: Final = 192
 
+#: The numbers of gates of a cell whose orders are tried.
+_GATES: Final = (2, 3, 4)
+
 #: The fewest rows of a block.
 _FEWEST_ROWS: Final = 2
+
+#: The most single rows that are in another order, the number of products that tell them apart, and how near those of
+#: two that are the same are to each other: parameters are copied.
+_MOST_ROWS: Final = 1 << 15
+_PRODUCTS: Final = 3
+_COPIED: Final = 1e-6
 
 
 def shuffled_blocks(packed: Array, parts: Mapping[str, Array]) -> tuple[tuple[str, ...], tuple[int, ...]] | None:
@@ -53,6 +64,37 @@ def shuffled_blocks(packed: Array, parts: Mapping[str, Array]) -> tuple[tuple[st
             first = dict(zip(names, np.cumsum([0, *(len(own[name]) // size for name in names)]).tolist(), strict=False))
             return names, tuple(first[name] + place for name, place in chosen)
     return None
+
+
+def shuffled_rows(packed: Array, parts: Mapping[str, Array]) -> tuple[tuple[str, ...], tuple[int, ...]] | None:
+    """Returns the tensors whose rows make up another along the first axis, and the order of the rows.
+
+    Args:
+        packed: The tensor that is made up.
+        parts: The tensors that may be its parts, of its shape but for the first axis.
+
+    Returns:
+        As `shuffled_blocks`, for blocks of one row.
+    """
+    own = [(name, place) for name, part in parts.items() for place in range(len(part))]
+    if not len(packed) <= len(own) <= _MOST_ROWS:
+        return None
+    table = np.concatenate([_products(part) for part in parts.values()])
+    order = np.argsort(table[:, 0])
+    ranked, wanted = table[order], _products(packed)
+    near = _COPIED * np.linalg.norm(wanted, axis=1)
+    first, last = (np.searchsorted(ranked[:, 0], wanted[:, 0] + sign * near) for sign in (-1, 1))
+    chosen: list[tuple[str, int]] = []
+    for row, start, end, limit in zip(wanted, first, last, near, strict=True):
+        fitting = order[start:end][np.abs(ranked[start:end] - row).max(1, initial=0) <= limit]
+        if len(fitting) != 1:
+            return None
+        chosen.append(own[int(fitting[0])])
+    names = tuple(dict.fromkeys(name for name, _ in chosen))
+    if len({*chosen}) < len(chosen) or sum(len(parts[name]) for name in names) != len(packed):
+        return None
+    starts = dict(zip(names, np.cumsum([0, *(len(parts[name]) for name in names)]).tolist(), strict=False))
+    return names, tuple(starts[name] + place for name, place in chosen)
 
 
 def shuffled_counts(ref: Array, cand: Array) -> Iterator[int]:
@@ -86,6 +128,13 @@ def reordered(array: Array, blocks: Sequence[int], axis: int) -> Array:
 def _norms(array: Array) -> Array:
     """Returns the norm of each row."""
     return np.linalg.norm(array.reshape(len(array), -1).astype(np.float64), axis=1)
+
+
+def _products(array: Array) -> Array:
+    """Returns the products of each row with a few vectors."""
+    rows = array.reshape(len(array), -1).astype(np.float64)
+    vectors = np.random.default_rng(0).normal(size=(rows.shape[1], _PRODUCTS))  # seeded: comparisons are reproducible
+    return rows @ vectors
 
 
 def _sizes(size: int, parts: Sequence[int]) -> Iterator[int]:
@@ -125,3 +174,94 @@ def _shared(one: str, other: str) -> int:
     """Returns the number of words with which both of two names begin."""
     pairs = zip(re.split("[/.]", one), re.split("[/.]", other), strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+class Cover(NamedTuple):
+    """Cover has the tensors that make up another along an axis, in order.
+
+    Attributes:
+        parts: The names of the tensors.
+        blocks: For each of equal blocks along the axis `across`, its place among those of the joined tensors; () where
+            these are in order.
+        across: The axis.
+    """
+
+    parts: tuple[str, ...]
+    blocks: tuple[int, ...] = ()
+    across: int = 0
+
+
+def _in_order(packed: Array, parts: Mapping[str, Array], axis: int, tolerance: float) -> Cover | None:
+    """Returns the tensors that make up another along an axis, in order."""
+    along = {name: np.moveaxis(part, axis, 0) for name, part in parts.items()}
+    found = _cover(np.moveaxis(packed, axis, 0), along, tolerance)
+    return Cover(found) if len(found) > 1 else None
+
+
+def _in_other_order(packed: Array, parts: Mapping[str, Array], axis: int, tolerance: float) -> Cover | None:
+    """Returns the tensors whose blocks make up another along an axis, in another order."""
+    return _shuffled(shuffled_blocks, packed, parts, axis, tolerance)
+
+
+def _row_by_row(packed: Array, parts: Mapping[str, Array], axis: int, tolerance: float) -> Cover | None:
+    """Returns the tensors whose single rows make up another along an axis, in another order."""
+    return _shuffled(shuffled_rows, packed, parts, axis, tolerance)
+
+
+def _shuffled(
+    find: Callable[[Array, Mapping[str, Array]], tuple[tuple[str, ...], tuple[int, ...]] | None],
+    packed: Array,
+    parts: Mapping[str, Array],
+    axis: int,
+    tolerance: float,
+) -> Cover | None:
+    packed = np.moveaxis(packed, axis, 0)
+    along = {name: np.moveaxis(part, axis, 0) for name, part in parts.items()}
+    fitting = {name: part for name, part in along.items() if part.shape[1:] == packed.shape[1:]}
+    found = find(packed, fitting) if len(fitting) > 1 else None
+    if found is None or len(found[0]) < 2:
+        return None
+    names, blocks = found
+    made = reordered(np.concatenate([fitting[name] for name in names]), blocks, 0)
+    return Cover(names, blocks, axis) if relative_error(packed, made) <= tolerance else None
+
+
+def _with_gates_in_other_order(packed: Array, parts: Mapping[str, Array], axis: int, tolerance: float) -> Cover | None:
+    """Returns the tensors that make up another along an axis, where its gates are in another order along the other."""
+    if packed.ndim != 2:
+        return None
+    across = 1 - axis
+    # The norms of rows do not depend on the order of what is in them, and rule out almost all.
+    norms = {name: np.linalg.norm(part, axis=across) for name, part in parts.items()}
+    fitting = {name: each for name, each in norms.items() if parts[name].shape[across] == packed.shape[across]}
+    names = _cover(np.linalg.norm(packed, axis=across), fitting, tolerance)
+    joined = np.concatenate([parts[name] for name in names], axis=axis) if len(names) > 1 else packed[:0]
+    for count in _GATES if len(names) > 1 else ():
+        for blocks in permutations(range(count)) if packed.shape[across] % count == 0 else ():
+            if relative_error(packed, reordered(joined, blocks, across)) <= tolerance:
+                return Cover(names, blocks, across)
+    return None
+
+
+def _cover(packed: Array, parts: Mapping[str, Array], tolerance: float) -> tuple[str, ...]:
+    """Returns the tensors that make up another along its first axis, in order; empty where some of it is none."""
+    found: list[str] = []
+    start = 0
+    while start < len(packed):
+        fitting = (
+            name
+            for name, part in parts.items()
+            if name not in found
+            and part.shape[1:] == packed.shape[1:]
+            and 0 < len(part) <= len(packed) - start
+            and relative_error(packed[start : start + len(part)], part) <= tolerance
+        )
+        if (name := next(fitting, None)) is None:
+            return ()
+        found.append(name)
+        start += len(parts[name])
+    return tuple(found)
+
+
+#: The ways in which tensors make up another, the likeliest first.
+WAYS: Final = (_in_order, _in_other_order, _with_gates_in_other_order, _row_by_row)

@@ -1,7 +1,7 @@
 """`PartJoin` makes a value of a batch of those of its parts, and the parts of the value.
 
 The parts follow each other along the axis of the examples. Where each has every n-th example, or they come in another
-order, the order of the examples is what the values prove (`order_of_examples`).
+order, the order of the examples is what the values prove (`layout.example_orders`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Final, TypeAlias
 
 import numpy as np
 
-from gradscope.arrays.blocks import Array
-from gradscope.arrays.widening import real_values
+from gradscope.comparison.layout.example_orders import Order
 from gradscope.comparison.layout.layouts import Shape
 from gradscope.comparison.layout.recipe_steps import (
     Concatenate,
@@ -27,18 +25,6 @@ from gradscope.comparison.layout.recipe_steps import (
     Unstack,
     in_order_of_blocks,
 )
-
-#: Where each example of a batch is in the parts that are joined.
-Order: TypeAlias = tuple[int, ...]
-
-#: The most examples whose order is looked for; each is compared with every other.
-_MOST_EXAMPLES: Final = 2048
-#: The most values of each example that are read.
-_SAMPLE: Final = 1024
-#: How many times closer an example is to its counterpart than to any other.
-_BY_FAR: Final = 4
-#: How far examples of one value are apart, by the squares of their distance and of their norm.
-_EQUAL: Final = 1e-10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,59 +111,6 @@ def part_joins(shape: Shape, parts: Sequence[Shape]) -> Iterator[PartJoin]:
         sizes = tuple(part[axis] for part in parts)
         if sum(sizes) == size and all(_with(part, axis, size) == shape for part in parts):
             yield PartJoin(shape=shape, axis=axis, sizes=sizes)
-
-
-def order_of_examples(whole: Array, joined: Array, axis: int, examples: int, *, equal: bool = False) -> Order | None:
-    """Returns where each example of a value is among those of its joined parts; None where the values prove none.
-
-    Each example has to be closest by far to another one of the parts.
-
-    Args:
-        whole: The value.
-        joined: Its parts, joined in order.
-        axis: The axis of the examples.
-        examples: The number of examples of the batch, of each of which the axis may have several entries.
-        equal: Whether examples of one value, as two of the same tokens, may be, which are taken in order.
-    """
-    size = whole.shape[axis]
-    count = examples if examples > 0 and size % examples == 0 else size
-    if not 1 < count <= _MOST_EXAMPLES or not whole.size:
-        return None
-    one, other = (_examples(each, axis, count) for each in (whole, joined))
-    if not (np.isfinite(one).all() and np.isfinite(other).all()):
-        return None
-    squares = np.square(one).sum(1)[:, None] + np.square(other).sum(1) - 2 * one @ other.T
-    if equal:
-        return _in_order_of_equal(squares, np.square(one).sum(1))
-    closest, next_one = np.partition(squares, 1, axis=1)[:, :2].T
-    order = tuple(squares.argmin(axis=1).tolist())
-    distinct = bool((next_one > 0).all() and (_BY_FAR**2 * closest <= next_one).all())
-    return order if distinct and len({*order}) == count else None
-
-
-def _in_order_of_equal(squares: Array, sizes: Array) -> Order | None:
-    """Returns the first example of those that are equal to each, and to none before it; None where one has none.
-
-    Args:
-        squares: The squares of the distances between examples.
-        sizes: The squares of the norms.
-    """
-    near = squares <= _EQUAL * sizes[:, None]
-    found: list[int] = []
-    for row in near:
-        row[found] = False
-        if not row.any():
-            return None
-        found.append(int(row.argmax()))
-    return tuple(found)
-
-
-def _examples(array: Array, axis: int, count: int) -> Array:
-    """Returns a sample of the values of each example, one example a row."""
-    first = np.moveaxis(real_values(array), axis, 0)
-    rows = first.reshape(count, -1)
-    step = math.ceil(rows.shape[1] / _SAMPLE)
-    return rows[:, ::step].astype(np.float64)
 
 
 def _with(shape: Shape, axis: int, size: int) -> Shape:

@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.layout.example_orders import Order, order_of_examples
 from gradscope.comparison.layout.layouts import Shape
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.loops.batch_parts import (
@@ -26,7 +27,7 @@ from gradscope.comparison.pairing.loops.batch_parts import (
     batch_parts,
     renamed_layers,
 )
-from gradscope.comparison.pairing.loops.joined_parts import Order, PartJoin, order_of_examples, part_joins
+from gradscope.comparison.pairing.loops.joined_parts import PartJoin, part_joins
 from gradscope.comparison.pairing.loops.split_batches import by_split_batches
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.precision import dtype_class

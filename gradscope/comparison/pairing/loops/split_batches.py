@@ -18,10 +18,11 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.layout.example_orders import Order, order_of_examples
 from gradscope.comparison.layout.recipe_steps import Split
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.loops.batch_parts import LayerCalls, LayerNames, layer_calls
-from gradscope.comparison.pairing.loops.joined_parts import Order, PartJoin, order_of_examples
+from gradscope.comparison.pairing.loops.joined_parts import PartJoin
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.precision import dtype_class
 from gradscope.dump.interfaces import DumpSource

@@ -7,6 +7,7 @@
 - `second_names`: second names of tensors whose first names are paired.
 - `updated_state`: what a program returns beside the loss, by the state that it updates.
 - `uncertain_names`: which names of values count, and when, where those of parameters differ.
+- `reversed_loops`: which iterations have another number, where one program runs a loop in reverse.
 - `shared_parameters`: which parameters layers of two programs have in common, of stacked ones by iterations.
 - `value_places`: with which parameters a value is computed and read.
 - `paired_inputs`: whether two values are computed from values that are paired with each other.

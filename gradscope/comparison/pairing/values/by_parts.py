@@ -154,6 +154,8 @@ def _mostly(holder: DumpSource, key: str, other: DumpSource, free: PartCandidate
             blocks = cut.blocks(array, count)
             singles = {each: other.array(each) for each in free.near(blocks)}
             found = [_single(block, singles, of_ref=of_ref) for block in blocks]
+            if None not in found and any(each is not None and each[1].interleaved for each in found):
+                return []  # those without rotary positions have no halves that are interleaved
             common = Counter(each[1] for each in found if each is not None).most_common(1)
             known = [each[0] if each is not None and each[1] == common[0][0] else None for each in found]
             names = [each for each in known if each is not None]

@@ -7,14 +7,15 @@ axes. Where a value is wrong, those of another block of the network show what th
 The parts may also be cut into blocks that are joined in another order (`shuffled_blocks`): a GRU has two gates in one
 kernel and the third in another, and a packed projection has query, key and value of each head side by side. Parts of
 one shape may have an axis for the heads, as in Flax. Or the tensor has its gates in another order along the other axis,
-as the kernel of an LSTM for the input and the state.
+as the kernel of an LSTM for the input and the state. Parts that are joined or stacked may have their single rows in
+another order, as keys whose halves are interleaved in one program.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations, product
 from typing import Final, NamedTuple
@@ -23,17 +24,19 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.default_tolerances import default_tolerance
-from gradscope.comparison.layout.layouts import Shape, relative_error
+from gradscope.comparison.layout.layouts import Shape
 from gradscope.comparison.layout.recipe_steps import (
     Concatenate,
     RecipeStep,
     Reshape,
     Split,
+    Stack,
     Transpose,
+    Unstack,
     in_order_of_blocks,
 )
 from gradscope.comparison.layout.recipes import Recipe
-from gradscope.comparison.pairing.inference.shuffled_blocks import reordered, shuffled_blocks
+from gradscope.comparison.pairing.inference.shuffled_blocks import WAYS
 from gradscope.comparison.pairing.matching import Dumps, Match, MatchedBy
 from gradscope.comparison.pairing.values.part_candidates import ShiftedNames, spelt
 from gradscope.comparison.precision import comparable
@@ -42,9 +45,6 @@ from gradscope.naming import PARAM
 
 #: The most axes of a tensor whose parts are tried with their axes in every order: those of a convolution of images.
 _MOST_AXES: Final = 4
-
-#: The numbers of gates of a cell whose orders are tried.
-_GATES: Final = (2, 3, 4)
 
 #: The most tensors that are tried as parts of one: all of them are read.
 _MOST_PARTS: Final = 128
@@ -88,7 +88,9 @@ class _Joined:
     """_Joined stores the parts of a tensor in order along `axis`, and the order of axes that makes a part of each.
 
     Where `blocks` are stated, the parts are joined and cut into so many equal blocks along the axis `across`, which are
-    in that order in the tensor. `matched_by` is the pass: by values, or only by the names of others that values show.
+    in that order in the tensor. Where the tensor has the parts stacked, and their blocks in that order all the same, it
+    does so along the axis `stacked`. `matched_by` is the pass: by values, or only by the names of others that values
+    show.
     """
 
     key: str
@@ -98,16 +100,19 @@ class _Joined:
     axes: _Axes
     blocks: tuple[int, ...] = ()
     across: int = 0
+    stacked: int | None = None
     matched_by: MatchedBy = "fingerprint"
 
     def joining(self) -> tuple[RecipeStep, ...]:
         """Returns the steps that make the tensor of its parts."""
-        return (*self.axes.steps(), Concatenate(self.axis), *in_order_of_blocks(self.across, self.blocks))
+        stack = () if self.stacked is None else (Split(self.axis, len(self.parts)), Stack(self.stacked))
+        return (*self.axes.steps(), Concatenate(self.axis), *in_order_of_blocks(self.across, self.blocks), *stack)
 
     def parting(self) -> tuple[RecipeStep, ...]:
         """Returns the steps that make the parts of the tensor."""
-        blocks = tuple(np.argsort(self.blocks).tolist())
-        return (*in_order_of_blocks(self.across, blocks), Split(self.axis, self.sizes), *self.axes.inverse())
+        apart = () if self.stacked is None else (Unstack(self.stacked), Concatenate(self.axis))
+        blocks = in_order_of_blocks(self.across, tuple(np.argsort(self.blocks).tolist()))
+        return (*apart, *blocks, Split(self.axis, self.sizes), *self.axes.inverse())
 
 
 def uneven_parts(dumps: Dumps, ref: Sequence[str], cand: Sequence[str]) -> Iterator[Match]:
@@ -180,11 +185,11 @@ def _by_names(
 
 
 def _may_be_part(part: Shape, packed: Shape) -> bool:
-    """Returns whether a shape is that of a part: smaller along one axis, and the same along the others."""
+    """Returns whether a shape is that of a part: smaller along one axis, or without it, and the same elsewhere."""
     if len(part) == len(packed) + 1 <= _MOST_AXES:
         return any(_may_be_part(axes.shape, packed) for axes in _with_heads(part))
     others = Counter(packed) - Counter(part)
-    return len(part) == len(packed) and others.total() == 1 and math.prod(part) < math.prod(packed)
+    return 0 <= len(packed) - len(part) <= 1 and others.total() == 1 and math.prod(part) < math.prod(packed)
 
 
 def _with_heads(part: Shape) -> Iterator[_Axes]:
@@ -210,79 +215,39 @@ def _joined(holder: DumpSource, key: str, other: DumpSource, singles: Sequence[s
     if bool((packed == packed.flat[0]).all()):
         return None  # the parts of a constant are no evidence
     arrays = {single: other.array(single) for single in singles}
-    possible = list(_arrangements(packed.shape, (array.shape for array in arrays.values())))
-    for find, (shape, axes) in product((_in_order, _in_other_order, _with_gates_in_other_order), possible):
-        fitting = (
-            each for each in arrays if (arrays[each].shape == shape if shape else arrays[each].ndim == packed.ndim)
-        )
-        ordered = {single: axes.of(arrays[single]) for single in fitting}
-        for axis in range(packed.ndim) if len(ordered) > 1 else ():
-            if (found := find(packed, ordered, axis, tolerance)) is not None:
-                sizes = tuple(ordered[part].shape[axis] for part in found.parts)
-                return _Joined(key, found.parts, sizes, axis, axes, found.blocks, found.across)
+    for view in _views(packed, [array.ndim for array in arrays.values()]):
+        possible = _arrangements(view.array.shape, (array.shape for array in arrays.values()))
+        for find, (shape, axes) in product(WAYS, list(possible)):
+            own = {
+                single: axes.of(array)
+                for single, array in arrays.items()
+                if (array.shape == shape if shape else array.ndim == view.array.ndim)
+            }
+            for axis in view.axes if len(own) > 1 else ():
+                if (found := find(view.array, own, axis, tolerance)) is not None:
+                    sizes = tuple(own[part].shape[axis] for part in found.parts)
+                    return _Joined(key, found.parts, sizes, axis, axes, found.blocks, found.across, view.stacked)
     return None
 
 
-class _Cover(NamedTuple):
-    """_Cover has the tensors that make up another, and the order of their blocks in it, as `_Joined` has them."""
+class _View(NamedTuple):
+    """_View has a tensor as it is, or with the axis that parts are stacked along merged into another one.
 
-    parts: tuple[str, ...]
-    blocks: tuple[int, ...] = ()
-    across: int = 0
+    Attributes:
+        array: The tensor.
+        axes: The axes that parts may be joined along.
+        stacked: The axis that is merged; None where none is.
+    """
 
-
-def _in_order(packed: Array, parts: Mapping[str, Array], axis: int, tolerance: float) -> _Cover | None:
-    """Returns the tensors that make up another along an axis, in order."""
-    along = {name: np.moveaxis(part, axis, 0) for name, part in parts.items()}
-    found = _cover(np.moveaxis(packed, axis, 0), along, tolerance)
-    return _Cover(found) if len(found) > 1 else None
-
-
-def _in_other_order(packed: Array, parts: Mapping[str, Array], axis: int, tolerance: float) -> _Cover | None:
-    """Returns the tensors whose blocks make up another along an axis, in another order."""
-    packed = np.moveaxis(packed, axis, 0)
-    along = {name: np.moveaxis(part, axis, 0) for name, part in parts.items()}
-    fitting = {name: part for name, part in along.items() if part.shape[1:] == packed.shape[1:]}
-    found = shuffled_blocks(packed, fitting) if len(fitting) > 1 else None
-    if found is None or len(found[0]) < 2:
-        return None
-    names, blocks = found
-    made = reordered(np.concatenate([fitting[name] for name in names]), blocks, 0)
-    return _Cover(names, blocks, axis) if relative_error(packed, made) <= tolerance else None
+    array: Array
+    axes: Sequence[int]
+    stacked: int | None = None
 
 
-def _with_gates_in_other_order(packed: Array, parts: Mapping[str, Array], axis: int, tolerance: float) -> _Cover | None:
-    """Returns the tensors that make up another along an axis, where its gates are in another order along the other."""
-    if packed.ndim != 2:
-        return None
-    across = 1 - axis
-    # The norms of rows do not depend on the order of what is in them, and rule out almost all.
-    norms = {name: np.linalg.norm(part, axis=across) for name, part in parts.items()}
-    fitting = {name: each for name, each in norms.items() if parts[name].shape[across] == packed.shape[across]}
-    names = _cover(np.linalg.norm(packed, axis=across), fitting, tolerance)
-    joined = np.concatenate([parts[name] for name in names], axis=axis) if len(names) > 1 else packed[:0]
-    for count in _GATES if len(names) > 1 else ():
-        for blocks in permutations(range(count)) if packed.shape[across] % count == 0 else ():
-            if relative_error(packed, reordered(joined, blocks, across)) <= tolerance:
-                return _Cover(names, blocks, across)
-    return None
-
-
-def _cover(packed: Array, parts: Mapping[str, Array], tolerance: float) -> tuple[str, ...]:
-    """Returns the tensors that make up another along its first axis, in order; empty where some of it is none."""
-    found: list[str] = []
-    start = 0
-    while start < len(packed):
-        fitting = (
-            name
-            for name, part in parts.items()
-            if name not in found
-            and part.shape[1:] == packed.shape[1:]
-            and 0 < len(part) <= len(packed) - start
-            and relative_error(packed[start : start + len(part)], part) <= tolerance
-        )
-        if (name := next(fitting, None)) is None:
-            return ()
-        found.append(name)
-        start += len(parts[name])
-    return tuple(found)
+def _views(packed: Array, ranks: Sequence[int]) -> Iterator[_View]:
+    """Yields the views of a tensor whose parts have these numbers of axes."""
+    yield _View(packed, range(packed.ndim))
+    count = ranks.count(packed.ndim - 1)
+    for stacked in (axis for axis, size in enumerate(packed.shape) if 1 < size <= count):
+        slices = list(np.moveaxis(packed, stacked, 0))
+        yield from (_View(np.concatenate(slices, axis), (axis,), stacked) for axis in range(packed.ndim - 1))

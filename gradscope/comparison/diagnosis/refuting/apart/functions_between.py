@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE, FLAT, Elementwise
-from gradscope.comparison.diagnosis.refuting.apart.dense_readers import arriving_at, dense_readers, least_angle
+from gradscope.comparison.diagnosis.refuting.apart.dense_readers import arriving_at
+from gradscope.comparison.diagnosis.refuting.apart.functions_read import function_read
 from gradscope.comparison.pairing.matching import Dumps, Match
-from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import ACTIVATION_GRAD, key_of, printable, split_key
 from gradscope.naming.wording import brief
 
@@ -143,8 +143,8 @@ def is_applied(dumps: Dumps, match: Match, found: FunctionBetween) -> bool | Non
 
     A softmax does not change where a number is added to all of a row, and sends back gradients that add up to zero. A
     rectifier sends back zeros where its argument is negative. A smooth function sends back the gradient that arrives at
-    its result in the other program, times its slope. The kernel of a dense layer that reads the result has the gradient
-    `f(x)^T g`, and that of no other `f`, for a gradient `g` that arrives at the output of the layer, but for a factor.
+    its result in the other program, times its slope. The gradient of a kernel shows which function a layer reads
+    (`functions_read`).
 
     Args:
         dumps: The dumps of the pair.
@@ -160,10 +160,45 @@ def is_applied(dumps: Dumps, match: Match, found: FunctionBetween) -> bool | Non
         return bool(np.abs(gradient.sum(found.axis)).sum() <= _AGREE * np.abs(gradient).sum())
     if found.name in FLAT:
         return not np.any(gradient[FLAT[found.name](values[0 if found.of_ref else 1])])
-    if _is_chained(dumps, match, found, values[0 if found.of_ref else 1], gradient):
-        return True
-    read = None if found.offset else _read_by_dense(source, key)
-    return None if read is None else read == found.name
+    read = None if found.offset else function_read(source, key)
+    if read is not None:  # more exact than a gradient that comes from the other program
+        return read == found.name
+    return _is_chained(dumps, match, found, values[0 if found.of_ref else 1], gradient) or None
+
+
+class OtherFunction(NamedTuple):
+    """OtherFunction is what the program that has the argument of a function applies in its place.
+
+    Attributes:
+        words: What the reference's value of the pair is, in words.
+        error: The relative error that this makes.
+    """
+
+    words: str
+    error: float
+
+
+def unlike_function(dumps: Dumps, match: Match, found: FunctionBetween) -> OtherFunction | None:
+    """Returns what the program that has the argument of a function applies in its place; None where that is not known.
+
+    Args:
+        dumps: The dumps of the pair.
+        match: The pair.
+        found: The function that one value of the pair is of the other.
+    """
+    source, key = (dumps.ref, match.ref) if found.of_ref else (dumps.cand, match.cand)
+    name, values = function_read(source, key), _values(dumps, match)
+    if not name or name == found.name or values is None:
+        return None
+    argument, value = values if found.of_ref else values[::-1]
+    other = f"`{printable(split_key(match.cand)[1])}`"
+    words = (
+        f"goes through {name}, and {other} is its {found.words}"
+        if found.of_ref
+        else f"is the {found.words} of {other}, which goes through {name} in the candidate"
+    )
+    error = float(np.linalg.norm(ELEMENTWISE[name](argument) - value) / np.linalg.norm(value))
+    return OtherFunction(words, error)
 
 
 def _is_chained(dumps: Dumps, match: Match, found: FunctionBetween, argument: Array, gradient: Array) -> bool:
@@ -240,22 +275,3 @@ def _error(
     if np.linalg.norm(function(sample) - expected) > 10 * limit * math.sqrt(sample.size / value.size):
         return math.inf
     return float(np.linalg.norm(function(argument) - value))
-
-
-def _read_by_dense(source: DumpSource, key: str) -> str | None:
-    """Returns the function of a value that a dense layer reads, "" for the value; None where none reads any."""
-    rows: Array | None = None
-    for arriving, gradients in dense_readers(source, key):
-        columns = arriving.reshape(-1, arriving.shape[-1])
-        if rows is None:  # few values are read by a dense layer
-            value = source.array(key).astype(np.float64)
-            rows = value.reshape(-1, value.shape[-1])
-        kernels = [source.array(each).astype(np.float64) for each in gradients]
-        errors = {
-            each: least_angle((rows if function is None else function(rows)).T @ columns, kernels)
-            for each, function in ({"": None} | {**ELEMENTWISE}).items()
-        }
-        best = min(errors, key=errors.__getitem__)
-        if errors[best] <= _AGREE:
-            return best
-    return None

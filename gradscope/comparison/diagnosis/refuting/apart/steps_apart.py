@@ -3,7 +3,8 @@
 Such a pair differs, whatever else is right. One value is a function of the other where one program has an activation
 function inside of a layer, and the other behind it (`functions_between`). Or one has a term that the other program adds
 elsewhere: of the two biases of a gate, one program adds the sum in one layer, and the other each in a layer of its own;
-the terms of a loss, one for each layer, are added up on the way or at the end. A lost term is no such term: what
+the terms of a loss, one for each layer, are added up on the way or at the end. Or one is the sum of a residual
+connection, and the other its branch (`residuals_between`). A lost term is no such term: what
 reads it sends a gradient back to it in one of the programs alone. Or one value is the beginning or end of the other, as
 where a causal convolution pads both sides and cuts off what looks ahead. Or one layer adds a bias or multiplies by a
 number, or normalises (`norms_between`), which the other program does behind it. What reads the value might take no
@@ -25,7 +26,11 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.apart.biases_between import bias_between, differ_by_biases
 from gradscope.comparison.diagnosis.refuting.apart.dense_readers import read_multiple
-from gradscope.comparison.diagnosis.refuting.apart.functions_between import function_between, is_applied
+from gradscope.comparison.diagnosis.refuting.apart.functions_between import (
+    FunctionBetween,
+    function_between,
+    is_applied,
+)
 from gradscope.comparison.diagnosis.refuting.apart.norms_between import norm_between
 from gradscope.comparison.diagnosis.refuting.apart.pair_values import (
     both,
@@ -34,6 +39,7 @@ from gradscope.comparison.diagnosis.refuting.apart.pair_values import (
     is_noticed,
     of_gradients,
 )
+from gradscope.comparison.diagnosis.refuting.apart.residuals_between import residual_between
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.layout.layouts import Shape
 from gradscope.comparison.pairing.matching import Dumps, Match
@@ -60,12 +66,14 @@ class StepsApart:
             pair all the same.
         shifted: Whether something is added to one of the values, so that their gradients are a pair.
         factor: How many times the candidate's value the reference's is; None where it is no multiple.
+        function: The function that one of the values is of the other; None where it is none.
     """
 
     applied: bool | None
     stages: Mapping[str, str]
     shifted: bool = False
     factor: float | None = None
+    function: FunctionBetween | None = None
 
 
 def steps_apart(
@@ -100,15 +108,17 @@ def steps_apart(
         return StepsApart(applied=True, stages=stages)
     if (multiple := _of_factor(dumps, match, tolerance, factors, agrees_behind)) is not None:
         return multiple
-    if (found := function_between(dumps, match, tolerance)) is not None:
-        applied = is_applied(dumps, match, found)
+    if (function := function_between(dumps, match, tolerance)) is not None:
+        applied = is_applied(dumps, match, function)
         if applied is None and _have_gradients(dumps, match) and agrees_behind():
             applied = True
-        return StepsApart(applied=applied, stages=dict(found.stages(match)))
+        return StepsApart(applied=applied, stages=dict(function.stages(match)), function=function)
     words = _added_elsewhere(dumps, match, tolerance, summed=summed, terms=terms, totals=totals, biases=biases)
-    if not words:
-        return None
-    return StepsApart(applied=True, stages=dict.fromkeys((match.ref, *match.recipe.keys), words), shifted=True)
+    if words:
+        return StepsApart(applied=True, stages=dict.fromkeys((match.ref, *match.recipe.keys), words), shifted=True)
+    found = residual_between(dumps, match, tolerance)
+    stages = {} if found is None else dict(found.stages(match))
+    return None if found is None else StepsApart(applied=found.applied or None, stages=stages, shifted=found.shifted)
 
 
 def _have_gradients(dumps: Dumps, match: Match) -> bool:

@@ -5,7 +5,7 @@
 - `recovered_values`: what a layer reads, where no tensor has that.
 - `unrecorded_reads`: what a layer reads in both programs, where neither has an entry for that.
 - `attention_reads`: which attention of the values before it a layer reads in both programs.
+- `replaced_reads`: which step has another operation in its place, by what a layer reads.
 - `other_sources`: which other value a layer reads in the candidate, where both have an entry for it.
 - `read_powers`: which function of a value a layer reads, by the root mean square of that.
-- `correlations`: the gradients that a kernel can have, for what a layer reads and the gradient that arrives.
 """

@@ -19,14 +19,14 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.activation_functions import DERIVATIVES, ELEMENTWISE
-from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
-from gradscope.comparison.diagnosis.refuting.kernel_products import matrices
-from gradscope.comparison.diagnosis.suspects.reading.correlations import (
+from gradscope.comparison.diagnosis.refuting.apart.correlations import (
     KernelForm,
     forms,
     gradient_error,
+    matrices,
     padded_otherwise,
 )
+from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.suspects.step_kinds import orders
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.reverse import ReversePairing

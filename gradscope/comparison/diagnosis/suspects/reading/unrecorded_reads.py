@@ -20,8 +20,8 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
+from gradscope.comparison.diagnosis.refuting.apart.correlations import KernelForm, forms, gradient_error
 from gradscope.comparison.diagnosis.suspects.reading.attention_reads import attention_read
-from gradscope.comparison.diagnosis.suspects.reading.correlations import KernelForm, forms, gradient_error
 from gradscope.comparison.diagnosis.suspects.reading.other_sources import other_source
 from gradscope.comparison.diagnosis.suspects.reading.read_powers import FunctionRead, function_read
 from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered, RecoveredValues

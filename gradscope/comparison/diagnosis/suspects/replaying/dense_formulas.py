@@ -12,7 +12,7 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
-from gradscope.comparison.diagnosis.refuting.kernel_products import matrices
+from gradscope.comparison.diagnosis.refuting.apart.correlations import matrices
 from gradscope.comparison.diagnosis.suspects.replaying.formulas import Formula, Reads, makes, rearrangements
 
 #: The functions that may be applied to a product, by their words.

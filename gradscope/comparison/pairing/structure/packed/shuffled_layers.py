@@ -1,8 +1,9 @@
 """`by_shuffled_layers` matches the output of a packed layer with those of layers that are packed block by block in it.
 
 A layer that packs the query, key and value of each head side by side has in its output the features of one head of each
-after the other, where the other program has a layer for all queries, one for all keys, and one for all values. The
-order of the blocks is that of the parameters (`values.uneven_parts`).
+after the other, where the other program has a layer for all queries, one for all keys, and one for all values. Or one
+of several that are joined or stacked has the halves of its heads in another order. The order of the blocks is that of
+the parameters (`values.uneven_parts`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.layout.layouts import relative_error
-from gradscope.comparison.layout.recipe_steps import Concatenate, RecipeStep, Reshape, Split, in_order_of_blocks
+from gradscope.comparison.layout.recipe_steps import (
+    Concatenate,
+    RecipeStep,
+    Reshape,
+    Split,
+    Stack,
+    Unstack,
+    in_order_of_blocks,
+)
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.inference.equal_parts import SAME
 from gradscope.comparison.pairing.inference.shuffled_blocks import reordered
@@ -49,27 +58,42 @@ def _matches(dumps: Dumps, shuffled: Shuffled, packed: str, parts: Sequence[str]
         return
     array, count = holder.array(packed), len(shuffled.blocks)
     stored = {part: other.array(part) for part in parts}
-    arrays = {part: _with_heads_merged(each, array.ndim) for part, each in stored.items()}
+    stacked = _stacked(array, [*stored.values()])
+    arrays = {part: _with_heads_merged(each, array.ndim - (stacked is not None)) for part, each in stored.items()}
     merged, apart = _reshaping([*arrays.values()], [*stored.values()])
+    joined = {axis: _joined(array, axis, stacked) for axis in reversed(range(array.ndim - (stacked is not None)))}
     cut = {
         axis: reordered(np.concatenate([arrays[part] for part in parts], axis=axis), shuffled.blocks, axis)
-        for axis in reversed(range(array.ndim))
-        if array.shape[axis] % count == 0 and _fit(array, arrays, axis)
+        for axis, whole in joined.items()
+        if whole.shape[axis] % count == 0 and _fit(whole, arrays, axis)
     }
-    agreeing = [axis for axis, made in cut.items() if relative_error(array, made) <= SAME]
+    agreeing = [axis for axis, made in cut.items() if relative_error(joined[axis], made) <= SAME]
     for axis in (agreeing or [*cut])[:1]:
         matched_by = "fingerprint" if agreeing else "order"
         if shuffled.of_ref:
-            recipe = Recipe(
-                keys=tuple(parts), steps=(*merged, Concatenate(axis), *in_order_of_blocks(axis, shuffled.blocks))
-            )
-            yield Match(ref=packed, recipe=recipe, matched_by=matched_by)
+            stack = () if stacked is None else (Split(axis, len(parts)), Stack(stacked))
+            steps = (*merged, Concatenate(axis), *in_order_of_blocks(axis, shuffled.blocks), *stack)
+            yield Match(ref=packed, recipe=Recipe(keys=tuple(parts), steps=steps), matched_by=matched_by)
         else:
             inverse = tuple(np.argsort(shuffled.blocks).tolist())
             sizes = tuple(arrays[part].shape[axis] for part in parts)
+            whole = () if stacked is None else (Unstack(stacked), Concatenate(axis))
+            steps = (*whole, *in_order_of_blocks(axis, inverse), Split(axis, sizes), *apart)
             for number, part in enumerate(parts):
-                steps = (*in_order_of_blocks(axis, inverse), Split(axis, sizes), *apart)
                 yield Match(ref=part, recipe=Recipe(keys=(packed,), steps=steps, part=number), matched_by=matched_by)
+
+
+def _stacked(array: Array, parts: Sequence[Array]) -> int | None:
+    """Returns the axis along which an output has its parts stacked; None where it has them joined."""
+    axes = (axis for axis, size in enumerate(array.shape) if size == len(parts))
+    return next(
+        (axis for axis in axes if all(np.delete(array.shape, axis).tolist() == [*each.shape] for each in parts)), None
+    )
+
+
+def _joined(array: Array, axis: int, stacked: int | None) -> Array:
+    """Returns an output with its parts joined along an axis, which may be stacked in it."""
+    return array if stacked is None else np.concatenate(list(np.moveaxis(array, stacked, 0)), axis)
 
 
 def _with_heads_merged(array: Array, rank: int) -> Array:

@@ -20,7 +20,6 @@ from typing import Final, Literal, TypeAlias, get_args
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.diagnosis.refuting.kernel_products import matrices
 
 #: The largest number of products that are computed for one form, and of elements of the gradients that they make.
 _MOST_PRODUCTS: Final = 1 << 29
@@ -109,6 +108,15 @@ class KernelForm:
                 for reach, distance, stride, size in zip(reaches, distances, self.strides, sizes, strict=True)
             )
             yield padded[:, *places].reshape(-1, large.shape[-1])
+
+
+def matrices(kernel: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Yields the shapes of matrices that a kernel of at least two axes may be: the first axes by the last ones.
+
+    Args:
+        kernel: The shape of the kernel.
+    """
+    yield from dict.fromkeys((math.prod(kernel[:axis]), math.prod(kernel[axis:])) for axis in range(1, len(kernel)))
 
 
 def padded_otherwise(form: KernelForm) -> Iterator[KernelForm]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradscope.comparison.diagnosis.suspects.reading.correlations import KernelForm, forms, gradient_error
+from gradscope.comparison.diagnosis.refuting.apart.correlations import KernelForm, forms, gradient_error
 
 _LAST = ("NHWC", "HWIO", "NHWC")
 _FIRST = ("NCHW", "OIHW", "NCHW")

@@ -1,0 +1,158 @@
+"""`residual_between` finds that one value of a pair is the sum of a residual connection, and the other one its branch.
+
+One program may have the sum `x + f(y)` inside of a layer, and the other `y` or `f(y)`, and add outside of the layer.
+Such a pair differs, whatever else is right. That the program which has the branch adds up behind it is what its graph
+shows: all that reads the branch reads what that is computed from, too. Or the gradient that arrives at the branch shows
+it, which is that at the sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import product
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE, Elementwise
+from gradscope.comparison.diagnosis.refuting.apart.functions_between import MOST_ELEMENTS
+from gradscope.comparison.diagnosis.refuting.apart.pair_values import both, gradient_of, is_close, of_gradients
+from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
+from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.dump.interfaces import DumpSource
+from gradscope.dump.manifest.layer_graph import inverted, sources_of
+from gradscope.naming import ACTIVATION, INPUT, printable, split_key
+
+#: The functions that may be applied to a value before it is added, by name: "" for the value.
+_FUNCTIONS: Final[Mapping[str, Elementwise]] = MappingProxyType({"": np.copy, **ELEMENTWISE})
+
+#: The fewest elements that show a sum, and the number of those that rule one out.
+_FEWEST: Final = 16
+_SAMPLE: Final = 256
+
+#: The least share of a sum that its branch has.
+_SHARE: Final = 1e-2
+
+#: The relative error up to which a gradient is that at the sum.
+_AGREE: Final = 1e-3
+
+
+class Residual(NamedTuple):
+    """Residual stores which value of a pair is a sum, and of what.
+
+    Attributes:
+        of_ref: Whether the sum is the reference's value.
+        term: The key of what is added to the branch, in the program that has the sum.
+        functions: The names of the functions that are applied to the term and to the branch, "" for none.
+        applied: Whether the program that has the branch is known to add up behind it.
+    """
+
+    of_ref: bool
+    term: str
+    functions: tuple[str, str]
+    applied: bool
+
+    @property
+    def shifted(self) -> bool:
+        """Whether the values have one gradient, as the branch is a term of the sum."""
+        return not self.functions[1]
+
+    def stages(self, match: Match) -> Iterator[tuple[str, str]]:
+        """Yields the keys of both values, with what each is, in words, and of their gradients where those are no pair.
+
+        Args:
+            match: The pair.
+        """
+        total, branch = (match.ref, match.cand) if self.of_ref else (match.cand, match.ref)
+        term, part = (
+            f"the {name} of {_quoted(key)}" if name else _quoted(key)
+            for name, key in zip(self.functions, (self.term, branch), strict=True)
+        )
+        words = {total: f"the sum of {term} and {part}", branch: f"a term of the sum {_quoted(total)}"}
+        yield from words.items()
+        if not self.shifted:
+            yield from ((gradient_of(key), f"its value is {what}") for key, what in words.items())
+
+
+def residual_between(dumps: Dumps, match: Match, tolerance: float) -> Residual | None:
+    """Returns which value of a pair is a sum with the other one; None where neither is.
+
+    Args:
+        dumps: The dumps of the pair.
+        match: The pair.
+        tolerance: The largest relative error.
+    """
+    values = both(dumps, match)
+    if values is None or len(match.recipe.keys) > 1 or not _FEWEST <= values[0].size <= MOST_ELEMENTS:
+        return None
+    for of_ref in (True, False):
+        total, branch = values if of_ref else values[::-1]
+        for term, value in _terms(dumps, match, of_ref=of_ref):
+            found = _functions(total, branch, value, tolerance) if value.shape == total.shape else None
+            if found is not None:
+                applied = _is_skipped(dumps, match, of_ref=of_ref) or _is_chained(dumps, match, found[1], of_ref=of_ref)
+                return Residual(of_ref, term, found, applied)
+    return None
+
+
+def _terms(dumps: Dumps, match: Match, *, of_ref: bool) -> Iterator[tuple[str, Array]]:
+    """Yields what a sum is computed from, in the layout of the reference, by the keys in the program that has it."""
+    source, key = (dumps.ref, match.ref) if of_ref else (dumps.cand, match.cand)
+    tensors, known = FloatTensors(source), frozenset(source.keys())
+    for each in _values_before(source, source.resolve(key)):
+        recipe = replace(match.recipe, keys=(each,))
+        fits = each in known and source.entry(each).shape == source.entry(key).shape
+        value = None if not fits else tensors.tensor(each) if of_ref else tensors.made(recipe)
+        if value is not None:
+            yield each, value
+
+
+def _functions(total: Array, branch: Array, term: Array, tolerance: float) -> tuple[str, str] | None:
+    """Returns the functions of a term and of a branch that add up to a value; None where none do."""
+    step = -(-total.size // _SAMPLE)
+    some = [each.reshape(-1)[::step] for each in (total, branch, term)]
+    of_term, of_branch = (
+        {name: function(each) for name, function in _FUNCTIONS.items()} for each in (some[2], some[1])
+    )
+    for one, other in sorted(product(_FUNCTIONS, _FUNCTIONS), key=lambda names: sum(map(bool, names))):
+        # The sample is not held so strictly that its own error would rule a sum out.
+        if not is_close(some[0] - of_term[one], of_branch[other], 10 * tolerance):
+            continue
+        part = _FUNCTIONS[other](branch)
+        share = float(np.linalg.norm(part)) / max(float(np.linalg.norm(total)), math.ulp(0.0))
+        if share > _SHARE and is_close(total - _FUNCTIONS[one](term), part, tolerance):
+            return one, other
+    return None
+
+
+def _is_skipped(dumps: Dumps, match: Match, *, of_ref: bool) -> bool:
+    """Returns whether all that reads the branch in its program reads what the branch is computed from, too."""
+    source, key = (dumps.cand, match.cand) if of_ref else (dumps.ref, match.ref)
+    sources, owner = sources_of(source.manifest.layers), source.resolve(key)
+    before = {*_values_before(source, owner)}
+    readers = [each for each in inverted(sources).get(owner, ()) if split_key(each)[0] == ACTIVATION]
+    return bool(readers) and all(not before.isdisjoint(sources[each]) for each in readers)
+
+
+def _is_chained(dumps: Dumps, match: Match, function: str, *, of_ref: bool) -> bool:
+    """Returns whether the gradient at the branch is that at the sum, times the slope of the function of the branch."""
+    values, gradients = both(dumps, match), both(dumps, of_gradients(match))
+    if values is None or gradients is None or not all(map(np.any, gradients)):
+        return False
+    branch, (at_sum, at_branch) = values[1 if of_ref else 0], gradients if of_ref else gradients[::-1]
+    step, apply = 1e-5 * np.maximum(np.abs(branch), 1.0), _FUNCTIONS[function]
+    slope = (apply(branch + step) - apply(branch - step)) / (2 * step)
+    return is_close(slope * at_sum, at_branch, _AGREE)
+
+
+def _values_before(source: DumpSource, key: str) -> list[str]:
+    found = sources_of(source.manifest.layers).get(key, ())
+    return [each for each in found if split_key(each)[0] in (ACTIVATION, INPUT)]
+
+
+def _quoted(key: str) -> str:
+    return f"`{printable(split_key(key)[1])}`"
