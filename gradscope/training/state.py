@@ -142,9 +142,11 @@ def _slot_and_parameter(path: Any, leaf: Any, params: Mapping[str, Any]) -> tupl
 
 
 def _field(path: Any) -> str:
-    """Returns the name of the innermost field of a path that has a name."""
-    names = [str(key.name) for key in path if isinstance(key, jax.tree_util.GetAttrKey)]
-    return names[-1] if names else _joined(path)
+    """Returns the name of the innermost field of a path, or else of the innermost entry, that has a name."""
+    fields = [str(key.name) for key in path if isinstance(key, jax.tree_util.GetAttrKey)]
+    entries = [key.key for key in path if isinstance(key, jax.tree_util.DictKey) and isinstance(key.key, str)]
+    # A name with slashes would be read as that of a slot and of a parameter.
+    return [_joined(path), *entries, *fields][-1].replace("/", ".")
 
 
 def _joined(path: Any) -> str:

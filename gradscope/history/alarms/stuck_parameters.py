@@ -42,12 +42,14 @@ _NOT_ROUNDED: Final = 2.0**-8
 _COLUMNS: Final = ("l2", "mean", "std", "amax", "zeros")
 
 #: Why a parameter stays that has a gradient, and what that is where all of them stay.
-_NO_UPDATE: Final = "its gradient is not zero, but the update that the optimizer makes of it is"
+_NO_UPDATE: Final = "its gradient is not zero, but its update is"
 _ROUNDED: Final = ", the norm of its update, is lost in its rounding"
 _NOT_APPLIED: Final = ", the norm of its update, is not applied"
 _EITHER: Final = ", the norm of its update, is not applied, or lost in its rounding"
 _OF_UPDATES: Final = (_ROUNDED, _NOT_APPLIED, _EITHER)
-_SCHEDULE_ENDED: Final = ", as of every parameter: the learning rate may be 0, as behind the end of a schedule"
+_SCHEDULE_ENDED: Final = (
+    ", as of every parameter: the step may drop it, or the learning rate be 0, as behind the end of a schedule"
+)
 
 
 class StuckParameters:

@@ -84,7 +84,7 @@ RULES: Final = (
         "`logits[arange(n), labels]`, unless no gradient comes back to any of those rows, as where padding is masked; "
         "or labels >= 1 of which some are n, in `one_hot(labels, n)` that predictions are compared with",
         remedy="Give the table as many rows as the tokenizer or the data has classes, or as the longest sequence has "
-        "positions, or look for ids that start at 1.",
+        "positions, or look for ids that start at 1; mask the loss of labels that stand for none, such as -100 or 255.",
         checks=(batch_rules.out_of_bounds,),
     ),
     FindingRule(

@@ -73,7 +73,7 @@ def same_averages(names: Sequence[str], count: int) -> LossFault:
 SAME_OPTIMIZER: Final = LossFault(
     "stale",
     "the optimizer has counted the same number of steps after every recorded one: the step does not hand on the state "
-    "that the update returns, so that moments and schedules begin anew each time",
+    "that the update returns, so that moments and schedules begin anew each time, or makes no update",
 )
 
 

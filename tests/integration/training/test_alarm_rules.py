@@ -742,7 +742,7 @@ def test_where_every_parameter_stays_the_end_of_a_schedule_is_named() -> None:
                 scaled(stats, f"update/{layer}", 0.0)
 
     (why,) = [alarm.why for alarm in watched(Training(0), ended) if alarm.rule == "stuck"]
-    assert "the learning rate may be 0, as behind the end of a schedule" in why
+    assert "or the learning rate be 0, as behind the end of a schedule" in why
 
 
 @pytest.mark.parametrize("end", [STOPPED, AS_DATA])

@@ -54,7 +54,7 @@ def _beyond(found: OutOfBounds) -> str:
         none = f"has labels from 1 to {found.index:,} and none that is 0, of classes 0 to {found.rows - 1:,}"
         return f"{none}: {beyond} labels have no class, and one_hot makes zeros of them"
     table = "a table of parameters" if found.table is None else naming.key_of(naming.PARAM, found.table)
-    farthest = f"up to {found.index:,}" if found.index >= 0 else f"{-found.index:,} before the first"
+    farthest = f"up to {found.index:,}" if found.index >= 0 else f"down to {found.index - found.rows:,}"
     if found.looked_up == "values":
         what, taken = f"has {beyond} indices beyond the {found.rows:,} values that each is to pick one of", "value"
         what = f"{what}, {farthest}"

@@ -621,6 +621,25 @@ def test_steps_of_several_threads_are_taken_one_after_the_other(tmp_path: Path) 
         assert run.steps["step"].tolist() == [*range(0, 24, 2)]
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_variables_of_an_optimizer_are_found_in_dictionaries_of_any_depth(nested: bool, tmp_path: Path) -> None:
+    """As `nnx.state(optimizer)` is one, of which no entry is a field."""
+    params, _ = initial()
+    moments = jax.tree.map(jnp.ones_like, params)
+    state = {"opt_state": {"0": {"mu": moments}}} if nested else {"mu": moments}
+    probe = gs.Probe(tmp_path / "run", every=2)
+
+    def step(params: Any, batch: Any) -> Any:
+        value, grads = probe.value_and_grad(loss)(params, batch)
+        probe.record(opt_state=state)
+        return jax.tree.map(lambda param, grad: param - 0.1 * grad, params, grads), value
+
+    with probe:
+        probe.jit(step)(params, batch(0))
+    with gs.load(tmp_path / "run") as run:
+        assert run.series("slot/mu/hidden/w", "mean").tolist() == [1.0]
+
+
 KEY = jax.random.key(7)
 
 

@@ -123,8 +123,12 @@ def _gather(failure: Failure, place: str) -> Diagnosis:
         return Diagnosis(f"gather{place}")
     at = [int(each) for each in np.argwhere(beyond)[0]]
     where = f" (element {at[:-1]} of the indices)" if len(at) > 1 else ""
-    rows = f"beyond the {int(sizes[at[-1]])} rows of the table"
-    return Diagnosis(f"index {int(indices[tuple(at)])}{where} is {rows}, and gather fills with NaN", VALID_INDEX)
+    rows, index = int(sizes[at[-1]]), int(indices[tuple(at)])
+    # JAX counts a negative index from the end by adding the number of rows, before it looks up.
+    stated = f"{index - rows}, or {index} from the first," if index < 0 else str(index)
+    return Diagnosis(
+        f"index {stated}{where} is beyond the {rows} rows of the table, and gather fills with NaN", VALID_INDEX
+    )
 
 
 def _is_row_masked(operation: Operation, primitive: str, failure: Failure, operations: Operations) -> bool:

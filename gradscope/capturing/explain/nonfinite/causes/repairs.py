@@ -38,7 +38,10 @@ X_LOG_X: Final = "use where twice: p * log(where(p > 0, p, 1)) is 0 where p is 0
 NORM: Final = "take the norm of a vector that cannot be zero: sqrt(sum(x**2) + eps), or where(x2 > 0, x2, 1) inside it"
 FINITE_MASK: Final = "mask with a large finite number, -1e9 say, in place of -inf, or keep one entry of every row"
 MASK_FIRST: Final = "mask with where, before the infinity is made, and not by multiplying"
-VALID_INDEX: Final = "keep the indices inside: look at the data and the table's size, or clip them"
+VALID_INDEX: Final = (
+    "keep the indices inside: look at the data and the table's size; of labels that stand for none, as -100 or 255, put "
+    "0 in their place, and mask their part of the loss"
+)
 BASE_POSITIVE: Final = "keep the base positive: clip it, or take the power of its magnitude"
 JITTER: Final = "add a small multiple of the identity to the matrix"
 LEAVE_POLE: Final = "keep the operand away from the pole: clip it to where the function is finite"
