@@ -284,17 +284,17 @@ def _print_results(
     from gradscope.cli.printing import print_report, say
     from gradscope.presentation import Query, dump_report
 
-    query = Query(sort=result_options.sort)
+    unseen = tuple(unseen_sentences(manifest.ledger.unseen() if result_options.strict else ()))
     try:
         report = dump_report(
-            "dump", str(path), manifest, findings, query=query, fold=not result_options.no_fold,
+            "dump", str(path), manifest, findings, query=Query(sort=result_options.sort),
             overview=not (result_options.asks_for_rows or selection_options.is_set),
-            checked=result_options.failing_rules(),
+            fold=not result_options.no_fold, checked=result_options.failing_rules(), missing=unseen,
         )  # fmt: skip
     except UsageError as error:  # the columns are known only now
         hint = f"the dump is in {path}, and gradscope show sorts it, too; {error.hint}"
         raise UsageError(error.message, hint=hint) from error
     run_options.say(*pruned_sentences(manifest.provenance))
     print_report(report, format_options.chosen, target)
-    for sentence in unseen_sentences(manifest.ledger.unseen() if result_options.strict else ()):
+    for sentence in unseen:
         say(sentence)

@@ -83,14 +83,20 @@ def failures_of_run(path: Path, alarms: Iterable[Alarm] | None, names: frozenset
 def failures(
     path: Path, manifest: Manifest, findings: Sequence[Finding], names: frozenset[str]
 ) -> dict[str, list[str]]:
-    """Returns the places of findings of these rules, by rule, and of what may be meant, by these words."""
+    """Returns the places of findings of these rules, by rule, and of what may be meant, by these words.
+
+    A finding counts, too, where a consequence of it is of these rules: it is the cause of what was asked for.
+    """
     from gradscope.naming import key_of
     from gradscope.presentation import doubts
 
     found: dict[str, list[str]] = {}
     for finding in findings:
+        rule = finding.failing(names)
         behind = "" if finding.source is None else f" ({finding.source})"
-        found.setdefault(finding.rule, []).append(f"at {key_of(finding.family, finding.name)}{behind}")
+        cause = "" if rule == finding.rule else f"a consequence of {finding.rule} "
+        if rule is not None:
+            found.setdefault(rule, []).append(f"{cause}at {key_of(finding.family, finding.name)}{behind}")
     for doubt in doubts(manifest):
         found.setdefault(doubt.word, []).append(f"in {path}" if doubt.source is None else f"at {doubt.source}")
     return {rule: places for rule, places in found.items() if rule in names}

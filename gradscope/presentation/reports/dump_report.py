@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -61,6 +61,7 @@ class DumpReport:
         checked: The rules whose findings, and words of doubts, make the command fail and are errors as annotations.
         thrown_away: Whether what is not finite reaches neither the loss nor a gradient that is requested.
         whole: Whether no row is left out, so that findings are those of the dump.
+        missing: Sentences about missing tensors, where these make the command fail.
     """
 
     command: str
@@ -74,6 +75,7 @@ class DumpReport:
     checked: frozenset[str] = frozenset()
     thrown_away: bool = False
     whole: bool = False
+    missing: tuple[str, ...] = ()
 
     def document(self, screen: Screen) -> Document:
         """Returns the tables, the findings, and the facts about the run last; or an overview of these.
@@ -153,7 +155,7 @@ class DumpReport:
         reasons = tuple(origin.why for origin in self.manifest.origins if origin.why)
         found = [
             Annotation(
-                level="error" if finding.rule in self.checked else "warning",
+                level="warning" if finding.failing(self.checked) is None else "error",
                 title=f"gradscope: {finding.rule}",
                 message=f"{_key(finding)} {finding.why}",
                 source=finding.source,
@@ -164,7 +166,8 @@ class DumpReport:
         is_fine = not found and (self.thrown_away or not began)
         told = [self._doubt_annotation(each) for each in doubts(self.manifest) if is_fine or each.word in self.checked]
         nothing = Annotation(level="notice", title="gradscope", message=f"{NOTHING_WRONG} in {self.path}")
-        return [*began, *found, *told, *([] if told or not is_fine else [nothing])]
+        missing = [Annotation(level="error", title="gradscope", message=each) for each in self.missing]
+        return [*began, *found, *told, *missing, *([] if told or missing or not is_fine else [nothing])]
 
     def _doubt_annotation(self, doubt: Doubt) -> Annotation:
         level = "error" if doubt.word in self.checked else "notice"
@@ -206,6 +209,7 @@ def dump_report(
     fold: bool = True,
     overview: bool = False,
     checked: frozenset[str] = frozenset(),
+    missing: Iterable[str] = (),
 ) -> DumpReport:
     """Returns the report of a dump, with the rows that a query selects.
 
@@ -218,6 +222,7 @@ def dump_report(
         fold: Whether on a terminal the iterations of a loop share a line.
         overview: Whether a terminal shows an overview and not the tables.
         checked: The rules whose findings, and the words of doubts, that make the command fail.
+        missing: Sentences about missing tensors, where these make the command fail.
 
     Returns:
         The report.
@@ -242,6 +247,7 @@ def dump_report(
         checked=checked,
         thrown_away=bool(manifest.origins) and is_thrown_away(manifest),
         whole=0 < len(every) == len(rows),
+        missing=tuple(missing),
     )
 
 

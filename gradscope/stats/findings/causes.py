@@ -55,7 +55,7 @@ def causes(suspects: Sequence[Suspect]) -> tuple[Finding, ...]:
         if cause is None:
             found.add(each)
         else:
-            cause.affects(each.keys)
+            cause.affects(each)
     return tuple(cause.finding() for cause in found)
 
 
@@ -72,17 +72,22 @@ class _Cause:
         self.place = place
         self._others: set[str] = set()
         self._known = {suspect.keys}  # many suspects may concern the same tensors
+        self._explains: dict[str, None] = {}
 
-    def affects(self, keys: frozenset[str]) -> None:
-        """Adds the tensors of a consequence."""
+    def affects(self, other: Suspect) -> None:
+        """Adds a consequence, with its tensors."""
+        keys = other.keys
+        if other.finding.rule != self.suspect.finding.rule:
+            self._explains[other.finding.rule] = None
         if keys not in self._known:
             self._known.add(keys)
             self._others.update(keys - self.suspect.keys)
 
     def finding(self) -> Finding:
-        """Returns the finding of the suspect, with the number of all tensors."""
+        """Returns the finding of the suspect, with the number of all tensors, and what it explains."""
         found = self.suspect.finding
-        return replace(found, tensors=max(len(self.suspect.keys) + len(self._others), found.tensors))
+        number = max(len(self.suspect.keys) + len(self._others), found.tensors)
+        return replace(found, tensors=number, explains=tuple(self._explains))
 
 
 class _Causes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -38,6 +38,7 @@ class Finding:
             consequence.
         counted: How many of them `why` counts itself, beside the tensor.
         repair: What to do, where that of the rule does not fit; "" where it does.
+        explains: The rules whose findings are consequences of it, and are not listed.
 
     Example:
         >>> import jax.numpy as jnp
@@ -56,6 +57,7 @@ class Finding:
     tensors: int = 1
     counted: int = 0
     repair: str = ""
+    explains: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return self.summary().one_line("Finding")
@@ -65,6 +67,10 @@ class Finding:
 
     def _repr_html_(self) -> str:
         return self.summary().html()
+
+    def failing(self, names: Collection[str]) -> str | None:
+        """Returns its rule, or else that of a consequence, that is one of some names; None where none is."""
+        return next((rule for rule in (self.rule, *self.explains) if rule in names), None)
 
     @property
     def statement(self) -> str:

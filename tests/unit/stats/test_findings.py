@@ -411,7 +411,7 @@ def test_all_that_follows_from_a_dead_layer_is_reported_with_it() -> None:
     )
     causes = tuple(Cause(family=each.family, name=each.name, why=why) for each in entries[1:])
     (only,) = find(Manifest(entries=entries, causes=causes))
-    assert (only.rule, only.name, only.tensors) == ("dead", "relu", 3)
+    assert (only.rule, only.name, only.tensors, only.explains) == ("dead", "relu", 3, ("zero-grad",))
 
 
 def test_saturation_is_inside_the_model_and_a_final_one_is_an_answer() -> None:

@@ -115,3 +115,26 @@ def test_a_check_of_all_rules_passes_what_may_be_meant_and_one_that_names_it_fai
     found = failures(Path("a.npz"), manifest, [dead], checked_rules("dead,softmax"))
     assert found == {"dead": ["at activation/b"], "softmax": ["at net.py:3"]}
     assert checked_rules("no effect") == {"no effect"}
+
+
+def test_a_check_of_a_rule_counts_the_cause_of_what_it_would_have_found() -> None:
+    cause = Finding(
+        rule="init", family="param", name="w", why="is large", source="net.py:3", iteration=(), explains=("exploding",)
+    )
+    manifest = Manifest(entries=(entry("param", "w"),))
+    for check, found in (
+        ("exploding", {"exploding": ["a consequence of init at param/w (net.py:3)"]}),
+        ("all", {"init": ["at param/w (net.py:3)"]}),
+        ("vanishing", {}),
+    ):
+        assert failures(Path("a.npz"), manifest, [cause], checked_rules(check)) == found
+        report = dump_report("show", "a.npz", manifest, [cause], checked=checked_rules(check))
+        assert [each.level for each in report.annotations()] == ["error" if found else "warning"]
+
+
+def test_what_is_missing_and_makes_a_command_fail_is_an_error_next_to_the_source() -> None:
+    manifest = Manifest(entries=(entry("param", "w"),))
+    report = dump_report("dump", "a.npz", manifest, (), missing=("--strict: 1 missing that you did not exclude",))
+    assert [(each.level, each.message) for each in report.annotations()] == [
+        ("error", "--strict: 1 missing that you did not exclude")
+    ]
