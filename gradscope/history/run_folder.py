@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -156,7 +157,7 @@ class RunFolder:
         return sorted(path.name for path in self.path.iterdir() if not _is_part(path.name))
 
     def clear(self, inputs: Iterable[Path] = ()) -> None:
-        """Removes the history, the checkpoints and the event files of a run, and nothing else.
+        """Removes the history, the checkpoints, the profiles and the event files of a run, and nothing else.
 
         Args:
             inputs: Files that the new run reads, which are not removed.
@@ -172,6 +173,8 @@ class RunFolder:
                     f"cannot replace the run in {printable(str(self.path))}: its {kept.name} is read",
                     hint="copy that file, or name another folder",
                 )
+            for path in _traces_in(self.path):
+                shutil.rmtree(path)
             # The history last: without it the folder is no run, and nothing would remove the rest.
             for path in (*states, *event_files_in(self.path)):
                 path.unlink()
@@ -218,6 +221,13 @@ class RunFolder:
         """Returns the folders that alarms saved, with their steps, in order."""
         found = ((_ALARM.fullmatch(path.name), path) for path in self.path.iterdir())
         return sorted((int(match[1]), path) for match, path in found if match is not None)
+
+
+def _traces_in(folder: Path) -> list[Path]:
+    """Returns the folders of the profiles of a run."""
+    return [
+        path for path in folder.iterdir() if _TRACE.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
+    ]
 
 
 def _is_part(name: str) -> bool:

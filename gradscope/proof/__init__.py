@@ -8,7 +8,7 @@
   A wrong gradient of the loss shows that some rule is wrong; this shows which, for which argument, by which factor.
 - `solvers` runs iterative solvers longer. An error that shrinks with their tolerance is no error of a rule.
 - `surrogate` keeps values of `stop_gradient` constant, and takes a rule that is allowed to be no derivative as right,
-  where finite differences would otherwise see the values change.
+  and that of gamma draws, where finite differences would otherwise see the values change.
 - `proof_rows` are the rows, one per claim. `proving` collects them, and the verdict.
 
 Everything is computed in float64, at the parameters and the batch that the model has in its own precision. Where a

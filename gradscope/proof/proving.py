@@ -26,7 +26,7 @@ from gradscope.proof.proof_rows import ProofRow, leaf_row, rule_row
 from gradscope.proof.rules.rule_calls import custom_rule_calls
 from gradscope.proof.rules.rule_claims import rule_outcomes
 from gradscope.proof.solvers.solver_tolerance import tightenings
-from gradscope.proof.surrogate import surrogate_loss
+from gradscope.proof.surrogate import draws, surrogate_loss
 from gradscope.tracing.dataflow.reachability import Reach, is_inexact, reachability_from
 from gradscope.tracing.jaxpr.custom_rules import custom_rule
 from gradscope.tracing.jaxpr.frames import ValueKey
@@ -37,6 +37,11 @@ from gradscope.tracing.user_frames import user_code
 #: A relative error that is allowed from which on a row says why it is, and how it does.
 _UNUSUAL: Final = 1e-3
 _SENSITIVE: Final = "rounding counts for much here: the last bit of every argument changes this gradient by {:.2g}"
+
+_DRAWN: Final = (
+    "the derivative of draws of gamma distributions counts as right: it is that of a quantile, and not of the draw for "
+    "this random key"
+)
 
 #: The rows about custom rules, and those about gradients.
 _Rows: TypeAlias = "tuple[tuple[ProofRow, ...], tuple[ProofRow, ...]]"
@@ -109,7 +114,7 @@ def prove(model: Model, arguments: Arguments, timings: Timings, options: ProofOp
     _require_known(prepared.resolved.trace, options.allowed)
     run = prepared.start()
     repetitions = tuple(_repetitions(model, prepared, run, timings))
-    notes = list(_on_loss(np.asarray(run.observed.loss)))
+    notes = [*_on_loss(np.asarray(run.observed.loss)), *([_DRAWN] if draws(prepared.resolved.trace) else [])]
     with timings.phase("differences"), np.errstate(all="ignore"):  # non-finite differences are reported as not checked
         try:
             rules, gradients = _wide_rows(model, prepared, options)

@@ -5,6 +5,9 @@ be no derivative as if the rule were right. Finite differences follow the values
 wrong, the loss is computed again with a surrogate: a stopped value stays as it is at the point of differentiation, and
 a function whose rule is allowed is linear around its operands there, with the slope that its rule states.
 
+So is a draw of a gamma distribution, of which those of beta, Dirichlet and t distributions are made: JAX differentiates
+it for a fixed quantile, as is right on average over draws, and for a fixed random key the draw moves otherwise.
+
 The loss is evaluated at both points in one pass, equation by equation, because a surrogate needs the operands at the
 point of differentiation, those of every iteration included.
 """
@@ -12,7 +15,7 @@ point of differentiation, those of every iteration included.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import jax
 
@@ -23,6 +26,11 @@ from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.custom_rules import custom_rule
 from gradscope.tracing.jaxpr.jaxcompat import Equation, Jaxpr, bind, is_literal
 from gradscope.tracing.tracer import Trace
+
+_STOP: Final = "stop_gradient"
+
+#: Primitives that draw numbers, whose derivative is that of a quantile of the distribution.
+_DRAWS: Final = frozenset({"random_gamma"})
 
 #: What JAX raises where a rule is not linear in the cotangent, such as one that clips it.
 _NOT_LINEAR = (NotImplementedError, TypeError, ValueError, AssertionError)
@@ -49,7 +57,8 @@ def surrogate_loss(trace: Trace, leaves: Sequence[Any], allowed: Collection[str]
     Returns:
         A pure function; None where nothing has a surrogate, or an allowed rule is not linear in the cotangent.
     """
-    if not _stops(trace) and not any(call.rule.function in allowed for call in custom_rule_calls(trace)):
+    is_allowed = any(call.rule.function in allowed for call in custom_rule_calls(trace))
+    if not (is_allowed or _has(trace, {_STOP, *_DRAWS})):
         return None
 
     def loss(here: Sequence[Any], arguments: Sequence[Any]) -> Any:
@@ -63,9 +72,14 @@ def surrogate_loss(trace: Trace, leaves: Sequence[Any], allowed: Collection[str]
     return loss
 
 
-def _stops(trace: Trace) -> bool:
+def draws(trace: Trace) -> bool:
+    """Returns whether a loss draws numbers whose derivative is not that of the draw for a fixed random key."""
+    return _has(trace, _DRAWS)
+
+
+def _has(trace: Trace, primitives: Collection[str]) -> bool:
     return any(
-        frame.jaxpr.eqns[number].primitive.name == "stop_gradient"
+        frame.jaxpr.eqns[number].primitive.name in primitives
         for frame in trace.root.walk()
         if not is_barred(frame)
         for number in trace.liveness.live(frame)
@@ -103,10 +117,10 @@ class _PairedEvaluation:
         return self._operation(equation, values) if inside is None else [_Pair(*each) for each in inside]
 
     def _operation(self, equation: Equation, values: list[_Pair]) -> list[_Pair]:
-        if equation.primitive.name == "stop_gradient":
+        if equation.primitive.name == _STOP:
             return [_Pair(values[0].here, values[0].here)]
         rule = custom_rule(equation)
-        if rule is not None and rule.function in self._allowed:
+        if equation.primitive.name in _DRAWS or (rule is not None and rule.function in self._allowed):
             return _linear(equation, values)
         made = (bind(equation, list(at)) for at in zip(*values, strict=True))
         return [_Pair(*each) for each in zip(*made, strict=True)]

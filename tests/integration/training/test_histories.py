@@ -350,9 +350,11 @@ def test_a_run_is_not_replaced_where_the_new_one_reads_its_checkpoint(run: Path)
     with RunFolder(run) as folder, pytest.raises(UsageError, match=r"its state-000007.npz is read"):
         folder.clear([run.parent / "other.npz", run / ".." / run.name / checkpoint.name])
     assert sorted(each for each in run.iterdir() if each.name != ".lock") == before
+    (run / "trace-000005" / "plugins").mkdir(parents=True)
+    (run / "trace-000006").symlink_to(run.parent)
     with RunFolder(run) as folder:
         folder.clear()
-    assert [each.name for each in run.iterdir()] == [".lock"]
+    assert sorted(each.name for each in run.iterdir()) == [".lock", "trace-000006"]
 
 
 def test_ten_thousand_rows_take_little_room(tmp_path: Path) -> None:

@@ -539,6 +539,13 @@ def test_stopped_values_count_as_constant() -> None:
     assert set(statuses(found).values()) == {"correct"}
 
 
+@pytest.mark.parametrize(("inner", "verdict"), [(squared, "correct"), (half_squared, "wrong")])
+def test_a_draw_of_a_gamma_distribution_has_the_derivative_of_a_quantile(inner: Any, verdict: str) -> None:
+    found = proof(lambda w, x: jax.random.gamma(jax.random.key(0), 1.0 + inner(x @ w)).sum())
+    assert found.verdict == verdict
+    assert found.notes[0].startswith("the derivative of draws of gamma distributions counts as right")
+
+
 def test_a_wrong_rule_next_to_a_stopped_value_is_still_wrong() -> None:
     found = proof(lambda w, x: (lax.stop_gradient(jnp.sin(w)) * half_squared(w)).sum())
     assert (rule(found, "half_squared").status, statuses(found)["param_grad/value"]) == ("wrong", "wrong")
