@@ -118,7 +118,13 @@ class RunFolder:
         with machine_errors("write to", path):
             path.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        locked = lock(descriptor)
+        try:
+            with machine_errors("lock", path):
+                locked = lock(descriptor)
+        except BaseException:
+            self._descriptor = descriptor
+            self.close()
+            raise
         if locked is None:
             say_unlocked(path)
         if locked is False or not os.fstat(descriptor).st_nlink:  # a lock that another process removed is none

@@ -46,7 +46,7 @@ def fuzz(names: Iterable[str], seconds: int) -> bool:
             print(f"{name}: {executed} inputs, coverage {covered[-1] if covered else '?'}, {outcome}", flush=True)
             if done.returncode:
                 failed = True
-                print(done.stderr[-4000:], file=sys.stderr)
+                print(done.stdout[-4000:], done.stderr[-4000:], file=sys.stderr)  # atheris prints exceptions to both
                 for kept in Path(folder).glob("*-*"):
                     print(f"  {kept.name}: {kept.read_bytes()!r:.3000}", file=sys.stderr)
     return failed
