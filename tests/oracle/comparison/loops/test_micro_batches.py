@@ -42,6 +42,11 @@ def backwards(x: Any, parts: int) -> Sequence[Any]:
     return jnp.split(x, parts)[::-1]
 
 
+def overlapping(x: Any, parts: int) -> Sequence[Any]:
+    size = len(x) // parts
+    return [x[start : start + size] for start in range(0, parts * (size - 1), size - 1)]
+
+
 def shuffled(x: Any, parts: int) -> Sequence[Any]:
     return jnp.split(x[jnp.array([2, 0, 3, 1])], parts)
 
@@ -203,3 +208,12 @@ def test_targets_in_another_order_than_the_examples_are_told_at_the_loss() -> No
     found = gs.compare(whole, wrong)
     assert found.first_divergence.forward is not None
     assert found.first_divergence.forward.name == "error"
+
+
+def test_parts_that_read_other_examples_make_no_errors_anew() -> None:
+    def captured_of(parts: Parts) -> gs.Dump:
+        return gs.capture(lambda variables, batch: in_turn(variables, batch["x"], 2, of=parts), *arguments())
+
+    found = gs.compare(captured_of(every_nth), captured_of(overlapping))
+    assert "in what it reads" in found.sentence, found.sentence
+    assert "made anew" not in found.sentence, found.sentence
