@@ -213,12 +213,15 @@ def _matched_rows(
     matches = {pair.owner: pair.match for pair in around}
     carries = partial(CarriedErrors(dumps).carries, matches=matches)
     own = {key: each.tolerance for key, each in errors.items()}
-    has_factor = CommonFactors(dumps.ref, around, rel_l2).is_own
-    deep = accumulated_tolerances(sources, rel_l2, own, epsilons, carries=carries, has_factor=has_factor)
+    factors = CommonFactors(dumps.ref, around, rel_l2)
+    deep = accumulated_tolerances(sources, rel_l2, own, epsilons, carries=carries, has_factor=factors.is_own)
     limits = {pair.owner: pair.limit for pair in around}
     limits |= {pair.owner: deep[pair.owner] for pair in around if pair.noise is None and pair.owner in deep}
     share = partial(kinks.share, matches=matches)
     kinked = kinked_tolerances(sources, rel_l2, limits, share)
+    # What has a factor alone has no errors of rounding that others would explain.
+    alone = {pair.owner: pair.limit for pair in around if pair.owner in rel_l2 and factors.is_of_all(pair.owner)}
+    limits, kinked = limits | alone, {key: limit for key, limit in kinked.items() if key not in alone}
     rows: dict[str, ComparisonRow] = {}
     for pair in pairs:
         entry, grown = dumps.ref.entry(pair.match.ref), growth.get(pair.owner)

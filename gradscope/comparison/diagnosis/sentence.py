@@ -29,6 +29,7 @@ from gradscope.comparison.judging.limits.noise import WITHIN
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, AUX, INPUT, is_gradient, key_of
+from gradscope.naming.paths import without_occurrence
 from gradscope.naming.wording import brief, counted, times
 
 #: How many times the tolerance an error may be that calibration would settle.
@@ -74,7 +75,7 @@ def _of_rows(
     rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame, losses: LossDifference | None, *, apart: bool
 ) -> str:
     rest = [
-        *_new_errors(rows, divergence),
+        *_new_errors(rows, divergence, blame),
         *others(rows, divergence, blame),
         *rearranged(rows, blame),
         *unproven(rows),
@@ -262,16 +263,18 @@ def _in_brackets(row: ComparisonRow, makers: Sequence[str]) -> str:
     return f" ({apart}{blame}{noise}{made}{likely}{other})"
 
 
-def _new_errors(rows: Sequence[ComparisonRow], divergence: Divergence) -> list[str]:
+def _new_errors(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Blame) -> list[str]:
     """Returns a clause about tensors, other than the first, that differ by far more than all of their sources."""
+    # Where the first one differs in what its layer reads, so do those of its other calls.
     # A module that returns what its last layer returns has the same tensor by another name.
     told = {repr(each.metrics) for each in (divergence.forward, divergence.backward) if each is not None}
     # A gradient is also made of the values that the rule of its layer kept, which differ where the forward pass does.
     directed = (*FORWARD, *BACKWARD) if divergence.forward is None else FORWARD
+    first = without_occurrence(divergence.forward.name) if divergence.forward is not None and blame.unrecorded else ""
     made: list[str] = []
     for row in rows:
         is_new = row.family in directed and row.status == "different" and row.inputs_paired
-        is_new = is_new and as_float(row.metrics.get("growth", 0.0)) > FLAGGED
+        is_new = is_new and as_float(row.metrics.get("growth", 0.0)) > FLAGGED and without_occurrence(row.name) != first
         if is_new and (metrics := repr(row.metrics)) not in told:
             told.add(metrics)
             made.append(row.name)

@@ -70,7 +70,7 @@ def _in_order_of_equal(squares: Array, sizes: Array) -> Order | None:
 
 def _examples(array: Array, axis: int, count: int) -> Array:
     """Returns a sample of the values of each example, one example a row."""
-    first = np.moveaxis(real_values(array), axis, 0)
+    first = np.moveaxis(real_values(array.reshape(-1)).reshape(array.shape), axis, 0)
     rows = first.reshape(count, -1)
     step = math.ceil(rows.shape[1] / _SAMPLE)
     return rows[:, ::step].astype(np.float64)

@@ -42,6 +42,11 @@ def backwards(x: Any, parts: int) -> Sequence[Any]:
     return jnp.split(x, parts)[::-1]
 
 
+def overlapping(x: Any, parts: int) -> Sequence[Any]:
+    size = len(x) // parts
+    return [x[start : start + size] for start in range(0, parts * (size - 1), size - 1)]
+
+
 def shuffled(x: Any, parts: int) -> Sequence[Any]:
     return jnp.split(x[jnp.array([2, 0, 3, 1])], parts)
 
@@ -205,6 +210,7 @@ def test_targets_in_another_order_than_the_examples_are_told_at_the_loss() -> No
     assert found.first_divergence.forward.name == "error"
 
 
+<<<<<<< HEAD
 def test_calls_of_a_layer_with_other_numbers_of_axes_are_no_parts() -> None:
     def network(name: str, factor: float = 1.0) -> Callable[[Any, Any], Any]:
         def loss(variables: Any, x: Any) -> Any:
@@ -219,3 +225,12 @@ def test_calls_of_a_layer_with_other_numbers_of_axes_are_no_parts() -> None:
     kernel, x = drawn(0, 3, 3), drawn(1, EXAMPLES, 5, 3)
     one = gs.capture(network("one"), {"one": kernel}, x)
     assert not gs.compare(one, gs.capture(network("other", 1.1), {"other": kernel}, x))
+=======
+def test_parts_that_read_other_examples_make_no_errors_anew() -> None:
+    def captured_of(parts: Parts) -> gs.Dump:
+        return gs.capture(lambda variables, batch: in_turn(variables, batch["x"], 2, of=parts), *arguments())
+
+    found = gs.compare(captured_of(every_nth), captured_of(overlapping))
+    assert "in what it reads" in found.sentence, found.sentence
+    assert "made anew" not in found.sentence, found.sentence
+>>>>>>> ports10

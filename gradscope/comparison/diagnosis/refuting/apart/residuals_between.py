@@ -48,13 +48,11 @@ class Residual(NamedTuple):
         of_ref: Whether the sum is the reference's value.
         term: The key of what is added to the branch, in the program that has the sum.
         functions: The names of the functions that are applied to the term and to the branch, "" for none.
-        applied: Whether the program that has the branch is known to add up behind it.
     """
 
     of_ref: bool
     term: str
     functions: tuple[str, str]
-    applied: bool
 
     @property
     def shifted(self) -> bool:
@@ -79,7 +77,7 @@ class Residual(NamedTuple):
 
 
 def residual_between(dumps: Dumps, match: Match, tolerance: float) -> Residual | None:
-    """Returns which value of a pair is a sum with the other one; None where neither is.
+    """Returns which value of a pair is a sum with the other one, in both programs; None where that is not known.
 
     Args:
         dumps: The dumps of the pair.
@@ -93,9 +91,10 @@ def residual_between(dumps: Dumps, match: Match, tolerance: float) -> Residual |
         total, branch = values if of_ref else values[::-1]
         for term, value in _terms(dumps, match, of_ref=of_ref):
             found = _functions(total, branch, value, tolerance) if value.shape == total.shape else None
-            if found is not None:
-                applied = _is_skipped(dumps, match, of_ref=of_ref) or _is_chained(dumps, match, found[1], of_ref=of_ref)
-                return Residual(of_ref, term, found, applied)
+            if found is not None and (
+                _is_skipped(dumps, match, of_ref=of_ref) or _is_chained(dumps, match, found[1], of_ref=of_ref)
+            ):
+                return Residual(of_ref, term, found)
     return None
 
 

@@ -118,7 +118,7 @@ def steps_apart(
         return StepsApart(applied=True, stages=dict.fromkeys((match.ref, *match.recipe.keys), words), shifted=True)
     found = residual_between(dumps, match, tolerance)
     stages = {} if found is None else dict(found.stages(match))
-    return None if found is None else StepsApart(applied=found.applied or None, stages=stages, shifted=found.shifted)
+    return None if found is None else StepsApart(applied=True, stages=stages, shifted=found.shifted)
 
 
 def _have_gradients(dumps: Dumps, match: Match) -> bool:
