@@ -210,7 +210,6 @@ def test_targets_in_another_order_than_the_examples_are_told_at_the_loss() -> No
     assert found.first_divergence.forward.name == "error"
 
 
-<<<<<<< HEAD
 def test_calls_of_a_layer_with_other_numbers_of_axes_are_no_parts() -> None:
     def network(name: str, factor: float = 1.0) -> Callable[[Any, Any], Any]:
         def loss(variables: Any, x: Any) -> Any:
@@ -225,7 +224,8 @@ def test_calls_of_a_layer_with_other_numbers_of_axes_are_no_parts() -> None:
     kernel, x = drawn(0, 3, 3), drawn(1, EXAMPLES, 5, 3)
     one = gs.capture(network("one"), {"one": kernel}, x)
     assert not gs.compare(one, gs.capture(network("other", 1.1), {"other": kernel}, x))
-=======
+
+
 def test_parts_that_read_other_examples_make_no_errors_anew() -> None:
     def captured_of(parts: Parts) -> gs.Dump:
         return gs.capture(lambda variables, batch: in_turn(variables, batch["x"], 2, of=parts), *arguments())
@@ -233,4 +233,3 @@ def test_parts_that_read_other_examples_make_no_errors_anew() -> None:
     found = gs.compare(captured_of(every_nth), captured_of(overlapping))
     assert "in what it reads" in found.sentence, found.sentence
     assert "made anew" not in found.sentence, found.sentence
->>>>>>> ports10

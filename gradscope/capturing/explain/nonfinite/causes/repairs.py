@@ -39,8 +39,8 @@ NORM: Final = "take the norm of a vector that cannot be zero: sqrt(sum(x**2) + e
 FINITE_MASK: Final = "mask with a large finite number, -1e9 say, in place of -inf, or keep one entry of every row"
 MASK_FIRST: Final = "mask with where, before the infinity is made, and not by multiplying"
 VALID_INDEX: Final = (
-    "keep the indices inside: look at the data and the table's size; of labels that stand for none, as -100 or 255, put "
-    "0 in their place, and mask their part of the loss"
+    "keep the indices inside: look at the data and the table's size; of labels that stand for none, as -100 or 255, "
+    "put 0 in their place, and mask their part of the loss"
 )
 BASE_POSITIVE: Final = "keep the base positive: clip it, or take the power of its magnitude"
 JITTER: Final = "add a small multiple of the identity to the matrix"
