@@ -26,9 +26,11 @@ def add(x: Any, bias: Any) -> Any:
     return x + jnp.broadcast_to(bias, x.shape)
 
 
-def attention(w: Any, x: Any) -> Any:
+def attention(w: Any, x: Any, masked: float = 0.0) -> Any:
     query, key = add(x @ w["query"], w["query_bias"]), add(x @ w["key"], w["key_bias"])
     scores = jnp.einsum("bqd,bkd->bqk", query, key) / 4.0
+    if masked:
+        scores = jnp.where(jnp.tri(x.shape[1], dtype=bool)[None], scores, masked)
     return jax.nn.softmax(scores) @ (x @ w["value"])
 
 
@@ -44,6 +46,11 @@ ATTENTION = {
 
 def attends(w: Any, x: Any) -> Any:
     return (jnp.tanh(attention(w, x)) ** 2).mean()
+
+
+def attends_before(masked: float) -> Callable[[Any, Any], Any]:
+    """Attention to what is before, and a softmax behind that would take out what is added for all positions."""
+    return lambda w, x: -jax.nn.log_softmax(attention(w, x, masked), axis=1)[..., 0].mean()
 
 
 def attends_in_half(dtype: Any) -> Callable[[Any, Any], Any]:
@@ -88,6 +95,10 @@ INVARIANT: Mapping[str, tuple[Callable[[Any, Any], Any], Any, set[str], str]] = 
     "a key's bias": (attends, ATTENTION, {"key_bias"}, "softmax"),
     "a key's bias in bfloat16": (attends_in_half(jnp.bfloat16), ATTENTION, {"key_bias"}, "softmax"),
     "a key's bias in float16": (attends_in_half(jnp.float16), ATTENTION, {"key_bias"}, "softmax"),
+    "a key's bias under a causal mask": (attends_before(-1e9), ATTENTION, {"key_bias"}, "softmax"),
+    "a key's bias under the smallest number": (
+        attends_before(float(jnp.finfo(jnp.float32).min)), ATTENTION, {"key_bias"}, "softmax"
+    ),
     "a key's bias in a scan": (attends_in_a_scan, ATTENTION, {"key_bias"}, "softmax"),
     "a bias before a batch normalisation": (
         batch_normalised,

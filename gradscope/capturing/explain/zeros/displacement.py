@@ -77,17 +77,22 @@ class Change:
     Attributes:
         share: The share of its elements that changed at all.
         differences: The sorted magnitudes of the changes, of all elements.
+        magnitudes: The sorted magnitudes of its elements.
         scale: The root mean square of its elements.
     """
 
     share: float
     differences: np.ndarray
+    magnitudes: np.ndarray
     scale: float
 
     def typical(self, quantile: float) -> float:
         """Returns the change that a share of the elements does not exceed."""
-        last = self.differences.size - 1
-        return float(self.differences[min(last, int(quantile * last + 0.5))]) if last >= 0 else 0.0
+        return _quantile(self.differences, quantile)
+
+    def magnitude(self, quantile: float) -> float:
+        """Returns the magnitude that a share of the elements does not exceed."""
+        return _quantile(self.magnitudes, quantile)
 
 
 def precision(dtypes: Iterable[Any]) -> Precision:
@@ -116,8 +121,9 @@ def change_of(before: np.ndarray, after: np.ndarray) -> Change:
     differences, one = differences[known], np.abs(one[known])
     scale = float(np.sqrt(np.mean(one**2))) if one.size else 0.0
     return Change(
-        share=float(np.mean(differences > 0)) if one.size else 0.0, differences=np.sort(differences), scale=scale
-    )
+        share=float(np.mean(differences > 0)) if one.size else 0.0, differences=np.sort(differences),
+        magnitudes=np.sort(one), scale=scale,
+    )  # fmt: skip
 
 
 def is_taken_out(equation: Equation, operands: Sequence[Change], result: Change, precision: Precision) -> bool:
@@ -137,8 +143,10 @@ def is_taken_out(equation: Equation, operands: Sequence[Change], result: Change,
     arriving = max(_size(operand, 1 - operand.share / 2, absolute=absolute) for operand in operands)
     leaving = _size(result, 1 - share / 2, absolute=absolute)
     known = max(_size(operand, 1 - operand.share / 2, absolute=False) for operand in operands)
-    # Beside a term so large that its rounding hides the displacement, nothing shows that it is taken out.
-    known = min(known, arriving / result.scale) if absolute and result.scale else known
+    # Beside a term so large that its rounding hides the displacement, nothing shows that it is taken out. Of scores of
+    # which some are masked by a large number, those that change are the others.
+    beside = result.magnitude(share / 2)
+    known = min(known, arriving / beside) if absolute and beside else known
     return known >= precision.visible and leaving <= precision.taken_out * arriving
 
 
@@ -152,6 +160,11 @@ def mixes(equation: Equation) -> bool:
 def _size(change: Change, quantile: float, *, absolute: bool) -> float:
     size = change.typical(quantile)
     return size if absolute or change.scale == 0 else size / change.scale
+
+
+def _quantile(ordered: np.ndarray, quantile: float) -> float:
+    last = ordered.size - 1
+    return float(ordered[min(last, int(quantile * last + 0.5))]) if last >= 0 else 0.0
 
 
 def _wide(array: np.ndarray) -> np.ndarray:
