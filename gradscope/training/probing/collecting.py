@@ -26,7 +26,7 @@ from gradscope.training.optimizers.stated_learning_rate import stated_learning_r
 from gradscope.training.probing.collected import Collected
 from gradscope.training.probing.same_loss import same_loss
 from gradscope.training.recording.compared_arrays import cosine, is_same
-from gradscope.training.recording.expected_changes import ExpectedChange, expected_changes, joined, optimizer_changes
+from gradscope.training.recording.expected_changes import ExpectedChange, expected_changes, joined
 from gradscope.training.recording.recorded import outline_of
 from gradscope.training.state import named_leaves, slots_of
 
@@ -123,7 +123,6 @@ class Collector:
             numbers["update_norm"] = optax.tree.norm(updates)
         if (rate := stated_learning_rate(self._optimizer)) is not None:
             numbers["learning_rate"] = rate
-        self.changes.update(optimizer_changes(self._optimizer))
         unchanged = {name: is_same(new, self._params[name]) for name, new in after.items()}
         return Collected(
             keys=tuple(vectors),

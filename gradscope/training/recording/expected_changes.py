@@ -1,6 +1,6 @@
-"""Some values have to be others at each step: a dropout's key, the averages that a loss returns, an optimizer's count.
+"""Some values have to be others at each step: the key of a dropout, and the running averages that a loss returns.
 
-Which those are, the program states; whether they are others, the recorded steps.
+Which those are, the program of the loss states; whether they are others, the recorded steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gradscope.tracing.lookup.functions.repeated_masks import drawn_masks
 from gradscope.tracing.lookup.functions.running_averages import running_averages
 from gradscope.tracing.tracer import Trace
 from gradscope.training.recording.compared_arrays import is_same
-from gradscope.training.recording.loss_faults import SAME_OPTIMIZER, same_averages, same_key
+from gradscope.training.recording.loss_faults import same_averages, same_key
 
 #: The comparisons of one recorded step with the next that say so.
 _FEWEST: Final = 2
@@ -57,18 +57,6 @@ def expected_changes(
         moves = [is_same(auxiliary[each.output], inputs[each.input]) == 0 for each in averages]
         given = tuple(inputs[each.input] for each in averages)
         yield same_averages(names, len(averages)), ExpectedChange(given, jnp.stack(moves).any())
-
-
-def optimizer_changes(state: Any) -> Iterator[tuple[LossFault, ExpectedChange]]:
-    """Yields what should change in the state of an optimizer: what it counts, as its steps.
-
-    Args:
-        state: The state after a step; None for none.
-    """
-    leaves = (leaf for leaf in jax.tree_util.tree_leaves(state) if hasattr(leaf, "dtype"))
-    counts = tuple(leaf for leaf in leaves if leaf.ndim == 0 and jnp.issubdtype(leaf.dtype, jnp.integer))
-    if counts:
-        yield SAME_OPTIMIZER, ExpectedChange(counts, jnp.bool_(True))
 
 
 def joined(one: ExpectedChange, other: ExpectedChange) -> ExpectedChange:

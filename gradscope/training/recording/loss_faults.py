@@ -6,7 +6,6 @@ So is some of what may be meant, which a dump says beside its findings.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
 
 from gradscope.history.history_rows import LossFault
 from gradscope.naming import printable
@@ -67,14 +66,6 @@ def same_averages(names: Sequence[str], count: int) -> LossFault:
         f"the loss is given the same running statistics at every step ({what}), and returns new ones, which the step "
         "does not hand on: in evaluation they are still those of the start",
     )
-
-
-#: What is to be said of an optimizer that counts its steps, and has the same count after each.
-SAME_OPTIMIZER: Final = LossFault(
-    "stale",
-    "the optimizer has counted the same number of steps after every recorded one: the step does not hand on the state "
-    "that the update returns, so that moments and schedules begin anew each time, or makes no update",
-)
 
 
 def _repeated(places: Sequence[str | None], why: str) -> LossFault:
