@@ -7,7 +7,8 @@ it depends on both gradients, and is another number in each parameter; of a grad
 With b1 = b2 = 0 nothing is kept on purpose, and every step is as a first one.
 
 A state that is as it was at the recorded step before says nothing: an optimizer that adds up gradients, or one that is
-asked once in several steps, keeps that of its first step until the second.
+asked once in several steps, keeps that of its first step until the second. Where updates are made and all of `mu` is
+zero, it is the one that `init` made, which the step hands on in place of what the update returned.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _SQUARE: Final = naming.key_of("slot/nu", "")
 _SAME: Final = 1e-3
 #: The fewest parameters that have to agree.
 _FEWEST: Final = 2
+#: The condition that no moment has been kept.
+_ZEROS: Final = "zeros"
 
 
 class ResetOptimizer:
@@ -43,24 +46,26 @@ class ResetOptimizer:
         Args:
             stats: The statistics of the tensors, by key, in the order of the step.
         """
-        found = _moments(stats)
-        if len(found) < _FEWEST:
-            return
-        if not self._begun:
-            self._begun, self._first = True, max(found.values())
-        first = self._first or 0.0
-        # With nothing kept, mu is the gradient and nu its square, at every step.
-        nothing_kept = _is_same(first, 1.0) and _is_gradient(found, stats)
-        anew = all(_is_same(each, first) for each in found.values()) and not nothing_kept
-        sizes = {key: stats[key]["rms"] or 0.0 for key in found}
-        kept, self._before = sizes == self._before, sizes
-        if self._streak.reached({RESET: anew}, IN_A_ROW, waiting=(RESET,) if kept else ()):
+        found, zeros = _moments(stats), _zeros(stats)
+        anew = kept = False
+        if len(found) >= _FEWEST:
+            if not self._begun:
+                self._begun, self._first = True, max(found.values())
+            first = self._first or 0.0
+            # With nothing kept, mu is the gradient and nu its square, at every step.
+            nothing_kept = _is_same(first, 1.0) and _is_gradient(found, stats)
+            anew = all(_is_same(each, first) for each in found.values()) and not nothing_kept
+            sizes = {key: stats[key]["rms"] or 0.0 for key in found}
+            kept, self._before = sizes == self._before, sizes
+        holds = {RESET: anew, _ZEROS: len(zeros) >= _FEWEST}
+        for condition in self._streak.reached(holds, IN_A_ROW, waiting=(RESET,) if kept else ()):
+            keys = list(found) if condition == RESET else zeros
+            what = "what a first step makes of the gradient" if condition == RESET else "zero, though it is updated"
             why = (
-                f"is what a first step makes of the gradient, as in all {len(found)} parameters, at {IN_A_ROW} "
-                "recorded steps in a row: the optimizer's state begins anew at each; make it by init once, before the "
-                "loop, and hand on what update returns"
+                f"is {what}, as in all {len(keys)} parameters, at {IN_A_ROW} recorded steps in a row: the optimizer's "
+                "state begins anew at each; make it by init once, before the loop, and hand on what update returns"
             )
-            yield Alarm(step=0, rule=RESET, key=next(iter(found)), why=why)
+            yield Alarm(step=0, rule=RESET, key=keys[0], why=why)
 
     def to_json(self) -> dict[str, Any]:
         """Returns everything that it remembers."""
@@ -85,6 +90,13 @@ def _is_gradient(means: Iterable[str], stats: Statistics) -> bool:
 
 def _is_same(one: float | None, other: float | None) -> bool:
     return one is not None and other is not None and abs(one - other) <= _SAME * abs(other)
+
+
+def _zeros(stats: Statistics) -> list[str]:
+    """Returns the keys of the means of gradients, where all are zero and all of these parameters have an update."""
+    means = {key: each for key, each in stats.items() if key.startswith(_MEAN)}
+    updates = [stats.get(naming.key_of(naming.UPDATE, key.removeprefix(_MEAN)), {}).get("l2") for key in means]
+    return list(means) if all(updates) and all(each.get("rms") == 0 for each in means.values()) else []
 
 
 def _moments(stats: Statistics) -> dict[str, float]:
