@@ -36,6 +36,7 @@ class AlarmRule:
         name: The rule's stable name.
         sentence: A description, for users.
         formula: What is compared with what.
+        remedy: What to look at, for users.
         watches: The column of `steps` that a spike is of; None for a rule about tensors.
         least_factor: How many times the mean of the last steps a spike is at least; 0 for a column that has no scale.
         families: The families of the tensors that an alarm may name.
@@ -46,6 +47,7 @@ class AlarmRule:
     name: str
     sentence: str
     formula: str
+    remedy: str
     watches: str | None = None
     least_factor: float = 0.0
     families: tuple[str, ...] = ()
@@ -72,6 +74,7 @@ RULES: Final = (
         sentence="The loss or a gradient is NaN or infinite.",
         formula="an element that is not finite",
         families=(naming.PARAM_GRAD,),
+        remedy="Look at the dump that the alarm saved, which says where the first NaN began and what mends it.",
     ),
     AlarmRule(
         name=DIVERGING,
@@ -83,6 +86,7 @@ RULES: Final = (
         "finite, after one of at least 10, or 0.3 where it was above 10 times; or, from the 128th step on after one of "
         "at least 0.1, a median of 8 losses of at least 2 times the first, and of the last 32 one of at least 0.8 "
         "times, and none below 0.72 times",
+        remedy="Lower the learning rate, or warm it up; clip the gradients by their global norm.",
     ),
     AlarmRule(
         name=UNBOUNDED,
@@ -91,18 +95,25 @@ RULES: Final = (
         formula="loss below -1,000 times the largest magnitude of the first 3 known, and norm of the gradients above "
         "1,000 times the largest of these, at 3 steps in a row at which both are known, and 16 times as far below zero "
         "as after half as many such steps; after 2, 4, 8, ... of them",
+        remedy="Look for the sign of each term of the loss, and for an objective that is to be maximised.",
     ),
     AlarmRule(
         name="loss-spike", sentence="The loss jumps up.", formula=_SPIKE, watches="loss",
         families=(naming.INPUT, naming.PARAM, naming.ACTIVATION), least_deviation=_LEAST_DEVIATION,
+        remedy="Look at the batch of that step, which the alarm saved, for an example that is unlike others; lower "
+        "the learning rate, or clip the gradients, where it is none.",
     ),
     AlarmRule(
         name="grad-spike", sentence="The norm of the gradients jumps up.", formula=_NORM_SPIKE, watches="grad_norm",
         least_factor=_NORM_FACTOR, families=(naming.PARAM_GRAD, naming.ACTIVATION_GRAD),
+        remedy="Look at the tensor that is named, in the dump that the alarm saved, and at the batch; clip the "
+        "gradients by their global norm.",
     ),
     AlarmRule(
         name="update-spike", sentence="The norm of the updates jumps up.", formula=_NORM_SPIKE, watches="update_norm",
         least_factor=_NORM_FACTOR, families=(naming.UPDATE,),
+        remedy="Look at the learning rate's schedule, and at an optimizer whose second moments have become small; "
+        "clip the updates.",
     ),
     AlarmRule(
         name="stuck",
@@ -112,6 +123,8 @@ RULES: Final = (
         "may be updated once in several; not where it is kept constant on purpose, as a target network is, or because "
         "the optimizer never made an update of its gradient, while others move",
         families=(naming.PARAM,),
+        remedy="Let the step return the new parameters and hand them on; look at a mask, a label or a rate of 0 of "
+        "the optimizer, and, of bfloat16 parameters, at updates that rounding loses.",
     ),
     AlarmRule(
         name="raw-gradient",
@@ -119,6 +132,8 @@ RULES: Final = (
         formula="l2, mean and amax of the update within 1e-3 of those of the gradient, at 3 recorded steps in a row, "
         "and not of all parameters; not of one in which the loss is affine, as in a Lagrange multiplier",
         families=(naming.UPDATE,),
+        remedy="Give every parameter an optimizer: optax.masked hands on the gradients of what it leaves out, and "
+        "optax.set_to_zero in optax.multi_transform freezes.",
     ),
     AlarmRule(
         name=RESET,
@@ -127,6 +142,7 @@ RULES: Final = (
         "step in every parameter, of at least 2, at 3 recorded steps in a row; or all of mu zero though all of these "
         "parameters have an update",
         families=("slot/mu",),
+        remedy="Make the state by init once, before the loop, and hand on the one that update returns.",
     ),
     AlarmRule(
         name="dying",
@@ -134,6 +150,8 @@ RULES: Final = (
         formula="share of exact zeros in a parameter's gradient, which is that of its dead units: above 1/2 at 3 "
         "recorded steps in a row, and below 1/4 before",
         families=(naming.PARAM_GRAD,),
+        remedy="Lower the learning rate, or warm it up: a large step makes biases so negative that a ReLU is zero "
+        "for all inputs. Use a function that passes a gradient below zero.",
     ),
     AlarmRule(
         name="update-ratio",
@@ -142,6 +160,7 @@ RULES: Final = (
         "too large only where the parameter's rms was never below a tenth of the median of all, too small only while "
         "the median of these ratios is not, or while none ever was more",
         families=(naming.UPDATE,),
+        remedy="Change the learning rate, of this parameter or of all: updates of some 1e-3 of a parameter are usual.",
     ),
     AlarmRule(
         name="vanishing",
@@ -149,12 +168,16 @@ RULES: Final = (
         formula="slope of log10(rms) of activation gradients over the depth, times the depth: a factor of 1e3 down, "
         "and of 1e2 more than at the first 5 recorded steps, at 3 in a row",
         families=(naming.ACTIVATION_GRAD,),
+        remedy="Look at the layer from which on gradients are small, in the dump of such a step; use residual "
+        "connections and normalisations.",
     ),
     AlarmRule(
         name="exploding",
         sentence="Gradients get ever larger from the last layer to the first.",
         formula="as for vanishing, upwards",
         families=(naming.ACTIVATION_GRAD,),
+        remedy="Clip the gradients by their global norm, lower the learning rate, and scale residual branches "
+        "down.",
     ),
 )  # fmt: skip
 

@@ -211,6 +211,7 @@ def _of_alarm(rule: AlarmRule) -> dict[str, str]:
         "what": rule.sentence,
         "formula": rule.formula,
         "of": ", ".join(rule.families),
+        "do": rule.remedy,
         "use": f"--check {rule.name} makes train exit 1 on it; --on-alarm says what else an alarm does",
     }
 
