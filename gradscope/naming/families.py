@@ -98,6 +98,12 @@ def gradient_family(family: str) -> str | None:
     return _GRADIENTS.get(family)
 
 
+def gradient_key(key: str) -> str:
+    """Returns the key of the gradient with respect to a tensor; its own where there is none."""
+    family, name = split_key(key)
+    return key_of(gradient_family(family) or family, name)
+
+
 def value_family(family: str) -> str | None:
     """Returns the family that `family` has the gradients of; None where it has no gradients of one family."""
     return _VALUES.get(family)

@@ -60,7 +60,11 @@ class ResetOptimizer:
         holds = {RESET: anew, _ZEROS: len(zeros) >= _FEWEST}
         for condition in self._streak.reached(holds, IN_A_ROW, waiting=(RESET,) if kept else ()):
             keys = list(found) if condition == RESET else zeros
-            what = "what a first step makes of the gradient" if condition == RESET else "zero, though the parameter is updated"
+            what = (
+                "what a first step makes of the gradient"
+                if condition == RESET
+                else "zero, though the parameter is updated"
+            )
             why = (
                 f"is {what}, as in all {len(keys)} parameters, at {IN_A_ROW} recorded steps in a row: the optimizer's "
                 "state begins anew at each; make it by init once, before the loop, and hand on what update returns"

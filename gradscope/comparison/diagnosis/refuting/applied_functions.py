@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from gradscope.comparison.diagnosis.refuting.apart.pair_values import gradient_of
 from gradscope.comparison.diagnosis.refuting.apart.steps_apart import steps_apart
 from gradscope.comparison.diagnosis.refuting.errors_behind import InheritedErrors
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources
@@ -22,7 +21,7 @@ from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import NearestKeys, inverted
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM, key_of, split_key
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, PARAM, gradient_key, key_of, split_key
 
 #: The passes that pair by names, which may be of another step.
 _BY_NAME: Final = ("name", "path")
@@ -88,7 +87,7 @@ def with_loop_outputs(pairing: Pairing, match: Match, stages: Mapping[str, str])
         stages: What each value of the pair, and its gradient, is in words, by their keys.
     """
     values = [(key, match.ref if of_ref else match.cand) for key, of_ref in _loop_outputs(pairing, match)]
-    outputs = [*values, *((gradient_of(key), gradient_of(of)) for key, of in values)]
+    outputs = [*values, *((gradient_key(key), gradient_key(of)) for key, of in values)]
     return {**stages, **{key: stages[of] for key, of in outputs if of in stages}}
 
 

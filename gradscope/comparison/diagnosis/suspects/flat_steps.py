@@ -17,7 +17,7 @@ from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.suspects.steps import Found, Step
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.interfaces import DumpSource
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, key_of, split_key
+from gradscope.naming import ACTIVATION, gradient_key, key_of, split_key
 from gradscope.naming.wording import counted
 
 #: The least number of flat elements that show anything.
@@ -68,7 +68,7 @@ class _FlatSteps:
         key = key_of(ACTIVATION, *read)
         match = (self._of_ref if step.of_ref else self._of_cand).get(self._owners[step.of_ref].get(key, key))
         own = self._ref if step.of_ref else self._cand
-        arriving, passed = own.tensor(_gradient_of(step.key)), own.tensor(_gradient_of(key))
+        arriving, passed = own.tensor(gradient_key(step.key)), own.tensor(gradient_key(key))
         if match is None or arriving is None or passed is None or arriving.shape != passed.shape:
             return None
         flat = (passed == 0) & (arriving != 0)
@@ -87,8 +87,8 @@ class _FlatSteps:
 
     def _gradients(self, match: Match) -> tuple[Array, Array] | None:
         """Returns the gradients of a pair of values in the layout of the reference; None where one is not known."""
-        gradients = replace(match.recipe, keys=tuple(map(_gradient_of, match.recipe.keys)))
-        one, other = self._ref.tensor(_gradient_of(match.ref)), self._cand.made(gradients)
+        gradients = replace(match.recipe, keys=tuple(map(gradient_key, match.recipe.keys)))
+        one, other = self._ref.tensor(gradient_key(match.ref)), self._cand.made(gradients)
         return None if one is None or other is None else (one, other)
 
 
@@ -96,7 +96,3 @@ def _owners(source: DumpSource) -> dict[str, str]:
     """Returns the first names of the values of a dump that have others."""
     values = (each for each in source.manifest.entries if each.family == ACTIVATION and each.alias_of is not None)
     return {key: source.resolve(key) for key in (key_of(ACTIVATION, each.name) for each in values)}
-
-
-def _gradient_of(key: str) -> str:
-    return key_of(ACTIVATION_GRAD, split_key(key)[1])

@@ -32,13 +32,12 @@ from gradscope.comparison.pairing.values.part_candidates import (
     PartCandidates,
     ShiftedNames,
     SolvedNames,
-    gradient_of,
     is_constant,
     layer_of,
 )
 from gradscope.comparison.pairing.values.uneven_parts import uneven_parts
 from gradscope.dump.interfaces import DumpSource
-from gradscope.naming import INPUT, PARAM, STATE, TENSOR, split_key
+from gradscope.naming import INPUT, PARAM, STATE, TENSOR, gradient_key, split_key
 from gradscope.naming.numbering import NUMBER
 
 #: The families of tensors that are inputs of a program, of which it may pack several.
@@ -198,7 +197,7 @@ def _of_constant(
     equal = free.equal_to(array.flat[0], array.size // count)
     if len(equal) < count:
         return None
-    gradient, shape = gradient_of(key), holder.entry(key).shape
+    gradient, shape = gradient_key(key), holder.entry(key).shape
     if holder.has_tensor(gradient) and not is_constant(holder.array(gradient)):
         own, gradients = free.gradients_of(array.flat[0], array.size // count)
         found = packed_parts(holder, gradient, count, partial(_candidates, other, gradients, ()), of_ref=of_ref)

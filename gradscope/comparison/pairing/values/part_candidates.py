@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.pairing.inference.equal_parts import SAME, norm_of
 from gradscope.dump.interfaces import DumpSource
-from gradscope.naming import gradient_family, key_of, split_key
+from gradscope.naming import gradient_key, key_of, split_key
 from gradscope.naming.numbering import NUMBER
 
 #: The largest number of parts of one tensor.
@@ -93,7 +93,7 @@ class PartCandidates:
     def gradients_of(self, value: Any, size: int) -> tuple[Mapping[str, str], PartCandidates]:
         """Returns the gradients of those that `equal_to` returns: whose each is, and which are left, as candidates."""
         if (kind := (complex(value), size)) not in self._gradients:
-            own = {gradient_of(each): each for each in self.equal_to(value, size)}
+            own = {gradient_key(each): each for each in self.equal_to(value, size)}
             kept = {gradient: each for gradient, each in own.items() if self._source.has_tensor(gradient)}
             self._gradients[kind] = kept, PartCandidates(self._source, kept)
         return self._gradients[kind]
@@ -155,8 +155,8 @@ class PartCandidates:
             del self._constants[size][value][key]
             if (value, size) in self._gradients:
                 own, gradients = self._gradients[value, size]
-                if gradient_of(key) in own:
-                    gradients.remove(gradient_of(key))
+                if gradient_key(key) in own:
+                    gradients.remove(gradient_key(key))
 
     def _in_order(self, keys: Iterable[str]) -> list[str]:
         return sorted((key for key in keys if key in self._free), key=self._free.__getitem__)
@@ -264,12 +264,6 @@ def words_of(key: str) -> tuple[str, ...]:
 def spelt(key: str) -> str:
     """Returns a key with its words separated by slashes."""
     return key_of(split_key(key)[0], "/".join(words_of(key)))
-
-
-def gradient_of(key: str) -> str:
-    """Returns the key of a tensor's gradient; of a tensor whose family has none, its own."""
-    family, name = split_key(key)
-    return key_of(gradient_family(family) or family, name)
 
 
 def is_constant(array: Array) -> bool:

@@ -21,8 +21,9 @@ from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE, FLAT, Elementwise
 from gradscope.comparison.diagnosis.refuting.apart.dense_readers import arriving_at
 from gradscope.comparison.diagnosis.refuting.apart.functions_read import function_read
+from gradscope.comparison.diagnosis.refuting.apart.pair_values import with_gradients
 from gradscope.comparison.pairing.matching import Dumps, Match
-from gradscope.naming import ACTIVATION_GRAD, key_of, printable, split_key
+from gradscope.naming import printable, split_key
 from gradscope.naming.wording import brief
 
 #: The largest number of elements that are compared, and the numbers that rule out a function of elements, and of rows.
@@ -90,8 +91,8 @@ class FunctionBetween:
         """The function, in words."""
         return f"{self.name} plus {brief(self.offset)}" if self.offset else self.name
 
-    def stages(self, match: Match) -> Iterator[tuple[str, str]]:
-        """Yields the keys of the values of a pair and of their gradients, with what each is, in words.
+    def stages(self, match: Match) -> dict[str, str]:
+        """Returns what the values of a pair and their gradients are, in words, by their keys.
 
         Args:
             match: The pair.
@@ -101,9 +102,7 @@ class FunctionBetween:
             value: f"the {self.words} of `{printable(split_key(argument)[1])}`",
             argument: f"the value of which `{printable(split_key(value)[1])}` is the {self.words}",
         }
-        for key, what in words.items():
-            yield key, what
-            yield key_of(ACTIVATION_GRAD, split_key(key)[1]), f"its value is {what}"
+        return with_gradients(words)
 
 
 def function_between(dumps: Dumps, match: Match, tolerance: float) -> FunctionBetween | None:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.diagnosis.refuting.apart.pair_values import both, gradient_of, is_close, of_gradients
+from gradscope.comparison.diagnosis.refuting.apart.pair_values import both, is_close, of_gradients, with_gradients
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.naming import printable, split_key
@@ -88,7 +88,7 @@ def norm_between(dumps: Dumps, match: Match, tolerance: float, vectors: Iterable
                     made: f"the norm of `{printable(split_key(argument)[1])}`",
                     argument: f"the value of which `{printable(split_key(made)[1])}` is the norm",
                 }
-                return words | {gradient_of(key): f"its value is {what}" for key, what in words.items()}
+                return with_gradients(words)
     return None
 
 

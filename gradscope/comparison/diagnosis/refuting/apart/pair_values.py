@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -11,7 +12,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.comparison.precision import coarser, machine_epsilon
-from gradscope.naming import gradient_family, key_of, split_key
+from gradscope.naming import gradient_key
 
 #: How large the sum of the products of a gradient is with a value, or with ones, of the root of the sum of their
 #: squares, above which what reads the value takes notice of it: about 1, whatever the size, and more where all push one
@@ -40,11 +41,10 @@ def is_close(found: Array, expected: Array, tolerance: float) -> bool:
 
 def of_gradients(match: Match) -> Match:
     """Returns the pair of the gradients of a pair."""
-    recipe = replace(match.recipe, keys=tuple(map(gradient_of, match.recipe.keys)))
-    return replace(match, ref=gradient_of(match.ref), recipe=recipe)
+    recipe = replace(match.recipe, keys=tuple(map(gradient_key, match.recipe.keys)))
+    return replace(match, ref=gradient_key(match.ref), recipe=recipe)
 
 
-def gradient_of(key: str) -> str:
-    """Returns the key of the gradient of a tensor."""
-    family, name = split_key(key)
-    return key_of(gradient_family(family) or family, name)
+def with_gradients(words: Mapping[str, str]) -> dict[str, str]:
+    """Returns what values are, in words, by their keys, with what that makes of their gradients."""
+    return {**words, **{gradient_key(key): f"its value is {what}" for key, what in words.items()}}

@@ -20,7 +20,7 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE, Elementwise
 from gradscope.comparison.diagnosis.refuting.apart.functions_between import MOST_ELEMENTS
-from gradscope.comparison.diagnosis.refuting.apart.pair_values import both, gradient_of, is_close, of_gradients
+from gradscope.comparison.diagnosis.refuting.apart.pair_values import both, is_close, of_gradients, with_gradients
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.interfaces import DumpSource
@@ -59,8 +59,8 @@ class Residual(NamedTuple):
         """Whether the values have one gradient, as the branch is a term of the sum."""
         return not self.functions[1]
 
-    def stages(self, match: Match) -> Iterator[tuple[str, str]]:
-        """Yields the keys of both values, with what each is, in words, and of their gradients where those are no pair.
+    def stages(self, match: Match) -> dict[str, str]:
+        """Returns what both values are, in words, by their keys, and their gradients where those are no pair.
 
         Args:
             match: The pair.
@@ -71,9 +71,7 @@ class Residual(NamedTuple):
             for name, key in zip(self.functions, (self.term, branch), strict=True)
         )
         words = {total: f"the sum of {term} and {part}", branch: f"a term of the sum {_quoted(total)}"}
-        yield from words.items()
-        if not self.shifted:
-            yield from ((gradient_of(key), f"its value is {what}") for key, what in words.items())
+        return words if self.shifted else with_gradients(words)
 
 
 def residual_between(dumps: Dumps, match: Match, tolerance: float) -> Residual | None:

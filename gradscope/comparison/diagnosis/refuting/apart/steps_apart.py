@@ -34,16 +34,16 @@ from gradscope.comparison.diagnosis.refuting.apart.functions_between import (
 from gradscope.comparison.diagnosis.refuting.apart.norms_between import norm_between
 from gradscope.comparison.diagnosis.refuting.apart.pair_values import (
     both,
-    gradient_of,
     is_close,
     is_noticed,
     of_gradients,
+    with_gradients,
 )
 from gradscope.comparison.diagnosis.refuting.apart.residuals_between import residual_between
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.layout.layouts import Shape
 from gradscope.comparison.pairing.matching import Dumps, Match
-from gradscope.naming import printable, split_key
+from gradscope.naming import gradient_key, printable, split_key
 from gradscope.naming.wording import brief
 
 #: The relative error up to which a layer reads a multiple of a value.
@@ -112,12 +112,12 @@ def steps_apart(
         applied = is_applied(dumps, match, function)
         if applied is None and _have_gradients(dumps, match) and agrees_behind():
             applied = True
-        return StepsApart(applied=applied, stages=dict(function.stages(match)), function=function)
+        return StepsApart(applied=applied, stages=function.stages(match), function=function)
     words = _added_elsewhere(dumps, match, tolerance, summed=summed, terms=terms, totals=totals, biases=biases)
     if words:
         return StepsApart(applied=True, stages=dict.fromkeys((match.ref, *match.recipe.keys), words), shifted=True)
     found = residual_between(dumps, match, tolerance)
-    stages = {} if found is None else dict(found.stages(match))
+    stages = {} if found is None else found.stages(match)
     return None if found is None else StepsApart(applied=True, stages=stages, shifted=found.shifted)
 
 
@@ -165,7 +165,7 @@ def _of_part(dumps: Dumps, match: Match, tolerance: float) -> Mapping[str, str] 
         part: f"a part of `{printable(split_key(whole)[1])}`",
         whole: f"`{printable(split_key(part)[1])}` is a part",
     }
-    return words | {gradient_of(key): f"its value is {what}" for key, what in words.items()}
+    return with_gradients(words)
 
 
 def _of_factor(
@@ -209,7 +209,7 @@ def _of_factor(
     size = brief(max(factor, 1 / factor, key=abs))
     words = f"one program multiplies by {size} within the layer, and the other outside of it"
     keys = (match.ref, *match.recipe.keys)
-    return StepsApart(applied=True, stages=dict.fromkeys((*keys, *map(gradient_of, keys)), words), factor=factor)
+    return StepsApart(applied=True, stages=dict.fromkeys((*keys, *map(gradient_key, keys)), words), factor=factor)
 
 
 def _is_multiplied(dumps: Dumps, match: Match, factor: float) -> bool:
@@ -287,7 +287,7 @@ def _differ_by(dumps: Dumps, match: Match, term: Match, tolerance: float) -> boo
     if not limit < np.linalg.norm(shift) or min(np.linalg.norm(one - other - s * shift) for s in (1, -1)) > limit:
         return False
     gradients = [
-        (ref.tensor(gradient_of(match.ref)), ref.tensor(gradient_of(term.ref))),
+        (ref.tensor(gradient_key(match.ref)), ref.tensor(gradient_key(term.ref))),
         (cand.made(of_gradients(match).recipe), cand.made(of_gradients(term).recipe)),
     ]
     return all(
