@@ -23,7 +23,7 @@ adds elsewhere (`steps_apart`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -123,15 +123,9 @@ def _without_refuted_values(
     guessed = frozenset(each.ref for each in guesses)
     known = [each for each in pairing.matched if each.ref not in guessed]
     told = [*known, *(each for each in guesses if _is_of_agreeing(each, rows))]
-    loss = loss_error(dumps, known, rows)
     summed = summed_parameters(dumps, pairing)
     lost = lost_parameters(dumps, pairing, {*summed, *agreeing})
-    ref, cand = (
-        ProgramTraces(source, compared, GradientTraces(source, shown), lost, loss)
-        for source, compared, shown in zip(
-            (dumps.ref, dumps.cand), _by_owner(dumps, known, rows), _by_owner(dumps, told, rows), strict=True
-        )
-    )
+    ref, cand = _program_traces(dumps, rows, known, told, lost)
     ordered = sorted(values, key=lambda each: dumps.ref.entry(each.ref).site.index)
     own = {
         each.ref: [(ref, dumps.ref.resolve(each.ref)), *((cand, dumps.cand.resolve(key)) for key in each.recipe.keys)]
@@ -175,6 +169,29 @@ def _without_refuted_values(
     # A gradient that only its value pairs goes with it.
     refuted &= {each.ref for each in pairing.matched if each.matched_by in _GUESSES}
     return Unrefuted(pairing=without(dumps, pairing, refuted), agreeing=agreeing, related=related, unlike=unlike)
+
+
+def _program_traces(
+    dumps: Dumps,
+    rows: Mapping[str, ComparisonRow],
+    known: Sequence[Match],
+    told: Sequence[Match],
+    lost: frozenset[str],
+) -> Iterator[ProgramTraces]:
+    """Yields the traces of errors in the reference and in the candidate.
+
+    Args:
+        dumps: The dumps.
+        rows: The rows of the pairs, by the reference's keys.
+        known: The pairs that are no guesses, in which errors are compared.
+        told: Those, and guesses that agree, whose gradients show errors, too.
+        lost: The parameters of either program that the other does not use.
+    """
+    loss = loss_error(dumps, known, rows)
+    for source, compared, shown in zip(
+        (dumps.ref, dumps.cand), _by_owner(dumps, known, rows), _by_owner(dumps, told, rows), strict=True
+    ):
+        yield ProgramTraces(source, compared, GradientTraces(source, shown), lost, loss)
 
 
 def _borne_out(
