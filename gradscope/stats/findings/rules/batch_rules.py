@@ -51,8 +51,8 @@ def out_of_bounds(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
 def _beyond(found: OutOfBounds) -> str:
     beyond = f"{found.beyond:,} of {found.indices:,}"
     if found.looked_up == "classes":
-        none = f"has labels from 1 to {found.index:,} and none that is 0, of classes 0 to {found.rows - 1:,}"
-        return f"{none}: {beyond} labels have no class, and one_hot makes zeros of them"
+        none = f"has numbers from 1 to {found.index:,} and none that is 0, of classes 0 to {found.rows - 1:,}"
+        return f"{none}: {beyond} have no class, and one_hot makes zeros of them"
     table = "a table of parameters" if found.table is None else naming.key_of(naming.PARAM, found.table)
     farthest = f"up to {found.index:,}" if found.index >= 0 else f"down to {found.index - found.rows:,}"
     if found.looked_up == "values":

@@ -86,6 +86,6 @@ def test_the_finding_has_numbers_and_line() -> None:
     findings = gs.capture(loss_of(COMPARED["one_hot"]), P, batch).findings()
     (finding,) = [each for each in findings if each.rule == "out-of-bounds"]
     assert (finding.family, finding.name) == ("input", "y")
-    assert finding.why.startswith("has labels from 1 to 4 and none that is 0, of classes 0 to 3: 2 of 6 labels have no")
+    assert finding.why.startswith("has numbers from 1 to 4 and none that is 0, of classes 0 to 3: 2 of 6 have no class")
     assert finding.source is not None
     assert finding.source.startswith("test_one_hot_labels.py")
