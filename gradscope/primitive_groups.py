@@ -31,6 +31,9 @@ MATRIX_PRODUCTS: Final = frozenset({"dot_general", "conv_general_dilated", "ragg
 #: Linear in each operand (a quotient, in its dividend), with the others as factors.
 PRODUCTS: Final = MULTIPLICATIONS | MATRIX_PRODUCTS
 
+#: Draw random numbers by a key.
+RANDOM: Final = frozenset({"random_bits", "threefry2x32", "rng_bit_generator", "random_gamma"})
+
 #: Move values between the devices of a mesh, which they wait for.
 COLLECTIVES: Final = frozenset(
     {"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant", "all_to_all",

@@ -18,7 +18,7 @@ from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.layers.uses import Use
 from gradscope.tracing.lookup.functions.bounded_functions import bounded_functions
 from gradscope.tracing.lookup.functions.clips import clips
-from gradscope.tracing.lookup.functions.random_masks import random_masks
+from gradscope.tracing.lookup.functions.drawn.random_masks import random_masks
 from gradscope.tracing.lookup.functions.softmax_products import attentions
 from gradscope.tracing.lookup.named_values import ambiguous
 from gradscope.tracing.tracer import Trace

@@ -1,4 +1,4 @@
-"""Some values have to be others at each step: the key of a dropout, and the running averages that a loss returns.
+"""Some values have to be others at each step: the key of a dropout or of noise, and running averages of a loss.
 
 Which those are, the program of the loss states; whether they are others, the recorded steps.
 """
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from gradscope.history.history_rows import LossFault
-from gradscope.tracing.lookup.functions.repeated_masks import drawn_masks
+from gradscope.tracing.lookup.functions.drawn.repeated_draws import DrawnFor, drawn
 from gradscope.tracing.lookup.functions.running_averages import running_averages
 from gradscope.tracing.tracer import Trace
 from gradscope.training.recording.compared_arrays import is_same
@@ -44,13 +44,13 @@ def expected_changes(
         inputs: The values of its arguments and constants.
         auxiliary: Its auxiliary outputs.
     """
-    masks: dict[tuple[int, ...], dict[str | None, None]] = {}
-    for mask in drawn_masks(trace):
-        if mask.inputs and mask.is_drawn_by_keys:
-            masks.setdefault(mask.inputs, {})[mask.source] = None
-    for numbers, places in masks.items():
+    places: dict[tuple[DrawnFor, tuple[int, ...]], dict[str | None, None]] = {}
+    for each in drawn(trace):
+        if each.inputs and each.is_drawn_by_keys:
+            places.setdefault((each.what, each.inputs), {})[each.source] = None
+    for (what, numbers), those in places.items():
         keys = tuple(_numbers_of(inputs[at]) for at in numbers)
-        yield same_key(list(places)), ExpectedChange(keys, jnp.bool_(True))
+        yield same_key(what, list(those)), ExpectedChange(keys, jnp.bool_(True))
     averages = list(running_averages(trace))
     if averages:
         names = [trace.arguments[each.input].name for each in averages if each.input < len(trace.arguments)]

@@ -13,9 +13,9 @@ from gradscope.naming.wording import counted
 from gradscope.tracing.lookup.batch_broadcasts import batch_broadcasts
 from gradscope.tracing.lookup.functions.bounded_functions import BoundedFunction, bounded_functions
 from gradscope.tracing.lookup.functions.classes_over_examples import classes_over_examples
+from gradscope.tracing.lookup.functions.drawn.repeated_draws import DrawnFor, repeated_draws
 from gradscope.tracing.lookup.functions.given_statistics import given_statistics
 from gradscope.tracing.lookup.functions.rectified_logits import rectified_logits
-from gradscope.tracing.lookup.functions.repeated_masks import repeated_masks
 from gradscope.tracing.tracer import Trace
 
 
@@ -38,17 +38,18 @@ def _faults(trace: Trace) -> Iterator[LossFault]:
     yield from (LossFault("softmax", each.sentence, each.source) for each in classes_over_examples(trace))
     if places := given_statistics(trace):
         yield LossFault("evaluation", _given(places), next(filter(None, places), None))
-    if places := repeated_masks(trace):
-        yield _repeated(places, "its key is made of a number, and of no argument of the loss")
+    for what, drawn in repeated_draws(trace).items():
+        yield _repeated(what, drawn, "its key is made of a number, and of no argument of the loss")
 
 
-def same_key(places: Sequence[str | None]) -> LossFault:
-    """Returns what is to be said of masks whose key is the same at each step.
+def same_key(what: DrawnFor, places: Sequence[str | None]) -> LossFault:
+    """Returns what is to be said of masks, or of noise, whose key is the same at each step.
 
     Args:
+        what: Which of the two.
         places: Their places, `file:line`; None where unknown.
     """
-    return _repeated(places, "the step gives the loss the same key each time")
+    return _repeated(what, places, "the step gives the loss the same key each time")
 
 
 def same_averages(names: Sequence[str], count: int) -> LossFault:
@@ -68,11 +69,11 @@ def same_averages(names: Sequence[str], count: int) -> LossFault:
     )
 
 
-def _repeated(places: Sequence[str | None], why: str) -> LossFault:
+def _repeated(what: DrawnFor, places: Sequence[str | None], why: str) -> LossFault:
+    stays = "random mask{} drops the same elements" if what == "mask" else "random noise{} is the same"
     return LossFault(
         "repeated",
-        f"the random mask{_at(places)} drops the same elements at every step, as {why}: "
-        "hand it a key that is split or folded at each step",
+        f"the {stays.format(_at(places))} at every step, as {why}: hand it a key that is split or folded at each step",
         next(filter(None, places), None),
     )
 

@@ -43,9 +43,10 @@ _LABELS: Final = {
     "evaluation": "The norms of a training run whose mean and variance are arguments of the loss, as those of a batch "
     "norm in evaluation mode, and not those of the batch. Frozen norms are meant so; else turn training on, as by "
     "train=True, use_running_average=False or eqx.nn.inference_mode(model, False)",
-    "repeated": "The random masks of a training run, as those of a dropout, whose key is made of a number and of no "
-    "argument of the loss, as jax.random.key(0) inside of it, or is given to the loss and is the same at all recorded "
-    "steps of a probe: they drop the same elements at each step, and regularise less. "
+    "repeated": "The random masks of a training run, as those of a dropout, and the noise that meets each example, as "
+    "that of a variational autoencoder, whose key is made of a number and of no argument of the loss, as "
+    "jax.random.key(0) inside of it, or is given to the loss and is the same at all recorded steps of a probe: they "
+    "are the same at each step, so that they regularise less, and what is sampled can be learned by heart. "
     "Hand the loss a key, and split it, or fold the number of the step into it, before each step",
     "stale": "The running averages that the loss of a training run returns beside its value, as the means and the "
     "variances of batch norms, which are given to it as they were at all recorded steps of a probe: the step drops the "

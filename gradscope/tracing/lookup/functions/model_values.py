@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 
 from gradscope import naming
+from gradscope.primitive_groups import RANDOM
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
 from gradscope.tracing.dataflow.products import leading_to_products
 from gradscope.tracing.dataflow.reachability import Reach
@@ -38,6 +39,15 @@ class ModelValues:
     def of_params(self) -> Collection[FrameVariable]:
         """The values made of parameters."""
         return self._flow.closure(self._given(naming.PARAM))
+
+    @cached_property
+    def drawn(self) -> Collection[FrameVariable]:
+        """The values made of random numbers that the program draws."""
+        return self._flow.closure(
+            FrameVariable(frame, out)
+            for frame in self._trace.root.walk() for equation in frame.jaxpr.eqns
+            if equation.primitive.name in RANDOM for out in equation.outvars
+        )  # fmt: skip
 
     def are_learned(self, variable: FrameVariable) -> bool:
         """Returns whether parameters change a value, and the loss has a gradient with respect to it."""

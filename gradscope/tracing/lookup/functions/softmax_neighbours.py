@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from gradscope.dump.manifest.operation_facts.saturation import BoundedName
-from gradscope.primitive_groups import ADDITIONS, COPIES
+from gradscope.primitive_groups import ADDITIONS, COPIES, RANDOM
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, FrameKey, ValueKey, resolve, variable_of
@@ -26,8 +26,6 @@ from gradscope.tracing.tracer import Trace
 SAME_VALUE: Final = COPIES | {"stop_gradient"}
 #: What may be between a softmax and the sum that it receives: its own operations, scales and masks.
 _SCALED: Final = SAME_VALUE | {"select_n", "max", "add", "sub", "neg", "div", "mul", "exp", "exp2"}
-#: What random numbers are made by.
-RANDOM: Final = frozenset({"random_bits", "threefry2x32", "rng_bit_generator", "random_gamma"})
 #: What may be between the logits of a softmax and their exponentials, without a change but of an offset or a mask.
 _OFFSET: Final = COPIES | {"sub", "add", "select_n"}
 #: What may be between the sum of exponentials and the logarithm or the division.

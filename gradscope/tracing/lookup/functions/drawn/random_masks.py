@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from gradscope.primitive_groups import COPIES
+from gradscope.primitive_groups import COPIES, RANDOM
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, ValueKey, made_at, resolve
 from gradscope.tracing.jaxpr.jaxcompat import CUSTOM_RULES, Atom, Equation, is_literal
@@ -19,7 +19,6 @@ from gradscope.tracing.layers.sites import Site
 from gradscope.tracing.lookup.constants import Constants
 from gradscope.tracing.lookup.functions.bounded_functions import BoundedFunction, MaskUse
 from gradscope.tracing.lookup.functions.model_values import ModelValues
-from gradscope.tracing.lookup.functions.softmax_neighbours import RANDOM
 from gradscope.tracing.tracer import Trace
 
 _APPLIES: Final = frozenset({"select_n", "mul"})
@@ -65,11 +64,6 @@ class _Search:
         self._flow = ForwardFlow()
         self._values = ModelValues(trace, self._flow)
         self._named = {site.value: site for site in trace.sites if any(not name.operation for name in site.names)}
-        self._drawn = self._flow.closure(
-            FrameVariable(frame, out)
-            for frame in self._frames.values() for equation in frame.jaxpr.eqns
-            if equation.primitive.name in RANDOM for out in equation.outvars
-        )  # fmt: skip
 
     def mask(self, frame: Frame, number: int) -> tuple[ValueKey, MaskUse] | None:
         """Returns the mask by which an equation drops elements of a value that the model passes on; None for others."""
@@ -77,7 +71,7 @@ class _Search:
         if equation.primitive.name not in _APPLIES:
             return None
         result = FrameVariable(frame, equation.outvars[0])
-        found = self._applied(frame, equation) if result in self._drawn and self._passes(result) else None
+        found = self._applied(frame, equation) if result in self._values.drawn and self._passes(result) else None
         if found is None:
             return None
         drawn, value = found
@@ -121,7 +115,7 @@ class _Search:
         return self._back(maker, varying[0], drops=drops) if name in _SCALED and len(varying) == 1 else None
 
     def _is_drawn(self, frame: Frame, atom: Atom) -> bool:
-        return not is_literal(atom) and FrameVariable(frame, atom) in self._drawn
+        return not is_literal(atom) and FrameVariable(frame, atom) in self._values.drawn
 
     def _is_random(self, frame: Frame, atom: Atom) -> bool:
         """Returns whether an atom is random numbers, scaled by what is neither a parameter nor data."""
@@ -133,8 +127,8 @@ class _Search:
         if equation.primitive.name in RANDOM:
             return True
         variables = [FrameVariable(maker, each) for each in equation.invars if not is_literal(each)]
-        drawn = [each for each in variables if each in self._drawn]
-        others = [each for each in variables if each not in self._drawn]
+        drawn = [each for each in variables if each in self._values.drawn]
+        others = [each for each in variables if each not in self._values.drawn]
         fixed = not any(each in self._values.of_params or each in self._values.of_batch for each in others)
         return len(drawn) == 1 and fixed and self._is_random(*drawn[0])
 
