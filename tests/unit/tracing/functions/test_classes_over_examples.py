@@ -21,6 +21,10 @@ def picked(logs: Any, b: Any) -> Any:
     return -jnp.take_along_axis(logs, b["y"][:, None], 1).mean()
 
 
+def picked_shares(z: Any, b: Any) -> Any:
+    return jnp.take_along_axis(jax.nn.softmax(z, axis=0), b["y"][:, None], 1)[:, 0]
+
+
 def contrasted(p: Any, b: Any) -> Any:
     scores = (b["x"] @ p["w"]) @ (b["z"] @ p["v"]).T
     return -(jnp.diag(jax.nn.log_softmax(scores, 0)) + jnp.diag(jax.nn.log_softmax(scores, 1))).mean()
@@ -47,12 +51,17 @@ OVER = (
     lambda p, b: picked(jnp.log(jax.nn.softmax(b["x"] @ p["w"], axis=0)), b),
     lambda p, b: picked(jax.nn.log_softmax(b["x"] @ p["w"], axis=0), b),
     lambda p, b: picked(b["x"] @ p["w"] - jax.nn.logsumexp(b["x"] @ p["w"], 0, keepdims=True), b),
+    lambda p, b: -jnp.log(jax.nn.softmax(b["x"] @ p["w"], axis=0)[jnp.arange(4), b["y"]]).mean(),
+    lambda p, b: -jnp.log(picked_shares(b["x"] @ p["w"], b) + 1e-9).mean(),
+    lambda p, b: -jnp.log((jax.nn.softmax(b["x"] @ p["w"], axis=0) * jax.nn.one_hot(b["y"], 3)).sum(1)).mean(),
     lambda p, b: picked(jax.jit(lambda z: jax.nn.log_softmax(jnp.tanh(z), 0))(b["x"] @ p["w"]), b),
 )
 OTHER = (
     lambda p, b: picked(jax.nn.log_softmax(b["x"] @ p["w"]), b),
     lambda p, b: picked(jax.vmap(jax.nn.log_softmax)(b["x"] @ p["w"]), b),
     lambda p, b: -jax.nn.log_softmax((b["x"] @ p["w"] @ p["out"])[:, 0]).mean(),  # a ranking of the examples
+    lambda p, b: -jnp.log(jax.nn.softmax(b["x"] @ p["w"], axis=0)[b["y"][:3], jnp.arange(3)]).mean(),  # three rankings
+    lambda p, b: -jnp.log(jax.nn.softmax(b["x"] @ p["w"])[jnp.arange(4), b["y"]]).mean(),
     contrasted,
     assigned,
     pooled,
