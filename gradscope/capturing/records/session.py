@@ -31,6 +31,7 @@ from gradscope.tracing.jaxpr.frames import ValueKey
 from gradscope.tracing.jaxpr.iterations import ValueAt
 from gradscope.tracing.lookup.batch_broadcasts import batch_broadcasts
 from gradscope.tracing.lookup.collectives import collectives, mesh_axes, shard_axes
+from gradscope.tracing.lookup.functions.classes_over_examples import classes_over_examples
 from gradscope.tracing.lookup.functions.rectified_logits import rectified_logits
 from gradscope.tracing.lookup.functions.softmax_products import softmax_uses
 from gradscope.tracing.lookup.step_functions import step_functions
@@ -128,15 +129,18 @@ class Session:
             step_functions=() if self.loss() is None else step_functions(self._run.trace),
             saturations=tuple(sorted(self._saturations, key=lambda saturation: saturation.index)),
             rectified_logits=() if self.loss() is None else rectified_logits(self._run.trace),
-            softmax_uses=()
-            if self.loss() is None
-            else (*softmax_uses(self._run.trace), *dict.fromkeys(self._attentions)),
+            softmax_uses=() if self.loss() is None else tuple(self._softmax_uses()),
             clips=tuple(sorted(self._clips, key=lambda clip: clip.index)),
             mesh=mesh_axes(self._run.trace, self._run.arguments),
             shard_axes=shard_axes(self._run.trace),
             collectives=collectives(self._run.trace, self._order.rank_between),
             random_masks=tuple(sorted(self._masks, key=lambda mask: mask.index)),
         )
+
+    def _softmax_uses(self) -> Iterator[SoftmaxUse]:
+        yield from softmax_uses(self._run.trace)
+        yield from dict.fromkeys(self._attentions)
+        yield from classes_over_examples(self._run.trace)
 
     def causes(self, most_bytes: int) -> tuple[Cause, ...]:
         """Returns why gradients are exactly zero; if any is, the loss is run once more to find out.

@@ -202,7 +202,8 @@ class RunFacts:
         broadcasts: The operations of the loss that pair every example of the batch with every other by a broadcast.
         out_of_bounds: The look-ups by indices beyond what they look up.
         step_functions: The step functions at which the gradients of tensors end that have another one by reductions.
-        softmax_uses: The softmaxes whose shares weight along another axis than theirs, or leave out positions.
+        softmax_uses: The softmaxes whose shares weight along another axis than theirs, or leave out positions, and
+            those of a loss that are over the examples.
         clips: The clips by two numbers of which more than a tenth is at a limit.
         random_masks: The random masks inside the model that make more than 0.8 of their elements zero.
         rectified_logits: The rectifiers whose results are the logits of the loss.

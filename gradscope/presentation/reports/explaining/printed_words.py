@@ -37,7 +37,7 @@ _LABELS: Final = {
     "softmax": "The softmaxes whose shares weight a sum along another axis than the one along which they sum to 1: "
     "over the queries or the examples in attention, that is a mistake; in capsules and bags of clusters it is meant. "
     "Of attention also where no position reads those before it, or itself, as with a causal mask that is the wrong way "
-    "round. Of a training run, the softmaxes of its loss that are over the examples, and not over the classes",
+    "round. Also the softmaxes of a loss, or of a training run's, that are over the examples, and not over the classes",
     "unscaled": "The inputs with an rms above 30 that a layer reads as they are, such as pixels of 0 to 255, where a "
     "normalisation further on keeps the signal from being large throughout, which would be the finding exploding",
     "evaluation": "The norms of a training run whose mean and variance are arguments of the loss, as those of a batch "

@@ -12,14 +12,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from itertools import chain, starmap
-from typing import Final, NamedTuple
+from typing import Final
 
+from gradscope.dump.manifest.operation_facts import SoftmaxUse
 from gradscope.primitive_groups import COPIES
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, FrameKey, made_at, resolve
 from gradscope.tracing.jaxpr.jaxcompat import Equation
 from gradscope.tracing.lookup.functions.model_values import ModelValues
-from gradscope.tracing.lookup.softmax_axes import SoftmaxAxes, SoftmaxAxis
+from gradscope.tracing.lookup.softmax_axes import SoftmaxAxes
 from gradscope.tracing.tracer import Trace
 
 #: What may be between the logarithm of a sum and its subtraction: a shape, and the largest score, which is added again.
@@ -28,28 +29,7 @@ _ADDED_AGAIN: Final = COPIES | {"add"}
 _GUARDS: Final = COPIES | {"add", "max", "clamp", "select_n"}
 
 
-class ClassesOverExamples(NamedTuple):
-    """`ClassesOverExamples` is the softmax of a loss that is over the examples.
-
-    Attributes:
-        over: The axis.
-        source: `file:line` in the user's code; None where unknown.
-    """
-
-    over: SoftmaxAxis
-    source: str | None
-
-    @property
-    def sentence(self) -> str:
-        """What is unusual."""
-        place = "" if self.source is None else f" at {self.source}"
-        return (
-            f"the softmax{place} is {self.over}: it shares out each class among the examples, and not each example "
-            "among the classes"
-        )
-
-
-def classes_over_examples(trace: Trace) -> Iterator[ClassesOverExamples]:
+def classes_over_examples(trace: Trace) -> Iterator[SoftmaxUse]:
     """Yields the softmaxes of a loss that are over the examples, in program order.
 
     Args:
@@ -72,7 +52,7 @@ def classes_over_examples(trace: Trace) -> Iterator[ClassesOverExamples]:
                 shape = logits.atom.aval.shape
                 if _is_of_softmax(flow, result, logits) or any(table == shape for *_, table in picks):
                     source = trace.site_at(made_at(frame, number, 0)).source
-                    yield ClassesOverExamples(SoftmaxAxis(0, shape), source)
+                    yield SoftmaxUse(shape=shape, over=(0,), summed=(), source=source)
                     break  # the largest score and the sum are of one softmax
 
 

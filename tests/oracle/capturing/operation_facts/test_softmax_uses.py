@@ -126,3 +126,14 @@ def test_which_positions_are_read_is_a_sentence() -> None:
     assert use.sentence == (
         "the softmax at net.py:3 lets a position read itself and later positions, and never earlier positions"
     )
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_loss_whose_softmax_is_over_the_examples_says_so(axis: int) -> None:
+    labels = np.array([1, 0, 7, 3])
+
+    def loss(p: Any, x: Any) -> Any:
+        return -jax.nn.log_softmax(x @ p["out"], axis=axis)[jnp.arange(4), labels].mean()
+
+    found = [each.sentence for each in gs.capture(loss, PARAMS, X[:, 0]).manifest.softmax_uses]
+    assert ["over axis 0 of [4, 8], that of the examples" in each for each in found] == [True] * (axis == 0)
