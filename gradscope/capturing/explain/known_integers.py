@@ -17,6 +17,9 @@ from gradscope.tracing.tracer import Trace
 
 _Compute = Callable[..., np.ndarray]
 
+#: The operands of a choice between two.
+_WAYS: Final = 3
+
 
 class KnownIntegers:
     """`KnownIntegers` are those of one trace.
@@ -24,10 +27,13 @@ class KnownIntegers:
     Args:
         trace: The trace.
         leaves: Its flat arguments; None for those that are not known.
+        from_end: Whether negative indices are those that the program makes of them, counted from the end, and not as
+            they are given.
     """
 
-    def __init__(self, trace: Trace, leaves: Sequence[Any]) -> None:
+    def __init__(self, trace: Trace, leaves: Sequence[Any], *, from_end: bool = True) -> None:
         self._trace = trace
+        self._from_end = from_end
         self._leaves = leaves
         self._frames = {frame.key: frame for frame in trace.root.walk()}
         self._constants = Constants(trace)
@@ -67,12 +73,32 @@ class KnownIntegers:
             return np.asarray(leaf) if jnp.issubdtype(leaf.dtype, jnp.integer) else None
         frame = self._frames[value.frame]
         equation = frame.jaxpr.eqns[value.equation]
+        if not self._from_end and (given := self._given(frame, equation)) is not None:
+            return self.value(frame, given)
         compute = _COMPUTE.get(equation.primitive.name)
         if compute is None or frame.loops:
             return None
         operands = [self.value(frame, atom) for atom in equation.invars]
         known = [each for each in operands if each is not None]
         return compute(equation, *known) if len(known) == len(operands) else None
+
+    def _given(self, frame: Frame, equation: Equation) -> Atom | None:
+        """Returns the indices that an equation counts from the end where they are negative; None for another one."""
+        if equation.primitive.name != "select_n" or len(equation.invars) != _WAYS:
+            return None
+        is_negative, given, counted = equation.invars
+        index, compared = resolve(frame, given), self._operands(frame, is_negative, "lt")
+        is_asked = compared[:1] == [index] and compared[1:] == [None]
+        return given if index is not None and is_asked and index in self._operands(frame, counted, "add") else None
+
+    def _operands(self, frame: Frame, atom: Atom, primitive: str) -> list[ValueKey | None]:
+        """Returns the operands of the primitive that makes a value, None for a number; none where another one does."""
+        value = resolve(frame, atom)
+        if value is None or value.equation == OPERAND:
+            return []
+        around = self._frames[value.frame]
+        equation = around.jaxpr.eqns[value.equation]
+        return [resolve(around, each) for each in equation.invars] if equation.primitive.name == primitive else []
 
 
 def _elementwise(function: Callable[..., Any]) -> _Compute:

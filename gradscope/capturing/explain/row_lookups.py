@@ -6,7 +6,7 @@ The indices are computed again here, as far as integers of the batch, or of the 
 Only tables count that are made of parameters alone: neighbours in a batch, say, are often padded with an index beyond
 it, and masked. So do values of which one is picked for each example, as the logit of its label. Padding with an index
 beyond a vocabulary is masked, too, where no gradient comes back to any of the rows that were looked up in its place:
-that is no mistake.
+that is no mistake. A label below 0 is no index beyond anything: it is counted from the end, and picks another class.
 """
 
 from __future__ import annotations
@@ -58,10 +58,12 @@ class _Column(NamedTuple):
     Attributes:
         inputs: The arrays of the batch that they are computed from.
         starts: The indices; None where they are not known.
+        given: The same where negative ones are not counted from the end yet.
     """
 
     inputs: Sequence[Leaf]
     starts: np.ndarray | None
+    given: np.ndarray | None
 
 
 def out_of_bounds(trace: Trace, leaves: Sequence[Any], *, most_bytes: int) -> tuple[OutOfBounds, ...]:
@@ -100,7 +102,9 @@ class _Search:
     def __init__(self, trace: Trace, leaves: Sequence[Any]) -> None:
         self._trace = trace
         self._frames = {frame.key: frame for frame in trace.root.walk()}
+        self._leaves = leaves
         self._integers = KnownIntegers(trace, leaves)
+        self._given = KnownIntegers(trace, leaves, from_end=False)
 
     def found(self) -> Iterator[_LookUp]:
         """Yields the look-ups in program order."""
@@ -109,30 +113,41 @@ class _Search:
                 continue
             live = self._trace.liveness.live(frame)
             for number, equation in enumerate(frame.jaxpr.eqns):
-                if number in live and _clips(equation):
+                if number in live and equation.primitive.name == "gather":
                     yield from self._at(frame, equation)
 
     def _at(self, frame: Frame, gather: Equation) -> Iterator[_LookUp]:
         table, numbers = gather.invars[0], gather.params["dimension_numbers"]
         columns = self._columns(frame, gather.invars[1], len(numbers.start_index_map))
         at = dict(zip(numbers.start_index_map, columns, strict=True))
-        for axis, (inputs, starts) in at.items():
-            rows = table.aval.shape[axis]
-            if len(inputs) > 1 or starts is None or gather.params["slice_sizes"][axis] != 1:
+        known = {axis: column.starts for axis, column in at.items() if column.starts is not None}
+        for axis, starts in known.items():
+            rows, inputs = table.aval.shape[axis], at[axis].inputs
+            if len(inputs) > 1 or gather.params["slice_sizes"][axis] != 1:
                 continue
-            beyond = (starts < 0) | (starts >= rows)
-            known = {each: column.starts for each, column in at.items() if column.starts is not None}
-            looked_up = self._looked_up(frame, gather, known, axis) if beyond.any() else None
-            if looked_up is not None:
-                parameter = self._parameter(frame, table)
-                if not inputs and parameter is None:
-                    continue  # nothing has a name
-                farthest = starts.flat[np.where(starts < 0, -starts, starts - rows + 1).argmax()]
+            beyond, index = (starts < 0) | (starts >= rows), _farthest(starts, rows)
+            looked_up = self._looked_up(frame, gather, known, axis) if _clips(gather) and beyond.any() else None
+            if looked_up is None and (below := self._below(at[axis])) is not None:
+                beyond, index = below < 0, int(below.min())
+                is_picked = self._looked_up(frame, gather, known, axis) == "values"
+                looked_up = "last values" if is_picked else None
+            parameter = self._parameter(frame, table) if looked_up is not None else None
+            if looked_up is not None and (inputs or parameter is not None):  # else nothing has a name
                 facts = OutOfBounds(
                     looked_up=looked_up, input=inputs[0].name if inputs else "", table=parameter, rows=rows,
-                    index=int(farthest), beyond=int(beyond.sum()), indices=starts.size, source=source_of(gather),
+                    index=index, beyond=int(beyond.sum()), indices=starts.size, source=source_of(gather),
                 )  # fmt: skip
                 yield _LookUp(FrameVariable(frame, gather.outvars[0]), tuple(numbers.offset_dims), beyond, facts)
+
+    def _below(self, column: _Column) -> np.ndarray | None:
+        """Returns labels of which some are below 0 and are counted from the end; None for indices without such.
+
+        A program that computes negative indices means them so.
+        """
+        if column.given is None or not column.inputs or not (column.given < 0).any():
+            return None
+        labels = np.asarray(self._leaves[self._trace.arguments.index(column.inputs[0])])
+        return column.given if labels.min() == column.given.min() else None
 
     def _columns(self, frame: Frame, indices: Atom, number: int) -> Iterator[_Column]:
         """Yields the indices along each axis that a gather looks up along."""
@@ -143,8 +158,10 @@ class _Search:
             if joined.primitive.name == "concatenate" and len(joined.invars) == number:
                 yield from (next(self._columns(around, each, 1)) for each in joined.invars)
                 return
-        known, inputs = self._integers.value(frame, indices), self._integers.inputs_behind(frame, indices)
-        yield from (_Column(inputs, None if known is None else known[..., at]) for at in range(number))
+        inputs = self._integers.inputs_behind(frame, indices)
+        known, given = (each.value(frame, indices) for each in (self._integers, self._given))
+        for at in range(number):
+            yield _Column(inputs, *(None if each is None else each[..., at] for each in (known, given)))
 
     def _looked_up(
         self, frame: Frame, gather: Equation, indices: Mapping[int, np.ndarray], axis: int
@@ -177,6 +194,11 @@ class _Search:
         return None if leaf is None else leaf.name
 
 
+def _farthest(starts: np.ndarray, rows: int) -> int:
+    """Returns the index that is farthest beyond some rows."""
+    return int(starts.flat[np.where(starts < 0, -starts, starts - rows + 1).argmax()])
+
+
 def _picks_for_each(gather: Equation, indices: Mapping[int, np.ndarray], axis: int) -> bool:
     """Returns whether a gather picks along an axis for every index of another one, as of examples."""
     shape, numbers = gather.invars[0].aval.shape, gather.params["dimension_numbers"]
@@ -185,13 +207,13 @@ def _picks_for_each(gather: Equation, indices: Mapping[int, np.ndarray], axis: i
     return bool(every or numbers.operand_batching_dims)
 
 
-def _clips(equation: Equation) -> bool:
-    """Returns whether an equation is a look-up that clips its indices where the program does not state it.
+def _clips(gather: Equation) -> bool:
+    """Returns whether a look-up clips its indices where the program does not state it.
 
     Indexing promises that indices are in bounds. A single index that is mapped over becomes one that clips all axes;
     `mode="clip"` collapses the axis of the rows.
     """
-    if equation.primitive.name != "gather" or equation.params["mode"] not in _CLIP:
+    if gather.params["mode"] not in _CLIP:
         return False
-    is_stated = equation.params["mode"] is jax.lax.GatherScatterMode.CLIP
-    return not is_stated or not equation.params["dimension_numbers"].collapsed_slice_dims
+    is_stated = gather.params["mode"] is jax.lax.GatherScatterMode.CLIP
+    return not is_stated or not gather.params["dimension_numbers"].collapsed_slice_dims

@@ -79,12 +79,15 @@ RULES: Final = (
     FindingRule(
         name="out-of-bounds",
         sentence="Indices of the batch, or positions, are beyond a table of parameters or the predictions of an "
-        "example, and JAX clips them without an error; or labels start at 1, and one_hot makes zeros of the last.",
+        "example, and JAX clips them without an error; or labels below 0 pick the last of these; or labels start at "
+        "1, and one_hot makes zeros of the last.",
         formula="index >= rows, or < -rows, in `table[ids]` where the table is made of parameters alone, or in "
         "`logits[arange(n), labels]`, unless no gradient comes back to any of those rows, as where padding is masked; "
-        "or labels >= 1 of which some are n, in `one_hot(labels, n)` that predictions are compared with",
+        "or labels < 0 as they are given, there or in `take_along_axis`, of which some have a gradient; or labels >= 1 "
+        "of which some are n, in `one_hot(labels, n)` that predictions are compared with",
         remedy="Give the table as many rows as the tokenizer or the data has classes, or as the longest sequence has "
-        "positions, or look for ids that start at 1; mask the loss of labels that stand for none, such as -100 or 255.",
+        "positions, or look for ids that start at 1; mask the loss of labels that stand for none, such as -1, -100 or "
+        "255.",
         checks=(batch_rules.out_of_bounds,),
     ),
     FindingRule(

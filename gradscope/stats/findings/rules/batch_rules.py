@@ -53,6 +53,9 @@ def _beyond(found: OutOfBounds) -> str:
     if found.looked_up == "classes":
         none = f"has numbers from 1 to {found.index:,} and none that is 0, of classes 0 to {found.rows - 1:,}"
         return f"{none}: {beyond} have no class, and one_hot makes zeros of them"
+    if found.looked_up == "last values":
+        below = f"has {beyond} labels below 0, down to {found.index:,}, that are not masked"
+        return f"{below}: JAX counts them from the end, so that -1 picks the last of the {found.rows:,} values"
     table = "a table of parameters" if found.table is None else naming.key_of(naming.PARAM, found.table)
     farthest = f"up to {found.index:,}" if found.index >= 0 else f"down to {found.index - found.rows:,}"
     if found.looked_up == "values":

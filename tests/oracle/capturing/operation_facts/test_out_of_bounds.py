@@ -78,6 +78,28 @@ NOT_PICKED: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 
 
+#: Labels of which some stand for none.
+LABELS = np.array([[0, -1, 5, -1], [3, 2, 1, -3]], np.int32)
+
+#: Likewise, of values that the model makes and labels below 0: the labels, and how many values there are.
+BELOW: Mapping[str, tuple[Callable[[Any, Any], Any], np.ndarray, int]] = {
+    "an index": (lambda z, ids: z[jnp.arange(2), ids[:, 3]], LABELS[:, 3], 6),
+    "along an axis": (lambda z, ids: jnp.take_along_axis(z, ids[:, 3:], 1), LABELS[:, 3], 6),
+    "each by itself": (lambda z, ids: jax.vmap(lambda z, label: z[label])(z, ids[:, 3]), LABELS[:, 3], 6),
+    "of each position": (
+        lambda z, ids: jnp.take_along_axis(z.reshape(2, 2, 3), jnp.minimum(ids, 2)[:, 2:, None], 2),
+        np.minimum(LABELS, 2)[:, 2:], 3,
+    ),
+}  # fmt: skip
+
+#: Likewise, where nothing is to be told.
+NOT_BELOW: Mapping[str, Callable[[Any, Any], Any]] = {
+    "masked": lambda z, ids: jnp.where(ids[:, 3] >= 0, z[jnp.arange(2), ids[:, 3]], 0.0),
+    "one for none": lambda z, ids: z[jnp.arange(2), jnp.where(ids[:, 3] < 0, 0, ids[:, 3])],
+    "the last position": lambda z, ids: z[jnp.arange(2), jnp.maximum(ids[:, 0], 0) - 4],
+}
+
+
 def loss_of(look_up: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda p, batch: jnp.square(look_up(p, batch["ids"]).astype(jnp.float32)).mean() + batch["x"].sum()
 
@@ -132,6 +154,24 @@ def test_labels_are_not_reported_where_the_loss_may_not_run_again_to_say_whether
 @pytest.mark.parametrize("pick", NOT_PICKED.values(), ids=NOT_PICKED)
 def test_other_indices_of_predictions_are_not_reported(pick: Callable[..., Any]) -> None:
     assert found(lambda p, ids: pick(predictions(p, ids), ids), most_bytes=MOST_BYTES) == []
+
+
+@pytest.mark.parametrize("case", BELOW.values(), ids=BELOW)
+def test_labels_below_zero_that_are_counted_from_the_end_are_told(case: tuple[Callable[..., Any], Any, int]) -> None:
+    pick, labels, count = case
+    (of,) = found(lambda p, ids: pick(predictions(p, ids), ids), LABELS, most_bytes=MOST_BYTES)
+    assert (of.looked_up, of.input, of.rows, of.index, of.beyond, of.indices) == (
+        "last values", "ids", count, labels.min(), (labels < 0).sum(), labels.size,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("pick", NOT_BELOW.values(), ids=NOT_BELOW)
+def test_labels_below_zero_that_are_masked_or_meant_are_not(pick: Callable[..., Any]) -> None:
+    assert found(lambda p, ids: pick(predictions(p, ids), ids), LABELS, most_bytes=MOST_BYTES) == []
+
+
+def test_rows_of_a_table_may_be_counted_from_the_end() -> None:
+    assert found(lambda p, ids: p["embed"][ids - 1], LABELS, most_bytes=MOST_BYTES) == []
 
 
 @pytest.mark.parametrize("positions", [lambda: jnp.arange(9), lambda: np.arange(9), lambda: jnp.arange(9)[None] * 1])
@@ -201,6 +241,15 @@ def test_the_finding_has_table_and_line() -> None:
     assert finding.why.startswith("has 2 of 8 indices beyond the 5 rows of param/embed, up to 8")
     assert finding.source is not None
     assert finding.source.startswith("test_out_of_bounds.py")
+
+
+def test_the_finding_of_labels_below_zero_says_which_class_they_train() -> None:
+    pick = BELOW["along an axis"][0]
+    loss = loss_of(lambda p, ids: pick(predictions(p, ids), ids))
+    findings = gs.capture(loss, P, {"ids": jnp.asarray(LABELS), "x": X}).findings()
+    (why,) = [each.why for each in findings if each.rule == "out-of-bounds"]
+    assert why.startswith("has 2 of 2 labels below 0, down to -3, that are not masked")
+    assert why.endswith("-1 picks the last of the 6 values")
 
 
 def test_the_finding_of_positions_is_at_the_table() -> None:
