@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.naming import printable
 from gradscope.training.probing.collected import Collected
 from gradscope.training.probing.collecting import Collector, collecting
+from gradscope.training.probing.handed_on import states_to_hand_on
 
 
 class Layout(NamedTuple):
@@ -93,12 +95,15 @@ class ProbedStep:
         def step(*args: Any, **kwargs: Any) -> tuple[Any, Collected]:
             collector = Collector(self._spec, observes=True)
             # Before the step runs: modules of NNX are pytrees whose leaves it may replace in place.
+            given = jax.tree_util.tree_map(lambda leaf: leaf, _by_name(self._function, args, kwargs))
             leaves = jax.tree_util.tree_leaves((args, kwargs))
             with collecting(collector):
                 out = self._function(*args, **kwargs)
             self._require_loss(collector)
             names = _named(collector, leaves)
             self._require_handed_on(leaves, jax.tree_util.tree_leaves((args, kwargs)), names, out)
+            of_losses = {id(array) for _, array in collector.arguments}
+            collector.changes.update(states_to_hand_on(given, of_losses, out))
             collected = collector.collected()
             self.layout = Layout(collector.outlines, collector.shapes, names, tuple(collector.changes))
             return out, collected
@@ -134,6 +139,14 @@ class ProbedStep:
                 f"{self._name} calls probe.value_and_grad nowhere, so that there is nothing to observe",
                 hint="call it in place of jax.value_and_grad",
             )
+
+
+def _by_name(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a step by what it calls them; by number where it does not say."""
+    try:
+        return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
+    except (TypeError, ValueError):
+        return {f"argument {number}": each for number, each in enumerate(args)} | dict(kwargs)
 
 
 def _named(collector: Collector, leaves: Sequence[Any]) -> dict[int, str]:

@@ -49,12 +49,12 @@ def expected_changes(
         if each.inputs and each.is_drawn_by_keys:
             places.setdefault((each.what, each.inputs), {})[each.source] = None
     for (what, numbers), those in places.items():
-        keys = tuple(_numbers_of(inputs[at]) for at in numbers)
+        keys = tuple(numbers_of_key(inputs[at]) for at in numbers)
         yield same_key(what, list(those)), ExpectedChange(keys, jnp.bool_(True))
     averages = list(running_averages(trace))
     if averages:
         names = [trace.arguments[each.input].name for each in averages if each.input < len(trace.arguments)]
-        moves = [is_same(auxiliary[each.output], inputs[each.input]) == 0 for each in averages]
+        moves = [~is_same(auxiliary[each.output], inputs[each.input]) for each in averages]
         given = tuple(inputs[each.input] for each in averages)
         yield same_averages(names, len(averages)), ExpectedChange(given, jnp.stack(moves).any())
 
@@ -86,11 +86,14 @@ class ChangesMissing:
         known = {why: (each, before[why]) for why, each in changes.items() if why in before}
         known = {why: pair for why, pair in known.items() if _outline(pair[0]) == _outline(pair[1])}
         same = _are_same(known) if known else {}
+        due = {why: change.is_due for why, (_, change) in known.items()}
 
         def learn() -> None:
-            for why, each in same.items():
-                # What has changed once is told no more.
-                self._stays[why] = self._stays.get(why, 0) + 1 if each and self._stays.get(why) != -1 else -1
+            for why, stays in same.items():
+                if not stays or self._stays.get(why) == -1:
+                    self._stays[why] = -1  # what has changed once is told no more
+                elif due[why]:
+                    self._stays[why] = self._stays.get(why, 0) + 1
             self.faults = frozenset(why for why, number in self._stays.items() if number >= _FEWEST)
 
         return learn
@@ -102,8 +105,7 @@ def _are_same(pairs: Mapping[str, tuple[ExpectedChange, ExpectedChange]]) -> dic
 
 
 def _is_same(now: ExpectedChange, before: ExpectedChange) -> Any:
-    same = [is_same(new, old) != 0 for new, old in zip(now.values, before.values, strict=True)]
-    return jnp.stack([before.is_due, *same]).all()
+    return jnp.stack([is_same(new, old) for new, old in zip(now.values, before.values, strict=True)]).all()
 
 
 def _outline(change: ExpectedChange) -> list[Any]:
@@ -111,5 +113,6 @@ def _outline(change: ExpectedChange) -> list[Any]:
     return [(each.shape, each.dtype) for each in change.values]
 
 
-def _numbers_of(key: Any) -> Any:
+def numbers_of_key(key: Any) -> Any:
+    """Returns the integers of a key; another array as it is."""
     return jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key

@@ -69,6 +69,20 @@ def same_averages(names: Sequence[str], count: int) -> LossFault:
     )
 
 
+def same_state(name: str) -> LossFault:
+    """Returns what is to be said of a state that a step is given as it was at each step, though it returns a new one.
+
+    Args:
+        name: What the step calls it.
+    """
+    return LossFault(
+        "stale",
+        f"the loop gives the step the same {printable(name)} at every step, and not what the step returns in its "
+        "place: hand that on",
+        None,
+    )
+
+
 def _repeated(what: DrawnFor, places: Sequence[str | None], why: str) -> LossFault:
     stays = "random mask{} drops the same elements" if what == "mask" else "random noise{} is the same"
     return LossFault(

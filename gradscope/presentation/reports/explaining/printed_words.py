@@ -51,7 +51,10 @@ _LABELS: Final = {
     "stale": "The running averages that the loss of a training run returns beside its value, as the means and the "
     "variances of batch norms, which are given to it as they were at all recorded steps of a probe: the step drops the "
     "new ones, so that evaluation has those of the start. Let the step return them, and hand them to the loss "
-    "at the next step, as state.replace(batch_stats=updates['batch_stats']) does in Flax",
+    "at the next step, as state.replace(batch_stats=updates['batch_stats']) does in Flax. "
+    "Also what a probed step is given as it was at all recorded steps, though it returns another one of the same "
+    "structure: the state of an optimizer, a mean of the parameters, a key. Write params, opt_state = "
+    "step(params, opt_state, ...)",
     "unchanged": "The parameters with a gradient that no recorded step of a training run changes, as an optimizer "
     "leaves them that was told so",
     "rounded": "The parameters of bfloat16 or float16 of a training run whose updates are lost when they are added: at "

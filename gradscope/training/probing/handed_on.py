@@ -1,0 +1,116 @@
+"""A step returns the next state of what it is given, as of an optimizer, and the loop has to hand it on.
+
+A pytree among the arguments has its next state among what is returned where that has one of the same structure, shapes
+and dtypes for each that is given: parameters that are given twice, as those of a target network, and returned once have
+none. What a loss is given is left out: parameters and running averages have conclusions of their own, and a batch is
+often the same at each step. So is a single array, which may be like another one by chance; but not a key.
+
+An accumulator is zero at each recorded step where it is emptied as often. Zeros that stay say something of keys and of
+optax' own states alone, which count their steps where they accumulate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from gradscope.history.history_rows import LossFault
+from gradscope.training.recording.compared_arrays import is_same
+from gradscope.training.recording.expected_changes import ExpectedChange, numbers_of_key
+from gradscope.training.recording.loss_faults import same_state
+
+#: How many leaves of a state are compared, the smallest ones, and the most elements of each.
+_LEAVES: Final = 8
+_ELEMENTS: Final = 1 << 16
+
+#: What a pytree is: its type, and the place, shape and dtype of each leaf.
+_Outline: TypeAlias = tuple[type, tuple[tuple[str, tuple[int, ...], str], ...]]
+
+
+class _Given(NamedTuple):
+    """A `_Given` is a pytree among the arguments of a step, as `opt_state` or `state.opt_state`."""
+
+    name: str
+    tree: Any
+
+
+def states_to_hand_on(
+    arguments: Mapping[str, Any], of_losses: Collection[int], returned: Any
+) -> Iterator[tuple[LossFault, ExpectedChange]]:
+    """Yields the states that should be others at the next step, and what is to be said where they are not.
+
+    Args:
+        arguments: The arguments of a step by name, before it ran.
+        of_losses: The `id` of each array that a loss of the step was given.
+        returned: What the step returned.
+    """
+    for name, tree in arguments.items():
+        for state in _states(_Given(name, tree), of_losses):
+            outline, leaves = _outline(state.tree), _leaves(state.tree)
+            next_ones = [_leaves(each) for each in _alike(outline, returned)]
+            if leaves and len(next_ones) == len(list(_alike(outline, tuple(arguments.values())))):
+                says_zeros = _is_of_optax(state.tree) or _is_key(state.tree)
+                yield same_state(state.name), _change(leaves, next_ones, says_zeros=says_zeros)
+
+
+def _change(state: Sequence[Any], next_ones: Sequence[Sequence[Any]], *, says_zeros: bool) -> ExpectedChange:
+    moves = [~jnp.stack([is_same(*pair) for pair in zip(each, state, strict=True)]).all() for each in next_ones]
+    says_something = jnp.asarray(says_zeros) | jnp.stack([each.astype(bool).any() for each in state]).any()
+    return ExpectedChange(tuple(state), jnp.stack([*moves, says_something]).all())
+
+
+def _states(given: _Given, of_losses: Collection[int]) -> Iterator[_Given]:
+    """Yields the largest pytrees of a pytree of which a loss was given nothing."""
+    leaves = jax.tree_util.tree_leaves(given.tree)
+    if not all(_is_array(leaf) for leaf in leaves) or any(id(leaf) in of_losses for leaf in leaves):
+        for place, inside in _children(given.tree):
+            yield from _states(_Given(given.name + place, inside), of_losses)
+    elif len(leaves) > 1 or (leaves and _is_key(leaves[0])):
+        yield given
+
+
+def _alike(outline: _Outline, tree: Any) -> Iterator[Any]:
+    """Yields the pytrees of an outline in a pytree, none of which is in another one."""
+    if _outline(tree) == outline:
+        yield tree
+    else:
+        for _, inside in _children(tree):
+            yield from _alike(outline, inside)
+
+
+def _children(tree: Any) -> list[tuple[str, Any]]:
+    """Returns what a pytree consists of, and where; nothing of a leaf."""
+    found = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda each: each is not tree)[0]
+    return [(jax.tree_util.keystr(path), inside) for path, inside in found if path]
+
+
+def _outline(tree: Any) -> _Outline:
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    of_leaves = ((jax.tree_util.keystr(path), leaf) for path, leaf in leaves if _is_array(leaf))
+    kind = type(None) if jax.tree_util.all_leaves([tree]) else type(tree)
+    return kind, tuple((place, leaf.shape, str(leaf.dtype)) for place, leaf in of_leaves)
+
+
+def _leaves(tree: Any) -> list[Any]:
+    """Returns the smallest leaves of a pytree."""
+    leaves = [numbers_of_key(leaf) for leaf in jax.tree_util.tree_leaves(tree)]
+    return sorted((leaf for leaf in leaves if leaf.size <= _ELEMENTS), key=lambda leaf: leaf.size)[:_LEAVES]
+
+
+def _is_of_optax(tree: Any) -> bool:
+    own = type(tree).__module__.partition(".")[0] == "optax"
+    return own or any(_is_of_optax(inside) for _, inside in _children(tree))
+
+
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
+def _is_key(tree: Any) -> bool:
+    if not _is_array(tree):
+        return False
+    is_raw = tree.shape == (2,) and tree.dtype == jnp.uint32
+    return is_raw or bool(jnp.issubdtype(tree.dtype, jax.dtypes.prng_key))

@@ -1,0 +1,109 @@
+"""A state that a step returns anew, and the loop does not hand on, is told; what is constant on purpose is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import gradscope as gs
+from gradscope.history.history_reader import History
+from gradscope.history.views.learning import stated_faults
+from gradscope.training.probing.handed_on import states_to_hand_on
+from tests.support.data import drawn, filled
+
+PARAMS = {"w": drawn(0, 4, 3), "b": filled(0.1, 3)}
+NEW = jax.tree.map(lambda leaf: leaf + 1, PARAMS)
+BATCH = {"x": drawn(1, 8, 4), "y": drawn(2, 8, 3)}
+SGD, ADAM = optax.sgd(0.1, momentum=0.9), optax.adam(0.1)
+GRADS = jax.tree.map(jnp.ones_like, PARAMS)
+KEY, NEW_KEY = jax.random.split(jax.random.key(0))
+ZEROS = jax.tree.map(jnp.zeros_like, PARAMS)
+
+
+def after(optimizer: optax.GradientTransformation) -> tuple[Any, Any]:
+    """Returns the state of an optimizer, and the next one."""
+    state = optimizer.init(PARAMS)
+    with jax.numpy_dtype_promotion("standard"):  # which Adam needs
+        return state, optimizer.update(GRADS, state, PARAMS)[1]
+
+
+def given(*, returned: Any, **arguments: Any) -> dict[str, bool]:
+    """Returns the states that are to be handed on, and whether the next one differs in what counts."""
+    of_losses = {id(leaf) for leaf in jax.tree.leaves((PARAMS, BATCH))}
+    found = states_to_hand_on(arguments, of_losses, returned)
+    return {fault.why.split(" the same ")[1].split(" at every")[0]: bool(change.is_due) for fault, change in found}
+
+
+def momentum() -> dict[str, bool]:
+    state, following = after(SGD)
+    return given(params=PARAMS, opt_state=state, batch=BATCH, returned=(NEW, following, 0.5))
+
+
+def in_one_argument() -> dict[str, bool]:
+    state, following = after(ADAM)
+    return given(state={"params": PARAMS, "opt": state}, returned={"loss": 0.5, "state": (NEW, following)})
+
+
+def averages() -> dict[str, bool]:
+    return given(params=PARAMS, ema=jax.tree.map(lambda leaf: leaf - 1, PARAMS), returned=(NEW, PARAMS))
+
+
+def not_moved() -> dict[str, bool]:
+    state, _ = after(ADAM)
+    return given(params=PARAMS, opt_state=state, returned=(NEW, state))
+
+
+def keys() -> dict[str, bool]:
+    return given(params=PARAMS, key=KEY, other=jax.random.PRNGKey(0), returned=(NEW, NEW_KEY, jax.random.PRNGKey(1)))
+
+
+TOLD: dict[str, tuple[Callable[[], dict[str, bool]], dict[str, bool]]] = {
+    "momentum": (momentum, {"opt_state": True}),
+    "a part of one argument": (in_one_argument, {"state['opt']": True}),
+    "averages": (averages, {"ema": True}),
+    "a state that did not move": (not_moved, {"opt_state": False}),
+    "keys": (keys, {"key": True, "other": True}),
+    "a target network": (lambda: given(params=PARAMS, target=NEW, returned=(NEW, 0.5)), {}),
+    "an empty accumulator": (lambda: given(sums=ZEROS, returned=(NEW,)), {"sums": False}),
+    "what a loss is given": (lambda: given(params=PARAMS, batch=BATCH, returned=(NEW, dict(BATCH))), {}),
+    "an array": (lambda: given(params=PARAMS, epoch=jnp.int32(3), returned=(NEW, jnp.int32(5))), {}),
+    "no arrays": (lambda: given(mode="train", extra=None, returned=None), {}),
+}
+
+
+@pytest.mark.parametrize("case", TOLD.values(), ids=TOLD)
+def test_states_with_a_next_one_are_to_be_handed_on(
+    case: tuple[Callable[[], dict[str, bool]], dict[str, bool]],
+) -> None:
+    states, expected = case
+    assert states() == expected
+
+
+@pytest.mark.parametrize("hands_on", [True, False])
+def test_the_report_of_a_run_names_the_state(hands_on: bool, tmp_path: Path) -> None:
+    probe = gs.Probe(tmp_path / "run", every=2)
+
+    def train_step(params: Any, opt_state: Any, batch: Any) -> Any:
+        def loss(p: Any) -> Any:
+            return jnp.square(batch["x"] @ p["w"] + p["b"][None] - batch["y"]).mean()
+
+        value, grads = probe.value_and_grad(loss)(params)
+        updates, opt_state = SGD.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, value
+
+    step, params, state = probe.jit(train_step), PARAMS, SGD.init(PARAMS)
+    with probe:
+        for _ in range(7):
+            params, following, _ = step(params, state, BATCH)
+            state = following if hands_on else state
+    with History(tmp_path / "run") as history:
+        told = [each.why for each in stated_faults(history)]
+    assert [why.startswith("the loop gives the step the same opt_state at every step") for why in told] == (
+        [] if hands_on else [True]
+    )
