@@ -35,6 +35,7 @@ from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.trace_query import ResolvedQuery, TraceQuery
 from gradscope.instrument.taps import full_tensor
 from gradscope.naming.sizes import shown_size
+from gradscope.tracing.debug_flags import debug_flags_off
 from gradscope.tracing.jaxpr.source_lines import lines_around
 from gradscope.tracing.layers.fallback_scopes import has_scopes
 from gradscope.tracing.loading.model import Model
@@ -72,6 +73,7 @@ class DumpRequest:
     meanwhile: Callable[[], object] = lambda: None
 
 
+@debug_flags_off()
 def dump_model(
     model: Model,
     arguments: Arguments,

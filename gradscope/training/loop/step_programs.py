@@ -168,7 +168,7 @@ class StepPrograms:
             after, update_norm = jax.lax.cond(
                 sound,
                 lambda before: self._advanced(before, batch, computed),
-                lambda before: (before, jnp.zeros(())),
+                lambda before: (before, jnp.float32(0)),
                 state,
             )
         numbers |= {"update_norm": update_norm, **self._unobserved.learning_rate(state, after)}

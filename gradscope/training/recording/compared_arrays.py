@@ -20,6 +20,9 @@ from gradscope.tracing.jaxpr.sharding import varying, varying_axes
 #: Elements that are compared before all others: most parameters differ in them.
 _FIRST: Final = 1 << 10
 
+#: What stands for the cosine of an array of zeros. No NaN does: under `jax_debug_nans` it would stop the user's step.
+NO_COSINE: Final = 2.0
+
 #: Mean squares in this range neither overflow nor lose digits in float32, in the sum of a row of `inner`.
 _SQUARABLE: Final = (2.0**-60, 2.0**100)
 
@@ -28,7 +31,7 @@ _SCALAR: Final = jax.ShapeDtypeStruct((), jnp.float32)
 
 
 def cosine(one: Any, other: Any) -> Any:
-    """Returns the cosine of two gradients, a 0-d float32; NaN where one of them is zero."""
+    """Returns the cosine of two gradients, a 0-d float32; `NO_COSINE` where one of them is zero."""
     return jax.lax.platform_dependent(one, other, cpu=_cosine_from_host, default=cosine_on_device)
 
 
@@ -55,7 +58,8 @@ def _cosine(one: Array, other: Array) -> np.ndarray:
         low, high = (limit * max(one.size, 1) for limit in _SQUARABLE)
         if not (low < products[1] < high and low < products[2] < high):
             products = _scaled_products(one, other)
-        return np.array(products[0] / np.sqrt(products[1] * products[2]), np.float32)
+        found = products[0] / np.sqrt(products[1] * products[2])
+    return np.array(NO_COSINE if np.isnan(found) else found, np.float32)
 
 
 def _scaled_products(one: Array, other: Array) -> np.ndarray:
@@ -92,7 +96,7 @@ def cosine_on_device(one: Any, other: Any) -> Any:
     # As sums, which need no flat array: an array that is split over explicit axes has none.
     length = jnp.sqrt(_power(one)) * jnp.sqrt(_power(other))
     found = (one.conj() * other).real.sum() / length
-    return found.astype(jnp.float32)
+    return jnp.where(jnp.isnan(found), NO_COSINE, found).astype(jnp.float32)
 
 
 def _power(value: Any) -> Any:

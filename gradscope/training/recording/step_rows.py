@@ -19,6 +19,7 @@ from gradscope.instrument.statistics.core_columns import statistics_of
 from gradscope.instrument.statistics.histogram_counts import histogram_of
 from gradscope.tracing.dataflow.affine_operands import affine_operands
 from gradscope.tracing.tracer import Trace
+from gradscope.training.recording.compared_arrays import NO_COSINE
 from gradscope.training.recording.recorded import Recorded
 from gradscope.training.step_seen import NUMBERS
 
@@ -116,11 +117,11 @@ def step_record(
     total = float(numbers["grad_norm"]) ** 2
     for name, cosine in cosines.items():
         gradient = stats.get(naming.key_of(naming.PARAM_GRAD, name), {})
-        gradient["cosine"] = _known(cosine) if follows else None
+        gradient["cosine"] = _known_cosine(cosine) if follows else None
         gradient["share"] = _known(gradient.get("l2", math.nan) ** 2 / total) if total else None
         _add_ratio(stats, name)
     for name, direction in directions.items():
-        stats.get(naming.key_of(naming.UPDATE, name), {})["cosine"] = _known(direction)
+        stats.get(naming.key_of(naming.UPDATE, name), {})["cosine"] = _known_cosine(direction)
     own: dict[str, float | int | None] = {
         "step": number, "time": time.time(), "examples": examples, "skipped": skipped,
         **{name: float(numbers[name]) for name in NUMBERS if name in numbers},
@@ -136,6 +137,10 @@ def _add_ratio(stats: Mapping[str, dict[str, Any]], name: str) -> None:
     update, param = (stats.get(naming.key_of(family, name), {}) for family in (naming.UPDATE, naming.PARAM))
     if param.get("l2") and "l2" in update:
         update["ratio"] = update["l2"] / param["l2"]
+
+
+def _known_cosine(value: Any) -> float | None:
+    return None if float(value) == NO_COSINE else _known(value)
 
 
 def _known(value: Any) -> float | None:

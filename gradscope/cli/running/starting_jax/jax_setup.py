@@ -121,6 +121,8 @@ def set_up_jax(
     config.update("jax_enable_x64", model.x64 or config.jax_enable_x64)
     # What is observed is compiled ahead of the run; JAX_DISABLE_JIT is for the user's own debugging.
     config.update("jax_disable_jit", False)
+    # Every value is read, by other threads, too: a flag that forbids to move arrays would forbid that.
+    config.update("jax_transfer_guard", "allow")
     if model.dtype is FloatType.FLOAT64 and not config.jax_enable_x64:
         raise UsageError("--dtype float64 without --x64 would compute in float32", hint="add --x64")
     if model.matmul_precision is not None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 
 import gradscope as gs
@@ -16,6 +15,8 @@ from gradscope.history.history_reader import History
 from gradscope.history.views.learning import stated_faults
 from gradscope.training.probing.handed_on import states_to_hand_on
 from tests.support.data import drawn, filled
+
+optax = pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
 
 PARAMS = {"w": drawn(0, 4, 3), "b": filled(0.1, 3)}
 NEW = jax.tree.map(lambda leaf: leaf + 1, PARAMS)
@@ -26,7 +27,7 @@ KEY, NEW_KEY = jax.random.split(jax.random.key(0))
 ZEROS = jax.tree.map(jnp.zeros_like, PARAMS)
 
 
-def after(optimizer: optax.GradientTransformation) -> tuple[Any, Any]:
+def after(optimizer: Any) -> tuple[Any, Any]:
     """Returns the state of an optimizer, and the next one."""
     state = optimizer.init(PARAMS)
     with jax.numpy_dtype_promotion("standard"):  # which Adam needs

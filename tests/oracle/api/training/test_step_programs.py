@@ -35,3 +35,17 @@ def test_a_step_that_was_started_has_ended_where_the_loop_fails() -> None:
     with pytest.raises(MachineError, match="the disk is full"):
         fail()
     assert started[0].is_ready()
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_with_wide_types_a_step_has_those_of_its_parameters(dtype: str) -> None:
+    from gradscope.training.loop.step_programs import StepPrograms
+
+    step = gs.train_step(lambda params, batch: jnp.sum((params["w"] - batch) ** 2), "sgd(0.1)", families=())
+    programs = StepPrograms(step, check=True)
+    state = step.init({"w": jnp.ones(2, dtype)})
+    taken = programs.plain(state, programs.sound_so_far(), jnp.zeros(2, dtype))
+    assert taken.state.params["w"].dtype == dtype
+    assert taken.state.params["w"] == pytest.approx(0.8)
+    assert float(taken.numbers["update_norm"]) == pytest.approx(0.2 * 2**0.5)
