@@ -136,5 +136,4 @@ def capture(
     )
     writer = MemoryWriter()
     arguments = Arguments.of(model.init(None), call.batch)  # a model of values needs no key
-    with jax.disable_jit(False):  # it is compiled ahead of the run, for which JAX needs `jit`
-        return Dump(writer.dump(dump_model(model, arguments, request, writer, Timings())))
+    return Dump(writer.dump(dump_model(model, arguments, request, writer, Timings())))

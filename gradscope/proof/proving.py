@@ -28,7 +28,6 @@ from gradscope.proof.rules.rule_claims import rule_outcomes
 from gradscope.proof.solvers.solver_tolerance import tightenings
 from gradscope.proof.surrogate import draws, surrogate_loss
 from gradscope.tracing.dataflow.reachability import Reach, is_inexact, reachability_from
-from gradscope.tracing.debug_flags import debug_flags_off
 from gradscope.tracing.jaxpr.custom_rules import custom_rule
 from gradscope.tracing.jaxpr.frames import ValueKey
 from gradscope.tracing.loading.model import Model
@@ -97,7 +96,6 @@ class ProofOptions:
     allowed: tuple[str, ...] = ()
 
 
-@debug_flags_off()
 def prove(model: Model, arguments: Arguments, timings: Timings, options: ProofOptions = ProofOptions()) -> Proof:
     """Checks a model's gradients against finite differences, `jax.grad` and a second run.
 

@@ -3,7 +3,7 @@
 The parts, in the order in which they are used:
 
 1. `loading` finds a *model* by its *target*, the string that the user typed. A model is three functions and their
-   provenance. `user_frames` reports errors of the user's code; `debug_flags` lets it run on where JAX's would stop it.
+   provenance. `user_frames` reports errors of the user's code; `debug_flags` turns those of JAX off that would stop it.
 2. `data` replaces the outputs of the model's functions: a *checkpoint* replaces that of `init`, a file or an input
    *pipeline* that of `batch`. Either must have the structure of what it replaces.
 3. `tracer` turns the model's loss into a *trace*: one jaxpr, traced once on shapes only. `leaves` gives its

@@ -152,9 +152,7 @@ class ModelOptions:
     matmul_precision: Annotated[
         Precision | None,
         typer.Option(
-            metavar="NAME",
-            help=f"Precision of matrix multiplications: {', '.join(Precision)}.",
-            rich_help_panel=_PANEL,
+            metavar="NAME", help=f"Precision of matrix multiplications: {', '.join(Precision)}.", rich_help_panel=_PANEL
         ),
     ] = None
 
@@ -211,15 +209,17 @@ class ModelOptions:
             ModelError: The file does not import, or the name is not a model's; or the pipeline failed.
         """
         from gradscope.tracing.data.data_shapes import array_shapes
+        from gradscope.tracing.debug_flags import turn_debug_flags_off
         from gradscope.tracing.loading.batches import pipeline_leaves
         from gradscope.tracing.loading.loader import load_model
         from gradscope.tracing.loading.module_models import with_array_variables
 
-        if self.data is None or self._data_file is not None:
-            return with_array_variables(load_model(target, request))
-        leaves = pipeline_leaves(self.data, self.batch_index, self.seed)
-        model = load_model(target, replace(request, data=array_shapes(leaves)))
-        return replace(with_array_variables(model), data=leaves)
+        pipeline = self.data if self._data_file is None else None
+        leaves = None if pipeline is None else pipeline_leaves(pipeline, self.batch_index, self.seed)
+        request = request if leaves is None else replace(request, data=array_shapes(leaves))
+        model = with_array_variables(load_model(target, request))
+        turn_debug_flags_off()  # the model's file may have turned them on again
+        return model if leaves is None else replace(model, data=leaves)
 
     def arguments(self, model: Model, *, dtype: str | None = None, partial: bool = False) -> Arguments:
         """Returns the arguments of a model's loss.

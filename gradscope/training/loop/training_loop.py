@@ -13,7 +13,6 @@ from gradscope.errors import GradscopeError
 from gradscope.history.history_rows import Alarm, StepRecord, fact_texts
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import RunFolder, dump_path, state_path, states_in, trace_path
-from gradscope.tracing.debug_flags import debug_flags_off
 from gradscope.tracing.user_frames import user_code
 from gradscope.training.loop.alarm_files import save_dump
 from gradscope.training.loop.processes import Agreement
@@ -47,7 +46,6 @@ class _OnItsWay(NamedTuple):
     wishes: Any  # see `Agreement`
 
 
-@debug_flags_off()
 def train(request: TrainRequest, folder: RunFolder, *, resume: bool) -> Outcome:
     """Trains a model and records the run.
 

@@ -113,16 +113,15 @@ def set_up_jax(
     backend_ready()
     import jax
 
+    from gradscope.tracing.debug_flags import turn_debug_flags_off
+
     gc.freeze()  # the collector never visits what is imported by now
     logging.getLogger("jax").addHandler(_LogMessages())
     config: Any = jax.config  # its flags are not typed
     # Full tracebacks: the file that raised an error decides whether the error is the model's or gradscope's.
     config.update("jax_traceback_filtering", "off")
     config.update("jax_enable_x64", model.x64 or config.jax_enable_x64)
-    # What is observed is compiled ahead of the run; JAX_DISABLE_JIT is for the user's own debugging.
-    config.update("jax_disable_jit", False)
-    # Every value is read, by other threads, too: a flag that forbids to move arrays would forbid that.
-    config.update("jax_transfer_guard", "allow")
+    turn_debug_flags_off()
     if model.dtype is FloatType.FLOAT64 and not config.jax_enable_x64:
         raise UsageError("--dtype float64 without --x64 would compute in float32", hint="add --x64")
     if model.matmul_precision is not None:
