@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -95,6 +96,12 @@ def custom_rule_calls(trace: Trace) -> Iterator[CustomRuleCall]:
                     outputs=_differentiated(trace, frame, equation),
                     constant=constant,
                 )
+
+
+def calls_of_stated_rules(trace: Trace) -> int:
+    """Returns how often a loss calls functions with a rule that JAX does not state, in all iterations of loops."""
+    calls = (call for call in custom_rule_calls(trace) if not call.rule.of_jax)
+    return sum(math.prod(loop.length or 1 for loop in call.frame.loops) for call in calls)
 
 
 def _differentiated(trace: Trace, frame: Frame, equation: Equation) -> Sequence[int]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -15,20 +15,30 @@ import numpy as np
 from gradscope.capturing.explain.zeros.neighbourhood import observe_values
 from gradscope.proof.claims import Claim, Outcome, outcome
 from gradscope.proof.directions import DIRECTIONS, Directions, inner
-from gradscope.proof.float64 import NarrowType, coarsest_epsilon, narrowest_type_of
+from gradscope.proof.float64 import NarrowType, coarsest_epsilon, coarsest_epsilon_of, narrowest_type_of, widened
 from gradscope.proof.rules.arriving_gradients import outputs_with_gradient
 from gradscope.proof.rules.distinct_rules import DistinctRule, distinct_rules
 from gradscope.proof.rules.rule_calls import CustomRuleCall, custom_rule_calls
 from gradscope.proof.rules.rule_operands import CallsToCheck, RuleOperands
 from gradscope.proof.rules.wrong_arguments import WrongArgument, wrong_arguments
 from gradscope.proof.solvers.solver_tolerance import tightened, tightenings
+from gradscope.proof.wide_programs import Widening
 from gradscope.tracing.dataflow.liveness import Liveness
 from gradscope.tracing.jaxpr.jaxcompat import trace
 from gradscope.tracing.tracer import Trace
 
+#: What a rule's constants may add to its error, as a multiple of the precision of the type in which it states them.
+_CONSTANTS: Final = 2.0
+
 
 def rule_outcomes(
-    trace: Trace, arguments: Sequence[Any], seed: int, *, tolerance: float = 0.0, kinks: bool = False
+    trace: Trace,
+    arguments: Sequence[Any],
+    seed: int,
+    *,
+    widening: Widening,
+    tolerance: float = 0.0,
+    kinks: bool = False,
 ) -> Iterator[tuple[DistinctRule, Outcome, tuple[WrongArgument, ...]]]:
     """Yields the outcome of each custom rule and each shape of operands, the worst of the calls that are checked.
 
@@ -36,6 +46,7 @@ def rule_outcomes(
         trace: The traced loss.
         arguments: Its flat arguments.
         seed: Seed of the random directions.
+        widening: What makes a function that computes in a narrow type compute in float64.
         tolerance: The relative error that a rule may have in any case.
         kinks: Whether a call at a kink of the function is looked for, and counts more than one where it is smooth: it
             explains a gradient that is not smooth.
@@ -43,23 +54,30 @@ def rule_outcomes(
     Yields:
         The rule, its outcome, and the arguments for which a wrong rule is wrong.
     """
-    rules = distinct_rules([call for call in custom_rule_calls(trace) if call.variables])
+    with widening.context():
+        rules = distinct_rules([call for call in custom_rule_calls(trace) if call.variables])
     for rule in (each for each in rules if each.needs_mesh):
         yield rule, Outcome(status="not checked", error=math.nan, expected=math.nan), ()
     rules = [rule for rule in rules if not rule.needs_mesh]
     if not rules:
         return
     calls_of = [CallsToCheck(rule, equal=kinks) for rule in rules]
-    neighbourhood = observe_values(trace, arguments, (each for calls in calls_of for each in calls.variables()))
+    with widening.context():
+        neighbourhood = observe_values(trace, arguments, (each for calls in calls_of for each in calls.variables()))
     directions = Directions(seed)
+    rule_at = partial(
+        _RuleOfCall, liveness=trace.liveness, directions=directions, tolerance=tolerance, widening=widening
+    )
     for rule, calls in zip(rules, calls_of, strict=True):
         found: list[tuple[Outcome, RuleOperands, _RuleOfCall]] = []
         for operands in calls.operands(neighbourhood):
-            compared = _RuleOfCall(operands.call, trace.liveness, directions, operands.values, tolerance)
+            compared = rule_at(operands.call, operands.values)
             result = compared.outcome()
             if result.status == "wrong" and len(operands.call.outputs) > 1:
-                call = replace(operands.call, outputs=outputs_with_gradient(trace, arguments, operands.call))
-                compared = _RuleOfCall(call, trace.liveness, directions, operands.values, tolerance)
+                with widening.context():
+                    outputs = outputs_with_gradient(trace, arguments, operands.call)
+                call = replace(operands.call, outputs=outputs)
+                compared = rule_at(call, operands.values)
                 result = compared.outcome()
             found.append((result, operands, compared))
         if not found:
@@ -87,14 +105,22 @@ class _RuleOfCall:
 
     Args:
         call: A call of the function.
+        operands: The operands.
         liveness: Which equations of the function count.
         directions: The source of random directions.
-        operands: The operands.
+        widening: What makes the function compute in float64.
         tolerance: The relative error that the rule may have in any case.
     """
 
     def __init__(
-        self, call: CustomRuleCall, liveness: Liveness, directions: Directions, operands: list[Any], tolerance: float
+        self,
+        call: CustomRuleCall,
+        operands: list[Any],
+        *,
+        liveness: Liveness,
+        directions: Directions,
+        widening: Widening,
+        tolerance: float,
     ) -> None:
         self._equation = equation = call.equation
         frames = call.frames_inside()
@@ -104,8 +130,14 @@ class _RuleOfCall:
         self._tolerance = tolerance
         self._directions = directions
         self._here = [operands[positions[0]] for positions in call.variables]
-        self._moved = directions.nearby(self._here)
         run = partial(call.outputs_at, operands)
+        if widening.counts_for(self._epsilon):
+            # The rule's constants have as many digits as its type.
+            self._tolerance = max(tolerance, _CONSTANTS * self._epsilon)
+            run = widening.between_wide_types(run, self._here)
+            self._here = list(map(widened, self._here))
+            self._epsilon = coarsest_epsilon_of(trace(run, self._here)[0])
+        self._moved = directions.nearby(self._here)
         self._usual = _Programs(run, jax.jit)
         self._tighter = [_Programs(run, partial(tightened, tightening=each)) for each in tightenings(frames)]
         self._fixed = self._without_gradient(call.constant)
