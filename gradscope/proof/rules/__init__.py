@@ -1,6 +1,7 @@
 """Rules checks the functions with a differentiation rule of their own, each at the operands that it has in the model.
 
 - `rule_calls` finds their calls, and which of their operands are distinct.
+- `on_devices` runs a call inside a `shard_map` by itself.
 - `distinct_rules` tells which calls are of one rule, by `same_programs`.
 - `rule_conditions` finds the conditions in a rule, and which sides of them operands take.
 - `rule_operands` returns the operands of these calls at which a rule is checked.

@@ -25,6 +25,7 @@ from gradscope.proof.solvers.solver_tolerance import tightened, tightenings
 from gradscope.proof.wide_programs import Widening
 from gradscope.tracing.dataflow.liveness import Liveness
 from gradscope.tracing.jaxpr.jaxcompat import trace
+from gradscope.tracing.jaxpr.sharding import axes_of_type
 from gradscope.tracing.tracer import Trace
 
 #: What a rule's constants may add to its error, as a multiple of the precision of the type in which it states them.
@@ -124,7 +125,7 @@ class _RuleOfCall:
     ) -> None:
         self._equation = equation = call.equation
         frames = call.frames_inside()
-        self._outputs = call.outputs
+        self._outputs, self._positions = call.outputs, call.variables
         types = [float(jnp.finfo(equation.outvars[at].aval.dtype).eps) for at in call.outputs]
         self._epsilon = max(*types, coarsest_epsilon(frames, liveness))
         self._tolerance = tolerance
@@ -168,8 +169,13 @@ class _RuleOfCall:
 
     def returns(self, variable: int) -> bool:
         """Returns whether the function returns a distinct variable as it is."""
-        here = np.asarray(self._here[variable])
-        return any(np.array_equal(here, output) for output in self._usual.outputs(self._here))
+        here, equation = np.asarray(self._here[variable]), self._equation
+        # All devices have the same operands here, of which a collective may make the same again.
+        axes = axes_of_type(equation.invars[self._positions[variable][0]].aval)
+        outputs = zip(self._outputs, self._usual.outputs(self._here), strict=True)
+        return any(
+            np.array_equal(here, made) for at, made in outputs if axes_of_type(equation.outvars[at].aval) == axes
+        )
 
     def computes_in(self) -> NarrowType | None:
         """Returns the narrow type that the rule computes in; None where there is none."""
