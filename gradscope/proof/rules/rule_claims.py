@@ -167,6 +167,26 @@ class _RuleOfCall:
         along[variable] = claimed[variable if returned_for is None else returned_for] = everywhere[variable]
         return self._along(along, claimed, everywhere)
 
+    def turned(self, variable: int, turns: Sequence[complex], *, conjugated: bool, of_real: bool) -> list[Outcome]:
+        """Returns how the derivative along a random direction of one variable compares with those along turned ones.
+
+        Args:
+            variable: The variable that moves, by its number.
+            turns: What the direction is multiplied by.
+            conjugated: Whether it is the conjugate of the direction that is turned.
+            of_real: Whether the gradients that arrive are real.
+        """
+        everywhere, weights = self._everywhere(), self._weights()
+        weights = [np.real(each).astype(each.dtype) for each in weights] if of_real else weights
+        way = everywhere[variable]
+        found: list[Outcome] = []
+        for turn in turns:
+            along, claimed = list(map(np.zeros_like, everywhere)), list(map(np.zeros_like, everywhere))
+            along[variable] = (turn * (np.conj(way) if conjugated else way)).astype(way.dtype)
+            claimed[variable] = way
+            found.append(self._along(along, claimed, everywhere, weights))
+        return found
+
     def returns(self, variable: int) -> bool:
         """Returns whether the function returns a distinct variable as it is."""
         here, equation = np.asarray(self._here[variable]), self._equation
@@ -191,12 +211,19 @@ class _RuleOfCall:
         """Returns those of some variables for which the rule returns zeros."""
         if not variables:
             return frozenset()
-        weights = self._directions.along([np.ones_like(each) for each in self._usual.outputs(self._here)])
-        gradients = self._usual.gradients(self._here, [jnp.asarray(weight) for weight in weights])
+        gradients = self._usual.gradients(self._here, [jnp.asarray(weight) for weight in self._weights()])
         return frozenset(at for at in variables if not np.any(gradients[at]))
 
+    def _weights(self) -> list[np.ndarray]:
+        """Returns random gradients that arrive at the outputs."""
+        return self._directions.along([np.ones_like(each) for each in self._usual.outputs(self._here)])
+
     def _along(
-        self, along: Sequence[np.ndarray], claimed: Sequence[np.ndarray], everywhere: Sequence[np.ndarray]
+        self,
+        along: Sequence[np.ndarray],
+        claimed: Sequence[np.ndarray],
+        everywhere: Sequence[np.ndarray],
+        weights: Sequence[np.ndarray] | None = None,
     ) -> Outcome:
         """Returns the outcome along a direction.
 
@@ -204,9 +231,9 @@ class _RuleOfCall:
             along: The direction.
             claimed: What the rule's gradients are multiplied with: the direction, where it is what they are for.
             everywhere: A direction of all variables; errors are relative to the derivative in all of them at least.
+            weights: The gradients that arrive at the outputs; random by default.
         """
-        outputs = self._usual.outputs(self._here)
-        weights = self._directions.along([np.ones_like(each) for each in outputs])
+        weights = self._weights() if weights is None else weights
         here, moved = self._here, self._moved
         claim = partial(self._claim, along=along, claimed=claimed, everywhere=everywhere, weights=weights)
         return outcome(
