@@ -179,7 +179,7 @@ def _wide_rows(model: Model, prepared: Prepared, options: ProofOptions) -> _Rows
     with wide_types():
         leaves, tree = jax.tree_util.tree_flatten((prepared.variables, prepared.batch))
         variables, batch = jax.tree_util.tree_unflatten(tree, [widened(leaf) for leaf in leaves])
-        return _rows_at(model, prepared.resolved.trace, (variables, batch), options, Widening())
+        return _rows_at(model, prepared.resolved.trace, (variables, batch), options, Widening(always=True))
 
 
 def _rows_of_own_types(model: Model, prepared: Prepared, options: ProofOptions) -> _Rows:

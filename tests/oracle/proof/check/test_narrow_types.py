@@ -76,3 +76,9 @@ def test_a_loss_of_float32_alone_is_checked_with_the_digits_of_float64() -> None
     assert "does not run in float64" in found.notes[0]
     assert set(statuses(found).values()) == {"correct"}
     assert max(row.expected or 0.0 for row in found.rules) < 1e-6
+
+
+def test_what_casts_to_float32_inside_is_checked_with_the_digits_of_float64() -> None:
+    found = proof(lambda w, x: jnp.sin(squared(x.astype(jnp.float32) @ w.astype(jnp.float32))).sum())
+    assert {row.status for row in found.rows} == {"correct"}
+    assert max(row.expected or 0.0 for row in (*found.rules, *found.gradients)) < 1e-6
