@@ -125,9 +125,11 @@ def _at_kinks(claim: Claim, found: Estimate, result: Outcome, nearby: Callable[[
 def common_factor(outcomes: Sequence[Outcome]) -> float:
     """Returns the factor that wrong claims along several directions have in common; NaN where they have none.
 
+    A claim may be within its tolerance along a direction in which it counts for little, and be wrong along another.
     The error of solvers hides a factor, and is smaller where they run longer; so the factors that agree best count.
     """
-    if any(each.status != "wrong" for each in outcomes):
+    found = {each.status for each in outcomes}
+    if "wrong" not in found or not found <= {"wrong", "correct"}:
         return math.nan
     errors = sum(each.expected for each in outcomes) + _SAME_FACTOR
     ways = zip(*((each.factor, *each.longer) for each in outcomes), strict=False)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gradscope.proof.claims import Claim, outcome
+from gradscope.proof.claims import Claim, Outcome, Status, common_factor, outcome
 from gradscope.proof.differences import finite_difference, one_sided_derivatives
 
 EPSILON = float(np.finfo(np.float64).eps)
@@ -114,3 +114,23 @@ def test_a_derivative_that_is_zero_but_for_rounding_is_that_where_the_loss_shows
     claim = Claim(loss_at=loss_at, derivative=derivative, scale=abs(derivative), epsilon=EPSILON)
     found = outcome(claim, lambda: claim)
     assert (found.status, found.zero) == (expected, expected == "correct")
+
+
+@pytest.mark.parametrize(
+    ("statuses", "factors", "expected"),
+    [
+        (("wrong", "wrong"), (2.0, 2.0), 2.0),
+        (("wrong", "correct"), (2.0, 2.0), 2.0),  # it counts for little along the second direction
+        (("wrong", "correct"), (2.0, 1.0), math.nan),
+        (("correct", "correct"), (1.0, 1.0), math.nan),
+        (("wrong", "not checked"), (2.0, 2.0), math.nan),
+    ],
+)
+def test_the_factor_of_a_wrong_claim_is_one_along_all_directions(
+    statuses: tuple[Status, Status], factors: tuple[float, float], expected: float
+) -> None:
+    found = [
+        Outcome(status=status, error=0.1, expected=1e-2, factor=factor)
+        for status, factor in zip(statuses, factors, strict=True)
+    ]
+    assert common_factor(found) == pytest.approx(expected, nan_ok=True)
