@@ -27,7 +27,7 @@ from gradscope.proof.rules.rule_calls import calls_of_stated_rules, custom_rule_
 from gradscope.proof.rules.rule_claims import rule_outcomes
 from gradscope.proof.solvers.solver_tolerance import tightenings
 from gradscope.proof.surrogate import draws, surrogate_loss
-from gradscope.proof.wide_programs import Widening
+from gradscope.proof.wide_programs import Widening, error_of_constants
 from gradscope.tracing.dataflow.reachability import Reach, is_inexact, reachability_from
 from gradscope.tracing.jaxpr.custom_rules import custom_rule
 from gradscope.tracing.jaxpr.frames import ValueKey
@@ -210,7 +210,7 @@ def _rows_at(
         narrow, notes = narrowest_type(frames, here.liveness), ()
         if widening.counts_for(epsilon):
             of_leaves = loss_in_float64(value, surrogate, leaves, numbers, widening, tightenings=longer)
-            by_constants = epsilon * calls_of_stated_rules(here)
+            by_constants = error_of_constants(epsilon, calls_of_stated_rules(here))
         else:
             of_leaves = LossOfLeaves(value, surrogate, leaves, numbers, epsilon=epsilon, tightenings=longer)
             by_constants = 0.0

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,14 +22,11 @@ from gradscope.proof.rules.rule_calls import CustomRuleCall, custom_rule_calls
 from gradscope.proof.rules.rule_operands import CallsToCheck, RuleOperands
 from gradscope.proof.rules.wrong_arguments import WrongArgument, wrong_arguments
 from gradscope.proof.solvers.solver_tolerance import tightened, tightenings
-from gradscope.proof.wide_programs import Widening
+from gradscope.proof.wide_programs import Widening, error_of_constants
 from gradscope.tracing.dataflow.liveness import Liveness
 from gradscope.tracing.jaxpr.jaxcompat import trace
 from gradscope.tracing.jaxpr.sharding import axes_of_type
 from gradscope.tracing.tracer import Trace
-
-#: What a rule's constants may add to its error, as a multiple of the precision of the type in which it states them.
-_CONSTANTS: Final = 2.0
 
 
 def rule_outcomes(
@@ -133,8 +130,7 @@ class _RuleOfCall:
         self._here = [operands[positions[0]] for positions in call.variables]
         run = partial(call.outputs_at, operands)
         if widening.counts_for(self._epsilon):
-            # The rule's constants have as many digits as its type.
-            self._tolerance = max(tolerance, _CONSTANTS * self._epsilon)
+            self._tolerance = max(tolerance, error_of_constants(self._epsilon))
             run = widening.between_wide_types(run, self._here)
             self._here = list(map(widened, self._here))
             self._epsilon = coarsest_epsilon_of(trace(run, self._here)[0])

@@ -67,6 +67,16 @@ def test_a_wrong_rule_is_told_in_bfloat16_with_its_factor() -> None:
     assert found.gradients[0].status == "wrong"
 
 
+def test_a_rule_in_float8_is_held_to_more_digits_than_float8_has() -> None:
+    def rounded(x: Any) -> Any:
+        return x.astype(jnp.float8_e4m3fn).astype(x.dtype)
+
+    nine_tenths = jax.custom_vjp(rounded)
+    nine_tenths.defvjp(lambda x: (rounded(x), None), lambda _, g: (0.9 * g,))
+    found = proof(lambda w, x: jnp.sin(nine_tenths(x @ w)).sum())
+    assert (rule(found, "rounded").status, rule(found, "rounded").factor) == ("wrong", 0.9)
+
+
 def test_a_loss_of_float32_alone_is_checked_with_the_digits_of_float64() -> None:
     def loss(w: Any, x: Any) -> Any:
         summed, _ = lax.scan(lambda total, row: (total + squared(row @ w), None), jnp.zeros(4, jnp.float32), x)
