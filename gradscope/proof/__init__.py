@@ -7,6 +7,7 @@
 - `rules` checks each function with a `custom_vjp` or `custom_jvp` rule at the operands that it has in the model.
   A wrong gradient of the loss shows that some rule is wrong; this shows which, for which argument, by which factor.
 - `solvers` runs iterative solvers longer. An error that shrinks with their tolerance is no error of a rule.
+- `wide_programs` compute in float64 what a program computes in a narrow type, where differences are too coarse.
 - `surrogate` keeps values of `stop_gradient` constant, and takes a rule that is allowed to be no derivative as right,
   and that of gamma draws, where finite differences would otherwise see the values change.
 - `proof_rows` are the rows, one per claim. `proving` collects them, and the verdict.

@@ -24,6 +24,9 @@ _CLAIM_ERROR: Final = 1e-9
 _TOO_COARSE: Final = 0.05
 #: A claim that is so close to the differences at three steps, themselves ten times as close or closer, needs no others.
 _CLOSE: Final = 1e-7
+#: A derivative is zero but for rounding up to this part of the loss, where differences show none of more than that.
+_ZERO: Final = 1e-13
+_UNSEEN: Final = 1e-6
 #: An error that shrinks to this part of itself with the solvers' tolerance comes from the solvers.
 _SHRUNK: Final = 1 / 10
 #: Factors that differ by less than this besides their errors are one.
@@ -58,6 +61,7 @@ class Outcome:
         factor: The claim as a multiple of the finite difference; NaN where that is zero but for its errors.
         longer: Likewise with solvers that run longer, in each of the ways in which they may.
         not_finite: What the claim is, if it is no finite number and the finite difference is one.
+        zero: Whether the derivative is zero but for the rounding of the loss, to which error and expected are relative.
     """
 
     status: Status
@@ -66,6 +70,7 @@ class Outcome:
     factor: float = math.nan
     longer: tuple[float, ...] = ()
     not_finite: NotFinite = ""
+    zero: bool = False
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -92,7 +97,7 @@ def outcome(
     if usual.status == "correct" and usual.error <= _CLOSE and usual.expected <= 10 * _CLOSE:
         return usual
     found = finite_difference(claim.loss_at, claim.epsilon)
-    result = _compared(claim, found, tolerance)
+    result = _as_zero(claim, found) or _compared(claim, found, tolerance)
     if found.rough and result.status != "correct":
         return replace(result, status="not smooth here")
     if result.status != "wrong":
@@ -120,9 +125,11 @@ def _at_kinks(claim: Claim, found: Estimate, result: Outcome, nearby: Callable[[
 def common_factor(outcomes: Sequence[Outcome]) -> float:
     """Returns the factor that wrong claims along several directions have in common; NaN where they have none.
 
+    A claim may be within its tolerance along a direction in which it counts for little, and be wrong along another.
     The error of solvers hides a factor, and is smaller where they run longer; so the factors that agree best count.
     """
-    if any(each.status != "wrong" for each in outcomes):
+    found = {each.status for each in outcomes}
+    if "wrong" not in found or not found <= {"wrong", "correct"}:
         return math.nan
     errors = sum(each.expected for each in outcomes) + _SAME_FACTOR
     ways = zip(*((each.factor, *each.longer) for each in outcomes), strict=False)
@@ -176,6 +183,19 @@ def _with_solvers(claim: Claim, found: Estimate, result: Outcome, tighter: Claim
     if again.error > expected and moved <= _SHRUNK * again.error:
         return None  # the claim is what it would be with an exact solver, and still not the derivative
     return replace(result, status="not checked", expected=with_differences)
+
+
+def _as_zero(claim: Claim, found: Estimate) -> Outcome | None:
+    """Returns the outcome of a claim of zero, as that of a bias before a norm or of keys, and None for any other.
+
+    Its relative error is that of one rounding to another. Nor can the loss show a derivative of this size.
+    """
+    size = abs(float(claim.loss_at(0.0)))
+    largest = max(abs(claim.derivative), claim.scale)
+    error, expected = abs(claim.derivative - found.value), _SAFETY * found.error
+    if not (0 < largest <= _ZERO * size and error <= expected <= _UNSEEN * size):
+        return None
+    return Outcome(status="correct", error=error / size, expected=expected / size, zero=True)
 
 
 def _compared(claim: Claim, found: Estimate, tolerance: float = 0.0) -> Outcome:

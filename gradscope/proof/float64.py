@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -24,6 +25,13 @@ def wide_types() -> AbstractContextManager[None]:
     """Returns a context in which JAX has 64-bit types."""
     library: Any = jax if hasattr(jax, "enable_x64") else jax.experimental  # where it was before 0.8
     return library.enable_x64(True)
+
+
+def own_types() -> Callable[[], AbstractContextManager[None]]:
+    """Returns what makes a context in which JAX has the types that it has now, with or without those of 64 bits."""
+    library: Any = jax if hasattr(jax, "enable_x64") else jax.experimental
+    config: Any = jax.config
+    return partial(library.enable_x64, bool(config.jax_enable_x64))
 
 
 def coarsest_epsilon(frames: Iterable[Frame], liveness: Liveness) -> float:
@@ -72,15 +80,21 @@ def narrowest_type(frames: Iterable[Frame], liveness: Liveness) -> NarrowType | 
 
 def narrowest_type_of(jaxpr: Jaxpr) -> NarrowType | None:
     """Returns the narrowest type that a jaxpr computes in, likewise."""
+    return _narrowest(NarrowType(dtype_name(each.aval.dtype), _epsilon(each)) for each in _computed(jaxpr))
 
-    def types(jaxpr: Jaxpr) -> Iterator[NarrowType]:
-        for equation in jaxpr.eqns:
-            floating = filter(is_inexact, equation.outvars)
-            yield from (NarrowType(dtype_name(each.aval.dtype), _epsilon(each)) for each in floating)
-            for inside in sub_jaxprs(equation):
-                yield from types(inside.jaxpr)
 
-    return _narrowest(types(jaxpr))
+def coarsest_epsilon_of(jaxpr: Jaxpr) -> float:
+    """Returns the relative precision of the narrowest type that a jaxpr computes in."""
+    return max(map(_epsilon, _computed(jaxpr)), default=_WIDE)
+
+
+def _computed(jaxpr: Jaxpr) -> Iterator[Any]:
+    """Yields the floating-point variables that are made of others, and not of the bits of integers."""
+    for equation in jaxpr.eqns:
+        if any(map(is_inexact, equation.invars)):
+            yield from filter(is_inexact, equation.outvars)
+        for inside in sub_jaxprs(equation):
+            yield from _computed(inside.jaxpr)
 
 
 def _narrowest(types: Iterable[NarrowType]) -> NarrowType | None:

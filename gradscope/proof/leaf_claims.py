@@ -14,8 +14,11 @@ import numpy as np
 
 from gradscope.proof.claims import Claim, Outcome, common_factor, outcome
 from gradscope.proof.directions import DIRECTIONS, Directions, inner
+from gradscope.proof.float64 import coarsest_epsilon_of, widened
 from gradscope.proof.solvers.solver_tolerance import Tightening, tightened
 from gradscope.proof.surrogate import Surrogate
+from gradscope.proof.wide_programs import Widening, as_type
+from gradscope.tracing.jaxpr.jaxcompat import trace
 
 #: Up to this number, leaves are checked one by one; more are checked together and bisected where they disagree.
 _ONE_BY_ONE: Final = 32
@@ -91,6 +94,11 @@ class LossOfLeaves:
             yield lambda of=tighter: of().claim(of().here, direction)
 
     @property
+    def epsilon(self) -> float:
+        """The relative precision of the loss."""
+        return self._epsilon
+
+    @property
     def has_surrogate(self) -> bool:
         """Whether there are surrogates."""
         return self._along_surrogate is not None
@@ -112,6 +120,43 @@ class LossOfLeaves:
         gradient = self._gradient(point)
         self._known.append((point, gradient))
         return gradient
+
+
+def loss_in_float64(
+    value: Callable[[Sequence[Any]], Any],
+    surrogate: Surrogate | None,
+    leaves: Sequence[Any],
+    numbers: Sequence[int],
+    widening: Widening,
+    *,
+    tightenings: Sequence[Tightening],
+) -> LossOfLeaves:
+    """Returns what makes claims about a loss that computes in narrow types, in float64 in the place of those.
+
+    Args:
+        value: Returns the loss of flat arguments.
+        surrogate: Likewise, with surrogates around a point; None where there are none.
+        leaves: The flat arguments, of the types that the loss takes.
+        numbers: The indices of the leaves that are differentiated.
+        widening: What makes the loss compute in float64.
+        tightenings: The ways in which solvers of the loss can run to a smaller tolerance.
+    """
+
+    def own(arguments: Sequence[Any]) -> list[Any]:
+        return [
+            as_type(each, leaves[number].dtype) if number in numbers else each for number, each in enumerate(arguments)
+        ]
+
+    wide = [widened(leaf) if number in numbers else leaf for number, leaf in enumerate(leaves)]
+    loss = widening(lambda arguments: value(own(arguments)))
+    return LossOfLeaves(
+        loss,
+        None if surrogate is None else widening(lambda here, there: surrogate(own(here), own(there))),
+        wide,
+        numbers,
+        epsilon=coarsest_epsilon_of(trace(loss, wide)[0]),
+        tightenings=tightenings,
+    )
 
 
 def leaf_outcomes(

@@ -128,6 +128,8 @@ def leaf_row(
         return replace(row, why=f"made through the rule of {excused}, which {taken}")
     if row.status == "not checked":
         return replace(row, why=_unclear(outcome, narrow, "the loss"))
+    if outcome.zero:
+        return replace(row, why="zero but for rounding; the error is relative to the loss")
     if outcome.not_finite:
         return replace(row, why=f"the gradient is {outcome.not_finite}")
     if row.status != "wrong" or math.isnan(outcome.factor):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -20,13 +20,14 @@ from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.trace_query import TraceQuery
 from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.naming.wording import counted
-from gradscope.proof.float64 import coarsest_epsilon, narrowest_type, wide_types, widened
-from gradscope.proof.leaf_claims import LossOfLeaves, leaf_outcomes
+from gradscope.proof.float64 import NarrowType, coarsest_epsilon, narrowest_type, own_types, wide_types, widened
+from gradscope.proof.leaf_claims import LossOfLeaves, leaf_outcomes, loss_in_float64
 from gradscope.proof.proof_rows import ProofRow, leaf_row, rule_row
-from gradscope.proof.rules.rule_calls import custom_rule_calls
+from gradscope.proof.rules.rule_calls import calls_of_stated_rules, custom_rule_calls
 from gradscope.proof.rules.rule_claims import rule_outcomes
 from gradscope.proof.solvers.solver_tolerance import tightenings
 from gradscope.proof.surrogate import draws, surrogate_loss
+from gradscope.proof.wide_programs import Widening, error_of_constants
 from gradscope.tracing.dataflow.reachability import Reach, is_inexact, reachability_from
 from gradscope.tracing.jaxpr.custom_rules import custom_rule
 from gradscope.tracing.jaxpr.frames import ValueKey
@@ -43,8 +44,16 @@ _DRAWN: Final = (
     "this random key"
 )
 
-#: The rows about custom rules, and those about gradients.
-_Rows: TypeAlias = "tuple[tuple[ProofRow, ...], tuple[ProofRow, ...]]"
+_NARROW: Final = "{} is too coarse for finite differences: what computes in it{} is checked in float64 in its place"
+
+
+class _Rows(NamedTuple):
+    """`_Rows` are the rows about custom rules, those about gradients, and how they were made."""
+
+    rules: tuple[ProofRow, ...]
+    gradients: tuple[ProofRow, ...]
+    notes: tuple[str, ...]
+
 
 #: The verdict of a proof.
 Verdict: TypeAlias = Literal["correct", "wrong", "nothing checked"]
@@ -117,17 +126,19 @@ def prove(model: Model, arguments: Arguments, timings: Timings, options: ProofOp
     notes = [*_on_loss(np.asarray(run.observed.loss)), *([_DRAWN] if draws(prepared.resolved.trace) else [])]
     with timings.phase("differences"), np.errstate(all="ignore"):  # non-finite differences are reported as not checked
         try:
-            rules, gradients = _wide_rows(model, prepared, options)
+            rows = _wide_rows(model, prepared, options)
         except ModelError as failure:
             reason = failure.message.partition("\n")[0]
-            notes.append(f"the model does not run in float64 ({reason}): differences are in its own precision")
-            rules, gradients = _difference_rows(model, prepared, options)
-    return Proof(rules=rules, gradients=gradients, repetitions=repetitions, notes=tuple(notes))
+            notes.append(
+                f"the model does not run in float64 ({reason}): its operations are taken in float64 one by one"
+            )
+            rows = _rows_of_own_types(model, prepared, options)
+    return Proof(rules=rows.rules, gradients=rows.gradients, repetitions=repetitions, notes=(*notes, *rows.notes))
 
 
 def _on_loss(loss: np.ndarray) -> Iterator[str]:
     if not np.isfinite(loss):
-        yield f"the loss is {float(loss)}, so differences show nothing: gradscope dump finds where that began"
+        yield f"the loss is {float(loss)} in its own precision: gradscope dump finds where that began"
 
 
 def _repetitions(model: Model, prepared: Prepared, run: Run, timings: Timings) -> Iterator[ProofRow]:
@@ -168,49 +179,69 @@ def _wide_rows(model: Model, prepared: Prepared, options: ProofOptions) -> _Rows
     with wide_types():
         leaves, tree = jax.tree_util.tree_flatten((prepared.variables, prepared.batch))
         variables, batch = jax.tree_util.tree_unflatten(tree, [widened(leaf) for leaf in leaves])
-        return _rows_at(model, prepared.resolved.trace, variables, batch, options)
+        return _rows_at(model, prepared.resolved.trace, (variables, batch), options, Widening(always=True))
 
 
-def _difference_rows(model: Model, prepared: Prepared, options: ProofOptions) -> _Rows:
-    return _rows_at(model, prepared.resolved.trace, prepared.variables, prepared.batch, options)
+def _rows_of_own_types(model: Model, prepared: Prepared, options: ProofOptions) -> _Rows:
+    widening = Widening(context=own_types(), always=True)
+    with wide_types():
+        return _rows_at(model, prepared.resolved.trace, (prepared.variables, prepared.batch), options, widening)
 
 
-def _rows_at(model: Model, trace: Trace, variables: Any, batch: Any, options: ProofOptions) -> _Rows:
-    leaves, tree = jax.tree_util.tree_flatten((variables, batch))
+def _rows_at(
+    model: Model, trace: Trace, arguments: tuple[Any, Any], options: ProofOptions, widening: Widening
+) -> _Rows:
+    leaves, tree = jax.tree_util.tree_flatten(arguments)
 
     def value(arguments: Sequence[Any]) -> Any:
         out = model.loss(*jax.tree_util.tree_unflatten(tree, arguments))
         return out[0] if isinstance(out, tuple) else out
 
-    tolerance = max(options.tolerance, _own_rounding(trace))
     with user_code(f"loss of {model.name}"):
-        here = _as_prepared(trace_loss(model.loss, variables, batch), trace)
+        with widening.context():
+            here = _as_prepared(trace_loss(model.loss, *arguments), trace)
+            surrogate = surrogate_loss(here, leaves, options.allowed)
+            excusing = surrogate is None
+            surrogate = surrogate_loss(here, leaves, ()) if excusing else surrogate
+        frames, made_through = list(here.root.walk()), _made_through(here, options.allowed)
         numbers = [number for number, leaf in enumerate(trace.arguments) if leaf.differentiated]
-        frames = list(here.root.walk())
-        made_through = _made_through(here, options.allowed)
-        surrogate = surrogate_loss(here, leaves, options.allowed)
-        excused = made_through if surrogate is None else {}
-        differentiated = LossOfLeaves(
-            value,
-            surrogate_loss(here, leaves, ()) if surrogate is None else surrogate,
-            leaves,
-            numbers,
-            epsilon=coarsest_epsilon(frames, here.liveness),
-            tightenings=tightenings(frames),
+        epsilon, longer = coarsest_epsilon(frames, here.liveness), tightenings(frames)
+        tolerance = max(options.tolerance, _own_rounding(trace))
+        narrow, notes = narrowest_type(frames, here.liveness), ()
+        if widening.counts_for(epsilon):
+            of_leaves = loss_in_float64(value, surrogate, leaves, numbers, widening, tightenings=longer)
+            by_constants = error_of_constants(epsilon, calls_of_stated_rules(here))
+        else:
+            of_leaves = LossOfLeaves(value, surrogate, leaves, numbers, epsilon=epsilon, tightenings=longer)
+            by_constants = 0.0
+        outcomes = leaf_outcomes(
+            of_leaves, options.seed, tolerance=max(tolerance, by_constants), excused=made_through if excusing else {}
         )
-        sources, narrow = _sources(trace), narrowest_type(frames, here.liveness)
+        if narrow is not None and not Widening().counts_for(of_leaves.epsilon):
+            notes, narrow = (_narrow_note(narrow),), None
+        sources = _sources(trace)
         gradients = tuple(
-            leaf_row(
-                [trace.arguments[number] for number in group], outcome, sources, made_through.get(group[0]), narrow
-            )
-            for group, outcome in leaf_outcomes(differentiated, options.seed, tolerance=tolerance, excused=excused)
+            leaf_row([trace.arguments[each] for each in group], outcome, sources, made_through.get(group[0]), narrow)
+            for group, outcome in outcomes
         )
         kinks = any(row.status == "not smooth here" for row in gradients)
         rules = tuple(
-            rule_row(rule, outcome, wrong, options.allowed, narrowest_type(rule.call.frames_inside(), here.liveness))
-            for rule, outcome, wrong in rule_outcomes(here, leaves, options.seed, tolerance=tolerance, kinks=kinks)
+            rule_row(
+                rule,
+                outcome,
+                wrong,
+                options.allowed,
+                narrow and narrowest_type(rule.call.frames_inside(), here.liveness),
+            )
+            for rule, outcome, wrong in rule_outcomes(
+                here, leaves, options.seed, widening=widening, tolerance=tolerance, kinks=kinks
+            )
         )
-    return rules, gradients
+    return _Rows(rules, gradients, notes)
+
+
+def _narrow_note(narrow: NarrowType) -> str:
+    return _NARROW.format(narrow.name, "" if narrow.source is None else f", as {narrow.source},")
 
 
 def _own_rounding(trace: Trace) -> float:

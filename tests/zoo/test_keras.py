@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
+from gradscope.capturing.execution.arguments import model_arguments
 from gradscope.errors import UsageError
+from gradscope.frameworks.modules.request import Request
+from gradscope.tracing.loading.loader import load_model
+from gradscope.tracing.loading.module_models import with_array_variables
 from tests.zoo import agreement
 
 pytest.importorskip("keras", reason="keras is not installed: pip install 'gradscope-jax[keras]'")
@@ -266,6 +270,14 @@ def test_the_loss_is_what_fit_would_minimise(folder: Path, name: str, counted: s
     agreement.assert_gradients(seen, gradients)
     said = f"{counted} and 2 losses that the model adds" + "; not counted: reg" * (name == "partly")
     assert seen.manifest.provenance["counted"] == said
+
+
+def test_a_compiled_loss_runs_again_in_one_program(folder: Path) -> None:
+    model = with_array_variables(load_model(f"{agreement.source(folder, OWN_LOSS)}:by_name", Request()))
+    variables, batch = model_arguments(model, seed=0).make()
+    jax.eval_shape(model.loss, variables, batch)
+    program = jax.jit(jax.value_and_grad(model.loss, has_aux=True))
+    assert len({float(program(variables, batch)[0][0]) for _ in range(2)}) == 1
 
 
 OWN_METHODS = """

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import jax
+import jax.numpy as jnp
 import keras
 from jax import Array
 
@@ -66,7 +67,9 @@ class CompiledLoss:
         trainable, others = self.ordered(variables)
         targets = [labels.get(ONLY if ONLY in labels else name) for name in self._by_name(outputs)]
         structured = keras.tree.pack_sequence_as(outputs, targets)
-        metrics = [variable.value for variable in net.metrics_variables]
+        # Nothing reads the metrics. Their own arrays, which a compiled program closes over and does not use, JAX 0.10
+        # leaves out when the program is called again, which fails.
+        metrics = [jnp.zeros(variable.shape, variable.value.dtype) for variable in net.metrics_variables]
         # As Keras' own trainer does: the losses that the call added are those that the model has.
         net._losses_override.clear()  # noqa: SLF001
         net._losses_override.extend(added)  # noqa: SLF001

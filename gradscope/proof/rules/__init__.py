@@ -1,10 +1,12 @@
 """Rules checks the functions with a differentiation rule of their own, each at the operands that it has in the model.
 
 - `rule_calls` finds their calls, and which of their operands are distinct.
+- `on_devices` runs a call inside a `shard_map` by itself.
 - `distinct_rules` tells which calls are of one rule, by `same_programs`.
 - `rule_conditions` finds the conditions in a rule, and which sides of them operands take.
 - `rule_operands` returns the operands of these calls at which a rule is checked.
 - `arriving_gradients` observes which outputs of a call the loss sends a gradient to.
 - `rule_claims` compares each rule with finite differences of its function.
-- `wrong_arguments` names the arguments for which a wrong rule is wrong, and the factor where it is one.
+- `wrong_arguments` names the arguments for which a wrong rule is wrong, and the factor where it is one;
+  `complex_factors` finds a complex one.
 """

@@ -29,8 +29,8 @@ class DistinctRule:
         calls: All its calls.
         turn: Which call at its line the first one is, from 1; None where no other rule of its name is used there.
         chosen: The operands of that call that may choose what the function does: `mode is 2`; "" where there are none.
-        needs_mesh: Whether the function and its rule run inside a `shard_map` alone: they have a collective, or are
-            typed for values that vary over its axes.
+        needs_mesh: Whether the function and its rule run inside a `shard_map` alone, whose types do not say which
+            values vary over its axes: they have a collective.
     """
 
     call: CustomRuleCall
@@ -97,7 +97,7 @@ def _needs_mesh(call: CustomRuleCall) -> bool:
         return False
     try:
         _program(call)
-    except (NameError, TypeError):  # the name of an axis is unknown; a type does not vary over it
+    except (NameError, TypeError):  # the name of an axis is unknown; or one of several `shard_map` has it
         return True
     return False
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from gradscope.capturing.explain.zeros.neighbourhood import is_barred, is_split
+from gradscope.proof.rules.on_devices import on_devices
 from gradscope.tracing.dataflow.constants_before_rules import passes_tangents
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
 from gradscope.tracing.dataflow.reachability import Reach, is_inexact
@@ -53,6 +55,12 @@ class CustomRuleCall:
         """Whether each of several devices makes the call with its own part of the values."""
         return is_split(self.frame)
 
+    @property
+    def typed_split(self) -> Equation | None:
+        """The `shard_map` in which alone the call runs, as its values have types that say over which axes they vary."""
+        splits = list(_splits(self.frame))
+        return splits[0] if len(splits) == 1 and splits[0].params.get("check_vma") else None
+
     def frames_inside(self) -> list[Frame]:
         """Returns the frames of the function."""
         return [frame for child in self.frame.children.get(self.number, []) for frame in child.walk()]
@@ -68,8 +76,20 @@ class CustomRuleCall:
         for positions, value in zip(self.variables, variables, strict=True):
             for at in positions:
                 values[at] = value
-        made = bind(self.equation, values)
+        made = (
+            bind(self.equation, values)
+            if self.typed_split is None
+            else on_devices(self.typed_split, self.equation, values)
+        )
         return [made[at] for at in self.outputs]
+
+
+def _splits(frame: Frame) -> Iterator[Equation]:
+    loop = frame.transfer.loop
+    if loop is not None and loop.parallel and frame.equation is not None:
+        yield frame.equation
+    if frame.parent is not None:
+        yield from _splits(frame.parent)
 
 
 def custom_rule_calls(trace: Trace) -> Iterator[CustomRuleCall]:
@@ -95,6 +115,12 @@ def custom_rule_calls(trace: Trace) -> Iterator[CustomRuleCall]:
                     outputs=_differentiated(trace, frame, equation),
                     constant=constant,
                 )
+
+
+def calls_of_stated_rules(trace: Trace) -> int:
+    """Returns how often a loss calls functions with a rule that JAX does not state, in all iterations of loops."""
+    calls = (call for call in custom_rule_calls(trace) if not call.rule.of_jax)
+    return sum(math.prod(loop.length or 1 for loop in call.frame.loops) for call in calls)
 
 
 def _differentiated(trace: Trace, frame: Frame, equation: Equation) -> Sequence[int]:

@@ -15,20 +15,28 @@ import numpy as np
 from gradscope.capturing.explain.zeros.neighbourhood import observe_values
 from gradscope.proof.claims import Claim, Outcome, outcome
 from gradscope.proof.directions import DIRECTIONS, Directions, inner
-from gradscope.proof.float64 import NarrowType, coarsest_epsilon, narrowest_type_of
+from gradscope.proof.float64 import NarrowType, coarsest_epsilon, coarsest_epsilon_of, narrowest_type_of, widened
 from gradscope.proof.rules.arriving_gradients import outputs_with_gradient
 from gradscope.proof.rules.distinct_rules import DistinctRule, distinct_rules
 from gradscope.proof.rules.rule_calls import CustomRuleCall, custom_rule_calls
 from gradscope.proof.rules.rule_operands import CallsToCheck, RuleOperands
 from gradscope.proof.rules.wrong_arguments import WrongArgument, wrong_arguments
 from gradscope.proof.solvers.solver_tolerance import tightened, tightenings
+from gradscope.proof.wide_programs import Widening, error_of_constants
 from gradscope.tracing.dataflow.liveness import Liveness
 from gradscope.tracing.jaxpr.jaxcompat import trace
+from gradscope.tracing.jaxpr.sharding import axes_of_type
 from gradscope.tracing.tracer import Trace
 
 
 def rule_outcomes(
-    trace: Trace, arguments: Sequence[Any], seed: int, *, tolerance: float = 0.0, kinks: bool = False
+    trace: Trace,
+    arguments: Sequence[Any],
+    seed: int,
+    *,
+    widening: Widening,
+    tolerance: float = 0.0,
+    kinks: bool = False,
 ) -> Iterator[tuple[DistinctRule, Outcome, tuple[WrongArgument, ...]]]:
     """Yields the outcome of each custom rule and each shape of operands, the worst of the calls that are checked.
 
@@ -36,6 +44,7 @@ def rule_outcomes(
         trace: The traced loss.
         arguments: Its flat arguments.
         seed: Seed of the random directions.
+        widening: What makes a function that computes in a narrow type compute in float64.
         tolerance: The relative error that a rule may have in any case.
         kinks: Whether a call at a kink of the function is looked for, and counts more than one where it is smooth: it
             explains a gradient that is not smooth.
@@ -43,23 +52,30 @@ def rule_outcomes(
     Yields:
         The rule, its outcome, and the arguments for which a wrong rule is wrong.
     """
-    rules = distinct_rules([call for call in custom_rule_calls(trace) if call.variables])
+    with widening.context():
+        rules = distinct_rules([call for call in custom_rule_calls(trace) if call.variables])
     for rule in (each for each in rules if each.needs_mesh):
         yield rule, Outcome(status="not checked", error=math.nan, expected=math.nan), ()
     rules = [rule for rule in rules if not rule.needs_mesh]
     if not rules:
         return
     calls_of = [CallsToCheck(rule, equal=kinks) for rule in rules]
-    neighbourhood = observe_values(trace, arguments, (each for calls in calls_of for each in calls.variables()))
+    with widening.context():
+        neighbourhood = observe_values(trace, arguments, (each for calls in calls_of for each in calls.variables()))
     directions = Directions(seed)
+    rule_at = partial(
+        _RuleOfCall, liveness=trace.liveness, directions=directions, tolerance=tolerance, widening=widening
+    )
     for rule, calls in zip(rules, calls_of, strict=True):
         found: list[tuple[Outcome, RuleOperands, _RuleOfCall]] = []
         for operands in calls.operands(neighbourhood):
-            compared = _RuleOfCall(operands.call, trace.liveness, directions, operands.values, tolerance)
+            compared = rule_at(operands.call, operands.values)
             result = compared.outcome()
             if result.status == "wrong" and len(operands.call.outputs) > 1:
-                call = replace(operands.call, outputs=outputs_with_gradient(trace, arguments, operands.call))
-                compared = _RuleOfCall(call, trace.liveness, directions, operands.values, tolerance)
+                with widening.context():
+                    outputs = outputs_with_gradient(trace, arguments, operands.call)
+                call = replace(operands.call, outputs=outputs)
+                compared = rule_at(call, operands.values)
                 result = compared.outcome()
             found.append((result, operands, compared))
         if not found:
@@ -87,25 +103,38 @@ class _RuleOfCall:
 
     Args:
         call: A call of the function.
+        operands: The operands.
         liveness: Which equations of the function count.
         directions: The source of random directions.
-        operands: The operands.
+        widening: What makes the function compute in float64.
         tolerance: The relative error that the rule may have in any case.
     """
 
     def __init__(
-        self, call: CustomRuleCall, liveness: Liveness, directions: Directions, operands: list[Any], tolerance: float
+        self,
+        call: CustomRuleCall,
+        operands: list[Any],
+        *,
+        liveness: Liveness,
+        directions: Directions,
+        widening: Widening,
+        tolerance: float,
     ) -> None:
         self._equation = equation = call.equation
         frames = call.frames_inside()
-        self._outputs = call.outputs
+        self._outputs, self._positions = call.outputs, call.variables
         types = [float(jnp.finfo(equation.outvars[at].aval.dtype).eps) for at in call.outputs]
         self._epsilon = max(*types, coarsest_epsilon(frames, liveness))
         self._tolerance = tolerance
         self._directions = directions
         self._here = [operands[positions[0]] for positions in call.variables]
-        self._moved = directions.nearby(self._here)
         run = partial(call.outputs_at, operands)
+        if widening.counts_for(self._epsilon):
+            self._tolerance = max(tolerance, error_of_constants(self._epsilon))
+            run = widening.between_wide_types(run, self._here)
+            self._here = list(map(widened, self._here))
+            self._epsilon = coarsest_epsilon_of(trace(run, self._here)[0])
+        self._moved = directions.nearby(self._here)
         self._usual = _Programs(run, jax.jit)
         self._tighter = [_Programs(run, partial(tightened, tightening=each)) for each in tightenings(frames)]
         self._fixed = self._without_gradient(call.constant)
@@ -134,10 +163,35 @@ class _RuleOfCall:
         along[variable] = claimed[variable if returned_for is None else returned_for] = everywhere[variable]
         return self._along(along, claimed, everywhere)
 
+    def turned(self, variable: int, turns: Sequence[complex], *, conjugated: bool, of_real: bool) -> list[Outcome]:
+        """Returns how the derivative along a random direction of one variable compares with those along turned ones.
+
+        Args:
+            variable: The variable that moves, by its number.
+            turns: What the direction is multiplied by.
+            conjugated: Whether it is the conjugate of the direction that is turned.
+            of_real: Whether the gradients that arrive are real.
+        """
+        everywhere, weights = self._everywhere(), self._weights()
+        weights = [np.real(each).astype(each.dtype) for each in weights] if of_real else weights
+        way = everywhere[variable]
+        found: list[Outcome] = []
+        for turn in turns:
+            along, claimed = list(map(np.zeros_like, everywhere)), list(map(np.zeros_like, everywhere))
+            along[variable] = (turn * (np.conj(way) if conjugated else way)).astype(way.dtype)
+            claimed[variable] = way
+            found.append(self._along(along, claimed, everywhere, weights))
+        return found
+
     def returns(self, variable: int) -> bool:
         """Returns whether the function returns a distinct variable as it is."""
-        here = np.asarray(self._here[variable])
-        return any(np.array_equal(here, output) for output in self._usual.outputs(self._here))
+        here, equation = np.asarray(self._here[variable]), self._equation
+        # All devices have the same operands here, of which a collective may make the same again.
+        axes = axes_of_type(equation.invars[self._positions[variable][0]].aval)
+        outputs = zip(self._outputs, self._usual.outputs(self._here), strict=True)
+        return any(
+            np.array_equal(here, made) for at, made in outputs if axes_of_type(equation.outvars[at].aval) == axes
+        )
 
     def computes_in(self) -> NarrowType | None:
         """Returns the narrow type that the rule computes in; None where there is none."""
@@ -153,12 +207,19 @@ class _RuleOfCall:
         """Returns those of some variables for which the rule returns zeros."""
         if not variables:
             return frozenset()
-        weights = self._directions.along([np.ones_like(each) for each in self._usual.outputs(self._here)])
-        gradients = self._usual.gradients(self._here, [jnp.asarray(weight) for weight in weights])
+        gradients = self._usual.gradients(self._here, [jnp.asarray(weight) for weight in self._weights()])
         return frozenset(at for at in variables if not np.any(gradients[at]))
 
+    def _weights(self) -> list[np.ndarray]:
+        """Returns random gradients that arrive at the outputs."""
+        return self._directions.along([np.ones_like(each) for each in self._usual.outputs(self._here)])
+
     def _along(
-        self, along: Sequence[np.ndarray], claimed: Sequence[np.ndarray], everywhere: Sequence[np.ndarray]
+        self,
+        along: Sequence[np.ndarray],
+        claimed: Sequence[np.ndarray],
+        everywhere: Sequence[np.ndarray],
+        weights: Sequence[np.ndarray] | None = None,
     ) -> Outcome:
         """Returns the outcome along a direction.
 
@@ -166,9 +227,9 @@ class _RuleOfCall:
             along: The direction.
             claimed: What the rule's gradients are multiplied with: the direction, where it is what they are for.
             everywhere: A direction of all variables; errors are relative to the derivative in all of them at least.
+            weights: The gradients that arrive at the outputs; random by default.
         """
-        outputs = self._usual.outputs(self._here)
-        weights = self._directions.along([np.ones_like(each) for each in outputs])
+        weights = self._weights() if weights is None else weights
         here, moved = self._here, self._moved
         claim = partial(self._claim, along=along, claimed=claimed, everywhere=everywhere, weights=weights)
         return outcome(

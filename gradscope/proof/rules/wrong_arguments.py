@@ -12,10 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
+import numpy as np
+
 from gradscope import naming
 from gradscope.proof.claims import NotFinite, Outcome, common_factor, rounded_factor
 from gradscope.proof.directions import DIRECTIONS
 from gradscope.proof.float64 import NarrowType
+from gradscope.proof.rules.complex_factors import ComplexFactor, RuleOfComplex, complex_factor
 from gradscope.proof.rules.rule_calls import CustomRuleCall
 from gradscope.tracing.jaxpr.custom_rules import argument_name
 from gradscope.tracing.jaxpr.frames import OPERAND, resolve
@@ -44,6 +47,7 @@ class WrongArgument:
         where: Of which elements alone this is so: " where it is negative"; "" for all.
         narrow: The narrow type that the rule computes in, whose rounding may be the error; None where it may not.
         not_finite: What the rule returns, if it is no finite number.
+        turned: The complex number by which the rule is wrong; None where it is wrong by none.
     """
 
     name: str
@@ -55,6 +59,7 @@ class WrongArgument:
     where: str = ""
     narrow: NarrowType | None = None
     not_finite: NotFinite = ""
+    turned: ComplexFactor | None = None
 
     def __str__(self) -> str:
         if self.not_finite:
@@ -67,12 +72,12 @@ class WrongArgument:
             rounding = f"{self.narrow.name}, which rounds by {self.narrow.epsilon:.1e}"
             return f"{self.name}: its error may be rounding: the rule computes in {rounding}; --tol allows for it"
         if self.factor is None:
-            return f"{self.name}: no multiple of the derivative{self.where}"
+            return f"{self.name}: {self.turned or 'no multiple of the derivative'}{self.where}"
         length = f", {self.length}" if self.length else ""
         return f"{self.name}: {self.factor:.12g} times the derivative{length}{self.where}"
 
 
-class RuleOfCall(Protocol):
+class RuleOfCall(RuleOfComplex, Protocol):
     """RuleOfCall is a rule at the operands of one call, where its function can be computed."""
 
     def of_one(self, variable: int, returned_for: int | None = None, *, sign: int = 0) -> Outcome:
@@ -130,6 +135,10 @@ def _wrong_argument(
     if not math.isnan(factor):
         length = _length(call.equation, call.variables[variable][0], factor)
         return replace(found, factor=rounded_factor(factor), length=length)
+    is_complex = np.issubdtype(call.equation.invars[call.variables[variable][0]].aval.dtype, np.complexfloating)
+    turned = complex_factor(rule, variable) if is_complex else None
+    if turned is not None:
+        return replace(found, turned=turned)
     return _of_one_sign(rule, variable, found) or replace(
         found, constant=all(each.status == "wrong" and math.isnan(each.factor) for each in outcomes)
     )

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from gradscope.tracing.jaxpr.jaxcompat import (
+    CUSTOM_RULES,
     Equation,
     Jaxpr,
     SubJaxpr,
@@ -22,10 +23,13 @@ from gradscope.tracing.jaxpr.jaxcompat import (
     sub_jaxprs,
     traced_as,
 )
-from gradscope.tracing.jaxpr.transfers import Repetition, loop_operands, transfer_of
+from gradscope.tracing.jaxpr.transfers import Repetition, loop_operands, solve_operands, transfer_of
 
 #: Returns the outputs of a jaxpr, given the values of its constants and of its variables.
 Evaluator: TypeAlias = Callable[[Jaxpr, Sequence[Any], Sequence[Any]], list[Any]]
+
+#: How many times a loop ran, once for each of its conditions, and what it carries.
+LoopState: TypeAlias = tuple[Any, list[Any]]
 
 #: Primitives that read some elements of their first operand.
 _READS: Final = frozenset({"dynamic_slice", "gather"})
@@ -63,6 +67,71 @@ def evaluated_inside(
     return None if loop is None else _in_turn(equation, values, evaluate, loop, repetitions)
 
 
+def has_rule(equation: Equation) -> bool:
+    """Returns whether JAX takes an equation's derivatives from a rule, and not from what it runs."""
+    return equation.primitive.name in CUSTOM_RULES or kind_of(equation) == "linear_solve"
+
+
+def evaluated_without_rule(equation: Equation, values: Sequence[Any], evaluate: Evaluator) -> list[Any]:
+    """Returns the outputs of an equation that has a rule, by what it runs."""
+    (inside,) = sub_jaxprs(equation)
+    if equation.primitive.name not in CUSTOM_RULES:
+        operands = solve_operands(equation, values)
+        values = [*operands.solve, *operands.right]
+    return evaluate(inside.jaxpr, inside.constants, values)
+
+
+def is_while(equation: Equation) -> bool:
+    """Returns whether an equation is a `while`, also one that `vmap` batched."""
+    return equation.primitive.name == "while"
+
+
+def evaluated_while(equation: Equation, values: Sequence[Any], evaluate: Evaluator) -> list[Any]:
+    """Returns the outputs of a `while`.
+
+    Args:
+        equation: The equation.
+        values: Its operands.
+        evaluate: The evaluator of its condition and its body.
+    """
+    first, constants, carries, _ = loop_operands(equation, values)
+    (condition, in_condition), (body, in_body) = (
+        opened(equation.params[each]) for each in ("cond_jaxpr", "body_jaxpr")
+    )
+
+    def goes_on(state: LoopState) -> Any:
+        return evaluate(condition, in_condition, [*first, *state[1]])[0]
+
+    def step(state: LoopState) -> LoopState:
+        return state[0], evaluate(body, in_body, [*constants, *state[1]])
+
+    return repeated(goes_on, step, (jnp.zeros(condition.outvars[0].aval.shape, jnp.int32), list(carries)))[1]
+
+
+def repeated(
+    goes_on: Callable[[LoopState], Any], step: Callable[[LoopState], LoopState], start: LoopState
+) -> LoopState:
+    """Returns the state after a loop, each lane's as it was when that lane's condition became false.
+
+    Args:
+        goes_on: Its condition. Where `vmap` batched the loop, it has one for each example; they lead the shapes of all
+            that it carries.
+        step: Its body.
+        start: The state before it.
+    """
+
+    def lanes_step(state: LoopState) -> LoopState:
+        going = goes_on(state)
+        return jax.tree_util.tree_map(
+            lambda new, old: jnp.where(jnp.reshape(going, going.shape + (1,) * (jnp.ndim(new) - going.ndim)), new, old),
+            step(state),
+            state,
+        )
+
+    alone = start[0].ndim == 0
+    return jax.lax.while_loop(lambda state: jnp.any(goes_on(state)), step if alone else lanes_step, start)
+
+
 def only_repeats(equation: Equation) -> bool:
     """Returns whether an equation is a `scan` that applies one function some number of times, as a `fori_loop`.
 
@@ -77,7 +146,7 @@ def only_repeats(equation: Equation) -> bool:
 def reads_rows(equation: Equation) -> bool:
     """Returns whether a loop reads other elements of an array in each iteration, so that it has no more of them."""
     constants = loop_operands(equation, equation.invars).constants
-    body, _ = opened(equation.params["body_jaxpr" if equation.primitive.name == "while" else "jaxpr"])
+    body, _ = opened(equation.params["body_jaxpr" if is_while(equation) else "jaxpr"])
     arrays = set(body.invars[: len(constants)])
     return any(each.primitive.name in _READS and each.invars[0] in arrays for each in body.eqns)
 

@@ -19,21 +19,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradscope.proof.solvers.evaluation import evaluated_inside, only_repeats, reads_rows
+from gradscope.proof.solvers.evaluation import (
+    LoopState,
+    evaluated_inside,
+    evaluated_without_rule,
+    has_rule,
+    is_while,
+    only_repeats,
+    reads_rows,
+    repeated,
+)
 from gradscope.proof.solvers.unrolled_steps import taken_again, unrolled_steps
 from gradscope.tracing.jaxpr.frames import Frame
 from gradscope.tracing.jaxpr.jaxcompat import (
-    CUSTOM_RULES,
     Equation,
     Jaxpr,
     bind,
     is_literal,
-    kind_of,
     opened,
-    sub_jaxprs,
     trace,
 )
-from gradscope.tracing.jaxpr.transfers import loop_operands, solve_operands
+from gradscope.tracing.jaxpr.transfers import loop_operands
 
 #: How a solver runs longer: numbers that a loop's condition compares its state with are smaller, as a residual's
 #: tolerance, or are smaller still; small numbers anywhere in a loop are, as the tolerance of the error of a step; or a
@@ -52,8 +58,6 @@ _TIMES: Final = 16
 _MORE: Final = 64
 #: What a number of repetitions is multiplied by.
 _REPETITIONS: Final[Mapping[Tightening, int]] = {"repetitions": 4, "many repetitions": 64}
-#: How many times a loop ran, once for each of its conditions, and what it carries.
-_State: TypeAlias = tuple[Any, list[Any]]
 _COMPARISONS: Final = frozenset({"lt", "le", "gt", "ge"})
 
 
@@ -67,7 +71,7 @@ def tightenings(frames: Iterable[Frame]) -> tuple[Tightening, ...]:
     found: dict[Tightening, None] = {}
     for frame in (each for each in frames if each.bypassed):
         for equation in frame.jaxpr.eqns:
-            if _is_while(equation):
+            if is_while(equation):
                 found |= {"condition": None, "further": None, "step": None}
                 found |= {} if reads_rows(equation) else dict.fromkeys(_REPETITIONS)
             elif only_repeats(equation):
@@ -127,15 +131,9 @@ class _Evaluation:
         return self._smaller(value) if floating and 0 < abs(float(atom.val)) <= _LARGEST_TOLERANCE else value
 
     def _through(self, equation: Equation, values: list[Any]) -> list[Any]:
-        kind = kind_of(equation)
-        if equation.primitive.name in CUSTOM_RULES:
-            (inside,) = sub_jaxprs(equation)
-            return self.of(inside.jaxpr, inside.constants, values)
-        if kind == "linear_solve":
-            (inside,) = sub_jaxprs(equation)
-            operands = solve_operands(equation, values)
-            return self.of(inside.jaxpr, inside.constants, [*operands.solve, *operands.right])
-        if _is_while(equation):
+        if has_rule(equation):
+            return evaluated_without_rule(equation, values, self.of)
+        if is_while(equation):
             return self._while(equation, values)
         made = evaluated_inside(equation, values, self.of, repetitions=self._times)
         return bind(equation, values) if made is None else made
@@ -146,27 +144,27 @@ class _Evaluation:
         (condition, in_condition), (body, in_body) = opened(params["cond_jaxpr"]), opened(params["body_jaxpr"])
         tight = _Evaluation(self._tightening, in_solver=self._tightening == "step")
 
-        def goes_on(state: _State) -> Any:
+        def goes_on(state: LoopState) -> Any:
             return self.of(condition, in_condition, [*first, *state[1]])[0]
 
-        def step(state: _State) -> _State:
+        def step(state: LoopState) -> LoopState:
             return state[0] + 1, self.of(body, in_body, [*constants, *state[1]])
 
-        def goes_on_longer(state: _State) -> Any:
+        def goes_on_longer(state: LoopState) -> Any:
             if self._times > 1:
                 return state[0] < most
             residual = tight.condition(condition, in_condition, first, state[1])
             return residual & (state[0] < most)
 
-        def tight_step(state: _State) -> _State:
+        def tight_step(state: LoopState) -> LoopState:
             return state[0] + 1, tight.of(body, in_body, [*constants, *state[1]])
 
         start = (jnp.zeros(condition.outvars[0].aval.shape, jnp.int32), list(carries))
-        usual = _repeated(goes_on, step, start)
+        usual = repeated(goes_on, step, start)
         times = 1 if reads_rows(equation) else self._times
         most = usual[0] * times if self._times > 1 else _TIMES * usual[0] + _MORE
         # A solver goes on from where it stopped, but for a smaller tolerance of its steps, with which it starts anew.
-        return _repeated(goes_on_longer, tight_step, start if self._tightening == "step" else usual)[1]
+        return repeated(goes_on_longer, tight_step, start if self._tightening == "step" else usual)[1]
 
     def condition(self, jaxpr: Jaxpr, constants: Sequence[Any], fixed: Sequence[Any], state: Sequence[Any]) -> Any:
         """Returns the value of a loop's condition, in which what the state is compared with is smaller.
@@ -193,24 +191,3 @@ class _Evaluation:
     def _smaller(self, tolerance: Any) -> Any:
         floating = jnp.issubdtype(tolerance.dtype, jnp.floating)
         return tolerance * jnp.asarray(_FACTORS[self._tightening], tolerance.dtype) if floating else tolerance
-
-
-def _is_while(equation: Equation) -> bool:
-    """Returns whether an equation is a `while`, also one that `vmap` batched."""
-    return equation.primitive.name == "while"
-
-
-def _repeated(goes_on: Callable[[_State], Any], step: Callable[[_State], _State], start: _State) -> _State:
-    """Returns the state after a loop, each lane's as it was when that lane's condition became false."""
-
-    def lanes_step(state: _State) -> _State:
-        going = goes_on(state)
-        return jax.tree_util.tree_map(
-            lambda new, old: jnp.where(jnp.reshape(going, going.shape + (1,) * (jnp.ndim(new) - going.ndim)), new, old),
-            step(state),
-            state,
-        )
-
-    # A `while` has one condition for each example where `vmap` batched it: they lead the shapes of all that it carries.
-    alone = start[0].ndim == 0
-    return jax.lax.while_loop(lambda state: jnp.any(goes_on(state)), step if alone else lanes_step, start)

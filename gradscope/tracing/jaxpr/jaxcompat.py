@@ -246,15 +246,15 @@ def trace(function: Callable[..., Any], *args: Any) -> tuple[Jaxpr, tuple[Any, .
     return *opened(closed), out_shape
 
 
-def bind(equation: Equation, values: Sequence[Any]) -> list[Any]:
-    """Runs an equation unchanged on `values`, under the name stack and the context it was traced in."""
+def bind(equation: Equation, values: Sequence[Any], params: Mapping[str, Any] | None = None) -> list[Any]:
+    """Runs an equation on `values`, with other parameters if given, under the name stack and context of its trace."""
     primitive = equation.primitive
     if primitive.name in CUSTOM_RULES:
         values = list(map(_as_in_plain_program, values))
-    bound = primitive.get_bind_params(equation.params)
-    functions, params = bound if isinstance(bound, tuple) else ((), bound)  # a pair before 0.10
+    bound = primitive.get_bind_params(equation.params if params is None else dict(params))
+    functions, named = bound if isinstance(bound, tuple) else ((), bound)  # a pair before 0.10
     with traced_as(equation):
-        out = primitive.bind(*functions, *values, **params)
+        out = primitive.bind(*functions, *values, **named)
     return list(out) if primitive.multiple_results else [out]
 
 

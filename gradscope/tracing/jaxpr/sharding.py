@@ -33,6 +33,11 @@ def varying_axes(values: Iterable[Any]) -> tuple[str, ...]:
     return tuple(sorted({axis for value in values for axis in _varying_axes(jax.typeof(value), ())}))
 
 
+def axes_of_type(aval: Any) -> tuple[str, ...]:
+    """Returns the mesh axes over which values of a type vary, inside a `shard_map`."""
+    return tuple(sorted(_varying_axes(aval, ())))
+
+
 def same_axes(value: Any, axes: Sequence[str]) -> tuple[str, ...]:
     """Returns the mesh axes of which all shards have the same value."""
     return tuple(axis for axis in axes if axis not in _varying_axes(jax.typeof(value), axes))

@@ -14,6 +14,7 @@ from gradscope.comparison.metrics.metrics import METRICS
 from gradscope.comparison.pairing import matching
 from gradscope.dump.manifest.reasons import REASONS
 from gradscope.dump.manifest.zero_reasons import ZERO_REASONS
+from gradscope.errors import UsageError
 from gradscope.history.alarms.alarm_rules import RULES as ALARMS
 from gradscope.history.database.schema import NOISE, STATS, STEPS
 from gradscope.history.views.learning import LEARNING_WORDS
@@ -146,6 +147,14 @@ def test_an_unknown_name_gets_the_nearest(tmp_path: Path) -> None:
     done = gradscope("explain", "vanish", folder=tmp_path)
     assert done.status == 2
     assert done.lines[1].startswith("hint: did you mean vanishing")
+
+
+@pytest.mark.parametrize("word", ["gather", "dot_general", "custom_vjp"])
+def test_a_word_that_is_near_to_none_gets_no_names_that_are_not(word: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        explanation_report(word)
+    assert "did you mean" not in str(raised.value.hint)
+    assert "jax.lax" in str(raised.value.hint)
 
 
 def test_the_name_of_a_command_is_answered_by_its_help(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from gradscope.history.tensor_trends import TRENDS
 from gradscope.history.views.learning import LEARNING_WORDS
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD
 from gradscope.naming.families import MEANINGS, SLOT_MEANING, SLOT_PREFIX
-from gradscope.naming.selecting.nearest_names import nearest_hint
+from gradscope.naming.selecting.nearest_names import did_you_mean, nearest
 from gradscope.presentation.render.document import Document, Note, Notes
 from gradscope.presentation.render.screen import Screen
 from gradscope.presentation.reports.explaining.json_keys import JSON_OBJECTS
@@ -44,6 +44,10 @@ from gradscope.stats.columns import base_of
 
 #: Version of the JSON: it grows when a key changes its meaning or goes away.
 SCHEMA: Final = 1
+
+#: Words that have fewer letters in common are not near: all are short, and made of the same common letters.
+_SIMILAR: Final = 0.7
+_LISTED: Final = "gradscope explain lists all; operations, as those of --ops, have the names of jax.lax"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +141,8 @@ def explanation_report(name: str | None) -> ExplanationReport:
         return ExplanationReport(explanations=everything, listed=True)
     found = tuple(each for each in everything if _is_called(each, name))
     if not found:
-        names = [each.name for each in everything]
-        raise UsageError(f"nothing that gradscope prints is called {name!r}", hint=nearest_hint(name, names))
+        near = nearest(name, [each.name for each in everything], similar=_SIMILAR)
+        raise UsageError(f"no word of gradscope's own is {name!r}", hint=did_you_mean(near) if near else _LISTED)
     return ExplanationReport(explanations=found)
 
 

@@ -14,6 +14,7 @@ from gradscope.naming import printable
 from gradscope.tracing.data.axes import Axes, Stored
 from gradscope.tracing.data.renaming.name_likeness import NUMBER, numbers_of, template_of
 from gradscope.tracing.data.renaming.proposed_names import proposed_names
+from gradscope.tracing.data.renaming.unstacking import unstacking_rules
 from gradscope.tracing.data.variable_names import has_optimizer_alone
 
 #: The number of lines that a hint shows.
@@ -67,7 +68,9 @@ def key_map_hint(unmatched: Unmatched) -> str:
     )
     others = "other names" if lines else "names"
     names = f"\nThe file's {others} are {theirs or 'none'}; the model's are {ours}"
-    return f"{_KEY_MAP}{proposal}{names}{_MAP if theirs else ''}"
+    stacks = unstacking_rules(lacking, {name: extra[name] for name in extra if name not in taken})
+    rules = f"; for this file, the lines may be\n{stacks}" if stacks and not prefix else ""
+    return f"{_KEY_MAP}{proposal}{names}{_MAP + rules if theirs else ''}"
 
 
 def axes_hint(stored: Sequence[Stored], orders: Mapping[str, frozenset[Axes]]) -> str:

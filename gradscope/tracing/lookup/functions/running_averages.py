@@ -1,6 +1,8 @@
 """A loss may return a running average: so much of what it is given, and so much of what it computes.
 
-Those of a batch norm are the mean and the variance of each channel. The step has to hand them to the loss again.
+Those of a batch norm are the mean and the variance of each channel. The step has to hand them to the loss again. A norm
+may also divide by its averages while it trains, but for the first step, of which a flag informs it that is handed on
+with them.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class RunningAverage(NamedTuple):
 
 
 def running_averages(trace: Trace) -> Iterator[RunningAverage]:
-    """Yields the running averages that a loss returns beside its value, which does not depend on what they were.
+    """Yields the running averages that a loss returns beside its value.
+
+    What the value depends on may be given again on purpose, unless a flag says that there is nothing before it.
 
     Args:
         trace: The trace of a loss.
@@ -50,7 +54,9 @@ def running_averages(trace: Trace) -> Iterator[RunningAverage]:
             continue
         shares = search.shares(root, atom, _NEAR)
         for at, share in shares.items() if _COMPUTED in shares else ():
-            if at != _COMPUTED and 0 < share < 1 and search.is_only_averaged(at, like=atom):
+            if at == _COMPUTED or not 0 < share < 1 or not search.is_state(at, like=atom):
+                continue
+            if not search.leads_to_loss(at) or search.begins_by_flag(root, atom, _NEAR):
                 yield RunningAverage(at, number)
 
 
@@ -62,15 +68,30 @@ class _Search:
         self._inputs = (*trace.root.jaxpr.invars, *trace.root.jaxpr.constvars)
         self._numbers = {atom: at for at, atom in enumerate(self._inputs)}
 
-    def is_only_averaged(self, at: int, *, like: Atom) -> bool:
-        """Returns whether an input has the shape of an output, is no parameter, and does not lead to the loss."""
-        given, root = self._inputs[at], self._trace.root
-        if given.aval.shape != like.aval.shape:
+    def is_state(self, at: int, *, like: Atom) -> bool:
+        """Returns whether an input has the shape of an output, and is no parameter."""
+        is_argument = at < len(self._trace.arguments)
+        is_param = is_argument and self._trace.arguments[at].family == naming.PARAM
+        return self._inputs[at].aval.shape == like.aval.shape and not is_param
+
+    def leads_to_loss(self, at: int) -> bool:
+        """Returns whether the loss depends on an input."""
+        root = self._trace.root
+        return FrameVariable(root, root.jaxpr.outvars[0]) in self._flow.closure([FrameVariable(root, self._inputs[at])])
+
+    def begins_by_flag(self, frame: Frame, atom: Atom, near: int) -> bool:
+        """Returns whether a value is a choice by one truth value that is an input."""
+        value = resolve(frame, atom)
+        if value is None or value.equation == OPERAND or not near:
             return False
-        if at < len(self._trace.arguments) and self._trace.arguments[at].family == naming.PARAM:
-            return False
-        loss = FrameVariable(root, root.jaxpr.outvars[0])
-        return loss not in self._flow.closure([FrameVariable(root, given)])
+        around = self._frames[value.frame]
+        equation = around.jaxpr.eqns[value.equation]
+        if equation.primitive.name != "select_n":
+            return equation.primitive.name in _SAME and self.begins_by_flag(around, equation.invars[0], near - 1)
+        chosen = resolve(around, equation.invars[0])
+        by_argument = chosen is not None and chosen.equation == OPERAND and not chosen.frame
+        by_input = by_argument or (chosen is None and self._constant(around, equation.invars[0]) is not None)
+        return by_input and equation.invars[0].aval.shape == () and equation.invars[0].aval.dtype == bool
 
     def shares(self, frame: Frame, atom: Atom, near: int) -> dict[int, float]:
         """Returns how much of each input is in a value, as a sum of values times numbers; under `_COMPUTED` others."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gradscope.proof.claims import Claim, outcome
+from gradscope.proof.claims import Claim, Outcome, Status, common_factor, outcome
 from gradscope.proof.differences import finite_difference, one_sided_derivatives
 
 EPSILON = float(np.finfo(np.float64).eps)
@@ -95,3 +95,42 @@ def test_at_a_kink_any_slope_between_the_one_sided_derivatives_passes_if_it_is_r
 def test_where_every_point_is_a_kink_a_claim_must_be_between_the_one_sided_derivatives() -> None:
     assert outcome(claim(abs, 0.3), lambda: claim(abs, 0.3)).status == "not smooth here"
     assert outcome(claim(abs, 1.3), lambda: claim(abs, 1.3)).status == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("derivative", "noise", "expected"),
+    [
+        (1e-18, 1e-16, "correct"),  # zero but for rounding, of the claim and of the loss
+        (1e-7, 1e-16, "wrong"),  # the loss would show it
+        (1e-18, 1e-5, "not smooth here"),  # the loss may have one
+    ],
+)
+def test_a_derivative_that_is_zero_but_for_rounding_is_that_where_the_loss_shows_none(
+    derivative: float, noise: float, expected: str
+) -> None:
+    def loss_at(step: float) -> float:
+        return 1.0 + noise * math.sin(1e15 * step)
+
+    claim = Claim(loss_at=loss_at, derivative=derivative, scale=abs(derivative), epsilon=EPSILON)
+    found = outcome(claim, lambda: claim)
+    assert (found.status, found.zero) == (expected, expected == "correct")
+
+
+@pytest.mark.parametrize(
+    ("statuses", "factors", "expected"),
+    [
+        (("wrong", "wrong"), (2.0, 2.0), 2.0),
+        (("wrong", "correct"), (2.0, 2.0), 2.0),  # it counts for little along the second direction
+        (("wrong", "correct"), (2.0, 1.0), math.nan),
+        (("correct", "correct"), (1.0, 1.0), math.nan),
+        (("wrong", "not checked"), (2.0, 2.0), math.nan),
+    ],
+)
+def test_the_factor_of_a_wrong_claim_is_one_along_all_directions(
+    statuses: tuple[Status, Status], factors: tuple[float, float], expected: float
+) -> None:
+    found = [
+        Outcome(status=status, error=0.1, expected=1e-2, factor=factor)
+        for status, factor in zip(statuses, factors, strict=True)
+    ]
+    assert common_factor(found) == pytest.approx(expected, nan_ok=True)

@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
+from gradscope.tracing.jaxpr.sharding import varying
 from tests.oracle.proof.check.test_rules import half_squared, proof, rule, statuses
 
 
@@ -47,14 +48,39 @@ def summed(x: Any) -> Any:
 summed.defvjp(lambda x: (summed(x), None), lambda _, g: (lax.psum(g, "data"),))
 
 
+@jax.custom_vjp
+def times_shards(x: Any) -> Any:
+    return lax.psum(x, "data")
+
+
+times_shards.defvjp(lambda x: (times_shards(x), None), lambda _, g: (varying(g, ("data",)),))
+
+
+@jax.custom_vjp
+def twice_as_steep(x: Any) -> Any:
+    return lax.psum(x, "data")
+
+
+twice_as_steep.defvjp(lambda x: (twice_as_steep(x), None), lambda _, g: (varying(2.0 * g, ("data",)),))
+
+
 def test_what_a_shard_stops_counts_as_constant() -> None:
     found = proof(sharded(lambda w, x: (x @ w) * lax.stop_gradient(jnp.sin(x @ w))))
     assert set(statuses(found).values()) == {"correct"}
 
 
-def test_a_wrong_rule_is_named_inside_a_shard_map() -> None:
-    found = rule(proof(sharded(lambda w, x: half_squared(x @ w), check_vma=False)), "half_squared")
+@pytest.mark.parametrize("check_vma", [False, True])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_wrong_rule_is_named_inside_a_shard_map(check_vma: bool, dtype: Any) -> None:
+    loss = sharded(lambda w, x: half_squared((x @ w).astype(dtype)), check_vma=check_vma)
+    found = rule(proof(loss), "half_squared")
     assert (found.status, found.why) == ("wrong", "x: 0.5 times the derivative")
+
+
+def test_a_rule_with_a_collective_is_checked_where_types_say_what_varies() -> None:
+    found = proof(sharded(lambda w, x: times_shards(jnp.sin(x @ w)) * twice_as_steep(x @ w)))
+    assert rule(found, "times_shards").status == "correct"
+    assert (rule(found, "twice_as_steep").factor, rule(found, "twice_as_steep").allow) == (2.0, None)
 
 
 def test_a_rule_that_runs_on_a_mesh_alone_is_said_not_to_be_checked() -> None:

@@ -112,6 +112,27 @@ def test_names_without_a_counterpart_in_both_are_answered_with_what_divides_tens
     assert ("--map FILE splits, stacks and reshapes them" in hint) is told
 
 
+@pytest.mark.parametrize(
+    ("numbers", "length", "told"),
+    [
+        (range(12), 12, True),
+        (range(1, 13), 12, False),  # the rule counts from 0
+        (range(12), 11, False),  # another number of layers
+    ],
+)
+def test_layers_in_one_stack_are_answered_with_the_rule_that_divides_it(
+    numbers: range, length: int, told: bool
+) -> None:
+    shapes = {"fc1/kernel": (4, 8), "ln/scale": (4,)}
+    lacking = {f"params/block_{at}/{name}": np.zeros(shape) for name, shape in shapes.items() for at in numbers}
+    extra = {f"params/blocks/{name}": np.zeros((length, *shape)) for name, shape in shapes.items()}
+    rule = (
+        "  [[rule]]\n  candidate = 'params/blocks/(.*)'\n  reference = 'params/block_{i}/{1}'\n"
+        "  steps = [{ unstack = 0 }]"
+    )
+    assert key_map_hint(Unmatched(lacking=lacking, extra=extra)).endswith(rule) is told
+
+
 def test_work_grows_with_the_variables_of_one_size() -> None:
     def hint(count: int) -> str:
         names = {f"h{layer}.ln.bias": f"params/layer{layer}/norm/bias" for layer in range(count)}

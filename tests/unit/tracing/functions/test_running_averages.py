@@ -57,6 +57,26 @@ def test_another_value_is_none(returned: Callable[[Any, Any, Any], Any]) -> None
     assert found(returned) == []
 
 
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [
+        (lambda b: b["flag"], [RunningAverage(input=2, output=0)]),
+        (lambda b: b["step"] == 0, []),  # a number of the batch: the value may be meant to begin anew
+        (lambda b: b["x"][0, 0] > 0, []),
+    ],
+)
+def test_an_average_that_the_loss_depends_on_is_found_where_a_flag_says_that_it_begins(
+    first: Callable[[Any], Any], expected: list[RunningAverage]
+) -> None:
+    def loss(p: Any, b: Any) -> Any:
+        h = b["x"] @ p["w"]
+        mean = h.mean(0)
+        average = jax.lax.select(first(b), mean, 0.9 * b["old"] + 0.1 * mean)
+        return jnp.square(h - average[None]).mean(), average
+
+    assert list(running_averages(trace_loss(loss, PARAMS, {**BATCH, "flag": jnp.asarray(True)}))) == expected
+
+
 def test_what_the_loss_depends_on_may_be_the_same_on_purpose() -> None:
     """The weights of a teacher, or data of which a loss returns the next ones."""
     assert found(lambda mean, old, b: 0.9 * old + 0.1 * mean, lambda h, old: h - old) == []

@@ -1,0 +1,96 @@
+"""`complex_factor` tells by which complex number a rule is wrong, or that it returns the conjugate of the derivative.
+
+JAX's gradient of a real function of a complex number is the conjugate of what other libraries return, and a rule that
+was written for those is wrong by that. A real factor is seen along one direction. A complex one turns it: with a factor
+a + ib, a rule's derivative along d is a times the derivative along d, and b times that along id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+
+from gradscope.proof.claims import Outcome
+from gradscope.proof.directions import DIRECTIONS
+
+#: Parts of a factor that are smaller than this, relative to the whole, are zero.
+_NO_PART: Final = 1e-6
+
+
+class RuleOfComplex(Protocol):
+    """`RuleOfComplex` is a rule at the operands of one call."""
+
+    def turned(self, variable: int, turns: Sequence[complex], *, conjugated: bool, of_real: bool) -> list[Outcome]:
+        """Returns how the derivative along a random direction of one variable compares with those along turned ones.
+
+        Args:
+            variable: The variable that moves, by its number.
+            turns: What the direction is multiplied by.
+            conjugated: Whether it is the conjugate of the direction that is turned.
+            of_real: Whether the gradients that arrive are real.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComplexFactor:
+    """A `ComplexFactor` is what a rule returns as a multiple of the derivative.
+
+    Attributes:
+        value: The factor.
+        conjugated: Whether it is that of the derivative's conjugate.
+        of_real: Whether that is so of real gradients that arrive.
+    """
+
+    value: complex
+    conjugated: bool
+    of_real: bool
+
+    def __str__(self) -> str:
+        times = "" if self.value == 1 else f"{_shown(self.value)} times "
+        conjugate = "the conjugate of " if self.conjugated else ""
+        return f"{times}{conjugate}the derivative{', where what arrives is real' if self.of_real else ''}"
+
+
+def complex_factor(rule: RuleOfComplex, variable: int) -> ComplexFactor | None:
+    """Returns the factor of a wrong rule for one complex variable, the simplest if any; None where it has none.
+
+    Of numbers with one phase, what turns each by it is a multiple too, and no simple one.
+
+    Args:
+        rule: The rule at the operands of one call.
+        variable: The variable, by its number.
+    """
+    return min(_factors(rule, variable), key=_complexity, default=None)
+
+
+def _factors(rule: RuleOfComplex, variable: int) -> Iterator[ComplexFactor]:
+    for conjugated, of_real in ((False, False), (True, False), (True, True)):
+        pairs = [rule.turned(variable, (1, 1j), conjugated=conjugated, of_real=of_real) for _ in range(2)]
+        factors = np.array([[each.factor for each in pair] for pair in pairs])
+        if not np.isfinite(factors).all() or not factors.all() or np.linalg.matrix_rank(1 / factors) < len(pairs):
+            continue
+        turn = complex(*np.linalg.solve(1 / factors, np.ones(len(pairs))))
+        found = (rule.turned(variable, (turn,), conjugated=conjugated, of_real=of_real) for _ in range(DIRECTIONS))
+        if all(each.status == "correct" for (each,) in found):
+            value = np.conj(turn) if conjugated else turn
+            yield ComplexFactor(value=_rounded(complex(value)), conjugated=conjugated, of_real=of_real)
+
+
+def _complexity(factor: ComplexFactor) -> int:
+    value = factor.value
+    return 0 if abs(value.real) == 1 and not value.imag else 1 if not value.imag else 2 if not value.real else 3
+
+
+def _rounded(factor: complex) -> complex:
+    parts = (part if abs(part) > _NO_PART * abs(factor) else 0.0 for part in (factor.real, factor.imag))
+    return complex(*(float(f"{part:.6g}") for part in parts))
+
+
+def _shown(factor: complex) -> str:
+    if not factor.imag:
+        return f"{factor.real:.6g}"
+    return f"{factor.imag:.6g}j" if not factor.real else f"({factor.real:.6g}{factor.imag:+.6g}j)"
