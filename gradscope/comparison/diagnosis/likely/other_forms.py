@@ -20,6 +20,7 @@ from gradscope.comparison.diagnosis.likely.dropouts import dropout_between
 from gradscope.comparison.diagnosis.likely.layers.flatten_orders import FlattenOrders
 from gradscope.comparison.diagnosis.likely.layers.kernel_differences import KernelDifferences
 from gradscope.comparison.diagnosis.likely.layers.norm_differences import norm_difference
+from gradscope.comparison.diagnosis.likely.layers.reduction_differences import ReductionDifferences
 from gradscope.comparison.diagnosis.likely.sum_differences import SumDifferences
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
@@ -62,7 +63,7 @@ def with_other_forms(
         for source, known in ((dumps.ref, values), (dumps.cand, of_cand))
     ]
     norms, sums, orders = _Norms(dumps, matches), SumDifferences(dumps, of_cand), FlattenOrders(dumps)
-    kernels = KernelDifferences(dumps, matches)
+    kernels, reductions = KernelDifferences(dumps, matches), ReductionDifferences(dumps)
     found: dict[str, tuple[str, bool]] = {}
     for match in possible:
         keys = dumps.ref.resolve(match.ref), dumps.cand.resolve(match.cand)
@@ -75,7 +76,8 @@ def with_other_forms(
         words = _of_forms(dumps, match, read.values(), as_float(row.metrics["rel_l2"])) or norms.words(match)
         if not words and row.status == "different":
             before = norms.read_by(match)
-            words = orders.words(match, before) or kernels.words(match, before) or sums.words(match)
+            words = orders.words(match, before) or kernels.words(match, before)
+            words = words or reductions.words(match, before) or sums.words(match)
         if words:
             found[keys[0]] = words, True
         elif row.status == "different" and (words := _dropout(dumps, match, read.values())):

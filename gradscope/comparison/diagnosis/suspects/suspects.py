@@ -21,6 +21,7 @@ import numpy as np
 from gradscope.comparison.diagnosis.divergence import Blame, first_divergence
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.refuting.kernel_products import is_product
+from gradscope.comparison.diagnosis.step_kinds import have_same_elements, in_its_place
 from gradscope.comparison.diagnosis.suspects.flat_steps import left_out_among
 from gradscope.comparison.diagnosis.suspects.gradient_suspects import backward_suspects
 from gradscope.comparison.diagnosis.suspects.plain_steps import (
@@ -35,7 +36,6 @@ from gradscope.comparison.diagnosis.suspects.reading.readers import Reader, read
 from gradscope.comparison.diagnosis.suspects.reading.replaced_reads import replaced_read
 from gradscope.comparison.diagnosis.suspects.reading.unrecorded_reads import unrecorded_read
 from gradscope.comparison.diagnosis.suspects.replaying.replaced_steps import replaced_among
-from gradscope.comparison.diagnosis.suspects.step_kinds import have_same_elements, in_its_place
 from gradscope.comparison.diagnosis.suspects.steps import Found, Step, is_inside, makers_of, steps_of, with_words
 from gradscope.comparison.diagnosis.suspects.turned_parameters import turned_parameters
 from gradscope.comparison.diagnosis.suspects.turned_values import turned_value

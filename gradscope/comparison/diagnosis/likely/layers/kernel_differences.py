@@ -13,10 +13,11 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.likely.layers.kernel_uses import KernelUse, kernel_uses
-from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE, Elementwise
+from gradscope.comparison.diagnosis.likely.layers.read_values import ReadValue, read_values
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.pairing.matching import Dumps, Match
-from gradscope.naming import PARAM, printable, split_key
+from gradscope.dump.manifest.layer_graph import sources_of
+from gradscope.naming import ACTIVATION, PARAM, printable, split_key
 
 #: The largest number of elements of a tensor that is looked at.
 _MOST_ELEMENTS: Final = 1 << 22
@@ -27,10 +28,6 @@ _MOST_OTHERS: Final = 32
 
 #: What lies behind the edges, in words.
 _BEHIND: Final = {"constant": "zeros", "edge": "the values at the edges"}
-
-#: The functions that a layer may apply first, and the most elements of what it applies them to.
-_FUNCTIONS: Final[Sequence[Elementwise]] = (np.copy, *ELEMENTWISE.values())
-_MOST_ARGUMENTS: Final = 1 << 18
 
 #: Both tensors of a pair, in the layout of the reference.
 _Both: TypeAlias = tuple[Array, Array]
@@ -48,6 +45,7 @@ class KernelDifferences:
         self._dumps, self._left = dumps, _MOST_PAIRS
         self._ref, self._cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
         params = [each for each in matches if split_key(each.ref)[0] == PARAM]
+        self._sources = sources_of(dumps.ref.manifest.layers)
         self._kernels = [each for each in params if len(self._shape(each)) > 1]
         self._vectors = [each for each in params if len(self._shape(each)) == 1]
 
@@ -63,27 +61,27 @@ class KernelDifferences:
             return ""
         self._left -= 1
         own = [each for each in read if split_key(each.ref)[0] == PARAM and each not in kernels]
-        arguments = [
-            both for each in read if split_key(each.ref)[0] != PARAM and (both := self._both(each)) is not None
-        ]
+        arguments = dict(self._named(each for each in read if split_key(each.ref)[0] != PARAM))
         with np.errstate(all="ignore"):  # functions are applied to values that they are not made for
-            for kernel, argument in itertools.product(kernels, arguments):
-                for function in _FUNCTIONS if argument[0].size <= _MOST_ARGUMENTS else _FUNCTIONS[:1]:
-                    layers = _Layers((function(argument[0]), function(argument[1])), values)
-                    words = self._of_kernel(kernel, own, layers)
-                    if words is not None:
-                        return words
+            for kernel, reads in itertools.product(kernels, read_values(arguments, self._steps(match, read))):
+                words = self._of_kernel(kernel, own, _Layers(reads, values))
+                if words is not None:
+                    return words
         return ""
 
     def _of_kernel(self, kernel: Match, own: Sequence[Match], layers: _Layers) -> str | None:
         """Returns in what the uses of a kernel differ; None where the reference does not use it so."""
         kernels, vectors = self._both(kernel), self._named(own)
         biases = [both for _, both in vectors]
-        one = None if kernels is None else next(layers.uses(kernels[0], biases, 0), None)
+        one = None if kernels is None else layers.own(kernels[0], biases)
         if kernels is None or one is None:
             return None
         if (other := layers.nearest(one, kernels[1], biases)) is not None:
             return " and ".join(_differences(one, other, [name for name, _ in vectors]))
+        for read in layers.reads[1:]:
+            if (other := layers.nearest(one, kernels[1], biases, read)) is not None:
+                reads = f"{read.words}, and the reference {layers.reads[0].words}"
+                return " and ".join((reads, *_differences(one, other, [name for name, _ in vectors])))
         vectors += self._named(self._like(self._vectors, own))
         biases = [both for _, both in vectors]
         for name, (_, array) in (("", kernels), *self._named(self._like(self._kernels, [kernel]))):
@@ -91,6 +89,17 @@ class KernelDifferences:
                 told = [f"multiplies by `{name}`"] if name else []
                 return " and ".join((*told, *_differences(one, other, [name for name, _ in vectors])))
         return ""
+
+    def _steps(self, match: Match, read: Sequence[Match]) -> dict[str, Array]:
+        """Returns what the reference's layer reads that is no pair, by its name."""
+        paired = {self._dumps.ref.resolve(each.ref) for each in read}
+        keys = self._sources.get(self._dumps.ref.resolve(match.ref), ())
+        steps = {each: self._ref.tensor(each) for each in keys if split_key(each)[0] == ACTIVATION}
+        return {
+            printable(split_key(key)[1]): step
+            for key, step in steps.items()
+            if step is not None and step.size <= _MOST_ELEMENTS and self._dumps.ref.resolve(key) not in paired
+        }
 
     def _like(self, params: Sequence[Match], own: Sequence[Match]) -> list[Match]:
         """Returns other parameters of the shapes of some."""
@@ -113,18 +122,27 @@ class KernelDifferences:
 
 
 class _Layers(NamedTuple):
-    """_Layers has what the layers of both programs multiply by a kernel, and what they compute."""
+    """_Layers has what the layers of both programs multiply by a kernel, and what they compute.
 
-    read: _Both
+    Attributes:
+        reads: What they multiply, and what the candidate's may in its place.
+        values: What they compute.
+    """
+
+    reads: Sequence[ReadValue]
     values: _Both
 
-    def uses(self, kernel: Array, biases: Sequence[_Both], which: int) -> Iterator[KernelUse]:
-        """Yields the uses of a kernel by the layer of the reference, 0, or by that of the candidate, 1."""
-        return kernel_uses(self.read[which], kernel, self.values[which], [each[which] for each in biases])
+    def own(self, kernel: Array, biases: Sequence[_Both]) -> KernelUse | None:
+        """Returns the use of a kernel by the layer of the reference; None for no use."""
+        return next(kernel_uses(self.reads[0].own, kernel, self.values[0], [each[0] for each in biases]), None)
 
-    def nearest(self, use: KernelUse, kernel: Array, biases: Sequence[_Both]) -> KernelUse | None:
+    def nearest(
+        self, use: KernelUse, kernel: Array, biases: Sequence[_Both], read: ReadValue | None = None
+    ) -> KernelUse | None:
         """Returns the use of a kernel by the candidate's layer that is nearest to another one; None for no use."""
-        return min(self.uses(kernel, biases, 1), key=use.distance, default=None)
+        value = (read or self.reads[0]).other
+        found = kernel_uses(value, kernel, self.values[1], [each[1] for each in biases])
+        return min(found, key=use.distance, default=None)
 
 
 def _differences(ref: KernelUse, cand: KernelUse, biases: Sequence[str]) -> Iterator[str]:

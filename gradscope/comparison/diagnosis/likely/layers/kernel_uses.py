@@ -152,7 +152,7 @@ class _Search:
     def _elements(self, count: int, *, inside: bool) -> tuple[Array, ...]:
         """Returns the indices of some elements of the value: those in its middle, or its corners and others."""
         draw, shape = np.random.default_rng(0).integers, self._form.value.shape
-        lows = [size // 4 if inside and 0 < axis < len(shape) - 1 else 0 for axis, size in enumerate(shape)]
+        lows = [(size - 1) // 2 if inside and 0 < axis < len(shape) - 1 else 0 for axis, size in enumerate(shape)]
         found = [draw(low, size - low, count) for low, size in zip(lows, shape, strict=True)]
         if not inside:
             corners = np.array([*itertools.product((0, -1), repeat=len(shape) - 2)])[: count // 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from tests.support.ports.port import captured
 
 DRAW = np.random.default_rng(17)
 IMAGE, KERNEL, BIAS = (DRAW.normal(size=size).astype(np.float32) for size in ((3, 8, 8, 4), (3, 3, 4, 6), (6,)))
+JOINED = DRAW.normal(size=(12, 6)).astype(np.float32)
 ORDER = ("NHWC", "HWIO", "NHWC")
 
 
@@ -126,3 +128,41 @@ def test_nothing_is_told_of_a_layer_that_is_right(reference: Dump) -> None:
     sentence = gs.compare(reference, _network(port=True, scale=2.0)).sentence
     assert "Forward first differs at `one`" in sentence, sentence
     assert "; it " not in sentence, sentence
+
+
+def _joining(*, order: tuple[str, str] = ("left", "right"), function: Any = jax.nn.relu, port: bool = False) -> Dump:
+    """Two values that are joined, a sum that only the reference has a scope for, and a layer behind each."""
+    names = ("Dense_0", "Dense_1", "Dense_2", "Dense_3") if port else ("left", "right", "joined", "out")
+    kernels = (
+        WEIGHTS["one"]["kernel"][0, 0],
+        WEIGHTS["two"]["kernel"][0, 0][:4],
+        JOINED,
+        WEIGHTS["two"]["kernel"][0, 1],
+    )
+
+    def loss(weights: Any, batch: Any) -> Any:
+        values: dict[str, Any] = {}
+        for key, name in zip(("left", "right"), names, strict=False):
+            with jax.named_scope(name):
+                values[key] = batch["x"] @ weights[name]
+        with jax.named_scope(names[2]):
+            x = jnp.concatenate([values[each] for each in order], -1) @ weights[names[2]]
+        with contextlib.nullcontext() if port else jax.named_scope("sum"):
+            x = x + values["left"] + 2 * values["right"]
+        with jax.named_scope(names[3]):
+            x = function(x) @ weights[names[3]]
+        return jnp.square(x).mean()
+
+    return captured((loss, dict(zip(names, kernels, strict=True)), {"x": IMAGE[:, :4, :4]}))
+
+
+def test_values_that_are_joined_in_another_order_are_told() -> None:
+    found = gs.compare(_joining(), _joining(order=("right", "left"), port=True))
+    assert "it joins `right` and `left`, and the reference joins `left` and `right`" in found.sentence, found.sentence
+
+
+def test_another_function_of_a_step_that_only_the_reference_has_is_told() -> None:
+    assert gs.compare(_joining(), _joining(port=True))
+    found = gs.compare(_joining(), _joining(function=jax.nn.softplus, port=True)).sentence
+    assert found.startswith("Forward first differs at `out` ("), found
+    assert "it reads the softplus of `sum`, and the reference reads the relu of `sum`" in found, found

@@ -84,6 +84,16 @@ def in_its_place(read: Array, value: Array, others: Iterable[Array]) -> tuple[Op
     return None
 
 
+def reductions(read: Array, axes: tuple[int, ...]) -> Iterator[tuple[str, Array]]:
+    """Yields what may be computed over whole axes of a value, by its words.
+
+    Args:
+        read: The value.
+        axes: The axes.
+    """
+    yield from ((words, function(read, axes)) for words, function in _OF_WINDOWS.items())
+
+
 def have_same_elements(one: Array, other: Array) -> bool:
     """Returns whether two values have the same elements in any order, and enough that this says something.
 

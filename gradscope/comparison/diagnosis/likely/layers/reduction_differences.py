@@ -1,0 +1,88 @@
+"""`ReductionDifferences` tells that a port takes the maximum of windows or axes where the reference takes the mean.
+
+What is reduced may have an entry of its own, or only the layer that reads it: a norm or one with a kernel.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.likely.layers.kernel_uses import kernel_uses
+from gradscope.comparison.diagnosis.likely.layers.norm_differences import is_norm
+from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
+from gradscope.comparison.diagnosis.step_kinds import recognised, reductions
+from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.naming import PARAM, printable, split_key
+
+#: Both tensors of a pair, in the layout of the reference.
+_Both: TypeAlias = tuple[Array, Array]
+
+
+class ReductionDifferences:
+    """ReductionDifferences finds the reductions that the values of a pair are, or are computed from.
+
+    Args:
+        dumps: The dumps.
+    """
+
+    def __init__(self, dumps: Dumps) -> None:
+        self._ref, self._cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
+
+    def words(self, match: Match, read: Sequence[Match]) -> str:
+        """Returns a clause about how the candidate reduces otherwise; "" where that is not known.
+
+        Args:
+            match: The pair of the values.
+            read: The pairs of what they are computed from, parameters among them.
+        """
+        arguments = [each for each in read if split_key(each.ref)[0] != PARAM]
+        values, argument = self._both(match), self._both(arguments[0]) if len(arguments) == 1 else None
+        if values is None or argument is None or argument[0].shape == values[0].shape:
+            return ""
+        params = [self._both(each) for each in read if split_key(each.ref)[0] == PARAM]
+        known = [each for each in params if each is not None]
+        if len(known) < len(params):
+            return ""
+        name = printable(split_key(arguments[0].ref)[1])
+        with np.errstate(all="ignore"):  # it may be no such layer at all
+            return _of_reader(values, argument, known, name) if known else _of_value(values, argument, name)
+
+    def _both(self, match: Match) -> _Both | None:
+        one, other = self._ref.tensor(match.ref), self._cand.made(match.recipe)
+        return None if one is None or other is None or one.shape != other.shape else (one, other)
+
+
+def _of_value(values: _Both, argument: _Both, name: str) -> str:
+    """Returns which reductions of an argument values are, in words; "" where they are no others."""
+    found = [
+        next((own.words for own, _ in recognised(read, value)), "")
+        for read, value in zip(argument, values, strict=True)
+    ]
+    own, its = found
+    return f"is the {its} of `{name}`, and in the reference the {own}" if own and its and own != its else ""
+
+
+def _of_reader(values: _Both, argument: _Both, params: Sequence[_Both], name: str) -> str:
+    """Returns which reductions of an argument a layer reads, in words; "" where they are no others."""
+    rank, wanted = argument[0].ndim, values[0].ndim
+    for axes in itertools.combinations(range(1, rank), max(0, rank - wanted)) if rank > wanted else ():
+        own, its = (
+            next((words for words, read in reductions(argument[at], axes) if _is_layer_of(read, values[at], known)), "")
+            for at, known in enumerate(zip(*params, strict=True))
+        )
+        if own and its and own != its:
+            return f"reads the {its} over the axes {[*axes]} of `{name}`, and the reference the {own}"
+    return ""
+
+
+def _is_layer_of(read: Array, value: Array, params: Sequence[Array]) -> bool:
+    """Returns whether a value is that of a norm, or of a layer with a kernel, that reads another value."""
+    kernels, vectors = ([each for each in params if (each.ndim > 1) is is_kernel] for is_kernel in (True, False))
+    if len(kernels) == 1:
+        return any(kernel_uses(read, kernels[0], value, vectors))
+    return not kernels and is_norm([read, *params], value)
