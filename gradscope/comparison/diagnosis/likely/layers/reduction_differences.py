@@ -1,23 +1,29 @@
 """`ReductionDifferences` tells that a port takes the maximum of windows or axes where the reference takes the mean.
 
-What is reduced may have an entry of its own, or only the layer that reads it: a norm or one with a kernel.
+What is reduced may have an entry of its own, or only the layer that reads it: a norm or one with a kernel. Before it is
+reduced, programs may apply two functions to it, as a GELU by tanh and one by the error function.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.likely.layers.kernel_uses import kernel_uses
 from gradscope.comparison.diagnosis.likely.layers.norm_differences import is_norm
+from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
-from gradscope.comparison.diagnosis.step_kinds import recognised, reductions
+from gradscope.comparison.diagnosis.step_kinds import recognised, reductions, windows_of
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.naming import PARAM, printable, split_key
+
+#: The most elements of a value of which functions are tried, and the most pairs of values that are looked at.
+_MOST_ARGUMENTS: Final = 1 << 16
+_MOST_PAIRS: Final = 8
 
 #: Both tensors of a pair, in the layout of the reference.
 _Both: TypeAlias = tuple[Array, Array]
@@ -32,6 +38,7 @@ class ReductionDifferences:
 
     def __init__(self, dumps: Dumps) -> None:
         self._ref, self._cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
+        self._left = _MOST_PAIRS
 
     def words(self, match: Match, read: Sequence[Match]) -> str:
         """Returns a clause about how the candidate reduces otherwise; "" where that is not known.
@@ -42,8 +49,9 @@ class ReductionDifferences:
         """
         arguments = [each for each in read if split_key(each.ref)[0] != PARAM]
         values, argument = self._both(match), self._both(arguments[0]) if len(arguments) == 1 else None
-        if values is None or argument is None or argument[0].shape == values[0].shape:
+        if values is None or argument is None or argument[0].shape == values[0].shape or self._left <= 0:
             return ""
+        self._left -= 1
         params = [self._both(each) for each in read if split_key(each.ref)[0] == PARAM]
         known = [each for each in params if each is not None]
         if len(known) < len(params):
@@ -69,15 +77,27 @@ def _of_value(values: _Both, argument: _Both, name: str) -> str:
 
 def _of_reader(values: _Both, argument: _Both, params: Sequence[_Both], name: str) -> str:
     """Returns which reductions of an argument a layer reads, in words; "" where they are no others."""
-    rank, wanted = argument[0].ndim, values[0].ndim
-    for axes in itertools.combinations(range(1, rank), max(0, rank - wanted)) if rank > wanted else ():
-        own, its = (
-            next((words for words, read in reductions(argument[at], axes) if _is_layer_of(read, values[at], known)), "")
-            for at, known in enumerate(zip(*params, strict=True))
-        )
-        if own and its and own != its:
-            return f"reads the {its} over the axes {[*axes]} of `{name}`, and the reference the {own}"
-    return ""
+    shape, has_kernel = values[0].shape, any(own.ndim > 1 for own, _ in params)
+    own, its = (
+        next((words for words, read in _read(argument[at], shape, name, functions_too=has_kernel)
+              if _is_layer_of(read, values[at], known)), "")
+        for at, known in enumerate(zip(*params, strict=True))
+    )  # fmt: skip
+    return f"reads the {its}, and the reference the {own}" if own and its and own != its else ""
+
+
+def _read(argument: Array, shape: tuple[int, ...], name: str, *, functions_too: bool) -> Iterator[tuple[str, Array]]:
+    """Yields reductions of an argument, or of a function of it, that a layer may read whose output has a shape."""
+    functions = ELEMENTWISE if functions_too and argument.size <= _MOST_ARGUMENTS else {}
+    for words, function in (("", np.copy), *functions.items()):
+        value, of = function(argument), f"the {words} of `{name}`" if words else f"`{name}`"
+        for axes in itertools.combinations(range(1, value.ndim), max(0, value.ndim - len(shape))):
+            if axes:
+                yield from ((f"{each} over the axes {[*axes]} of {of}", read) for each, read in reductions(value, axes))
+        if value.ndim == len(shape) > 2:
+            for channel in (1, value.ndim - 1):
+                pooled = tuple(value.shape[axis] if axis == channel else size for axis, size in enumerate(shape))
+                yield from ((f"{each} of windows of {of}", read) for each, read in windows_of(value, pooled))
 
 
 def _is_layer_of(read: Array, value: Array, params: Sequence[Array]) -> bool:

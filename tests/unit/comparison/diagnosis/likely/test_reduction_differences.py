@@ -67,3 +67,21 @@ def test_another_pool_is_told() -> None:
     )
     assert "it is the maximum of `mixed`, and in the reference the mean" in gs.compare(one, other).sentence
     assert gs.compare(one, _network(lambda x: x.reshape(4, -1, 5)[:, 1], names=OTHER, window="mean"))
+
+
+def test_another_function_before_a_mean_that_no_program_has_an_entry_for_is_told() -> None:
+    def mean_of(function: Any, names: tuple[str, ...]) -> Dump:
+        return _network(lambda x: function(x).mean((1, 2)), names=names)
+
+    def exact(x: Any) -> Any:
+        return jax.nn.gelu(x, approximate=False)
+
+    one = mean_of(exact, ONE)
+    assert gs.compare(one, mean_of(exact, OTHER))
+    found = gs.compare(one, mean_of(jax.nn.silu, OTHER)).sentence
+    assert found.startswith("Forward first differs at `out` ("), found
+    read = "mean over the axes [1, 2] of the {} of `mixed`"
+    assert f"it reads the {read.format('silu')}, and the reference the {read.format('gelu by erf')}" in found, found
+    unknown = gs.compare(one, mean_of(lambda x: x * jnp.cos(x), OTHER)).sentence
+    assert unknown.startswith("Forward first differs at `out` ("), unknown
+    assert "; it reads" not in unknown, unknown
