@@ -205,9 +205,10 @@ class _Forward:
         if normalises and is_rescaled(self._ref, self._cand, match, layer):
             return Found([], [])
         arranging = [step for step in steps if is_arrangement(self._tensors(step), step.layer, step.key)]
-        if reader is not None and reader.reorders():
-            return Found(arranging[::-1], arranging)
         making = [step for step in steps if step not in arranging]
+        if reader is not None and reader.reorders():
+            # What makes the features makes their order, too, as where those of several values are joined.
+            return Found(arranging[::-1] or self._likeliest(making), steps, made_before=not arranging)
         before = reader is not None or normalises  # then it reads other values
         if not before and layer.params and all(self._is_recognised(step) for step in making):
             return Found([], steps)
