@@ -63,7 +63,7 @@ def with_other_forms(
         for source, known in ((dumps.ref, values), (dumps.cand, of_cand))
     ]
     norms, sums, orders = _Norms(dumps, matches), SumDifferences(dumps, of_cand), FlattenOrders(dumps)
-    kernels, reductions = KernelDifferences(dumps, matches), ReductionDifferences(dumps)
+    kernels, reductions = KernelDifferences(dumps, matches), ReductionDifferences(dumps, matches)
     found: dict[str, tuple[str, bool]] = {}
     for match in possible:
         keys = dumps.ref.resolve(match.ref), dumps.cand.resolve(match.cand)
@@ -77,7 +77,11 @@ def with_other_forms(
         if not words and row.status == "different":
             before = norms.read_by(match)
             words = orders.words(match, before) or kernels.words(match, before)
-            words = words or reductions.words(match, before) or sums.words(match)
+            if not words and (reduced := reductions.words(match, before)):
+                # A step that one of the programs has an entry for is told before the layer that reads it.
+                found[keys[0]] = reduced, not reductions.have_steps(match)
+                continue
+            words = words or sums.words(match)
         if words:
             found[keys[0]] = words, True
         elif row.status == "different" and (words := _dropout(dumps, match, read.values())):

@@ -19,7 +19,8 @@ from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENT
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.step_kinds import recognised, reductions, windows_of
 from gradscope.comparison.pairing.matching import Dumps, Match
-from gradscope.naming import PARAM, printable, split_key
+from gradscope.dump.manifest.layer_graph import sources_of
+from gradscope.naming import ACTIVATION, PARAM, printable, split_key
 
 #: The most elements of a value of which functions are tried, and the most pairs of values that are looked at.
 _MOST_ARGUMENTS: Final = 1 << 16
@@ -34,10 +35,18 @@ class ReductionDifferences:
 
     Args:
         dumps: The dumps.
+        matches: Their pairs.
     """
 
-    def __init__(self, dumps: Dumps) -> None:
+    def __init__(self, dumps: Dumps, matches: Sequence[Match]) -> None:
         self._ref, self._cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
+        self._sides = [
+            (source, sources_of(source.manifest.layers), frozenset(source.keys()), {*map(source.resolve, keys)})
+            for source, keys in (
+                (dumps.ref, [each.ref for each in matches]),
+                (dumps.cand, [key for each in matches for key in each.recipe.keys]),
+            )
+        ]
         self._left = _MOST_PAIRS
 
     def words(self, match: Match, read: Sequence[Match]) -> str:
@@ -59,6 +68,18 @@ class ReductionDifferences:
         name = printable(split_key(arguments[0].ref)[1])
         with np.errstate(all="ignore"):  # it may be no such layer at all
             return _of_reader(values, argument, known, name) if known else _of_value(values, argument, name)
+
+    def have_steps(self, match: Match) -> bool:
+        """Returns whether a program has an entry for what one of its layers reads, and the other one has none for it.
+
+        Args:
+            match: The pair of what the layers compute.
+        """
+        return any(
+            each in known and split_key(each)[0] == ACTIVATION and source.resolve(each) not in paired
+            for (source, sources, known, paired), key in zip(self._sides, (match.ref, match.cand), strict=True)
+            for each in sources.get(source.resolve(key), ())
+        )
 
     def _both(self, match: Match) -> _Both | None:
         one, other = self._ref.tensor(match.ref), self._cand.made(match.recipe)

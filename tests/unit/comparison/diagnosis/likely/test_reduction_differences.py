@@ -69,6 +69,15 @@ def test_another_pool_is_told() -> None:
     assert gs.compare(one, _network(lambda x: x.reshape(4, -1, 5)[:, 1], names=OTHER, window="mean"))
 
 
+def test_a_pool_that_one_program_has_an_entry_for_is_told_before_the_layer_that_reads_it() -> None:
+    def mean(x: Any) -> Any:
+        return lax.reduce_window(x, 0.0, lax.add, (1, 2, 2, 1), (1, 2, 2, 1), "VALID") / 4
+
+    one = _network(lambda x: x, names=ONE, window="maximum")
+    found = gs.compare(one, _network(mean, names=OTHER)).sentence
+    assert found.startswith("Forward first differs at `pool`, only in the reference, and next at `out` ("), found
+
+
 def test_another_function_before_a_mean_that_no_program_has_an_entry_for_is_told() -> None:
     def mean_of(function: Any, names: tuple[str, ...]) -> Dump:
         return _network(lambda x: function(x).mean((1, 2)), names=names)
