@@ -12,8 +12,9 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.diagnosis.likely.layers.kernel_uses import KernelUse, kernel_uses
+from gradscope.comparison.diagnosis.likely.layers.kernel_uses import KernelUse, Work, kernel_uses
 from gradscope.comparison.diagnosis.likely.layers.read_values import ReadValue, read_values
+from gradscope.comparison.diagnosis.likely.layers.sampled_products import Places
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.manifest.layer_graph import sources_of
@@ -42,7 +43,7 @@ class KernelDifferences:
     """
 
     def __init__(self, dumps: Dumps, matches: Sequence[Match]) -> None:
-        self._dumps, self._left = dumps, _MOST_PAIRS
+        self._dumps, self._left, self._work = dumps, _MOST_PAIRS, Work()
         self._ref, self._cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
         params = [each for each in matches if split_key(each.ref)[0] == PARAM]
         self._sources = sources_of(dumps.ref.manifest.layers)
@@ -64,9 +65,9 @@ class KernelDifferences:
         arguments = dict(self._named(each for each in read if split_key(each.ref)[0] != PARAM))
         with np.errstate(all="ignore"):  # functions are applied to values that they are not made for
             for kernel, reads in itertools.product(kernels, read_values(arguments, self._steps(match, read))):
-                words = self._of_kernel(kernel, own, _Layers(reads, values))
-                if words is not None:
-                    return words
+                words = self._of_kernel(kernel, own, _Layers(reads, values, self._work))
+                if words is not None or self._work.left < 0:
+                    return words or ""
         return ""
 
     def _of_kernel(self, kernel: Match, own: Sequence[Match], layers: _Layers) -> str | None:
@@ -85,7 +86,7 @@ class KernelDifferences:
         vectors += self._named(self._like(self._vectors, own))
         biases = [both for _, both in vectors]
         for name, (_, array) in (("", kernels), *self._named(self._like(self._kernels, [kernel]))):
-            if (other := layers.nearest(one, array, biases)) is not None:
+            if (other := layers.nearest(one, array, biases, places=[one.places])) is not None:
                 told = [f"multiplies by `{name}`"] if name else []
                 return " and ".join((*told, *_differences(one, other, [name for name, _ in vectors])))
         return ""
@@ -127,21 +128,31 @@ class _Layers(NamedTuple):
     Attributes:
         reads: What they multiply, and what the candidate's may in its place.
         values: What they compute.
+        work: What is left to do.
     """
 
     reads: Sequence[ReadValue]
     values: _Both
+    work: Work
 
     def own(self, kernel: Array, biases: Sequence[_Both]) -> KernelUse | None:
         """Returns the use of a kernel by the layer of the reference; None for no use."""
-        return next(kernel_uses(self.reads[0].own, kernel, self.values[0], [each[0] for each in biases]), None)
+        vectors = [each[0] for each in biases]
+        return next(kernel_uses(self.reads[0].own, kernel, self.values[0], vectors, work=self.work), None)
 
     def nearest(
-        self, use: KernelUse, kernel: Array, biases: Sequence[_Both], read: ReadValue | None = None
+        self,
+        use: KernelUse,
+        kernel: Array,
+        biases: Sequence[_Both],
+        read: ReadValue | None = None,
+        *,
+        places: Sequence[Places] | None = None,
     ) -> KernelUse | None:
         """Returns the use of a kernel by the candidate's layer that is nearest to another one; None for no use."""
         value = (read or self.reads[0]).other
-        found = kernel_uses(value, kernel, self.values[1], [each[1] for each in biases])
+        vectors = [each[1] for each in biases]
+        found = kernel_uses(value, kernel, self.values[1], vectors, places=places, work=self.work)
         return min(found, key=use.distance, default=None)
 
 

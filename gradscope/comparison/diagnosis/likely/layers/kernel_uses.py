@@ -28,6 +28,9 @@ _SAMPLE: Final = 64
 _MOST_PRODUCTS: Final = 1 << 22
 _MOST_PLACES: Final = 1 << 10
 
+#: The largest number of products of several searches: they take a few seconds.
+_MOST_WORK: Final = 1 << 29
+
 #: The relative error up to which elements are those of a use: two forms of a GELU are no farther apart than 1e-4.
 _ROUNDING: Final = 1e-5
 
@@ -68,7 +71,31 @@ class KernelUse:
                               for each in fields(self.places))  # fmt: skip
 
 
-def kernel_uses(read: Array, kernel: Array, value: Array, biases: Sequence[Array]) -> Iterator[KernelUse]:
+class Work:
+    """Work counts the products of several searches, which find nothing once there were too many.
+
+    Attributes:
+        left: How many products are left.
+    """
+
+    def __init__(self) -> None:
+        self.left = _MOST_WORK
+
+    def take(self, products: int) -> bool:
+        """Returns whether so many products are left, and takes them."""
+        self.left -= products
+        return self.left >= 0
+
+
+def kernel_uses(
+    read: Array,
+    kernel: Array,
+    value: Array,
+    biases: Sequence[Array],
+    *,
+    places: Sequence[Places] | None = None,
+    work: Work | None = None,
+) -> Iterator[KernelUse]:
     """Yields the uses of a kernel that make a value.
 
     Args:
@@ -76,9 +103,12 @@ def kernel_uses(read: Array, kernel: Array, value: Array, biases: Sequence[Array
         kernel: The kernel.
         value: What it computes.
         biases: What it may add, each with an element for each output.
+        places: Where the taps may lie; None for anywhere.
+        work: What this and other searches may take together; None for a search alone.
     """
+    work = work or Work()
     for form in _forms(read, kernel, value):
-        yield from _Search(form, biases).uses()
+        yield from _Search(form, biases).uses(places, work)
 
 
 class _Form(NamedTuple):
@@ -132,19 +162,18 @@ class _Search:
         self._form, outputs = form, form.kernel.shape[-1]
         flips = range(form.kernel.ndim - 1)
         self._flips = [each for count in flips for each in itertools.combinations(range(form.kernel.ndim - 2), count)]
-        self._kernels = np.stack([
-            np.flip(form.kernel, axes).reshape(-1, *form.kernel.shape[-2:]) for axes in self._flips
-        ])  # fmt: skip
         self._biases = {at: each.reshape(-1) for at, each in enumerate(biases) if each.size == outputs}
 
-    def uses(self) -> Iterator[KernelUse]:
-        """Yields the uses."""
-        each = math.prod(self._kernels.shape[:3])
+    def uses(self, among: Sequence[Places] | None, work: Work) -> Iterator[KernelUse]:
+        """Yields the uses with taps at any or some places, as long as work is left."""
+        each = len(self._flips) * math.prod(self._form.kernel.shape[:-1])
         if not 0 < each * _FIRST <= _MOST_PRODUCTS or not self._form.value.size:
             return
         first = self._elements(_FIRST, inside=True)
         every = self._elements(min(_SAMPLE, _MOST_PRODUCTS // each), inside=False)
-        places = list(itertools.islice(_places(self._form), _MOST_PLACES))
+        places = list(itertools.islice(_places(self._form), _MOST_PLACES)) if among is None else among
+        if not work.take(len(places) * each * _FIRST):
+            return
         fits = {use.places: None for use in self._fitting(first, places, "constant")}
         for padding in get_args(Padding) if self._form.space else ("constant",):
             yield from self._fitting(every, list(fits), padding)
@@ -167,7 +196,9 @@ class _Search:
         if not places or not limit > 0:
             return
         sampled = SampledProducts(form.read, elements, form.kernel.shape[-1])
-        made = [sampled.products(self._kernels, form.kernel.shape[:-2], at, padding) for at in places]
+        own = form.kernel[..., elements[-1]]
+        kernels = np.stack([np.flip(own, axes).reshape(-1, *own.shape[-2:]) for axes in self._flips])
+        made = [sampled.products(kernels, form.kernel.shape[:-2], at, padding) for at in places]
         products, count = np.concatenate(made), len(self._flips)
         for (words, function), bias in itertools.product(_FUNCTIONS.items(), (None, *self._biases)):
             sums = products if bias is None else products + self._biases[bias][elements[-1]]

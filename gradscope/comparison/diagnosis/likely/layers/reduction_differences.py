@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.diagnosis.likely.layers.kernel_uses import kernel_uses
+from gradscope.comparison.diagnosis.likely.layers.kernel_uses import Work, kernel_uses
 from gradscope.comparison.diagnosis.likely.layers.norm_differences import is_norm
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
@@ -98,10 +98,11 @@ def _of_value(values: _Both, argument: _Both, name: str) -> str:
 
 def _of_reader(values: _Both, argument: _Both, params: Sequence[_Both], name: str) -> str:
     """Returns which reductions of an argument a layer reads, in words; "" where they are no others."""
+    work = Work()
     shape, has_kernel = values[0].shape, any(own.ndim > 1 for own, _ in params)
     own, its = (
         next((words for words, read in _read(argument[at], shape, name, functions_too=has_kernel)
-              if _is_layer_of(read, values[at], known)), "")
+              if _is_layer_of(read, values[at], known, work)), "")
         for at, known in enumerate(zip(*params, strict=True))
     )  # fmt: skip
     return f"reads the {its}, and the reference the {own}" if own and its and own != its else ""
@@ -121,9 +122,9 @@ def _read(argument: Array, shape: tuple[int, ...], name: str, *, functions_too: 
                 yield from ((f"{each} of windows of {of}", read) for each, read in windows_of(value, pooled))
 
 
-def _is_layer_of(read: Array, value: Array, params: Sequence[Array]) -> bool:
+def _is_layer_of(read: Array, value: Array, params: Sequence[Array], work: Work) -> bool:
     """Returns whether a value is that of a norm, or of a layer with a kernel, that reads another value."""
     kernels, vectors = ([each for each in params if (each.ndim > 1) is is_kernel] for is_kernel in (True, False))
     if len(kernels) == 1:
-        return any(kernel_uses(read, kernels[0], value, vectors))
+        return any(kernel_uses(read, kernels[0], value, vectors, work=work))
     return not kernels and is_norm([read, *params], value)

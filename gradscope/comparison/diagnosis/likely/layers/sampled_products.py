@@ -65,7 +65,7 @@ class SampledProducts:
         """Returns the elements, as `[kernels, elements]`.
 
         Args:
-            kernels: Kernels as `[kernels, taps, inputs, outputs]`.
+            kernels: Kernels of the elements' outputs, as `[kernels, taps, inputs, elements]`.
             sizes: The number of their taps along each axis of space.
             places: Where the taps lie.
             padding: How what is read goes on behind its edges.
@@ -88,4 +88,4 @@ class SampledProducts:
                 whole = _INSIDE[padding](whole, size)
             at.append(whole[:, :, None])
         values = self._read[self._examples[:, None, None], *at, columns] * known[:, :, None]
-        return np.einsum("sti,ktis->ks", values, kernels[..., self._channels])
+        return np.einsum("sti,ktis->ks", values, kernels)
