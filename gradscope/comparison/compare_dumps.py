@@ -115,6 +115,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         extent_differences=extent_differences(ref, cand),
         provenance_differences=provenance_differences(ref.manifest.provenance, cand.manifest.provenance),
         program=_program(dumps),
+        has_layer_values=_has_layer_values(ref),
         products=dumps.products if any(_needs_products(each, rows) for each in pairs) else FULL,
         matches=pairing.matched,
         losses=loss_difference(dumps, pairing.matched, every, options, programs=programs, limit=limit_of_loss),
@@ -130,12 +131,15 @@ def _needs_products(pair: MeasuredPair, rows: Mapping[str, ComparisonRow]) -> bo
 
 
 def _program(dumps: Dumps) -> tuple[str, str] | None:
-    """Returns the candidate's target and the hash of its file, where the reference has values to run its layers on."""
+    """Returns the candidate's target and the hash of its file; None where they are not stated."""
     provenance = dumps.cand.manifest.provenance
     target, file = provenance.get("target"), provenance.get("model_sha256")
-    names = (entry.name for entry in dumps.ref.manifest.entries if entry.family == ACTIVATION)
-    has_values = any(dumps.ref.has_tensor(key_of(ACTIVATION, name)) for name in names)
-    return (target, file) if has_values and isinstance(target, str) and isinstance(file, str) else None
+    return (target, file) if isinstance(target, str) and isinstance(file, str) else None
+
+
+def _has_layer_values(source: DumpSource) -> bool:
+    names = (entry.name for entry in source.manifest.entries if entry.family == ACTIVATION)
+    return any(source.has_tensor(key_of(ACTIVATION, name)) for name in names)
 
 
 def paired(dumps: Dumps, options: CompareOptions) -> Pairing:

@@ -57,8 +57,8 @@ class Comparison:
             gradients, or all are equal.
         extent_differences: Sentences about what one capture recorded and the other did not.
         provenance_differences: `field`, `ref` and `cand` of each difference between the runs, likely causes first.
-        program: The candidate's target and the SHA-256 of its file, where both are stated and the reference has values
-            of layers; else None.
+        program: The candidate's target and the SHA-256 of its file; None where the dump does not state both.
+        has_layer_values: Whether the reference has values of layers, on which those of the candidate can be run.
         products: The coarser of the dtypes whose digits the factors of float32 products had, where a difference needs
             the tolerance of these; else "float32".
 
@@ -81,6 +81,7 @@ class Comparison:
     extent_differences: tuple[str, ...] = ()
     provenance_differences: tuple[Mapping[str, Json], ...] = ()
     program: tuple[str, str] | None = None
+    has_layer_values: bool = False
     products: str = FULL
 
     def __bool__(self) -> bool:

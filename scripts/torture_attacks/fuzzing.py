@@ -154,8 +154,7 @@ def _read_history() -> Callable[[bytes], None]:
 
 def _read_rules() -> Callable[[bytes], None]:
     """Returns what reads a file of tolerances, and a key map of the same bytes, and looks for names by them."""
-    from gradscope.comparison import read_rules
-    from gradscope.comparison.judging.tolerance_rules import first_match
+    from gradscope.comparison import CompareOptions, read_rules
     from gradscope.errors import GradscopeError
     from gradscope.naming.selecting import bounded_regex
     from gradscope.tracing.data.renaming.key_map import read_key_map
@@ -168,9 +167,9 @@ def _read_rules() -> Callable[[bytes], None]:
     def read(data: bytes) -> None:
         path.write_bytes(data)
         with suppress(GradscopeError):
-            rules = read_rules(path)
+            options = CompareOptions(rules=read_rules(path))
             for name in names:
-                first_match(rules, name, f"param/{name}")
+                options.tolerance(name, f"param/{name}", 1.0)
         renames = read_key_map(path)
         for name in names:
             renames.renamed(name)

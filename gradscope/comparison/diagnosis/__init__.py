@@ -4,6 +4,7 @@
   the error; growth near 1 means that it inherits the error.
 - `divergence`: the *first divergence* is the first row over tolerance in execution order, and in the backward pass in
   reverse order. *Blame* is what is computed from it, and the layers that made it.
+- `step_kinds`: what a step computes, and what could be in its place.
 - `likely`: simple relations that explain a difference: transposed, a multiple, parts of another, a loss reduced
   otherwise.
 - `refuting`: pairs that only their places suggest, and that nothing computed from them bears out.

@@ -16,6 +16,7 @@ from gradscope.comparison.judging.unpaired.unmatched import OTHER_FORM
 from gradscope.comparison.judging.unpaired.unmatched_state import CONSTANTS, STATISTICS
 from gradscope.comparison.layout.recipe_steps import REORDER
 from gradscope.comparison.layout.recipes import REORDERED
+from gradscope.comparison.metrics.evidence import no_gradient_in
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import (
     ACTIVATION,
@@ -149,7 +150,8 @@ def _unreached(rows: Sequence[ComparisonRow]) -> list[str]:
         names = [
             row.name
             for row in rows
-            if (row.family, row.status) == (PARAM_GRAD, "different") and row.metrics.get("norm_ratio") == ratio
+            if (row.family, row.status) == (PARAM_GRAD, "different")
+            and (row.metrics.get("norm_ratio") == ratio or row.why.startswith(no_gradient_in(side)))
         ]
         if names:
             clauses.append(f"no gradient arrives at {some_of(names)} in the {side}")

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gradscope.arrays.dtypes import is_floating
-from gradscope.comparison.judging.tolerance_rules import Tolerance, ToleranceRule, first_match
+from gradscope.comparison.judging.tolerance_rules import Tolerance, ToleranceRule
 from gradscope.comparison.pairing.by_rules import MapRule
 from gradscope.errors import UsageError
 from gradscope.naming import Selection
+from gradscope.naming.selecting.first_pattern import FirstPattern
 from gradscope.naming.selecting.nearest_names import nearest_hint
 from gradscope.naming.selecting.patterns import Pattern
 
@@ -61,8 +62,10 @@ class CompareOptions:
     atol: float | None = None
     cand_dtype: str | None = None
     threads: int = 2
+    _first_rule: FirstPattern = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_first_rule", FirstPattern([rule.pattern for rule in self.rules]))
         if self.cand_dtype is not None and not is_floating(self.cand_dtype):
             hint = "name one such as bfloat16, float16 or float32"
             raise UsageError(f"there is no floating-point type {self.cand_dtype!r}", hint=hint)
@@ -107,9 +110,8 @@ class CompareOptions:
         """
         if self.bitwise:
             return None
-        requested = first_match(self.rules, name, key)
-        if requested is not None:
-            return requested
+        if found := self._first_rule.match(name, key):
+            return self.rules[found[0]].tolerance
         if self.rel_l2 is not None:
             return Tolerance.at_most(self.rel_l2)
         return _CLOSE if self._has_closeness else Tolerance.at_most(default)

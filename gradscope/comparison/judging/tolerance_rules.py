@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -132,11 +131,6 @@ def read_rules(path: str | os.PathLike[str]) -> tuple[ToleranceRule, ...]:
             except UsageError as error:
                 raise UsageError(f"{path}, line {number}: {error.message}", hint=error.hint) from error
     return tuple(rules)
-
-
-def first_match(rules: Sequence[ToleranceRule], *spellings: str) -> Tolerance | None:
-    """Returns the tolerance of the first rule that matches a tensor's name or key; None where none does."""
-    return next((rule.tolerance for rule in rules if rule.pattern.matches(*spellings)), None)
 
 
 def _text(path: Path) -> str:

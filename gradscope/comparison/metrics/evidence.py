@@ -85,11 +85,20 @@ def evidence_of(ref: Operand, cand: Operand, closeness: tuple[float, float]) -> 
     return _from_values(ref, cand, one, other, closeness)
 
 
+def no_gradient_in(side: str) -> str:
+    """Returns how the reason begins that a gradient of one dump alone is none: the loss does not depend on its value.
+
+    Args:
+        side: `reference` or `candidate`.
+    """
+    return f"no gradient arrives in the {side}"
+
+
 def _obstacle(ref: Entry, cand: Entry) -> str:
     """Returns why two entries cannot be compared; "" where they can."""
     for entry, side, other in ((ref, "reference", "candidate"), (cand, "candidate", "reference")):
         if entry.absent == "disconnected":
-            return f"no gradient arrives in the {side} (disconnected), and in the {other} one does"
+            return f"{no_gradient_in(side)} (disconnected), and in the {other} one does"
         if entry.absent is not None:
             return f"the {side} has no tensor ({entry.absent}), the {other} has one"
     if ref.shape != cand.shape:

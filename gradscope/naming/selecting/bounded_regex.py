@@ -112,18 +112,21 @@ class BoundedRegex:
     def sub(self, replacement: str, text: str) -> str:
         """Returns a text with every match replaced.
 
+        An empty match at the end of another is none: `.*` is the whole text, and not its end besides.
+
         Raises:
             UsageError: Matching takes too long, or the text becomes longer than 4,096 characters, and than it was.
             re.error: The replacement is none.
         """
         references = replacement.count("\\")
-        if (len(text) + 1) * (len(replacement) + references * len(text)) <= _LONGEST:
-            return self._in_time("sub", lambda: self._regex.sub(replacement, text), text)
         self._regex.sub(replacement, "")  # an error in it is one where nothing matches, too
-        most, size = max(_LONGEST, len(text)), len(text)
+        most, size, end = max(_LONGEST, len(text)), len(text), -1
 
         def expanded(match: re.Match[str]) -> str:
-            nonlocal size
+            nonlocal size, end
+            if match.start() == match.end() == end:
+                return ""
+            end = match.end()
             longest = max(map(len, (match[0], *match.groups(""))))
             # A thousand times a name of a megabyte is a gigabyte: it is refused before it is made.
             made = match.expand(replacement) if references * longest <= _LONGEST**2 else None

@@ -157,4 +157,6 @@ def test_each_dump_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(reader, "open_dump", counted)
     done = gradscope("compare", "a.npz", "faulty.npz", folder=folder)
     assert "--isolate faulty.py" in done.output
-    assert opened == ["a.npz", "faulty.npz"]
+    annotated = gradscope("compare", "a.npz", "faulty.npz", "--format", "github", folder=folder)
+    assert annotated.output.startswith("::error file=faulty.py,line="), annotated.output
+    assert opened == ["a.npz", "faulty.npz"] * 2

@@ -11,8 +11,9 @@ from tests.support.ports.networks.separable import SEPARABLE
 from tests.support.ports.networks.speech import SPEECH
 from tests.support.ports.networks.text import TEXT
 from tests.support.ports.networks.vision import VISION
+from tests.support.ports.networks.waves import WAVES
 from tests.support.ports.small import SMALL
 
 #: The ports that come with ten faults each, and those that are correct only.
-FAULTY = (CONVNET, SEPARABLE, VISION, TEXT, MOBILE, DECODER, SPEECH, LANGUAGE, MIXTURE)
+FAULTY = (CONVNET, SEPARABLE, VISION, TEXT, MOBILE, DECODER, SPEECH, LANGUAGE, MIXTURE, WAVES)
 PORTS = (*FAULTY, *SMALL)

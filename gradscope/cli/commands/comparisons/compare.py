@@ -101,7 +101,7 @@ def compare(
         single, isolation = _single(found), _isolated(ref, cand[0], isolate, compare_options, quiet=quiet)
         report, status = _isolation_report(single, isolation, everything), status or isolation.exit_code
     annotates = format_options.chosen is Format.GITHUB
-    print_report(report, format_options.chosen, isolate or (_target(found, cand[0]) if annotates else ""))
+    print_report(report, format_options.chosen, isolate or (_target(found) if annotates else ""))
     if status:
         raise typer.Exit(status)
 
@@ -195,24 +195,19 @@ class _Shown(TypedDict):
 
 def _to_isolate(found: Comparison | Series) -> str:
     """Returns the candidate's target where running its layers by themselves tells more; "" where it does not."""
+    from gradscope.comparison import Comparison
+
+    if not isinstance(found, Comparison) or not found.has_layer_values or found.first_divergence.forward is None:
+        return ""
+    return _target(found)
+
+
+def _target(found: Comparison | Series) -> str:
+    """Returns the target of the one candidate, whose source lines the report has; "" where it is not known."""
     from gradscope.cli.running.compared_paths import target_here
     from gradscope.comparison import Comparison
 
-    if not isinstance(found, Comparison) or found.program is None or found.first_divergence.forward is None:
-        return ""
-    return target_here(found.program)
-
-
-def _target(found: Comparison | Series, cand: Path) -> str:
-    """Returns the target of the one candidate, whose source lines the report has; "" where it is not known."""
-    from gradscope.cli.running.compared_paths import target_of
-    from gradscope.comparison import Comparison
-    from gradscope.dump.reader import open_dump
-
-    if not isinstance(found, Comparison):
-        return ""
-    with open_dump(cand, histograms=False) as candidate:
-        return target_of(candidate.manifest.provenance)
+    return target_here(found.program) if isinstance(found, Comparison) and found.program is not None else ""
 
 
 def _report(found: Comparison | Series, shown: _Shown, target: str) -> Report:

@@ -4,8 +4,7 @@
 - `likely_parts`: tensors of one side only that others of the other side may make up.
 - `other_forms`: functions of one value that the programs compute in two forms, such as a GELU by tanh.
 - `sum_differences`: values that are functions of other sums, as where a residual is left out.
-- `flatten_orders`: the orders of its axes in which the programs flatten one value.
-- `norm_differences`: norms that read the same and differ in what they add, divide by or subtract.
+- `layers`: norms, and layers with a kernel, that differ in a few facts; values that are flattened in another order.
 - `dropouts`: a dropout that one value is behind and the other is not.
 - `running_variances`: running variances that the programs divide by different numbers.
 - `different_batches`: batches of different sizes, with some examples in common, or with rows in several orders.

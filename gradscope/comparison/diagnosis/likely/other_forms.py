@@ -2,8 +2,8 @@
 
 Of a GELU, one may have the error function, and the other the formula by tanh: in float32 they differ by 1e-4, where
 rounding makes 1e-6. The sentence says so, also where the values are the same within the tolerance. Two norms may add
-different numbers to a variance (`norm_differences`). Or one value is the other behind a dropout (`dropouts`), they are
-functions of different sums (`sum_differences`), or of one value flattened in different orders (`flatten_orders`).
+different numbers to a variance, two convolutions pad otherwise, and values be flattened in different orders (`layers`).
+Or one value is the other behind a dropout (`dropouts`), or they are functions of different sums (`sum_differences`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.growth import makes_error
 from gradscope.comparison.diagnosis.likely.dropouts import dropout_between
-from gradscope.comparison.diagnosis.likely.flatten_orders import FlattenOrders
-from gradscope.comparison.diagnosis.likely.norm_differences import norm_difference
+from gradscope.comparison.diagnosis.likely.layers.flatten_orders import FlattenOrders
+from gradscope.comparison.diagnosis.likely.layers.kernel_differences import KernelDifferences
+from gradscope.comparison.diagnosis.likely.layers.norm_differences import norm_difference
+from gradscope.comparison.diagnosis.likely.layers.reduction_differences import ReductionDifferences
 from gradscope.comparison.diagnosis.likely.sum_differences import SumDifferences
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
@@ -61,6 +63,7 @@ def with_other_forms(
         for source, known in ((dumps.ref, values), (dumps.cand, of_cand))
     ]
     norms, sums, orders = _Norms(dumps, matches), SumDifferences(dumps, of_cand), FlattenOrders(dumps)
+    kernels, reductions = KernelDifferences(dumps, matches), ReductionDifferences(dumps, matches)
     found: dict[str, tuple[str, bool]] = {}
     for match in possible:
         keys = dumps.ref.resolve(match.ref), dumps.cand.resolve(match.cand)
@@ -72,7 +75,13 @@ def with_other_forms(
         row = rows[match.ref]
         words = _of_forms(dumps, match, read.values(), as_float(row.metrics["rel_l2"])) or norms.words(match)
         if not words and row.status == "different":
-            words = orders.words(match, norms.read_by(match)) or sums.words(match)
+            before = norms.read_by(match)
+            words = orders.words(match, before) or kernels.words(match, before)
+            if not words and (reduced := reductions.words(match, before)):
+                # A step that one of the programs has an entry for is told before the layer that reads it.
+                found[keys[0]] = reduced, not reductions.have_steps(match)
+                continue
+            words = words or sums.words(match)
         if words:
             found[keys[0]] = words, True
         elif row.status == "different" and (words := _dropout(dumps, match, read.values())):

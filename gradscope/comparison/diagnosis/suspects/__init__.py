@@ -12,6 +12,5 @@ differs, the step may be at fault, or the layer that computes that value. The te
 - `steps`: a step that only one of the programs has, and its layer.
 - `turned_values`: values that agree in an order which nothing else has.
 - `turned_parameters`: parameters in a layout that few others have.
-- `step_kinds`: what a step computes, and what could be in its place.
 - `plain_steps`: steps that cannot be at fault or are well known, and layers whose own scale is at fault.
 """

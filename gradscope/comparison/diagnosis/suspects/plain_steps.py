@@ -16,7 +16,7 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.refuting.kernel_products import params_of
-from gradscope.comparison.diagnosis.suspects.step_kinds import recognised
+from gradscope.comparison.diagnosis.step_kinds import recognised
 from gradscope.comparison.pairing.matching import Match
 from gradscope.dump.manifest.manifest import Layer
 
@@ -93,12 +93,12 @@ def is_rescaled(ref: FloatTensors, cand: FloatTensors, match: Match, layer: Laye
         return False
     biases = [np.zeros(1), *params_of(ref, layer)]
     return any(
-        _is_scaled(one - shift, other - shift, axes)
+        is_scaled(one - shift, other - shift, axes)
         for bias in biases
         for channels in range(1, one.ndim)
         if bias.size in (1, one.shape[channels])
         for shift in (bias.reshape(-1, *(1,) * (one.ndim - 1 - channels)),)
-        for axes in _groups(one.ndim, channels)
+        for axes in groups_of(one.ndim, channels)
     )
 
 
@@ -118,13 +118,25 @@ def is_multiple(ref: FloatTensors, cand: FloatTensors, match: Match) -> bool:
     )
 
 
-def _groups(rank: int, channels: int) -> Iterator[tuple[int, ...]]:
-    """Yields the axes of a group: the features of a position, a channel of an example, a channel of the batch."""
+def groups_of(rank: int, channels: int) -> Iterator[tuple[int, ...]]:
+    """Yields the axes of a group: the features of a position, a channel of an example, a channel of the batch.
+
+    Args:
+        rank: The number of axes.
+        channels: That of the channels.
+    """
     space = tuple(axis for axis in range(1, rank) if axis != channels)
     yield from filter(None, ((channels,), space, (0, *space)))
 
 
-def _is_scaled(one: Array, other: Array, axes: tuple[int, ...]) -> bool:
+def is_scaled(one: Array, other: Array, axes: tuple[int, ...]) -> bool:
+    """Returns whether one value is another with a factor for each group of values.
+
+    Args:
+        one: The value.
+        other: The other value.
+        axes: The axes of a group.
+    """
     if math.prod(one.shape[axis] for axis in axes) < _LEAST_GROUP:
         return False
     return bool(np.linalg.norm(other - _factors(one, other, axes) * one) <= _UNEXPLAINED * np.linalg.norm(other - one))

@@ -21,6 +21,7 @@ import numpy as np
 from gradscope.comparison.diagnosis.divergence import Blame, first_divergence
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.refuting.kernel_products import is_product
+from gradscope.comparison.diagnosis.step_kinds import have_same_elements, in_its_place
 from gradscope.comparison.diagnosis.suspects.flat_steps import left_out_among
 from gradscope.comparison.diagnosis.suspects.gradient_suspects import backward_suspects
 from gradscope.comparison.diagnosis.suspects.plain_steps import (
@@ -35,7 +36,6 @@ from gradscope.comparison.diagnosis.suspects.reading.readers import Reader, read
 from gradscope.comparison.diagnosis.suspects.reading.replaced_reads import replaced_read
 from gradscope.comparison.diagnosis.suspects.reading.unrecorded_reads import unrecorded_read
 from gradscope.comparison.diagnosis.suspects.replaying.replaced_steps import replaced_among
-from gradscope.comparison.diagnosis.suspects.step_kinds import have_same_elements, in_its_place
 from gradscope.comparison.diagnosis.suspects.steps import Found, Step, is_inside, makers_of, steps_of, with_words
 from gradscope.comparison.diagnosis.suspects.turned_parameters import turned_parameters
 from gradscope.comparison.diagnosis.suspects.turned_values import turned_value
@@ -205,9 +205,10 @@ class _Forward:
         if normalises and is_rescaled(self._ref, self._cand, match, layer):
             return Found([], [])
         arranging = [step for step in steps if is_arrangement(self._tensors(step), step.layer, step.key)]
-        if reader is not None and reader.reorders():
-            return Found(arranging[::-1], arranging)
         making = [step for step in steps if step not in arranging]
+        if reader is not None and reader.reorders():
+            # What makes the features makes their order, too, as where those of several values are joined.
+            return Found(arranging[::-1] or self._likeliest(making), steps, made_before=not arranging)
         before = reader is not None or normalises  # then it reads other values
         if not before and layer.params and all(self._is_recognised(step) for step in making):
             return Found([], steps)

@@ -26,7 +26,14 @@ from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.normal_forms import tokens_of
 from gradscope.comparison.pairing.structure.paired_inputs import PairedInputs
 from gradscope.comparison.pairing.structure.shared_parameters import shared_parameters
-from gradscope.comparison.pairing.structure.value_places import Place, first_uses, index_of, later_uses, places_of
+from gradscope.comparison.pairing.structure.value_places import (
+    Place,
+    first_uses,
+    index_of,
+    later_uses,
+    places_of,
+    siblings,
+)
 from gradscope.comparison.pairing.values.equality import Equality
 from gradscope.comparison.precision import comparable
 from gradscope.dump.interfaces import DumpSource
@@ -196,6 +203,7 @@ class _Places:
             {in_cand.of(layer) for layer in dumps.cand.manifest.layers},
         )
         self._ref_uses, self._cand_uses = first_uses(dumps.ref, self._ref), first_uses(dumps.cand, self._cand)
+        self._several = siblings(dumps.ref.manifest.layers) | siblings(dumps.cand.manifest.layers)
         self._compared = 0
         self._equality = equality = Equality(dumps)
         self._in_cand = _occurring(dumps.ref, _by_size(dumps.cand), equality.recipe)
@@ -204,7 +212,7 @@ class _Places:
     def rating(self, ref: str, cand: str) -> int:
         """Returns the evidence for a pair of keys; 0 or less where there is none."""
         one, other = self._dumps.ref.entry(ref), self._dumps.cand.entry(cand)
-        place, candidate = self._place(self._ref, one), self._place(self._cand, other)
+        place, candidate = self._ref.get(one.name, Place()), self._cand.get(other.name, Place())
         own, others = place.params & self._known, candidate.params & self._known
         if bool(own) is not bool(others):  # one program has a scope for the last step of a layer
             own, others = place.around & self._known, candidate.around & self._known
@@ -213,8 +221,8 @@ class _Places:
         later = {*later_uses(one, others - own, self._ref_uses), *later_uses(other, own - others, self._cand_uses)}
         if math.prod(one.shape) != math.prod(other.shape):
             # A fault can change a shape. Only the parameters distinguish that from another step of the same layer, and
-            # from a layer around several of the other program.
-            alone = own & others and later <= {0}
+            # from a layer around several of the other program. Of several outputs, another may be the counterpart.
+            alone = own & others and later <= {0} and not (one.name in self._several or other.name in self._several)
             return _LAYER if alone and len(one.shape) == len(other.shape) else 0
         early = max(later, default=0) > 0
         operations = one.site.primitive, other.site.primitive
@@ -229,6 +237,7 @@ class _Places:
             + _VALUES * self._nearly_equal(ref, cand)
         )
         apart = not own & others and None not in operations and operations[0] != operations[1]
+        apart = apart or one.name in self._several or other.name in self._several
         return 0 if apart and evidence > _SIZE and self._belong_elsewhere(ref, cand) else evidence
 
     def _parts_between(self, own: frozenset[str], others: frozenset[str]) -> int:
@@ -242,13 +251,9 @@ class _Places:
         """Returns whether the value of either key occurs in the other program, but not under the other key."""
         return (self._in_cand(ref) or self._in_ref(cand)) and self._equality.recipe(ref, cand) is None
 
-    def _place(self, places: Mapping[str, Place], entry: Entry) -> Place:
-        return places.get(entry.name, Place())
-
     def _nearly_equal(self, ref: str, cand: str) -> bool:
-        if self._compared >= _MOST_VALUES or not (
-            self._dumps.ref.has_tensor(ref) and self._dumps.cand.has_tensor(cand)
-        ):
+        known = self._dumps.ref.has_tensor(ref) and self._dumps.cand.has_tensor(cand)
+        if self._compared >= _MOST_VALUES or not known:
             return False
         # Norms and means are those of every layout, so that most values are far from each other without being read.
         bound = least_rel_l2(self._equality.ref_stats(ref), self._equality.cand_stats(cand))

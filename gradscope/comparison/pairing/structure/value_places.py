@@ -93,3 +93,12 @@ def later_uses(entry: Entry, params: Iterable[str], uses: Mapping[str, int]) -> 
         uses: When each parameter is used first.
     """
     return (uses[param] - entry.site.index for param in params if param in uses)
+
+
+def siblings(layers: Sequence[Layer]) -> frozenset[str]:
+    """Returns the names of the outputs of layers that have several.
+
+    Args:
+        layers: The layers.
+    """
+    return frozenset(name for layer in layers if len(layer.outputs) > 1 for name in layer.outputs)

@@ -1,7 +1,8 @@
 r"""Key maps rename a checkpoint's tensors to a model's variables, by regular expressions.
 
-A key map is a file of lines, `REGEX -> REPLACEMENT`, as `re.sub` takes them. They apply one after the other to every
-name. A tensor whose name becomes empty is left out. Blank lines and lines that begin with `#` are ignored.
+A key map is a file of lines, `REGEX -> REPLACEMENT`, as `re.sub` takes them, but that `.*` is the whole name and not
+its end besides. They apply one after the other to every name. A tensor whose name becomes empty is left out. Blank
+lines and lines that begin with `#` are ignored.
 
     ^encoder\.layers\.(\d+)\. -> blocks_\1/
     \.weight$                 -> /kernel

@@ -16,6 +16,7 @@ from gradscope.comparison.judging.expression_parser import parse_expression
 from gradscope.comparison.judging.tolerance_rules import Tolerance
 from gradscope.comparison.metrics.evidence import PairEvidence
 from gradscope.errors import DumpError, UsageError
+from gradscope.naming.selecting.bounded_regex import BoundedRegex
 from tests.unit.comparison.judging.test_verdicts import MODEL, NUMBERS, changed, dump, off_by, row
 
 METRICS = {"rel_l2": 0.25, "1-cos": 0.5, "max_abs": 2.0, "ulp_max": 7, "nonfinite_mismatch": 0, "sqnr_db": math.inf}
@@ -99,6 +100,17 @@ def test_the_first_rule_that_matches_judges_and_the_rest_is_by_default() -> None
     second = row(found, "activation/second")
     assert (second.status, second.tolerance, second.to_json()["tolerance"]) == ("same", None, "max_abs < 1")
     assert row(found, "param/first/w").tolerance == 1e-4
+
+
+def test_of_as_many_rules_as_names_one_is_tried_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    names, tried = [f"layer[{number}].w" for number in range(100)], list[str]()
+    rules = tuple(ToleranceRule.parse(f"{re.escape(name)}={number}") for number, name in enumerate(names))
+    fullmatch = BoundedRegex.fullmatch
+    monkeypatch.setattr(BoundedRegex, "fullmatch", lambda self, text: (tried.append(text), fullmatch(self, text))[1])
+    options = CompareOptions(rules=rules)
+    found = [options.tolerance(name, f"param/{name}", 1.0) for name in names]
+    assert [each and each.rel_l2 for each in found] == [*range(100)]
+    assert len(tried) == 100
 
 
 def test_a_rule_that_matches_nothing_is_refused_unless_a_file_has_it(tmp_path: Path) -> None:

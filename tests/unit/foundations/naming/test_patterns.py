@@ -128,6 +128,16 @@ def test_of_as_many_patterns_as_names_that_are_names_one_is_tried_for_each(monke
     assert len(tried) == 200
 
 
+def test_dots_that_nobody_escaped_cost_no_further_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    names, tried = [f"layer.{number}.w" for number in range(100)], list[str]()
+    first = FirstPattern([Pattern.parse(f"re:{each}") for each in [*names, "layer.1..w"]])
+    fullmatch = BoundedRegex.fullmatch
+    monkeypatch.setattr(BoundedRegex, "fullmatch", lambda self, text: (tried.append(text), fullmatch(self, text))[1])
+    found = map(first.match, [*names, "layer/7/w", "layer.1xyw", "layer.1\nyw"])
+    assert [each and each[0] for each in found] == [*range(100), 7, 100, None]
+    assert len(tried) == 102
+
+
 def test_a_long_name_and_many_stars_take_no_time() -> None:
     pattern = Pattern.parse(f"{'*a' * 12}*b")
     begin = time.process_time()
@@ -161,6 +171,14 @@ def test_long_names_are_replaced_as_python_does(text: str) -> None:
         assert BoundedRegex(regex).sub(replacement, text) == re.sub(regex, replacement, text)
     with pytest.raises(re.error):
         BoundedRegex("x").sub("\\1", text)
+
+
+@pytest.mark.parametrize(
+    ("regex", "replacement", "renamed"),
+    [(".*", "x", "x"), ("a*", "-", "-.-b-"), ("(.*)", r"\1/w", "aa.b/w"), ("$", "/w", "aa.b/w"), ("b?$", "c", "aa.c")],
+)
+def test_the_end_of_a_match_is_not_another_one(regex: str, replacement: str, renamed: str) -> None:
+    assert BoundedRegex(regex).sub(replacement, "aa.b") == renamed
 
 
 @pytest.mark.parametrize("in_thread", [False, True])

@@ -145,20 +145,34 @@ def forms(kernel: tuple[int, ...], read: tuple[int, ...], output: tuple[int, ...
                 fits = math.prod(read) * matrix[outputs] == math.prod(output) * matrix[inputs]
                 if fits and _ends_with(output, matrix[outputs]) and math.prod(read) * matrix[outputs] <= _MOST_PRODUCTS:
                     yield KernelForm(channels=-1, inputs=inputs, outputs=outputs, matrix=matrix)
-    elif len(kernel) > 2:
-        last = len(kernel) - 1
-        for channels in (last, 1):
-            for inputs, outputs in ((last - 1, last), (1, 0), (0, 1), (last, last - 1)):
-                fits = kernel[outputs] == output[channels] and read[channels] % kernel[inputs] == 0
-                if fits and kernel[outputs] % (read[channels] // kernel[inputs]) == 0:
-                    space = max(np.delete(kernel, (inputs, outputs)).tolist())
-                    possible = (
-                        KernelForm(channels=channels, inputs=inputs, outputs=outputs, strides=strides, reach=reach)
-                        for reach in sorted({_REACH, space}, reverse=True)
-                        for strides in _strides(read, output, channels)
-                    )
-                    cheap = [form for form in possible if _is_cheap(read, output, form)]
-                    yield from (form for form in cheap if form.reach == cheap[0].reach)
+    else:
+        for channels, inputs, outputs in convolutions(kernel, read, output):
+            space = max(np.delete(kernel, (inputs, outputs)).tolist())
+            possible = (
+                KernelForm(channels=channels, inputs=inputs, outputs=outputs, strides=strides, reach=reach)
+                for reach in sorted({_REACH, space}, reverse=True)
+                for strides in _strides(read, output, channels)
+            )
+            cheap = [form for form in possible if _is_cheap(read, output, form)]
+            yield from (form for form in cheap if form.reach == cheap[0].reach)
+
+
+def convolutions(
+    kernel: tuple[int, ...], read: tuple[int, ...], output: tuple[int, ...]
+) -> Iterator[tuple[int, int, int]]:
+    """Yields the axis of the channels, and those of the kernel's inputs and outputs, that three shapes allow.
+
+    Args:
+        kernel: The shape of the kernel of a convolution.
+        read: The shape of what its layer reads, of as many axes.
+        output: The shape of the output of its layer, of as many axes.
+    """
+    last = len(kernel) - 1
+    for channels in (last, 1):
+        for inputs, outputs in ((last - 1, last), (1, 0), (0, 1), (last, last - 1)):
+            fits = kernel[outputs] == output[channels] and read[channels] % kernel[inputs] == 0
+            if fits and kernel[outputs] % (read[channels] // kernel[inputs]) == 0:
+                yield channels, inputs, outputs
 
 
 def _ends_with(shape: tuple[int, ...], size: int) -> bool:

@@ -27,7 +27,7 @@ from gradscope.comparison.diagnosis.refuting.apart.correlations import (
     padded_otherwise,
 )
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
-from gradscope.comparison.diagnosis.suspects.step_kinds import orders
+from gradscope.comparison.diagnosis.step_kinds import orders
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.reverse import ReversePairing
 from gradscope.dump.manifest.manifest import Layer

@@ -18,7 +18,7 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.apart.correlations import matrices
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
-from gradscope.comparison.diagnosis.suspects.step_kinds import have_same_elements
+from gradscope.comparison.diagnosis.step_kinds import have_same_elements
 from gradscope.comparison.diagnosis.suspects.steps import Step, is_inside
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.comparison.pairing.reverse import ReversePairing

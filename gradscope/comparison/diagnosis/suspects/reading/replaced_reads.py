@@ -8,8 +8,8 @@ from functools import reduce
 import numpy as np
 
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
+from gradscope.comparison.diagnosis.step_kinds import Operation, recognised
 from gradscope.comparison.diagnosis.suspects.reading.readers import Reader
-from gradscope.comparison.diagnosis.suspects.step_kinds import Operation, recognised
 from gradscope.comparison.diagnosis.suspects.steps import Step, with_words
 
 

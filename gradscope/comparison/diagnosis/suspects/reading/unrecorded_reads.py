@@ -5,7 +5,7 @@ what the layer behind reads shows where the difference is made: it is recovered 
 or it is a function of what both programs have before, which the gradient of the kernel shows (`correlations`), or the
 root mean square of what the layer reads (`read_powers`), or a sum of multiples of such values, or an attention of them
 (`attention_reads`). Where the layer is the
-same in both programs, that alone shows that it reads another value.
+same in both programs, or is right in both (`read_proofs`), that alone shows that it reads another value.
 """
 
 from __future__ import annotations
@@ -21,29 +21,24 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
 from gradscope.comparison.diagnosis.refuting.apart.correlations import KernelForm, forms, gradient_error
+from gradscope.comparison.diagnosis.step_kinds import have_same_elements, orders
 from gradscope.comparison.diagnosis.suspects.reading.attention_reads import attention_read
 from gradscope.comparison.diagnosis.suspects.reading.other_sources import other_source
 from gradscope.comparison.diagnosis.suspects.reading.read_powers import FunctionRead, function_read
+from gradscope.comparison.diagnosis.suspects.reading.read_proofs import multiplies_another, normalises_another
+from gradscope.comparison.diagnosis.suspects.reading.read_sums import multiples, sum_in_words
 from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered, RecoveredValues
-from gradscope.comparison.diagnosis.suspects.step_kinds import have_same_elements, orders
 from gradscope.comparison.diagnosis.suspects.steps import makers_of
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.dump.manifest.layer_graph import sources_of
 from gradscope.dump.manifest.manifest import Layer
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, PARAM_GRAD, key_of, printable, split_key
-from gradscope.naming.wording import brief
+from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, INPUT, PARAM, PARAM_GRAD, key_of, printable, split_key
 
 #: The relative error up to which a gradient is made of what is read.
 _FITS: Final = 1e-4
 
 #: The largest relative error of recovered values that agree.
 _AGREE: Final = 1e-3
-
-#: The fewest elements for each term of a sum that show by what it is multiplied.
-_FEWEST: Final = 4
-
-#: The least ratio of the singular values of terms that are not multiples of each other.
-_APART: Final = 0.05
 
 #: The most elements of a value of which functions are tried, and of products that each of them takes.
 _MOST_ELEMENTS: Final = 1 << 17
@@ -71,7 +66,8 @@ def unrecorded_read(dumps: Dumps, pairing: Pairing, key: str) -> str:
     words = (words for side in sides for words in (side.functions(),) if words)
     found = next(words, None) or sides[0].terms() or sides[0].powers(sides[1])
     found = found or attention_read(dumps, pairing, match)
-    return found or sides[0].recovered() or sides[0].stated(sides[1])
+    found = found or sides[0].recovered() or sides[1].recovered() or sides[0].stated(sides[1])
+    return found or sides[0].shown() or sides[1].shown()
 
 
 class _Gated(NamedTuple):
@@ -107,12 +103,13 @@ class _Side:
     """
 
     def __init__(self, dumps: Dumps, pairing: Pairing, key: str, *, of_ref: bool) -> None:
-        self._layers = (dumps.ref if of_ref else dumps.cand).manifest.layers
+        source = dumps.ref if of_ref else dumps.cand
+        self._layers, names = source.manifest.layers, frozenset(source.keys())
         self._key, self._of_ref, self._matches = key, of_ref, pairing.matched
         self._layer = makers_of(self._layers).get(split_key(key)[1])
         self._pairs = RecoveredValues(dumps, pairing, of_ref=of_ref)
         sources = sources_of(self._layers).get(key, ())
-        self._read = [each for each in sources if split_key(each)[0] in (ACTIVATION, INPUT)]
+        self._read = [each for each in sources if each in names and split_key(each)[0] in (ACTIVATION, INPUT)]
 
     def functions(self) -> str:
         """Returns which functions of a value the layer reads in both programs, in words; "" if not others."""
@@ -154,12 +151,12 @@ class _Side:
         shapes = {pair.own.shape for pair in known}
         if value is None or len(known) < max(2, len(read)) or shapes != {value.own.shape}:
             return ""
-        own = _multiples(value.own, [pair.own for pair in known])
-        other = _multiples(value.other, [pair.other for pair in known])
+        own = multiples(value.own, [pair.own for pair in known])
+        other = multiples(value.other, [pair.other for pair in known])
         if own is None or other is None or np.allclose(own, other, rtol=_AGREE, atol=0.0):
             return ""
         names = [f"`{self._name(key)}`" for key in self._read]
-        return f"which adds up {_sum(own, names)}, and in the candidate {_sum(other, names)}"
+        return f"which adds up {sum_in_words(own, names)}, and in the candidate {sum_in_words(other, names)}"
 
     def powers(self, other: _Side) -> str:
         """Returns which functions of one value the layers read by their powers, in words; "" if not others."""
@@ -207,6 +204,22 @@ class _Side:
         differs = abs(its.rms["in"] - own.rms["in"]) > _AGREE * own.rms["in"]
         return self._in_a_step(own) if differs and own.elements.get("in") == its.elements.get("in") else ""
 
+    def shown(self) -> str:
+        """Returns in words that what the layer reads differs, as it is right itself; "" where it may be at fault."""
+        value, *read = map(self._pairs.pair, (self._key, *self._read))
+        if self._layer is None or value is None or not all(pair is not None and _agree(pair) for pair in read):
+            return ""
+        params = [self._pairs.pair(key_of(PARAM, name)) for name in self._layer.params]
+        known = [pair for pair in params if pair is not None and _agree(pair)]
+        if known and len(known) == len(params) and normalises_another(value, known):
+            return self._in_a_step(self._layer)
+        arriving = self._pairs.pair(key_of(ACTIVATION_GRAD, split_key(self._key)[1]))
+        gradients = [*filter(None, (self._pairs.pair(key_of(PARAM_GRAD, name)) for name in self._layer.params))]
+        single = read[0] if len(read) == 1 else None
+        if arriving is None or single is None or single.own.size > _MOST_ELEMENTS:
+            return ""
+        return self._in_a_step(self._layer) if multiplies_another(single, value, arriving, gradients) else ""
+
     def _in_a_step(self, layer: Layer) -> str:
         around = _around(self._layers, layer, self._read)
         step = f"a step of `{printable(around)}`" if around else "a step"
@@ -238,28 +251,6 @@ def _agree(pair: Recovered) -> bool:
 def _is_multiple(pair: Recovered) -> bool:
     factor = np.vdot(pair.own, pair.other) / max(float(np.vdot(pair.own, pair.own)), 1e-300)
     return bool(np.linalg.norm(pair.other - factor * pair.own) <= _AGREE * np.linalg.norm(pair.other))
-
-
-def _multiples(value: Array, terms: Sequence[Array]) -> Array | None:
-    """Returns the numbers that terms are multiplied by in a sum; None where a value is no such sum."""
-    step = -(-value.size // _MOST_ELEMENTS)
-    columns, made = np.stack([term.ravel()[::step] for term in terms], axis=1), value.ravel()[::step]
-    sizes = np.linalg.norm(columns, axis=0)
-    if made.size < _FEWEST * len(terms) or not sizes.all():
-        return None
-    found, _, _, singular = np.linalg.lstsq(columns / sizes, made, rcond=None)
-    apart = singular[-1] > _APART * singular[0]  # of terms that are nearly multiples of each other, either may be more
-    fits = np.linalg.norm(columns @ (found / sizes) - made) <= _FITS * np.linalg.norm(made)
-    return found / sizes if apart and fits else None
-
-
-def _sum(numbers: Array, names: Sequence[str]) -> str:
-    """Returns a sum of multiples of values in words."""
-    terms = [
-        name if abs(number - 1) <= _AGREE else f"{brief(number)} times {name}"
-        for number, name in zip(numbers, names, strict=True)
-    ]
-    return " and ".join(terms)
 
 
 def _functions(value: Array, factor: Array | float) -> Iterator[tuple[str, Array]]:

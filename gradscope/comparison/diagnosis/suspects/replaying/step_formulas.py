@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.step_kinds import Operation, recognised
 from gradscope.comparison.diagnosis.suspects.replaying.contractions import contractions
 from gradscope.comparison.diagnosis.suspects.replaying.dense_formulas import dense_formulas
 from gradscope.comparison.diagnosis.suspects.replaying.formulas import Formula, Reads
 from gradscope.comparison.diagnosis.suspects.replaying.masked_softmax import softmaxes, softmaxes_of_products
 from gradscope.comparison.diagnosis.suspects.replaying.normalisations import normalisations
 from gradscope.comparison.diagnosis.suspects.replaying.sums_of_terms import gathered, sums_of_terms
-from gradscope.comparison.diagnosis.suspects.step_kinds import Operation, recognised
 
 #: The largest number of elements of a value whose formula is looked for.
 _MOST_ELEMENTS: Final = 1 << 18

@@ -54,8 +54,8 @@ def sums_of_terms(reads: Reads, value: Array) -> Iterator[Formula]:
     single = [_Term((at,), make) for at, read in enumerate(reads) for make in _terms(at, read.shape, value.shape)]
     products = [
         _Term((*one.uses, *other.uses), partial(_multiplied, one.make, other.make, function))
-        for one, other in itertools.permutations(single, 2)
-        for function in _FUNCTIONS.values()
+        for words, function in _FUNCTIONS.items()
+        for one, other in (itertools.permutations(single, 2) if words else itertools.combinations(single, 2))
     ]
     terms = [*single, *products][:_MOST_TERMS]
     if not terms or value.size < 2:
@@ -72,7 +72,10 @@ def sums_of_terms(reads: Reads, value: Array) -> Iterator[Formula]:
 
 
 def _terms(at: int, shape: tuple[int, ...], wanted: tuple[int, ...]) -> Iterator[_Make]:
-    """Yields how terms of a shape are made of one value: all of it, a part of its features, or their sum."""
+    """Yields how terms of a shape are made of one value: all of it, a part of its features, or their sum.
+
+    A program may move the channels of a value before it adds that to others, or after it scaled them.
+    """
     if len(shape) <= len(wanted) and all(a in (1, b) for a, b in zip(shape[::-1], wanted[::-1], strict=False)):
         yield lambda reads: np.broadcast_to(reads[at], wanted)
     elif shape[: len(wanted)] == wanted:
@@ -80,6 +83,19 @@ def _terms(at: int, shape: tuple[int, ...], wanted: tuple[int, ...]) -> Iterator
     elif shape[:-1] == wanted[:-1] and shape[-1] % wanted[-1] == 0:
         for part in range(shape[-1] // wanted[-1]):
             yield lambda reads, part=part: reads[at].reshape(*wanted[:-1], -1, wanted[-1])[..., part, :]
+    if len(wanted) > 2 and shape == wanted[1:2]:
+        yield lambda reads: np.broadcast_to(reads[at].reshape(-1, *[1] * (len(wanted) - 2)), wanted)
+    for old, new in ((-1, 1), (1, -1)) if len(wanted) == len(shape) > 2 else ():
+        axes = _moved(len(shape), old, new)
+        if tuple(shape[axis] for axis in axes) == wanted:
+            yield lambda reads, axes=axes: reads[at].transpose(axes)
+
+
+def _moved(rank: int, old: int, new: int) -> tuple[int, ...]:
+    """Returns the order of axes in which one of them is moved to another place."""
+    axes = [*range(rank)]
+    axes.insert(new % rank, axes.pop(old))
+    return tuple(axes)
 
 
 def _multiplied(one: _Make, other: _Make, function: Callable[[Array], Array], reads: Reads) -> Array:

@@ -228,3 +228,32 @@ def test_products_of_a_turned_value_and_functions_of_its_beginning_are_suspected
     found = gs.compare(_scanned(scopes=True), _scanned(scopes=False, fault=True))
     says = "Forward first differs at `state`, only in the candidate, or at `act`, only in the reference, and next"
     assert found.sentence.startswith(says), found.sentence
+
+
+FEATURES = [np.random.default_rng(61).normal(size=size).astype(np.float32) for size in ((4, 5), (4, 5), (10, 3))]
+
+
+def _mixing(*, port: bool = False, swapped: bool = False) -> Dump:
+    """Products and sums of the features of two layers, which only the port has a scope for, in one order or another."""
+    names = ("Dense_0", "Dense_1", "Dense_2") if port else ("left", "right", "out")
+
+    def loss(weights: Any, batch: Any) -> Any:
+        made: list[Any] = []
+        for name in names[:2]:
+            with jax.named_scope(name):
+                made.append(batch["x"] @ weights[name])
+        with jax.named_scope("Mix_0") if port else nullcontext():
+            parts = [made[0] * made[1], made[0] + made[1]]
+            x = jnp.concatenate(parts[::-1] if swapped else parts, -1)
+        with jax.named_scope(names[2]):
+            x = x @ weights[names[2]]
+        return jnp.square(x).mean()
+
+    inputs = np.random.default_rng(62).normal(size=(7, 4)).astype(np.float32)
+    return gs.capture(loss, dict(zip(names, FEATURES, strict=True)), {"x": inputs}, origins=False)
+
+
+def test_a_step_that_makes_features_makes_their_order() -> None:
+    assert gs.compare(_mixing(), _mixing(port=True))
+    found = gs.compare(_mixing(), _mixing(port=True, swapped=True)).sentence
+    assert found.startswith("Forward first differs at `Mix_0`, only in the candidate, and next at `out` ("), found

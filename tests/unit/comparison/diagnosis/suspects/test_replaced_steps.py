@@ -12,7 +12,7 @@ import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
-from gradscope.comparison.diagnosis.suspects.step_kinds import in_its_place
+from gradscope.comparison.diagnosis.step_kinds import in_its_place
 
 _draw = np.random.default_rng(12).normal
 IN, OUT, NEXT = (_draw(size=size).astype(np.float32) for size in ((4, 12), (6, 4), (4, 4)))

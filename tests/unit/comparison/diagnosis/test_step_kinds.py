@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from gradscope.comparison.diagnosis import step_kinds
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
-from gradscope.comparison.diagnosis.suspects import step_kinds
-from gradscope.comparison.diagnosis.suspects.step_kinds import in_its_place, recognised
+from gradscope.comparison.diagnosis.step_kinds import in_its_place, recognised
 from gradscope.dump.sources.memory_dump import MemoryDump
 from tests.support.dumps import dump_of
 

@@ -84,6 +84,28 @@ def in_its_place(read: Array, value: Array, others: Iterable[Array]) -> tuple[Op
     return None
 
 
+def reductions(read: Array, axes: tuple[int, ...]) -> Iterator[tuple[str, Array]]:
+    """Yields what may be computed over whole axes of a value, by its words.
+
+    Args:
+        read: The value.
+        axes: The axes.
+    """
+    yield from ((words, function(read, axes)) for words, function in _OF_WINDOWS.items())
+
+
+def windows_of(read: Array, shape: tuple[int, ...]) -> Iterator[tuple[str, Array]]:
+    """Yields what may be computed of equal windows of a value, by its words.
+
+    Args:
+        read: The value.
+        shape: The shape of the result, which has fewer elements.
+    """
+    windows = next(_windows(read.shape, shape), None) if len(shape) == read.ndim else None
+    if windows is not None:
+        yield from ((each.words, each.apply(read)) for each in _reductions_of(read, windows, shape))
+
+
 def have_same_elements(one: Array, other: Array) -> bool:
     """Returns whether two values have the same elements in any order, and enough that this says something.
 
@@ -111,12 +133,14 @@ def _functions(read: Array, value: Array) -> list[Operation]:
 def _reductions(read: Array, value: Array) -> list[Operation]:
     """Returns what may be computed of equal windows, which are whole axes where the value has fewer of them."""
     windows = next(_windows(read.shape, value.shape), None)
-    if windows is None:
-        return []
+    return [] if windows is None else _reductions_of(read, windows, value.shape)
+
+
+def _reductions_of(read: Array, windows: tuple[int, ...], shape: tuple[int, ...]) -> list[Operation]:
     split = tuple(itertools.chain.from_iterable(zip(windows, read.shape // np.array(windows), strict=True)))
     within = tuple(range(1, 2 * read.ndim, 2))
     return [
-        Operation(name, partial(_reduced, function, tuple(map(int, split)), within, value.shape))
+        Operation(name, partial(_reduced, function, tuple(map(int, split)), within, shape))
         for name, function in _OF_WINDOWS.items()
     ]
 

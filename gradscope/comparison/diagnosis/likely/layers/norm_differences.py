@@ -66,6 +66,16 @@ def norm_difference(values: tuple[Array, Array], reads: Sequence[tuple[Array, Ar
     return ""
 
 
+def is_norm(reads: Sequence[Array], value: Array) -> bool:
+    """Returns whether a value is that of a norm.
+
+    Args:
+        reads: What the layer reads, its parameters among that.
+        value: What it computes.
+    """
+    return 1 < value.size <= _MOST_ELEMENTS and _found(reads, value) is not None
+
+
 def _found(reads: Sequence[Array], value: Array) -> tuple[_Norm, _Factors] | None:
     """Returns the norm that makes a value of what is read, and by what it multiplies; None where none does."""
     found = ((norm, norm.factors(reads, value)) for norm in _norms(reads, value.shape))

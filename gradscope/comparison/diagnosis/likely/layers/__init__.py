@@ -1,0 +1,10 @@
+"""Layers of one kind differ in a few facts, which the tensors of both programs show.
+
+- `kernel_differences`: layers with a kernel, which differ in padding, in how they take the kernel, or in a bias.
+- `kernel_uses`: how a layer uses its kernel.
+- `read_values`: what layers may read of values that are pairs.
+- `sampled_products`: some elements of the products of a kernel.
+- `reduction_differences`: pools and means over axes, which take something else of them.
+- `norm_differences`: norms that read the same and differ in what they add, divide by or subtract.
+- `flatten_orders`: the orders of its axes in which the programs flatten one value.
+"""

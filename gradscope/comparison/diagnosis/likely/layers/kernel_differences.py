@@ -1,0 +1,188 @@
+"""`KernelDifferences` tells in what two layers with a kernel differ: padding, flips, a bias, a function, the kernel.
+
+Both layers may read anything: how each uses its kernel shows in what it makes of that.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.likely.layers.kernel_uses import KernelUse, Work, kernel_uses
+from gradscope.comparison.diagnosis.likely.layers.read_values import ReadValue, read_values
+from gradscope.comparison.diagnosis.likely.layers.sampled_products import Places
+from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
+from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.dump.manifest.layer_graph import sources_of
+from gradscope.naming import ACTIVATION, PARAM, printable, split_key
+
+#: The largest number of elements of a tensor that is looked at.
+_MOST_ELEMENTS: Final = 1 << 22
+
+#: The most pairs of values whose layers are looked at, and of parameters that another may be.
+_MOST_PAIRS: Final = 12
+_MOST_OTHERS: Final = 32
+
+#: What lies behind the edges, in words.
+_BEHIND: Final = {"constant": "zeros", "edge": "the values at the edges"}
+
+#: Both tensors of a pair, in the layout of the reference.
+_Both: TypeAlias = tuple[Array, Array]
+
+
+class KernelDifferences:
+    """KernelDifferences finds in what the layers differ that make the values of a pair.
+
+    Args:
+        dumps: The dumps.
+        matches: Their pairs.
+    """
+
+    def __init__(self, dumps: Dumps, matches: Sequence[Match]) -> None:
+        self._dumps, self._left, self._work = dumps, _MOST_PAIRS, Work()
+        self._ref, self._cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
+        params = [each for each in matches if split_key(each.ref)[0] == PARAM]
+        self._sources = sources_of(dumps.ref.manifest.layers)
+        self._kernels = [each for each in params if len(self._shape(each)) > 1]
+        self._vectors = [each for each in params if len(self._shape(each)) == 1]
+
+    def words(self, match: Match, read: Sequence[Match]) -> str:
+        """Returns a clause about how the candidate's layer differs; "" where that is not known.
+
+        Args:
+            match: The pair of the values.
+            read: The pairs of what they are computed from, parameters among them.
+        """
+        kernels = [each for each in read if each in self._kernels]
+        if not kernels or self._left <= 0 or (values := self._both(match)) is None:
+            return ""
+        self._left -= 1
+        own = [each for each in read if split_key(each.ref)[0] == PARAM and each not in kernels]
+        arguments = dict(self._named(each for each in read if split_key(each.ref)[0] != PARAM))
+        with np.errstate(all="ignore"):  # functions are applied to values that they are not made for
+            for kernel, reads in itertools.product(kernels, read_values(arguments, self._steps(match, read))):
+                words = self._of_kernel(kernel, own, _Layers(reads, values, self._work))
+                if words is not None or self._work.left < 0:
+                    return words or ""
+        return ""
+
+    def _of_kernel(self, kernel: Match, own: Sequence[Match], layers: _Layers) -> str | None:
+        """Returns in what the uses of a kernel differ; None where the reference does not use it so."""
+        kernels, vectors = self._both(kernel), self._named(own)
+        biases = [both for _, both in vectors]
+        one = None if kernels is None else layers.own(kernels[0], biases)
+        if kernels is None or one is None:
+            return None
+        if (other := layers.nearest(one, kernels[1], biases)) is not None:
+            return " and ".join(_differences(one, other, [name for name, _ in vectors]))
+        for read in layers.reads[1:]:
+            if (other := layers.nearest(one, kernels[1], biases, read)) is not None:
+                reads = f"{read.words}, and the reference {layers.reads[0].words}"
+                return " and ".join((reads, *_differences(one, other, [name for name, _ in vectors])))
+        vectors += self._named(self._like(self._vectors, own))
+        biases = [both for _, both in vectors]
+        for name, (_, array) in (("", kernels), *self._named(self._like(self._kernels, [kernel]))):
+            if (other := layers.nearest(one, array, biases, places=[one.places])) is not None:
+                told = [f"multiplies by `{name}`"] if name else []
+                return " and ".join((*told, *_differences(one, other, [name for name, _ in vectors])))
+        return ""
+
+    def _steps(self, match: Match, read: Sequence[Match]) -> dict[str, Array]:
+        """Returns what the reference's layer reads that is no pair, by its name."""
+        paired = {self._dumps.ref.resolve(each.ref) for each in read}
+        keys = self._sources.get(self._dumps.ref.resolve(match.ref), ())
+        steps = {each: self._ref.tensor(each) for each in keys if split_key(each)[0] == ACTIVATION}
+        return {
+            printable(split_key(key)[1]): step
+            for key, step in steps.items()
+            if step is not None and step.size <= _MOST_ELEMENTS and self._dumps.ref.resolve(key) not in paired
+        }
+
+    def _like(self, params: Sequence[Match], own: Sequence[Match]) -> list[Match]:
+        """Returns other parameters of the shapes of some."""
+        shapes = {self._shape(each) for each in own}
+        return [each for each in params if self._shape(each) in shapes and each not in own][:_MOST_OTHERS]
+
+    def _named(self, params: Iterable[Match]) -> list[tuple[str, _Both]]:
+        """Returns parameters by their names in the reference."""
+        return [(printable(split_key(each.ref)[1]), both) for each in params if (both := self._both(each)) is not None]
+
+    def _both(self, match: Match) -> _Both | None:
+        """Returns both tensors of a pair in the layout of the reference; None where one is not known, or too large."""
+        if np.prod(self._dumps.ref.entry(match.ref).shape) > _MOST_ELEMENTS:
+            return None
+        one, other = self._ref.tensor(match.ref), self._cand.made(match.recipe)
+        return None if one is None or other is None or one.shape != other.shape else (one, other)
+
+    def _shape(self, match: Match) -> tuple[int, ...]:
+        return self._dumps.ref.entry(match.ref).shape
+
+
+class _Layers(NamedTuple):
+    """_Layers has what the layers of both programs multiply by a kernel, and what they compute.
+
+    Attributes:
+        reads: What they multiply, and what the candidate's may in its place.
+        values: What they compute.
+        work: What is left to do.
+    """
+
+    reads: Sequence[ReadValue]
+    values: _Both
+    work: Work
+
+    def own(self, kernel: Array, biases: Sequence[_Both]) -> KernelUse | None:
+        """Returns the use of a kernel by the layer of the reference; None for no use."""
+        vectors = [each[0] for each in biases]
+        return next(kernel_uses(self.reads[0].own, kernel, self.values[0], vectors, work=self.work), None)
+
+    def nearest(
+        self,
+        use: KernelUse,
+        kernel: Array,
+        biases: Sequence[_Both],
+        read: ReadValue | None = None,
+        *,
+        places: Sequence[Places] | None = None,
+    ) -> KernelUse | None:
+        """Returns the use of a kernel by the candidate's layer that is nearest to another one; None for no use."""
+        value = (read or self.reads[0]).other
+        vectors = [each[1] for each in biases]
+        found = kernel_uses(value, kernel, self.values[1], vectors, places=places, work=self.work)
+        return min(found, key=use.distance, default=None)
+
+
+def _differences(ref: KernelUse, cand: KernelUse, biases: Sequence[str]) -> Iterator[str]:
+    """Yields in what the use of the candidate differs, given the names of what both may add."""
+    moved = sorted({own for own, its in zip(ref.axes, cand.axes, strict=True) if own != its})
+    if moved:
+        how = "transposed" if not ref.space else f"with its axes {moved} swapped"
+        yield f"takes its kernel {how}"
+    if ref.flipped != cand.flipped:
+        own, its = ([*each.flipped] for each in (ref, cand))
+        if not its:
+            yield f"does not flip its kernel along {own}, and the reference does"
+        else:
+            yield f"flips its kernel along {its}" + (f", and the reference along {own}" if own else "")
+    for what, own, its in (
+        ("has the strides", ref.places.strides, cand.places.strides),
+        ("spreads its values by", ref.places.spreads, cand.places.spreads),
+        ("has the dilations", ref.places.dilations, cand.places.dilations),
+    ):
+        if own != its:
+            yield f"{what} {[*its]}, and the reference {[*own]}"
+    if ref.places.begins != cand.places.begins:
+        own, its = ([*each.places.begins] for each in (ref, cand))
+        yield f"pads the beginnings of the axes {[*ref.space]} by {its}, and the reference by {own}"
+    if ref.padding != cand.padding:
+        own, its = (_BEHIND.get(each.padding, f"`{each.padding}`") for each in (ref, cand))
+        yield f"pads with {its}, and the reference with {own}"
+    if ref.bias != cand.bias:
+        own, its = ("no bias" if each.bias is None else f"`{biases[each.bias]}`" for each in (ref, cand))
+        yield f"adds {its}, and the reference {own}"
+    if ref.function != cand.function:
+        yield f"applies {cand.function} to its product, and the reference {ref.function}"

@@ -1,0 +1,96 @@
+"""Another reduction in the place of a mean or a maximum is told, also of what only the layer behind it reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+from tests.support.ports.port import captured
+
+DRAW = np.random.default_rng(23)
+IMAGE = DRAW.normal(size=(4, 4, 6, 5)).astype(np.float32)
+WEIGHTS = {
+    "mix": DRAW.normal(size=(5, 5)).astype(np.float32),
+    "scale": (1 + DRAW.normal(size=5) / 4).astype(np.float32),
+    "out": DRAW.normal(size=(5, 3)).astype(np.float32),
+}
+
+
+def _network(pool: Any, *, names: tuple[str, ...], norm: bool = False, window: str = "") -> Dump:
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope(names[0]):
+            x = jnp.tanh(batch["x"] @ weights["mix"])
+        if window:
+            with jax.named_scope(names[1]):
+                start, function = (-jnp.inf, lax.max) if window == "maximum" else (0.0, lax.add)
+                x = lax.reduce_window(x, start, function, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+                x = x if window == "maximum" else x / 4
+        x = pool(x)
+        if norm:
+            with jax.named_scope(names[2]):
+                x = x - x.mean(-1, keepdims=True)
+                x = x / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5) * weights["scale"]
+        with jax.named_scope(names[3]):
+            x = x @ weights["out"]
+        return jnp.square(x).mean()
+
+    weights = {name: value for name, value in WEIGHTS.items() if norm or name != "scale"}
+    return captured((loss, weights, {"x": IMAGE}))
+
+
+ONE, OTHER = ("mixed", "pool", "norm", "out"), ("Dense_0", "Pool_0", "Norm_0", "Dense_1")
+
+
+@pytest.mark.parametrize(
+    ("pool", "words"),
+    [(lambda x: x.max((1, 2)), "maximum"), (lambda x: x[:, 0, 0], "first")],
+)
+@pytest.mark.parametrize("norm", [False, True])
+def test_what_a_layer_reads_of_an_image_is_told(pool: Any, words: str, norm: bool) -> None:
+    one = _network(lambda x: x.mean((1, 2)), names=ONE, norm=norm)
+    found = gs.compare(one, _network(pool, names=OTHER, norm=norm))
+    layer = "norm" if norm else "out"
+    assert found.sentence.startswith(f"Forward first differs at `{layer}` ("), found.sentence
+    assert f"it reads the {words} over the axes [1, 2] of `mixed`, and the reference the mean" in found.sentence
+
+
+def test_another_pool_is_told() -> None:
+    one, other = (
+        _network(lambda x: x.reshape(4, -1, 5)[:, 1], names=ONE, window=window) for window in ("mean", "maximum")
+    )
+    assert "it is the maximum of `mixed`, and in the reference the mean" in gs.compare(one, other).sentence
+    assert gs.compare(one, _network(lambda x: x.reshape(4, -1, 5)[:, 1], names=OTHER, window="mean"))
+
+
+def test_a_pool_that_one_program_has_an_entry_for_is_told_before_the_layer_that_reads_it() -> None:
+    def mean(x: Any) -> Any:
+        return lax.reduce_window(x, 0.0, lax.add, (1, 2, 2, 1), (1, 2, 2, 1), "VALID") / 4
+
+    one = _network(lambda x: x, names=ONE, window="maximum")
+    found = gs.compare(one, _network(mean, names=OTHER)).sentence
+    assert found.startswith("Forward first differs at `pool`, only in the reference, and next at `out` ("), found
+
+
+def test_another_function_before_a_mean_that_no_program_has_an_entry_for_is_told() -> None:
+    def mean_of(function: Any, names: tuple[str, ...]) -> Dump:
+        return _network(lambda x: function(x).mean((1, 2)), names=names)
+
+    def exact(x: Any) -> Any:
+        return jax.nn.gelu(x, approximate=False)
+
+    one = mean_of(exact, ONE)
+    assert gs.compare(one, mean_of(exact, OTHER))
+    found = gs.compare(one, mean_of(jax.nn.silu, OTHER)).sentence
+    assert found.startswith("Forward first differs at `out` ("), found
+    read = "mean over the axes [1, 2] of the {} of `mixed`"
+    assert f"it reads the {read.format('silu')}, and the reference the {read.format('gelu by erf')}" in found, found
+    unknown = gs.compare(one, mean_of(lambda x: x * jnp.cos(x), OTHER)).sentence
+    assert unknown.startswith("Forward first differs at `out` ("), unknown
+    assert "; it reads" not in unknown, unknown

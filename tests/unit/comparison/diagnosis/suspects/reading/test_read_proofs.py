@@ -1,0 +1,111 @@
+"""A layer that is right in both programs reads another value where its output differs; a wrong one need not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+from tests.support.ports.flax_like import dropout
+from tests.support.ports.port import captured
+
+DRAW = np.random.default_rng(12)
+TOKENS = DRAW.normal(size=(3, 5, 8)).astype(np.float32)
+IMAGE = DRAW.normal(size=(3, 6, 6, 4)).astype(np.float32)
+BETWEEN = "in what it reads: a step that neither program has an entry for"
+
+
+def _draw(*shape: int) -> Any:
+    return (DRAW.normal(size=shape) / 2).astype(np.float32)
+
+
+NORMED = {
+    "embed": _draw(8, 8),
+    "position": _draw(5, 8),
+    "scale": 1 + _draw(8) / 4,
+    "bias": _draw(8),
+    "out": _draw(8, 3),
+}
+
+
+def _normed(between: Any, *, port: bool = False, epsilon: float = 1e-5, plain: bool = False) -> Dump:
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("Dense_0" if port else "embed"):
+            x = jnp.tanh(batch["x"] @ weights["embed"])
+        x = between(x, weights["position"])
+        with jax.named_scope("LayerNorm_0" if port else "norm"):
+            x = x - x.mean(-1, keepdims=True)
+            x = x / jnp.sqrt(x.var(-1, keepdims=True) + epsilon) if not plain else x / 1.5
+            x = x * weights["scale"] + weights["bias"]
+        with jax.named_scope("Dense_1" if port else "out"):
+            x = x @ weights["out"]
+        return jnp.square(x).mean()
+
+    return captured((loss, NORMED, {"x": TOKENS}))
+
+
+def test_a_norm_that_is_right_reads_another_value() -> None:
+    one = _normed(jnp.add)
+    for between in (lambda x, p: x, lambda x, p: x[:, ::-1] + p, lambda x, p: x + p[::-1]):
+        found = gs.compare(one, _normed(between, port=True)).sentence
+        assert found.startswith("Forward first differs at `norm` ("), found
+        assert BETWEEN in found, found
+
+
+def test_a_norm_that_may_be_wrong_is_blamed_itself() -> None:
+    one = _normed(jnp.add)
+    assert gs.compare(one, _normed(jnp.add, port=True))
+    for fault in ({"epsilon": 1e-1}, {"plain": True}):
+        found = gs.compare(one, _normed(jnp.add, port=True, **fault)).sentence
+        assert found.startswith("Forward first differs at `norm` ("), found
+        assert BETWEEN not in found, found
+
+
+CONVOLVED = {"first": _draw(3, 3, 4, 4), "second": _draw(3, 3, 4, 5), "bias": _draw(5), "other": _draw(3, 3, 4, 5)}
+
+
+def _convolved(fault: str = "", *, port: bool = False) -> Dump:
+    def conv(x: Any, kernel: Any) -> Any:
+        padding = [(1, 1), (1, 1)]
+        return lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("Conv_0" if port else "first"):
+            x = jnp.tanh(conv(batch["x"], weights["first"]))
+        x = dropout(x) if fault == "dropout" else x
+        x = x - x.mean(-1, keepdims=True) if fault == "centred" else x
+        with jax.named_scope("Conv_1" if port else "second"):
+            kernel = weights["second"]
+            kernel = kernel * jnp.linspace(0.5, 2, 5) if fault == "scaled" else kernel
+            kernel = kernel.swapaxes(0, 1) + weights["other"] if fault == "kernel" else kernel
+            x = conv(x, kernel)
+            x = x + weights["bias"]
+            x = x * jnp.linspace(1, 2, 6)[:, None, None] if fault == "position" else x
+        return jnp.square(x).mean() + jnp.square(weights["other"]).mean()
+
+    return captured((loss, CONVOLVED, {"x": IMAGE}))
+
+
+@pytest.fixture(scope="module")
+def convolved() -> Dump:
+    return _convolved()
+
+
+@pytest.mark.parametrize("fault", ["dropout", "centred"])
+def test_a_convolution_that_is_right_reads_another_value(convolved: Dump, fault: str) -> None:
+    found = gs.compare(convolved, _convolved(fault, port=True)).sentence
+    assert found.startswith("Forward first differs at `second` ("), found
+    assert BETWEEN in found, found
+
+
+@pytest.mark.parametrize("fault", ["scaled", "kernel", "position"])
+def test_a_convolution_that_may_be_wrong_is_blamed_itself(convolved: Dump, fault: str) -> None:
+    found = gs.compare(convolved, _convolved(fault, port=True)).sentence
+    assert found.startswith("Forward first differs at `second` ("), found
+    assert "in what it reads" not in found, found

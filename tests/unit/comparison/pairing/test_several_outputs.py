@@ -1,0 +1,59 @@
+"""One of several outputs of a layer is no counterpart of another one of its parameters' uses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+
+_draw = np.random.default_rng(8).normal
+TOKENS = _draw(size=(4, 6, 3)).astype(np.float32)
+FORTH, BACK, OUT = (_draw(size=size).astype(np.float32) / 2 for size in ((3, 5), (3, 5), (10, 2)))
+
+
+def _running(x: Any, kernel: Any) -> Any:
+    return jnp.tanh(jnp.cumsum(x @ kernel, axis=1))
+
+
+def _reference() -> Dump:
+    """A layer that returns both directions, and the last values of both, as a recurrent one of PyTorch does."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        x = batch["x"]
+        with jax.named_scope("rnn"):
+            forth, back = _running(x, weights["forth"]), _running(x[:, ::-1], weights["back"])[:, ::-1]
+            both, last = jnp.concatenate([forth, back], -1), jnp.stack([forth[:, -1], back[:, 0]])
+        with jax.named_scope("out"):
+            y = both @ weights["out"]
+        return jnp.square(y).mean() + 0.0 * last.sum()
+
+    return gs.capture(loss, {"forth": FORTH, "back": BACK, "out": OUT}, {"x": TOKENS}, origins=False)
+
+
+def _port(*, wrong: bool) -> Dump:
+    def loss(weights: Any, batch: Any) -> Any:
+        x = batch["image"]
+        with jax.named_scope("Forward_0"):
+            forth = _running(x, weights["Forward_0"])
+        with jax.named_scope("Backward_0"):
+            back = _running(x[:, ::-1], weights["Forward_0" if wrong else "Backward_0"])[:, ::-1]
+        with jax.named_scope("Dense_0"):
+            y = jnp.concatenate([forth, back], -1) @ weights["Dense_0"]
+        return jnp.square(y).mean()
+
+    return gs.capture(loss, {"Forward_0": FORTH, "Backward_0": FORTH if wrong else BACK, "Dense_0": OUT},
+                      {"image": TOKENS}, origins=False)  # fmt: skip
+
+
+def test_an_output_of_another_size_is_no_counterpart_of_one_of_several() -> None:
+    reference = _reference()
+    assert gs.compare(reference, _port(wrong=False))
+    found = gs.compare(reference, _port(wrong=True))
+    assert not found
+    assert not any(row.why.startswith("the shape is") for row in found.rows), found.sentence
+    assert "Forward first differs at `rnn.0`" in found.sentence, found.sentence
