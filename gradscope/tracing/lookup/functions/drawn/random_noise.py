@@ -7,7 +7,7 @@ evaluated at, where no batch is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from gradscope.primitive_groups import ADDITIONS, RANDOM
@@ -47,6 +47,11 @@ def random_noise(trace: Trace) -> Iterator[RandomNoise]:
                 yield RandomNoise(value, trace.site_at(made_at(frame, number, 0)).source)
 
 
+def is_of_examples(shape: Sequence[int]) -> bool:
+    """Returns whether what has a shape may be another one for each example."""
+    return len(shape) > 1 and shape[0] > 1
+
+
 class _Search:
     def __init__(self, trace: Trace) -> None:
         self._frames = {frame.key: frame for frame in trace.root.walk()}
@@ -55,7 +60,7 @@ class _Search:
 
     def noise(self, frame: Frame, equation: Equation) -> ValueKey | None:
         """Returns the noise that an equation adds to a value of each example, or multiplies it by; None for others."""
-        if equation.primitive.name not in _APPLIES or not _is_of_examples(equation.outvars[0]):
+        if equation.primitive.name not in _APPLIES or not is_of_examples(equation.outvars[0].aval.shape):
             return None
         if not self._values.lead_to_weights(FrameVariable(frame, equation.outvars[0])):
             return None
@@ -94,11 +99,6 @@ class _Search:
         if not drawn or any(each in self._values.of_params or each in self._values.of_batch for each in given):
             return False
         return all(self._is_random(*each) for each in drawn)
-
-
-def _is_of_examples(variable: Atom) -> bool:
-    shape = variable.aval.shape
-    return len(shape) > 1 and shape[0] > 1
 
 
 def _keeps_examples(broadcast: Equation) -> bool:

@@ -6,7 +6,7 @@ examples may be meant to stay: it divides features, as in a coupling of a normal
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
 import jax
@@ -17,7 +17,7 @@ from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable
 from gradscope.tracing.jaxpr.frames import ValueKey, variable_of
 from gradscope.tracing.jaxpr.jaxcompat import Atom
 from gradscope.tracing.lookup.functions.drawn.random_masks import random_masks
-from gradscope.tracing.lookup.functions.drawn.random_noise import random_noise
+from gradscope.tracing.lookup.functions.drawn.random_noise import is_of_examples, random_noise
 from gradscope.tracing.tracer import Trace
 
 #: What random numbers do to an example: a mask drops some of it, noise is added to it or multiplies it.
@@ -82,7 +82,7 @@ def drawn(trace: Trace) -> Iterator[Drawn]:
 
 def _found(trace: Trace) -> Iterator[tuple[DrawnFor, ValueKey, str | None]]:
     for each in random_masks(trace):
-        if each.mask is not None and _is_of_examples(each.site.shape):
+        if each.mask is not None and is_of_examples(each.site.shape):
             yield "mask", each.site.value, each.mask.source
     for noise in random_noise(trace):
         yield "noise", noise.value, noise.source
@@ -91,7 +91,3 @@ def _found(trace: Trace) -> Iterator[tuple[DrawnFor, ValueKey, str | None]]:
 def _is_key(variable: Atom) -> bool:
     dtype = variable.aval.dtype
     return jnp.issubdtype(dtype, jax.dtypes.prng_key) or jnp.issubdtype(dtype, jnp.integer)
-
-
-def _is_of_examples(shape: Sequence[int]) -> bool:
-    return len(shape) > 1 and shape[0] > 1
