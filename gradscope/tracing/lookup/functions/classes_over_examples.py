@@ -15,7 +15,7 @@ from itertools import chain, starmap
 from typing import Final
 
 from gradscope.dump.manifest.operation_facts import SoftmaxUse
-from gradscope.primitive_groups import COPIES
+from gradscope.primitive_groups import COPIES, SLICES
 from gradscope.tracing.dataflow.forward import ForwardFlow, FrameVariable, Step
 from gradscope.tracing.jaxpr.frames import OPERAND, Frame, FrameKey, made_at, resolve
 from gradscope.tracing.jaxpr.jaxcompat import Equation
@@ -25,8 +25,8 @@ from gradscope.tracing.tracer import Trace
 
 #: What may be between the logarithm of a sum and its subtraction: a shape, and the largest score, which is added again.
 _ADDED_AGAIN: Final = COPIES | {"add"}
-#: What may be between the shares that are picked and their logarithm: a shape, and what keeps it from 0.
-_GUARDS: Final = COPIES | {"add", "max", "clamp", "select_n"}
+#: What may be between the shares that are picked and their logarithm: a shape, all rows, and what keeps it from 0.
+_GUARDS: Final = COPIES | SLICES | {"add", "max", "clamp", "select_n"}
 
 
 def classes_over_examples(trace: Trace) -> Iterator[SoftmaxUse]:
