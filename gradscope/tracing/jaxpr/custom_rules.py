@@ -1,7 +1,7 @@
 """Custom differentiation rules in a trace belong to a function, which is found with where it is defined.
 
 JAX stores the function in the debug information of a trace, as `NAME at FILE:LINE`. Where a version does not, the rule
-has the name of its primitive.
+has the name of its primitive. Decorators store a function of their own, which calls the user's.
 """
 
 from __future__ import annotations
@@ -14,9 +14,14 @@ from typing import Any, Final
 
 from gradscope.tracing.jaxpr.frames import Frame
 from gradscope.tracing.jaxpr.jaxcompat import CUSTOM_RULES, Equation, closed_over, kind_of, opened, sees_symbolic_zeros
-from gradscope.tracing.jaxpr.source_lines import is_file_of, is_library_file
+from gradscope.tracing.jaxpr.source_lines import function_inside, is_file_of, is_library_file
 from gradscope.tracing.jaxpr.transfers import solve_operands
 
+#: The functions that decorators give rules to in place of the user's, with their files: `jax.custom_gradient`, and
+#: `equinox.filter_custom_vjp` and `filter_custom_jvp`.
+_STAND_INS: Final = frozenset({("wrapped_fun", "custom_derivatives.py"), ("fn_wrapped", "_ad.py")})
+#: How JAX calls the arguments of a function that does not name them.
+_UNNAMED: Final = re.compile(r"args\[\d+\]")
 _FUNCTION: Final = re.compile(r"(?P<name>.+) at (?P<file>.+):(?P<line>\d+)")
 
 
@@ -44,11 +49,15 @@ def custom_rule(equation: Equation) -> CustomRule | None:
     found = _FUNCTION.fullmatch(str(getattr(_debug_information(equation), "func_src_info", "")))
     if found is None:
         return CustomRule(function=equation.primitive.name, source=None, of_library=False, of_jax=False)
+    file_name, line, name = found["file"], found["line"], found["name"]
+    if (name, Path(file_name).name) in _STAND_INS:
+        equations = opened(_carried(equation))[0].eqns
+        file_name, line, name = function_inside(equations, name, file_name) or (file_name, line, name)
     return CustomRule(
-        function=found["name"],
-        source=f"{Path(found['file']).name}:{found['line']}",
-        of_library=is_library_file(found["file"]),
-        of_jax=is_file_of("jax", found["file"]),
+        function=name,
+        source=f"{Path(file_name).name}:{line}",
+        of_library=is_library_file(file_name),
+        of_jax=is_file_of("jax", file_name),
     )
 
 
@@ -104,10 +113,13 @@ def _argument_names(equation: Equation) -> dict[int, str]:
     for names in (getattr(each, "arg_names", None) or () for each in (_debug_information(equation), forward)):
         first = len(equation.invars) - len(names)
         if names and first in (0, closed_over(equation)):
-            return {at: name for at, name in enumerate(names, first) if name}
+            return {at: name for at, name in enumerate(names, first) if name and not _UNNAMED.fullmatch(name)}
     return {}
 
 
 def _debug_information(equation: Equation) -> Any:
-    carried = equation.params.get("call_jaxpr") or equation.params.get("fun_jaxpr")
-    return getattr(opened(carried)[0], "debug_info", None)
+    return getattr(opened(_carried(equation))[0], "debug_info", None)
+
+
+def _carried(equation: Equation) -> Any:
+    return equation.params.get("call_jaxpr") or equation.params.get("fun_jaxpr")

@@ -101,6 +101,27 @@ def user_frame(equation: Equation) -> tuple[str, int, str] | None:
     return None
 
 
+def function_inside(equations: Iterable[Equation], function: str, file_name: str) -> tuple[str, int, str] | None:
+    """Returns file, line and function of the user's frame that a library's function calls; None where it calls none.
+
+    Args:
+        equations: Equations that were traced inside the library's function.
+        function: Its name.
+        file_name: Its file.
+    """
+    for equation in equations:
+        traceback = equation.source_info.traceback
+        frames = [] if traceback is None else traceback.frames
+        around = [
+            at for at, each in enumerate(frames)
+            if each.file_name == file_name and each.function_name.rpartition(".")[2] == function
+        ]  # fmt: skip
+        for frame in reversed(frames[: around[0]]) if around else ():
+            if not is_library_file(frame.file_name):
+                return frame.file_name, frame.line_num, frame.function_name.rpartition(".")[2]
+    return None
+
+
 def library_function(equation: Equation) -> str | None:
     """Returns the function of a modelling library, or of `jax.nn` or `jax.scipy`, that traced an equation, if any."""
     traceback, found = equation.source_info.traceback, None

@@ -160,6 +160,18 @@ def test_a_wrong_rule_is_named_with_its_line_and_no_right_one_is() -> None:
         assert rule(found, name).source == f"test_rules.py:{function.fun.__code__.co_firstlineno}"
 
 
+@jax.custom_gradient
+def decorated(x: Any, scale: Any) -> Any:
+    return jnp.tanh(x) * scale, lambda g: (3.0 * g * (1.0 - jnp.tanh(x) ** 2) * scale, (g * jnp.tanh(x)).sum())
+
+
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit, jax.checkpoint])
+def test_a_decorated_function_has_its_own_name_and_line(around: Callable[[Any], Any]) -> None:
+    found = rule(proof(lambda w, x: jnp.square(around(decorated)(x @ w, w[0, 0])).sum()), "decorated")
+    assert (found.status, found.why) == ("wrong", "argument 1: 3 times the derivative")
+    assert (found.source or "").startswith("test_rules.py:")
+
+
 def test_a_rule_that_is_wrong_for_one_operand_is_wrong() -> None:
     found = proof(lambda w, x: one_of_two(x @ w, jnp.cos(x @ w)).sum())
     assert rule(found, "one_of_two").status == "wrong"
