@@ -7,7 +7,7 @@ has the name of its primitive. Decorators store a function of their own, which c
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,9 +17,9 @@ from gradscope.tracing.jaxpr.jaxcompat import CUSTOM_RULES, Equation, closed_ove
 from gradscope.tracing.jaxpr.source_lines import function_inside, is_file_of, is_library_file
 from gradscope.tracing.jaxpr.transfers import solve_operands
 
-#: The functions that decorators give rules to in place of the user's, with their files: `jax.custom_gradient`, and
+#: The functions that decorators give rules to in place of the user's, by file: `jax.custom_gradient`, and
 #: `equinox.filter_custom_vjp` and `filter_custom_jvp`.
-_STAND_INS: Final = frozenset({("wrapped_fun", "custom_derivatives.py"), ("fn_wrapped", "_ad.py")})
+_STAND_INS: Final[Mapping[str, str]] = {"custom_derivatives.py": "wrapped_fun", "_ad.py": "fn_wrapped"}
 #: How JAX calls the arguments of a function that does not name them.
 _UNNAMED: Final = re.compile(r"args\[\d+\]")
 _FUNCTION: Final = re.compile(r"(?P<name>.+) at (?P<file>.+):(?P<line>\d+)")
@@ -50,9 +50,10 @@ def custom_rule(equation: Equation) -> CustomRule | None:
     if found is None:
         return CustomRule(function=equation.primitive.name, source=None, of_library=False, of_jax=False)
     file_name, line, name = found["file"], found["line"], found["name"]
-    if (name, Path(file_name).name) in _STAND_INS:
+    stand_in = _STAND_INS.get(Path(file_name).name) if is_library_file(file_name) else None
+    if stand_in is not None:
         equations = opened(_carried(equation))[0].eqns
-        file_name, line, name = function_inside(equations, name, file_name) or (file_name, line, name)
+        file_name, line, name = function_inside(equations, stand_in, file_name) or (file_name, line, name)
     return CustomRule(
         function=name,
         source=f"{Path(file_name).name}:{line}",
