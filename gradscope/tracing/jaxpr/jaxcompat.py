@@ -197,6 +197,8 @@ def _jaxprs_in(values: Any) -> Iterator[Any]:
             yield from _jaxprs_in(value)
         elif hasattr(value, "eqns"):
             yield value
+        elif isinstance(of_object := getattr(value, "params", None), Mapping):  # a primitive that is an object (0.12)
+            yield from _jaxprs_in(of_object.values())
 
 
 def loop_arity(equation: Equation) -> LoopArity:

@@ -12,6 +12,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 
+import gradscope as gs
 from gradscope.instrument.observing_program import observing_program
 from tests.oracle.engine import Probe, assert_close, bits, check, check_gradients, expected, layer, observe, unprobed
 from tests.support.data import evenly
@@ -327,6 +328,8 @@ def test_an_implicit_root() -> None:
         return layer("root", root, 1 + made.sum() ** 2, probe=probe)
 
     check(loss, WEIGHTS, INPUTS)
+    counts = gs.capture(loss, WEIGHTS, INPUTS, ops=True).ledger.counts()
+    assert counts["opaque"] > 1, "the solver's operations are neither captured nor listed"
 
 
 # --- transformations inside the loss ------------------------------------------------------------------------------
