@@ -268,6 +268,18 @@ def test_what_tensors_do_over_time_is_found_once(fault: Any, rule: str, key: str
     assert earliest <= alarm.step <= latest
 
 
+def test_units_die_again_only_after_they_were_alive_again() -> None:
+    def about_half(step: int, numbers: Any, stats: Stats, unchanged: Any) -> None:
+        if step >= 200:
+            alive = 400 <= step < 450
+            stats["param_grad/second"]["zeros"] = 0 if alive else SIZE // 2 + (1 if step % 40 else -1)
+
+    first, again_dead = watched(Training(5), about_half)
+    assert (first.rule, first.key) == (again_dead.rule, again_dead.key) == ("dying", "param_grad/second")
+    assert 200 <= first.step < 240
+    assert 450 <= again_dead.step < 490
+
+
 def test_where_parameters_are_not_finite_nothing_else_is_an_alarm() -> None:
     def overflows(step: int, numbers: Any, stats: Stats, unchanged: dict[str, bool]) -> None:
         if step >= 3:  # as where a rectifier behind passes nothing of them
