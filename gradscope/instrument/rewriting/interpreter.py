@@ -7,7 +7,7 @@ and minima (`extrema`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -184,7 +184,7 @@ class Evaluation:
 
 
 @contextmanager
-def _noting_line(equation: Equation) -> Iterator[None]:
+def _noting_line(equation: Equation) -> Generator[None]:
     """Notes the user's line on an error of `jax_debug_nans`, which JAX raises anew without the cause that has it."""
     try:
         yield
