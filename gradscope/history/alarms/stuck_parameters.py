@@ -191,7 +191,9 @@ class StuckParameters:
         if update.get("l2") == 0:
             return _NO_UPDATE
         # Of new parameters that are stated, the update is added; of others that is not known.
-        lost = _ROUNDED if stated else _NOT_APPLIED if (update.get("ratio") or 0.0) > _NOT_ROUNDED else _EITHER
+        is_zero = stats.get(naming.key_of(naming.PARAM, name), {}).get("amax") == 0  # nothing is lost beside a zero
+        is_large = is_zero or (update.get("ratio") or 0.0) > _NOT_ROUNDED
+        lost = _ROUNDED if stated else _NOT_APPLIED if is_large else _EITHER
         return f"{update['l2']:.2g}{lost}" if update.get("l2") else ""
 
 

@@ -136,6 +136,8 @@ class TensorRules:
         if key is not None:
             before = f"{self._least_dead[key]:.0%}{others_alike(key, keys)}"
             why = f"is zero in {shares[key]:.0%} of its elements, and was in {before}"
+            # Only what is alive again can die again: a share may go up and down about the limit.
+            self._least_dead |= {each: shares[each] for each in keys}
             yield Alarm(step=0, rule="dying", key=key, why=why, value=shares[key], limit=_DEAD)
 
     def _raw_gradient(self, stats: Statistics) -> Iterable[Alarm]:

@@ -33,11 +33,13 @@ class SmallUpdates:
         second_moment: The root of the second moment that Adam keeps, where it is below `EPSILON`, also when its
             start at zero is made up for; else None.
         one_norm: Whether the updates have one norm at all recorded steps, and the gradients have not.
+        no_gradient: Whether all gradients are exactly zero at all recorded steps: a weight decay still makes updates.
     """
 
     moved: float
     second_moment: float | None
     one_norm: bool
+    no_gradient: bool = False
 
 
 def small_updates(
@@ -65,6 +67,7 @@ def small_updates(
         moved=moved,
         second_moment=moment if moment is not None and moment < EPSILON * begun else None,
         one_norm=known.sum() >= _FEWEST and _spread(updates[known]) < _SAME and _spread(steps["grad_norm"]) > _OTHER,
+        no_gradient=bool((steps["grad_norm"] == 0).all()),
     )
 
 

@@ -7,7 +7,8 @@ and minima (`extrema`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -24,6 +25,7 @@ from gradscope.instrument.taps import Observer, full_tensor, tap, tap_aside
 from gradscope.tracing.jaxpr.frames import OPERAND, FrameKey
 from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, FrameKind, Jaxpr, is_literal, kind_of
 from gradscope.tracing.jaxpr.sharding import in_any, of_first, once, same_axes, sharded_as, varying, zeros_of
+from gradscope.tracing.jaxpr.source_lines import user_frame
 from gradscope.tracing.jaxpr.vjp import pulled_back
 
 
@@ -168,7 +170,8 @@ class Evaluation:
         values = [self.read(atom) for atom in equation.invars]
         if (noisy := self.context.plan.noisy_at(self.context.frame, number)) is not None:
             _note(self.context, noisy, values, self.captured)
-        outputs, observed = rule(self.context, number, equation, values)
+        with _noting_line(equation):
+            outputs, observed = rule(self.context, number, equation, values)
         self.captured.take(observed)
         self.write(number, equation.outvars, _with_terms(self.context, number, equation, values, outputs))
 
@@ -178,6 +181,18 @@ class Evaluation:
             return atom.val
         # Nothing reads the outputs of equations that were not run, so zeros replace them.
         return self.values[atom] if atom in self.values else zeros_of(atom.aval)
+
+
+@contextmanager
+def _noting_line(equation: Equation) -> Generator[None]:
+    """Notes the user's line on an error of `jax_debug_nans`, which JAX raises anew without the cause that has it."""
+    try:
+        yield
+    except FloatingPointError as error:
+        is_noted = any(note.startswith("File ") for note in getattr(error, "__notes__", ()))  # JAX has notes, too
+        if not is_noted and (frame := user_frame(equation)) is not None:
+            error.add_note('File "{}", line {}, in {}'.format(*frame))
+        raise
 
 
 def _as_it_stands(

@@ -268,6 +268,18 @@ def test_what_tensors_do_over_time_is_found_once(fault: Any, rule: str, key: str
     assert earliest <= alarm.step <= latest
 
 
+def test_units_die_again_only_after_they_were_alive_again() -> None:
+    def about_half(step: int, numbers: Any, stats: Stats, unchanged: Any) -> None:
+        if step >= 200:
+            alive = 400 <= step < 450
+            stats["param_grad/second"]["zeros"] = 0 if alive else SIZE // 2 + (1 if step % 40 else -1)
+
+    first, again_dead = watched(Training(5), about_half)
+    assert (first.rule, first.key) == (again_dead.rule, again_dead.key) == ("dying", "param_grad/second")
+    assert 200 <= first.step < 240
+    assert 450 <= again_dead.step < 490
+
+
 def test_where_parameters_are_not_finite_nothing_else_is_an_alarm() -> None:
     def overflows(step: int, numbers: Any, stats: Stats, unchanged: dict[str, bool]) -> None:
         if step >= 3:  # as where a rectifier behind passes nothing of them
@@ -522,15 +534,15 @@ def test_a_parameter_that_stays_has_the_reason_beside_it() -> None:
 
 
 def probed(parameters: Mapping[str, Mapping[str, float | None]], steps: int = 25, every: int = 1) -> list[Alarm]:
-    """The alarms of a loop that states no new parameters: by parameter its growth, gradient and update."""
+    """The alarms of a loop that states no new parameters: by parameter its start, growth, gradient and update."""
     watch, found = AlarmWatch({}), list[Alarm]()
     for step in range(0, steps, every):
         stats: Stats = {}
         for name, each in parameters.items():
-            stats[f"param/{name}"] = column_of(1 + (each["growth"] or 0.0) * step)
+            stats[f"param/{name}"] = column_of((each["start"] or 0.0) + (each["growth"] or 0.0) * step)
             stats[f"param_grad/{name}"] = column_of(each["gradient"] or 0.0)
             if (update := each["update"]) is not None:
-                stats[f"update/{name}"] = {**column_of(update), "ratio": abs(update)}
+                stats[f"update/{name}"] = {**column_of(update), "ratio": abs(update) if each["start"] else None}
         found += watch.recorded(step, stats, {})
         watch = again(watch, {}, step)
     return found
@@ -540,8 +552,10 @@ def column_of(value: float) -> dict[str, Any]:
     return {"l2": abs(value), "rms": abs(value), "mean": value, "std": 0.0, "amax": abs(value), "zeros": 0}
 
 
-def parameter(growth: float = 0.001, gradient: float = 0.3, update: float | None = -0.001) -> dict[str, float | None]:
-    return {"growth": growth, "gradient": gradient, "update": update}
+def parameter(
+    growth: float = 0.001, gradient: float = 0.3, update: float | None = -0.001, start: float = 1.0
+) -> dict[str, float | None]:
+    return {"start": start, "growth": growth, "gradient": gradient, "update": update}
 
 
 @pytest.mark.parametrize("update", [0.0, None], ids=["the update is zero", "updates are not recorded"])
@@ -559,6 +573,9 @@ def test_a_loop_that_states_no_new_parameters_is_stuck_where_their_statistics_st
     assert forgotten.why.endswith(": 0.2, the norm of its update, is not applied")
     (either,) = probed({"a": parameter(growth=0, update=-0.001), "b": parameter()})
     assert either.why.endswith(": 0.001, the norm of its update, is not applied, or lost in its rounding")
+    # A bias is zero at first, and nothing is lost beside that.
+    (both,) = probed({"a": parameter(growth=0, update=-0.2), "c": parameter(0, update=-0.2, start=0), "b": parameter()})
+    assert both.why.endswith(" in a row, and c too: 0.2, the norm of its update, is not applied")
 
 
 def test_where_all_stay_a_loop_may_add_up_gradients_and_is_stuck_later() -> None:

@@ -16,7 +16,14 @@ from gradscope.presentation.reports.runs.run_facts import learning_notes
 
 
 def read(
-    folder: Path, *, update: float = 1e-5, varied: bool = True, nu: float = 1e-6, slope: float = 0.0, steps: int = 20
+    folder: Path,
+    *,
+    update: float = 1e-5,
+    varied: bool = True,
+    nu: float = 1e-6,
+    slope: float = 0.0,
+    gradients: float = 1.0,
+    steps: int = 20,
 ) -> Learning:
     """What a run says whose loss is level but for a slope, whose updates have a size, and Adam's `nu` a mean."""
     noise = np.random.default_rng(0)
@@ -26,7 +33,7 @@ def read(
             gradient, size = float(noise.uniform(1, 2)), float(noise.uniform(0.5, 1)) if varied else 1.0
             numbers: dict[str, Any] = {
                 "step": step, "loss": 1 - slope * step + 0.01 * float(noise.normal()), "param_norm": 1.0,
-                "grad_norm": gradient, "update_norm": update * size,
+                "grad_norm": gradients * gradient, "update_norm": update * size,
             }  # fmt: skip
             stats: dict[str, dict[str, float | int | None]] = {f"slot/nu/{name}": {"mean": nu} for name in "ab"}
             record = StepRecord(numbers=numbers, stats=stats)
@@ -41,6 +48,8 @@ def read(
         ({}, "as by a learning rate that is too small"),
         ({"nu": 1e-20}, "`nu` is 1e-10, below the epsilon of 1e-08"),
         ({"nu": 4e-17}, "as by a learning rate that is too small"),  # of gradients of 4.5e-8, as it begins at zero
+        ({"nu": 0.0}, "`nu` is 0, below the epsilon of 1e-08"),
+        ({"nu": 0.0, "gradients": 0.0}, "every gradient is exactly zero"),
         ({"varied": False}, "one norm at every recorded step"),
         ({"update": 0.01}, ""),
         ({"update": 0.01, "varied": False}, ""),

@@ -122,6 +122,8 @@ def _climbing(climb: Climb) -> str:
 
 
 def _why_small(small: SmallUpdates) -> str:
+    if small.no_gradient:
+        return "every gradient is exactly zero, which 'gradscope dump' explains: a weight decay makes such updates"
     if small.second_moment is not None:
         return (
             f"the root of the second moment `nu` is {small.second_moment:.2g}, below the epsilon of {EPSILON:g} that "

@@ -39,6 +39,21 @@ def test_a_nan_is_captured_and_explained() -> None:
 
 
 @pytest.mark.usefixtures("debugged")
+def test_a_step_that_a_flag_stops_names_the_line_of_the_nan(tmp_path: Path) -> None:
+    def loss(w: Any) -> Any:
+        def row(total: Any, x: Any) -> Any:
+            return total + jnp.log(x @ w).sum(), None
+
+        return jnp.sqrt(-1 - jnp.square(w)).sum() + jax.lax.scan(row, 0.0, X)[0]
+
+    with gs.Probe(tmp_path / "run", every=1) as probe, pytest.raises(FloatingPointError, match="sqrt") as raised:
+        probe.jit(probe.value_and_grad(loss))(PARAMS["w"])
+    line = loss.__code__.co_firstlineno + 4
+    (note,) = (each for each in raised.value.__notes__ if each.startswith("File "))  # JAX adds one of its own
+    assert note.startswith(f'File "{__file__}", line {line}, in ')
+
+
+@pytest.mark.usefixtures("debugged")
 def test_a_probe_stops_no_step_for_what_it_computes_itself(tmp_path: Path) -> None:
     tx = optax.partition({"trained": optax.sgd(0.1), "frozen": optax.set_to_zero()}, OF_GROUPS)
 
