@@ -27,10 +27,12 @@ from gradscope.errors import UsageError
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.instrument.query.trace_query import TraceQuery
 from gradscope.naming import as_tuple
+from gradscope.tracing.debug_flags import debug_flags_off
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.loading.module_models import with_array_variables
 
 
+@debug_flags_off()
 def capture(
     fun: Callable[..., Any],
     *args: Any,

@@ -16,9 +16,12 @@ from gradscope.arrays.dtypes import dtype_name
 from gradscope.tracing.dataflow.liveness import Liveness
 from gradscope.tracing.dataflow.reachability import is_inexact
 from gradscope.tracing.jaxpr.frames import Frame, source_in
-from gradscope.tracing.jaxpr.jaxcompat import Jaxpr, sub_jaxprs
+from gradscope.tracing.jaxpr.jaxcompat import Equation, Jaxpr, sub_jaxprs
 
 _WIDE: Final = float(np.finfo(np.float64).eps)
+_SINGLE: Final = float(np.finfo(np.float32).eps)
+#: The types of `precision` by which a product states its algorithm.
+_ALGORITHMS: Final = ("DotAlgorithm", "DotAlgorithmPreset")
 
 
 def wide_types() -> AbstractContextManager[None]:
@@ -43,8 +46,8 @@ def coarsest_epsilon(frames: Iterable[Frame], liveness: Liveness) -> float:
         frames: The frames.
         liveness: Which of their equations count.
     """
-    variables = (v for frame in frames for number in liveness.live(frame) for v in frame.jaxpr.eqns[number].outvars)
-    return max((_epsilon(variable) for variable in variables if is_inexact(variable)), default=_WIDE)
+    equations = (frame.jaxpr.eqns[number] for frame in frames for number in liveness.live(frame))
+    return max((_epsilon_of(each) for each in equations), default=_WIDE)
 
 
 class NarrowType(NamedTuple):
@@ -80,26 +83,36 @@ def narrowest_type(frames: Iterable[Frame], liveness: Liveness) -> NarrowType | 
 
 def narrowest_type_of(jaxpr: Jaxpr) -> NarrowType | None:
     """Returns the narrowest type that a jaxpr computes in, likewise."""
-    return _narrowest(NarrowType(dtype_name(each.aval.dtype), _epsilon(each)) for each in _computed(jaxpr))
+    variables = (each for equation in _computing(jaxpr) for each in equation.outvars if is_inexact(each))
+    return _narrowest(NarrowType(dtype_name(each.aval.dtype), _epsilon(each)) for each in variables)
 
 
 def coarsest_epsilon_of(jaxpr: Jaxpr) -> float:
     """Returns the relative precision of the narrowest type that a jaxpr computes in."""
-    return max(map(_epsilon, _computed(jaxpr)), default=_WIDE)
+    return max(map(_epsilon_of, _computing(jaxpr)), default=_WIDE)
 
 
-def _computed(jaxpr: Jaxpr) -> Iterator[Any]:
-    """Yields the floating-point variables that are made of others, and not of the bits of integers."""
+def _computing(jaxpr: Jaxpr) -> Iterator[Equation]:
+    """Yields the equations that make floating-point values of others, and not of the bits of integers."""
     for equation in jaxpr.eqns:
         if any(map(is_inexact, equation.invars)):
-            yield from filter(is_inexact, equation.outvars)
+            yield equation
         for inside in sub_jaxprs(equation):
-            yield from _computed(inside.jaxpr)
+            yield from _computing(inside.jaxpr)
+
+
+def _epsilon_of(equation: Equation) -> float:
+    """Returns the relative precision of the narrowest type that an equation computes in.
+
+    A product that states its algorithm has no more digits than float32, of whatever type its operands are.
+    """
+    states_algorithm = type(equation.params.get("precision")).__name__ in _ALGORITHMS
+    least = _SINGLE if states_algorithm else _WIDE
+    return max([least, *(_epsilon(each) for each in equation.outvars if is_inexact(each))])
 
 
 def _narrowest(types: Iterable[NarrowType]) -> NarrowType | None:
-    widest = float(np.finfo(np.float32).eps)
-    return max((each for each in types if each.epsilon > widest), key=lambda each: each.epsilon, default=None)
+    return max((each for each in types if each.epsilon > _SINGLE), key=lambda each: each.epsilon, default=None)
 
 
 def _epsilon(variable: Any) -> float:

@@ -225,7 +225,9 @@ def _in_wide_types(equation: Equation, values: Sequence[Any]) -> list[Any] | Non
     if name == _ON_BITS or sub_jaxprs(equation):
         return None
     types = {each: _wide_type(params[each]) for each in _TYPES if params.get(each) is not None}
-    return bind(equation, values, {**params, **types})
+    # A product may state by which algorithm it is computed, and so that it is of operands in bfloat16.
+    exact = {"precision": None} if "precision" in params else {}
+    return bind(equation, values, {**params, **types, **exact})
 
 
 def _instantiated(cotangent: Any) -> Any:

@@ -142,12 +142,12 @@ class _Search:
     def _below(self, column: _Column) -> np.ndarray | None:
         """Returns labels of which some are below 0 and are counted from the end; None for indices without such.
 
-        A program that computes negative indices means them so.
+        A program that computes negative indices means them so, and so do data that have no others.
         """
         if column.given is None or not column.inputs or not (column.given < 0).any():
             return None
         labels = np.asarray(self._leaves[self._trace.arguments.index(column.inputs[0])])
-        return column.given if labels.min() == column.given.min() else None
+        return column.given if labels.min() == column.given.min() and labels.max() >= 0 else None
 
     def _columns(self, frame: Frame, indices: Atom, number: int) -> Iterator[_Column]:
         """Yields the indices along each axis that a gather looks up along."""

@@ -3,10 +3,12 @@
 A pytree among the arguments has its next state among what is returned where that has one of the same structure, shapes
 and dtypes for each that is given: parameters that are given twice, as those of a target network, and returned once have
 none. What a loss is given is left out: parameters and running averages have conclusions of their own, and a batch is
-often the same at each step. So is a single array, which may be like another one by chance; but not a key.
+often the same at each step.
 
-An accumulator is zero at each recorded step where it is emptied as often. Zeros that stay say something of keys and of
-optax' own states alone, which count their steps where they accumulate.
+What has the structure of another pytree need not be its next state. Sure are keys, optax' own states, which count their
+steps where they accumulate, and means of the parameters, which move little in a step: the gradients of a step are like
+the weights of a teacher in all but their values, and a loss and its accuracy are a pair of numbers as two limits are.
+Other states may begin anew on purpose, as those of an environment.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from gradscope.training.recording.loss_faults import same_state
 #: How many leaves of a state are compared, the smallest ones, and the most elements of each.
 _LEAVES: Final = 8
 _ELEMENTS: Final = 1 << 16
+#: The most that a mean of parameters moves in a step, of its own norm.
+_NEAR: Final = 0.5
 
 #: What a pytree is: its type, and the place, shape and dtype of each leaf.
 _Outline: TypeAlias = tuple[type, tuple[tuple[str, tuple[int, ...], str], ...]]
@@ -50,16 +54,33 @@ def states_to_hand_on(
     for name, tree in arguments.items():
         for state in _states(_Given(name, tree), of_losses):
             outline, leaves = _outline(state.tree), _leaves(state.tree)
-            next_ones = [_leaves(each) for each in _alike(outline, returned)]
-            if leaves and len(next_ones) == len(list(_alike(outline, tuple(arguments.values())))):
-                says_zeros = _is_of_optax(state.tree) or _is_key(state.tree)
-                yield same_state(state.name), _change(leaves, next_ones, says_zeros=says_zeros)
+            alike, next_ones = list(_alike(outline, tuple(arguments.values()))), list(_alike(outline, returned))
+            if not leaves or len(next_ones) != len(alike):
+                continue
+            is_due = _moves(leaves, next_ones)
+            if not (_is_of_optax(state.tree) or _is_key(state.tree)):
+                if not any(id(leaf) in of_losses for each in alike for leaf in jax.tree_util.tree_leaves(each)):
+                    continue
+                is_due &= _count_near(leaves, next_ones) >= _count_near(leaves, alike)
+            yield same_state(state.name), ExpectedChange(tuple(leaves), is_due)
 
 
-def _change(state: Sequence[Any], next_ones: Sequence[Sequence[Any]], *, says_zeros: bool) -> ExpectedChange:
-    moves = [~jnp.stack([is_same(*pair) for pair in zip(each, state, strict=True)]).all() for each in next_ones]
-    says_something = jnp.asarray(says_zeros) | jnp.stack([each.astype(bool).any() for each in state]).any()
-    return ExpectedChange(tuple(state), jnp.stack([*moves, says_something]).all())
+def _moves(state: Sequence[Any], next_ones: Sequence[Any]) -> Any:
+    """Returns whether none of the next states is as it was."""
+    pairs = [list(zip(_leaves(each), state, strict=True)) for each in next_ones]
+    return jnp.stack([~jnp.stack([is_same(*pair) for pair in each]).all() for each in pairs]).all()
+
+
+def _count_near(state: Sequence[Any], trees: Sequence[Any]) -> Any:
+    """Returns how many pytrees are as near to a state as a mean is to the next one; of zeros, only zeros are."""
+    size = _power(state)
+    apart = (_power([one - other for one, other in zip(_leaves(each), state, strict=True)]) for each in trees)
+    return jnp.stack([each <= _NEAR**2 * size for each in apart]).sum()
+
+
+def _power(arrays: Sequence[Any]) -> Any:
+    return jnp.stack([jnp.square(jnp.abs(each.astype(jnp.promote_types(each.dtype, jnp.float32)))).sum()
+                      for each in arrays]).sum()  # fmt: skip
 
 
 def _states(given: _Given, of_losses: Collection[int]) -> Iterator[_Given]:

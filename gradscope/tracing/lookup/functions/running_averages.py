@@ -123,8 +123,10 @@ class _Search:
 
     def _constant(self, frame: Frame, atom: Atom) -> int | None:
         """Returns the number of the constant that an atom is; None for a literal, and for a constant of a frame."""
-        if atom in self._numbers or is_literal(atom) or frame.parent is None or atom not in frame.definitions:
-            return None if is_literal(atom) else self._numbers.get(atom)
+        if is_literal(atom):
+            return None  # it has no hash
+        if atom in self._numbers or frame.parent is None or atom not in frame.definitions:
+            return self._numbers.get(atom)
         outer = unchanged_operand(frame, frame.definitions[atom][1])
         return None if outer is None else self._constant(frame.parent, outer)
 

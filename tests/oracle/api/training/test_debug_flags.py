@@ -90,3 +90,10 @@ def test_arrays_may_be_moved_where_a_flag_forbids_it() -> None:
             jax.jit(jnp.sin)(np.ones(3, np.float32))
         with debug_flags_off():
             assert np.array_equal(jax.jit(jnp.sin)(np.zeros(3, np.float32)), np.zeros(3))
+
+
+def test_numbers_are_captured_where_a_flag_forbids_to_move_them() -> None:
+    with jax.transfer_guard("disallow"):
+        dump = gs.capture(lambda p, x: (jnp.sin(x @ p["w"]) * p["scale"]).sum(), {"w": PARAMS["w"], "scale": 2.0}, X)
+        assert jax.config.jax_transfer_guard_host_to_device == "disallow"
+    assert dump["param_grad/scale"].shape == ()

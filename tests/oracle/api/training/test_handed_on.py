@@ -24,6 +24,7 @@ BATCH = {"x": drawn(1, 8, 4), "y": drawn(2, 8, 3)}
 SGD, ADAM = optax.sgd(0.1, momentum=0.9), optax.adam(0.1)
 GRADS = jax.tree.map(jnp.ones_like, PARAMS)
 KEY, NEW_KEY = jax.random.split(jax.random.key(0))
+PLACE = drawn(3, 2, 2)
 ZEROS = jax.tree.map(jnp.zeros_like, PARAMS)
 
 
@@ -51,8 +52,17 @@ def in_one_argument() -> dict[str, bool]:
     return given(state={"params": PARAMS, "opt": state}, returned={"loss": 0.5, "state": (NEW, following)})
 
 
+def near(factor: float) -> Any:
+    return jax.tree.map(lambda leaf: factor * leaf, PARAMS)
+
+
 def averages() -> dict[str, bool]:
-    return given(params=PARAMS, ema=jax.tree.map(lambda leaf: leaf - 1, PARAMS), returned=(NEW, PARAMS))
+    return given(params=PARAMS, ema=near(0.9), returned=(near(1.01), near(0.91)))
+
+
+def teacher(factor: float) -> dict[str, bool]:
+    """Returns what is told of the weights of a teacher where the step returns its gradients."""
+    return given(params=PARAMS, teacher=near(factor), returned=(near(1.01), GRADS, 0.5))
 
 
 def not_moved() -> dict[str, bool]:
@@ -71,7 +81,14 @@ TOLD: dict[str, tuple[Callable[[], dict[str, bool]], dict[str, bool]]] = {
     "a state that did not move": (not_moved, {"opt_state": False}),
     "keys": (keys, {"key": True, "other": True}),
     "a target network": (lambda: given(params=PARAMS, target=NEW, returned=(NEW, 0.5)), {}),
-    "an empty accumulator": (lambda: given(sums=ZEROS, returned=(NEW,)), {"sums": False}),
+    "a teacher, and gradients": (lambda: teacher(-1.0), {"teacher": False}),
+    "the first parameters, and gradients": (lambda: teacher(1.0), {"teacher": False}),
+    "an empty accumulator": (lambda: given(sums=ZEROS, returned=(NEW,)), {}),
+    "a state of an environment": (
+        lambda: given(env={"x": PLACE, "v": PLACE}, returned={"x": PLACE + 1, "v": PLACE}),
+        {},
+    ),
+    "numbers": (lambda: given(limits=(jnp.float32(-1), jnp.float32(1)), returned=(jnp.float32(3), jnp.float32(4))), {}),
     "what a loss is given": (lambda: given(params=PARAMS, batch=BATCH, returned=(NEW, dict(BATCH))), {}),
     "an array": (lambda: given(params=PARAMS, epoch=jnp.int32(3), returned=(NEW, jnp.int32(5))), {}),
     "no arrays": (lambda: given(mode="train", extra=None, returned=None), {}),

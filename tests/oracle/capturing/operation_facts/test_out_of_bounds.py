@@ -170,6 +170,11 @@ def test_labels_below_zero_that_are_masked_or_meant_are_not(pick: Callable[..., 
     assert found(lambda p, ids: pick(predictions(p, ids), ids), LABELS, most_bytes=MOST_BYTES) == []
 
 
+def test_data_that_are_all_below_zero_are_meant_from_the_end() -> None:
+    ids = -1 - np.abs(LABELS)
+    assert found(lambda p, ids: predictions(p, ids)[jnp.arange(2), ids[:, 0]], ids, most_bytes=MOST_BYTES) == []
+
+
 def test_rows_of_a_table_may_be_counted_from_the_end() -> None:
     assert found(lambda p, ids: p["embed"][ids - 1], LABELS, most_bytes=MOST_BYTES) == []
 

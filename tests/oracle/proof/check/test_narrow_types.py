@@ -54,6 +54,19 @@ RIGHT = {
 }
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda w, x: jax.nn.dot_product_attention(*[in_half(w, x)[None, :, None]] * 3).astype(jnp.float32).sum(),
+        lambda w, x: jnp.tanh(lax.dot(x, w, precision=lax.DotAlgorithmPreset.BF16_BF16_F32)).sum(),
+    ],
+)
+def test_a_product_may_state_its_algorithm(loss: Any) -> None:
+    with jax.numpy_dtype_promotion("standard"):  # which JAX' attention needs
+        found = proof(loss)
+    assert set(statuses(found).values()) == {"correct"}
+
+
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_is_right_in_bfloat16_is_correct(name: str) -> None:
     found = proof(RIGHT[name])

@@ -47,6 +47,11 @@ def attended(p: Any, b: Any) -> Any:
     return made + 0.01 * (shares * jnp.log(shares + 1e-9)).sum(0).mean()  # and the entropy is to be large
 
 
+def matched(p: Any, b: Any) -> Any:
+    scores = (b["x"] @ p["w"]) @ (b["z"][:3] @ p["v"]).T
+    return picked(jax.nn.log_softmax(scores, 0) + jax.nn.log_softmax(scores, 1), b)
+
+
 OVER = (
     lambda p, b: picked(jnp.log(jax.nn.softmax(b["x"] @ p["w"], axis=0)), b),
     lambda p, b: picked(jax.nn.log_softmax(b["x"] @ p["w"], axis=0), b),
@@ -54,6 +59,7 @@ OVER = (
     lambda p, b: -jnp.log(jax.nn.softmax(b["x"] @ p["w"], axis=0)[jnp.arange(4), b["y"]]).mean(),
     lambda p, b: -jnp.log(picked_shares(b["x"] @ p["w"], b) + 1e-9).mean(),
     lambda p, b: -jnp.log((jax.nn.softmax(b["x"] @ p["w"], axis=0) * jax.nn.one_hot(b["y"], 3)).sum(1)).mean(),
+    lambda p, b: -(jax.nn.log_softmax(b["x"] @ p["w"], 0) * jax.nn.one_hot(b["y"], 3)).sum(1).mean(),
     lambda p, b: picked(jax.jit(lambda z: jax.nn.log_softmax(jnp.tanh(z), 0))(b["x"] @ p["w"]), b),
 )
 OTHER = (
@@ -68,6 +74,12 @@ OTHER = (
     attended,
     lambda p, b: jnp.square(jax.nn.logsumexp(b["x"] @ p["w"], axis=0) - jnp.arange(3.0)).mean(),  # scores of one bag
     lambda p, b: jnp.log(jnp.exp(b["x"]).sum(0) @ p["w"]).sum(),
+    lambda p, b: -jax.nn.log_softmax(b["x"] @ p["w"], 0)[b["y"][:3], jnp.arange(3)].mean(),  # three rankings
+    lambda p, b: -(jax.nn.softmax(b["z"][:, :3], 0) * jax.nn.log_softmax(b["x"] @ p["w"], 0)).sum(0).mean(),
+    matched,
+    lambda p, b: (
+        -(jnp.log(jnp.arange(3).astype(jnp.float32))[None] * jax.nn.log_softmax(b["x"] @ p["w"])).sum()
+    ),  # a log of no shares
 )
 
 

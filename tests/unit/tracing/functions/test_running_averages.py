@@ -51,6 +51,7 @@ def test_a_running_average_is_found(returned: Callable[[Any, Any, Any], Any]) ->
         lambda mean, old, b: 0.9 * old,  # nothing new is in it
         lambda mean, old, b: 0.5 * b["x"] + 0.5 * mean[0],  # the loss depends on x
         lambda mean, old, b: (0.9 * old + 0.1 * mean).sum(),
+        lambda mean, old, b: mean.sum() + 1.0,  # a number has no name
     ],
 )
 def test_another_value_is_none(returned: Callable[[Any, Any, Any], Any]) -> None:

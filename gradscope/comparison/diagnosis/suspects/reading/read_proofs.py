@@ -70,19 +70,24 @@ def _is_normalised(value: Array, axes: tuple[int, ...]) -> bool:
     return bool(np.all(np.abs(np.square(value).mean(axes) - 1) <= _NORMALISED))
 
 
-def multiplies_another(read: Recovered, value: Recovered, arriving: Recovered, gradients: Sequence[Recovered]) -> bool:
+def multiplies_another(
+    read: Recovered, value: Recovered, arriving: Recovered, params: Sequence[Recovered], gradients: Sequence[Recovered]
+) -> bool:
     """Returns whether a layer multiplies a value by its kernel in one program, and another one in the other.
 
     Args:
         read: The value before the layer, on which the programs agree.
         value: What it computes.
         arriving: The gradient that arrives there.
+        params: Its parameters.
         gradients: Those of its parameters: of a kernel, and of a bias.
     """
     kernels, biases = ([each for each in gradients if (each.own.ndim > 1) is many] for many in (True, False))
     if len(kernels) != 1 or len(biases) != 1 or value.own.shape != arriving.own.shape:
         return False
     (kernel,), (bias,) = kernels, biases
+    if _normalises_itself(kernel, params):
+        return False
     for derivative in DERIVATIVES.values():
         sent = Recovered(*(each * derivative(made) for each, made in zip(arriving, value, strict=True)))
         if not _are_sums(sent, bias):
@@ -95,6 +100,21 @@ def multiplies_another(read: Recovered, value: Recovered, arriving: Recovered, g
                 (at,) = others
                 padded = itertools.chain.from_iterable(padded_otherwise(each) for each in every)
                 return not any(_is_product(each, read[at], sent[at], kernel[at]) for each in (*every, *padded))
+    return False
+
+
+def _normalises_itself(gradient: Recovered, params: Sequence[Recovered]) -> bool:
+    """Returns whether one program divides a kernel by its own size, as weights are standardised: no scale of it counts.
+
+    The gradient then is at right angles to the kernel, and no product with anything that is read.
+    """
+    for kernel in (each for each in params if each.own.shape == gradient.own.shape):
+        along = [abs(float(np.vdot(*both))) for both in zip(kernel, gradient, strict=True)]
+        sizes = [
+            float(np.linalg.norm(one) * np.linalg.norm(other)) for one, other in zip(kernel, gradient, strict=True)
+        ]
+        if sum(each <= _FITS * size for each, size in zip(along, sizes, strict=True)) == 1:
+            return True
     return False
 
 

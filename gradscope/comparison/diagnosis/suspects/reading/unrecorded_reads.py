@@ -218,7 +218,7 @@ class _Side:
         single = read[0] if len(read) == 1 else None
         if arriving is None or single is None or single.own.size > _MOST_ELEMENTS:
             return ""
-        return self._in_a_step(self._layer) if multiplies_another(single, value, arriving, gradients) else ""
+        return self._in_a_step(self._layer) if multiplies_another(single, value, arriving, known, gradients) else ""
 
     def _in_a_step(self, layer: Layer) -> str:
         around = _around(self._layers, layer, self._read)

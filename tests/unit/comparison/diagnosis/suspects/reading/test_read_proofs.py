@@ -84,6 +84,7 @@ def _convolved(fault: str = "", *, port: bool = False) -> Dump:
             kernel = weights["second"]
             kernel = kernel * jnp.linspace(0.5, 2, 5) if fault == "scaled" else kernel
             kernel = kernel.swapaxes(0, 1) + weights["other"] if fault == "kernel" else kernel
+            kernel = (kernel - kernel.mean((0, 1, 2))) / kernel.std((0, 1, 2)) if fault == "standardised" else kernel
             x = conv(x, kernel)
             x = x + weights["bias"]
             x = x * jnp.linspace(1, 2, 6)[:, None, None] if fault == "position" else x
@@ -104,7 +105,7 @@ def test_a_convolution_that_is_right_reads_another_value(convolved: Dump, fault:
     assert BETWEEN in found, found
 
 
-@pytest.mark.parametrize("fault", ["scaled", "kernel", "position"])
+@pytest.mark.parametrize("fault", ["scaled", "kernel", "standardised", "position"])
 def test_a_convolution_that_may_be_wrong_is_blamed_itself(convolved: Dump, fault: str) -> None:
     found = gs.compare(convolved, _convolved(fault, port=True)).sentence
     assert found.startswith("Forward first differs at `second` ("), found
