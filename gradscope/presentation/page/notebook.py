@@ -13,7 +13,7 @@ from gradscope.dump.manifest.manifest import Manifest
 from gradscope.naming.small_chart import SmallChart
 from gradscope.presentation.page.content.depth_content import DIRECTIONS, layers_along_depth
 from gradscope.presentation.page.page_parts import PageNotes
-from gradscope.presentation.page.run_page import run_verdict, steepest_trends
+from gradscope.presentation.page.run_page import steepest_trends
 from gradscope.presentation.page.static_html import summary_html
 from gradscope.presentation.render.document import Note
 from gradscope.presentation.reports.dump_overview import verdict_note
@@ -59,7 +59,7 @@ def run_html(line: str, report: RunReport) -> str:
     at = np.union1d(recorded["step"], losses["step"])
     lines = {"loss": _at(at, losses, "loss")} | {name: _at(at, recorded, name) for name in ("grad_norm", "update_norm")}
     chart = SmallChart(title="over steps", lines=lines)
-    notes = [run_verdict(report.alarms, report.learning), *learning_notes(report.learning)]
+    notes = [report.verdict, *learning_notes(report.learning)]
     return _put_together([*notes, Note(label="run", text=line)], chart, steepest_trends(report, _LINES))
 
 

@@ -24,7 +24,7 @@ from gradscope.presentation.render.document import Note
 from gradscope.presentation.render.screen import BAD, Screen
 from gradscope.presentation.reports.comparing.compared_runs import RunDivergenceReport
 from gradscope.presentation.reports.origins import origin_notes
-from gradscope.presentation.reports.runs.alarm_words import alarm_sentence, run_verdict, worst_alarm
+from gradscope.presentation.reports.runs.alarm_words import alarm_sentence, worst_alarm
 from gradscope.presentation.reports.runs.run_facts import learning_notes, loss_ends
 from gradscope.presentation.reports.runs.run_report import RunReport, trends_report
 from gradscope.presentation.tables.dump_rows import Row, rows_of, value_family
@@ -139,7 +139,7 @@ def _difference(ref: History, candidate: ComparedRun, keys: Keys) -> Streamed:
 def _summary(report: RunReport) -> Iterator[PageNotes | Table]:
     worst = worst_alarm(report.alarms)
     yield PageNotes(
-        notes=[run_verdict(report.alarms, report.learning), *origin_notes(report.origins), *_facts(report)],
+        notes=[report.verdict, *origin_notes(report.origins), *_facts(report)],
         keys=[worst.key or ""] if worst else [],
         steps=[worst.step] if worst else [],
     )
@@ -160,7 +160,7 @@ def _compared_summary(candidates: Sequence[ComparedRun], reports: Sequence[RunRe
             else:
                 tables.append(replace(part, title=f"{title}: {part.title}") if title else part)
     for report in reports:
-        yield PageNotes(title=report.path, notes=[run_verdict(report.alarms, report.learning), *_facts(report)[:-1]])
+        yield PageNotes(title=report.path, notes=[report.verdict, *_facts(report)[:-1]])
         yield _alarms(report, f"Alarms of {report.path}")
     yield from tables
 

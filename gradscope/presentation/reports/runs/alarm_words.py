@@ -33,12 +33,13 @@ def alarm_json(alarm: Alarm) -> dict[str, Json]:
     return {name: fact for name, fact in facts.items() if fact is not None}
 
 
-def run_verdict(alarms: Sequence[Alarm], learning: Learning) -> Note:
+def run_verdict(alarms: Sequence[Alarm], learning: Learning, *, recorded: int) -> Note:
     """Returns the verdict on a run: why it diverged, what was not finite, its first alarm, or that there was none.
 
     Args:
         alarms: Its alarms.
         learning: What it says of whether it learns, to whose lines a verdict without an alarm refers.
+        recorded: How many steps are recorded: of none, nothing is known.
     """
     # What is not finite ends a run, and is what a reader comes for; the alarms before it are listed, too.
     first = worst_alarm(alarms)
@@ -46,7 +47,8 @@ def run_verdict(alarms: Sequence[Alarm], learning: Learning) -> Note:
         return Note(label="verdict", text=f"{first.rule}: {alarm_sentence(first)}", style=BAD)
     told = dict.fromkeys(each.label for each in learning_notes(learning))
     look = f"; look at {' and '.join(map(repr, told))}" if told else ""
-    return Note(label="verdict", text=f"no alarm{look}", style=DOUBTFUL if told else GOOD)
+    found = "no alarm" if recorded else "no step is recorded"
+    return Note(label="verdict", text=f"{found}{look}", style=GOOD if recorded and not told else DOUBTFUL)
 
 
 def worst_alarm(alarms: Sequence[Alarm]) -> Alarm | None:

@@ -15,13 +15,12 @@ from gradscope.presentation.reports.runs.run_facts import learning_notes
 
 
 def run_annotations(
-    path: str, alarms: Sequence[Alarm], origins: Sequence[Origin], learning: Learning, *, tensors: Iterable[TensorRow],
+    alarms: Sequence[Alarm], origins: Sequence[Origin], learning: Learning, *, tensors: Iterable[TensorRow],
     checked: frozenset[str],
 ) -> list[Annotation]:  # fmt: skip
-    """Returns the annotations of a run, or the one that it has no alarm.
+    """Returns the annotations of a run; none where there is nothing to say.
 
     Args:
-        path: The run's folder, as the user named it.
         alarms: Its alarms.
         origins: Where what was not finite began.
         learning: What it says of whether it learns.
@@ -53,4 +52,4 @@ def run_annotations(
         )
         for each in learning_notes(learning)
     ]
-    return [*began, *found, *told] or [Annotation(level="notice", title="gradscope", message=f"no alarm in {path}")]
+    return [*began, *found, *told]

@@ -117,12 +117,17 @@ class RunReport:
             Notes(notes=(*self._end(), *self._facts(screen))),
         )  # fmt: skip
 
+    @property
+    def verdict(self) -> Note:
+        """The verdict on the run."""
+        return run_verdict(self.alarms, self.learning, recorded=len(self.steps["step"]))
+
     def annotations(self) -> list[Annotation]:
         """Returns the alarms and what the run says, next to the source lines of their tensors where these are shown."""
         tensors = [row.tensor for row in (*self.shown, *self.trends)]
-        return run_annotations(
-            self.path, self.alarms, self.origins, self.learning, tensors=tensors, checked=self.checked
-        )
+        found = run_annotations(self.alarms, self.origins, self.learning, tensors=tensors, checked=self.checked)
+        nothing = Annotation(level="notice", title="gradscope", message=f"{self.verdict.text} in {self.path}")
+        return found or [nothing]
 
     def rows(self) -> list[dict[str, Json]]:
         """Returns name, family and statistics of each row."""
@@ -167,14 +172,14 @@ class RunReport:
             else first_lines(step_tables(self.shown, in_order=self.in_order), most)
         )
         return (
-            Notes(notes=(run_verdict(self.alarms, self.learning), *origin_notes(self.origins), *self._facts(screen))),
+            Notes(notes=(self.verdict, *origin_notes(self.origins), *self._facts(screen))),
             Notes(title=f"Other alarms ({len(others):,})", notes=tuple(notes)),
             *tables, Notes(notes=(*self._look(), Note(label="more", text=text))),
         )  # fmt: skip
 
     def _end(self) -> Sequence[Note]:
         """Returns that there is no alarm, which the list of alarms does not say, or how to look at the worst one."""
-        return self._look() if self.alarms else [run_verdict((), self.learning)]
+        return self._look() if self.alarms else [self.verdict]
 
     def _look(self) -> Sequence[Note]:
         """Returns the commands that show the step of the worst alarm, and what its rule means."""

@@ -7,6 +7,7 @@ import pytest
 from gradscope.history.history_rows import Alarm, LossFault
 from gradscope.history.views.climbing import Climb
 from gradscope.history.views.learning import NOTHING_TO_SAY, Learning
+from gradscope.presentation.render.screen import DOUBTFUL
 from gradscope.presentation.reports.runs.alarm_words import run_verdict
 
 EARLY = Alarm(step=30, rule="update-ratio", why="is 0.2 of the parameter", key="update/w")
@@ -19,11 +20,16 @@ FATAL = Alarm(step=37, rule="nonfinite", why="the loss is inf")
     [((EARLY, LATE, FATAL), "nonfinite: "), ((EARLY, LATE), "update-ratio: "), ((), "no alarm")],
 )
 def test_the_verdict_is_what_was_not_finite_else_the_first_alarm(alarms: tuple[Alarm, ...], expected: str) -> None:
-    assert run_verdict(alarms, NOTHING_TO_SAY).text.startswith(expected)
+    assert run_verdict(alarms, NOTHING_TO_SAY, recorded=9).text.startswith(expected)
 
 
 def test_a_verdict_without_an_alarm_names_the_lines_to_look_at() -> None:
     faults = (LossFault("broadcast", "input/y ..."), LossFault("broadcast", "input/z ..."))
     learning = Learning(faults=faults, climb=Climb(count=9, cosine=0.5))
-    assert run_verdict((), learning).text == "no alarm; look at 'broadcast' and 'climbing'"
-    assert run_verdict((EARLY,), learning).text.startswith("update-ratio: ")
+    assert run_verdict((), learning, recorded=9).text == "no alarm; look at 'broadcast' and 'climbing'"
+    assert run_verdict((EARLY,), learning, recorded=9).text.startswith("update-ratio: ")
+
+
+def test_of_a_run_without_a_recorded_step_nothing_is_known() -> None:
+    verdict = run_verdict((), NOTHING_TO_SAY, recorded=0)
+    assert (verdict.text, verdict.style) == ("no step is recorded", DOUBTFUL)
