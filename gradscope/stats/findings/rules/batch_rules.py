@@ -25,6 +25,8 @@ _CLEAN: Final = (
     "mend or leave out the examples that these elements are in, which scaling all of them does not cure: 'show DUMP "
     "--tensor {key}' says where the largest is"
 )
+#: What to do about labels below 0.
+_MASK: Final = "mask the loss of labels that stand for none, or leave these examples out of the batch"
 #: The fewest layers behind an input whose signals are large as it is, where that of the last layer is not.
 _CARRYING: Final = 2
 
@@ -45,7 +47,8 @@ def out_of_bounds(evidence: RuleEvidence, _: Thresholds) -> Iterator[Suspect]:
         entry = None if name is None else evidence.entry(family, name)
         if entry is not None:
             found = suspect("out-of-bounds", entry, _beyond(each))
-            yield replace(found, finding=replace(found.finding, source=each.source))
+            finding = replace(found.finding, source=each.source)
+            yield replace(found, finding=replace(finding, repair=_MASK) if each.looked_up == "last values" else finding)
 
 
 def _beyond(found: OutOfBounds) -> str:

@@ -252,7 +252,8 @@ def test_the_finding_of_labels_below_zero_says_which_class_they_train() -> None:
     pick = BELOW["along an axis"][0]
     loss = loss_of(lambda p, ids: pick(predictions(p, ids), ids))
     findings = gs.capture(loss, P, {"ids": jnp.asarray(LABELS), "x": X}).findings()
-    (why,) = [each.why for each in findings if each.rule == "out-of-bounds"]
+    ((why, repair),) = [(each.why, each.repair) for each in findings if each.rule == "out-of-bounds"]
+    assert repair.startswith("mask the loss")
     assert why.startswith("has 2 of 2 labels below 0, down to -3, that are not masked")
     assert why.endswith("-1 picks the last of the 6 values")
 

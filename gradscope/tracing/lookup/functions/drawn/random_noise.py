@@ -1,8 +1,8 @@
 """Random numbers that are added to what is made of the batch, or multiply it, before weights are: noise.
 
-Those of a variational autoencoder, of a diffusion model and of a router are such. What random numbers only are compared
-with is a mask. A row that is broadcast to all examples is none of theirs, and neither are points that a model is
-evaluated at, where no batch is.
+Those of a variational autoencoder, of a diffusion model and of a router are such. Random numbers that are only compared
+make a mask. A row that is broadcast to all examples is no noise of theirs, and neither are points at which a model
+without a batch is evaluated.
 """
 
 from __future__ import annotations
