@@ -31,6 +31,8 @@ Evaluator: TypeAlias = Callable[[Jaxpr, Sequence[Any], Sequence[Any]], list[Any]
 #: How many times a loop ran, once for each of its conditions, and what it carries.
 LoopState: TypeAlias = tuple[Any, list[Any]]
 
+#: Primitives whose derivatives are a function's own; the last is an object (`custom_root`, from JAX 0.12).
+_WITH_RULES: Final = CUSTOM_RULES | {"call_hi_primitive"}
 #: Primitives that read some elements of their first operand.
 _READS: Final = frozenset({"dynamic_slice", "gather"})
 
@@ -69,13 +71,13 @@ def evaluated_inside(
 
 def has_rule(equation: Equation) -> bool:
     """Returns whether JAX takes an equation's derivatives from a rule, and not from what it runs."""
-    return equation.primitive.name in CUSTOM_RULES or kind_of(equation) == "linear_solve"
+    return equation.primitive.name in _WITH_RULES or kind_of(equation) == "linear_solve"
 
 
 def evaluated_without_rule(equation: Equation, values: Sequence[Any], evaluate: Evaluator) -> list[Any]:
     """Returns the outputs of an equation that has a rule, by what it runs."""
     (inside,) = sub_jaxprs(equation)
-    if equation.primitive.name not in CUSTOM_RULES:
+    if equation.primitive.name not in _WITH_RULES:
         operands = solve_operands(equation, values)
         values = [*operands.solve, *operands.right]
     return evaluate(inside.jaxpr, inside.constants, values)

@@ -11,6 +11,7 @@ Sharp edges and their workarounds:
 - From JAX 0.11 `ClosedJaxpr` is `Jaxpr` itself; `opened` returns (jaxpr, constants) for either.
 - `jit`'s primitive was called `pjit` before 0.7; `closed_call` became `eval_jaxpr` in 0.11.
 - `scan` stated its numbers of constants and carries directly before 0.12, and by a pair of trees since.
+- Primitives may be objects of their own, `call_hi_primitive`, as `custom_root` is from 0.12; they `expand` to a jaxpr.
 
 Only `jax.extend` is used, never `jax._src`; both are outside JAX's compatibility promise, which is why no other module
 of gradscope may touch them. The exception is `kept_programs` of `gradscope.cli`, which does without what it lacks.
@@ -53,8 +54,8 @@ _KINDS: Final[Mapping[str, FrameKind]] = {
 }
 #: Whether a scope is opened anywhere in a jaxpr.
 _opens_scopes: Final[WeakKeyDictionary[Any, bool]] = WeakKeyDictionary()
-
-
+#: What a primitive that is an object runs.
+_expansions: Final[WeakKeyDictionary[Any, Any]] = WeakKeyDictionary()
 #: Primitives that return each operand as the output at its position.
 OPERAND_BY_OPERAND: Final = frozenset({"device_put", "optimization_barrier"})
 
@@ -138,9 +139,7 @@ def kind_of(equation: Equation) -> FrameKind | None:
         return "opaque"  # before 0.7 its operands were described by axis names we would have to guess
     if kind == "remat" and equation.params.get("differentiated"):
         return "opaque"  # the user's own gradient of a checkpointed function: already rewritten by JAX
-    if kind is not None:
-        return kind
-    return "opaque" if any(True for _ in _jaxprs_in(equation.params.values())) else None
+    return kind or ("opaque" if any(True for _ in _jaxprs_in(equation.params.values())) else None)
 
 
 def _calls_layers(equation: Equation) -> bool:
@@ -183,12 +182,10 @@ def sub_jaxprs(equation: Equation) -> list[SubJaxpr]:
         inside = list(_jaxprs_in(params.values()))
     else:
         inside = [params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]]
-    return [_sub_jaxpr(kind, branch, jaxpr) for branch, jaxpr in enumerate(inside)]
-
-
-def _sub_jaxpr(kind: FrameKind, branch: int, jaxpr: Any) -> SubJaxpr:
-    inner, constants = opened(jaxpr)
-    return SubJaxpr(kind=kind, branch=branch, jaxpr=inner, constants=constants)
+    return [
+        SubJaxpr(kind=kind, branch=branch, jaxpr=jaxpr, constants=constants)
+        for branch, (jaxpr, constants) in enumerate(map(opened, inside))
+    ]
 
 
 def _jaxprs_in(values: Any) -> Iterator[Any]:
@@ -197,8 +194,16 @@ def _jaxprs_in(values: Any) -> Iterator[Any]:
             yield from _jaxprs_in(value)
         elif hasattr(value, "eqns"):
             yield value
-        elif isinstance(of_object := getattr(value, "params", None), Mapping):  # a primitive that is an object (0.12)
-            yield from _jaxprs_in(of_object.values())
+        elif hasattr(value, "expand"):
+            yield _expanded(value)
+
+
+def _expanded(primitive: Any) -> Any:
+    """Returns the jaxpr of what a primitive that is an object runs, as a function of the operands."""
+    if primitive not in _expansions:
+        run = lambda *leaves: primitive.expand(*primitive.in_tree.unflatten(leaves))  # noqa: E731
+        _expansions[primitive] = jax.make_jaxpr(run)(*primitive.in_avals_flat)
+    return _expansions[primitive]
 
 
 def loop_arity(equation: Equation) -> LoopArity:
@@ -227,8 +232,7 @@ def manual_axes(equation: Equation) -> tuple[str, ...]:
 
 
 def trace_state() -> object:
-    """Returns what identifies the transformation that is being traced: equal where it is the same one."""
-    # JAX 0.6 has it in `jax.core`.
+    """Returns what identifies the transformation that is being traced: equal where it is the same (0.6: in core)."""
     found = getattr(jex_core, "get_opaque_trace_state", None) or import_module("jax.core").get_opaque_trace_state
     return found(convention="gradscope")
 
@@ -239,11 +243,7 @@ def run_closed(jaxpr: Any, *operands: Any) -> list[Any]:
 
 
 def trace(function: Callable[..., Any], *args: Any) -> tuple[Jaxpr, tuple[Any, ...], Any]:
-    """Traces a function on arguments or their shapes.
-
-    Returns:
-        The open jaxpr, its constants, and the output's pytree of `jax.ShapeDtypeStruct`.
-    """
+    """Returns the open jaxpr of a function of arguments or shapes, its constants, and the output's shapes and types."""
     closed, out_shape = jax.make_jaxpr(function, return_shape=True)(*args)
     return *opened(closed), out_shape
 

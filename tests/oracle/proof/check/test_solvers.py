@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import hijax
 from jax.experimental.ode import odeint
 from jax.scipy.sparse.linalg import cg
 
@@ -111,6 +112,32 @@ def equilibrium(solve: Callable[..., Any], *, factor: float = 1.0, one_step: boo
     return lambda w, x: jnp.square(fixed(w, x)).mean()
 
 
+class FixedPoint(getattr(hijax, "VJPHiPrimitive", None) or hijax.HiPrim):  # `HiPrim` from JAX 0.12
+    """The fixed point of a cell, as a primitive that is an object, whose rule may be wrong by a factor."""
+
+    def __init__(self, w: Any, x: Any, factor: float) -> None:
+        self.in_avals, self.out_aval, self.params = (jax.typeof(w), jax.typeof(x)), jax.typeof(x), {"factor": factor}
+        super().__init__()
+
+    def expand(self, w: Any, x: Any) -> Any:
+        return repeated(lambda z: cell(w, x, z), jnp.zeros_like(x))
+
+    def vjp_fwd(self, nzs_in: Any, w: Any, x: Any) -> Any:
+        found = self(w, x)
+        return found, (w, x, found)
+
+    def vjp_bwd_retval(self, kept: Any, cotangent: Any) -> Any:
+        w, x, found = kept
+        pull = jax.vjp(lambda z: cell(w, x, z), found)[1]
+        sent = repeated(lambda u: cotangent + pull(u)[0], jnp.zeros_like(cotangent))
+        of_w, of_x = jax.vjp(lambda w, x: cell(w, x, found), w, x)[1](sent)
+        return self.factor * of_w, of_x
+
+
+def as_object(factor: float) -> Callable[[Any, Any], Any]:
+    return lambda w, x: jnp.square(FixedPoint(w, x, factor)(w, x)).mean()
+
+
 def conjugate(w: Any, x: Any) -> Any:
     matrix = jnp.eye(4) + w @ w.T
     return jnp.square(cg(lambda v: matrix @ v, x[0], tol=1e-3)[0]).sum()
@@ -167,6 +194,7 @@ def batched(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 RIGHT = {
     "a fixed point by eight steps": equilibrium(repeated),
     "a fixed point by numbered steps": equilibrium(numbered),
+    "a fixed point as a primitive that is an object": as_object(1.0),
     "a fixed point by steps that Python repeats": equilibrium(unrolled),
     "a fixed point by steps that Python repeats, of each example": batched(equilibrium(unrolled)),
     "a fixed point that its largest number of steps ends": equilibrium(until_tired),
@@ -178,6 +206,7 @@ RIGHT = {
 }
 WRONG = {
     "a factor at eight steps": equilibrium(repeated, factor=1.01),
+    "a factor of a primitive that is an object": as_object(1.01),
     "a factor at steps that Python repeats": equilibrium(unrolled, factor=1.01),
     "one step in the place of steps that Python repeats": equilibrium(unrolled, one_step=True),
     "a factor at the largest number of steps": equilibrium(until_tired, factor=1.01),
