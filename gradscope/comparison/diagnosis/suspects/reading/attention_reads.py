@@ -2,7 +2,12 @@
 
 Where an attention has no entry, the layer behind it shows which it is: of the values that it is computed from, any may
 be the query, the key and the value, of any number of heads, scaled and masked in the usual ways. The attention of each
-program has to make the output of the layer; then what differs between them is told.
+program has to make the output of the layer; then what differs between them is told. Where one of
+them makes it in a usual way, the other may also take the shares over the queries, or merge the heads without moving
+them behind the positions.
+
+Products of a kernel that only the reference has an entry for are those of the candidate, too, where what they are made
+of agrees.
 """
 
 from __future__ import annotations
@@ -16,6 +21,8 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
+from gradscope.comparison.diagnosis.refuting.kernel_products import is_product
 from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered, RecoveredValues
 from gradscope.comparison.diagnosis.suspects.steps import makers_of
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
@@ -25,6 +32,9 @@ from gradscope.naming.wording import brief
 
 #: The relative error up to which an output is made of an attention.
 _FITS: Final = 1e-4
+
+#: The largest relative error of what a product is made of, where that agrees.
+_AGREE: Final = 1e-3
 
 #: The most examples, and elements of one of them, of which attentions are computed, and the most heads.
 _MOST_EXAMPLES: Final = 2
@@ -46,12 +56,16 @@ class _Attention(NamedTuple):
         heads: The number of heads.
         scale: By what scores are multiplied.
         mask: The mask, in words.
+        over_queries: Whether shares of the queries add up to one, and not those of the keys.
+        unmoved: Whether the heads are merged where they are, before the positions.
     """
 
     order: tuple[int, ...]
     heads: int
     scale: float
     mask: str
+    over_queries: bool = False
+    unmoved: bool = False
 
     def of(self, values: Sequence[Array], masks: _Masks) -> Array:
         """Returns the attention of values `[examples, positions, features]`."""
@@ -61,13 +75,20 @@ class _Attention(NamedTuple):
         scores = self.scale * query @ key.swapaxes(2, 3)
         mask = masks[self.mask]
         scores = scores if mask is None else np.where(mask, scores, _MASKED)
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        read = weights / weights.sum(-1, keepdims=True) @ value
-        return read.swapaxes(1, 2).reshape(values[0].shape)
+        axis = -2 if self.over_queries else -1
+        weights = np.exp(scores - scores.max(axis, keepdims=True))
+        read = weights / weights.sum(axis, keepdims=True) @ value
+        return (read if self.unmoved else read.swapaxes(1, 2)).reshape(values[0].shape)
+
+    def unusual(self) -> Iterator[_Attention]:
+        """Yields what the attention may be by a mistake."""
+        ways = [(True, False), *([(False, True), (True, True)] if self.heads > 1 else [])]
+        yield from (self._replace(over_queries=axis, unmoved=merged) for axis, merged in ways)
 
     def differences(self, other: _Attention) -> int:
         """Returns in how many ways the attention is another than a given one."""
-        pairs = [*zip(self.order, other.order, strict=True), (self.heads, other.heads), (self.mask, other.mask)]
+        pairs = [*zip(self.order, other.order, strict=True), *zip(self[4:], other[4:], strict=True)]
+        pairs += [(self.heads, other.heads), (self.mask, other.mask)]
         return sum(one != two for one, two in pairs) + (not math.isclose(self.scale, other.scale))
 
     def words(self, other: _Attention, names: Sequence[str]) -> str:
@@ -83,6 +104,10 @@ class _Attention(NamedTuple):
         told += [f"{self.heads} head{'s' * (self.heads > 1)}"] if self.heads != other.heads else []
         told += [f"scores times {brief(self.scale)}"] if not math.isclose(self.scale, other.scale) else []
         told += [self.mask] if self.mask != other.mask else []
+        if self.over_queries != other.over_queries:
+            told.append("a softmax over the queries" if self.over_queries else "a softmax over the keys")
+        if self.unmoved != other.unmoved:
+            told.append("heads merged before the positions" if self.unmoved else "heads merged behind the positions")
         return ", ".join(told)
 
 
@@ -101,7 +126,8 @@ def attention_read(dumps: Dumps, pairing: Pairing, match: Match) -> str:
     value = pairs.pair(match.ref)
     if layer is None or value is None or value.own.ndim != 3:
         return ""
-    parts, names = _parts([(each, pair) for each in read if (pair := pairs.pair(each)) is not None])
+    products = _Products(dumps, pairs)
+    parts, names = _parts([(each, pair) for each in read if (pair := pairs.pair(each) or products.pair(each))])
     params = [pair for name in layer.params if (pair := pairs.pair(key_of(PARAM, name))) is not None]
     if not parts or len(params) < len(layer.params):
         return ""
@@ -109,18 +135,89 @@ def attention_read(dumps: Dumps, pairing: Pairing, match: Match) -> str:
                                         if each in known and dumps.ref.has_tensor(each)})  # fmt: skip
     one, two = ([each[side] for each in parts] for side in (0, 1))
     tried = list(_attentions(one[0].shape[-1], masks))
-    own = next(_fitting(tried, one, value.own, [each.own for each in params], masks), None)
-    if own is None:
+    of_ref = _Layer(one, value.own, [each.own for each in params])
+    of_cand = _Layer(two, value.other, [each.other for each in params])
+    found = _attentions_of(of_ref, of_cand, tried, masks)
+    if found is None:
         return ""
-    tried.sort(key=own.differences)
-    others = list(islice(_fitting(tried, two, value.other, [each.other for each in params], masks), 2))
-    # Where a mask leaves one position, nothing shows heads and scale: the fewest differences are told.
-    if not others or own == others[0] or len({*map(own.differences, others)}) < len(others):
-        return ""
-    other = others[0]
+    own, other = found
     return (
         f"which reads an attention with {own.words(other, names)}, and in the candidate with {other.words(own, names)}"
     )
+
+
+class _Layer(NamedTuple):
+    """_Layer has the three values that an attention may be of, and the output and parameters of the layer behind it."""
+
+    values: Sequence[Array]
+    output: Array
+    params: Sequence[Array]
+
+    def fitting(self, tried: Iterable[_Attention], masks: _Masks) -> Iterator[_Attention]:
+        """Yields those of some attentions that make the output."""
+        return _fitting(tried, self.values, self.output, self.params, masks)
+
+
+def _attentions_of(
+    ref: _Layer, cand: _Layer, tried: Sequence[_Attention], masks: _Masks
+) -> tuple[_Attention, _Attention] | None:
+    """Returns the attentions of two layers; None where one is not known, or they are the same.
+
+    Args:
+        ref: The layer of the reference.
+        cand: That of the candidate.
+        tried: The usual attentions.
+        masks: The masks.
+    """
+    own = next(ref.fitting(tried, masks), None)
+    if own is None:
+        its = next(cand.fitting(tried, masks), None)
+        own = None if its is None else next(ref.fitting(_beside(tried, its), masks), None)
+        return None if its is None or own is None else (own, its)
+    others = list(islice(cand.fitting(sorted(tried, key=own.differences), masks), 2))
+    others = others or list(islice(cand.fitting(_beside(tried, own), masks), 2))
+    # Where a mask leaves one position, nothing shows heads and scale: the fewest differences are told.
+    if not others or own == others[0] or len({*map(own.differences, others)}) < len(others):
+        return None
+    return own, others[0]
+
+
+def _beside(tried: Iterable[_Attention], known: _Attention) -> list[_Attention]:
+    """Returns what attentions of the heads, order and mask of a known one may be by a mistake, the nearest first."""
+    alike = (each for each in tried if (each.order, each.heads, each.mask) == (known.order, known.heads, known.mask))
+    return sorted((other for each in alike for other in each.unusual()), key=known.differences)
+
+
+class _Products:
+    """_Products has the products of kernels that only the reference has an entry for.
+
+    Args:
+        dumps: The dumps.
+        pairs: The tensors that are pairs.
+    """
+
+    def __init__(self, dumps: Dumps, pairs: RecoveredValues) -> None:
+        self._tensors, self._pairs, self._known = FloatTensors(dumps.ref), pairs, frozenset(dumps.ref.keys())
+        self._makers, self._sources = makers_of(dumps.ref.manifest.layers), sources_of(dumps.ref.manifest.layers)
+
+    def pair(self, key: str) -> Recovered | None:
+        """Returns a product of both programs; None where the candidate may have another, or none.
+
+        Args:
+            key: Its key.
+        """
+        layer, value = self._makers.get(split_key(key)[1]), self._tensors.tensor(key)
+        if layer is None or value is None or not layer.params:
+            return None
+        sources = (each for each in self._sources.get(key, ()) if each in self._known)
+        read = [each for each in sources if split_key(each)[0] in (ACTIVATION, INPUT)]
+        made_of = [self._pairs.pair(each) for each in (*read, *(key_of(PARAM, name) for name in layer.params))]
+        known = read and all(pair is not None and _agree(pair) for pair in made_of)
+        return Recovered(value, value) if known and is_product(self._tensors, layer, key) else None
+
+
+def _agree(pair: Recovered) -> bool:
+    return bool(np.linalg.norm(pair.other - pair.own) <= _AGREE * np.linalg.norm(pair.own))
 
 
 def _parts(read: Sequence[tuple[str, Recovered]]) -> tuple[list[Recovered], list[str]]:

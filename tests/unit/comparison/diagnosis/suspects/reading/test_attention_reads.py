@@ -37,7 +37,9 @@ def captured(fault: str = "", *, packed: bool = False) -> gs.Dump:
         scale = 1.0 if fault == "scale" else 1 / math.sqrt(FEATURES / heads)
         mask = batch["mask"] == (0 if fault == "mask" else 1)
         scores = jnp.where(mask[:, None, None, :], scale * jnp.einsum("bqhd,bkhd->bhqk", q, k), -1e9)
-        x = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v).reshape(batch["x"].shape)
+        shares = jax.nn.softmax(scores, axis=-2 if fault == "axis" else -1)
+        read = jnp.einsum("bhqk,bkhd->bhqd", shares, v)
+        x = (read if fault == "merged" else read.swapaxes(1, 2)).reshape(batch["x"].shape)
         with jax.named_scope("o"):
             x = x @ kernels["o"] * (1 + 0.1 * jnp.tanh(kernels["o"][0])[None, None] if fault == "other" else 1.0)
         return jnp.square(x).mean()
@@ -53,6 +55,8 @@ def captured(fault: str = "", *, packed: bool = False) -> gs.Dump:
         ("heads", "2 heads, scores times 0.58", "3 heads, scores times 0.71"),
         ("scale", "scores times 0.58", "scores times 1.0"),
         ("mask", "`mask` as the mask", "the inverse of `mask` as the mask"),
+        ("axis", "a softmax over the keys", "a softmax over the queries"),
+        ("merged", "heads merged behind the positions", "heads merged before the positions"),
     ],
 )
 def test_what_two_attentions_do_differently_is_told(fault: str, own: str, other: str) -> None:
@@ -71,3 +75,52 @@ def test_a_layer_that_computes_something_else_of_one_attention_reads_the_same(pa
     found = gs.compare(captured(packed=packed), captured("other", packed=packed))
     assert found.verdict == "different"
     assert "attention" not in found.sentence
+
+
+def inline(fault: str = "") -> gs.Dump:
+    """Returns the dump of an attention whose queries, keys and values have kernels of their own and no entries."""
+
+    def loss(kernels: dict[str, Any], batch: dict[str, Any]) -> Any:
+        with jax.named_scope("before"):
+            x = jnp.tanh(batch["x"])
+        with jax.named_scope("attention"):
+            q, k, v = ((x @ kernels[name]).reshape(EXAMPLES, LENGTH, 2, -1) for name in "qkv")
+            scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(FEATURES if fault == "scale" else FEATURES / 2)
+            shares = jax.nn.softmax(scores, axis=-2 if fault == "axis" else -1)
+            x = jnp.einsum("bhqk,bkhd->bqhd", shares, v).reshape(x.shape) @ kernels["o"]
+        return jnp.square(x).mean()
+
+    return gs.capture(loss, KERNELS, {"x": BATCH["x"]})
+
+
+def with_entries() -> gs.Dump:
+    """Returns the dump of the same attention, whose packed product and last layer have entries."""
+
+    def loss(kernels: dict[str, Any], batch: dict[str, Any]) -> Any:
+        with jax.named_scope("norm"):
+            x = jnp.tanh(batch["x"])
+        with jax.named_scope("qkv"):
+            joined = x @ kernels["qkv"]
+        q, k, v = (each.reshape(EXAMPLES, LENGTH, 2, -1) for each in jnp.split(joined, 3, axis=-1))
+        x = jax.nn.dot_product_attention(q, k, v).reshape(x.shape)
+        with jax.named_scope("proj"):
+            x = x @ kernels["proj"]
+        return jnp.square(x).mean()
+
+    packed = {"qkv": jnp.concatenate([KERNELS[name] for name in "qkv"], axis=1), "proj": KERNELS["o"]}
+    return gs.capture(loss, packed, {"x": BATCH["x"]})
+
+
+@pytest.mark.parametrize(
+    ("fault", "own", "other"),
+    [
+        ("scale", "scores times 0.58", "scores times 0.41"),
+        ("axis", "a softmax over the keys", "a softmax over the queries"),
+    ],
+)
+def test_a_packed_product_that_only_the_reference_has_an_entry_for_is_that_of_both(
+    fault: str, own: str, other: str
+) -> None:
+    assert gs.compare(with_entries(), inline()).verdict == "same"
+    found = gs.compare(with_entries(), inline(fault))
+    assert f", which reads an attention with {own}, and in the candidate with {other}." in found.sentence
