@@ -113,7 +113,7 @@ class RunFolder:
         self._made = writes and not path.exists()
         if not writes:
             return
-        if path.exists() and not path.is_dir():
+        if os.path.lexists(path) and not path.is_dir():  # a link to nowhere is none either
             raise UsageError(f"{printable(str(path))} is not a folder", hint="a run is a folder: name another one")
         with machine_errors("write to", path):
             path.mkdir(parents=True, exist_ok=True)
@@ -163,18 +163,20 @@ class RunFolder:
         return sorted(path.name for path in self.path.iterdir() if not _is_part(path.name))
 
     def clear(self, inputs: Iterable[Path] = ()) -> None:
-        """Removes the history, the checkpoints, the profiles and the event files of a run, and nothing else.
+        """Removes the history, the checkpoints, the dumps of steps, the profiles and the event files of a run.
 
         Args:
             inputs: Files that the new run reads, which are not removed.
 
         Raises:
-            UsageError: One of them is a checkpoint of the run.
+            UsageError: One of them is a checkpoint or a dump of the run.
             MachineError: They cannot be removed.
         """
         with machine_errors("remove", self.path):
-            states = states_in(self.path).values()
-            if kept := next((path for path in states if is_one_of(path, inputs)), None):
+            tensors = [
+                path for path in self.path.iterdir() if _STATE.fullmatch(path.name) or _STEP.fullmatch(path.name)
+            ]
+            if kept := next((path for path in tensors if is_one_of(path, inputs)), None):
                 raise UsageError(
                     f"cannot replace the run in {printable(str(self.path))}: its {kept.name} is read",
                     hint="copy that file, or name another folder",
@@ -182,7 +184,7 @@ class RunFolder:
             for path in _traces_in(self.path):
                 shutil.rmtree(path)
             # The history last: without it the folder is no run, and nothing would remove the rest.
-            for path in (*states, *event_files_in(self.path)):
+            for path in (*tensors, *event_files_in(self.path)):
                 path.unlink()
             for suffix in (*_COMPANIONS, ""):
                 (self.path / f"{HISTORY}{suffix}").unlink(missing_ok=True)

@@ -10,8 +10,8 @@ from typing import NoReturn
 
 import pytest
 
-from gradscope.errors import MachineError
-from gradscope.history.run_folder import RunFolder
+from gradscope.errors import MachineError, UsageError
+from gradscope.history.run_folder import HISTORY, RunFolder, dump_path, state_path
 
 
 def test_a_folder_whose_lock_fails_is_named_and_removed_if_it_was_made(
@@ -26,3 +26,25 @@ def test_a_folder_whose_lock_fails_is_named_and_removed_if_it_was_made(
         RunFolder(tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
     assert sorted(Path("/proc/self/fd").iterdir()) == descriptors
+
+
+def test_a_link_to_nowhere_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "run").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="run is not a folder"):
+        RunFolder(tmp_path / "run")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_run_that_is_replaced_leaves_no_dump_of_its_steps(tmp_path: Path) -> None:
+    dump, state, other = dump_path(tmp_path, 100), state_path(tmp_path, 100), tmp_path / "golden.npz"
+    for path in (dump, state, other, tmp_path / HISTORY):
+        path.touch()
+    with RunFolder(tmp_path) as folder:
+        with pytest.raises(UsageError, match=r"its step-000100\.npz is read"):
+            folder.clear([dump])
+        assert dump.exists()
+        folder.clear()
+        assert folder.others == ["golden.npz"]
+    assert not dump.exists()
+    assert not state.exists()
+    assert other.exists()
