@@ -54,8 +54,8 @@ _KINDS: Final[Mapping[str, FrameKind]] = {
 }
 #: Whether a scope is opened anywhere in a jaxpr.
 _opens_scopes: Final[WeakKeyDictionary[Any, bool]] = WeakKeyDictionary()
-#: What a primitive that is an object runs.
-_expansions: Final[WeakKeyDictionary[Any, Any]] = WeakKeyDictionary()
+#: What a primitive that is an object runs, by its operands' types.
+_expansions: Final[WeakKeyDictionary[Any, dict[Any, Any]]] = WeakKeyDictionary()
 #: Primitives that return each operand as the output at its position.
 OPERAND_BY_OPERAND: Final = frozenset({"device_put", "optimization_barrier"})
 
@@ -200,10 +200,11 @@ def _jaxprs_in(values: Any) -> Iterator[Any]:
 
 def _expanded(primitive: Any) -> Any:
     """Returns the jaxpr of what a primitive that is an object runs, as a function of the operands."""
-    if primitive not in _expansions:
+    known = _expansions.setdefault(primitive, {})  # primitives are equal whatever their operands are
+    if (operands := (primitive.in_tree, *primitive.in_avals_flat)) not in known:
         run = lambda *leaves: primitive.expand(*primitive.in_tree.unflatten(leaves))  # noqa: E731
-        _expansions[primitive] = jax.make_jaxpr(run)(*primitive.in_avals_flat)
-    return _expansions[primitive]
+        known[operands] = jax.make_jaxpr(run)(*primitive.in_avals_flat)
+    return known[operands]
 
 
 def loop_arity(equation: Equation) -> LoopArity:
@@ -220,8 +221,7 @@ def loop_arity(equation: Equation) -> LoopArity:
 
 def shard_count(equation: Equation) -> int:
     """Returns the number of shards that a `shard_map` splits its operands into."""
-    mesh = equation.params["mesh"]
-    return math.prod(mesh.shape[axis] for axis in manual_axes(equation))
+    return math.prod(equation.params["mesh"].shape[axis] for axis in manual_axes(equation))
 
 
 def manual_axes(equation: Equation) -> tuple[str, ...]:

@@ -2,9 +2,9 @@
 
 Where an attention has no entry, the layer behind it shows which it is: of the values that it is computed from, any may
 be the query, the key and the value, of any number of heads, scaled and masked in the usual ways. The attention of each
-program has to make the output of the layer; then what differs between them is told. Where one of
-them makes it in a usual way, the other may also take the shares over the queries, or merge the heads without moving
-them behind the positions.
+program has to make the output of the layer; then what differs between them is told. Where one of them makes it in a
+usual way, the other may also take the shares over the queries, or merge the heads without moving them behind the
+positions.
 
 Products of a kernel that only the reference has an entry for are those of the candidate, too, where what they are made
 of agrees.
@@ -147,7 +147,7 @@ def attention_read(dumps: Dumps, pairing: Pairing, match: Match) -> str:
 
 
 class _Layer(NamedTuple):
-    """_Layer has the three values that an attention may be of, and the output and parameters of the layer behind it."""
+    """A `_Layer` has three values that an attention may be of, and the output and parameters of the layer behind."""
 
     values: Sequence[Array]
     output: Array
@@ -189,7 +189,7 @@ def _beside(tried: Iterable[_Attention], known: _Attention) -> list[_Attention]:
 
 
 class _Products:
-    """_Products has the products of kernels that only the reference has an entry for.
+    """`_Products` are the products of kernels that only the reference has an entry for.
 
     Args:
         dumps: The dumps.
