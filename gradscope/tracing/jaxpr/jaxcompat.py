@@ -194,7 +194,7 @@ def _jaxprs_in(values: Any) -> Iterator[Any]:
             yield from _jaxprs_in(value)
         elif hasattr(value, "eqns"):
             yield value
-        elif hasattr(value, "expand"):
+        elif hasattr(value, "in_avals_flat"):
             yield _expanded(value)
 
 

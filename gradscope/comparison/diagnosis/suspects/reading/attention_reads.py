@@ -3,8 +3,7 @@
 Where an attention has no entry, the layer behind it shows which it is: of the values that it is computed from, any may
 be the query, the key and the value, of any number of heads, scaled and masked in the usual ways. The attention of each
 program has to make the output of the layer; then what differs between them is told. Where one of them makes it in a
-usual way, the other may also take the shares over the queries, or merge the heads without moving them behind the
-positions.
+usual way, the other may also take the shares over the queries, or merge the heads without a transpose.
 
 Products of a kernel that only the reference has an entry for are those of the candidate, too, where what they are made
 of agrees.
@@ -57,7 +56,7 @@ class _Attention(NamedTuple):
         scale: By what scores are multiplied.
         mask: The mask, in words.
         over_queries: Whether shares of the queries add up to one, and not those of the keys.
-        unmoved: Whether the heads are merged where they are, before the positions.
+        unmoved: Whether the heads, which are before the positions, are merged without a transpose.
     """
 
     order: tuple[int, ...]
@@ -107,7 +106,9 @@ class _Attention(NamedTuple):
         if self.over_queries != other.over_queries:
             told.append("a softmax over the queries" if self.over_queries else "a softmax over the keys")
         if self.unmoved != other.unmoved:
-            told.append("heads merged before the positions" if self.unmoved else "heads merged behind the positions")
+            told.append(
+                "heads merged without a transpose" if self.unmoved else "heads transposed before they are merged"
+            )
         return ", ".join(told)
 
 
@@ -169,17 +170,24 @@ def _attentions_of(
         tried: The usual attentions.
         masks: The masks.
     """
-    own = next(ref.fitting(tried, masks), None)
-    if own is None:
-        its = next(cand.fitting(tried, masks), None)
-        own = None if its is None else next(ref.fitting(_beside(tried, its), masks), None)
-        return None if its is None or own is None else (own, its)
-    others = list(islice(cand.fitting(sorted(tried, key=own.differences), masks), 2))
-    others = others or list(islice(cand.fitting(_beside(tried, own), masks), 2))
-    # Where a mask leaves one position, nothing shows heads and scale: the fewest differences are told.
-    if not others or own == others[0] or len({*map(own.differences, others)}) < len(others):
+    if own := next(ref.fitting(tried, masks), None):
+        its = _nearest(cand, own, [*sorted(tried, key=own.differences), *_beside(tried, own)], masks)
+    elif its := next(cand.fitting(tried, masks), None):
+        own = _nearest(ref, its, _beside(tried, its), masks)
+    else:
+        its = None
+    return None if own is None or its is None else (own, its)
+
+
+def _nearest(layer: _Layer, known: _Attention, tried: Iterable[_Attention], masks: _Masks) -> _Attention | None:
+    """Returns the first attention that makes a layer's output; None where it is the known one, or a second is as near.
+
+    Where a mask leaves one position, nothing shows heads and scale: the fewest differences are told.
+    """
+    found = list(islice(layer.fitting(tried, masks), 2))
+    if not found or found[0] == known or len({*map(known.differences, found)}) < len(found):
         return None
-    return own, others[0]
+    return found[0]
 
 
 def _beside(tried: Iterable[_Attention], known: _Attention) -> list[_Attention]:

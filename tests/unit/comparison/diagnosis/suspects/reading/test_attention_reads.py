@@ -56,7 +56,7 @@ def captured(fault: str = "", *, packed: bool = False) -> gs.Dump:
         ("scale", "scores times 0.58", "scores times 1.0"),
         ("mask", "`mask` as the mask", "the inverse of `mask` as the mask"),
         ("axis", "a softmax over the keys", "a softmax over the queries"),
-        ("merged", "heads merged behind the positions", "heads merged before the positions"),
+        ("merged", "heads transposed before they are merged", "heads merged without a transpose"),
     ],
 )
 def test_what_two_attentions_do_differently_is_told(fault: str, own: str, other: str) -> None:
