@@ -14,7 +14,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.apart.correlations import matrices
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
-from gradscope.comparison.pairing.structure.paired_inputs import PairedInputs
+from gradscope.comparison.pairing.structure.placing.paired_inputs import PairedInputs
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import ACTIVATION, PARAM, key_of, split_key
 

@@ -9,6 +9,5 @@
 - `uncertain_names`: which names of values count, and when, where those of parameters differ.
 - `reversed_loops`: which iterations have another number, where one program runs a loop in reverse.
 - `shared_parameters`: which parameters layers of two programs have in common, of stacked ones by iterations.
-- `value_places`: with which parameters a value is computed and read.
-- `paired_inputs`: whether two values are computed from values that are paired with each other.
+- `placing`: how much speaks for two values being in the same place.
 """

@@ -15,6 +15,7 @@ import pytest
 import gradscope as gs
 from gradscope.api.reading import Dump
 from gradscope.comparison import Comparison
+from tests.support.data import drawn
 
 _draw = np.random.default_rng(7).normal
 QKV = [_draw(size=(6, 6)).astype(np.float32) for _ in range(3)]
@@ -390,3 +391,35 @@ def test_a_shortcut_that_is_left_out_of_a_sum_is_not_taken_for_the_sum() -> None
     _says(found, "sum")
     told = "it is the relu of `norm` + `shift` in the reference, and the relu of `norm` in the candidate"
     assert told in found.sentence, found.sentence
+
+
+def _stack(*, of_port: bool, fault: bool = False) -> Dump:
+    """Returns the dump of three layers that gate a value, in which nothing reads a product of a kernel as it is."""
+    block, gate, out = ("layer_{}", "gate_proj", "out_proj") if of_port else ("blocks/{}", "g", "o")
+    used = [0, 2, 1] if fault else [0, 1, 2]
+
+    def loss(weights: Any, x: Any) -> Any:
+        for number in range(3):
+            with jax.named_scope(block.format(number)):
+                with jax.named_scope(gate):
+                    gated = x @ weights[gate][used[number]]
+                x = jnp.cos(gated) + 0.1 * jnp.sin(x)
+                with jax.named_scope(out):
+                    x = x @ weights[out][number]
+        return jnp.square(x).mean()
+
+    weights = {
+        gate: [drawn(number, 6, 6) for number in range(3)],
+        out: [drawn(9 + number, 6, 6) for number in range(3)],
+    }
+    return gs.capture(loss, weights, drawn(5, 4, 6))
+
+
+def test_a_layer_with_the_weights_of_another_one_is_known_by_the_names_that_other_layers_have() -> None:
+    reference = _stack(of_port=False)
+    assert gs.compare(reference, _stack(of_port=True)).verdict == "same"
+    found = gs.compare(reference, _stack(of_port=True, fault=True))
+    first = found.first_divergence.forward
+    assert first is not None
+    assert (first.name, first.counterpart) == ("blocks/1/g", "layer_1/gate_proj")
+    assert "it multiplies by `g/2`" in found.sentence

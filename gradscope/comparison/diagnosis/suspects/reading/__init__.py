@@ -6,7 +6,7 @@
 - `unrecorded_reads`: what a layer reads in both programs, where neither has an entry for that.
 - `read_proofs`: layers that are right in both programs, and so read other values.
 - `read_sums`: by what numbers the terms are multiplied of a sum that a layer is.
-- `attention_reads`: which attention of the values before it a layer reads in both programs.
+- `attentions`: which attention of the values before it a layer reads in both programs.
 - `replaced_reads`: which step has another operation in its place, by what a layer reads.
 - `other_sources`: which other value a layer reads in the candidate, where both have an entry for it.
 - `read_powers`: which function of a value a layer reads, by the root mean square of that.

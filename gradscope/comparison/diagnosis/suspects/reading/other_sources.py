@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
+from gradscope.comparison.diagnosis.step_kinds import have_same_elements
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import sources_of
@@ -39,7 +40,8 @@ def other_source(dumps: Dumps, pairing: Pairing, match: Match) -> str:
     (one,), (other,) = alone, instead
     values = FloatTensors(dumps.ref)
     own, its = values.tensor(one), values.tensor(other)
-    # A step that does nothing, as a dropout in evaluation, has another name for the value that it reads.
+    # A step that does nothing, as a dropout in evaluation, has another name for the value that it reads, and so may one
+    # that arranges it.
     if own is None or its is None or own.shape != its.shape or not _is_other(own, its):
         return ""
     return f"which reads {_quoted(one)}, and in the candidate {_quoted(other)}"
@@ -55,6 +57,8 @@ def _read(source: DumpSource, key: str) -> frozenset[str]:
 
 
 def _is_other(one: np.ndarray, other: np.ndarray) -> bool:
+    if have_same_elements(other, one):
+        return False
     factor = np.vdot(one, other) / max(float(np.vdot(one, one)), 1e-300)
     return bool(np.linalg.norm(other - factor * one) > _OTHER * np.linalg.norm(other))
 

@@ -4,7 +4,7 @@ Programs without a scope around an attention, or around an activation function, 
 what the layer behind reads shows where the difference is made: it is recovered of both programs (`recovered_values`),
 or it is a function of what both programs have before, which the gradient of the kernel shows (`correlations`), or the
 root mean square of what the layer reads (`read_powers`), or a sum of multiples of such values, or an attention of them
-(`attention_reads`). Where the layer is the
+(`attentions`). Where the layer is the
 same in both programs, or is right in both (`read_proofs`), that alone shows that it reads another value.
 """
 
@@ -22,7 +22,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
 from gradscope.comparison.diagnosis.refuting.apart.correlations import KernelForm, forms, gradient_error
 from gradscope.comparison.diagnosis.step_kinds import have_same_elements, orders
-from gradscope.comparison.diagnosis.suspects.reading.attention_reads import attention_read
+from gradscope.comparison.diagnosis.suspects.reading.attentions.attention_reads import attention_read
 from gradscope.comparison.diagnosis.suspects.reading.other_sources import other_source
 from gradscope.comparison.diagnosis.suspects.reading.read_powers import FunctionRead, function_read
 from gradscope.comparison.diagnosis.suspects.reading.read_proofs import multiplies_another, normalises_another

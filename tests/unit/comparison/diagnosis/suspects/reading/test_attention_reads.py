@@ -32,6 +32,10 @@ def captured(fault: str = "", *, packed: bool = False) -> gs.Dump:
                     parts.append(batch["x"] @ kernels[name])
         heads = 3 if fault == "heads" else 2
         q, k, v = (each.reshape(EXAMPLES, LENGTH, heads, -1) for each in parts)
+        if fault == "dealt":
+            q, k, v = (each.reshape(EXAMPLES, LENGTH, -1, heads).swapaxes(2, 3) for each in parts)
+        if fault == "each head":
+            q, k, v = jnp.split(jnp.concatenate(parts, -1).reshape(EXAMPLES, LENGTH, heads, -1), 3, axis=-1)
         if fault == "exchanged":
             k, v = v, k
         scale = 1.0 if fault == "scale" else 1 / math.sqrt(FEATURES / heads)
@@ -56,12 +60,19 @@ def captured(fault: str = "", *, packed: bool = False) -> gs.Dump:
         ("scale", "scores times 0.58", "scores times 1.0"),
         ("mask", "`mask` as the mask", "the inverse of `mask` as the mask"),
         ("axis", "a softmax over the keys", "a softmax over the queries"),
-        ("merged", "heads transposed before they are merged", "heads merged without a transpose"),
+        ("merged", "heads merged side by side", "heads merged without a transpose"),
+        ("dealt", "the features of each head side by side", "features dealt out to the heads in turn"),
     ],
 )
 def test_what_two_attentions_do_differently_is_told(fault: str, own: str, other: str) -> None:
     found = gs.compare(captured(), captured(fault))
     assert f", which reads an attention with {own}, and in the candidate with {other}." in found.sentence
+
+
+def test_a_packed_product_may_have_query_key_and_value_of_each_head() -> None:
+    found = gs.compare(captured(packed=True), captured("each head", packed=True))
+    own, other = (f"query, key and value packed for {heads}" for heads in ("all heads", "each head"))
+    assert f"which reads an attention with {own}, and in the candidate with {other}." in found.sentence
 
 
 def test_the_parts_of_a_packed_product_are_counted() -> None:
@@ -124,3 +135,69 @@ def test_a_packed_product_that_only_the_reference_has_an_entry_for_is_that_of_bo
     assert gs.compare(with_entries(), inline()).verdict == "same"
     found = gs.compare(with_entries(), inline(fault))
     assert f", which reads an attention with {own}, and in the candidate with {other}." in found.sentence
+
+
+def with_bias(fault: str = "") -> gs.Dump:
+    """Returns the dump of an attention of two heads with a position bias."""
+
+    def loss(kernels: dict[str, Any], batch: dict[str, Any]) -> Any:
+        parts = []
+        for name in "qkv":
+            with jax.named_scope(name):
+                parts.append((batch["x"] @ kernels[name]).reshape(EXAMPLES, LENGTH, 2, -1))
+        with jax.named_scope("bias"):
+            bias = jnp.tanh(kernels["bias"])
+        bias = bias.swapaxes(0, 1) if fault == "transposed" else bias
+        bias = 0 * bias if fault == "none" else bias
+        scores = jnp.einsum("bqhd,bkhd->bhqk", *parts[:2]) + bias.transpose(2, 0, 1)[None]
+        x = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), parts[2]).reshape(batch["x"].shape)
+        with jax.named_scope("o"):
+            x = x @ kernels["o"]
+        return jnp.square(x).mean()
+
+    return gs.capture(loss, {**KERNELS, "bias": drawn(7, LENGTH, LENGTH, 2)}, {"x": BATCH["x"]})
+
+
+@pytest.mark.parametrize(
+    ("fault", "other"),
+    [("transposed", "`bias` transposed as the position bias"), ("none", "no position bias")],
+)
+def test_what_is_added_to_the_scores_is_told(fault: str, other: str) -> None:
+    assert gs.compare(with_bias(), with_bias()).verdict == "same"
+    found = gs.compare(with_bias(), with_bias(fault))
+    attentions = f"an attention with `bias` as the position bias, and in the candidate with {other}."
+    assert f"which reads {attentions}" in found.sentence
+
+
+def of_image(scale: float, *, channels_first: bool) -> gs.Dump:
+    """Returns the dump of an attention of the pixels of images, packed by a convolution with a window of one."""
+    order = ("NCHW", "OIHW", "NCHW") if channels_first else ("NHWC", "HWIO", "NHWC")
+
+    def kernel(number: int, features: int) -> Any:
+        drawn_kernel = drawn(number, features, FEATURES, 1, 1)
+        return drawn_kernel if channels_first else drawn_kernel.transpose(2, 3, 1, 0)
+
+    def loss(kernels: dict[str, Any], batch: dict[str, Any]) -> Any:
+        x = batch["x"] if channels_first else batch["x"].transpose(0, 2, 3, 1)
+        with jax.named_scope("qkv"):
+            x = jax.lax.conv_general_dilated(x, kernels["qkv"], (1, 1), "SAME", dimension_numbers=order)
+        pixels = (x if channels_first else x.transpose(0, 3, 1, 2)).reshape(EXAMPLES, 3, FEATURES, -1)
+        q, k, v = (pixels[:, at] for at in range(3))
+        shares = jax.nn.softmax(scale * jnp.einsum("ncq,nck->nqk", q, k))
+        x = jnp.einsum("nqk,nck->ncq", shares, v).reshape(EXAMPLES, FEATURES, 2, 3)
+        x = x if channels_first else x.transpose(0, 2, 3, 1)
+        with jax.named_scope("proj"):
+            x = jax.lax.conv_general_dilated(x, kernels["proj"], (1, 1), "SAME", dimension_numbers=order)
+        return jnp.square(x).mean()
+
+    kernels = {"qkv": kernel(1, 3 * FEATURES), "proj": kernel(2, FEATURES)}
+    return gs.capture(loss, kernels, {"x": drawn(3, EXAMPLES, FEATURES, 2, 3)})
+
+
+@pytest.mark.parametrize("channels_first", [True, False])
+def test_the_positions_of_an_attention_may_be_pixels(channels_first: bool) -> None:
+    reference = of_image(1 / math.sqrt(FEATURES), channels_first=channels_first)
+    assert gs.compare(reference, of_image(1 / math.sqrt(FEATURES), channels_first=not channels_first)).verdict == "same"
+    found = gs.compare(reference, of_image(1.0, channels_first=not channels_first))
+    attentions = "an attention with scores times 0.41, and in the candidate with scores times 1.0."
+    assert f"which reads {attentions}" in found.sentence

@@ -79,7 +79,7 @@ ATTENTION = "`block/out` (rel_l2 {}), which reads an attention with"
     [
         ("scale", f"{ATTENTION} scores times 0.58, and in the candidate with scores times 1.0."),
         ("mask", f"{ATTENTION} `kept` as the mask, and in the candidate with the inverse of `kept` as the mask."),
-        ("order", "`block/out` (rel_l2 {}), in the order of what it reads."),
+        ("order", f"{ATTENTION} heads merged side by side, and in the candidate with heads merged feature by feature."),
         (
             "activation",
             "`fc` (rel_l2 {}), which reads the relu of `block/out`, and in the candidate the gelu by tanh.",

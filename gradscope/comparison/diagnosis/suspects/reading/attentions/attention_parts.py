@@ -1,0 +1,148 @@
+"""`AttentionParts` are the values that an attention may be of, and what its scores may be masked by, or have added.
+
+A layer reads an attention of positions where its kernel is a matrix, or a convolution with a window of one: the axes of
+images are one axis of positions then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.suspects.reading.attentions.attention import Scored
+from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered
+from gradscope.naming import INPUT, printable, split_key
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Positions tell which axis of a layer's values has the features.
+
+    Attributes:
+        matrix: The layer's kernel without its window.
+        first: Whether features are the axis behind the examples, and not the last one.
+    """
+
+    matrix: Array
+    first: bool
+
+    @classmethod
+    def of_kernel(cls, kernel: Array) -> Positions | None:
+        """Returns those of a layer by its kernel; None for one that reads more than one position."""
+        if kernel.ndim == 2:
+            return cls(kernel, first=False)
+        if kernel.ndim > 2 and set(kernel.shape[2:]) == {1}:  # [out, in, 1, 1]
+            return cls(kernel.reshape(kernel.shape[:2]), first=True)
+        return cls(kernel.reshape(kernel.shape[-2:]), first=False) if set(kernel.shape[:-2]) == {1} else None
+
+    def of(self, value: Array) -> Array:
+        """Returns a value of the layer, or one like it, as `[examples, positions, features]`."""
+        last = np.moveaxis(value, 1, -1) if self.first else value
+        return last.reshape(last.shape[0], -1, last.shape[-1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionParts:
+    """AttentionParts stores what an attention of both programs may be of.
+
+    Attributes:
+        values: The query, the key and the value, or these packed as one, each `[examples, positions, features]`.
+        names: The names of the three.
+        biases: What may be added to the scores of each program, by its words.
+    """
+
+    values: Sequence[Recovered]
+    names: Sequence[str]
+    biases: tuple[Scored, Scored]
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether query, key and value are packed as one."""
+        return len(self.values) == 1
+
+    @property
+    def features(self) -> int:
+        """The number of features of a query."""
+        return self.values[0].own.shape[-1] // (3 if self.is_packed else 1)
+
+    @property
+    def positions(self) -> tuple[int, int]:
+        """The number of examples, and of positions of each."""
+        return self.values[0].own.shape[0], self.values[0].own.shape[1]
+
+
+def attention_parts(
+    read: Sequence[tuple[str, Recovered]], output: Array, positions: Positions
+) -> AttentionParts | None:
+    """Returns what an attention may be of; None where values are not those of one.
+
+    Args:
+        read: What the layer behind it reads, by keys.
+        output: The output of the layer.
+        positions: Where its features are.
+    """
+    examples, count, _ = positions.of(output).shape
+
+    def flat(array: Array) -> Array | None:
+        if output.ndim == 3 and array.ndim == 4 and not positions.first:  # [examples, positions, heads, features]
+            return array.reshape(*array.shape[:2], -1)
+        return positions.of(array) if array.ndim == output.ndim else None
+
+    flattened = [(f"`{printable(split_key(key)[1])}`", flat(pair.own), flat(pair.other)) for key, pair in read]
+    values = [
+        (name, Recovered(own, other)) for name, own, other in flattened
+        if own is not None and other is not None and own.shape == other.shape and own.shape[:2] == (examples, count)
+    ]  # fmt: skip
+    biases = {} if len(values) == len(read) else dict(_biases(read, {name for name, _ in values}, count))
+    sides: list[dict[str, Array | None]] = [
+        {"no position bias": None, **{words: pair[side] for words, pair in biases.items()}} for side in (0, 1)
+    ]
+    if len(values) == 1 and values[0][1].own.shape[-1] % 3 == 0:
+        ((name, packed),) = values
+        names = [f"the {nth} third of {name}" for nth in ("first", "second", "last")]
+        return AttentionParts(values=[packed], names=names, biases=(sides[0], sides[1]))
+    if len(values) != 3 or len({pair.own.shape for _, pair in values}) != 1:
+        return None
+    names, pairs = [name for name, _ in values], [pair for _, pair in values]
+    return AttentionParts(values=pairs, names=names, biases=(sides[0], sides[1]))
+
+
+def _biases(read: Sequence[tuple[str, Recovered]], others: set[str], count: int) -> Iterator[tuple[str, Recovered]]:
+    """Yields what may be added to scores, one for each query and key, as `[..., heads, queries, keys]`."""
+    for key, pair in read:
+        name = f"`{printable(split_key(key)[1])}`"
+        if name in others or pair.own.shape != pair.other.shape:
+            continue
+        shape = pair.own.shape
+        if shape[:2] == (count, count) and len(shape) == 3:  # [queries, keys, heads]
+            moved = Recovered(*(each.transpose(2, 0, 1) for each in pair))
+        elif shape[-2:] == (count, count):
+            moved = pair
+        else:
+            continue
+        yield f"{name} as the position bias", moved
+        yield f"{name} transposed as the position bias", Recovered(*(each.swapaxes(-1, -2) for each in moved))
+
+
+def masks_of(examples: int, count: int, given: Mapping[str, Array]) -> Scored:
+    """Returns the masks that positions may be read through, those that are given among them.
+
+    Args:
+        examples: The number of examples.
+        count: The number of positions.
+        given: Arrays that may be masks, by keys.
+    """
+    causal = np.tril(np.ones((count, count), np.bool_))
+    found: dict[str, Array | None] = {"no mask": None, "a causal mask": causal}
+    for key, array in given.items():
+        is_mask = array.shape == (examples, count) and array.dtype.kind in "biuf" and np.isin(array, (0, 1)).all()
+        if is_mask and split_key(key)[0] == INPUT:
+            name = f"`{printable(split_key(key)[1])}`"
+            kept = array.astype(np.bool_)[:, None, None, :]
+            for words, mask in ((f"{name} as the mask", kept), (f"the inverse of {name} as the mask", ~kept)):
+                found[words] = mask
+                found[f"{words}, and a causal one"] = mask & causal
+    return found

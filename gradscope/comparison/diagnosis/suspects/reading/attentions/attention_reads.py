@@ -1,0 +1,210 @@
+"""`attention_read` tells that a layer reads other attentions of the same values in two programs.
+
+Where an attention has no entry, the dense layer behind it, or the convolution with a window of one, shows which it is:
+of the values that it is computed from, any may be the query, the key and the value, of any number of heads, scaled,
+masked and with a position bias in the usual ways. The attention of each program has to make the output of the layer;
+then what differs between them is told. Where one of them makes it in a usual way, the other may also take the shares
+over the queries, split or merge the heads in another way, or unpack query, key and value so.
+
+Products of a kernel that only the reference has an entry for are those of the candidate, too, where what they are made
+of agrees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
+from gradscope.comparison.diagnosis.refuting.kernel_products import is_product
+from gradscope.comparison.diagnosis.suspects.reading.attentions.attention import (
+    Attention,
+    Scored,
+    Values,
+    usual_attentions,
+)
+from gradscope.comparison.diagnosis.suspects.reading.attentions.attention_parts import (
+    Positions,
+    attention_parts,
+    masks_of,
+)
+from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered, RecoveredValues
+from gradscope.comparison.diagnosis.suspects.steps import makers_of
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.dump.manifest.layer_graph import sources_of
+from gradscope.naming import ACTIVATION, INPUT, PARAM, key_of, split_key
+
+#: The relative error up to which an output is made of an attention.
+_FITS: Final = 1e-4
+
+#: The largest relative error of what a product is made of, where that agrees.
+_AGREE: Final = 1e-3
+
+#: The most examples, and elements of one of them and of its scores, of which attentions are computed.
+_MOST_EXAMPLES: Final = 2
+_MOST_ELEMENTS: Final = 1 << 17
+_MOST_SCORES: Final = 1 << 21
+
+#: Of how many positions an attention has to make the output before it is computed of all.
+_FEW: Final = 4
+
+
+def attention_read(dumps: Dumps, pairing: Pairing, match: Match) -> str:
+    """Returns which attentions a layer reads in both programs, in words; "" if not others.
+
+    Args:
+        dumps: The dumps.
+        pairing: Their pairing.
+        match: The pair of the output of the layer.
+    """
+    layers, known = dumps.ref.manifest.layers, frozenset(dumps.ref.keys())
+    layer = makers_of(layers).get(split_key(match.ref)[1])
+    read = [each for each in sources_of(layers).get(match.ref, ()) if split_key(each)[0] in (ACTIVATION, INPUT)]
+    pairs = RecoveredValues(dumps, pairing, of_ref=True)
+    output = pairs.pair(match.ref)
+    if layer is None or output is None or output.own.ndim not in (3, 4):
+        return ""
+    params = [pair for name in layer.params if (pair := pairs.pair(key_of(PARAM, name))) is not None]
+    dense = _dense(params) if len(params) == len(layer.params) else None
+    if dense is None:
+        return ""
+    products = _Products(dumps, pairs)
+    found = [(each, pair) for each in read if (pair := pairs.pair(each) or products.pair(each)) is not None]
+    parts = attention_parts(found, output.own, dense[0].positions)
+    if parts is None:
+        return ""
+    given = {each: dumps.ref.array(each) for each in read if each in known and dumps.ref.has_tensor(each)}
+    masks = masks_of(*parts.positions, given)
+    sides = [
+        _Layer([each[side] for each in parts.values], parts.biases[side], masks, dense[side], output[side])
+        for side in (0, 1)
+    ]
+    usual = list(usual_attentions(parts.features, masks, parts.biases[0], is_packed=parts.is_packed))
+    attentions = _attentions_of(sides[0], sides[1], usual)
+    if attentions is None:
+        return ""
+    own, other = (each.words(its, parts.names) for each, its in (attentions, attentions[::-1]))
+    return f"which reads an attention with {own}, and in the candidate with {other}"
+
+
+class _Dense(NamedTuple):
+    """A `_Dense` has the parameters of a layer that makes each position of its output of that of what it reads."""
+
+    positions: Positions
+    bias: Array | float
+
+
+def _dense(params: Sequence[Recovered]) -> tuple[_Dense, _Dense] | None:
+    """Returns the parameters of a layer in both programs; None for another layer."""
+    kernels, biases = [each for each in params if each.own.ndim > 1], [each for each in params if each.own.ndim == 1]
+    if len(kernels) != 1 or len(biases) > 1:
+        return None
+    own, other = map(Positions.of_kernel, kernels[0])
+    bias = biases[0] if biases else (0.0, 0.0)
+    return None if own is None or other is None else (_Dense(own, bias[0]), _Dense(other, bias[1]))
+
+
+class _Layer(NamedTuple):
+    """A `_Layer` has what an attention may be of, and the layer that reads it."""
+
+    values: Values
+    biases: Scored
+    masks: Scored
+    dense: _Dense
+    output: Array
+
+    def fitting(self, tried: Iterable[Attention]) -> Iterator[Attention]:
+        """Yields those of some attentions that make the output."""
+        shape = self.values[0].shape
+        if self.values[0][0].size > _MOST_ELEMENTS or shape[1] ** 2 > _MOST_SCORES:
+            return
+        few = np.unique(np.linspace(0, shape[1] - 1, _FEW).astype(np.intp))
+        for attention in tried:
+            if attention.heads * shape[1] ** 2 > _MOST_SCORES:
+                continue
+            if (not attention.is_by_rows or self._makes(attention, few)) and self._makes(attention, None):
+                yield attention
+
+    def _makes(self, attention: Attention, queries: Array | None) -> bool:
+        """Returns whether an attention makes the output at some positions."""
+        read = attention.of([each[:_MOST_EXAMPLES] for each in self.values], self.masks, self.biases, queries)
+        if read is None:
+            return False
+        made = self.dense.positions.of(self.output)[:_MOST_EXAMPLES]
+        made = (made if queries is None else made[:, queries]) - self.dense.bias
+        matrix, shape = self.dense.positions.matrix, (read.shape[-1], made.shape[-1])
+        turned = (each for each in (matrix, matrix.T) if each.shape == shape)
+        return any(np.linalg.norm(read @ each - made) <= _FITS * np.linalg.norm(made) for each in turned)
+
+
+def _attentions_of(ref: _Layer, cand: _Layer, usual: Sequence[Attention]) -> tuple[Attention, Attention] | None:
+    """Returns the attentions of two layers; None where one is not known, or they are the same.
+
+    Args:
+        ref: The layer of the reference.
+        cand: That of the candidate.
+        usual: The usual attentions.
+    """
+    is_packed = len(ref.values) == 1
+    if own := next(ref.fitting(usual), None):
+        beside = _beside(usual, own, is_packed=is_packed)
+        its = _nearest(cand, own, dict.fromkeys((*sorted(usual, key=own.differences), *beside)))
+    elif its := next(cand.fitting(usual), None):
+        own = _nearest(ref, its, _beside(usual, its, is_packed=is_packed))
+    else:
+        its = None
+    return None if own is None or its is None else (own, its)
+
+
+def _nearest(layer: _Layer, known: Attention, tried: Iterable[Attention]) -> Attention | None:
+    """Returns the first attention that makes a layer's output; None where it is the known one, or a second is as near.
+
+    Where a mask leaves one position, nothing shows heads and scale: the fewest differences are told.
+    """
+    found = list(islice(layer.fitting(tried), 2))
+    if not found or found[0] == known or len({*map(known.differences, found)}) < len(found):
+        return None
+    return found[0]
+
+
+def _beside(tried: Iterable[Attention], known: Attention, *, is_packed: bool) -> list[Attention]:
+    """Returns what attentions of the heads, order and mask of a known one may be by a mistake, the nearest first."""
+    alike = (each for each in tried if (each.order, each.heads, each.mask) == (known.order, known.heads, known.mask))
+    unusual = dict.fromkeys(other for each in alike for other in each.unusual(is_packed=is_packed))
+    return sorted(unusual, key=known.differences)
+
+
+class _Products:
+    """`_Products` are the products of kernels that only the reference has an entry for.
+
+    Args:
+        dumps: The dumps.
+        pairs: The tensors that are pairs.
+    """
+
+    def __init__(self, dumps: Dumps, pairs: RecoveredValues) -> None:
+        self._tensors, self._pairs, self._known = FloatTensors(dumps.ref), pairs, frozenset(dumps.ref.keys())
+        self._makers, self._sources = makers_of(dumps.ref.manifest.layers), sources_of(dumps.ref.manifest.layers)
+
+    def pair(self, key: str) -> Recovered | None:
+        """Returns a product of both programs; None where the candidate may have another, or none.
+
+        Args:
+            key: Its key.
+        """
+        layer, value = self._makers.get(split_key(key)[1]), self._tensors.tensor(key)
+        if layer is None or value is None or not layer.params:
+            return None
+        sources = (each for each in self._sources.get(key, ()) if each in self._known)
+        read = [each for each in sources if split_key(each)[0] in (ACTIVATION, INPUT)]
+        made_of = [self._pairs.pair(each) for each in (*read, *(key_of(PARAM, name) for name in layer.params))]
+        known = read and all(pair is not None and _agree(pair) for pair in made_of)
+        return Recovered(value, value) if known and is_product(self._tensors, layer, key) else None
+
+
+def _agree(pair: Recovered) -> bool:
+    return bool(np.linalg.norm(pair.other - pair.own) <= _AGREE * np.linalg.norm(pair.own))

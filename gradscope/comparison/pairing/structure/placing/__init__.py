@@ -1,0 +1,7 @@
+"""Placing rates how much speaks for two values being in the same place of two programs.
+
+- `place_rating`: the evidence for a pair of values, or of parameters, altogether.
+- `value_places`: with which parameters a value is computed and read.
+- `paired_inputs`: whether two values are computed from values that are paired with each other.
+- `learnt_names`: whether two names are those of a pair, with the numbers of another layer.
+"""

@@ -1,0 +1,76 @@
+"""PyTorch has the results of a module when that ends, and a port has each where it is computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+
+torch = pytest.importorskip("torch", reason="PyTorch is absent: ports of its captures were NOT compared")
+
+from torch import Tensor, nn  # noqa: E402
+
+from gradscope.frameworks.torch import capture  # noqa: E402
+
+LENGTH, FEATURES = 4, 6
+
+
+class _Attention(nn.Module):
+    """An attention that returns its position bias, too, for layers behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(FEATURES, FEATURES, bias=False) for _ in range(4))
+        self.bias = nn.Embedding(LENGTH, LENGTH)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        query, key, value, bias = self.q(x), self.k(x), self.v(x), self.bias(torch.arange(LENGTH)).T
+        return self.o(torch.softmax(query @ key.transpose(1, 2) + bias, -1) @ value), bias
+
+
+class _Module(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.out = _Attention(), nn.Linear(FEATURES, FEATURES, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        read, bias = self.attention(x)
+        return self.out(torch.tanh(read)) * bias.sum()
+
+
+def _port(weights: dict[str, Any], x: Any, scale: float) -> Dump:
+    def loss(weights: dict[str, Any], batch: dict[str, Any]) -> Any:
+        def dense(name: str, x: Any) -> Any:
+            with jax.named_scope(f"{name}_proj"):
+                return x @ weights[name]
+
+        with jax.named_scope("mixer"):
+            query, key, value = (dense(name, batch["x"]) for name in "qkv")
+            with jax.named_scope("table"):
+                bias = weights["bias"][jnp.arange(LENGTH)]
+            bias = bias.T
+            scores = scale * jnp.einsum("nqf,nkf->nqk", query, key) + bias[None]
+            x = dense("o", jax.nn.softmax(scores) @ value)
+        return jnp.square(dense("out", jnp.tanh(x)) * bias.sum()).mean()
+
+    return gs.capture(loss, weights, {"x": x}, origins=False)
+
+
+def test_one_of_several_results_does_not_divide_what_is_computed_behind_it() -> None:
+    torch.manual_seed(3)
+    module, x = _Module(), torch.randn(2, LENGTH, FEATURES)
+    reference = capture(module, lambda output: output.square().mean(), {"x": x})
+    state = {name: value.numpy() for name, value in module.state_dict().items()}
+    weights = {name.split(".")[-2]: value if "bias" in name else value.T for name, value in state.items()}
+    assert gs.compare(reference, _port(weights, x.numpy(), 1.0)).verdict == "same"
+    found = gs.compare(reference, _port(weights, x.numpy(), FEATURES**-0.5))
+    assert found.sentence.startswith("Forward first differs at `attention/o`")
+    assert "an attention with scores times 1.0, and in the candidate with scores times 0.41." in found.sentence
+    first = found.first_divergence.forward
+    assert first is not None
+    assert first.counterpart == "mixer/o_proj"
