@@ -27,7 +27,7 @@ from gradscope.comparison.diagnosis.refuting.refuted_guesses import Unrefuted, w
 from gradscope.comparison.diagnosis.runs.run_differences import extent_differences, provenance_differences
 from gradscope.comparison.diagnosis.suspects.replaying.carried_errors import CarriedErrors
 from gradscope.comparison.diagnosis.suspects.suspects import with_suspects
-from gradscope.comparison.diagnosis.unpaired_sources import Program, with_inputs_paired
+from gradscope.comparison.diagnosis.unpaired_sources import Program, with_what_is_read
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.inverse_rows import inverse_rows
 from gradscope.comparison.judging.judge import Unmatched, judge, one_sided
@@ -108,7 +108,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
         *(one_sided(each, allowed, ref.manifest.ledger) for each in extra),
     )
     programs = _programs(dumps, pairing)
-    every = with_inputs_paired(with_likely_parts(dumps, every, kept_pairs.related), *programs)
+    every = with_what_is_read(with_likely_parts(dumps, every, kept_pairs.related), *programs)
     return Comparison(
         rows=every,
         blame=with_suspects(dumps, pairing, every, blame_of(every, *programs)),

@@ -249,7 +249,7 @@ def _in_brackets(row: ComparisonRow, makers: Sequence[str]) -> str:
         return f" ({row.why})"
     growth = as_float(row.metrics.get("growth", 0.0)) if row.inputs_paired else 0.0
     blame = f", {times(growth)} its inputs" if FLAGGED < growth < math.inf else ""
-    blame = ", made here" if row.made_here else blame
+    blame = f", made here{'' if row.reads_recorded else ' or right before it'}" if row.made_here else blame
     noise = f", {times(_noise(row))} noise" if "noise" in row.metrics else ""
     made = f", made in {some_of(makers)}" if growth > FLAGGED and makers else ""
     blame = "" if made and row.made_here else blame

@@ -95,15 +95,33 @@ class _Makers:
         return {missing: innermost, extra: found[extra] if self._around.intersection(innermost) else found[extra][-1:]}
 
 
-def with_inputs_paired(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> tuple[ComparisonRow, ...]:
-    """Returns the rows, those with an error of their own told apart by whether what they are computed from is paired.
-
-    What only one dump has, and is not known to agree, may have made the error that a value has beyond its sources'.
+def with_what_is_read(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> tuple[ComparisonRow, ...]:
+    """Returns the rows, those with an error of their own told apart by what is known of what their layers read.
 
     Args:
         rows: All rows.
         ref: The program of the reference, or that of the candidate where the reference has no layers.
         cand: The program of the candidate.
+    """
+    stated = {status: {layer.path for layer in program.layers if not layer.sources}
+              for status, program in zip(_ALONE, (ref, cand), strict=True)}  # fmt: skip
+    made_by = _Makers(ref, cand)
+
+    def is_stated(row: ComparisonRow) -> bool:
+        # The layer around others states what these read, and not what its last step does.
+        makers = made_by.of(row)
+        return any(not paths or paths[-1] in stated[status] for status, paths in makers.items())
+
+    return tuple(
+        replace(row, reads_recorded=row.explained or is_stated(row)) if row.made_here else row
+        for row in _with_inputs_paired(rows, ref, cand)
+    )
+
+
+def _with_inputs_paired(rows: Sequence[ComparisonRow], ref: Program, cand: Program) -> tuple[ComparisonRow, ...]:
+    """Returns the rows, those with an error of their own told apart by whether what they are computed from is paired.
+
+    What only one dump has, and is not known to agree, may have made the error that a value has beyond its sources'.
     """
     alone = {(row.status, key_of(row.family, row.name)) for row in rows if row.status in _ALONE and row.counts}
     if not alone:

@@ -49,7 +49,8 @@ class ComparisonRow:
         explained: Whether that says what both programs compute of values that they have in common, so that nothing
             before it is needed to explain the difference.
         made_here: Whether its error is made by the layer itself, from inputs that are exact but for rounding, all of
-            them paired.
+            them paired; or by a step right before it without an entry, where not `reads_recorded`.
+        reads_recorded: Whether what the layer reads is known: it is stated in either program, or the error explained.
         kinked: Whether it is a gradient that is the same because rounding decides the signs of values on its way.
         inputs_paired: Whether all that it is computed from next is paired, as far as an error makes that matter.
         examples: The error of per-example gradients; None for other tensors.
@@ -72,6 +73,7 @@ class ComparisonRow:
     likely: str = ""
     explained: bool = False
     made_here: bool = False
+    reads_recorded: bool = True
     kinked: bool = False
     inputs_paired: bool = True
     examples: ExampleError | None = None

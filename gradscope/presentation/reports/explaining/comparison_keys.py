@@ -38,7 +38,8 @@ COMPARED_ROW: Final = {
     "needed": "The smallest tolerance on `rel_l2` that would pass",
     "why": "Why it is not the same, or has no counterpart",
     "likely": "In what simple way it belongs nevertheless, which is not proved",
-    "made_here": "That the error arises in this layer: what it reads is the same but for rounding",
+    "made_here": "That the error arises in this layer, or in a step right before it that has no entry: what these "
+    "read is the same but for rounding",
 }
 COMPARED_RUNS: Final = {
     "first_step": "The first recorded step that differs",

@@ -134,6 +134,8 @@ _OF_COMPARISONS: Final = {
     "made in": "The layers that read a value and return the gradient of it at which two dumps first differ backward: "
     "what their backward pass is given is the same, or nearly",
     "made here": "The error arises in this layer: what it reads is the same but for rounding",
+    "right before it": "The error arises in this layer or in a step between it and the layers before, whose values are "
+    "not in the dumps: all that is before both is the same but for rounding. `dump --ops` has every step",
     "added up": "Two tensors of one dump are the terms of one tensor of the other, by their shapes and names",
     "follow from that": "Rows that differ no more than what they are computed from explains",
     "joined": "Two or more tensors of one dump, side by side along an axis, are one tensor of the other, as a packed "

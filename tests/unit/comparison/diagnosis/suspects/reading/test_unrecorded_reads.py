@@ -136,7 +136,7 @@ def _normalised(fault: str = "") -> Dump:
     ("fault", "where"),
     [
         ("before", ", in what it reads: a step that neither program has an entry for"),
-        ("inside", "made here; it is 1.1 times the reference's)"),
+        ("inside", "made here or right before it; it is 1.1 times the reference's)"),
     ],
 )
 def test_the_power_of_what_a_layer_without_a_kernel_reads_shows_whether_it_is_right(fault: str, where: str) -> None:
