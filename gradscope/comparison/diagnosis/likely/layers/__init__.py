@@ -5,6 +5,7 @@
 - `read_values`: what layers may read of values that are pairs.
 - `sampled_products`: some elements of the products of a kernel.
 - `reduction_differences`: pools and means over axes, which take something else of them.
-- `norm_differences`: norms that read the same and differ in what they add, divide by or subtract.
+- `norm_differences`: norms that read the same and differ in what they add, divide by, subtract or multiply by.
+- `norm_factors`: by what norms multiply, and what that is made of.
 - `flatten_orders`: the orders of its axes in which the programs flatten one value.
 """

@@ -10,19 +10,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.naming.wording import brief
+from gradscope.comparison.diagnosis.likely.layers.norm_factors import NEARLY, NormFactors
 
 #: The relative error up to which a value is that of a norm.
 _ROUNDING: Final = 1e-5
-
-#: The relative error up to which its factors are those of the variances.
-_NEARLY: Final = 1e-4
 
 #: The share of the difference that is left where a norm is known well enough, and that its numbers make at least.
 _LEFT: Final = 0.1
@@ -38,9 +34,6 @@ _MOST_GROUPS: Final = 64
 #: The fewest values of a group that say anything, and the fewest groups that tell a number which is added to variances
 #: from one that they are multiplied by.
 _FEWEST: Final = 4
-
-#: What norms add to a variance most often.
-_USUAL: Final = tuple(10.0**exponent for exponent in range(-12, 1))
 
 
 def norm_difference(values: tuple[Array, Array], reads: Sequence[tuple[Array, Array]]) -> str:
@@ -76,7 +69,7 @@ def is_norm(reads: Sequence[Array], value: Array) -> bool:
     return 1 < value.size <= _MOST_ELEMENTS and _found(reads, value) is not None
 
 
-def _found(reads: Sequence[Array], value: Array) -> tuple[_Norm, _Factors] | None:
+def _found(reads: Sequence[Array], value: Array) -> tuple[_Norm, NormFactors] | None:
     """Returns the norm that makes a value of what is read, and by what it multiplies; None where none does."""
     found = ((norm, norm.factors(reads, value)) for norm in _norms(reads, value.shape))
     return next(((norm, factors) for norm, factors in found if factors is not None), None)
@@ -87,7 +80,7 @@ def _of_groups(ref: _Norm, cand: _Norm) -> str:
     if (ref.groups, ref.axes) != (cand.groups, cand.axes):
         return f"normalises over {cand.words}, and the reference over {ref.words}"
     if ref.centred is cand.centred:
-        return ""
+        return _of_scales(ref, cand)
     return (
         "subtracts the mean, and the reference does not"
         if cand.centred
@@ -95,7 +88,18 @@ def _of_groups(ref: _Norm, cand: _Norm) -> str:
     )
 
 
-def _of_factors(ref: _Factors, cand: _Factors, difference: float) -> str:
+def _of_scales(ref: _Norm, cand: _Norm) -> str:
+    """Returns by what two norms multiply, in words; "" where it is by the same."""
+    if ref.scale is None or cand.scale is None or ref.beside == cand.beside:
+        return ""
+    return (
+        "multiplies by one more than its scale, and the reference by that"
+        if cand.beside
+        else "multiplies by its scale, and the reference by one more than that"
+    )
+
+
+def _of_factors(ref: NormFactors, cand: NormFactors, difference: float) -> str:
     """Returns what makes the factors of two norms differ, in words; "" where that is not clear."""
     made = ref.error(cand.factor)
     if made < _MOST * difference:
@@ -115,7 +119,7 @@ def _of_factors(ref: _Factors, cand: _Factors, difference: float) -> str:
     return _clearest(one + both, made) or _clearest(one, made)
 
 
-def _added(ref: _Factors, cand: _Factors, less: int, cand_less: int) -> str:
+def _added(ref: NormFactors, cand: NormFactors, less: int, cand_less: int) -> str:
     """Returns what two norms add to variances, in words; "" for the same."""
     own, its = ref.added(less), cand.added(cand_less)
     return "" if own == its else f"adds {its} to the variance, and the reference {own}"
@@ -127,77 +131,13 @@ def _clearest(found: Sequence[tuple[float, str]], made: float) -> str:
     return words if best <= min([_LEFT * made, *(error / _CLEARLY for error, _ in others)]) else ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Factors:
-    """_Factors has by what a norm multiplies each group of values, with what that is made of.
-
-    Attributes:
-        factor: By what it multiplies them, for each group, without the scale.
-        variance: Their mean square.
-        size: The l2 norm of what is multiplied, for each group.
-        count: The number of values in a group.
-    """
-
-    factor: Array
-    variance: Array
-    size: Array
-    count: int
-
-    def epsilon(self, less: int) -> float:
-        """Returns what is added to the variances.
-
-        Args:
-            less: By how much less than the number of values the variances are divided.
-        """
-        weights = np.square(self.size) * self.factor**6  # an error of the sum makes one of the value by this, squared
-        apart = 1 / np.square(self.factor) - self._variances(less)
-        return max(0.0, float((weights * apart).sum() / weights.sum()))
-
-    def added(self, less: int) -> str:
-        """Returns what is added to the variances in words: a usual number, where that is as near.
-
-        Args:
-            less: As above.
-        """
-        epsilon = self.epsilon(less)
-        most = _CLEARLY * self.error(self.made(less, epsilon))
-        if self.error(self.made(less, 0.0)) <= most:
-            return "next to nothing"
-        near = (each for each in _USUAL if self.error(self.made(less, each)) <= most)
-        return brief(min(near, key=lambda each: abs(math.log(each / epsilon)), default=epsilon))
-
-    def made(self, less: int, epsilon: float) -> Array:
-        """Returns the factors of a norm.
-
-        Args:
-            less: As above.
-            epsilon: What is added to the variances.
-        """
-        return 1 / np.sqrt(self._variances(less) + epsilon)
-
-    def are_of_variances(self) -> bool:
-        """Returns whether the factors are those of the variances and one number."""
-        most = _NEARLY * float(np.linalg.norm(self.size * self.factor))
-        return any(self.error(self.made(less, self.epsilon(less))) <= most for less in (0, 1))
-
-    def error(self, factor: Array) -> float:
-        """Returns how far a value is away with other factors.
-
-        Args:
-            factor: The factors.
-        """
-        return float(np.linalg.norm(self.size * (factor - self.factor)))
-
-    def _variances(self, less: int) -> Array:
-        return self.variance * (self.count / (self.count - less))
-
-
 class _Norm(NamedTuple):
     """_Norm is a layer that may normalise groups of what it reads.
 
     Attributes:
         read: The position of what it normalises.
         scale: That of the scale; None without one.
+        beside: What is added to the scale: 1 where its parameter is what it is more than one.
         bias: That of the bias; None without one.
         channel: The axis of the scale and the bias.
         groups: The number of groups of channels where those of an example are normalised by themselves; 0 where the
@@ -208,6 +148,7 @@ class _Norm(NamedTuple):
 
     read: int
     scale: int | None
+    beside: int
     bias: int | None
     channel: int
     groups: int
@@ -221,7 +162,7 @@ class _Norm(NamedTuple):
             return "all channels of each example"
         return f"{self.groups} groups of channels of each example" if self.groups else f"axes {[*self.axes]}"
 
-    def factors(self, reads: Sequence[Array], value: Array) -> _Factors | None:
+    def factors(self, reads: Sequence[Array], value: Array) -> NormFactors | None:
         """Returns by what a value's groups are multiplied; None where the value is not made so.
 
         Args:
@@ -236,7 +177,7 @@ class _Norm(NamedTuple):
         if not left <= _ROUNDING * np.linalg.norm(value) or not np.all(factor > 0) or count < _FEWEST:
             return None
         variance, size = np.square(rest).mean(self.axes), np.sqrt(np.square(rest * scale).sum(self.axes))
-        found = _Factors(factor=factor.reshape(variance.shape), variance=variance, size=size, count=count)
+        found = NormFactors(factor=factor.reshape(variance.shape), variance=variance, size=size, count=count)
         return found if variance.size >= _FEWEST and found.are_of_variances() else None
 
     def other_numbers(self, reads: Sequence[Array], value: Array) -> str:
@@ -254,7 +195,7 @@ class _Norm(NamedTuple):
         if not np.linalg.norm((made - factor * rest) * scale) <= _ROUNDING * np.linalg.norm(value):
             return ""
         own = factor * np.sqrt(np.square(rest).mean(self.axes, keepdims=True))
-        if np.ptp(own) <= _NEARLY * np.abs(own).max():  # its own deviation, by another scale
+        if np.ptp(own) <= NEARLY * np.abs(own).max():  # its own deviation, by another scale
             return ""
         return "other numbers" if self.groups or 0 not in self.axes else "other numbers, as by running statistics"
 
@@ -262,7 +203,7 @@ class _Norm(NamedTuple):
         """Returns what is read, the scale, and the value without the bias, with the groups of channels as an axis."""
         read = reads[self.read]
         along = [-1 if axis == self.channel else 1 for axis in range(read.ndim)]
-        scale = np.ones(1) if self.scale is None else reads[self.scale]
+        scale = np.ones(1) if self.scale is None else reads[self.scale] + self.beside
         shifted = value if self.bias is None else value - reads[self.bias].reshape(along)
         every = (
             read,
@@ -294,4 +235,5 @@ def _norms(reads: Sequence[Array], shape: tuple[int, ...]) -> Iterator[_Norm]:
             groupings = [(0, (channel,)), (0, space), *grouped]
             for scale, bias in dict.fromkeys(itertools.permutations((*fitting, None, None), 2)):
                 for (groups, axes), centred in itertools.product(groupings, (True, False)):
-                    yield _Norm(read, scale, bias, channel, groups, axes, centred)
+                    for beside in (0,) if scale is None else (0, 1):
+                        yield _Norm(read, scale, beside, bias, channel, groups, axes, centred)

@@ -56,6 +56,10 @@ def test_what_two_norms_do_differently_is_told(x: Any, axes: tuple[int, ...], co
         _words(x, ref, both) == f"divides the variance by {count - 1}, and the reference by {count}, and {added_most}"
     )
     assert _words(x, ref, _norm(x, axes, mean=0)) == "does not subtract the mean, and the reference does"
+    along = (-1, 1, 1) if axes == BATCH else (-1,)
+    more = (ref - BIAS.reshape(along)) * (1 + 1 / SCALE.reshape(along)) + BIAS.reshape(along)
+    assert _words(x, ref, more) == "multiplies by one more than its scale, and the reference by that"
+    assert _words(x, more, ref) == "multiplies by its scale, and the reference by one more than that"
     others = "other numbers, as by running statistics" if axes == BATCH else "other numbers"
     given = _norm(x, axes, var=1.7)
     assert (
