@@ -3,4 +3,5 @@
 - `attention_reads`: the attentions that make the outputs of a layer in both programs.
 - `attention_parts`: the values that an attention may be of, and what its scores may be masked by, or have added.
 - `attention`: one way in which an attention is computed.
+- `rotary`: one way in which its queries and keys are rotated by their positions.
 """

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.suspects.reading.attentions.rotary import Rotary, usual_rotaries
 from gradscope.naming.wording import brief
 
 #: The most heads.
@@ -24,6 +25,10 @@ Scored: TypeAlias = Mapping[str, Array | None]
 #: The values of a query, a key and a value `[examples, positions, features]`, or these packed as one.
 Values: TypeAlias = Sequence[Array]
 
+#: The words of a causal mask, and of what it may be by a mistake.
+CAUSAL: Final = "a causal mask"
+MISTAKEN_CAUSAL: Final = ("a causal mask without each position itself", "a mask of later positions alone")
+
 #: What a field of an attention means where that of another one has another value.
 _WORDS: Final[Mapping[str, Mapping[object, str]]] = {
     "of_each_head": {
@@ -31,6 +36,7 @@ _WORDS: Final[Mapping[str, Mapping[object, str]]] = {
         False: "query, key and value packed for all heads",
     },
     "dealt": {True: "features dealt out to the heads in turn", False: "the features of each head side by side"},
+    "tiled": {True: "the heads of keys repeated in turn", False: "each head of keys repeated"},
     "over_queries": {True: "a softmax over the queries", False: "a softmax over the keys"},
     "merged": {
         "": "heads merged side by side",
@@ -49,8 +55,10 @@ class Attention(NamedTuple):
         scale: By what scores are multiplied.
         mask: The mask, in words.
         bias: What is added to scores, in words.
+        rotary: By what queries and keys are rotated; None for nothing.
         of_each_head: Whether a packed value has query, key and value of each head side by side, and not those of all.
         dealt: Whether the features of a head are one in so many as there are heads, and not side by side.
+        tiled: Whether fewer heads of keys and values are repeated in turn, and not each of them.
         over_queries: Whether shares of the queries add up to one, and not those of the keys.
         merged: How heads are merged: one behind the other (""), without moving them behind the positions ("unmoved"),
             or feature by feature ("dealt").
@@ -61,8 +69,10 @@ class Attention(NamedTuple):
     scale: float
     mask: str
     bias: str
+    rotary: Rotary | None = None
     of_each_head: bool = False
     dealt: bool = False
+    tiled: bool = False
     over_queries: bool = False
     merged: str = ""
 
@@ -77,7 +87,10 @@ class Attention(NamedTuple):
         """
         query, key, value = self._split(values)
         rows = np.arange(query.shape[2]) if queries is None else queries
-        scores = self.scale * query[:, :, rows] @ key.swapaxes(2, 3)
+        query = query[:, :, rows]
+        if self.rotary is not None:
+            query, key, value = self._rotated(query, key, value, rows)
+        scores = self.scale * query @ key.swapaxes(2, 3)
         bias, mask = biases[self.bias], masks[self.mask]
         if bias is not None:
             if bias.ndim > 2 and bias.shape[-3] not in (1, self.heads):
@@ -96,29 +109,42 @@ class Attention(NamedTuple):
         """Whether the attention of a position needs no other positions' queries."""
         return not self.over_queries and self.merged != "unmoved"
 
-    def unusual(self, *, is_packed: bool) -> Iterator[Attention]:
+    def unusual(self, *, is_packed: bool, is_grouped: bool) -> Iterator[Attention]:
         """Yields what the attention may be by a mistake.
 
         Args:
             is_packed: Whether its values are packed as one.
+            is_grouped: Whether keys have fewer heads than queries.
         """
         several = self.heads > 1
         ways = itertools.product(
             (False, True) if is_packed and several else (self.of_each_head,),
             (False, True) if several else (False,),
+            (False, True) if is_grouped else (False,),
             (False, True),
             ("", "unmoved", "dealt") if several else ("",),
         )
-        for of_each_head, dealt, over_queries, merged in ways:
-            other = self._replace(of_each_head=of_each_head, dealt=dealt, over_queries=over_queries, merged=merged)
+        for of_each_head, dealt, tiled, over_queries, merged in ways:
+            other = self._replace(
+                of_each_head=of_each_head, dealt=dealt, tiled=tiled, over_queries=over_queries, merged=merged
+            )
             if other != self:
                 yield other
+        if self.mask == CAUSAL:
+            yield from (self._replace(mask=mask) for mask in MISTAKEN_CAUSAL)
+        if self.rotary is not None:
+            yield from (self._replace(rotary=rotary) for rotary in self.rotary.mistaken())
 
     def differences(self, other: Attention) -> int:
         """Returns in how many ways the attention is another than a given one."""
-        pairs = [*zip(self.order, other.order, strict=True), *zip(self[3:], other[3:], strict=True)]
-        pairs += [(self.heads, other.heads)]
-        return sum(one != two for one, two in pairs) + (not math.isclose(self.scale, other.scale))
+        pairs = [*zip(self.order, other.order, strict=True), *zip(self[3:5], other[3:5], strict=True)]
+        pairs += [*zip(self[6:], other[6:], strict=True), (self.heads, other.heads)]
+        turned = [
+            *zip(
+                self.rotary or (None,) * len(Rotary._fields), other.rotary or (None,) * len(Rotary._fields), strict=True
+            )
+        ]
+        return sum(one != two for one, two in pairs + turned) + (not math.isclose(self.scale, other.scale))
 
     def words(self, other: Attention, names: Sequence[str]) -> str:
         """Returns what the attention is that another is not, in words.
@@ -133,6 +159,8 @@ class Attention(NamedTuple):
         told += [f"{self.heads} head{'s' * (self.heads > 1)}"] if self.heads != other.heads else []
         told += [f"scores times {brief(self.scale)}"] if not math.isclose(self.scale, other.scale) else []
         told += [own for own, its in ((self.mask, other.mask), (self.bias, other.bias)) if own != its]
+        if self.rotary != other.rotary:
+            told.append("no rotary positions" if self.rotary is None else self.rotary.words)
         told += [
             words[getattr(self, field)] for field, words in _WORDS.items()
             if getattr(self, field) != getattr(other, field)
@@ -142,37 +170,60 @@ class Attention(NamedTuple):
     def _split(self, values: Values) -> Sequence[Array]:
         """Returns query, key and value `[examples, heads, positions, features of a head]`."""
         if len(values) > 1:
-            parts = [self._heads_of(each) for each in values]
+            width = values[self.order[0]].shape[-1] // self.heads
+            parts = [self._heads_of(each, width) for each in values]
         elif self.of_each_head:
-            parts = np.split(self._heads_of(values[0]), 3, axis=-1)
+            parts = np.split(self._heads_of(values[0], values[0].shape[-1] // self.heads), 3, axis=-1)
         else:
-            parts = [self._heads_of(each) for each in np.split(values[0], 3, axis=-1)]
-        return [parts[at] for at in self.order]
+            thirds = np.split(values[0], 3, axis=-1)
+            parts = [self._heads_of(each, each.shape[-1] // self.heads) for each in thirds]
+        query, *others = (parts[at] for at in self.order)
+        return [query, *map(self._repeated, others)]
 
-    def _heads_of(self, value: Array) -> Array:
+    def _heads_of(self, value: Array, width: int) -> Array:
         shape = value.shape[:2]
         if self.dealt:
-            return value.reshape(*shape, -1, self.heads).transpose(0, 3, 1, 2)
-        return value.reshape(*shape, self.heads, -1).swapaxes(1, 2)
+            return value.reshape(*shape, width, -1).transpose(0, 3, 1, 2)
+        return value.reshape(*shape, -1, width).swapaxes(1, 2)
+
+    def _repeated(self, heads: Array) -> Array:
+        """Returns a head of keys or values for each of queries."""
+        times = self.heads // heads.shape[1]
+        return np.tile(heads, (1, times, 1, 1)) if self.tiled else np.repeat(heads, times, axis=1)
+
+    def _rotated(self, query: Array, key: Array, value: Array, rows: Array) -> tuple[Array, Array, Array]:
+        rotary, every = self.rotary, np.arange(key.shape[2])
+        assert rotary is not None
+        query = rotary.rotated(query, rows) if rotary.of != "key" else query
+        key = rotary.rotated(key, every) if rotary.of != "query" else key
+        return query, key, rotary.rotated(value, every) if rotary.of == "all" else value
 
 
-def usual_attentions(features: int, masks: Scored, biases: Scored, *, is_packed: bool) -> Iterator[Attention]:
+def usual_attentions(features: Sequence[int], masks: Scored, biases: Scored, *, is_packed: bool) -> Iterator[Attention]:
     """Yields the attentions that programs have, the most usual ones first.
 
     Args:
-        features: The features of a query.
+        features: The features of the three values.
         masks: The masks that they may have.
         biases: What may be added to their scores.
         is_packed: Whether their values are packed as one.
     """
-    counts = [heads for heads in range(1, min(features, _MOST_HEADS) + 1) if features % heads == 0]
-    for of_each_head, bias, mask, heads in itertools.product((False, True), biases, masks, counts):
-        if of_each_head and not (is_packed and heads > 1):
+    most = max(features)
+    # Fewer heads are those of keys and values.
+    orders = [order for order in itertools.permutations(range(3)) if features[order[0]] == most]
+    counts = [
+        heads for heads in range(1, min(most, _MOST_HEADS) + 1)
+        if most % heads == 0 and min(features) % (most // heads) == 0
+    ]  # fmt: skip
+    usual = [mask for mask in masks if mask not in MISTAKEN_CAUSAL]
+    ways = itertools.product(usual_rotaries(2), (False, True), biases, usual, counts)
+    for rotary, of_each_head, bias, mask, heads in ways:
+        width = most // heads
+        if (of_each_head and not (is_packed and heads > 1)) or rotary not in usual_rotaries(width):
             continue
-        width = features // heads
-        for scale in dict.fromkeys((width**-0.5, 1.0, features**-0.5, 1 / width)):
-            for order in itertools.permutations(range(3)):
-                yield Attention(order, heads, scale, mask, bias, of_each_head)
+        for scale in dict.fromkeys((width**-0.5, 1.0, most**-0.5, 1 / width)):
+            for order in orders:
+                yield Attention(order, heads, scale, mask, bias, rotary, of_each_head)
 
 
 def _of_rows(array: Array, rows: Array) -> Array:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.diagnosis.suspects.reading.attentions.attention import Scored
+from gradscope.comparison.diagnosis.suspects.reading.attentions.attention import CAUSAL, MISTAKEN_CAUSAL, Scored
 from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered
 from gradscope.naming import INPUT, printable, split_key
 
@@ -64,9 +64,15 @@ class AttentionParts:
         return len(self.values) == 1
 
     @property
-    def features(self) -> int:
-        """The number of features of a query."""
-        return self.values[0].own.shape[-1] // (3 if self.is_packed else 1)
+    def features(self) -> Sequence[int]:
+        """The number of features of query, key and value."""
+        widths = [each.own.shape[-1] for each in self.values]
+        return [widths[0] // 3] * 3 if self.is_packed else widths
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether keys and values have fewer features than queries, as of fewer heads."""
+        return min(self.features) < max(self.features)
 
     @property
     def positions(self) -> tuple[int, int]:
@@ -104,7 +110,8 @@ def attention_parts(
         ((name, packed),) = values
         names = [f"the {nth} third of {name}" for nth in ("first", "second", "last")]
         return AttentionParts(values=[packed], names=names, biases=(sides[0], sides[1]))
-    if len(values) != 3 or len({pair.own.shape for _, pair in values}) != 1:
+    fewest, *_, most = sorted(pair.own.shape[-1] for _, pair in values) or (1, 1)
+    if len(values) != 3 or most % fewest or sum(pair.own.shape[-1] == fewest for _, pair in values) == 1:
         return None
     names, pairs = [name for name, _ in values], [pair for _, pair in values]
     return AttentionParts(values=pairs, names=names, biases=(sides[0], sides[1]))
@@ -135,8 +142,9 @@ def masks_of(examples: int, count: int, given: Mapping[str, Array]) -> Scored:
         count: The number of positions.
         given: Arrays that may be masks, by keys.
     """
-    causal = np.tril(np.ones((count, count), np.bool_))
-    found: dict[str, Array | None] = {"no mask": None, "a causal mask": causal}
+    causal, before = (np.tril(np.ones((count, count), np.bool_), at) for at in (0, -1))
+    mistaken = dict(zip(MISTAKEN_CAUSAL, (before, causal.T), strict=True))
+    found: dict[str, Array | None] = {"no mask": None, CAUSAL: causal, **mistaken}
     for key, array in given.items():
         is_mask = array.shape == (examples, count) and array.dtype.kind in "biuf" and np.isin(array, (0, 1)).all()
         if is_mask and split_key(key)[0] == INPUT:

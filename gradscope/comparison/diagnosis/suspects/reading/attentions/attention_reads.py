@@ -2,9 +2,9 @@
 
 Where an attention has no entry, the dense layer behind it, or the convolution with a window of one, shows which it is:
 of the values that it is computed from, any may be the query, the key and the value, of any number of heads, scaled,
-masked and with a position bias in the usual ways. The attention of each program has to make the output of the layer;
-then what differs between them is told. Where one of them makes it in a usual way, the other may also take the shares
-over the queries, split or merge the heads in another way, or unpack query, key and value so.
+masked, rotated by positions and with a position bias in the usual ways; keys may have fewer heads than queries. The
+attention of each program has to make the output of the layer; then what differs between them is told. Where one of them
+makes it in a usual way, the other may also do so in a way that is a mistake (`Attention.unusual`).
 
 Products of a kernel that only the reference has an entry for are those of the candidate, too, where what they are made
 of agrees.
@@ -28,6 +28,7 @@ from gradscope.comparison.diagnosis.suspects.reading.attentions.attention import
     usual_attentions,
 )
 from gradscope.comparison.diagnosis.suspects.reading.attentions.attention_parts import (
+    AttentionParts,
     Positions,
     attention_parts,
     masks_of,
@@ -49,8 +50,10 @@ _MOST_EXAMPLES: Final = 2
 _MOST_ELEMENTS: Final = 1 << 17
 _MOST_SCORES: Final = 1 << 21
 
-#: Of how many positions an attention has to make the output before it is computed of all.
+#: Of how many positions of one example, and of how many features, an attention has to make the output before it is
+#: computed of all.
 _FEW: Final = 4
+_FEW_FEATURES: Final = 32
 
 
 def attention_read(dumps: Dumps, pairing: Pairing, match: Match) -> str:
@@ -84,7 +87,7 @@ def attention_read(dumps: Dumps, pairing: Pairing, match: Match) -> str:
         for side in (0, 1)
     ]
     usual = list(usual_attentions(parts.features, masks, parts.biases[0], is_packed=parts.is_packed))
-    attentions = _attentions_of(sides[0], sides[1], usual)
+    attentions = _attentions_of(parts, sides[0], sides[1], usual)
     if attentions is None:
         return ""
     own, other = (each.words(its, parts.names) for each, its in (attentions, attentions[::-1]))
@@ -130,31 +133,36 @@ class _Layer(NamedTuple):
                 yield attention
 
     def _makes(self, attention: Attention, queries: Array | None) -> bool:
-        """Returns whether an attention makes the output at some positions."""
-        read = attention.of([each[:_MOST_EXAMPLES] for each in self.values], self.masks, self.biases, queries)
+        """Returns whether an attention makes the output, or a part of it at some positions."""
+        some = slice(_MOST_EXAMPLES if queries is None else 1)
+        read = attention.of([each[some] for each in self.values], self.masks, self.biases, queries)
         if read is None:
             return False
-        made = self.dense.positions.of(self.output)[:_MOST_EXAMPLES]
-        made = (made if queries is None else made[:, queries]) - self.dense.bias
-        matrix, shape = self.dense.positions.matrix, (read.shape[-1], made.shape[-1])
-        turned = (each for each in (matrix, matrix.T) if each.shape == shape)
+        made, features = self.dense.positions.of(self.output)[some] - self.dense.bias, slice(None)
+        if queries is not None:
+            made, features = made[:, queries, :_FEW_FEATURES], slice(_FEW_FEATURES)
+        matrix, shape = self.dense.positions.matrix, (read.shape[-1], self.dense.positions.of(self.output).shape[-1])
+        turned = (each[:, features] for each in (matrix, matrix.T) if each.shape == shape)
         return any(np.linalg.norm(read @ each - made) <= _FITS * np.linalg.norm(made) for each in turned)
 
 
-def _attentions_of(ref: _Layer, cand: _Layer, usual: Sequence[Attention]) -> tuple[Attention, Attention] | None:
+def _attentions_of(
+    parts: AttentionParts, ref: _Layer, cand: _Layer, usual: Sequence[Attention]
+) -> tuple[Attention, Attention] | None:
     """Returns the attentions of two layers; None where one is not known, or they are the same.
 
     Args:
+        parts: What they are of.
         ref: The layer of the reference.
         cand: That of the candidate.
         usual: The usual attentions.
     """
-    is_packed = len(ref.values) == 1
+    kinds = {"is_packed": parts.is_packed, "is_grouped": parts.is_grouped}
     if own := next(ref.fitting(usual), None):
-        beside = _beside(usual, own, is_packed=is_packed)
+        beside = _beside(usual, own, **kinds)
         its = _nearest(cand, own, dict.fromkeys((*sorted(usual, key=own.differences), *beside)))
     elif its := next(cand.fitting(usual), None):
-        own = _nearest(ref, its, _beside(usual, its, is_packed=is_packed))
+        own = _nearest(ref, its, _beside(usual, its, **kinds))
     else:
         its = None
     return None if own is None or its is None else (own, its)
@@ -171,10 +179,12 @@ def _nearest(layer: _Layer, known: Attention, tried: Iterable[Attention]) -> Att
     return found[0]
 
 
-def _beside(tried: Iterable[Attention], known: Attention, *, is_packed: bool) -> list[Attention]:
+def _beside(tried: Iterable[Attention], known: Attention, *, is_packed: bool, is_grouped: bool) -> list[Attention]:
     """Returns what attentions of the heads, order and mask of a known one may be by a mistake, the nearest first."""
     alike = (each for each in tried if (each.order, each.heads, each.mask) == (known.order, known.heads, known.mask))
-    unusual = dict.fromkeys(other for each in alike for other in each.unusual(is_packed=is_packed))
+    unusual = dict.fromkeys(
+        other for each in alike for other in each.unusual(is_packed=is_packed, is_grouped=is_grouped)
+    )
     return sorted(unusual, key=known.differences)
 
 

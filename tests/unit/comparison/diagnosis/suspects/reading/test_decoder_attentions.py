@@ -1,0 +1,76 @@
+"""What the attentions of two decoders do differently is told: rotary positions, heads of keys, and causal masks."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradscope as gs
+from tests.support.data import drawn
+
+EXAMPLES, LENGTH, WIDTH, HEADS, OF_KEYS = 2, 7, 4, 4, 2
+SIZES = {"q": HEADS * WIDTH, "k": OF_KEYS * WIDTH, "v": OF_KEYS * WIDTH, "o": HEADS * WIDTH}
+KERNELS = {name: drawn(number, HEADS * WIDTH, size) for number, (name, size) in enumerate(SIZES.items())}
+
+
+def _rotated(x: Any, fault: str) -> Any:
+    """Rotates features `[examples, positions, heads, features]` as complex numbers, unlike the package."""
+    base = 5e5 if fault == "base" else 1e4
+    angles = np.arange(LENGTH)[:, None] * base ** (-np.arange(WIDTH // 2) / (WIDTH // 2))
+    turns = np.exp(1j * (-angles if fault == "backwards" else angles))[None, :, None].astype(np.complex64)
+    if fault == "neighbours":
+        turned = jax.lax.complex(x[..., ::2], x[..., 1::2]) * turns
+        return jnp.stack([turned.real, turned.imag], -1).reshape(x.shape)
+    turned = jax.lax.complex(x[..., : WIDTH // 2], x[..., WIDTH // 2 :]) * turns
+    return jnp.concatenate([turned.real, turned.imag], -1)
+
+
+@cache
+def _decoder(fault: str = "") -> gs.Dump:
+    def loss(kernels: dict[str, Any], batch: dict[str, Any]) -> Any:
+        parts = []
+        for name in "qkv":
+            with jax.named_scope(name):
+                parts.append((batch["x"] @ kernels[name]).reshape(EXAMPLES, LENGTH, -1, WIDTH))
+        query, key, value = parts
+        if fault != "none":
+            query, key = _rotated(query, fault), key if fault == "query" else _rotated(key, fault)
+        value = _rotated(value, fault) if fault == "all" else value
+        repeat = (lambda x: jnp.tile(x, (1, 1, 2, 1))) if fault == "tiled" else (lambda x: jnp.repeat(x, 2, axis=2))
+        scores = jnp.einsum("nqhd,nkhd->nhqk", query, repeat(key)) / WIDTH**0.5
+        mask = np.tril(np.ones((LENGTH, LENGTH), np.bool_), -1 if fault == "before" else 0)
+        shares = jax.nn.softmax(jnp.where(mask.T if fault == "after" else mask, scores, -1e9))
+        x = jnp.einsum("nhqk,nkhd->nqhd", shares, repeat(value)).reshape(batch["x"].shape)
+        with jax.named_scope("o"):
+            x = x @ kernels["o"]
+        return jnp.square(x).mean()
+
+    with jax.numpy_rank_promotion("allow"):
+        return gs.capture(loss, KERNELS, {"x": drawn(9, EXAMPLES, LENGTH, HEADS * WIDTH)}, origins=False)
+
+
+ROTARY = "rotary positions of halves and base 1.0e4"
+
+
+@pytest.mark.parametrize(
+    ("fault", "own", "other"),
+    [
+        ("none", ROTARY, "no rotary positions"),
+        ("base", ROTARY, "rotary positions of halves and base 5.0e5"),
+        ("neighbours", ROTARY, "rotary positions of neighbours and base 1.0e4"),
+        ("backwards", ROTARY, f"{ROTARY}, turned backwards"),
+        ("query", ROTARY, f"{ROTARY}, of queries alone"),
+        ("all", ROTARY, f"{ROTARY}, of values, too"),
+        ("tiled", "each head of keys repeated", "the heads of keys repeated in turn"),
+        ("before", "a causal mask", "a causal mask without each position itself"),
+        ("after", "a causal mask", "a mask of later positions alone"),
+    ],
+)
+def test_what_the_attentions_of_two_decoders_do_differently_is_told(fault: str, own: str, other: str) -> None:
+    sentence = gs.compare(_decoder(), _decoder(fault)).sentence
+    assert f", which reads an attention with {own}, and in the candidate with {other}." in sentence
