@@ -1,6 +1,7 @@
 """Rounding states how far two tensors may be apart because numbers are rounded, beyond the default tolerance.
 
 - `rounding_floors`: a *floor* is how far rounding can move a tensor whose terms cancel, in absolute terms.
+- `tensor_sizes`: root mean squares and norms of tensors.
 - `pair_floors`: the floors of pairs of tensors.
 - `inherited_precision`: the dtype that a tensor was computed in, by what it was computed from.
 - `kinks`: how much of a gradient rounding decides, since a value is on the other side of a kink, as of a rectifier's.

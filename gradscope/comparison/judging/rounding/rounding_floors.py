@@ -22,9 +22,11 @@ their terms are rounded, and the factor sqrt(min(n, BLOCK)) is 1.
 
 A floor counts only where the terms of a tensor cancel: where its norm is below a tenth of what is expected, and for
 types of up to 16 bits below two floors. A real error in a tensor of ordinary size is never below the floor. What one
-operation makes of such a gradient is rounding of the same relative size, and has a floor in proportion. Only layers
-with parameters and operations that broadcast state the size of a term, so that other tensors have no floor; parameters
-and inputs are not computed, and have none.
+operation makes of such a gradient is rounding of the same relative size, and has a floor in proportion; so has the
+gradient of a parameter whose layer's output has such a gradient. Only layers with parameters and operations that
+broadcast state the size of a term. The gradient of another value `v`, as one that code without a scope reads, is
+compared with that of what is made of it, `|dL/dy| |y| / |v|`, and those of what is read beside it, `FLAT * epsilon` of
+which is rounding alone. Other tensors have no floor; parameters and inputs are not computed, and have none.
 """
 
 from __future__ import annotations
@@ -35,11 +37,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from gradscope.comparison.judging.rounding.tensor_sizes import TensorSizes, l2_of, rms_of
 from gradscope.comparison.precision import dtype_class, machine_epsilon
 from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.manifest import Entry, Layer
-from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, EXAMPLE_GRAD, INPUT, INPUT_GRAD, PARAM, PARAM_GRAD, key_of
+from gradscope.naming import (
+    ACTIVATION,
+    ACTIVATION_GRAD,
+    EXAMPLE_GRAD,
+    INPUT,
+    INPUT_GRAD,
+    PARAM,
+    PARAM_GRAD,
+    key_of,
+    split_key,
+)
 
 #: How many times the expected rounding a floor is: elements differ in scale, and a layer computes several things.
 _MARGIN: Final = 4.0
@@ -50,16 +62,21 @@ NARROW: Final = 1e-4
 #: Terms cancel where a norm is below this share of what is expected.
 _CANCELLED: Final = 0.1
 
+#: How many epsilons of what is expected a gradient may be that is nothing but rounding, where the sums that make it are
+#: not known. Ten times as large are those of a branch that is scaled by 1e-6 before it is added.
+_FLAT: Final = 0.5
+
 #: The number of terms that are added one after the other before such sums are added to each other.
 _BLOCK: Final = 4096
 
 #: How many operations are followed from a gradient that cancels.
 _FOLLOWED: Final = 16
 
+#: The most layers that are next to read a value, and outputs of one, that are looked at.
+_MOST_NEXT: Final = 8
+
 #: Operations that may broadcast an operand, whose derivative with respect to it is one, or the other factor.
 _BROADCASTING: Final = frozenset({"broadcast_in_dim", "add", "sub", "mul"})
-#: The most shapes of the tensors of one layer that are looked at: a file may have a layer of a million.
-_MOST_SHAPES: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,40 +106,6 @@ class _Sum:
         return math.sqrt(self.terms) * self.scale
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sizes:
-    """_Sizes stores the root mean squares of some tensors.
-
-    Attributes:
-        by_shape: The largest that is finite, by shape; of many shapes, those of the largest ones.
-        largest: The largest of all; None where there are no tensors.
-        largest_float: The largest of the floating-point tensors; 0 where there are none.
-        exact: Whether any tensor is of another type.
-    """
-
-    by_shape: Mapping[tuple[int, ...], float]
-    largest: float | None
-    largest_float: float
-    exact: bool
-
-    @classmethod
-    def of(cls, entries: Iterable[Entry]) -> _Sizes:
-        """Returns the sizes of some tensors."""
-        sizes = [(entry.shape, _rms(entry), dtype_class(entry.dtype) == "float") for entry in entries]
-        by_shape: dict[tuple[int, ...], float] = {}
-        for shape, rms, _ in sizes:
-            if math.isfinite(rms):
-                by_shape[shape] = max(by_shape.get(shape, 0.0), rms)
-        if len(by_shape) > _MOST_SHAPES:
-            by_shape = dict(sorted(by_shape.items(), key=lambda each: each[1])[-_MOST_SHAPES:])
-        return cls(
-            by_shape=by_shape,
-            largest=max((rms for _, rms, _ in sizes), default=None),
-            largest_float=max((rms for _, rms, is_float in sizes if is_float), default=0.0),
-            exact=not all(is_float for _, _, is_float in sizes),
-        )
-
-
 class RoundingFloors:
     """RoundingFloors returns the floors of the tensors of one dump.
 
@@ -138,8 +121,9 @@ class RoundingFloors:
         self._is_used = bool(layers)
         # What a block returns is more than one sum, whatever kernels are inside it.
         self._makers = {name: layer for layer in layers if layer.path not in composites for name in layer.outputs}
-        self._known_sizes: dict[tuple[str, int], _Sizes] = {}
+        self._known_sizes: dict[tuple[str, int], TensorSizes] = {}
         self._readers = _by_name(layers, composites, lambda layer: layer.inputs)
+        self._next = _by_name(layers, composites, lambda layer: layer.sources)
         self._users = _by_name(layers, composites, lambda layer: layer.params)
 
     def floor(self, key: str, dtype: str) -> Floor | None:
@@ -154,7 +138,11 @@ class RoundingFloors:
         if not self._is_used:
             return None
         entry = self._source.entry(self._source.resolve(key))
-        return self._own(entry, dtype) or self._passed(entry, dtype)
+        own = self._own(entry, dtype)
+        if own is not None and entry.family != PARAM_GRAD:  # a sum of what is rounding tells no size of its terms
+            return own
+        found = [own, self._passed(entry, dtype), self._of_value(entry, dtype)]
+        return max(filter(None, found), key=lambda floor: floor.l2, default=None)
 
     def summed(self, key: str) -> Sequence[str]:
         """Returns the keys of the gradients whose sum the gradient of a bias is; none for other tensors.
@@ -170,18 +158,24 @@ class RoundingFloors:
     def _passed(self, entry: Entry, dtype: str, operations: int = _FOLLOWED) -> Floor | None:
         """Returns the floor of what operations make of a gradient that has a floor and cancels; None for any other."""
         behind = self._behind(entry) if operations else None
-        if behind is None or _l2(behind) == 0:
+        if behind is None or l2_of(behind) == 0:
             return None
-        floor = self._own(behind, dtype)
-        if floor is None:
-            floor = self._passed(behind, dtype, operations - 1)
-        if floor is None or _l2(behind) > floor.cancelled:
+        floor = self._own(behind, dtype) or self._passed(behind, dtype, operations - 1)
+        floor = floor or self._of_value(behind, dtype)
+        if floor is None or l2_of(behind) > floor.cancelled:
             return None
-        share = _l2(entry) / _l2(behind)
+        share = l2_of(entry) / l2_of(behind)
         return replace(floor, l2=share * floor.l2, cancelled=share * floor.cancelled)
 
     def _behind(self, entry: Entry) -> Entry | None:
-        """Returns the one gradient that a gradient is made of, by one operation; None where it is made otherwise."""
+        """Returns the one gradient that a gradient is made of, by one operation; None where it is made otherwise.
+
+        That of a parameter is made of the gradient of the output of its layer.
+        """
+        if entry.family == PARAM_GRAD:
+            outputs = [name for layer in self._users.get(entry.name, ())[:2] for name in layer.outputs[:2]]
+            found = self._entries(ACTIVATION_GRAD, outputs) if len(outputs) == 1 else []
+            return found[0] if found else None
         if entry.family != ACTIVATION_GRAD:
             return None
         readers = self._readers.get(entry.name, [])
@@ -199,6 +193,26 @@ class RoundingFloors:
             return Floor(l2=floor, cancelled=2 * floor, terms=largest.terms)
         floor = _MARGIN * epsilon * math.sqrt(min(largest.terms, _BLOCK)) * expected
         return Floor(l2=floor, cancelled=_CANCELLED * expected, terms=largest.terms)
+
+    def _of_value(self, entry: Entry, dtype: str) -> Floor | None:
+        """Returns the floor of the gradient of a value that no sums are known of; None where it has none.
+
+        Of a step `y = f(v, w)`, `|dL/dv|` is about `|dL/dy| |y| / |v|` where `f` is about as steep as it is large, and
+        of the size of `|dL/dw|`, for as many elements.
+        """
+        key, epsilon = key_of(ACTIVATION, entry.name), machine_epsilon(dtype)
+        if entry.family != ACTIVATION_GRAD or key not in self._known or epsilon > NARROW:
+            return None
+        length, count = l2_of(self._source.entry(self._source.resolve(key))), math.prod(entry.shape)
+        norms = [0.0]
+        for layer in self._next.get(key, ())[:_MOST_NEXT]:
+            made, read = layer.outputs[:_MOST_NEXT], [split_key(each)[1] for each in layer.sources[:_MOST_NEXT]]
+            arriving, values = (self._entries(family, made) for family in (ACTIVATION_GRAD, ACTIVATION))
+            if length > 0:
+                norms += (l2_of(one) * l2_of(two) / length for one, two in zip(arriving, values, strict=False))
+            norms += (math.sqrt(count) * rms_of(each) for each in self._entries(ACTIVATION_GRAD, read))
+        floor = _FLAT * epsilon * max(norms)
+        return Floor(l2=floor, cancelled=floor, terms=1) if 0 < floor < math.inf else None
 
     def _sums(self, entry: Entry) -> Iterator[_Sum]:
         if entry.family in (PARAM_GRAD, EXAMPLE_GRAD):
@@ -238,10 +252,10 @@ class RoundingFloors:
         if output is None or layer.primitive not in _BROADCASTING or len(layer.inputs) > 2:
             return
         others = [name for name in layer.inputs if name != entry.name] if layer.primitive == "mul" else []
-        factor = math.prod(map(_rms, self._entries(ACTIVATION, others)))
+        factor = math.prod(map(rms_of, self._entries(ACTIVATION, others)))
         terms = math.prod(output.shape) // max(1, math.prod(entry.shape))
         if terms > 1:
-            yield _Sum(terms=terms, scale=_rms(output) * factor)
+            yield _Sum(terms=terms, scale=rms_of(output) * factor)
 
     def _output_gradient(self, layer: Layer) -> Entry | None:
         """Returns the gradient of the one output of an operation; None for another layer."""
@@ -252,11 +266,11 @@ class RoundingFloors:
         """Returns the largest root mean square of the floating-point tensors of some names."""
         return self._sizes(family, names).largest_float
 
-    def _sizes(self, family: str, names: Sequence[str]) -> _Sizes:
+    def _sizes(self, family: str, names: Sequence[str]) -> TensorSizes:
         """Returns the sizes of the tensors of some names, which a layer has: they are read once for all of them."""
         place = family, id(names)
         if place not in self._known_sizes:
-            self._known_sizes[place] = _Sizes.of(self._entries(family, names))
+            self._known_sizes[place] = TensorSizes.of(self._entries(family, names))
         return self._known_sizes[place]
 
     def _entries(self, family: str, names: Iterable[str]) -> list[Entry]:
@@ -274,17 +288,6 @@ def _by_name(
         for name in names(layer):
             (around if layer.path in composites else found)[name].append(layer)
     return {**around, **found}
-
-
-def _rms(entry: Entry) -> float:
-    value = entry.stats.get("rms")
-    if not isinstance(value, int | float | str):
-        return 0.0
-    return as_float(value)
-
-
-def _l2(entry: Entry) -> float:
-    return _rms(entry) * math.sqrt(math.prod(entry.shape))
 
 
 def _shared(shape: tuple[int, ...], other: tuple[int, ...]) -> int:

@@ -110,8 +110,10 @@ def attention_parts(
         ((name, packed),) = values
         names = [f"the {nth} third of {name}" for nth in ("first", "second", "last")]
         return AttentionParts(values=[packed], names=names, biases=(sides[0], sides[1]))
-    fewest, *_, most = sorted(pair.own.shape[-1] for _, pair in values) or (1, 1)
-    if len(values) != 3 or most % fewest or sum(pair.own.shape[-1] == fewest for _, pair in values) == 1:
+    if len(values) != 3:
+        return None
+    fewest, middle, most = sorted(pair.own.shape[-1] for _, pair in values)
+    if most % fewest or middle != fewest:
         return None
     names, pairs = [name for name, _ in values], [pair for _, pair in values]
     return AttentionParts(values=pairs, names=names, biases=(sides[0], sides[1]))
