@@ -171,6 +171,22 @@ def _merged_layouts(ref: Shape, cand: Shape, parts: Shape) -> Iterator[AxisLayou
                 yield AxisLayout(split, tuple(places), ref, reordered=(parts, inner))
 
 
+def plainly_arranged(array: Array, shape: Shape) -> Array | None:
+    """Returns an array in another shape, with its axes merged, split or moved; None where several ways give that shape.
+
+    Axes are merged or split in their order, as positions of an image are: of the ways with a transpose beside, none is
+    as usual.
+    """
+    if array.size != math.prod(shape):
+        return None
+    if _refines(array.shape, shape) or _refines(shape, array.shape):
+        return array.reshape(shape)
+    if array.ndim != len(shape) or array.ndim > _MOST_AXES:
+        return None
+    ways = [axes for axes in permutations(range(array.ndim)) if _ordered(array.shape, axes) == shape]
+    return array.transpose(ways[0]) if len(ways) == 1 else None
+
+
 def flipped_layouts(ref: Shape, cand: Shape) -> tuple[AxisLayout, ...]:
     """Returns the layouts of a kernel that is reversed along its spatial axes, all but two, or the first axis."""
     if not 2 <= len(ref) <= _MOST_AXES:

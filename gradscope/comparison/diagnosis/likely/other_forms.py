@@ -26,6 +26,7 @@ from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENT
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sources
 from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.layout.layouts import Shape, plainly_arranged
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.layer_graph import NearestKeys
@@ -123,11 +124,17 @@ class _Norms:
         if values is None or len(known) < len(pairs) or values[0].shape != values[1].shape:
             return ""
         with np.errstate(all="ignore"):  # it may be no norm at all
-            return norm_difference(values, known)
+            return norm_difference(values, [_in_shape(each, values[0].shape) for each in known])
 
     def _both(self, match: Match) -> tuple[Array, Array] | None:
         one, other = self._ref.tensor(match.ref), self._cand.made(match.recipe)
         return None if one is None or other is None else (one, other)
+
+
+def _in_shape(pair: tuple[Array, Array], shape: Shape) -> tuple[Array, Array]:
+    """Returns what both programs read in the shape of what they make of it, where that is plain."""
+    one, other = (each if each.ndim < 2 else plainly_arranged(each, shape) for each in pair)
+    return pair if one is None or other is None else (one, other)
 
 
 def _of_forms(dumps: Dumps, value: Match, read: Iterable[Match], error: float) -> str:

@@ -29,6 +29,7 @@ from gradscope.comparison.diagnosis.suspects.reading.read_proofs import multipli
 from gradscope.comparison.diagnosis.suspects.reading.read_sums import multiples, sum_in_words
 from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered, RecoveredValues
 from gradscope.comparison.diagnosis.suspects.steps import makers_of
+from gradscope.comparison.layout.layouts import plainly_arranged
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.dump.manifest.layer_graph import sources_of
 from gradscope.dump.manifest.manifest import Layer
@@ -148,11 +149,13 @@ class _Side:
         """
         value, read = self._pairs.pair(self._key), [self._pairs.pair(key) for key in self._read]
         known = [pair for pair in read if pair is not None and _agree(pair)]
-        shapes = {pair.own.shape for pair in known}
-        if value is None or len(known) < max(2, len(read)) or shapes != {value.own.shape}:
+        if value is None or len(known) < max(2, len(read)):
             return ""
-        own = multiples(value.own, [pair.own for pair in known])
-        other = multiples(value.other, [pair.other for pair in known])
+        sides = [[plainly_arranged(pair[side], value.own.shape) for pair in known] for side in (0, 1)]
+        terms = [[each for each in side if each is not None] for side in sides]
+        if any(len(each) < len(known) for each in terms):
+            return ""
+        own, other = multiples(value.own, terms[0]), multiples(value.other, terms[1])
         if own is None or other is None or np.allclose(own, other, rtol=_AGREE, atol=0.0):
             return ""
         names = [f"`{self._name(key)}`" for key in self._read]

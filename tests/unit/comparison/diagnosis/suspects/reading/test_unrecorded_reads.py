@@ -146,6 +146,48 @@ def test_the_power_of_what_a_layer_without_a_kernel_reads_shows_whether_it_is_ri
 
 
 @cache
+def _mixed(fault: str = "", *, port: bool = False) -> Dump:
+    """Returns the dump of a block that mixes positions, then features, of images whose pixels are merged before it."""
+    draw = np.random.default_rng(8).normal
+    weights = {"fc": WEIGHTS["fc"], "out": WEIGHTS["out"], "mixing": (draw(size=(8, 8)) / 3).astype(np.float32)}
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("patch" if port else "stem"):
+            x = batch["x"] @ weights["fc"]
+        with jax.named_scope("layer" if port else "block"):
+            x = x.reshape(3, 8, WIDTH)
+            with jax.named_scope("norm"):
+                rest = x - x.mean(-1, keepdims=True)
+                variance = jnp.square(rest).mean(-1, keepdims=True)
+                x = rest / jnp.sqrt(variance + (1e-2 if fault == "epsilon" else 1e-6))
+            with jax.named_scope("positions"):
+                mixed = x.swapaxes(1, 2) @ weights["mixing"]
+            x = x + mixed.swapaxes(1, 2)
+            with jax.named_scope("features"):
+                mixed = jnp.tanh(x) @ weights["out"]
+            x = x + (0.5 * mixed if fault == "half" else mixed)
+        return jnp.square(x).mean()
+
+    return gs.capture(loss, weights, {"x": draw(size=(3, 2, 4, WIDTH)).astype(np.float32)}, origins=False)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("epsilon", "made here; it adds 1.0e-2 to the variance, and the reference 1.0e-6"),
+        (
+            "half",
+            "), which adds up `block/norm` and `block/positions` and `block/features`, and in the candidate "
+            + "`block/norm` and `block/positions` and 0.50 times `block/features`.",
+        ),
+    ],
+)
+def test_what_is_read_may_have_its_axes_merged_or_moved(fault: str, words: str) -> None:
+    assert gs.compare(_mixed(), _mixed(port=True)).verdict == "same"
+    assert words in gs.compare(_mixed(), _mixed(fault, port=True)).sentence
+
+
+@cache
 def _recurrent(function: Any, *, names: tuple[str, str]) -> Dump:
     """A dense layer, an activation function, and a recurrent cell that a loop scans over what that makes."""
 
