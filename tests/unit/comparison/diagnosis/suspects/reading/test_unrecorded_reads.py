@@ -171,14 +171,16 @@ def _mixed(fault: str = "", *, port: bool = False) -> Dump:
     return gs.capture(loss, weights, {"x": draw(size=(3, 2, 4, WIDTH)).astype(np.float32)}, origins=False)
 
 
+TERMS, LAST = "`block/norm` and `block/positions`", "`block/features`"
+
+
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
         ("epsilon", "made here; it adds 1.0e-2 to the variance, and the reference 1.0e-6"),
         (
             "half",
-            "), which adds up `block/norm` and `block/positions` and `block/features`, and in the candidate "
-            + "`block/norm` and `block/positions` and 0.50 times `block/features`.",
+            f"), which adds up {TERMS} and {LAST}, and in the candidate {TERMS} and 0.50 times {LAST}.",
         ),
     ],
 )
