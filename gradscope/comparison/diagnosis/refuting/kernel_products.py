@@ -1,16 +1,17 @@
 """Products of what a layer reads with its kernel are what they are, whatever the layer is called.
 
-`ProductPairs` finds whether the values of a pair are the products of one kernel.
+`ProductPairs` finds whether the values of a pair are the products of one kernel, of what both read or a function of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE, Elementwise
 from gradscope.comparison.diagnosis.refuting.apart.correlations import matrices
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
@@ -18,17 +19,21 @@ from gradscope.comparison.pairing.structure.placing.paired_inputs import PairedI
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import ACTIVATION, PARAM, key_of, split_key
 
+#: The most elements of a value that functions of it are tried of.
+_MOST_ELEMENTS: Final = 1 << 17
+
 #: The relative error of a product that is computed again.
 _ROUNDING: Final = 1e-4
 
 
-def is_product(tensors: FloatTensors, layer: Layer, key: str) -> bool:
+def is_product(tensors: FloatTensors, layer: Layer, key: str, functions: Iterable[Elementwise] = (np.asarray,)) -> bool:
     """Returns whether an output is the product of what its layer reads with a kernel, plus a bias or not.
 
     Args:
         tensors: The tensors of the dump.
         layer: The layer; where it has several outputs, they may be parts of one product.
         key: The key of its output.
+        functions: The functions of which one may be applied to what is read before.
     """
     outputs = [tensors.tensor(key_of(split_key(key)[0], name)) for name in layer.outputs]
     parts, params = [each for each in outputs if each is not None], list(params_of(tensors, layer))
@@ -37,8 +42,9 @@ def is_product(tensors: FloatTensors, layer: Layer, key: str) -> bool:
         return False
     value, (kernel, *biases) = np.concatenate(parts, -1), sorted(params, key=lambda each: each.size, reverse=True)
     return kernel.ndim > 1 and any(
-        _is_product_of(read, turned, biases, value)
+        _is_product_of(function(read), turned, biases, value)
         for read in tensors.read_by(layer)
+        for function in functions
         for matrix in matrices(kernel.shape)
         for turned in (kernel.reshape(matrix), kernel.reshape(matrix).T)
     )
@@ -124,4 +130,12 @@ class ProductPairs:
         paired = any(others.issuperset(self._kernels.get(key, ("",))) for key in own)
         if not paired or not self._inputs.share(match.ref, match.cand):
             return False
-        return is_product(self._tensors[0], one, match.ref) and is_product(self._tensors[1], other, match.cand)
+        return all(
+            is_product(tensors, layer, key) or is_product(tensors, layer, key, _of_few(tensors, layer))
+            for tensors, layer, key in zip(self._tensors, (one, other), (match.ref, match.cand), strict=True)
+        )
+
+
+def _of_few(tensors: FloatTensors, layer: Layer) -> Iterable[Elementwise]:
+    """Returns the functions that a layer may apply to what it reads; none where that is too much to try them."""
+    return ELEMENTWISE.values() if all(each.size <= _MOST_ELEMENTS for each in tensors.read_by(layer)) else ()

@@ -355,3 +355,32 @@ def test_a_small_error_that_the_loss_cannot_show_refutes_no_pair() -> None:
     found = gs.compare(reference, _untrained(ported=True, exact=True))
     assert _first(found) == "down", found.sentence
     assert "which reads the gelu by tanh of `up`, and in the candidate the gelu by erf" in found.sentence
+
+
+def _scaled_branch(*, ported: bool, approximate: bool = False) -> Dump:
+    """A branch that is scaled before it is added, so that the sum shows little of what is wrong in it."""
+    draw = np.random.default_rng(12).normal
+    weights = {name: draw(size=(6, 6)).astype(np.float32) for name in ("up", "down")}
+
+    def loss(weights: Any, batch: Any) -> Any:
+        x = batch
+        with jax.named_scope("block" if ported else "layer"):
+            with jax.named_scope("fc1" if ported else "up"):
+                hidden = x @ weights["up"]
+            hidden = jax.nn.gelu(hidden, approximate=approximate)
+            with jax.named_scope("fc2" if ported else "down"):
+                hidden = hidden @ weights["down"]
+            x = x + 0.02 * hidden
+        return jnp.square(x).mean()
+
+    return gs.capture(loss, weights, draw(size=(4, 6)).astype(np.float32), origins=False)
+
+
+def test_a_product_with_a_function_of_what_both_read_is_a_pair_however_small_its_trace() -> None:
+    reference = _scaled_branch(ported=False)
+    assert gs.compare(reference, _scaled_branch(ported=True)).verdict == "same"
+    found = gs.compare(reference, _scaled_branch(ported=True, approximate=True))
+    assert found.verdict == "different", found.sentence
+    reads = "which reads the gelu by erf of `layer/up`, and in the candidate the gelu by tanh"
+    assert found.sentence.startswith("Forward first differs at `layer/down` (")
+    assert reads in found.sentence
