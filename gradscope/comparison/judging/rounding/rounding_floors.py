@@ -198,10 +198,11 @@ class RoundingFloors:
         """Returns the floor of the gradient of a value that no sums are known of; None where it has none.
 
         Of a step `y = f(v, w)`, `|dL/dv|` is about `|dL/dy| |y| / |v|` where `f` is about as steep as it is large, and
-        of the size of `|dL/dw|`, for as many elements.
+        of the size of `|dL/dw|`, for as many elements. A type of up to 16 bits makes rounding of its own size of a
+        gradient that is zero but for that of wider ones.
         """
         key, epsilon = key_of(ACTIVATION, entry.name), machine_epsilon(dtype)
-        if entry.family != ACTIVATION_GRAD or key not in self._known or epsilon > NARROW:
+        if entry.family != ACTIVATION_GRAD or key not in self._known:
             return None
         length, count = l2_of(self._source.entry(self._source.resolve(key))), math.prod(entry.shape)
         norms = [0.0]
@@ -211,8 +212,8 @@ class RoundingFloors:
             if length > 0:
                 norms += (l2_of(one) * l2_of(two) / length for one, two in zip(arriving, values, strict=False))
             norms += (math.sqrt(count) * rms_of(each) for each in self._entries(ACTIVATION_GRAD, read))
-        floor = _FLAT * epsilon * max(norms)
-        return Floor(l2=floor, cancelled=floor, terms=1) if 0 < floor < math.inf else None
+        floor, cancelled = (_FLAT * each * max(norms) for each in (epsilon, min(epsilon, machine_epsilon("float32"))))
+        return Floor(l2=floor, cancelled=cancelled, terms=1) if 0 < floor < math.inf else None
 
     def _sums(self, entry: Entry) -> Iterator[_Sum]:
         if entry.family in (PARAM_GRAD, EXAMPLE_GRAD):

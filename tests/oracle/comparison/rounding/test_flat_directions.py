@@ -17,10 +17,11 @@ WEIGHTS = {"lin": drawn(1, FEATURES, FEATURES), "src": drawn(2, FEATURES, 1), "d
 BATCH = {"x": drawn(4, NODES, FEATURES)}
 
 
-def _attention(*, ported: bool) -> gs.Dump:
+def _attention(*, ported: bool, dtype: Any = jnp.float32) -> gs.Dump:
     """A graph attention of dense scores: what a node's own scores add is the same for all of its neighbours."""
 
     def loss(weights: dict[str, Any], batch: dict[str, Any]) -> Any:
+        weights, batch = jax.tree.map(lambda each: each.astype(dtype), (weights, batch))
         with jax.named_scope("conv" if ported else "attention"):
             with jax.named_scope("lin"):
                 hidden = batch["x"] @ weights["lin"]
@@ -34,7 +35,7 @@ def _attention(*, ported: bool) -> gs.Dump:
                 x = (powers / powers.sum(1, keepdims=True)) @ hidden
             else:
                 x = jax.nn.softmax(scores, axis=1) @ hidden
-        return jnp.square(x).mean()
+        return jnp.square(x.astype(jnp.float32)).mean()
 
     with jax.numpy_rank_promotion("allow"):
         return gs.capture(loss, WEIGHTS, BATCH, origins=False)
@@ -47,6 +48,8 @@ def test_the_gradient_of_what_a_softmax_does_not_depend_on_is_no_difference() ->
     assert np.linalg.norm(two - one) > 0.1 * np.linalg.norm(one)
     found = gs.compare(ref, cand)
     assert found.verdict == "same", found.sentence
+    narrow = gs.compare(ref, _attention(ported=True, dtype=jnp.bfloat16))
+    assert narrow.verdict == "same", narrow.sentence
 
 
 @pytest.mark.parametrize("times", [1.0, 1.5])
