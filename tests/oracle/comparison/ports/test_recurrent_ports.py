@@ -188,3 +188,11 @@ def test_nothing_is_told_of_other_faults() -> None:
     for fault, scaled in (("", 1.01), ("reset", 1.01)):
         other = weights | {"rnn/weight_hh_l0": weights["rnn/weight_hh_l0"] * np.float32(scaled)}
         assert " that in the candidate " not in gs.compare(reference, _port("GRU", fault, other)).sentence
+
+
+def test_a_step_of_one_framework_needs_no_counterpart_where_all_names_are_the_reference_s() -> None:
+    reference, weights = _reference("GRU", directions=2, depth=2)
+    found = gs.compare(reference, _port("GRU", "", weights, directions=2, depth=2))
+    assert found, found.sentence
+    (row,) = (row for row in found.rows if (row.family, row.name) == ("activation", "rnn.0"))
+    assert (row.status, row.counts, row.why) == ("missing", False, "a step between tensors that agree")
