@@ -17,6 +17,7 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.growth import makes_error
 from gradscope.comparison.diagnosis.likely.dropouts import dropout_between
+from gradscope.comparison.diagnosis.likely.layers.cell_differences import CellDifferences
 from gradscope.comparison.diagnosis.likely.layers.flatten_orders import FlattenOrders
 from gradscope.comparison.diagnosis.likely.layers.kernel_differences import KernelDifferences
 from gradscope.comparison.diagnosis.likely.layers.norm_differences import norm_difference
@@ -64,6 +65,7 @@ def with_other_forms(
         for source, known in ((dumps.ref, values), (dumps.cand, of_cand))
     ]
     norms, sums, orders = _Norms(dumps, matches), SumDifferences(dumps, of_cand), FlattenOrders(dumps)
+    cells = CellDifferences.of_both(dumps)
     kernels, reductions = KernelDifferences(dumps, matches), ReductionDifferences(dumps, matches)
     found: dict[str, tuple[str, bool]] = {}
     for match in possible:
@@ -77,7 +79,7 @@ def with_other_forms(
         words = _of_forms(dumps, match, read.values(), as_float(row.metrics["rel_l2"])) or norms.words(match)
         if not words and row.status == "different":
             before = norms.read_by(match)
-            words = orders.words(match, before) or kernels.words(match, before)
+            words = _of_cells(dumps, cells, match) or orders.words(match, before) or kernels.words(match, before)
             if not words and (reduced := reductions.words(match, before)):
                 # A step that one of the programs has an entry for is told before the layer that reads it.
                 found[keys[0]] = reduced, not reductions.have_steps(match)
@@ -135,6 +137,17 @@ def _in_shape(pair: tuple[Array, Array], shape: Shape) -> tuple[Array, Array]:
     """Returns what both programs read in the shape of what they make of it, where that is plain."""
     one, other = (each if each.ndim < 2 else plainly_arranged(each, shape) for each in pair)
     return pair if one is None or other is None else (one, other)
+
+
+def _of_cells(dumps: Dumps, cells: tuple[CellDifferences, CellDifferences], match: Match) -> str:
+    """Returns a clause about how the recurrent layers differ that make both values; "" where that is not known."""
+    one, other = FloatTensors(dumps.ref).tensor(match.ref), FloatTensors(dumps.cand).made(match.recipe)
+    if one is None or other is None:
+        return ""
+    words = cells[0].words(match.ref, other)
+    if not words and match.recipe.plain:
+        words = cells[1].words(match.cand, one)
+    return f"is {words}" if words else ""
 
 
 def _of_forms(dumps: Dumps, value: Match, read: Iterable[Match], error: float) -> str:

@@ -19,6 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from gradscope.comparison.diagnosis.divergence import Blame, first_divergence
+from gradscope.comparison.diagnosis.likely.layers.cell_differences import CellDifferences
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.refuting.kernel_products import is_product
 from gradscope.comparison.diagnosis.step_kinds import have_same_elements, in_its_place
@@ -73,10 +74,11 @@ def with_suspects(dumps: Dumps, pairing: Pairing, rows: Sequence[ComparisonRow],
     with np.errstate(all="ignore"):  # alternatives are tried on values that they are not made for
         found = _Forward(dumps, pairing, rows).found(divergence.forward, steps_of(dumps, blame.unpaired))
         found = left_out_among(dumps, pairing, found)
+    cells = _Cells(dumps)
     return replace(
         blame,
-        suspects=tuple(step.row for step in found.suspects),
-        unpaired=tuple(step.row for step in found.unknown),
+        suspects=tuple(map(cells.with_words, found.suspects)),
+        unpaired=tuple(map(cells.with_words, found.unknown)),
         made_before=found.made_before,
         unrecorded="" if found.suspects or found.unknown else _unrecorded(dumps, pairing, divergence.forward),
     )
@@ -86,6 +88,27 @@ def _unrecorded(dumps: Dumps, pairing: Pairing, first: ComparisonRow) -> str:
     """Returns what the layer of a divergence reads of which neither program has an entry, in words; "" for none."""
     with np.errstate(all="ignore"):  # functions are applied to values that they are not made for
         return unrecorded_read(dumps, pairing, key_of(first.family, first.name))
+
+
+class _Cells:
+    """_Cells says in what a recurrent layer that only one of the programs has differs from what the other has.
+
+    Args:
+        dumps: The dumps.
+    """
+
+    def __init__(self, dumps: Dumps) -> None:
+        self._of_ref, self._of_cand = CellDifferences.of_both(dumps)
+
+    def with_words(self, step: Step) -> ComparisonRow:
+        """Returns the row of a step.
+
+        Args:
+            step: The step.
+        """
+        with np.errstate(all="ignore"):  # forms are tried that may overflow
+            words = "" if step.row.likely else (self._of_ref if step.of_ref else self._of_cand).words(step.key)
+        return replace(step.row, likely=words) if words else step.row
 
 
 class _Forward:

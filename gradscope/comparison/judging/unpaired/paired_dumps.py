@@ -10,7 +10,7 @@ from functools import cached_property, reduce
 from gradscope.comparison.judging.loss_comparison import losses_of_both_agree
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.pairing.loops.split_batches import is_cut_otherwise
-from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, is_of_jax
 from gradscope.comparison.pairing.normal_forms import NamesWithin
 from gradscope.comparison.pairing.values.equality import absent_keys
 from gradscope.comparison.precision import coarser, dtype_class
@@ -37,8 +37,9 @@ def paired_dumps(dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRo
                 found[key] = found.get(key, True) and same
     loop_outputs = {match.ref: match for match in pairing.matched if match.matched_by == "iterations"}
     dtypes = [_coarsest(source) for source in (dumps.ref, dumps.cand)]
+    across = is_of_jax(dumps.ref) is not is_of_jax(dumps.cand)
     facts = PairingFacts(
-        ported=any(map(_is_ported, pairing.matched)) or dtypes[0] != dtypes[1],
+        ported=any(map(_is_ported, pairing.matched)) or dtypes[0] != dtypes[1] or across,
         all_agree=any(row.compared for row in rows.values()) and all(row.status == "same" for row in rows.values()),
         losses_agree=losses_of_both_agree(dumps, pairing.matched, rows),
         gradients_agree=_gradients_agree(rows.values()),
@@ -76,7 +77,7 @@ class PairingFacts:
     """PairingFacts stores whether one program is a port or a cast of the other, and what of both agrees.
 
     Attributes:
-        ported: Whether one program is a port or a cast of the other.
+        ported: Whether one program is a port of the other, as that of another framework is, or a cast.
         all_agree: Whether something is compared, and all of it agrees.
         losses_agree: Whether both losses are known, and agree.
         gradients_agree: Whether gradients are compared, and all of them agree.

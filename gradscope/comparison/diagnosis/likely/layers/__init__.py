@@ -7,5 +7,8 @@
 - `reduction_differences`: pools and means over axes, which take something else of them.
 - `norm_differences`: norms that read the same and differ in what they add, divide by, subtract or multiply by.
 - `norm_factors`: by what norms multiply, and what that is made of.
+- `cell_differences`: recurrent layers, which differ in a gate, a function, a bias, a direction or a state.
+- `cell_forms`: how recurrent layers compute their states.
+- `recurrent_cells`: what they make of a sequence.
 - `flatten_orders`: the orders of its axes in which the programs flatten one value.
 """
