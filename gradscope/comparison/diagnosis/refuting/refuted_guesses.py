@@ -97,19 +97,29 @@ def without_refuted(
         return Unrefuted(pairing=pairing)
     pairing, hidden = without_hidden_biases(dumps, pairing, rows)
     pairing, applied = without_applied(dumps, pairing, rows)
-    without_trace = dict.fromkeys(traceless_gradients(dumps, pairing, rows), _TRACELESS_GRADIENT)
-    alone = without_trace | dict(incomparable_input_gradients(dumps, pairing, rows))
-    agreeing = hidden | applied | {key: why for match, why in alone.items() for key in (match.ref, *match.recipe.keys)}
-    pairing = without(dumps, pairing, {match.ref for match in alone})
+    alone = dict.fromkeys(traceless_gradients(dumps, pairing, rows), _TRACELESS_GRADIENT)
+    known = _without_incomparable(dumps, Unrefuted(pairing=pairing, agreeing=hidden | applied), rows, alone)
+    pairing, agreeing = known.pairing, dict(known.agreeing)
     guesses = [each for each in pairing.matched if each.matched_by in _GUESSES and rows[each.ref].status == "different"]
     if not any(split_key(each.ref)[0] == ACTIVATION for each in guesses):
-        return Unrefuted(pairing=pairing, agreeing=agreeing)
+        return known
     if whole is None:
-        return _without_refuted_values(dumps, pairing, rows, agreeing, guesses)
+        found = _without_refuted_values(dumps, pairing, rows, agreeing, guesses)
+        return _without_incomparable(dumps, found, rows, {})
     found = whole()
     kept = {each.ref for each in found.pairing.matched}
     refuted = {each.ref for each in pairing.matched if each.ref not in kept}
     return replace(found, pairing=without(dumps, pairing, refuted))
+
+
+def _without_incomparable(
+    dumps: Dumps, found: Unrefuted, rows: Mapping[str, ComparisonRow], alone: Mapping[Match, str]
+) -> Unrefuted:
+    """Returns what is left without pairs that alone differ, given with the reasons, and those of inputs."""
+    every = {**alone, **incomparable_input_gradients(dumps, found.pairing, rows)}
+    told = {key: why for match, why in every.items() for key in (match.ref, *match.recipe.keys)}
+    pairing = without(dumps, found.pairing, {match.ref for match in every})
+    return replace(found, pairing=pairing, agreeing={**found.agreeing, **told})
 
 
 def _without_refuted_values(

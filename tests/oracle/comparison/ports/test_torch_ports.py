@@ -662,16 +662,28 @@ def test_a_last_state_that_nothing_reads_has_no_gradient_to_lose(stop: bool) -> 
     assert (first and first.name) == ("first" if stop else None), found.sentence
 
 
+class _Autoencoder(nn.Sequential):
+    """Two layers with a function between them, which the port has inside the scope of the first."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - PyTorch's name
+        return self[1](torch.relu(self[0](input)))
+
+
+@pytest.mark.parametrize("rectified", [False, True])
 @pytest.mark.parametrize(("slope", "stopped"), [(1.0, False), (1.1, False), (1.0, True)])
-def test_a_loss_may_read_what_the_module_does_of_which_a_capture_has_no_gradient(slope: float, stopped: bool) -> None:
+def test_a_loss_may_read_what_the_module_does_of_which_a_capture_has_no_gradient(
+    slope: float, stopped: bool, rectified: bool
+) -> None:
     torch.manual_seed(0)
-    module, x = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 4)), torch.randn(5, 4)
+    module = (_Autoencoder if rectified else nn.Sequential)(nn.Linear(4, 3), nn.Linear(3, 4))
+    x = torch.randn(5, 4)
     state = {name: value.numpy().copy() for name, value in module.state_dict().items()}
 
     def loss(weights: Any, batch: Any) -> Any:
         x = jax.lax.stop_gradient(batch["x"]) if stopped else batch["x"]
         with jax.named_scope("encode"):
             y = x @ weights["encode"]["kernel"] * slope + weights["encode"]["bias"][None]
+            y = jax.nn.relu(y) if rectified else y
         with jax.named_scope("decode"):
             y = y @ weights["decode"]["kernel"] + weights["decode"]["bias"][None]
         return jnp.square(y - x).mean()

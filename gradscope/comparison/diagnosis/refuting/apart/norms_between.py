@@ -49,8 +49,10 @@ class _Norm(NamedTuple):
         """Yields what it may make of what it reads, without the scale and the bias."""
         rest = read - read.mean(self.axes, keepdims=True) if self.centred else read
         power = np.square(rest).mean(self.axes, keepdims=True)
-        yield from (rest / np.sqrt(power + epsilon) for epsilon in _EPSILONS)
-        yield rest / np.sqrt(power * np.prod([read.shape[axis] for axis in self.axes]))
+        squares = [power + epsilon for epsilon in _EPSILONS]
+        squares.append(power * np.prod([read.shape[axis] for axis in self.axes]))
+        # A group of zeros, as behind a rectifier, stays one.
+        yield from (np.divide(rest, np.sqrt(each), where=each > 0, out=np.zeros_like(rest)) for each in squares)
 
     def is_behind(self, read: Array, gradient: Array) -> bool:
         """Returns whether what follows a value takes no notice of what the norm does not, given the gradient there."""
