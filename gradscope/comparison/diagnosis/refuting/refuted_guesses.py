@@ -105,6 +105,8 @@ def without_refuted(
         return known
     if whole is None:
         found = _without_refuted_values(dumps, pairing, rows, agreeing, guesses)
+        pairing, applied = without_applied(dumps, found.pairing, rows)  # no wrong guess is before them any more
+        found = replace(found, pairing=pairing, agreeing={**found.agreeing, **applied})
         return _without_incomparable(dumps, found, rows, {})
     found = whole()
     kept = {each.ref for each in found.pairing.matched}

@@ -6,7 +6,8 @@ modules, and a layer of one that is no layer of the other makes no difference th
 other names or layouts, and between precisions, where casts are layers of one side. Otherwise it holds for steps that
 the candidate alone has, as all of the reference is compared, and for the iterations of a loop that one of them alone
 has inside a layer of both, as where attention was rewritten in blocks. Another layer that is missing was lost.
-Nor do inputs of a port where both programs have such in a form of their own, as edges of a graph and a matrix of them.
+Nor do inputs of a port where both programs have such in a form of their own, as edges of a graph and a matrix of them,
+or one of PyTorch that the port makes by itself, as a causal mask: of equal values, it may be ignored by mistake.
 Against a capture from PyTorch neither does what such a capture never holds, or what PyTorch keeps beside the program:
 outputs beside the loss, inputs of the loss alone, and counts of the batches seen. Nor does state of a port that the
 other program keeps none of (`unmatched_state`), nor a second name of a parameter. A file without a manifest, such as
@@ -15,6 +16,7 @@ one that `numpy.savez` wrote, needs the first two no more than that: it has no l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -27,6 +29,8 @@ from gradscope.comparison.pairing.inference.zero_terms import zero_terms
 from gradscope.comparison.pairing.matching import Dumps, Pairing, is_of_jax
 from gradscope.comparison.pairing.values.sums import sums
 from gradscope.comparison.precision import dtype_class
+from gradscope.dump.manifest.json_text import as_float
+from gradscope.dump.manifest.manifest import Entry
 from gradscope.naming import (
     ACTIVATION,
     ACTIVATION_GRAD,
@@ -114,10 +118,28 @@ def _why_of_pytorch(owner: str, own: PairedDump, other: PairedDump) -> str:
     # The other program may slice tokens and labels out of one array.
     if entry.family == INPUT and integer and own.facts.losses_agree and own.lies_between(owner):
         return "integers of another shape in the other program's batch, and what is computed from them agrees"
+    if entry.family in (INPUT, INPUT_GRAD) and _is_made_by_other(key_of(INPUT, entry.name), own):
+        return "the other program makes it by itself, as a mask, since all that is computed from it agrees"
     if entry.family in (STATE, AUX) and not entry.shape and integer:
         return "a count that only PyTorch keeps"
     unread = own.why_absent(key_of(ACTIVATION_GRAD, entry.name)) == "disconnected"
     return "the loss reads it in neither program" if unread and owner in other.eliminated else ""
+
+
+def _is_made_by_other(value: str, own: PairedDump) -> bool:
+    """Returns whether a port has something for an input, as all agrees, and that would differ if it were ignored."""
+    facts = own.facts
+    if not (facts.ported and facts.all_agree and facts.losses_agree and facts.gradients_agree):
+        return False
+    entry = own.source.entry(value) if value in own.known and value not in own.compared else None
+    return entry is not None and own.lies_between(value) and _has_several_values(entry)
+
+
+def _has_several_values(entry: Entry) -> bool:
+    stats, size = entry.stats, math.prod(entry.shape)
+    least, most = (stats.get(name) for name in ("min", "max"))
+    several = isinstance(least, int | float) and isinstance(most, int | float) and least < most
+    return several or 0 < as_float(stats.get("inf", 0)) < size
 
 
 def _why_of_bare_file(owner: str, own: PairedDump, other: PairedDump) -> str:

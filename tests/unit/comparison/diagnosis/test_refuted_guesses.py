@@ -384,3 +384,29 @@ def test_a_product_with_a_function_of_what_both_read_is_a_pair_however_small_its
     reads = "which reads the gelu by erf of `layer/up`, and in the candidate the gelu by tanh"
     assert found.sentence.startswith("Forward first differs at `layer/down` (")
     assert reads in found.sentence
+
+
+def _activated(*, inside: bool, fault: bool = False) -> Dump:
+    """Two layers with a function each, inside of their scopes or behind them; only the second has one name in both."""
+    draw = np.random.default_rng(13).normal
+    weights = {name: draw(size=(6, 6)).astype(np.float32) for name in ("first", "out")}
+
+    def loss(weights: Any, batch: Any) -> Any:
+        with jax.named_scope("trunk" if inside else "one"):
+            x = batch @ weights["first"]
+            x = jax.nn.relu(x) if inside else x
+        x = x if inside else jax.nn.relu(x)
+        with jax.named_scope("out"):
+            x = x @ weights["out"]
+            x = jax.nn.sigmoid(x) if inside and not fault else x
+        x = jnp.tanh(x) if fault else x if inside else jax.nn.sigmoid(x)
+        return jnp.square(x).mean()
+
+    return gs.capture(loss, weights, draw(size=(4, 6)).astype(np.float32), origins=False)
+
+
+def test_a_pair_by_name_behind_a_wrong_guess_may_be_two_steps_of_one_computation() -> None:
+    found = gs.compare(_activated(inside=False), _activated(inside=True))
+    assert found.verdict == "same", found.sentence
+    wrong = gs.compare(_activated(inside=False), _activated(inside=True, fault=True))
+    assert wrong.verdict == "different"
