@@ -23,6 +23,7 @@ from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENT
 from gradscope.comparison.diagnosis.refuting.apart.correlations import KernelForm, forms, gradient_error
 from gradscope.comparison.diagnosis.step_kinds import have_same_elements, orders
 from gradscope.comparison.diagnosis.suspects.reading.attention_reads import attention_read
+from gradscope.comparison.diagnosis.suspects.reading.gated_halves import Halves, halves_of
 from gradscope.comparison.diagnosis.suspects.reading.other_sources import other_source
 from gradscope.comparison.diagnosis.suspects.reading.read_powers import FunctionRead, function_read
 from gradscope.comparison.diagnosis.suspects.reading.read_proofs import multiplies_another, normalises_another
@@ -129,13 +130,14 @@ class _Side:
                     return f"which reads the {one} of {read.words}, and in the candidate the {two}"
         return ""
 
-    def _gated(self) -> Iterator[_Gated]:
-        """Yields the value that the layer can read, or each of two whose product it can, where they agree."""
+    def _gated(self) -> Iterator[_Gated | Halves]:
+        """Yields the value that the layer can read, its halves, or each of two whose product it can, if they agree."""
         pairs = [self._pairs.pair(key) for key in self._read]
         known = [pair for pair in pairs if pair is not None and _agree(pair)]
         names = [f"`{self._name(key)}`" for key in self._read]
         if len(known) == len(self._read) == 1:
             yield _Gated(known[0], None, names[0])
+            yield from halves_of(known[0], names[0])
         elif len(known) == len(self._read) == 2 and known[0].own.shape == known[1].own.shape:
             yield _Gated(known[0], known[1], f"{names[0]} times {names[1]}")
             yield _Gated(known[1], known[0], f"{names[1]} times {names[0]}")
