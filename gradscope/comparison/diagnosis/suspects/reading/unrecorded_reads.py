@@ -30,6 +30,7 @@ from gradscope.comparison.diagnosis.suspects.reading.read_proofs import multipli
 from gradscope.comparison.diagnosis.suspects.reading.read_sums import multiples, sum_in_words
 from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered, RecoveredValues
 from gradscope.comparison.diagnosis.suspects.steps import makers_of
+from gradscope.comparison.diagnosis.suspects.token_sequences import sequence_read
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.dump.manifest.layer_graph import sources_of
 from gradscope.dump.manifest.manifest import Layer
@@ -66,7 +67,7 @@ def unrecorded_read(dumps: Dumps, pairing: Pairing, key: str) -> str:
     # A capture of PyTorch does not state what a layer reads: the other program may.
     words = (words for side in sides for words in (side.functions(),) if words)
     found = next(words, None) or sides[0].terms() or sides[0].powers(sides[1])
-    found = found or attention_read(dumps, pairing, match)
+    found = found or attention_read(dumps, pairing, match) or sequence_read(dumps, pairing, match)
     found = found or sides[0].recovered() or sides[1].recovered() or sides[0].stated(sides[1])
     return found or sides[0].shown() or sides[1].shown()
 
