@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,8 +12,10 @@ from typing import Final
 from gradscope.frameworks.modules.adapter import Described
 from gradscope.naming import printable
 from gradscope.tracing.data.axes import Axes, Stored
+from gradscope.tracing.data.checkpoint_files import SavedTensor
 from gradscope.tracing.data.renaming.name_likeness import NUMBER, numbers_of, template_of
 from gradscope.tracing.data.renaming.proposed_names import proposed_names
+from gradscope.tracing.data.renaming.replicas import replicas_hint
 from gradscope.tracing.data.renaming.unstacking import unstacking_rules
 from gradscope.tracing.data.variable_names import has_optimizer_alone
 
@@ -102,12 +104,12 @@ def rivals_hint(prefixes: Sequence[str]) -> str:
     return "\n".join([f"{_KEY_MAP}. To read {printable(prefixes[0])}, the lines are", *map(printable, lines)])
 
 
-def other_hint(path: Path, saved: Collection[str], unmatched: Unmatched) -> str | None:
+def other_hint(path: Path, saved: Mapping[str, SavedTensor], unmatched: Unmatched) -> str | None:
     """Returns what to do about a file that has some of a model's variables; None where it has all, in other shapes.
 
     Args:
         path: The file.
-        saved: The names of its tensors.
+        saved: Its tensors by name.
         unmatched: What of both has no counterpart.
     """
     if (special := _special_hint(path, saved)) is not None:
@@ -117,7 +119,7 @@ def other_hint(path: Path, saved: Collection[str], unmatched: Unmatched) -> str 
     return "name the model that it is of, or add to the file what it lacks" if unmatched.lacking else None
 
 
-def foreign_hint(path: Path, saved: Collection[str], unmatched: Unmatched) -> str:
+def foreign_hint(path: Path, saved: Mapping[str, SavedTensor], unmatched: Unmatched) -> str:
     """Returns what to do about a file that has none of a model's variables; for the arguments see `other_hint`."""
     if (special := _special_hint(path, saved)) is not None:
         return special
@@ -126,7 +128,9 @@ def foreign_hint(path: Path, saved: Collection[str], unmatched: Unmatched) -> st
     return own if renamed is None else f"{own}; where only the names differ, {renamed}"
 
 
-def _special_hint(path: Path, saved: Collection[str]) -> str | None:
+def _special_hint(path: Path, saved: Mapping[str, SavedTensor]) -> str | None:
+    if (copies := replicas_hint(saved)) is not None:
+        return copies
     if has_optimizer_alone(saved):
         return "it has an optimizer's state alone: save the model's variables, too, or name the file that has them"
     if path.suffix != ".eqx":

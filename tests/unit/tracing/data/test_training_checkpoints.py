@@ -199,3 +199,17 @@ def test_the_gradients_are_those_of_the_variables_in_the_file(folder: Path) -> N
     with np.load(folder / "model.npz") as members:
         expected = jax.grad(lambda p: scope["loss"]({**tree, "params": p}, {"x": members["input/x"]}))(tree["params"])
         np.testing.assert_allclose(members["param_grad/conv/kernel"], expected["conv"]["kernel"], rtol=1e-4, atol=1e-6)
+
+
+def test_copies_for_each_device_are_answered_with_how_to_save_one(folder: Path) -> None:
+    copies = {name: np.stack([array] * 4) for name, array in values().items()}
+    command = dump(folder, copies | {"step": np.asarray(7)})
+    assert command.status != 0
+    assert "hint: its tensors are 4 equal copies, one for each device, as jax.pmap keeps them: save one of them" in (
+        command.errors
+    )
+    assert_restored(dump(folder, {name: array[0] for name, array in copies.items()}), folder)
+    other = dump(folder, {name: np.stack([array, array + 1]) for name, array in values().items()})
+    assert "copies" not in other.errors, other.errors  # two models
+    zeros = dump(folder, {name: np.zeros((2, *array.shape)) for name, array in values().items()})
+    assert "copies" not in zeros.errors, zeros.errors

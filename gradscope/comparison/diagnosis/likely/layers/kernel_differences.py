@@ -30,6 +30,9 @@ _MOST_OTHERS: Final = 32
 #: What lies behind the edges, in words.
 _BEHIND: Final = {"constant": "zeros", "edge": "the values at the edges"}
 
+#: Of a layer that applies no function, in words.
+_NONE: Final = "no function"
+
 #: Both tensors of a pair, in the layout of the reference.
 _Both: TypeAlias = tuple[Array, Array]
 
@@ -156,8 +159,19 @@ class _Layers(NamedTuple):
         return min(found, key=use.distance, default=None)
 
 
-def _differences(ref: KernelUse, cand: KernelUse, biases: Sequence[str]) -> Iterator[str]:
-    """Yields in what the use of the candidate differs, given the names of what both may add."""
+def _differences(ref: KernelUse, cand: KernelUse, biases: Sequence[str]) -> list[str]:
+    """Returns in what the use of the candidate differs, given the names of what both may add.
+
+    A layer that differs otherwise may be around the function that the other program applies behind it.
+    """
+    found = [*_of_products(ref, cand, biases)]
+    if ref.function != cand.function and not (found and _NONE in (ref.function, cand.function)):
+        found.append(f"applies {cand.function} to its product, and the reference {ref.function}")
+    return found
+
+
+def _of_products(ref: KernelUse, cand: KernelUse, biases: Sequence[str]) -> Iterator[str]:
+    """Yields in what the products differ of two uses, and what is added to them."""
     moved = sorted({own for own, its in zip(ref.axes, cand.axes, strict=True) if own != its})
     if moved:
         how = "transposed" if not ref.space else f"with its axes {moved} swapped"
@@ -184,5 +198,3 @@ def _differences(ref: KernelUse, cand: KernelUse, biases: Sequence[str]) -> Iter
     if ref.bias != cand.bias:
         own, its = ("no bias" if each.bias is None else f"`{biases[each.bias]}`" for each in (ref, cand))
         yield f"adds {its}, and the reference {own}"
-    if ref.function != cand.function:
-        yield f"applies {cand.function} to its product, and the reference {ref.function}"

@@ -77,7 +77,7 @@ def _found(reads: Sequence[Array], value: Array) -> tuple[_Norm, NormFactors] | 
 
 def _of_groups(ref: _Norm, cand: _Norm) -> str:
     """Returns what values two norms have in one group, in words; "" where they have the same, and subtract alike."""
-    if (ref.groups, ref.axes) != (cand.groups, cand.axes):
+    if (ref.groups, ref.interleaved, ref.axes) != (cand.groups, cand.interleaved, cand.axes):
         return f"normalises over {cand.words}, and the reference over {ref.words}"
     if ref.centred is cand.centred:
         return _of_scales(ref, cand)
@@ -144,6 +144,7 @@ class _Norm(NamedTuple):
             axes say what is.
         axes: The axes over which the deviation is taken.
         centred: Whether the mean is subtracted.
+        interleaved: Whether channels of a group are as far apart as there are groups, and not next to each other.
     """
 
     read: int
@@ -154,13 +155,15 @@ class _Norm(NamedTuple):
     groups: int
     axes: tuple[int, ...]
     centred: bool
+    interleaved: bool = False
 
     @property
     def words(self) -> str:
         """What values are in one group, in words."""
         if self.groups == 1:
             return "all channels of each example"
-        return f"{self.groups} groups of channels of each example" if self.groups else f"axes {[*self.axes]}"
+        apart = f" that are {self.groups} apart" if self.interleaved else ""
+        return f"{self.groups} groups of channels of each example{apart}" if self.groups else f"axes {[*self.axes]}"
 
     def factors(self, reads: Sequence[Array], value: Array) -> NormFactors | None:
         """Returns by what a value's groups are multiplied; None where the value is not made so.
@@ -205,15 +208,13 @@ class _Norm(NamedTuple):
         along = [-1 if axis == self.channel else 1 for axis in range(read.ndim)]
         scale = np.ones(1) if self.scale is None else reads[self.scale] + self.beside
         shifted = value if self.bias is None else value - reads[self.bias].reshape(along)
-        every = (
-            read,
-            np.broadcast_to(scale.reshape(along if scale.size > 1 else [1] * read.ndim), read.shape),
-            shifted,
-        )
+        wide = np.broadcast_to(scale.reshape(along if scale.size > 1 else [1] * read.ndim), read.shape)
         if not self.groups:
-            return every
-        moved = (np.moveaxis(each, self.channel, 1) for each in every)
-        one, two, three = (each.reshape(each.shape[0], self.groups, -1) for each in moved)
+            return read, wide, shifted
+        moved = (np.moveaxis(each, self.channel, 1) for each in (read, wide, shifted))
+        if self.interleaved:
+            moved = (each.reshape(len(each), -1, self.groups, *each.shape[2:]).swapaxes(1, 2) for each in moved)
+        one, two, three = (each.reshape(len(each), self.groups, -1) for each in moved)
         return one, two, three
 
 
@@ -231,9 +232,11 @@ def _norms(reads: Sequence[Array], shape: tuple[int, ...]) -> Iterator[_Norm]:
             fitting = [at for at in vectors if reads[at].size == shape[channel]]
             space = tuple(axis for axis in range(len(shape)) if axis != channel)
             divisors = [each for each in range(1, min(shape[channel], _MOST_GROUPS) + 1) if shape[channel] % each == 0]
-            grouped = [(each, (2,)) for each in divisors] if len(shape) > 2 and fitting else []
-            groupings = [(0, (channel,)), (0, space), *grouped]
+            whole = [(0, (channel,), False), (0, space, False)]
+            grouped = [(each, (2,), False) for each in divisors] if len(shape) > 2 and fitting else []
+            # Groups of one channel, or of all of them, are the same either way.
+            others = [(each, axes, True) for each, axes, _ in grouped if 1 < each < shape[channel]]
             for scale, bias in dict.fromkeys(itertools.permutations((*fitting, None, None), 2)):
-                for (groups, axes), centred in itertools.product(groupings, (True, False)):
+                for (groups, axes, apart), centred in itertools.product((*whole, *grouped, *others), (True, False)):
                     for beside in (0,) if scale is None else (0, 1):
-                        yield _Norm(read, scale, beside, bias, channel, groups, axes, centred)
+                        yield _Norm(read, scale, beside, bias, channel, groups, axes, centred, apart)

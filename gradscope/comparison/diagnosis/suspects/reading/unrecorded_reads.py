@@ -23,12 +23,14 @@ from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENT
 from gradscope.comparison.diagnosis.refuting.apart.correlations import KernelForm, forms, gradient_error
 from gradscope.comparison.diagnosis.step_kinds import have_same_elements, orders
 from gradscope.comparison.diagnosis.suspects.reading.attentions.attention_reads import attention_read
+from gradscope.comparison.diagnosis.suspects.reading.gated_halves import Halves, halves_of
 from gradscope.comparison.diagnosis.suspects.reading.other_sources import other_source
 from gradscope.comparison.diagnosis.suspects.reading.read_powers import FunctionRead, function_read
 from gradscope.comparison.diagnosis.suspects.reading.read_proofs import multiplies_another, normalises_another
 from gradscope.comparison.diagnosis.suspects.reading.read_sums import multiples, sum_in_words
 from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered, RecoveredValues
 from gradscope.comparison.diagnosis.suspects.steps import makers_of
+from gradscope.comparison.diagnosis.suspects.token_sequences import sequence_read
 from gradscope.comparison.layout.layouts import plainly_arranged
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.dump.manifest.layer_graph import sources_of
@@ -66,7 +68,7 @@ def unrecorded_read(dumps: Dumps, pairing: Pairing, key: str) -> str:
     # A capture of PyTorch does not state what a layer reads: the other program may.
     words = (words for side in sides for words in (side.functions(),) if words)
     found = next(words, None) or sides[0].terms() or sides[0].powers(sides[1])
-    found = found or attention_read(dumps, pairing, match)
+    found = found or attention_read(dumps, pairing, match) or sequence_read(dumps, pairing, match)
     found = found or sides[0].recovered() or sides[1].recovered() or sides[0].stated(sides[1])
     return found or sides[0].shown() or sides[1].shown()
 
@@ -130,13 +132,14 @@ class _Side:
                     return f"which reads the {one} of {read.words}, and in the candidate the {two}"
         return ""
 
-    def _gated(self) -> Iterator[_Gated]:
-        """Yields the value that the layer can read, or each of two whose product it can, where they agree."""
+    def _gated(self) -> Iterator[_Gated | Halves]:
+        """Yields the value that the layer can read, its halves, or each of two whose product it can, if they agree."""
         pairs = [self._pairs.pair(key) for key in self._read]
         known = [pair for pair in pairs if pair is not None and _agree(pair)]
         names = [f"`{self._name(key)}`" for key in self._read]
         if len(known) == len(self._read) == 1:
             yield _Gated(known[0], None, names[0])
+            yield from halves_of(known[0], names[0])
         elif len(known) == len(self._read) == 2 and known[0].own.shape == known[1].own.shape:
             yield _Gated(known[0], known[1], f"{names[0]} times {names[1]}")
             yield _Gated(known[1], known[0], f"{names[1]} times {names[0]}")

@@ -80,7 +80,7 @@ WEIGHTS = {
 }  # fmt: skip
 
 
-def _network(fault: str = "", *, port: bool = False, scale: float = 1.0) -> Dump:
+def _network(fault: str = "", *, port: bool = False, scale: float = 1.0, inside: bool = False) -> Dump:
     def loss(weights: Any, batch: Any) -> Any:
         x = batch["x"]
         for name in weights:
@@ -92,7 +92,8 @@ def _network(fault: str = "", *, port: bool = False, scale: float = 1.0) -> Dump
                 strided = [(0, 1)] * 2 if wrong and fault == "SAME" else [(1, 1)] * 2
                 x = _conv(x, kernel, order, padding=strided if name == "two" else "SAME", stride=1 + (name == "two"))
                 x = x + (0 if wrong and fault == "no bias" else own["bias"])
-            x = jax.nn.relu(x)
+                x = jax.nn.relu(x) if inside else x
+            x = x if inside else jax.nn.relu(x)
         return jnp.square(x).mean()
 
     weights = {
@@ -121,6 +122,11 @@ def test_what_a_port_does_differently_is_told(reference: Dump, fault: str, words
     found = gs.compare(reference, _network(fault, port=True))
     assert found.sentence.startswith("Forward first differs at `two` ("), found.sentence
     assert words in found.sentence, found.sentence
+
+
+def test_a_function_is_not_told_that_only_one_program_has_a_layer_around(reference: Dump) -> None:
+    sentence = gs.compare(reference, _network("SAME", port=True, inside=True)).sentence
+    assert "it pads the beginnings of the axes [1, 2] by [0, 0], and the reference by [1, 1])" in sentence, sentence
 
 
 def test_nothing_is_told_of_a_layer_that_is_right(reference: Dump) -> None:

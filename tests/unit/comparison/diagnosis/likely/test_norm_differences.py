@@ -84,6 +84,26 @@ def test_norms_over_other_groups_of_values_are_told() -> None:
         assert found == f"normalises over {words} of each example, and the reference over axes [2]"
 
 
+def test_a_norm_over_groups_of_interleaved_channels_is_told() -> None:
+    def norm(x: Any, cut: tuple[int, int], axis: int) -> Any:
+        groups = x.reshape(len(x), *cut, *x.shape[2:])
+        axes = tuple(each for each in (1, 2, 3, 4) if each != axis)
+        rest = groups - groups.mean(axes, keepdims=True)
+        made = (rest / np.sqrt(np.square(rest).mean(axes, keepdims=True) + 1e-5)).reshape(x.shape)
+        return made * SCALE.reshape(-1, 1, 1) + BIAS.reshape(-1, 1, 1)
+
+    for groups in (2, 4, 8):
+        right, wrong = norm(IMAGES, (groups, CHANNELS // groups), 1), norm(IMAGES, (CHANNELS // groups, groups), 2)
+        words = f"{groups} groups of channels of each example"
+        told = f"normalises over {words} that are {groups} apart, and the reference over {words}"
+        assert _words(IMAGES, right, wrong) == told
+        # With the channels last, too.
+        arrays = [np.moveaxis(each, 1, -1) for each in (IMAGES, right, wrong)]
+        assert _words(*arrays) == told
+        assert not _words(IMAGES, wrong, wrong)
+        assert not _words(IMAGES, right, right)
+
+
 def test_norms_that_carry_an_error_and_other_errors_are_no_difference_of_norms() -> None:
     ref = _norm(IMAGES, BATCH)
     moved = IMAGES * (1 + 1e-3 * DRAW.normal(size=IMAGES.shape))

@@ -257,6 +257,52 @@ def test_the_function_of_a_gate_is_told(function: Any, words: str, names: tuple[
     assert gs.compare(reference, _gated(jax.nn.silu, names=names)).verdict == "same"
 
 
+def _sigmoid_of_slope(x: Any) -> Any:
+    return jnp.clip(0.2 * x + 0.5, 0, 1)
+
+
+@cache
+def _halves(function: Any, gate: Any, *, names: tuple[str, str], swapped: bool = False) -> Dump:
+    """A layer that reads a function of one half of a value, times another function of the other half."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        (x,) = batch.values()
+        with jax.named_scope(names[0]):
+            x = x @ weights[names[0]]
+        one, other = jnp.split(x, 2, -1)[:: -1 if swapped else 1]
+        x = function(one) * gate(other)
+        with jax.named_scope(names[1]):
+            x = x @ weights[names[1]]
+        return jnp.square(x).mean()
+
+    kernels = [*WEIGHTS.values()]
+    weights = {names[0]: kernels[0], names[1]: kernels[1][: kernels[0].shape[1] // 2]}
+    return gs.capture(loss, weights, {f"of_{names[0]}": TOKENS}, origins=False)
+
+
+@pytest.mark.parametrize("names", [("up", "down"), ("w1", "w2")])
+def test_what_a_gated_unit_makes_of_both_halves_of_a_value_is_told(names: tuple[str, str]) -> None:
+    reference = _halves(jnp.tanh, jax.nn.sigmoid, names=("up", "down"))
+    assert gs.compare(reference, _halves(jnp.tanh, jax.nn.sigmoid, names=names)).verdict == "same"
+    own = "tanh of the first half times the sigmoid of the second"
+    for function, gate, swapped, words in (
+        (jnp.tanh, jax.nn.sigmoid, True, "sigmoid of the first half times the tanh of the second"),
+        (
+            jnp.tanh,
+            _sigmoid_of_slope,
+            False,
+            "tanh of the first half times the hard_sigmoid of slope 0.2 of the second",
+        ),
+        (jax.nn.relu, jax.nn.sigmoid, False, "relu of the first half times the sigmoid of the second"),
+        (lambda x: x, jax.nn.sigmoid, False, "first half times the sigmoid of the second"),
+    ):
+        found = gs.compare(reference, _halves(function, gate, names=names, swapped=swapped))
+        assert f", which reads the {own} of `up`, and in the candidate the {words}." in found.sentence, found.sentence
+    # A step that is no function of the halves is none.
+    other = gs.compare(reference, _halves(lambda x: 1.1 * jnp.tanh(x) + 0.1, jax.nn.sigmoid, names=names))
+    assert "first half" not in other.sentence
+
+
 @cache
 def _residual(names: tuple[str, str, str], *, stream: float = 1.0, branch: float = 1.0) -> Dump:
     """A layer whose result is read by a norm, which hides a factor, and by a residual sum, which does not."""
