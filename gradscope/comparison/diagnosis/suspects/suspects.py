@@ -106,8 +106,7 @@ class _Cells:
         Args:
             step: The step.
         """
-        with np.errstate(all="ignore"):  # forms are tried that may overflow
-            words = "" if step.row.likely else (self._of_ref if step.of_ref else self._of_cand).words(step.key)
+        words = "" if step.row.likely else (self._of_ref if step.of_ref else self._of_cand).words(step.key)
         return replace(step.row, likely=words) if words else step.row
 
 

@@ -81,8 +81,9 @@ class CellDifferences:
         if own is None or own.ndim not in (2, 3):
             return ""
         # A recurrent layer of several layers may be paired by its name with the first of those.
-        found = self._words(key, own, [value]) if value is not None else ""
-        return found or self._words(key, own, None)
+        with np.errstate(all="ignore"):  # forms are tried that may overflow
+            found = self._words(key, own, [value]) if value is not None else ""
+            return found or self._words(key, own, None)
 
     def _words(self, key: str, own: Array, others: Sequence[Array] | None) -> str:
         layer = self._makers[split_key(key)[1]]

@@ -27,7 +27,7 @@ _NAME: Final = re.compile(r"(.*?)(weight_ih|weight_hh|weight_hr|bias_ih|bias_hh)
 _KINDS: Final[Mapping[int, Kind]] = MappingProxyType({3: "GRU", 4: "LSTM", 1: "RNN"})
 
 #: The most steps of cells that are computed: a few seconds.
-_MOST_STEPS: Final = 1 << 17
+_MOST_STEPS: Final = 1 << 15
 
 #: The state of a cell, with what an LSTM carries besides.
 _States: TypeAlias = tuple[Array, Array]
@@ -159,7 +159,7 @@ def _gru(read: Array, states: _States, kernel: Array, bias: Array, form: Form) -
 
 def _lstm(read: Array, states: _States, kernel: Array, bias: Array, form: Form) -> _States:
     state, carried = states
-    sums = read + np.einsum("bh,gkh->gbk", state, kernel) + bias
+    sums = read + state @ kernel.swapaxes(1, 2) + bias
     gate = _FUNCTIONS[form.gates]
     forget = gate(sums[1] + form.forget)
     carried = forget * carried + gate(sums[0]) * _FUNCTIONS[form.function](sums[2])
