@@ -110,7 +110,7 @@ def with_what_is_read(rows: Sequence[ComparisonRow], ref: Program, cand: Program
     def is_stated(row: ComparisonRow) -> bool:
         # The layer around others states what these read, and not what its last step does.
         makers = made_by.of(row)
-        return any(not paths or paths[-1] in stated[status] for status, paths in makers.items())
+        return all(not paths or paths[-1] in stated[status] for status, paths in makers.items())
 
     return tuple(
         replace(row, reads_recorded=row.explained or is_stated(row)) if row.made_here else row

@@ -50,7 +50,7 @@ class ComparisonRow:
             before it is needed to explain the difference.
         made_here: Whether its error is made by the layer itself, from inputs that are exact but for rounding, all of
             them paired; or by a step right before it without an entry, where not `reads_recorded`.
-        reads_recorded: Whether what the layer reads is known: it is stated in either program, or the error explained.
+        reads_recorded: Whether what the layer reads is known: both programs state it, or the error is explained.
         kinked: Whether it is a gradient that is the same because rounding decides the signs of values on its way.
         inputs_paired: Whether all that it is computed from next is paired, as far as an error makes that matter.
         examples: The error of per-example gradients; None for other tensors.
