@@ -27,7 +27,7 @@ from gradscope.dump.storage.input_file import InputFile
 from gradscope.dump.storage.npy_header import MAGIC as NPY_MAGIC
 from gradscope.dump.storage.storage_errors import located
 from gradscope.dump.zip.directory import Directory, read_directory
-from gradscope.dump.zip.structures import LOCAL_SIGNATURE
+from gradscope.dump.zip.structures import END_SIGNATURE, LOCAL_SIGNATURE
 from gradscope.errors import DumpError
 from gradscope.naming import printable
 
@@ -167,6 +167,8 @@ def _start(file: InputFile) -> bytes:
 def _guessed_kind(start: bytes) -> str:
     if not start:
         return "empty"
+    if start.startswith(END_SIGNATURE):
+        return "an archive without any tensor"  # a zip file that has no members starts with the end of its directory
     return "a pickle, which is never read: it could run any code" if start.startswith(_PICKLE_STARTS) else "not a dump"
 
 

@@ -209,3 +209,9 @@ def test_a_damaged_dump_in_a_folder_is_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(DumpError, match=r"step_1\.npz: "):
         dumps_in(tmp_path)
+
+
+def test_an_archive_without_members_is_said_to_be_one(tmp_path: Path) -> None:
+    np.savez(tmp_path / "none.npz")
+    with pytest.raises(DumpError, match="an archive without any tensor"), open_dump(tmp_path / "none.npz"):
+        pass

@@ -17,9 +17,9 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.layout.layouts import AxisLayout
@@ -32,7 +32,7 @@ from gradscope.comparison.pairing.values.part_candidates import (
     PartCandidates,
     ShiftedNames,
     SolvedNames,
-    is_constant,
+    constant_of,
     layer_of,
 )
 from gradscope.comparison.pairing.values.uneven_parts import uneven_parts
@@ -84,11 +84,11 @@ def _found(
     free, names = PartCandidates(other, singles), SolvedNames()
     solved: list[PackedParts] = []
     for key in packed:
-        size = math.prod(holder.entry(key).shape)
+        size, constant = math.prod(holder.entry(key).shape), cache(partial(constant_of, holder, key))
         for count in free.counts(size):
             named = next(filter(None, (free.named(each, size // count) for each in names.parts_of(key))), [])
-            if not named and is_constant(holder.array(key)):
-                found = _of_constant(holder, key, count, other, free, of_ref=of_ref)
+            if not named and (value := constant()) is not None:
+                found = _of_constant(holder, key, count, other, free, value=value, of_ref=of_ref)
             else:
                 found = packed_parts(
                     holder, key, count, partial(_candidates, other, free, named), possible, of_ref=of_ref
@@ -190,16 +190,26 @@ def _partly_agreeing(
 
 
 def _of_constant(
-    holder: DumpSource, key: str, count: int, other: DumpSource, free: PartCandidates, *, of_ref: bool
+    holder: DumpSource, key: str, count: int, other: DumpSource, free: PartCandidates, *, value: Any, of_ref: bool
 ) -> PackedParts | None:
-    """Returns the parts of a constant, as biases that are all zero: its values do not show which they are."""
-    array = holder.array(key)
-    equal = free.equal_to(array.flat[0], array.size // count)
+    """Returns the parts of a constant, as biases that are all zero: its values do not show which they are.
+
+    Args:
+        holder: The dump that has the tensor.
+        key: Its key.
+        count: The number of its parts.
+        other: The dump of the parts.
+        free: The tensors that may be parts.
+        value: The value of all elements.
+        of_ref: Whether it is the reference that has the packed tensor.
+    """
+    size = math.prod(holder.entry(key).shape) // count
+    equal = free.equal_to(value, size)
     if len(equal) < count:
         return None
     gradient, shape = gradient_key(key), holder.entry(key).shape
-    if holder.has_tensor(gradient) and not is_constant(holder.array(gradient)):
-        own, gradients = free.gradients_of(array.flat[0], array.size // count)
+    if holder.has_tensor(gradient) and constant_of(holder, gradient) is None:
+        own, gradients = free.gradients_of(value, size)
         found = packed_parts(holder, gradient, count, partial(_candidates, other, gradients, ()), of_ref=of_ref)
         if found is not None:
             return replace(found, key=key, parts=tuple(own[part] for part in found.parts))

@@ -85,8 +85,8 @@ class PartCandidates:
         if size not in self._constants:
             self._constants[size] = defaultdict(dict)
             for key in filter(self._free.__contains__, self._of_size[size]):
-                if is_constant(array := self._source.array(key)):
-                    self._value_of[key] = complex(array.flat[0])
+                if (constant := constant_of(self._source, key)) is not None:
+                    self._value_of[key] = complex(constant)
                     self._constants[size][self._value_of[key]][key] = None
         return self._constants[size].get(complex(value), {}).keys()
 
@@ -266,9 +266,19 @@ def spelt(key: str) -> str:
     return key_of(split_key(key)[0], "/".join(words_of(key)))
 
 
-def is_constant(array: Array) -> bool:
-    """Returns whether all elements are equal."""
-    return array.size > 0 and bool((array == array.flat[0]).all())
+def constant_of(source: DumpSource, key: str) -> Any | None:
+    """Returns the value that all elements of a tensor have; None where they differ, or where there are none.
+
+    The tensor is read in chunks, up to the first one that has another value.
+    """
+    value = None
+    for chunk in source.chunks(key, reused=True):
+        if not chunk.size:
+            continue
+        value = chunk.flat[0] if value is None else value
+        if not (chunk == value).all():
+            return None
+    return value
 
 
 def _common_end(names: Sequence[Sequence[str]]) -> int:

@@ -38,7 +38,7 @@ from gradscope.comparison.layout.recipe_steps import (
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.inference.shuffled_blocks import WAYS
 from gradscope.comparison.pairing.matching import Dumps, Match, MatchedBy
-from gradscope.comparison.pairing.values.part_candidates import ShiftedNames, spelt
+from gradscope.comparison.pairing.values.part_candidates import ShiftedNames, constant_of, spelt
 from gradscope.comparison.precision import comparable
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import PARAM
@@ -210,10 +210,10 @@ def _arrangements(packed: Shape, parts: Iterable[Shape]) -> Iterator[tuple[Shape
 
 
 def _joined(holder: DumpSource, key: str, other: DumpSource, singles: Sequence[str]) -> _Joined | None:
+    if constant_of(holder, key) is not None:
+        return None  # the parts of a constant are no evidence, and it is not read as a whole
     packed = holder.array(key)
     tolerance = default_tolerance(PARAM, str(packed.dtype), str(packed.dtype))
-    if bool((packed == packed.flat[0]).all()):
-        return None  # the parts of a constant are no evidence
     arrays = {single: other.array(single) for single in singles}
     for view in _views(packed, [array.ndim for array in arrays.values()]):
         possible = _arrangements(view.array.shape, (array.shape for array in arrays.values()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -257,3 +257,22 @@ def test_a_tensor_that_nothing_is_large_enough_to_be_a_part_of_is_not_read(shape
                      enumerate([(3,), (5,), (64, 1), (64, 2), (2, 3, 4)])})  # fmt: skip
     assert matched(large, small) == matched(small, large) == {}
     assert large.reads == 0
+
+
+@pytest.mark.parametrize("whole_first", [False, True])
+def test_constants_are_read_in_chunks_and_not_as_a_whole(*, whole_first: bool) -> None:
+    class Chunked(MemoryDump):
+        """A dump none of whose tensors may be in memory as a whole."""
+
+        def array(self, key: str) -> np.ndarray:
+            raise AssertionError(key)
+
+        def chunks(self, key: str, chunk_bytes: int = 0, *, reused: bool = False) -> Iterator[np.ndarray]:
+            yield from np.split(self._arrays[key].ravel(), 4)
+
+    def chunked(names: Mapping[str, tuple[int, ...]]) -> MemoryDump:
+        arrays = {name: np.zeros(shape, np.float32) for name, shape in names.items()}
+        return Chunked(dump_of(arrays).manifest, {f"param/{name}": each for name, each in arrays.items()})
+
+    sides = chunked({"x": (16,)}), chunked({"x[0]": (8,), "x[1]": (8,)})
+    assert matched(*(sides if whole_first else sides[::-1])) == {}
