@@ -161,7 +161,7 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "a million members claimed": (craft(Crafted(), count=0xFFFE), "room"),
     "directory with a tail": (craft(Crafted(), directory_extra=b"x" * 30), "longer than its members"),
     "bytes before": (craft(Crafted(), before=b"PK\3\4" + b"x" * 400)[4:], "not a dump"),
-    "no members": (craft(), "not a dump"),
+    "no members": (craft(), "without any tensor"),
     "npy cut short": (GOOD[:-1], "do not agree"),
     "npy with a tail": (GOOD + b"x", "do not agree"),
 }
