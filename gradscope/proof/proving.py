@@ -26,7 +26,7 @@ from gradscope.proof.proof_rows import ProofRow, leaf_row, rule_row
 from gradscope.proof.rules.rule_calls import calls_of_stated_rules, custom_rule_calls
 from gradscope.proof.rules.rule_claims import rule_outcomes
 from gradscope.proof.solvers.solver_tolerance import tightenings
-from gradscope.proof.surrogate import draws, surrogate_loss
+from gradscope.proof.surrogate import surrogate_loss, taken_as_right
 from gradscope.proof.wide_programs import Widening, error_of_constants
 from gradscope.tracing.dataflow.reachability import Reach, is_inexact, reachability_from
 from gradscope.tracing.jaxpr.custom_rules import custom_rule
@@ -38,11 +38,6 @@ from gradscope.tracing.user_frames import user_code
 #: A relative error that is allowed from which on a row says why it is, and how it does.
 _UNUSUAL: Final = 1e-3
 _SENSITIVE: Final = "rounding counts for much here: the last bit of every argument changes this gradient by {:.2g}"
-
-_DRAWN: Final = (
-    "the derivative of draws of gamma distributions counts as right: it is that of a quantile, and not of the draw for "
-    "this random key"
-)
 
 _NARROW: Final = "{} is too coarse for finite differences: what computes in it{} is checked in float64 in its place"
 
@@ -123,7 +118,7 @@ def prove(model: Model, arguments: Arguments, timings: Timings, options: ProofOp
     _require_known(prepared.resolved.trace, options.allowed)
     run = prepared.start()
     repetitions = tuple(_repetitions(model, prepared, run, timings))
-    notes = [*_on_loss(np.asarray(run.observed.loss)), *([_DRAWN] if draws(prepared.resolved.trace) else [])]
+    notes = [*_on_loss(np.asarray(run.observed.loss)), *taken_as_right(prepared.resolved.trace)]
     with timings.phase("differences"), np.errstate(all="ignore"):  # non-finite differences are reported as not checked
         try:
             rows = _wide_rows(model, prepared, options)

@@ -14,23 +14,35 @@ point of differentiation, those of every iteration included.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import jax
 
 from gradscope.capturing.explain.zeros.neighbourhood import is_barred
+from gradscope.naming import PARAM
+from gradscope.naming.wording import counted
 from gradscope.proof.rules.rule_calls import custom_rule_calls, distinct_variables
 from gradscope.proof.solvers.evaluation import evaluated_inside
-from gradscope.tracing.dataflow.reachability import is_inexact
+from gradscope.tracing.dataflow.reachability import Reach, is_inexact, reachability_from, reachability_of
 from gradscope.tracing.jaxpr.custom_rules import custom_rule
-from gradscope.tracing.jaxpr.jaxcompat import Equation, Jaxpr, bind, is_literal
+from gradscope.tracing.jaxpr.frames import Frame, resolve, source_in
+from gradscope.tracing.jaxpr.jaxcompat import Atom, Equation, Jaxpr, bind, is_literal
+from gradscope.tracing.jaxpr.source_lines import library_function
 from gradscope.tracing.tracer import Trace
 
 _STOP: Final = "stop_gradient"
 
 #: Primitives that draw numbers, whose derivative is that of a quantile of the distribution.
 _DRAWS: Final = frozenset({"random_gamma"})
+
+#: The largest number of places in one note.
+_SOME: Final = 3
+
+_DRAWN: Final = (
+    "the derivative of draws of gamma distributions counts as right: it is that of a quantile, and not of the draw for "
+    "this random key"
+)
 
 #: What JAX raises where a rule is not linear in the cotangent, such as one that clips it.
 _NOT_LINEAR = (NotImplementedError, TypeError, ValueError, AssertionError)
@@ -72,9 +84,47 @@ def surrogate_loss(trace: Trace, leaves: Sequence[Any], allowed: Collection[str]
     return loss
 
 
-def draws(trace: Trace) -> bool:
-    """Returns whether a loss draws numbers whose derivative is not that of the draw for a fixed random key."""
-    return _has(trace, _DRAWS)
+def taken_as_right(trace: Trace) -> Iterator[str]:
+    """Yields sentences about what a proof takes as right without proving it: draws, and what is kept constant.
+
+    Args:
+        trace: The traced loss.
+    """
+    if _has(trace, _DRAWS):
+        yield _DRAWN
+    if places := _stopped_places(trace):
+        more = f" and {counted(len(places) - _SOME, 'other place')}" if len(places) > _SOME else ""
+        yield f"the values of stop_gradient count as constant: {', '.join(places[:_SOME])}{more}"
+
+
+def _stopped_places(trace: Trace) -> list[str]:
+    """Returns where the loss keeps values constant that parameters make: `file:line` of each `stop_gradient`, once.
+
+    What libraries keep constant changes no derivative, such as the maximum that a softmax subtracts, and what nothing
+    behind it makes a derivative of, such as a number that is only compared.
+    """
+    arriving = reachability_of(trace.root)
+    found: dict[str, None] = {}
+    for frame in trace.root.walk():
+        if is_barred(frame):
+            continue
+        for number in sorted(trace.liveness.live(frame)):
+            equation = frame.jaxpr.eqns[number]
+            if equation.primitive.name != _STOP or library_function(equation) is not None:
+                continue
+            counts = arriving.of(frame, equation.outvars[0]) is Reach.GRADIENT
+            source = source_in(frame, equation)
+            if counts and source not in (None, *found) and _is_made_of_parameters(trace, frame, equation.invars[0]):
+                found[str(source)] = None
+    return list(found)
+
+
+def _is_made_of_parameters(trace: Trace, frame: Frame, atom: Atom) -> bool:
+    value = resolve(frame, atom)
+    reached = () if value is None else reachability_from(trace.root, [value]).arguments
+    return any(
+        reach is Reach.GRADIENT and leaf.family == PARAM for reach, leaf in zip(reached, trace.arguments, strict=False)
+    )
 
 
 def _has(trace: Trace, primitives: Collection[str]) -> bool:

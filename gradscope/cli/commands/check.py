@@ -42,10 +42,11 @@ def check(
 ) -> None:
     """Compare gradients with finite differences in float64, with jax.grad, and with a second run.
 
-    What stop_gradient cuts off counts as constant: 'dump' says where a gradient ends, 'check' that the rest is right.
-    Functions with a custom differentiation rule are compared with that rule one by one. A rule of an iterative solver
-    may be as wrong as the solver's tolerance makes it, which is found by running the solver longer. The model file is
-    imported and run with your rights. Exit status: 0 correct, 1 wrong, 2 nothing could be checked.
+    What stop_gradient cuts off counts as constant, and a line names the places: 'dump' says where all of a gradient
+    ends, 'check' that the rest is right. Functions with a custom differentiation rule are compared with that rule one
+    by one. A rule of an iterative solver may be as wrong as the solver's tolerance makes it, which is found by running
+    the solver longer. The model file is imported and run with your rights. Exit status: 0 correct, 1 wrong, 2 nothing
+    could be checked.
     """
     from gradscope.cli.printing import print_report, say
     from gradscope.cli.running.starting_jax.jax_setup import set_up_jax

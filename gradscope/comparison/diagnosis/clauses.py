@@ -71,19 +71,23 @@ def rearranged(rows: Sequence[ComparisonRow], blame: Blame) -> list[str]:
     """Returns a clause about parameters that have the same values in another layout, under one name or unlike others.
 
     The parts of others are in another order, such as the queries, keys and values of one kernel. In a port that is
-    meant so. Where the first layer that differs uses one, the layout may be the fault.
+    meant so. Where the first layer that differs uses one, the layout may be the fault; of several, the others are only
+    counted.
     """
     stored = (row for row in rows if row.family == PARAM and row.made_by)
-    own = (
+    own = [
         row for row in stored if row.matched_by == "name" or row.name in blame.turned or f", {REORDER} " in row.made_by
-    )
+    ]
     found = [row for row in own if blame.params is None or row.name in blame.params]
     if not found:
         return []
     names = [f"{quoted(row.name)} ({row.made_by})" for row in found[:_SOME]]
     more = f" and {len(found) - _SOME} more" if len(found) > _SOME else ""
-    verb = "has" if len(found) == 1 else "have"
-    return [f"{counted(len(found), 'parameter')} {verb} another layout: {', '.join(names)}{more}"]
+    what, plural = f"{', '.join(names)}{more}", len(found) > 1
+    if len(found) < len(own):
+        verb = "are" if plural else "is"
+        return [f"{len(found):,} of the {len(own):,} parameters in another layout {verb} read there: {what}"]
+    return [f"{counted(len(found), 'parameter')} {'have' if plural else 'has'} another layout: {what}"]
 
 
 def unproven(rows: Sequence[ComparisonRow]) -> list[str]:

@@ -64,7 +64,7 @@ FAULTS = {
     "sign error in a head": Found(forward=SCORES, backward=HEAD, says="made here", alone=(SCORES,)),
     "stale batch statistic": Found(forward="centre", backward=HEAD, says="different state (`"),
     "permuted scan layers": Found(
-        forward="attention[0]/scores", backward=HEAD, says="2 parameters have another layout: `attention/key`",
+        forward="attention[0]/scores", backward=HEAD, says="in another layout are read there: `attention/key`",
         # The projections are made outside of the parts.
         alone=tuple(
             f"{before}attention[{at}]/{part}"

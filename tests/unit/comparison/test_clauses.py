@@ -48,7 +48,8 @@ def reference() -> Dump:
 def test_of_other_layouts_those_are_told_that_may_have_made_the_first_difference(reference: Dump, wrong: str) -> None:
     found = gs.compare(reference, _captured(ported=True, wrong=wrong))
     assert found.sentence.startswith(f"Forward first differs at `{wrong}` "), found.sentence
-    assert f"1 parameter has another layout: `{wrong}` (transpose [1, 0])" in found.sentence
+    told = f"1 of the {len(NAMES)} parameters in another layout is read there: `{wrong}` (transpose [1, 0])"
+    assert told in found.sentence, found.sentence
 
 
 def test_a_kernel_that_alone_is_transposed_is_told_whatever_its_name(reference: Dump) -> None:

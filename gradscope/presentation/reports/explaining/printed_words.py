@@ -70,10 +70,10 @@ _LABELS: Final = {
     "learning": "The loss of a training run has hardly fallen: from the first quarter of its steps to the last by less "
     "than a quarter, and from that or the second one by less than 4 %, or two standard errors. Look at the updates, of "
     "which some 1e-3 of the parameters are usual, and at the sign of those whose parameters are named; at 'gradscope "
-    "check' of the model, which proves each gradient, and names a rule of your own that has another sign or factor; at "
-    "'gradscope dump', which says of inputs that nothing scales, such as 0 to 255 ('unscaled'), and of a softmax over "
-    "another axis or a causal mask that is the wrong way round ('softmax'); at labels that do not belong to their "
-    "inputs, by printing some; at a mean over the examples. "
+    "check' of the model, which proves each gradient, names a rule of your own that has another sign or factor, and "
+    "says where a stop_gradient keeps a value constant; at 'gradscope dump', which says of inputs that nothing scales, "
+    "such as 0 to 255 ('unscaled'), and of a softmax over another axis or a causal mask that is the wrong way round "
+    "('softmax'); at labels that do not belong to their inputs, by printing some; at a mean over the examples. "
     "A loss that is near its end from the start, or that is played against another one, need not fall",
     "run": "The versions, the device and the options of the run; of a training run, its folder",
     "command": "The command line that made the dump, with absolute paths reduced to their file names",

@@ -550,6 +550,24 @@ def test_stopped_values_count_as_constant() -> None:
     assert set(statuses(found).values()) == {"correct"}
 
 
+#: Losses, and whether what is stopped in them is made of parameters and counts in a derivative.
+STOPPED: dict[str, tuple[Callable[[Any, Any], Any], bool]] = {
+    **{name: (loss, name != "an input") for name, loss in STOPS.items()},
+    "half of a cross-entropy": (lambda w, x: jax.nn.logsumexp(x @ w) - lax.stop_gradient(x @ w)[0, 0], True),
+    "the maximum that a softmax subtracts": (lambda w, x: jax.nn.log_softmax(x @ w)[0, 0], False),
+    "the maximum of a sum of exponentials": (lambda w, x: jax.nn.logsumexp(x @ w), False),
+    "a condition": (lambda w, x: jnp.where(lax.stop_gradient(w) > 0, w, 2 * w).sum() + x.sum(), False),
+}
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_a_note_has_the_places_of_stopped_values(name: str) -> None:
+    loss, is_told = STOPPED[name]
+    found = proof(loss)
+    told = [note.rpartition(":")[0] for note in found.notes]
+    assert told == (["the values of stop_gradient count as constant: test_rules.py"] if is_told else [])
+
+
 @pytest.mark.parametrize(("inner", "verdict"), [(squared, "correct"), (half_squared, "wrong")])
 def test_a_draw_of_a_gamma_distribution_has_the_derivative_of_a_quantile(inner: Any, verdict: str) -> None:
     found = proof(lambda w, x: jax.random.gamma(jax.random.key(0), 1.0 + inner(x @ w)).sum())
