@@ -199,18 +199,19 @@ class Attention(NamedTuple):
         return query, key, rotary.rotated(value, every) if rotary.of == "all" else value
 
 
-def usual_attentions(features: Sequence[int], masks: Scored, biases: Scored, *, is_packed: bool) -> Iterator[Attention]:
+def usual_attentions(
+    features: Sequence[int], orders: Sequence[tuple[int, ...]], masks: Scored, biases: Scored, *, is_packed: bool
+) -> Iterator[Attention]:
     """Yields the attentions that programs have, the most usual ones first.
 
     Args:
         features: The features of the three values.
+        orders: The places that query, key and value may have among the values.
         masks: The masks that they may have.
         biases: What may be added to their scores.
         is_packed: Whether their values are packed as one.
     """
     most = max(features)
-    # Fewer heads are those of keys and values.
-    orders = [order for order in itertools.permutations(range(3)) if features[order[0]] == most]
     counts = [
         heads for heads in range(1, min(most, _MOST_HEADS) + 1)
         if most % heads == 0 and min(features) % (most // heads) == 0

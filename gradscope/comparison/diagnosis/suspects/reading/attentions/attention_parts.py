@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 import numpy as np
 
@@ -51,11 +52,13 @@ class AttentionParts:
     Attributes:
         values: The query, the key and the value, or these packed as one, each `[examples, positions, features]`.
         names: The names of the three.
+        count: The number of positions of the query, which keys and values may have others of.
         biases: What may be added to the scores of each program, by its words.
     """
 
     values: Sequence[Recovered]
     names: Sequence[str]
+    count: int
     biases: tuple[Scored, Scored]
 
     @property
@@ -75,9 +78,24 @@ class AttentionParts:
         return min(self.features) < max(self.features)
 
     @property
-    def positions(self) -> tuple[int, int]:
-        """The number of examples, and of positions of each."""
-        return self.values[0].own.shape[0], self.values[0].own.shape[1]
+    def orders(self) -> Sequence[tuple[int, ...]]:
+        """The places that query, key and value may have among the values: fewer heads are those of keys and values."""
+        most, shapes = max(self.features), [each.own.shape for each in self.values]
+        queries = [
+            at for at, width in enumerate(self.features)
+            if width == most and (self.is_packed or shapes[at][1] == self.count)
+        ]  # fmt: skip
+        return [order for order in permutations(range(3)) if order[0] in queries and self._are_keys(order[1:])]
+
+    @property
+    def scores(self) -> tuple[int, int, int]:
+        """The number of examples, and of queries and keys of each."""
+        shapes = [each.own.shape for each in self.values]
+        keys = next((shape[1] for shape in shapes if shape[1] != self.count), self.count)
+        return shapes[0][0], self.count, keys
+
+    def _are_keys(self, at: Sequence[int]) -> bool:
+        return self.is_packed or len({self.values[each].own.shape[1] for each in at}) == 1
 
 
 def attention_parts(
@@ -98,57 +116,69 @@ def attention_parts(
         return positions.of(array) if array.ndim == output.ndim else None
 
     flattened = [(f"`{printable(split_key(key)[1])}`", flat(pair.own), flat(pair.other)) for key, pair in read]
-    values = [
+    every = [
         (name, Recovered(own, other)) for name, own, other in flattened
-        if own is not None and other is not None and own.shape == other.shape and own.shape[:2] == (examples, count)
+        if own is not None and other is not None and own.shape == other.shape and len(own) == examples
     ]  # fmt: skip
-    biases = {} if len(values) == len(read) else dict(_biases(read, {name for name, _ in values}, count))
+    values = [each for each in every if each[1].own.shape[1] == count]
+    others = [each for each in every if each[1].own.shape[1] != count]
+    keys = others[0][1].own.shape[1] if others else count
+    if len(values) == 1 and len(others) == 2 and len({pair.own.shape for _, pair in others}) == 1:
+        values += others  # keys and values of another sequence
+    else:
+        keys = count
+    biases = {} if len(values) == len(read) else dict(_biases(read, {name for name, _ in values}, count, keys))
     sides: list[dict[str, Array | None]] = [
         {"no position bias": None, **{words: pair[side] for words, pair in biases.items()}} for side in (0, 1)
     ]
     if len(values) == 1 and values[0][1].own.shape[-1] % 3 == 0:
         ((name, packed),) = values
         names = [f"the {nth} third of {name}" for nth in ("first", "second", "last")]
-        return AttentionParts(values=[packed], names=names, biases=(sides[0], sides[1]))
+        return AttentionParts(values=[packed], names=names, count=count, biases=(sides[0], sides[1]))
     if len(values) != 3:
         return None
     fewest, middle, most = sorted(pair.own.shape[-1] for _, pair in values)
     if most % fewest or middle != fewest:
         return None
     names, pairs = [name for name, _ in values], [pair for _, pair in values]
-    return AttentionParts(values=pairs, names=names, biases=(sides[0], sides[1]))
+    return AttentionParts(values=pairs, names=names, count=count, biases=(sides[0], sides[1]))
 
 
-def _biases(read: Sequence[tuple[str, Recovered]], others: set[str], count: int) -> Iterator[tuple[str, Recovered]]:
+def _biases(
+    read: Sequence[tuple[str, Recovered]], others: set[str], count: int, keys: int
+) -> Iterator[tuple[str, Recovered]]:
     """Yields what may be added to scores, one for each query and key, as `[..., heads, queries, keys]`."""
     for key, pair in read:
         name = f"`{printable(split_key(key)[1])}`"
         if name in others or pair.own.shape != pair.other.shape:
             continue
         shape = pair.own.shape
-        if shape[:2] == (count, count) and len(shape) == 3:  # [queries, keys, heads]
+        if shape[:2] == (count, keys) and len(shape) == 3:  # [queries, keys, heads]
             moved = Recovered(*(each.transpose(2, 0, 1) for each in pair))
-        elif shape[-2:] == (count, count):
+        elif shape[-2:] == (count, keys):
             moved = pair
         else:
             continue
         yield f"{name} as the position bias", moved
-        yield f"{name} transposed as the position bias", Recovered(*(each.swapaxes(-1, -2) for each in moved))
+        if count == keys:
+            yield f"{name} transposed as the position bias", Recovered(*(each.swapaxes(-1, -2) for each in moved))
 
 
-def masks_of(examples: int, count: int, given: Mapping[str, Array]) -> Scored:
+def masks_of(examples: int, queries: int, keys: int, given: Mapping[str, Array]) -> Scored:
     """Returns the masks that positions may be read through, those that are given among them.
 
     Args:
         examples: The number of examples.
-        count: The number of positions.
+        queries: The number of queries of each.
+        keys: The number of keys of each.
         given: Arrays that may be masks, by keys.
     """
-    causal, before = (np.tril(np.ones((count, count), np.bool_), at) for at in (0, -1))
-    mistaken = dict(zip(MISTAKEN_CAUSAL, (before, causal.T), strict=True))
+    everywhere = np.ones((queries, keys), np.bool_)
+    causal, before, after = np.tril(everywhere), np.tril(everywhere, -1), np.triu(everywhere)
+    mistaken = dict(zip(MISTAKEN_CAUSAL, (before, after), strict=True))
     found: dict[str, Array | None] = {"no mask": None, CAUSAL: causal, **mistaken}
     for key, array in given.items():
-        is_mask = array.shape == (examples, count) and array.dtype.kind in "biuf" and np.isin(array, (0, 1)).all()
+        is_mask = array.shape == (examples, keys) and array.dtype.kind in "biuf" and np.isin(array, (0, 1)).all()
         if is_mask and split_key(key)[0] == INPUT:
             name = f"`{printable(split_key(key)[1])}`"
             kept = array.astype(np.bool_)[:, None, None, :]

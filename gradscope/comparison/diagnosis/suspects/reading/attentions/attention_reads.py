@@ -81,12 +81,12 @@ def attention_read(dumps: Dumps, pairing: Pairing, match: Match) -> str:
     if parts is None:
         return ""
     given = {each: dumps.ref.array(each) for each in read if each in known and dumps.ref.has_tensor(each)}
-    masks = masks_of(*parts.positions, given)
+    masks = masks_of(*parts.scores, given)
     sides = [
         _Layer([each[side] for each in parts.values], parts.biases[side], masks, dense[side], output[side])
         for side in (0, 1)
     ]
-    usual = list(usual_attentions(parts.features, masks, parts.biases[0], is_packed=parts.is_packed))
+    usual = list(usual_attentions(parts.features, parts.orders, masks, parts.biases[0], is_packed=parts.is_packed))
     attentions = _attentions_of(parts, sides[0], sides[1], usual)
     if attentions is None:
         return ""
@@ -122,12 +122,13 @@ class _Layer(NamedTuple):
 
     def fitting(self, tried: Iterable[Attention]) -> Iterator[Attention]:
         """Yields those of some attentions that make the output."""
-        shape = self.values[0].shape
-        if self.values[0][0].size > _MOST_ELEMENTS or shape[1] ** 2 > _MOST_SCORES:
+        count = self.dense.positions.of(self.output).shape[1]
+        scores = count * max(each.shape[1] for each in self.values)
+        if max(each[0].size for each in self.values) > _MOST_ELEMENTS or scores > _MOST_SCORES:
             return
-        few = np.unique(np.linspace(0, shape[1] - 1, _FEW).astype(np.intp))
+        few = np.unique(np.linspace(0, count - 1, _FEW).astype(np.intp))
         for attention in tried:
-            if attention.heads * shape[1] ** 2 > _MOST_SCORES:
+            if attention.heads * scores > _MOST_SCORES:
                 continue
             if (not attention.is_by_rows or self._makes(attention, few)) and self._makes(attention, None):
                 yield attention

@@ -201,3 +201,39 @@ def test_the_positions_of_an_attention_may_be_pixels(channels_first: bool) -> No
     found = gs.compare(reference, of_image(1.0, channels_first=not channels_first))
     attentions = "an attention with scores times 0.41, and in the candidate with scores times 1.0."
     assert f"which reads {attentions}" in found.sentence
+
+
+def of_another_sequence(fault: str = "") -> gs.Dump:
+    """Returns the dump of an attention of queries to the keys and values of a longer, masked sequence."""
+    keys = LENGTH + 3
+    mask = jnp.arange(keys) < jnp.array([[keys], [5]])
+
+    def loss(kernels: dict[str, Any], batch: dict[str, Any]) -> Any:
+        parts = []
+        for name in "qkv":
+            with jax.named_scope(name):
+                x = batch["x" if name == "q" else "memory"] @ kernels[name]
+                parts.append(x.reshape(*x.shape[:2], 2, -1))
+        query, key, value = parts if fault != "exchanged" else (parts[0], parts[2], parts[1])
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / math.sqrt(FEATURES / 2)
+        kept = batch["mask"][:, None, None]
+        scores = scores if fault == "mask" else jnp.where(kept, scores, -1e9)
+        x = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), value).reshape(batch["x"].shape)
+        with jax.named_scope("o"):
+            x = x @ kernels["o"]
+        return jnp.square(x).mean()
+
+    memory = drawn(11, EXAMPLES, keys, FEATURES)
+    return gs.capture(loss, KERNELS, {"x": BATCH["x"], "memory": memory, "mask": mask}, origins=False)
+
+
+@pytest.mark.parametrize(
+    ("fault", "own", "other"),
+    [
+        ("mask", "`mask` as the mask", "no mask"),
+        ("exchanged", "`k` as the key and `v` as the value", "`v` as the key and `k` as the value"),
+    ],
+)
+def test_keys_may_be_of_another_sequence_than_queries(fault: str, own: str, other: str) -> None:
+    found = gs.compare(of_another_sequence(), of_another_sequence(fault))
+    assert f", which reads an attention with {own}, and in the candidate with {other}." in found.sentence
