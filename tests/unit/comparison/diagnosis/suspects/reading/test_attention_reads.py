@@ -206,7 +206,7 @@ def test_the_positions_of_an_attention_may_be_pixels(channels_first: bool) -> No
 def of_another_sequence(fault: str = "") -> gs.Dump:
     """Returns the dump of an attention of queries to the keys and values of a longer, masked sequence."""
     keys = LENGTH + 3
-    mask = jnp.arange(keys) < jnp.array([[keys], [5]])
+    mask = jnp.arange(keys)[None] < jnp.array([[keys], [5]])
 
     def loss(kernels: dict[str, Any], batch: dict[str, Any]) -> Any:
         parts = []
