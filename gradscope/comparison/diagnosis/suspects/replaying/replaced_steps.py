@@ -22,6 +22,9 @@ from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.dump.manifest.manifest import Layer
 from gradscope.naming import PARAM, printable, split_key
 
+#: The most steps of one program alone that are computed again: those of a loop that is unrolled have one cause.
+_MOST_STEPS: Final = 128
+
 #: The most values that are tried in the place of one that a step reads.
 _MOST_READ: Final = 16
 
@@ -47,7 +50,7 @@ def replaced_among(
     """
     for of_ref, (output, layer) in outputs.items():
         own = {step.key: step for step in steps if step.of_ref is of_ref}
-        if layer is None or not own:
+        if layer is None or not 0 < len(own) <= _MOST_STEPS:
             continue
         found = _replaced_step(Stretch(dumps, pairing, own, output, layer, of_ref=of_ref))
         if found is not None and found.key not in own:
