@@ -32,6 +32,9 @@ _AGREE: Final = 1e-3
 _MOST_ELEMENTS: Final = 1 << 20
 _MOST_OFFSET: Final = 2
 
+#: The most axes of features that are flattened in every order.
+_MOST_AXES: Final = 5
+
 #: Both tensors of a pair, in the layout of the reference.
 _Pair: TypeAlias = tuple[Array, Array]
 
@@ -108,7 +111,7 @@ def sequence_read(dumps: Dumps, pairing: Pairing, match: Match) -> str:
         return ""
     both = _Both(FloatTensors(dumps.ref), FloatTensors(dumps.cand))
     values = both.of(match)
-    if values is None or values[0].ndim != 3 or values[0].size > _MOST_ELEMENTS:
+    if values is None or values[0].ndim != 3 or not 0 < values[0].size <= _MOST_ELEMENTS:
         return ""
     pairs: dict[str, dict[str, _Pair]] = {"features": {}, "own": {}, "tokens": {}}
     for each in (each for each in pairing.matched if each.ref in read):
@@ -184,7 +187,7 @@ def _units(tokens: Array) -> Array:
 
 def _flattened(features: Array, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Array]]:
     """Yields features as `[examples, tokens, channels]`, by the order in which their axes are flattened."""
-    if features.ndim < 3 or len(features) != shape[0]:
+    if not 3 <= features.ndim <= _MOST_AXES or len(features) != shape[0]:
         return
     for channel in dict.fromkeys((features.ndim - 1, 1)):
         if features.shape[channel] == shape[2]:

@@ -21,7 +21,7 @@ from gradscope.naming import PARAM, key_of
 _FUNCTIONS: Final[Mapping[str, Elementwise]] = MappingProxyType({"no function": np.copy, **ELEMENTWISE})
 
 #: The names of a weight in a layer of PyTorch: what, which layer, which direction.
-_NAME: Final = re.compile(r"(.*?)(weight_ih|weight_hh|weight_hr|bias_ih|bias_hh)_l(\d+)(_reverse)?$")
+_NAME: Final = re.compile(r"(.*?)(weight_ih|weight_hh|weight_hr|bias_ih|bias_hh)_l(\d{1,3})(_reverse)?$")
 
 #: The kinds by their number of gates.
 _KINDS: Final[Mapping[int, Kind]] = MappingProxyType({3: "GRU", 4: "LSTM", 1: "RNN"})
@@ -182,6 +182,8 @@ def recurrent_layer(layer: Layer, tensors: FloatTensors) -> RecurrentLayer | Non
         prefixes.add(match[1])
         found[int(match[3]), int(bool(match[4]))][match[2]] = tensor
     depth, directions = (1 + max((place[axis] for place in found), default=-1) for axis in (0, 1))
+    if depth * directions != len(found):  # the numbers of a file may be any
+        return None
     places = [[(at, direction) for direction in range(directions)] for at in range(depth)]
     if len(prefixes) != 1 or sorted(found) != [place for each in places for place in each]:
         return None

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from gradscope.comparison.pairing.matching import Match
 from gradscope.naming import ACTIVATION, split_key
 
 _NUMBER: Final = re.compile(r"(\d{1,9})")
+
+
+#: How many names are kept apart in words and numbers.
+_KEPT: Final = 1 << 14
 
 
 class _Name(NamedTuple):
@@ -51,7 +55,7 @@ class LearntNames:
         return any(_steps(pair[0], own) == _steps(pair[1], other) for pair in known if pair is not None)
 
 
-@cache
+@lru_cache(maxsize=_KEPT)
 def _parsed(name: str) -> _Name:
     words: Sequence[str] = _NUMBER.split(name)
     return _Name(tuple(words[::2]), tuple(map(int, words[1::2])))

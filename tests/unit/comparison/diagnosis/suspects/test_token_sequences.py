@@ -91,3 +91,20 @@ def test_no_other_sequence_is_told(fault: str) -> None:
     found = gs.compare(_network(), _network(fault, names=THEIRS))
     assert found.verdict == ("different" if fault else "same")
     assert "a sequence with" not in found.sentence, found.sentence
+
+
+def test_features_of_many_axes_are_not_flattened_in_every_order() -> None:
+    def network(shift: float) -> Dump:
+        def loss(weights: Any, batch: Any) -> Any:
+            with jax.named_scope("embed"):
+                x = (batch["x"] @ weights["kernel"]).reshape(4, *[1] * 14, WIDTH)
+            x = x.reshape(4, 1, WIDTH) + shift * weights["table"][:, :1]
+            with jax.named_scope("norm"):
+                x = x / jnp.sqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-5) * weights["scale"]
+            return jnp.square(x - 1).mean()
+
+        own = {name: WEIGHTS[name] for name in ("kernel", "table", "scale")}
+        with jax.numpy_rank_promotion("allow"):
+            return gs.capture(loss, own, {"x": IMAGE[:, 0, 0]}, origins=False)
+
+    assert gs.compare(network(1.0), network(2.0)).verdict == "different"

@@ -111,6 +111,8 @@ def attention_parts(
     examples, count, _ = positions.of(output).shape
 
     def flat(array: Array) -> Array | None:
+        if not array.size:
+            return None
         if output.ndim == 3 and array.ndim == 4 and not positions.first:  # [examples, positions, heads, features]
             return array.reshape(*array.shape[:2], -1)
         return positions.of(array) if array.ndim == output.ndim else None

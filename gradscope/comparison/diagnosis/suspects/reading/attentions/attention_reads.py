@@ -69,7 +69,7 @@ def attention_read(dumps: Dumps, pairing: Pairing, match: Match) -> str:
     read = [each for each in sources_of(layers).get(match.ref, ()) if split_key(each)[0] in (ACTIVATION, INPUT)]
     pairs = RecoveredValues(dumps, pairing, of_ref=True)
     output = pairs.pair(match.ref)
-    if layer is None or output is None or output.own.ndim not in (3, 4):
+    if layer is None or output is None or output.own.ndim not in (3, 4) or not output.own.size:
         return ""
     params = [pair for name in layer.params if (pair := pairs.pair(key_of(PARAM, name))) is not None]
     dense = _dense(params) if len(params) == len(layer.params) else None
@@ -122,7 +122,9 @@ class _Layer(NamedTuple):
 
     def fitting(self, tried: Iterable[Attention]) -> Iterator[Attention]:
         """Yields those of some attentions that make the output."""
-        count = self.dense.positions.of(self.output).shape[1]
+        _, count, features = self.dense.positions.of(self.output).shape
+        if np.size(self.dense.bias) not in (1, features):
+            return
         scores = count * max(each.shape[1] for each in self.values)
         if max(each[0].size for each in self.values) > _MOST_ELEMENTS or scores > _MOST_SCORES:
             return
