@@ -2,7 +2,7 @@
 
 What other passes matched divides both programs into segments. Within a segment, tensors are aligned in execution order
 so that the most evidence is in favour (`placing`). Parameters are aligned first, because they show which layers belong
-together.
+together; what is left of layers is paired by them alone.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, is_of_jax
+from gradscope.comparison.pairing.structure.placing.only_users import only_users
 from gradscope.comparison.pairing.structure.placing.place_rating import SIZE, PlaceRating, parameter_rating
 from gradscope.comparison.pairing.structure.placing.value_places import index_of, siblings
 from gradscope.dump.interfaces import DumpSource
@@ -31,7 +32,9 @@ def by_structure(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     params = list(_aligned(dumps, unmatched, PARAM, parameter_rating(dumps)))
     yield from params
     paired = unmatched.with_matches(params)
-    yield from _aligned(dumps, paired, ACTIVATION, PlaceRating(dumps, paired).of)
+    in_order = list(_aligned(dumps, paired, ACTIVATION, PlaceRating(dumps, paired).of))
+    yield from in_order
+    yield from (Match.of(*keys, "order") for keys in only_users(dumps, paired.with_matches(in_order)))
 
 
 def _aligned(dumps: Dumps, pairing: Pairing, family: str, rating: _Rating) -> Iterator[Match]:

@@ -423,3 +423,40 @@ def test_a_layer_with_the_weights_of_another_one_is_known_by_the_names_that_othe
     assert first is not None
     assert (first.name, first.counterpart) == ("blocks/1/g", "layer_1/gate_proj")
     assert "it multiplies by `g/2`" in found.sentence
+
+
+def _branches(*, of_port: bool, offset: float = 1.0) -> Dump:
+    """Returns the dump of a residual block whose shortcut is computed before or after its branch."""
+    names = ("block", "norm", "gain", "conv", "short")
+    others = ("Block_0", "Norm_0", "Dense_0", "Dense_1", "Dense_2")
+
+    def loss(weights: Any, x: Any) -> Any:
+        block, norm, gain, conv, short = (jax.named_scope(each) for each in (others if of_port else names))
+        with block:
+            with norm:
+                branch = x / jnp.sqrt(jnp.square(x).mean(-1, keepdims=True)) * weights["norm"]
+            with gain:
+                scale = jnp.tanh(x.mean(1, keepdims=True)) @ weights["gain"]
+            kept = x
+            if not of_port:
+                with short:
+                    kept = x @ weights["short"]
+            branch = jnp.sin(branch * (offset + scale))
+            with conv:
+                branch = branch @ weights["conv"]
+            if of_port:
+                with short:
+                    kept = x @ weights["short"]
+            x = kept + branch
+        return jnp.square(x).mean()
+
+    weights = {"norm": 1 + drawn(1, 1, 1, 6), "gain": drawn(2, 6, 6), "conv": drawn(3, 6, 6), "short": drawn(4, 6, 6)}
+    return gs.capture(loss, weights, X, origins=False)
+
+
+def test_layers_are_paired_by_their_parameters_where_the_programs_run_branches_in_another_order() -> None:
+    reference = _branches(of_port=False)
+    assert gs.compare(reference, _branches(of_port=True)).verdict == "same"
+    found = gs.compare(reference, _branches(of_port=True, offset=0.0))
+    _says(found, "block/conv")
+    assert not [each for each in found.rows if each.status in ("missing", "extra")]

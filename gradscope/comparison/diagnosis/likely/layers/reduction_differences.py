@@ -1,7 +1,8 @@
 """`ReductionDifferences` tells that a port takes the maximum of windows or axes where the reference takes the mean.
 
 What is reduced may have an entry of its own, or only the layer that reads it: a norm or one with a kernel. Before it is
-reduced, programs may apply two functions to it, as a GELU by tanh and one by the error function.
+reduced, programs may apply two functions to it, as a GELU by tanh and one by the error function. Where both reduce
+alike, the norms behind may differ.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.likely.layers.kernel_uses import Work, kernel_uses
-from gradscope.comparison.diagnosis.likely.layers.norm_differences import is_norm
+from gradscope.comparison.diagnosis.likely.layers.norm_differences import is_norm, norm_difference
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.step_kinds import recognised, reductions, windows_of
@@ -97,15 +98,20 @@ def _of_value(values: _Both, argument: _Both, name: str) -> str:
 
 
 def _of_reader(values: _Both, argument: _Both, params: Sequence[_Both], name: str) -> str:
-    """Returns which reductions of an argument a layer reads, in words; "" where they are no others."""
+    """Returns which reductions a layer reads, or how the norms of one differ, in words; "" where neither is known."""
     work = Work()
     shape, has_kernel = values[0].shape, any(own.ndim > 1 for own, _ in params)
-    own, its = (
-        next((words for words, read in _read(argument[at], shape, name, functions_too=has_kernel)
-              if _is_layer_of(read, values[at], known, work)), "")
+    one, other = (
+        next((each for each in _read(argument[at], shape, name, functions_too=has_kernel)
+              if _is_layer_of(each[1], values[at], known, work)), None)
         for at, known in enumerate(zip(*params, strict=True))
     )  # fmt: skip
-    return f"reads the {its}, and the reference the {own}" if own and its and own != its else ""
+    if one is None or other is None:
+        return ""
+    (own, read), (its, read_by_cand) = one, other
+    if own != its:
+        return f"reads the {its}, and the reference the {own}"
+    return "" if has_kernel else norm_difference(values, [(read, read_by_cand), *params])
 
 
 def _read(argument: Array, shape: tuple[int, ...], name: str, *, functions_too: bool) -> Iterator[tuple[str, Array]]:

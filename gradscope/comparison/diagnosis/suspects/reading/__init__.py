@@ -4,7 +4,7 @@
 - `read_steps`: the steps of either program that are right or wrong by what the layer behind them reads.
 - `recovered_values`: what a layer reads, where no tensor has that.
 - `unrecorded_reads`: what a layer reads in both programs, where neither has an entry for that.
-- `gated_halves`: functions of both halves of a value whose product a layer reads.
+- `gated_reads`: functions of one value, or of two whose product a layer reads, as of both halves of a value.
 - `read_proofs`: layers that are right in both programs, and so read other values.
 - `read_sums`: by what numbers the terms are multiplied of a sum that a layer is.
 - `attentions`: which attention of the values before it a layer reads in both programs.

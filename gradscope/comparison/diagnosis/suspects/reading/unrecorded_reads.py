@@ -10,20 +10,18 @@ same in both programs, or is right in both (`read_proofs`), that alone shows tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
 from gradscope.comparison.diagnosis.refuting.apart.correlations import KernelForm, forms, gradient_error
 from gradscope.comparison.diagnosis.step_kinds import have_same_elements, orders
 from gradscope.comparison.diagnosis.suspects.reading.attentions.attention_reads import attention_read
-from gradscope.comparison.diagnosis.suspects.reading.gated_halves import Halves, halves_of
+from gradscope.comparison.diagnosis.suspects.reading.gated_reads import GatedRead, gated_reads
 from gradscope.comparison.diagnosis.suspects.reading.other_sources import other_source
 from gradscope.comparison.diagnosis.suspects.reading.read_powers import FunctionRead, function_read
 from gradscope.comparison.diagnosis.suspects.reading.read_proofs import multiplies_another, normalises_another
@@ -47,9 +45,6 @@ _AGREE: Final = 1e-3
 _MOST_ELEMENTS: Final = 1 << 17
 _MOST_PRODUCTS: Final = 1 << 26
 
-#: The functions that may be applied to a value before it is read, by their words.
-_FUNCTIONS: Final[Mapping[str, Callable[[Array], Array]]] = MappingProxyType({"plain value": np.copy, **ELEMENTWISE})
-
 
 def unrecorded_read(dumps: Dumps, pairing: Pairing, key: str) -> str:
     """Returns what a layer reads of which no program has an entry, in words; "" where that is not known to differ.
@@ -71,28 +66,6 @@ def unrecorded_read(dumps: Dumps, pairing: Pairing, key: str) -> str:
     found = found or attention_read(dumps, pairing, match) or sequence_read(dumps, pairing, match)
     found = found or sides[0].recovered() or sides[1].recovered() or sides[0].stated(sides[1])
     return found or sides[0].shown() or sides[1].shown()
-
-
-class _Gated(NamedTuple):
-    """_Gated is a function of one value, which may be multiplied by another, as in a gated layer.
-
-    Attributes:
-        argument: The value that the function is of.
-        factor: The value that it is multiplied by; None where it is by none.
-        words: Both in words.
-    """
-
-    argument: Recovered
-    factor: Recovered | None
-    words: str
-
-    def functions(self) -> Iterator[tuple[str, Array]]:
-        """Yields functions of the value of the own program, by their words."""
-        return _functions(self.argument.own, 1.0 if self.factor is None else self.factor.own)
-
-    def functions_of_other(self) -> Iterator[tuple[str, Array]]:
-        """Yields functions of the value of the other program, by their words."""
-        return _functions(self.argument.other, 1.0 if self.factor is None else self.factor.other)
 
 
 class _Side:
@@ -125,24 +98,20 @@ class _Side:
         gradients = [*filter(None, (self._pairs.pair(key_of(PARAM_GRAD, name)) for name in self._layer.params))]
         for read in self._gated():
             for gradient, form in _near(gradients, read.argument, value):
-                own = _fitting(form, read.functions(), arriving.own, gradient.own)
-                other = _fitting(form, read.functions_of_other(), arriving.other, gradient.other) if own else []
+                own = _fitting(form, read.functions(of_own=True), arriving.own, gradient.own)
+                functions = read.functions(of_own=False) if own else ()
+                other = _fitting(form, functions, arriving.other, gradient.other)
                 if other and not {*own} & {*other}:
                     one, two = (own[0], other[0]) if self._of_ref else (other[0], own[0])
-                    return f"which reads the {one} of {read.words}, and in the candidate the {two}"
+                    return read.clause(one, two)
         return ""
 
-    def _gated(self) -> Iterator[_Gated | Halves]:
-        """Yields the value that the layer can read, its halves, or each of two whose product it can, if they agree."""
+    def _gated(self) -> Iterator[GatedRead]:
+        """Yields what the layer may read of the values that it can read, if they agree."""
         pairs = [self._pairs.pair(key) for key in self._read]
         known = [pair for pair in pairs if pair is not None and _agree(pair)]
-        names = [f"`{self._name(key)}`" for key in self._read]
-        if len(known) == len(self._read) == 1:
-            yield _Gated(known[0], None, names[0])
-            yield from halves_of(known[0], names[0])
-        elif len(known) == len(self._read) == 2 and known[0].own.shape == known[1].own.shape:
-            yield _Gated(known[0], known[1], f"{names[0]} times {names[1]}")
-            yield _Gated(known[1], known[0], f"{names[1]} times {names[0]}")
+        if len(known) == len(pairs):
+            yield from gated_reads(known, [f"`{self._name(key)}`" for key in self._read])
 
     def terms(self) -> str:
         """Returns of what multiples of the values that it reads the value is the sum, in words; "" if of the same.
@@ -257,10 +226,6 @@ def _agree(pair: Recovered) -> bool:
 def _is_multiple(pair: Recovered) -> bool:
     factor = np.vdot(pair.own, pair.other) / max(float(np.vdot(pair.own, pair.own)), 1e-300)
     return bool(np.linalg.norm(pair.other - factor * pair.own) <= _AGREE * np.linalg.norm(pair.other))
-
-
-def _functions(value: Array, factor: Array | float) -> Iterator[tuple[str, Array]]:
-    return ((words, function(value) * factor) for words, function in _FUNCTIONS.items())
 
 
 def _fitting(form: KernelForm, functions: Iterable[tuple[str, Array]], arriving: Array, gradient: Array) -> list[str]:

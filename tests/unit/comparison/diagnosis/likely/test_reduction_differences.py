@@ -23,7 +23,7 @@ WEIGHTS = {
 }
 
 
-def _network(pool: Any, *, names: tuple[str, ...], norm: bool = False, window: str = "") -> Dump:
+def _network(pool: Any, *, names: tuple[str, ...], norm: bool = False, window: str = "", epsilon: float = 1e-5) -> Dump:
     def loss(weights: Any, batch: Any) -> Any:
         with jax.named_scope(names[0]):
             x = jnp.tanh(batch["x"] @ weights["mix"])
@@ -36,7 +36,7 @@ def _network(pool: Any, *, names: tuple[str, ...], norm: bool = False, window: s
         if norm:
             with jax.named_scope(names[2]):
                 x = x - x.mean(-1, keepdims=True)
-                x = x / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5) * weights["scale"]
+                x = x / jnp.sqrt(x.var(-1, keepdims=True) + epsilon) * weights["scale"]
         with jax.named_scope(names[3]):
             x = x @ weights["out"]
         return jnp.square(x).mean()
@@ -94,3 +94,9 @@ def test_another_function_before_a_mean_that_no_program_has_an_entry_for_is_told
     unknown = gs.compare(one, mean_of(lambda x: x * jnp.cos(x), OTHER)).sentence
     assert unknown.startswith("Forward first differs at `out` ("), unknown
     assert "; it reads" not in unknown, unknown
+
+
+def test_what_differs_in_norms_behind_the_same_reduction_is_told() -> None:
+    one = _network(lambda x: x.mean((1, 2)), names=ONE, norm=True)
+    found = gs.compare(one, _network(lambda x: x.mean((1, 2)), names=OTHER, norm=True, epsilon=0.01))
+    assert ", made here; it adds 1.0e-2 to the variance, and the reference 1.0e-5" in found.sentence

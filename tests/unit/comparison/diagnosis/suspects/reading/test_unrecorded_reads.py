@@ -230,8 +230,8 @@ def test_a_function_that_may_be_inside_of_a_loop_is_not_told_to_be_left_out() ->
 
 
 @cache
-def _gated(function: Any, *, names: tuple[str, str, str]) -> Dump:
-    """A layer that reads a function of one value, times another."""
+def _gated(function: Any, gate: Any = lambda x: x, *, names: tuple[str, str, str], swapped: bool = False) -> Dump:
+    """A layer that reads a function of one value, times another, or a function of that."""
 
     def loss(weights: Any, batch: Any) -> Any:
         (x,) = batch.values()
@@ -239,7 +239,8 @@ def _gated(function: Any, *, names: tuple[str, str, str]) -> Dump:
         for name in names[:2]:
             with jax.named_scope(name):
                 made.append(x @ weights[name])
-        x = function(made[0]) * made[1]
+        one, other = made[:: -1 if swapped else 1]
+        x = function(one) * gate(other)
         with jax.named_scope(names[2]):
             x = x @ weights[names[2]]
         return jnp.square(x).mean()
@@ -255,6 +256,20 @@ def test_the_function_of_a_gate_is_told(function: Any, words: str, names: tuple[
     found = gs.compare(reference, _gated(function, names=names))
     assert f", which reads the silu of `gate` times `up`, and in the candidate the {words}." in found.sentence
     assert gs.compare(reference, _gated(jax.nn.silu, names=names)).verdict == "same"
+
+
+@pytest.mark.parametrize("names", [("f", "g", "mix"), ("w1", "w3", "w2")])
+def test_the_functions_of_both_layers_that_a_gated_unit_multiplies_are_told(names: tuple[str, str, str]) -> None:
+    reference = _gated(jnp.tanh, jax.nn.sigmoid, names=("f", "g", "mix"))
+    assert gs.compare(reference, _gated(jnp.tanh, jax.nn.sigmoid, names=names)).verdict == "same"
+    for function, gate, swapped, words in (
+        (jnp.tanh, jax.nn.sigmoid, True, "the sigmoid of `f` times the tanh of `g`"),
+        (jax.nn.relu, jax.nn.sigmoid, False, "the relu of `f` times the sigmoid of `g`"),
+        (jnp.tanh, jax.nn.hard_sigmoid, False, "the tanh of `f` times the hard_sigmoid of `g`"),
+    ):
+        found = gs.compare(reference, _gated(function, gate, names=names, swapped=swapped))
+        read = f"which reads the tanh of `f` times the sigmoid of `g`, and in the candidate {words}."
+        assert read in found.sentence, found.sentence
 
 
 def _sigmoid_of_slope(x: Any) -> Any:

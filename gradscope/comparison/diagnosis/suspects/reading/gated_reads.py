@@ -1,0 +1,136 @@
+"""`gated_reads` yields what a layer may read of one or two values: a function, or a product of functions.
+
+A gated layer multiplies a function of one value by another value, or by a function of that: `silu(gate) * up`, or
+`tanh(filter) * sigmoid(gate)`. Both may be halves of the channels of one value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
+from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered
+from gradscope.protocols import implements
+
+#: The functions that may be applied to a value before it is read, by their words.
+_FUNCTIONS: Final[Mapping[str, Callable[[Array], Array]]] = MappingProxyType({"plain value": np.copy, **ELEMENTWISE})
+
+#: Those of either factor of a product.
+_NAMES: Final = ("sigmoid", "tanh", "relu", "silu", "gelu by tanh", "gelu by erf", "hard_sigmoid",
+                 "hard_sigmoid of slope 0.2")  # fmt: skip
+_OF_FACTORS: Final[Mapping[str, Callable[[Array], Array]]] = MappingProxyType(
+    {"": np.copy, **{f"the {name} of ": ELEMENTWISE[name] for name in _NAMES}}
+)
+
+
+class GatedRead(Protocol):
+    """GatedRead yields functions of the same values of either program."""
+
+    @property
+    def argument(self) -> Recovered:
+        """A value that has the shape of what is read."""
+        ...
+
+    def functions(self, *, of_own: bool) -> Iterator[tuple[str, Array]]:
+        """Yields functions of the values, by their words.
+
+        Args:
+            of_own: Whether they are those of the own program, or else of the other one.
+        """
+        ...
+
+    def clause(self, ref: str, cand: str) -> str:
+        """Returns a clause about which functions the layers read.
+
+        Args:
+            ref: The words of the one in the reference.
+            cand: The words of the one in the candidate.
+        """
+        ...
+
+
+def gated_reads(values: Sequence[Recovered], names: Sequence[str]) -> Iterator[GatedRead]:
+    """Yields what a layer may read of the values that it can read.
+
+    Args:
+        values: The values of both programs.
+        names: Their names, as they are printed.
+    """
+    if len(values) == 1:
+        yield _Function(values[0], None, names[0])
+        yield from _halves(values[0], names[0])
+    elif len(values) == 2 and values[0].own.shape == values[1].own.shape:
+        yield _Function(values[0], values[1], f"{names[0]} times {names[1]}")
+        yield _Function(values[1], values[0], f"{names[1]} times {names[0]}")
+        yield _Product(values[0], values[1], (names[0], names[1]), "")
+
+
+class _Function(NamedTuple):
+    """_Function is a function of one value, which may be multiplied by another.
+
+    Attributes:
+        argument: The value that the function is of.
+        factor: The value that it is multiplied by; None where it is by none.
+        words: Both in words.
+    """
+
+    argument: Recovered
+    factor: Recovered | None
+    words: str
+
+    @implements(GatedRead)
+    def functions(self, *, of_own: bool) -> Iterator[tuple[str, Array]]:
+        value = self.argument.own if of_own else self.argument.other
+        factor = 1.0 if self.factor is None else self.factor.own if of_own else self.factor.other
+        return ((words, function(value) * factor) for words, function in _FUNCTIONS.items())
+
+    @implements(GatedRead)
+    def clause(self, ref: str, cand: str) -> str:
+        return f"which reads the {ref} of {self.words}, and in the candidate the {cand}"
+
+
+class _Product(NamedTuple):
+    """_Product is a function of one value times a function of another.
+
+    Attributes:
+        argument: The first value.
+        factor: The second one.
+        names: Both in words.
+        end: What they are parts of, in words.
+    """
+
+    argument: Recovered
+    factor: Recovered
+    names: tuple[str, str]
+    end: str
+
+    @implements(GatedRead)
+    def functions(self, *, of_own: bool) -> Iterator[tuple[str, Array]]:
+        firsts, seconds = (
+            [(f"{words}{name}", function(value.own if of_own else value.other))
+             for words, function in _OF_FACTORS.items()]
+            for name, value in zip(self.names, (self.argument, self.factor), strict=True)
+        )  # fmt: skip
+        for words, value in firsts:
+            for others, other in seconds:
+                yield f"{words} times {others}", value * other
+
+    @implements(GatedRead)
+    def clause(self, ref: str, cand: str) -> str:
+        return f"which reads {ref}{self.end}, and in the candidate {cand}"
+
+
+def _halves(read: Recovered, words: str) -> Iterator[_Product]:
+    """Yields the products of the halves of a value along the axes that its channels may have."""
+    for axis in dict.fromkeys((1, read.own.ndim - 1)) if read.own.ndim > 1 else ():
+        if read.own.shape[axis] % 2 == 0:
+            first, second = (
+                Recovered(own, other)
+                for own, other in zip(np.split(read.own, 2, axis), np.split(read.other, 2, axis), strict=True)
+            )
+            yield _Product(first, second, ("the first half", "the second"), f" of {words}")
