@@ -284,9 +284,9 @@ def _new_errors(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Bl
 def _advice(rows: Sequence[ComparisonRow]) -> str:
     """Returns a sentence that suggests calibration, where it would settle the differences: small ones, and kinks."""
     differing = [row for row in rows if row.counts and row.status != "same"]
-    limits = [row.tolerance for row in differing if row.tolerance and row.needed is not None]
-    near = all(row.tolerance and (row.needed or math.inf) <= _NEAR * row.tolerance for row in differing)
-    settled = any(row.likely.endswith(AT_KINKS) for row in differing) or (near and len(limits) == len(differing))
+    known = any(row.likely and row.explained for row in differing)  # it is no noise
+    near = not known and all(row.tolerance and (row.needed or math.inf) <= _NEAR * row.tolerance for row in differing)
+    settled = any(row.likely.endswith(AT_KINKS) for row in differing) or near
     if not settled or any("noise" in row.metrics for row in rows):
         return ""
     return " A reference made with `gradscope calibrate` would tell whether that is noise."

@@ -17,10 +17,11 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.growth import makes_error
 from gradscope.comparison.diagnosis.likely.dropouts import dropout_between
-from gradscope.comparison.diagnosis.likely.layers.cell_differences import CellDifferences
+from gradscope.comparison.diagnosis.likely.layers.cells.cell_differences import CellDifferences
 from gradscope.comparison.diagnosis.likely.layers.flatten_orders import FlattenOrders
 from gradscope.comparison.diagnosis.likely.layers.kernel_differences import KernelDifferences
-from gradscope.comparison.diagnosis.likely.layers.norm_differences import norm_difference
+from gradscope.comparison.diagnosis.likely.layers.norms.norm_differences import norm_difference
+from gradscope.comparison.diagnosis.likely.layers.norms.summed_reads import SummedReads
 from gradscope.comparison.diagnosis.likely.layers.reduction_differences import ReductionDifferences
 from gradscope.comparison.diagnosis.likely.sum_differences import SumDifferences
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE
@@ -29,9 +30,10 @@ from gradscope.comparison.diagnosis.refuting.lost_parameters import forward_sour
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.layout.layouts import Shape, plainly_arranged
 from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
 from gradscope.dump.manifest.layer_graph import NearestKeys
-from gradscope.naming import ACTIVATION, INPUT, PARAM, printable, split_key
+from gradscope.naming import ACTIVATION, INPUT, PARAM, key_of, printable, split_key
 
 #: The relative error above which a value may be of another form: rounding of float32 makes less in one function.
 _LEAST: Final = 5e-6
@@ -64,7 +66,7 @@ def with_other_forms(
         (NearestKeys(forward_sources(source), known), known)
         for source, known in ((dumps.ref, values), (dumps.cand, of_cand))
     ]
-    norms, sums, orders = _Norms(dumps, matches), SumDifferences(dumps, of_cand), FlattenOrders(dumps)
+    norms, sums, orders = _Norms(dumps, matches, of_cand), SumDifferences(dumps, of_cand), FlattenOrders(dumps)
     cells = CellDifferences.of_both(dumps)
     kernels, reductions = KernelDifferences(dumps, matches), ReductionDifferences(dumps, matches)
     found: dict[str, tuple[str, bool]] = {}
@@ -85,6 +87,9 @@ def with_other_forms(
                 found[keys[0]] = reduced, not reductions.have_steps(match)
                 continue
             words = words or sums.words(match)
+            if not words and (of_norms := norms.words_of_sums(match))[0]:
+                found[keys[0]] = of_norms[0], of_norms[1] or not reductions.have_steps(match)
+                continue
         if words:
             found[keys[0]] = words, True
         elif row.status == "different" and (words := _dropout(dumps, match, read.values())):
@@ -103,13 +108,16 @@ class _Norms:
     Args:
         dumps: The dumps.
         matches: Their pairs.
+        of_cand: Those of values by the candidate's owners.
     """
 
-    def __init__(self, dumps: Dumps, matches: Sequence[Match]) -> None:
+    def __init__(self, dumps: Dumps, matches: Sequence[Match], of_cand: Mapping[str, Match]) -> None:
+        self._dumps, self._sums = dumps, SummedReads(dumps, of_cand)
         read = (each for each in matches if split_key(each.ref)[0] in (ACTIVATION, INPUT, PARAM))
         self._ref, self._cand = FloatTensors(dumps.ref), FloatTensors(dumps.cand)
         self._owners = {dumps.ref.resolve(each.ref): each for each in read}
         self._sources = NearestKeys(forward_sources(dumps.ref), self._owners)
+        self._params = _own_parameters(dumps.ref)
 
     def read_by(self, match: Match) -> list[Match]:
         """Returns the pairs of what two values are computed from, parameters among them."""
@@ -128,9 +136,36 @@ class _Norms:
         with np.errstate(all="ignore"):  # it may be no norm at all
             return norm_difference(values, [_in_shape(each, values[0].shape) for each in known])
 
+    def words_of_sums(self, match: Match) -> tuple[str, bool]:
+        """Returns a clause about norms that read a sum without an entry, and whether both read the same.
+
+        The clause is "" where the norms read no such sum, or do not differ.
+
+        Args:
+            match: The pair of the values.
+        """
+        keys = self._params.get(self._dumps.ref.resolve(match.ref), ())
+        params = [self._both(self._owners[each]) for each in keys if each in self._owners]
+        values, known = self._both(match), [each for each in params if each is not None]
+        if values is None or len(known) < len(params):
+            return "", False
+        with np.errstate(all="ignore"):  # it may be no norm at all
+            return self._sums.words(match, values, known)
+
     def _both(self, match: Match) -> tuple[Array, Array] | None:
         one, other = self._ref.tensor(match.ref), self._cand.made(match.recipe)
         return None if one is None or other is None else (one, other)
+
+
+def _own_parameters(source: DumpSource) -> dict[str, list[str]]:
+    """Returns the keys of the parameters of the innermost layer that makes a value, by the owners of values."""
+    known = frozenset(source.keys())
+    return {  # a part comes after its composite, and is more exact
+        source.resolve(key): [key_of(PARAM, each) for each in layer.params]
+        for layer in source.manifest.layers
+        for key in (key_of(ACTIVATION, name) for name in layer.outputs)
+        if layer.params and key in known
+    }
 
 
 def _in_shape(pair: tuple[Array, Array], shape: Shape) -> tuple[Array, Array]:

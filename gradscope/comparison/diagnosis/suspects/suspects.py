@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from gradscope.comparison.diagnosis.divergence import Blame, first_divergence
-from gradscope.comparison.diagnosis.likely.layers.cell_differences import CellDifferences
+from gradscope.comparison.diagnosis.likely.layers.cells.cell_differences import CellDifferences
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.diagnosis.refuting.kernel_products import is_product
 from gradscope.comparison.diagnosis.step_kinds import have_same_elements, in_its_place

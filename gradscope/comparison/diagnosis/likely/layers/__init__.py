@@ -5,10 +5,7 @@
 - `read_values`: what layers may read of values that are pairs.
 - `sampled_products`: some elements of the products of a kernel.
 - `reduction_differences`: pools and means over axes, which take something else of them.
-- `norm_differences`: norms that read the same and differ in what they add, divide by, subtract or multiply by.
-- `norm_factors`: by what norms multiply, and what that is made of.
-- `cell_differences`: recurrent layers, which differ in a gate, a function, a bias, a direction or a state.
-- `cell_forms`: how recurrent layers compute their states.
-- `recurrent_cells`: what they make of a sequence.
+- `norms`: norms, which read another sum or differ in what they add, divide by, subtract or multiply by.
+- `cells`: recurrent layers, which differ in a gate, a function, a bias, a direction or a state.
 - `flatten_orders`: the orders of its axes in which the programs flatten one value.
 """

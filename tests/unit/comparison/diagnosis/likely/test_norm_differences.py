@@ -11,7 +11,7 @@ import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
-from gradscope.comparison.diagnosis.likely.layers.norm_differences import norm_difference
+from gradscope.comparison.diagnosis.likely.layers.norms.norm_differences import norm_difference
 
 DRAW = np.random.default_rng(3)
 CHANNELS = 16

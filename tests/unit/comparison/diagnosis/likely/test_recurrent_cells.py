@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradscope.comparison.diagnosis.likely.layers.cell_forms import other_forms, usual_form
-from gradscope.comparison.diagnosis.likely.layers.recurrent_cells import Cell, RecurrentLayer, Runs, recurrent_layer
+from gradscope.comparison.diagnosis.likely.layers.cells.forms import other_forms, usual_form
+from gradscope.comparison.diagnosis.likely.layers.cells.recurrent_cells import (
+    Cell,
+    RecurrentLayer,
+    Runs,
+    recurrent_layer,
+)
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.dump.manifest.manifest import Entry, Layer, Manifest
 from gradscope.dump.record import SiteFacts

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.diagnosis.likely.layers.norm_factors import NEARLY, NormFactors
+from gradscope.comparison.diagnosis.likely.layers.norms.norm_factors import NEARLY, NormFactors
 
 #: The relative error up to which a value is that of a norm.
 _ROUNDING: Final = 1e-5

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.diagnosis.likely.layers.cell_forms import Form, Kind, difference, other_forms, usual_form
-from gradscope.comparison.diagnosis.likely.layers.recurrent_cells import (
+from gradscope.comparison.diagnosis.likely.layers.cells.forms import Form, Kind, difference, other_forms, usual_form
+from gradscope.comparison.diagnosis.likely.layers.cells.recurrent_cells import (
     RecurrentLayer,
     Runs,
     is_recurrent,

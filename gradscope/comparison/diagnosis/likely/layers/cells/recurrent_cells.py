@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from gradscope.arrays.blocks import Array
-from gradscope.comparison.diagnosis.likely.layers.cell_forms import Form, Kind
+from gradscope.comparison.diagnosis.likely.layers.cells.forms import Form, Kind
 from gradscope.comparison.diagnosis.refuting.activation_functions import ELEMENTWISE, Elementwise
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.dump.manifest.manifest import Layer

@@ -1,0 +1,260 @@
+"""`SummedReads` tells in what norms differ that read a sum for which a program has no entry.
+
+A transformer that normalises behind its residual sums has none for them, and one that adds up embeddings neither. A
+norm multiplies each group of the sum's elements, less their mean, by one number. Thus the terms, and by what they are
+multiplied, follow from each group by least squares, and have to be the same for all of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.likely.layers.norms.norm_differences import is_norm, norm_difference
+from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
+from gradscope.comparison.pairing.matching import Dumps, Match
+from gradscope.dump.interfaces import DumpSource
+from gradscope.dump.manifest.manifest import Entry
+from gradscope.naming import ACTIVATION, INPUT, key_of, printable, split_key
+from gradscope.naming.wording import brief
+
+#: The most norms that are looked at, the most terms of a sum, and the most elements of a value.
+_MOST_PAIRS: Final = 4
+_MOST_TERMS: Final = 8
+_MOST_ELEMENTS: Final = 1 << 18
+
+#: The number of groups by which multiples are found, and the fewest elements of each for each term.
+_GROUPS: Final = 6
+_FEWEST: Final = 2
+
+#: The relative errors up to which a group is that of a sum, and up to which a multiple is the same as another.
+_ROUNDING: Final = 1e-4
+_AGREE: Final = 1e-3
+
+#: Both tensors of a pair, in the layout of the reference.
+_Both = tuple[Array, Array]
+
+
+class SummedReads:
+    """SummedReads finds the sums that norms read.
+
+    Args:
+        dumps: The dumps.
+        pairs: The pairs of values by the candidate's owners.
+    """
+
+    def __init__(self, dumps: Dumps, pairs: Mapping[str, Match]) -> None:
+        self._dumps, self._pairs, self._left = dumps, pairs, _MOST_PAIRS
+        self._ref, self._cand = _Values(dumps.ref), _Values(dumps.cand)
+
+    def words(self, match: Match, values: _Both, params: Sequence[_Both]) -> tuple[str, bool]:
+        """Returns a clause about norms of other sums, or other norms of a sum, and whether both read the same.
+
+        The clause is "" where neither is known.
+
+        Args:
+            match: The pair of what the norms make.
+            values: Both of them, in the layout of the reference.
+            params: Their parameters, in that layout.
+        """
+        vectors = all(1 in (each.ndim, each.size) for pair in params for each in pair)
+        if not params or not vectors or self._left <= 0 or len(match.recipe.keys) != 1:
+            return "", False
+        self._left -= 1
+        of_ref, of_cand = [own for own, _ in params], [its for _, its in params]
+        value = self._cand.tensor(match.cand)
+        one, other = self._ref.sum_of(match.ref, values[0], of_ref), self._cand.sum_of(match.cand, value, of_cand)
+        if one is None and other is not None:
+            one = self._ref.sum_of(match.ref, values[0], of_ref, with_addend=True)
+        if other is None and one is not None:
+            other = self._cand.sum_of(match.cand, value, of_cand, with_addend=True)
+        if one is not None and other is not None and (one.addend is None) is not (other.addend is None):
+            return f"{other.statement(self._name)}, and the reference {one.statement(_quoted)}", False
+        read_by_cand = None if other is None else match.recipe.made_of([other.total])
+        read = one.total if one is not None else read_by_cand
+        if read is None:
+            return "", False
+        if one is not None and other is not None:
+            own, its = one.words(_quoted), other.words(self._name)
+            if own != its:
+                return f"reads {its}, and the reference {own}", False
+        return norm_difference(values, [(read, read if read_by_cand is None else read_by_cand), *params]), True
+
+    def _name(self, key: str) -> str:
+        """Returns the reference's name of a value of the candidate, or else its own."""
+        return _quoted(self._dumps.ref.resolve(self._pairs[key].ref) if key in self._pairs else key)
+
+
+class _Sum(NamedTuple):
+    """_Sum is a sum of multiples of values.
+
+    Attributes:
+        terms: By what each value is multiplied, by its key.
+        total: The sum.
+        addend: The key of a value that is added to what the norm makes of the sum; None for none.
+    """
+
+    terms: Mapping[str, float]
+    total: Array
+    addend: str | None = None
+
+    def words(self, name: Callable[[str], str]) -> str:
+        """Returns the sum in words.
+
+        Args:
+            name: Returns the name of a value, given its key.
+        """
+        found = {name(key): number for key, number in self.terms.items()}
+        return " + ".join(
+            each if number == 1 else f"{brief(number)} times {each}" for each, number in sorted(found.items())
+        )
+
+    def statement(self, name: Callable[[str], str]) -> str:
+        """Returns what the layer does with the sum, in words.
+
+        Args:
+            name: Returns the name of a value, given its key.
+        """
+        normalised = f"normalises {self.words(name)}"
+        return normalised if self.addend is None else f"{normalised} and then adds {name(self.addend)}"
+
+
+class _Values:
+    """_Values has the values of one program in the order in which it computes them.
+
+    Args:
+        source: The dump.
+    """
+
+    def __init__(self, source: DumpSource) -> None:
+        self._source, self._tensors = source, FloatTensors(source)
+        self.tensor = self._tensors.tensor
+        self._entries = [
+            each
+            for each in source.manifest.entries
+            if each.family in (ACTIVATION, INPUT) and each.alias_of is None and each.absent is None
+        ]
+
+    def sum_of(
+        self, key: str, value: Array | None, params: Sequence[Array], *, with_addend: bool = False
+    ) -> _Sum | None:
+        """Returns the sum that a norm reads; None where it is none of the values right before it.
+
+        Args:
+            key: The key of what the layer makes.
+            value: That, in the layout of the program.
+            params: Its parameters.
+            with_addend: Whether the layer adds one of those values to what the norm makes.
+        """
+        if value is None or not 1 < value.size <= _MOST_ELEMENTS or value.ndim < 2:
+            return None
+        before = {each: np.broadcast_to(tensor, value.shape) for each, tensor in self._before(key, value.shape)}
+        if not with_addend:
+            return self._sum(before, value, params)
+        found = ((each, self._sum(before, value - before[each], params)) for each in before)
+        return next((own._replace(addend=each) for each, own in found if own is not None), None)
+
+    def _sum(self, before: Mapping[str, Array], value: Array, params: Sequence[Array]) -> _Sum | None:
+        for norm in _norms([each.reshape(-1) for each in params], value.shape):
+            if (multiples := norm.multiples([*before.values()], value)) is not None:
+                found = {each: number for each, number in zip(before, multiples, strict=False) if number}
+                total = np.sum([number * before[each] for each, number in found.items()], axis=0)
+                if is_norm([total, *params], value):
+                    return _Sum(found, total)
+        return None
+
+    def _before(self, key: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Array]]:
+        """Yields the values nearest before another that may be added up to a value of a shape, the nearest first."""
+        index = self._source.entry(self._source.resolve(key)).site.index
+        near = (each for each in self._entries if each.family == INPUT or each.site.index < index)
+        fitting = (each for each in near if _spreads(each, shape))
+        keys = (key_of(each.family, each.name) for each in sorted(fitting, key=lambda each: -each.site.index))
+        known = ((each, tensor) for each in keys if (tensor := self._tensors.tensor(each)) is not None and tensor.any())
+        return itertools.islice(known, _MOST_TERMS)
+
+
+def _spreads(entry: Entry, shape: tuple[int, ...]) -> bool:
+    """Returns whether a value has a shape, or is the same for all examples of one that has it."""
+    return entry.shape in (shape, shape[1:], (1, *shape[1:]))
+
+
+class _Norm(NamedTuple):
+    """_Norm is a norm of groups of what it reads.
+
+    Attributes:
+        scale: By what it multiplies each channel, in a shape that spreads; 1 without a scale.
+        bias: What it adds; 0 without a bias.
+        axes: The axes of a group.
+        centred: Whether the mean is subtracted.
+    """
+
+    scale: Array | float
+    bias: Array | float
+    axes: tuple[int, ...]
+    centred: bool
+
+    def multiples(self, terms: Sequence[Array], value: Array) -> list[float] | None:
+        """Returns by what the first of some terms are multiplied in what the norm reads; None where in nothing.
+
+        Args:
+            terms: Terms in the shape of the value, those first that are the likeliest.
+            value: What the norm makes.
+        """
+        made = self._groups(value - self.bias)
+        size = np.linalg.norm(made, axis=1)
+        if not size.all():
+            return None
+        columns: list[Array] = []
+        for term in terms[: made.shape[1] // _FEWEST]:
+            columns.append(self._groups(self.scale * (term - term.mean(self.axes, keepdims=True) * self.centred)))
+            found = [_least(np.stack(group, -1), own) for *group, own in zip(*columns, made, strict=True)]
+            if all(left <= _ROUNDING * own for (_, left), own in zip(found, size, strict=True)):
+                return _common([numbers for numbers, _ in found])
+        return None
+
+    def _groups(self, value: Array) -> Array:
+        """Returns some groups of a value, `[groups, elements]`."""
+        rest = [axis for axis in range(value.ndim) if axis not in self.axes]
+        count = math.prod(value.shape[axis] for axis in rest)
+        return value.transpose(*rest, *self.axes).reshape(count, -1)[:: -(-count // _GROUPS)]
+
+
+def _norms(vectors: Sequence[Array], shape: tuple[int, ...]) -> Iterator[_Norm]:
+    """Yields the norms of values of a shape that have some parameters: those of examples, and of batches."""
+    for channel in dict.fromkeys((len(shape) - 1, 1)):
+        along = [-1 if axis == channel else 1 for axis in range(len(shape))]
+        fitting = [each.reshape(along) for each in vectors if each.size == shape[channel]]
+        space = tuple(axis for axis in range(len(shape)) if axis != channel)
+        pairs = [(one, other) for one, other in itertools.permutations((*fitting, None), 2) if one is not None]
+        for (scale, bias), axes, centred in itertools.product(pairs, ((channel,), space), (True, False)):
+            yield _Norm(scale, 0.0 if bias is None else bias, axes, centred)
+
+
+def _least(columns: Array, value: Array) -> tuple[Array, float]:
+    """Returns by what numbers columns are multiplied that add up to about a value, and how far that is from it."""
+    numbers = np.linalg.lstsq(columns, value, rcond=None)[0]
+    return numbers, float(np.linalg.norm(columns @ numbers - value))
+
+
+def _common(numbers: Sequence[Array]) -> list[float] | None:
+    """Returns multiples that are the same for all groups but for one number of each; None where they are not.
+
+    The first term that takes part is multiplied by one.
+    """
+    sizes = np.abs(numbers)
+    first = int(np.argmax(sizes.min(0) > _AGREE * sizes.max()))
+    ratios = np.array([each / each[first] for each in numbers]) if sizes[:, first].all() else np.full((1, 1), np.nan)
+    common = np.median(ratios, axis=0)
+    if not np.all(np.abs(ratios - common) <= _AGREE * np.abs(common).max()):
+        return None
+    near = np.where(np.abs(common - np.round(common)) <= _AGREE, np.round(common), common)
+    return [float(each) for each in near]
+
+
+def _quoted(key: str) -> str:
+    return f"`{printable(split_key(key)[1])}`"

@@ -1,0 +1,81 @@
+"""What norms differ in is told where they read a sum that only one program, or none, has an entry for."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import gradscope as gs
+from gradscope.api.reading import Dump
+from tests.support.data import drawn
+
+NAMES = ("embed", "branch", "norm", "head")
+PORT = ("Embed_0", "Dense_0", "LayerNorm_0", "Dense_1")
+
+_WEIGHTS = {
+    "embed": drawn(1, 6, 12),
+    "branch": drawn(2, 12, 12),
+    "scale": 1 + drawn(3, 12) / 4,
+    "bias": drawn(4, 12),
+    "head": drawn(5, 12, 3),
+}
+
+
+def _normalised(x: Any, epsilon: float, *, centred: bool) -> Any:
+    x = x - x.mean(-1, keepdims=True) if centred else x
+    return x / jnp.sqrt(jnp.square(x).mean(-1, keepdims=True) + epsilon)
+
+
+@cache
+def _block(*, of_port: bool, centred: bool = True, epsilon: float = 1e-5, stream: float = 1.0, fault: str = "") -> Dump:
+    """A layer behind a norm, which reads the sum of two layers that has no name."""
+    embed, branch, norm, head = map(jax.named_scope, PORT if of_port else NAMES)
+
+    def loss(weights: Any, x: Any) -> Any:
+        with embed:
+            x = x @ weights["embed"]
+        with branch:
+            y = jnp.sin(x) @ weights["branch"]
+        summed = {"": stream * x + y, "left out": y, "behind": y}[fault]
+        with norm:
+            x = (
+                _normalised(summed, epsilon, centred=centred) * weights["scale"][None, None]
+                + weights["bias"][None, None]
+                + (x if fault == "behind" else 0)
+            )
+        with head:
+            x = x @ weights["head"]
+        return jnp.square(x).mean()
+
+    return gs.capture(loss, _WEIGHTS, drawn(6, 4, 5, 6), origins=False)
+
+
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ({"epsilon": 0.01}, "it adds 1.0e-2 to the variance, and the reference 1.0e-5"),
+        ({"fault": "left out"}, "it reads `branch`, and the reference `branch` + `embed`"),
+        ({"stream": 0.5}, "it reads `branch` + 0.50 times `embed`, and the reference `branch` + `embed`"),
+        (
+            {"fault": "behind"},
+            "it normalises `branch` and then adds `embed`, and the reference normalises `branch` + `embed`",
+        ),
+    ],
+)
+def test_what_norms_differ_in_that_read_a_sum_is_told(centred: bool, fault: dict[str, Any], words: str) -> None:
+    reference = _block(of_port=False, centred=centred)
+    assert gs.compare(reference, _block(of_port=True, centred=centred)).verdict == "same"
+    found = gs.compare(reference, _block(of_port=True, centred=centred, **fault))
+    assert found.sentence.startswith("Forward first differs at `norm` ("), found.sentence
+    assert f", made here; {words}" in found.sentence, found.sentence
+
+
+def test_no_sum_is_told_where_the_norm_reads_something_else() -> None:
+    reference = _block(of_port=False)
+    found = gs.compare(reference, _block(of_port=True, centred=False))
+    assert "it does not subtract the mean, and the reference does" in found.sentence
