@@ -53,3 +53,35 @@ def test_a_mask_that_a_port_makes_by_itself_is_not_missed(given: str, made: str,
     reference = capture(module, lambda output: output.square().mean(), {"x": x, "mask": mask})
     found = gs.compare(reference, gs.capture(loss, state, {"x": x.numpy()}, origins=False))
     assert found.verdict == verdict, found.sentence
+
+
+class _Padded(_Attention):
+    def forward(self, x: Tensor, kept: Tensor) -> Tensor:
+        return super().forward(x, (1 - kept[:, None]).float() * -10000.0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "own", "other"),
+    [("no mask", "`kept` as the mask", "no mask"), ("scale", "scores times 1.0", "scores times 0.41")],
+)
+def test_a_mask_that_is_made_of_whole_numbers_is_told(fault: str, own: str, other: str) -> None:
+    torch.manual_seed(0)
+    module, x = _Padded(), torch.randn(2, LENGTH, FEATURES)
+    kept = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])
+    state = {name: value.numpy().T for name, value in module.state_dict().items()}
+
+    def loss(weights: dict[str, Any], batch: dict[str, Any]) -> Any:
+        def dense(name: str, x: Any) -> Any:
+            with jax.named_scope(f"{name}_proj"):
+                return x @ weights[f"{name}.weight"]
+
+        scores = jnp.einsum("nqf,nkf->nqk", dense("q", batch["x"]), dense("k", batch["x"]))
+        scores = scores / FEATURES**0.5 if fault == "scale" else scores
+        if fault != "no mask":
+            scores = jnp.where(batch["kept"][:, None] == 1, scores, -10000.0)
+        return jnp.square(dense("o", jax.nn.softmax(scores) @ dense("v", batch["x"]))).mean()
+
+    reference = capture(module, lambda output: output.square().mean(), {"x": x, "kept": kept})
+    batch = {"x": x.numpy(), "kept": kept.numpy().astype("int32")}
+    found = gs.compare(reference, gs.capture(loss, state, batch, origins=False))
+    assert f"which reads an attention with {own}, and in the candidate with {other}." in found.sentence, found.sentence

@@ -3,6 +3,7 @@
 - `kernel_differences`: layers with a kernel, which differ in padding, in how they take the kernel, or in a bias.
 - `kernel_uses`: how a layer uses its kernel.
 - `read_values`: what layers may read of values that are pairs.
+- `scaled_reads`: what layers read that scale and shift a value first.
 - `sampled_products`: some elements of the products of a kernel.
 - `reduction_differences`: pools and means over axes, which take something else of them.
 - `norms`: norms, which read another sum or differ in what they add, divide by, subtract or multiply by.

@@ -6,7 +6,7 @@ Both layers may read anything: how each uses its kernel shows in what it makes o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,6 +15,7 @@ from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.likely.layers.kernel_uses import KernelUse, Work, kernel_uses
 from gradscope.comparison.diagnosis.likely.layers.read_values import ReadValue, read_values
 from gradscope.comparison.diagnosis.likely.layers.sampled_products import Places
+from gradscope.comparison.diagnosis.likely.layers.scaled_reads import scaled_values
 from gradscope.comparison.diagnosis.refuting.float_tensors import FloatTensors
 from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.dump.manifest.layer_graph import sources_of
@@ -71,6 +72,18 @@ class KernelDifferences:
                 words = self._of_kernel(kernel, own, _Layers(reads, values, self._work))
                 if words is not None or self._work.left < 0:
                     return words or ""
+            return self._of_scaled(arguments, kernels, own, values)
+
+    def _of_scaled(
+        self, arguments: Mapping[str, _Both], kernels: Sequence[Match], own: Sequence[Match], values: _Both
+    ) -> str:
+        """Returns in what uses of a kernel differ of which the reference's reads a value that it scales first."""
+        biases = [both for _, both in self._named(own)]
+        for read, kernel in itertools.product(arguments.items() if len(arguments) == 1 else (), kernels):
+            both = self._both(kernel)
+            reads = [] if both is None else scaled_values(read, both, values, biases, self._work)
+            if reads and (words := self._of_kernel(kernel, own, _Layers(reads, values, self._work))):
+                return words
         return ""
 
     def _of_kernel(self, kernel: Match, own: Sequence[Match], layers: _Layers) -> str | None:

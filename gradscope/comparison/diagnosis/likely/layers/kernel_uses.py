@@ -107,12 +107,12 @@ def kernel_uses(
         work: What this and other searches may take together; None for a search alone.
     """
     work = work or Work()
-    for form in _forms(read, kernel, value):
-        yield from _Search(form, biases).uses(places, work)
+    for form in layer_forms(read, kernel, value):
+        yield from KernelSearch(form, biases).uses(places, work)
 
 
-class _Form(NamedTuple):
-    """_Form has the tensors of a layer by the meaning of their axes.
+class LayerForm(NamedTuple):
+    """LayerForm has the tensors of a layer by the meaning of their axes.
 
     Attributes:
         read: What it reads, as `[examples, ..., inputs]`.
@@ -129,14 +129,21 @@ class _Form(NamedTuple):
     space: tuple[int, ...]
 
 
-def _forms(read: Array, kernel: Array, value: Array) -> Iterator[_Form]:
+def layer_forms(read: Array, kernel: Array, value: Array) -> Iterator[LayerForm]:
+    """Yields the meanings that the axes of a layer's tensors may have.
+
+    Args:
+        read: What the layer reads.
+        kernel: Its kernel.
+        value: What it computes.
+    """
     if kernel.ndim > 2 and kernel.ndim == read.ndim == value.ndim:
         for channels, inputs, outputs in convolutions(kernel.shape, read.shape, value.shape):
             space = tuple(axis for axis in range(1, read.ndim) if axis != channels)
             taps = (axis for axis in range(kernel.ndim) if axis not in (inputs, outputs))
             for order in itertools.permutations(taps):
                 axes = (*order, inputs, outputs)
-                yield _Form(
+                yield LayerForm(
                     np.moveaxis(read, channels, -1),
                     np.moveaxis(value, channels, -1),
                     kernel.transpose(axes),
@@ -147,39 +154,60 @@ def _forms(read: Array, kernel: Array, value: Array) -> Iterator[_Form]:
     for matrix, axes in itertools.product(matrices(kernel.shape), ((0, 1), (1, 0))):
         turned = kernel.reshape(matrix).transpose(axes)
         if value.size % turned.shape[1] == 0 and read.size * turned.shape[1] == value.size * len(turned):
-            yield _Form(read.reshape(-1, len(turned)), value.reshape(-1, turned.shape[1]), turned, axes, ())
+            yield LayerForm(read.reshape(-1, len(turned)), value.reshape(-1, turned.shape[1]), turned, axes, ())
 
 
-class _Search:
-    """_Search finds the uses of one form.
+class KernelSearch:
+    """KernelSearch finds the uses of one form.
 
     Args:
         form: The form.
         biases: What the layer may add.
+
+    Attributes:
+        biases: What of that has an element for each output, by its position.
     """
 
-    def __init__(self, form: _Form, biases: Sequence[Array]) -> None:
+    def __init__(self, form: LayerForm, biases: Sequence[Array]) -> None:
         self._form, outputs = form, form.kernel.shape[-1]
         flips = range(form.kernel.ndim - 1)
         self._flips = [each for count in flips for each in itertools.combinations(range(form.kernel.ndim - 2), count)]
-        self._biases = {at: each.reshape(-1) for at, each in enumerate(biases) if each.size == outputs}
+        self.biases = {at: each.reshape(-1) for at, each in enumerate(biases) if each.size == outputs}
 
     def uses(self, among: Sequence[Places] | None, work: Work) -> Iterator[KernelUse]:
         """Yields the uses with taps at any or some places, as long as work is left."""
         each = len(self._flips) * math.prod(self._form.kernel.shape[:-1])
         if not 0 < each * _FIRST <= _MOST_PRODUCTS or not self._form.value.size:
             return
-        first = self._elements(_FIRST, inside=True)
-        every = self._elements(min(_SAMPLE, _MOST_PRODUCTS // each), inside=False)
-        places = list(itertools.islice(_places(self._form), _MOST_PLACES)) if among is None else among
+        first = self.elements(_FIRST, inside=True)
+        every = self.elements(min(_SAMPLE, _MOST_PRODUCTS // each), inside=False)
+        places = self.places() if among is None else among
         if not work.take(len(places) * each * _FIRST):
             return
         fits = {use.places: None for use in self._fitting(first, places, "constant")}
         for padding in get_args(Padding) if self._form.space else ("constant",):
             yield from self._fitting(every, list(fits), padding)
 
-    def _elements(self, count: int, *, inside: bool) -> tuple[Array, ...]:
-        """Returns the indices of some elements of the value: those in its middle, or its corners and others."""
+    def places(self) -> list[Places]:
+        """Returns where the taps may lie."""
+        return list(itertools.islice(_places(self._form), _MOST_PLACES))
+
+    def kernels(self, elements: tuple[Array, ...]) -> Array:
+        """Returns the kernels of some elements of the value, for each way to flip them.
+
+        Args:
+            elements: The indices of the elements.
+        """
+        own = self._form.kernel[..., elements[-1]]
+        return np.stack([np.flip(own, axes).reshape(-1, *own.shape[-2:]) for axes in self._flips])
+
+    def elements(self, count: int, *, inside: bool) -> tuple[Array, ...]:
+        """Returns the indices of some elements of the value.
+
+        Args:
+            count: Their number.
+            inside: Whether they are those in its middle, or its corners and others.
+        """
         draw, shape = np.random.default_rng(0).integers, self._form.value.shape
         lows = [(size - 1) // 2 if inside and 0 < axis < len(shape) - 1 else 0 for axis, size in enumerate(shape)]
         found = [draw(low, size - low, count) for low, size in zip(lows, shape, strict=True)]
@@ -196,12 +224,11 @@ class _Search:
         if not places or not limit > 0:
             return
         sampled = SampledProducts(form.read, elements, form.kernel.shape[-1])
-        own = form.kernel[..., elements[-1]]
-        kernels = np.stack([np.flip(own, axes).reshape(-1, *own.shape[-2:]) for axes in self._flips])
+        kernels = self.kernels(elements)
         made = [sampled.products(kernels, form.kernel.shape[:-2], at, padding) for at in places]
         products, count = np.concatenate(made), len(self._flips)
-        for (words, function), bias in itertools.product(_FUNCTIONS.items(), (None, *self._biases)):
-            sums = products if bias is None else products + self._biases[bias][elements[-1]]
+        for (words, function), bias in itertools.product(_FUNCTIONS.items(), (None, *self.biases)):
+            sums = products if bias is None else products + self.biases[bias][elements[-1]]
             for found in np.flatnonzero(np.linalg.norm(function(sums) - expected, axis=1) <= limit):
                 flipped = tuple(sorted(form.axes[axis] for axis in self._flips[int(found) % count]))
                 yield KernelUse(
@@ -215,7 +242,7 @@ class _Search:
                 )
 
 
-def _places(form: _Form) -> Iterator[Places]:
+def _places(form: LayerForm) -> Iterator[Places]:
     """Yields where the taps of a kernel may lie, as the sizes allow."""
     axes = [
         [*dict.fromkeys(_steps(own, out, taps))]

@@ -15,7 +15,7 @@ import numpy as np
 from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.suspects.reading.attentions.attention import CAUSAL, MISTAKEN_CAUSAL, Scored
 from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered
-from gradscope.naming import INPUT, printable, split_key
+from gradscope.naming import printable, split_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ def masks_of(examples: int, queries: int, keys: int, given: Mapping[str, Array])
         examples: The number of examples.
         queries: The number of queries of each.
         keys: The number of keys of each.
-        given: Arrays that may be masks, by keys.
+        given: Inputs that may be masks, by keys.
     """
     everywhere = np.ones((queries, keys), np.bool_)
     causal, before, after = np.tril(everywhere), np.tril(everywhere, -1), np.triu(everywhere)
@@ -181,7 +181,7 @@ def masks_of(examples: int, queries: int, keys: int, given: Mapping[str, Array])
     found: dict[str, Array | None] = {"no mask": None, CAUSAL: causal, **mistaken}
     for key, array in given.items():
         is_mask = array.shape == (examples, keys) and array.dtype.kind in "biuf" and np.isin(array, (0, 1)).all()
-        if is_mask and split_key(key)[0] == INPUT:
+        if is_mask:
             name = f"`{printable(split_key(key)[1])}`"
             kept = array.astype(np.bool_)[:, None, None, :]
             for words, mask in ((f"{name} as the mask", kept), (f"the inverse of {name} as the mask", ~kept)):

@@ -36,6 +36,7 @@ from gradscope.comparison.diagnosis.suspects.reading.attentions.attention_parts 
 from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered, RecoveredValues
 from gradscope.comparison.diagnosis.suspects.steps import makers_of
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import sources_of
 from gradscope.naming import ACTIVATION, INPUT, PARAM, key_of, split_key
 
@@ -64,7 +65,7 @@ def attention_read(dumps: Dumps, pairing: Pairing, match: Match) -> str:
         pairing: Their pairing.
         match: The pair of the output of the layer.
     """
-    layers, known = dumps.ref.manifest.layers, frozenset(dumps.ref.keys())
+    layers = dumps.ref.manifest.layers
     layer = makers_of(layers).get(split_key(match.ref)[1])
     read = [each for each in sources_of(layers).get(match.ref, ()) if split_key(each)[0] in (ACTIVATION, INPUT)]
     pairs = RecoveredValues(dumps, pairing, of_ref=True)
@@ -80,8 +81,7 @@ def attention_read(dumps: Dumps, pairing: Pairing, match: Match) -> str:
     parts = attention_parts(found, output.own, dense[0].positions)
     if parts is None:
         return ""
-    given = {each: dumps.ref.array(each) for each in read if each in known and dumps.ref.has_tensor(each)}
-    masks = masks_of(*parts.scores, given)
+    masks = masks_of(*parts.scores, _given(dumps.ref, parts.scores))
     sides = [
         _Layer([each[side] for each in parts.values], parts.biases[side], masks, dense[side], output[side])
         for side in (0, 1)
@@ -92,6 +92,16 @@ def attention_read(dumps: Dumps, pairing: Pairing, match: Match) -> str:
         return ""
     own, other = (each.words(its, parts.names) for each, its in (attentions, attentions[::-1]))
     return f"which reads an attention with {own}, and in the candidate with {other}"
+
+
+def _given(source: DumpSource, scores: tuple[int, int, int]) -> dict[str, Array]:
+    """Returns the inputs of a program that have a number for each key of each example, by their keys.
+
+    No layer is stated to read a mask of whole numbers, which has no gradient.
+    """
+    shape = scores[0], scores[2]
+    keys = (key for key in source.keys() if split_key(key)[0] == INPUT)  # noqa: SIM118 - no mapping
+    return {key: source.array(key) for key in keys if source.has_tensor(key) and source.entry(key).shape == shape}
 
 
 class _Dense(NamedTuple):
