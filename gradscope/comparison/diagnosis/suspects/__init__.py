@@ -10,7 +10,6 @@ differs, the step may be at fault, or the layer that computes that value. The te
 - `flat_steps`: steps that one program leaves out, as gradients pass where they are flat.
 - `wrong_parameters`: the parameters that differ, or that the other program does not use.
 - `steps`: a step that only one of the programs has, and its layer.
-- `token_sequences`: which sequence of tokens a norm reads, as of an image.
 - `turned_values`: values that agree in an order which nothing else has.
 - `turned_parameters`: parameters in a layout that few others have.
 - `plain_steps`: steps that cannot be at fault or are well known, and layers whose own scale is at fault.

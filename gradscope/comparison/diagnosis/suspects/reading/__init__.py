@@ -4,11 +4,8 @@
 - `read_steps`: the steps of either program that are right or wrong by what the layer behind them reads.
 - `recovered_values`: what a layer reads, where no tensor has that.
 - `unrecorded_reads`: what a layer reads in both programs, where neither has an entry for that.
-- `gated_reads`: functions of one value, or of two whose product a layer reads, as of both halves of a value.
-- `read_proofs`: layers that are right in both programs, and so read other values.
-- `read_sums`: by what numbers the terms are multiplied of a sum that a layer is.
+- `kinds`: what that may be of one kind, as a function, a product, a sequence of tokens or the rows of a table.
 - `attentions`: which attention of the values before it a layer reads in both programs.
 - `replaced_reads`: which step has another operation in its place, by what a layer reads.
 - `other_sources`: which other value a layer reads in the candidate, where both have an entry for it.
-- `read_powers`: which function of a value a layer reads, by the root mean square of that.
 """

@@ -21,14 +21,15 @@ from gradscope.arrays.blocks import Array
 from gradscope.comparison.diagnosis.refuting.apart.correlations import KernelForm, forms, gradient_error
 from gradscope.comparison.diagnosis.step_kinds import have_same_elements, orders
 from gradscope.comparison.diagnosis.suspects.reading.attentions.attention_reads import attention_read
-from gradscope.comparison.diagnosis.suspects.reading.gated_reads import GatedRead, gated_reads
+from gradscope.comparison.diagnosis.suspects.reading.kinds.gated_reads import GatedRead, gated_reads
+from gradscope.comparison.diagnosis.suspects.reading.kinds.looked_up_rows import rows_read
+from gradscope.comparison.diagnosis.suspects.reading.kinds.read_powers import FunctionRead, function_read
+from gradscope.comparison.diagnosis.suspects.reading.kinds.read_proofs import multiplies_another, normalises_another
+from gradscope.comparison.diagnosis.suspects.reading.kinds.read_sums import multiples, sum_in_words
+from gradscope.comparison.diagnosis.suspects.reading.kinds.token_sequences import sequence_read
 from gradscope.comparison.diagnosis.suspects.reading.other_sources import other_source
-from gradscope.comparison.diagnosis.suspects.reading.read_powers import FunctionRead, function_read
-from gradscope.comparison.diagnosis.suspects.reading.read_proofs import multiplies_another, normalises_another
-from gradscope.comparison.diagnosis.suspects.reading.read_sums import multiples, sum_in_words
 from gradscope.comparison.diagnosis.suspects.reading.recovered_values import Recovered, RecoveredValues
 from gradscope.comparison.diagnosis.suspects.steps import makers_of
-from gradscope.comparison.diagnosis.suspects.token_sequences import sequence_read
 from gradscope.comparison.layout.layouts import plainly_arranged
 from gradscope.comparison.pairing.matching import Dumps, Pairing
 from gradscope.dump.manifest.layer_graph import sources_of
@@ -64,6 +65,7 @@ def unrecorded_read(dumps: Dumps, pairing: Pairing, key: str) -> str:
     words = (words for side in sides for words in (side.functions(),) if words)
     found = next(words, None) or sides[0].terms() or sides[0].powers(sides[1])
     found = found or attention_read(dumps, pairing, match) or sequence_read(dumps, pairing, match)
+    found = found or rows_read(dumps, pairing, match)
     found = found or sides[0].recovered() or sides[1].recovered() or sides[0].stated(sides[1])
     return found or sides[0].shown() or sides[1].shown()
 

@@ -79,3 +79,27 @@ def test_no_sum_is_told_where_the_norm_reads_something_else() -> None:
     reference = _block(of_port=False)
     found = gs.compare(reference, _block(of_port=True, centred=False))
     assert "it does not subtract the mean, and the reference does" in found.sentence
+
+
+def _joined(*, of_port: bool, first: int = 0) -> Dump:
+    """A norm of two values that are joined in one order or the other, in a layer whose output has a name."""
+    one, block, norm = map(jax.named_scope, ("Dense_0", "Block_0", "LayerNorm_0") if of_port else ("a", "b", "norm"))
+
+    def loss(weights: Any, x: Any) -> Any:
+        with block:
+            with one:
+                y = x @ weights["a"]
+            x = jnp.concatenate([x, y] if first == 0 else [y, x], -1)
+        with norm:
+            x = _normalised(x, 1e-5, centred=True) * weights["scale"][None, None]
+        return jnp.square(jnp.tanh(x)).mean()
+
+    weights = {"a": drawn(1, 6, 6), "scale": 1 + drawn(2, 12) / 4}
+    return gs.capture(loss, weights, drawn(6, 4, 5, 6), origins=False)
+
+
+def test_a_norm_that_reads_joined_values_in_another_order_is_told() -> None:
+    reference = _joined(of_port=False)
+    assert gs.compare(reference, _joined(of_port=True)).verdict == "same"
+    found = gs.compare(reference, _joined(of_port=True, first=1))
+    assert "it reads `b` in another order than the reference" in found.sentence, found.sentence

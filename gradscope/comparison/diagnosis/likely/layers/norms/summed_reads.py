@@ -28,8 +28,9 @@ _MOST_PAIRS: Final = 4
 _MOST_TERMS: Final = 8
 _MOST_ELEMENTS: Final = 1 << 18
 
-#: The number of groups by which multiples are found, and the fewest elements of each for each term.
+#: The number of groups by which multiples are found, of elements of each, and the fewest of them for each term.
 _GROUPS: Final = 6
+_ELEMENTS: Final = 256
 _FEWEST: Final = 2
 
 #: The relative errors up to which a group is that of a sum, and up to which a multiple is the same as another.
@@ -79,10 +80,12 @@ class SummedReads:
         read = one.total if one is not None else read_by_cand
         if read is None:
             return "", False
-        if one is not None and other is not None:
+        if one is not None and other is not None and read_by_cand is not None:
             own, its = one.words(_quoted), other.words(self._name)
             if own != its:
                 return f"reads {its}, and the reference {own}", False
+            if not _agree(read, read_by_cand) and _agree(np.sort(read, None), np.sort(read_by_cand, None)):
+                return f"reads {own} in another order than the reference", True
         return norm_difference(values, [(read, read if read_by_cand is None else read_by_cand), *params]), True
 
     def _name(self, key: str) -> str:
@@ -218,10 +221,11 @@ class _Norm(NamedTuple):
         return None
 
     def _groups(self, value: Array) -> Array:
-        """Returns some groups of a value, `[groups, elements]`."""
+        """Returns some elements of some groups of a value, `[groups, elements]`."""
         rest = [axis for axis in range(value.ndim) if axis not in self.axes]
-        count = math.prod(value.shape[axis] for axis in rest)
-        return value.transpose(*rest, *self.axes).reshape(count, -1)[:: -(-count // _GROUPS)]
+        every = value.transpose(*rest, *self.axes).reshape(math.prod(value.shape[axis] for axis in rest), -1)
+        steps = (-(-size // most) for size, most in zip(every.shape, (_GROUPS, _ELEMENTS), strict=True))
+        return every[tuple(slice(None, None, step) for step in steps)]
 
 
 def _norms(vectors: Sequence[Array], shape: tuple[int, ...]) -> Iterator[_Norm]:
@@ -254,6 +258,10 @@ def _common(numbers: Sequence[Array]) -> list[float] | None:
         return None
     near = np.where(np.abs(common - np.round(common)) <= _AGREE, np.round(common), common)
     return [float(each) for each in near]
+
+
+def _agree(one: Array, other: Array) -> bool:
+    return bool(np.linalg.norm(other - one) <= _AGREE * np.linalg.norm(one))
 
 
 def _quoted(key: str) -> str:
