@@ -133,7 +133,8 @@ class PlaceRating:
         evidence = (
             SIZE
             + (_LAYER * (not early) if own & others else _OTHER_LAYER * bool(own and others))
-            - _PART * self._parts_between(own, others)
+            - _PART * (parts := self._parts_between(own, others))
+            - _OPERATION * (parts > 1 and None not in operations and operations[0] != operations[1])
             + _INPUTS * (not own & others and bool(own) is bool(others) and self._inputs.agree(ref, cand))
             + _READERS * bool(place.read_with & candidate.read_with & self._known)
             + _OPERATION * (None not in operations and operations[0] == operations[1])
