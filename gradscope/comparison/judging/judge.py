@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gradscope.comparison.judging.rounding.floor import Floor
 from gradscope.comparison.judging.rounding.pair_floors import is_within
-from gradscope.comparison.judging.rounding.rounding_floors import Floor
 from gradscope.comparison.judging.rows import ComparisonRow, Status
 from gradscope.comparison.judging.tolerance_rules import Tolerance
 from gradscope.comparison.metrics.evidence import PairEvidence

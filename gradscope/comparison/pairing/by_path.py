@@ -90,9 +90,23 @@ def by_path(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     their values under another name are not matched either, nor what belongs to layers whose parameters have theirs
     in layers of other names.
     """
-    matches = list(_of_names(dumps, unmatched))
+    matches = _without_iterations_of_outputs(dumps, _of_names(dumps, unmatched))
     if not are_refuted(dumps, unmatched, matches):
         yield from without_misnamed(dumps, without_other_layers(dumps, unmatched, matches))
+
+
+def _without_iterations_of_outputs(dumps: Dumps, matches: Iterable[Match]) -> list[Match]:
+    """Returns matches without those of one of several outputs of a layer, `rnn.1`, with an iteration, `rnn[1]`."""
+    ref, cand = (
+        frozenset(name for layer in source.manifest.layers if len(layer.outputs) > 1 for name in layer.outputs)
+        for source in (dumps.ref, dumps.cand)
+    )
+
+    def is_right(match: Match) -> bool:
+        one, other = split_key(match.ref)[1], split_key(match.cand)[1]
+        return one.endswith("]") is other.endswith("]") or (other if one.endswith("]") else one) not in ref | cand
+
+    return [match for match in matches if is_right(match)]
 
 
 def _of_names(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:

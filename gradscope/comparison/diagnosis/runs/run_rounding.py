@@ -21,8 +21,9 @@ from typing import Final
 
 from gradscope import naming
 from gradscope.comparison.default_tolerances import in_products
+from gradscope.comparison.judging.rounding.floor import Floor
 from gradscope.comparison.judging.rounding.pair_floors import is_rounding
-from gradscope.comparison.judging.rounding.rounding_floors import Floor, RoundingFloors
+from gradscope.comparison.judging.rounding.rounding_floors import RoundingFloors
 from gradscope.comparison.metrics.bounds import least_rel_l2
 from gradscope.comparison.precision import coarser, dtype_class
 from gradscope.dump.manifest.manifest import Layer, Manifest

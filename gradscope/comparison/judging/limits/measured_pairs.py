@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeAlias
 
 from gradscope.comparison.judging.compare_options import CompareOptions
 from gradscope.comparison.judging.limits.noise import WITHIN, DefaultLimits
+from gradscope.comparison.judging.rounding.floor import Floor
 from gradscope.comparison.judging.rounding.pair_floors import PairFloors
-from gradscope.comparison.judging.rounding.rounding_floors import Floor
 from gradscope.comparison.layout.operands import StoredOperand, counterpart
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.metrics.evidence import PairEvidence, evidence_of

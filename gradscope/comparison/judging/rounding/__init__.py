@@ -1,6 +1,8 @@
 """Rounding states how far two tensors may be apart because numbers are rounded, beyond the default tolerance.
 
 - `rounding_floors`: a *floor* is how far rounding can move a tensor whose terms cancel, in absolute terms.
+- `floor`: the norms of one floor.
+- `innermost_layers`: the layers that read, make or use a tensor.
 - `tensor_sizes`: root mean squares and norms of tensors.
 - `pair_floors`: the floors of pairs of tensors.
 - `inherited_precision`: the dtype that a tensor was computed in, by what it was computed from.

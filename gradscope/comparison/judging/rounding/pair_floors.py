@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import Final
 
-from gradscope.comparison.judging.rounding.rounding_floors import Floor, RoundingFloors
+from gradscope.comparison.judging.rounding.floor import UNRELATED, Floor
+from gradscope.comparison.judging.rounding.rounding_floors import RoundingFloors
 from gradscope.comparison.metrics.evidence import PairEvidence
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.json_text import as_float
+
+#: The absolute cosine from which two tensors are multiples of each other, as rounding never is; how far it may be from
+#: one where a few elements are most of their difference; and up to which they have little in common.
+_PROPORTIONAL: Final = 0.999
+_ROUNDED: Final = 1e-9
+_UNLIKE: Final = 0.7
+
+#: How many elements of the largest size make a difference as long as that of several, and as that of more than one.
+_SEVERAL: Final = 4
+_NOT_ONE: Final = 1.1
 
 
 class PairFloors:
@@ -47,7 +58,7 @@ class PairFloors:
         share = math.sqrt(size / max(1, whole))  # the norm of a part, of elements that have as many terms each
         if len(cand) > 1 or share > 1:
             return None
-        return replace(found, l2=share * found.l2, cancelled=share * found.cancelled)
+        return found.times(share)
 
     def summed(self, ref: str) -> Sequence[str]:
         """Returns the keys of the gradients that the gradient of a bias of the reference is the sum of."""
@@ -61,7 +72,29 @@ def is_within(evidence: PairEvidence, floor: Floor) -> bool:
     rel_l2 = as_float(evidence.metrics.get("rel_l2", 0.0))
     if evidence.distance is None or rel_l2 <= 0:
         return False
+    if floor.is_estimate:
+        likeness = abs(1 - as_float(evidence.metrics.get("1-cos", 0.0)))
+        if not floor.is_passed and _are_multiples(evidence, floor, likeness):
+            return False
+        # What is made of a few numbers of rounding is alike by chance, and these are judged by themselves.
+        is_zero = not 0 < as_float(evidence.metrics.get("norm_ratio", 0.0)) < math.inf
+        if (likeness <= _UNLIKE and not is_zero) or floor.is_passed:
+            floor = floor.times(UNRELATED)
     return is_rounding(evidence.distance, evidence.distance / rel_l2, floor)
+
+
+def _are_multiples(evidence: PairEvidence, floor: Floor, likeness: float) -> bool:
+    """Returns whether two tensors are multiples of each other, in more elements than by chance.
+
+    Rounding is a few units in the last place of few elements, which are multiples of others that are as few.
+    """
+    largest = as_float(evidence.metrics.get("max_abs", 0.0))
+    if evidence.distance is None or not largest > 0:
+        return False
+    if (spread := (evidence.distance / largest) ** 2) >= _SEVERAL:
+        return likeness >= _PROPORTIONAL
+    differing = as_float(evidence.metrics.get("ulp_share", 0.0)) * floor.elements
+    return spread >= _NOT_ONE and differing >= 2 * _SEVERAL and likeness >= 1 - _ROUNDED
 
 
 def is_rounding(distance: float, l2: float, floor: Floor) -> bool:

@@ -26,18 +26,20 @@ operation makes of such a gradient is rounding of the same relative size, and ha
 gradient of a parameter whose layer's output has such a gradient. Only layers with parameters and operations that
 broadcast state the size of a term. The gradient of another value `v`, as one that code without a scope reads, is
 compared with that of what is made of it, `|dL/dy| |y| / |v|`, and those of what is read beside it, `FLAT * epsilon` of
-which is rounding alone. Other tensors have no floor; parameters and inputs are not computed, and have none.
+which is rounding alone; its floor is an estimate. Other tensors have no floor; parameters and inputs are not computed,
+and have none.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gradscope.comparison.judging.rounding.tensor_sizes import TensorSizes, l2_of, rms_of
+from gradscope.comparison.judging.rounding.floor import UNRELATED, Floor
+from gradscope.comparison.judging.rounding.innermost_layers import layers_by_name
+from gradscope.comparison.judging.rounding.tensor_sizes import TensorSizes, l2_of, rms_of, shared_size
 from gradscope.comparison.precision import dtype_class, machine_epsilon
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Entry, Layer
@@ -66,6 +68,9 @@ _CANCELLED: Final = 0.1
 #: not known. Ten times as large are those of a branch that is scaled by 1e-6 before it is added.
 _FLAT: Final = 0.5
 
+#: How many times as large as a value another one may be before their gradients tell nothing of each other's size.
+_ALIKE: Final = 1e3
+
 #: The number of terms that are added one after the other before such sums are added to each other.
 _BLOCK: Final = 4096
 
@@ -77,21 +82,6 @@ _MOST_NEXT: Final = 8
 
 #: Operations that may broadcast an operand, whose derivative with respect to it is one, or the other factor.
 _BROADCASTING: Final = frozenset({"broadcast_in_dim", "add", "sub", "mul"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Floor:
-    """Floor stores the l2 norm that rounding can reach.
-
-    Attributes:
-        l2: The norm.
-        cancelled: The norm up to which the terms of a tensor cancel, so that the floor counts.
-        terms: The number of terms of each element.
-    """
-
-    l2: float
-    cancelled: float
-    terms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,9 +112,10 @@ class RoundingFloors:
         # What a block returns is more than one sum, whatever kernels are inside it.
         self._makers = {name: layer for layer in layers if layer.path not in composites for name in layer.outputs}
         self._known_sizes: dict[tuple[str, int], TensorSizes] = {}
-        self._readers = _by_name(layers, composites, lambda layer: layer.inputs)
-        self._next = _by_name(layers, composites, lambda layer: layer.sources)
-        self._users = _by_name(layers, composites, lambda layer: layer.params)
+        self._readers = layers_by_name(layers, composites, lambda layer: layer.inputs)
+        self._next = layers_by_name(layers, composites, lambda layer: layer.sources)
+        self._users = layers_by_name(layers, composites, lambda layer: layer.params)
+        self._read_by_loss = source.manifest.loss_sources
 
     def floor(self, key: str, dtype: str) -> Floor | None:
         """Returns the floor of a tensor; None where it has none.
@@ -162,10 +153,12 @@ class RoundingFloors:
             return None
         floor = self._own(behind, dtype) or self._passed(behind, dtype, operations - 1)
         floor = floor or self._of_value(behind, dtype)
-        if floor is None or l2_of(behind) > floor.cancelled:
+        if floor is None or l2_of(behind) > floor.cancelled * (UNRELATED if floor.is_estimate else 1):
             return None
-        share = l2_of(entry) / l2_of(behind)
-        return replace(floor, l2=share * floor.l2, cancelled=share * floor.cancelled)
+        # A sum of rounding may be shorter than such sums are.
+        count, largest = math.prod(entry.shape), self._largest(entry) if entry.family == PARAM_GRAD else None
+        length = max(l2_of(entry), 0.0 if largest is None else largest.expected * math.sqrt(count))
+        return replace(floor.times(length / l2_of(behind)), elements=count, is_passed=True)
 
     def _behind(self, entry: Entry) -> Entry | None:
         """Returns the one gradient that a gradient is made of, by one operation; None where it is made otherwise.
@@ -183,16 +176,19 @@ class RoundingFloors:
 
     def _own(self, entry: Entry, dtype: str) -> Floor | None:
         """Returns the floor of a tensor by the sums that make it; None where none is known."""
-        sums = [each for each in self._sums(entry) if each.scale > 0 and math.isfinite(each.scale)]
-        if not sums:
+        if (largest := self._largest(entry)) is None:
             return None
-        largest = max(sums, key=lambda each: each.expected)
         expected, epsilon = largest.expected * math.sqrt(math.prod(entry.shape)), machine_epsilon(dtype)
         if epsilon > NARROW:
             floor = _MARGIN * epsilon * expected
             return Floor(l2=floor, cancelled=2 * floor, terms=largest.terms)
         floor = _MARGIN * epsilon * math.sqrt(min(largest.terms, _BLOCK)) * expected
         return Floor(l2=floor, cancelled=_CANCELLED * expected, terms=largest.terms)
+
+    def _largest(self, entry: Entry) -> _Sum | None:
+        """Returns the largest of the sums that make a tensor; None where none is known."""
+        sums = (each for each in self._sums(entry) if each.scale > 0 and math.isfinite(each.scale))
+        return max(sums, key=lambda each: each.expected, default=None)
 
     def _of_value(self, entry: Entry, dtype: str) -> Floor | None:
         """Returns the floor of the gradient of a value that no sums are known of; None where it has none.
@@ -204,16 +200,32 @@ class RoundingFloors:
         key, epsilon = key_of(ACTIVATION, entry.name), machine_epsilon(dtype)
         if entry.family != ACTIVATION_GRAD or key not in self._known:
             return None
-        length, count = l2_of(self._source.entry(self._source.resolve(key))), math.prod(entry.shape)
-        norms = [0.0]
+        value, count = self._source.entry(self._source.resolve(key)), math.prod(entry.shape)
+        length, norms = l2_of(value), [0.0]
         for layer in self._next.get(key, ())[:_MOST_NEXT]:
-            made, read = layer.outputs[:_MOST_NEXT], [split_key(each)[1] for each in layer.sources[:_MOST_NEXT]]
+            made = layer.outputs[:_MOST_NEXT]
             arriving, values = (self._entries(family, made) for family in (ACTIVATION_GRAD, ACTIVATION))
             if length > 0:
                 norms += (l2_of(one) * l2_of(two) / length for one, two in zip(arriving, values, strict=False))
-            norms += (math.sqrt(count) * rms_of(each) for each in self._entries(ACTIVATION_GRAD, read))
+            norms += self._beside(value, layer.sources)
+        if key in self._read_by_loss:
+            norms += self._beside(value, self._read_by_loss)
         floor, cancelled = (_FLAT * each * max(norms) for each in (epsilon, min(epsilon, machine_epsilon("float32"))))
-        return Floor(l2=floor, cancelled=cancelled, terms=1) if 0 < floor < math.inf else None
+        if not 0 < floor < math.inf:
+            return None
+        return Floor(l2=floor, cancelled=cancelled, terms=1, is_estimate=True, elements=count)
+
+    def _beside(self, value: Entry, read: Sequence[str]) -> Iterator[float]:
+        """Yields the norms that the gradient of a value has if it is of the size of those of values read beside it.
+
+        Where the value is much larger than another one, as in another unit, its gradient is smaller by as much.
+        """
+        size, count = rms_of(value), math.prod(value.shape)
+        for name in (split_key(each)[1] for each in read[:_MOST_NEXT]):
+            gradients, others = (self._entries(family, [name]) for family in (ACTIVATION_GRAD, ACTIVATION))
+            for gradient, other in zip(gradients, others, strict=False):
+                share = min(1.0, _ALIKE * rms_of(other) / size) if size > 0 else 1.0
+                yield math.sqrt(count) * rms_of(gradient) * share
 
     def _sums(self, entry: Entry) -> Iterator[_Sum]:
         if entry.family in (PARAM_GRAD, EXAMPLE_GRAD):
@@ -237,14 +249,14 @@ class RoundingFloors:
         scale = max(known, default=1.0) if len(shape) > 1 and not exact else 1.0
         for output, rms in self._sizes(ACTIVATION_GRAD, layer.outputs).by_shape.items():
             size = math.prod(output)
-            terms = size // math.prod(shape) if exact else size // _shared(shape, output)
+            terms = size // math.prod(shape) if exact else size // shared_size(shape, output)
             yield _Sum(terms=max(1, terms), scale=rms * scale)
 
     def _of_product(self, entry: Entry, layer: Layer, scale: float) -> Iterator[_Sum]:
         """Yields the sums of products with the kernels of a layer."""
         for kernel, rms in self._sizes(PARAM, layer.params).by_shape.items():
             if len(kernel) > 1:
-                terms = math.prod(kernel) // _shared(kernel, entry.shape)
+                terms = math.prod(kernel) // shared_size(kernel, entry.shape)
                 yield _Sum(terms=max(1, terms), scale=scale * rms)
 
     def _of_broadcast(self, entry: Entry, layer: Layer) -> Iterator[_Sum]:
@@ -277,20 +289,3 @@ class RoundingFloors:
     def _entries(self, family: str, names: Iterable[str]) -> list[Entry]:
         keys = (key_of(family, name) for name in names)
         return [self._source.entry(self._source.resolve(key)) for key in keys if key in self._known]
-
-
-def _by_name(
-    layers: Iterable[Layer], composites: set[str | None], names: Callable[[Layer], Iterable[str]]
-) -> Mapping[str, list[Layer]]:
-    """Returns the innermost layers by the names that they have to do with."""
-    found: defaultdict[str, list[Layer]] = defaultdict(list)
-    around: defaultdict[str, list[Layer]] = defaultdict(list)
-    for layer in layers:
-        for name in names(layer):
-            (around if layer.path in composites else found)[name].append(layer)
-    return {**around, **found}
-
-
-def _shared(shape: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """Returns the largest size that is in both shapes: the features of a kernel that the other tensor has, too."""
-    return max((size for size in shape if size in other), default=1)

@@ -60,3 +60,8 @@ def rms_of(entry: Entry) -> float:
 def l2_of(entry: Entry) -> float:
     """Returns the l2 norm of a tensor; 0 where it is not known."""
     return rms_of(entry) * math.sqrt(math.prod(entry.shape))
+
+
+def shared_size(shape: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """Returns the largest size that is in both shapes: the features of a kernel that the other tensor has, too."""
+    return max((size for size in shape if size in other), default=1)

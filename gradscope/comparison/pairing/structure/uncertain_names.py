@@ -20,6 +20,7 @@ from typing import NamedTuple
 from gradscope.comparison.pairing.inference.repeated_values import repeat_in
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, Pass
 from gradscope.comparison.pairing.normal_forms import Tokens, spelt, tokens_of
+from gradscope.comparison.pairing.structure.placing.learnt_names import LearntNames
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.layer_graph import layers_around
 from gradscope.dump.manifest.manifest import Layer
@@ -64,6 +65,8 @@ def certain(find: Pass) -> Pass:
 def uncertain(find: Pass) -> Pass:
     """Returns a pass by names without the matches of values that parameters show to be those of other layers.
 
+    So do the names of values that are known to be pairs, as of layers that one program counts from one.
+
     Args:
         find: The pass.
     """
@@ -72,9 +75,12 @@ def uncertain(find: Pass) -> Pass:
         is_uncertain = _uncertainty(dumps, unmatched)
         if is_uncertain is None:
             return
-        refutes = _Parameters(dumps, unmatched).refute
+        refutes, names = _Parameters(dumps, unmatched).refute, LearntNames(unmatched.matched)
         possible = (each for each in find(dumps, unmatched) if is_uncertain(each) and _may_agree(dumps, each))
-        yield from (each for each in possible if not refutes(each))
+        yield from (
+            each for each in possible
+            if not refutes(each) and not names.refute(split_key(each.ref)[1], split_key(each.cand)[1])
+        )  # fmt: skip
 
     return found
 

@@ -91,7 +91,14 @@ def _run(kind: str, fault: str, parts: Mapping[str, Any], read: Any, *, backward
 
 
 def _port(
-    kind: str, fault: str, weights: dict[str, Any], *, directions: int = 1, depth: int = 1, wrong: Any = ()
+    kind: str,
+    fault: str,
+    weights: dict[str, Any],
+    *,
+    directions: int = 1,
+    depth: int = 1,
+    wrong: Any = (),
+    scope: str = "rnn{}{}",
 ) -> Dump:
     def loss(weights: Any, batch: Any) -> Any:
         x = batch["input"]
@@ -105,7 +112,7 @@ def _port(
                     for name, each in weights.items()
                     if name.endswith(f"_l{layer}{suffix}")
                 }
-                with jax.named_scope(f"rnn{layer}{suffix}"):
+                with jax.named_scope(scope.format(layer, suffix)):
                     right = wrong and (layer, at) not in wrong
                     made.append(_run(kind, "" if right else fault, parts, x, backwards=at == 1))
             x = jnp.concatenate(made, -1) if directions > 1 else made[0]
@@ -161,6 +168,19 @@ def test_what_a_recurrent_layer_does_otherwise_is_told(kind: str, directions: in
         told = f" of {article} {kind} that in the candidate {cand}"
         assert told in sentence, (fault, sentence)
         assert f", and in the reference {ref}" in sentence, (fault, sentence)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_last_state_is_no_other_iteration_of_a_port_than_its_last(kind: str) -> None:
+    """PyTorch calls it `rnn.1`, and the second step of a loop in the scope `rnn` is `rnn[1]`."""
+    reference, weights = _reference(kind)
+    for fault, told in (("", ""), ("relu", "applies relu to its new states"), ("initial", "")):
+        found = gs.compare(reference, _port(kind, fault, weights, scope="rnn"))
+        assert (found.verdict == "different") is bool(fault), found.sentence
+        assert told in found.sentence, found.sentence
+        pairs = {row.name: row.counterpart for row in found.rows if row.family == "activation"}
+        assert pairs["rnn.0"] == "rnn", (fault, pairs)
+        assert (pairs["rnn.1"] or f"rnn[{STEPS - 1}]").startswith(f"rnn[{STEPS - 1}]"), (fault, pairs)
 
 
 def test_it_is_told_of_one_direction_alone() -> None:

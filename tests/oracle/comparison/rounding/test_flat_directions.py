@@ -52,6 +52,110 @@ def test_the_gradient_of_what_a_softmax_does_not_depend_on_is_no_difference() ->
     assert narrow.verdict == "same", narrow.sentence
 
 
+def _biased(*, ported: bool, dtype: Any = jnp.float32) -> gs.Dump:
+    """An attention with a number of each query and head added to its scores, which no softmax depends on."""
+    names = ("query", "key", "value", "bias", "out")
+    shapes = [(16, 16)] * 3 + [(16, 4), (16, 16)]
+    weights = {name: drawn(at, *shape) / 4 for at, (name, shape) in enumerate(zip(names, shapes, strict=True))}
+
+    def loss(weights: dict[str, Any], batch: dict[str, Any]) -> Any:
+        weights, batch = jax.tree.map(lambda each: each.astype(dtype), (weights, batch))
+        made = {}
+        for name in names[:4]:
+            with jax.named_scope(name):
+                made[name] = batch["x"] @ weights[name]
+        query, key, value = (made[name].reshape(3, 7, 4, 4) for name in names[:3])
+        scores = jnp.einsum("nqhd,nkhd->nhqk", query, key) / 2 + made["bias"].transpose(0, 2, 1)[..., None]
+        powers = jnp.exp(scores - scores.max(-1, keepdims=True))
+        shares = powers / powers.sum(-1, keepdims=True) if ported else jax.nn.softmax(scores)
+        with jax.named_scope("out"):
+            x = jnp.einsum("nhqk,nkhd->nqhd", shares, value).reshape(3, 7, 16) @ weights["out"]
+        return jnp.square(x.astype(jnp.float32)).mean()
+
+    with jax.numpy_rank_promotion("allow"):
+        return gs.capture(loss, weights, {"x": drawn(9, 3, 7, 16)}, origins=False)
+
+
+def test_rounding_of_two_programs_has_nothing_in_common() -> None:
+    found = gs.compare(_biased(ported=False), _biased(ported=True))
+    assert found.verdict == "same", found.sentence
+    narrow = gs.compare(_biased(ported=False), _biased(ported=True, dtype=jnp.bfloat16))
+    assert narrow.verdict == "same", narrow.sentence
+
+
+def test_the_gradient_of_what_the_loss_does_not_depend_on_is_no_difference() -> None:
+    """A value is added to the advantages of all actions, and the loss reads both."""
+
+    def duel(*, ported: bool) -> gs.Dump:
+        def loss(weights: dict[str, Any], batch: dict[str, Any]) -> Any:
+            with jax.named_scope("value"):
+                value = batch["x"] @ weights["src"] + weights["bias"]
+            with jax.named_scope("advantage"):
+                advantage = batch["x"] @ weights["lin"]
+            logits = value + advantage
+            actions = jnp.arange(NODES) % FEATURES
+            if ported:
+                return (jax.nn.logsumexp(logits, 1) - logits[jnp.arange(NODES), actions]).mean()
+            return -jnp.log(jax.nn.softmax(logits))[jnp.arange(NODES), actions].mean()
+
+        with jax.numpy_rank_promotion("allow"):
+            return gs.capture(loss, {**WEIGHTS, "bias": drawn(5, 1)}, BATCH, origins=False)
+
+    found = gs.compare(duel(ported=False), duel(ported=True))
+    assert found.verdict == "same", found.sentence
+
+
+def _tilted(x: Any, times: Any) -> Any:
+    """Returns a value whose gradient is multiplied."""
+    with jax.numpy_rank_promotion("allow"):
+        return x + (times - 1) * (x - jax.lax.stop_gradient(x))
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+@pytest.mark.parametrize("unit", [1e4, 1e6])
+def test_the_gradient_of_a_value_in_a_large_unit_is_none_of_rounding(unit: float, is_wrong: bool) -> None:
+    """Its gradient is as much smaller than that of what it is multiplied by as the value is larger."""
+
+    def product(times: Any) -> gs.Dump:
+        def loss(weights: dict[str, Any], batch: dict[str, Any]) -> Any:
+            with jax.named_scope("lin"):
+                hidden = unit * batch["x"] @ weights["lin"]
+            with jax.named_scope("other"):
+                other = batch["x"] @ weights["lin"] / unit
+            x = _tilted(hidden, times) * other
+            with jax.named_scope("out"):
+                x = x @ weights["src"]
+            return jnp.square(x).mean()
+
+        weights = {name: WEIGHTS[name] for name in ("lin", "src")}
+        return gs.capture(loss, weights, BATCH, origins=False)
+
+    signs = jnp.where(jnp.arange(NODES)[:, None] % 2, -1.0, 1.0)
+    found = gs.compare(product(1.0), product(signs if is_wrong else 1.0))
+    assert found.verdict == ("different" if is_wrong else "same"), found.sentence
+    assert not is_wrong or "backward first differs at `lin`" in found.sentence
+
+
+@pytest.mark.parametrize("times", [1.0, 1.5, -1.0])
+def test_a_multiple_of_a_gradient_is_none_of_rounding(times: float) -> None:
+    """However little a layer reads of a value, rounding of two programs is no multiple of each other."""
+
+    def branch(times: float) -> gs.Dump:
+        def loss(weights: dict[str, Any], batch: dict[str, Any]) -> Any:
+            with jax.named_scope("lin"):
+                hidden = batch["x"] @ weights["lin"]
+            x = batch["x"] + 1e-8 * jnp.tanh(_tilted(hidden, times))
+            with jax.named_scope("out"):
+                x = x @ weights["src"]
+            return jnp.square(x).mean()
+
+        weights = {name: WEIGHTS[name] for name in ("lin", "src")}
+        return gs.capture(loss, weights, BATCH, origins=False)
+
+    found = gs.compare(branch(1.0), branch(times))
+    assert found.verdict == ("same" if times == 1.0 else "different"), found.sentence
+
+
 @pytest.mark.parametrize("times", [1.0, 1.5])
 def test_the_gradient_of_a_branch_that_adds_very_little_is_none_of_rounding(times: float) -> None:
     """ConvNeXt scales its branches by 1e-6 at first, and Adam follows gradients of any size."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -50,9 +50,23 @@ class LearntNames:
             ref: The name of a value of the reference.
             cand: The name of a value of the candidate.
         """
+        return any(self._same_steps(ref, cand))
+
+    def refute(self, ref: str, cand: str) -> bool:
+        """Returns whether pairs have these names with other numbers, which are not as far from them in both programs.
+
+        Args:
+            ref: As above.
+            cand: As above.
+        """
+        found = [*self._same_steps(ref, cand)]
+        return bool(found) and not any(found)
+
+    def _same_steps(self, ref: str, cand: str) -> Iterator[bool]:
+        """Yields for each known pair of the same words whether the numbers are as far from it in both programs."""
         own, other = _parsed(ref), _parsed(cand)
         known = (pairs.get((own.words, other.words)) for pairs in (self._first, self._last))
-        return any(_steps(pair[0], own) == _steps(pair[1], other) for pair in known if pair is not None)
+        yield from (_steps(pair[0], own) == _steps(pair[1], other) for pair in known if pair is not None)
 
 
 @lru_cache(maxsize=_KEPT)

@@ -30,6 +30,7 @@ from gradscope.comparison.pairing.structure.placing.value_places import (
     later_uses,
     places_of,
     siblings,
+    steps_of_loops,
 )
 from gradscope.comparison.pairing.structure.shared_parameters import shared_parameters
 from gradscope.comparison.pairing.values.equality import Equality
@@ -107,7 +108,9 @@ class PlaceRating:
             {in_cand.of(layer) for layer in dumps.cand.manifest.layers},
         )
         self._ref_uses, self._cand_uses = first_uses(dumps.ref, self._ref), first_uses(dumps.cand, self._cand)
-        self._several = siblings(dumps.ref.manifest.layers) | siblings(dumps.cand.manifest.layers)
+        layers = dumps.ref.manifest.layers, dumps.cand.manifest.layers
+        self._outputs, self._steps = tuple(map(siblings, layers)), tuple(map(steps_of_loops, layers, (in_ref, in_cand)))
+        self._several = frozenset.union(*self._outputs)
         self._compared = 0
         self._equality = equality = Equality(dumps)
         self._in_cand = _occurring(dumps.ref, _by_size(dumps.cand), equality.recipe)
@@ -120,7 +123,7 @@ class PlaceRating:
         own, others = place.params & self._known, candidate.params & self._known
         if bool(own) is not bool(others):  # one program has a scope for the last step of a layer
             own, others = place.around & self._known, candidate.around & self._known
-        if not comparable(one.dtype, other.dtype):
+        if not comparable(one.dtype, other.dtype) or self._is_step_of_other(one.name, other.name):
             return 0
         later = {*later_uses(one, others - own, self._ref_uses), *later_uses(other, own - others, self._cand_uses)}
         if math.prod(one.shape) != math.prod(other.shape):
@@ -133,7 +136,8 @@ class PlaceRating:
         evidence = (
             SIZE
             + (_LAYER * (not early) if own & others else _OTHER_LAYER * bool(own and others))
-            - _PART * self._parts_between(own, others)
+            - _PART * (parts := self._parts_between(own, others))
+            - _OPERATION * (parts > 1 and None not in operations and operations[0] != operations[1])
             + _INPUTS * (not own & others and bool(own) is bool(others) and self._inputs.agree(ref, cand))
             + _READERS * bool(place.read_with & candidate.read_with & self._known)
             + _OPERATION * (None not in operations and operations[0] == operations[1])
@@ -151,6 +155,11 @@ class PlaceRating:
         if not own & others or 2 * len(smaller) > len(larger):
             return 0
         return 1 + (smaller in self._alone[larger is others])
+
+    def _is_step_of_other(self, one: str, other: str) -> bool:
+        """Returns whether one value is a result of a layer, and the other one of a step of a loop in its place."""
+        (own, its), (steps, others) = self._outputs, self._steps
+        return (one in own - its and other in others) or (other in its - own and one in steps)
 
     def _belong_elsewhere(self, ref: str, cand: str) -> bool:
         """Returns whether the value of either key occurs in the other program, but not under the other key."""

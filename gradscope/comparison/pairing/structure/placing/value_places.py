@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from gradscope.comparison.pairing.structure.shared_parameters import ParameterNa
 from gradscope.dump.interfaces import DumpSource
 from gradscope.dump.manifest.manifest import Entry, Layer
 from gradscope.naming import ACTIVATION, key_of
+from gradscope.naming.paths import without_iterations
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +104,17 @@ def siblings(layers: Sequence[Layer]) -> frozenset[str]:
         layers: The layers.
     """
     return frozenset(name for layer in layers if len(layer.outputs) > 1 for name in layer.outputs)
+
+
+def steps_of_loops(layers: Sequence[Layer], names: ParameterNames) -> frozenset[str]:
+    """Returns the names of values of iterations that use the parameters which another iteration uses, too.
+
+    Args:
+        layers: The layers.
+        names: The common names of their parameters.
+    """
+    found: defaultdict[tuple[str, frozenset[str]], list[str]] = defaultdict(list)
+    for layer in layers:
+        if "[" in layer.path and (params := names.of(layer)):
+            found[without_iterations(layer.path), params].extend(layer.outputs)
+    return frozenset(name for outputs in found.values() if len(outputs) > 1 for name in outputs)

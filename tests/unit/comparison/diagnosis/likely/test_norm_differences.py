@@ -11,6 +11,7 @@ import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from gradscope.comparison.diagnosis.likely.layers.norms import norm_differences
 from gradscope.comparison.diagnosis.likely.layers.norms.norm_differences import norm_difference
 
 DRAW = np.random.default_rng(3)
@@ -149,3 +150,16 @@ def test_the_sentence_tells_of_an_epsilon_beyond_its_tolerance_and_within_it() -
     begins = sentence.partition(", and the error begins at `norm` (rel_l2 2.6e-5, ")[2]
     assert "made here" not in begins.partition(")")[0]  # its input has an error, too
     assert begins.partition(")")[0].endswith(f"its inputs; it {told.format('2.0e-5')}"), sentence
+
+
+def test_what_is_no_norm_is_known_by_a_few_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dense layer of large values beside its bias might be hundreds of norms."""
+    whole: list[Any] = []
+    factor = norm_differences._factor
+    monkeypatch.setattr(norm_differences, "_factor", lambda *given: whole.append(given) or factor(*given))
+    tokens = DRAW.normal(size=(2, 64, CHANNELS))
+    made = tokens @ KERNEL + BIAS
+    assert not _words(tokens, made, made * 1.1)
+    assert not whole
+    assert _words(TOKENS, _norm(TOKENS, LAYER), _norm(TOKENS, LAYER, epsilon=1e-3))
+    assert whole

@@ -31,6 +31,11 @@ _CLEARLY: Final = 3
 _MOST_ELEMENTS: Final = 1 << 18
 _MOST_GROUPS: Final = 64
 
+#: At how many places along each axis but that of the channels a norm is tried first, and the relative error up to which
+#: it may make them.
+_FEW_PLACES: Final = 8
+_MAY_MAKE: Final = 1e-3
+
 #: The fewest values of a group that say anything, and the fewest groups that tell a number which is added to variances
 #: from one that they are multiplied by.
 _FEWEST: Final = 4
@@ -172,6 +177,8 @@ class _Norm(NamedTuple):
             reads: What the layer reads.
             value: What it computes.
         """
+        if not self._may_make(reads, value):
+            return None
         rest, scale, shifted = self._parts(reads, value)
         rest = rest - rest.mean(self.axes, keepdims=True) if self.centred else rest
         factor = _factor(rest * scale, shifted, self.axes)
@@ -202,6 +209,20 @@ class _Norm(NamedTuple):
             return ""
         return "other numbers" if self.groups or 0 not in self.axes else "other numbers, as by running statistics"
 
+    def _may_make(self, reads: Sequence[Array], value: Array) -> bool:
+        """Returns whether a few places of the value are those of what is read, times one number and plus another one.
+
+        Most of what a layer may be is refuted by these, in a small part of the time.
+        """
+        few = tuple(slice(None if axis == self.channel else _FEW_PLACES) for axis in range(value.ndim))
+        some = [each[few].astype(np.float64) if each.shape == value.shape else each for each in reads]
+        read, scale, made = self._parts(some, value[few].astype(np.float64))
+        one = read * scale
+        one = one - scale * ((one * scale).sum(self.axes, keepdims=True) / _positive(np.square(scale), self.axes))
+        left = made - scale * ((made * scale).sum(self.axes, keepdims=True) / _positive(np.square(scale), self.axes))
+        left = left - one * ((left * one).sum(self.axes, keepdims=True) / _positive(np.square(one), self.axes))
+        return bool(np.linalg.norm(left) <= _MAY_MAKE * np.linalg.norm(value[few]))
+
     def _parts(self, reads: Sequence[Array], value: Array) -> tuple[Array, Array, Array]:
         """Returns what is read, the scale, and the value without the bias, with the groups of channels as an axis."""
         read = reads[self.read]
@@ -216,6 +237,12 @@ class _Norm(NamedTuple):
             moved = (each.reshape(len(each), -1, self.groups, *each.shape[2:]).swapaxes(1, 2) for each in moved)
         one, two, three = (each.reshape(len(each), self.groups, -1) for each in moved)
         return one, two, three
+
+
+def _positive(squares: Array, axes: tuple[int, ...]) -> Array:
+    """Returns the sum of squares of each group; 1 where it is zero."""
+    found = squares.sum(axes, keepdims=True)
+    return np.where(found > 0, found, 1)
 
 
 def _factor(read: Array, value: Array, axes: tuple[int, ...]) -> Array:

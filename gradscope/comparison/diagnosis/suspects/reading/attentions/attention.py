@@ -83,10 +83,11 @@ class Attention(NamedTuple):
             values: The values.
             masks: The masks `[examples, 1, queries or 1, keys]`, or of fewer axes.
             biases: What may be added to scores `[examples, heads, queries, keys]`, or of fewer axes.
-            queries: The positions whose attention is asked for; None for all, which `over_queries` needs.
+            queries: The positions whose attention is asked for; None for all.
         """
         query, key, value = self._split(values)
-        rows = np.arange(query.shape[2]) if queries is None else queries
+        every = np.arange(query.shape[2])
+        rows = every if queries is None or not self.is_by_rows else queries
         query = query[:, :, rows]
         if self.rotary is not None:
             query, key, value = self._rotated(query, key, value, rows)
@@ -102,7 +103,8 @@ class Attention(NamedTuple):
         weights = np.exp(scores - scores.max(axis, keepdims=True))
         read = weights / weights.sum(axis, keepdims=True) @ value
         moved = {"": (0, 2, 1, 3), "dealt": (0, 2, 3, 1), "unmoved": (0, 1, 2, 3)}[self.merged]
-        return read.transpose(moved).reshape(len(read), len(rows), -1)
+        merged = read.transpose(moved).reshape(len(read), len(rows), -1)
+        return merged if queries is None or self.is_by_rows else merged[:, queries]
 
     @property
     def is_by_rows(self) -> bool:

@@ -12,6 +12,7 @@ of agrees.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
@@ -142,7 +143,7 @@ class _Layer(NamedTuple):
         for attention in tried:
             if attention.heads * scores > _MOST_SCORES:
                 continue
-            if (not attention.is_by_rows or self._makes(attention, few)) and self._makes(attention, None):
+            if self._makes(attention, few) and self._makes(attention, None):
                 yield attention
 
     def _makes(self, attention: Attention, queries: Array | None) -> bool:
@@ -172,8 +173,7 @@ def _attentions_of(
     """
     kinds = {"is_packed": parts.is_packed, "is_grouped": parts.is_grouped}
     if own := next(ref.fitting(usual), None):
-        beside = _beside(usual, own, **kinds)
-        its = _nearest(cand, own, dict.fromkeys((*sorted(usual, key=own.differences), *beside)))
+        its = _nearest(cand, own, (*usual, *_beside(usual, own, **kinds)))
     elif its := next(cand.fitting(usual), None):
         own = _nearest(ref, its, _beside(usual, its, **kinds))
     else:
@@ -182,23 +182,23 @@ def _attentions_of(
 
 
 def _nearest(layer: _Layer, known: Attention, tried: Iterable[Attention]) -> Attention | None:
-    """Returns the first attention that makes a layer's output; None where it is the known one, or a second is as near.
+    """Returns the nearest attention that makes a layer's output; None where it is the known one, or two are as near.
 
     Where a mask leaves one position, nothing shows heads and scale: the fewest differences are told.
     """
-    found = list(islice(layer.fitting(tried), 2))
-    if not found or found[0] == known or len({*map(known.differences, found)}) < len(found):
-        return None
-    return found[0]
+    for _, alike in itertools.groupby(sorted(dict.fromkeys(tried), key=known.differences), key=known.differences):
+        if found := list(islice(layer.fitting(alike), 2)):
+            return None if len(found) > 1 or found[0] == known else found[0]
+    return None
 
 
-def _beside(tried: Iterable[Attention], known: Attention, *, is_packed: bool, is_grouped: bool) -> list[Attention]:
-    """Returns what attentions of the heads, order and mask of a known one may be by a mistake, the nearest first."""
-    alike = (each for each in tried if (each.order, each.heads, each.mask) == (known.order, known.heads, known.mask))
-    unusual = dict.fromkeys(
-        other for each in alike for other in each.unusual(is_packed=is_packed, is_grouped=is_grouped)
-    )
-    return sorted(unusual, key=known.differences)
+def _beside(usual: Iterable[Attention], known: Attention, *, is_packed: bool, is_grouped: bool) -> Iterator[Attention]:
+    """Yields what a known attention, or one of another scale, bias or rotary positions, may be by a mistake."""
+    fields = ("scale", "bias", "rotary")
+    for each in usual:
+        changed = [name for name in fields if getattr(each, name) != getattr(known, name)]
+        if len(changed) <= 1 and each == known._replace(**{name: getattr(each, name) for name in changed}):
+            yield from each.unusual(is_packed=is_packed, is_grouped=is_grouped)
 
 
 class _Products:

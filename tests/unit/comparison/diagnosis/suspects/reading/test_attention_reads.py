@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import gradscope as gs
+from gradscope.comparison.diagnosis.suspects.reading.attentions import attention_reads
 from tests.support.data import drawn
 
 EXAMPLES, LENGTH, FEATURES = 2, 4, 6
@@ -43,6 +44,8 @@ def captured(fault: str = "", *, packed: bool = False) -> gs.Dump:
         scores = jnp.where(mask[:, None, None, :], scale * jnp.einsum("bqhd,bkhd->bhqk", q, k), -1e9)
         shares = jax.nn.softmax(scores, axis=-2 if fault == "axis" else -1)
         read = jnp.einsum("bhqk,bkhd->bhqd", shares, v)
+        if fault == "added":
+            read = read + 0.1 * v.swapaxes(1, 2)
         x = (read if fault == "merged" else read.swapaxes(1, 2)).reshape(batch["x"].shape)
         with jax.named_scope("o"):
             x = x @ kernels["o"] * (1 + 0.1 * jnp.tanh(kernels["o"][0])[None, None] if fault == "other" else 1.0)
@@ -79,6 +82,23 @@ def test_the_parts_of_a_packed_product_are_counted() -> None:
     found = gs.compare(captured(packed=True), captured("exchanged", packed=True))
     own = "the second third of `qkv` as the key and the last third of `qkv` as the value"
     assert f"which reads an attention with {own}, and in the candidate with " in found.sentence
+
+
+def test_few_attentions_are_computed_of_all_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of what an attention may be is refuted by a few positions and features."""
+    ref, cand = captured(), captured("added")
+    whole: list[Any] = []
+    makes = attention_reads._Layer._makes
+
+    def counted(layer: Any, attention: Any, queries: Any) -> bool:
+        whole.extend([attention] if queries is None else [])
+        return makes(layer, attention, queries)
+
+    monkeypatch.setattr(attention_reads._Layer, "_makes", counted)
+    found = gs.compare(ref, cand)
+    assert found.verdict == "different"
+    assert "attention with" not in found.sentence
+    assert 0 < len(whole) < 5
 
 
 @pytest.mark.parametrize("packed", [False, True])
