@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from gradscope.arrays.blocks import Array, blocks
+from gradscope.work_for_threads import submitted
 
 _HEX_DIGITS: Final = 128 // 4
 
@@ -65,7 +66,7 @@ def begun_hash(array: np.ndarray[Any, Any]) -> Callable[[], str]:
     if array.nbytes < _WORTH_A_THREAD:
         return partial(content_hash, array)
     pool = ThreadPoolExecutor(1, thread_name_prefix="hash")
-    begun = pool.submit(content_hash, array)
+    begun = submitted(pool, content_hash, array)
     pool.shutdown(wait=False)
     return begun.result
 

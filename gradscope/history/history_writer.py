@@ -8,7 +8,7 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -19,9 +19,10 @@ from gradscope.errors import MachineError
 from gradscope.history.database.schema import ALL_PARAMETERS, LOSSES, NOISE, STATS, STEPS
 from gradscope.history.database.untrusted_database import stored_shape
 from gradscope.history.database.writable_database import insertion, opened_to_write, transaction
+from gradscope.history.database.writing_thread import WritingThread
 from gradscope.history.history_rows import Alarm, Smoothed, StepRecord, TensorRow
 from gradscope.history.renamed_tensors import without_roots
-from gradscope.history.run_folder import HISTORY
+from gradscope.history.run_folder import HISTORY, RunFolder
 from gradscope.naming import printable
 
 _Result = TypeVar("_Result")
@@ -40,18 +41,22 @@ class HistoryWriter:
         folder: The folder of the run; a history that is there is continued.
         from_step: Rows of this step and of later ones are removed.
         facts: Facts about the run that a new history has from its first moment on.
+        locked: What keeps the folder locked: it lasts as long as there is something to write.
 
     Raises:
         MachineError: The file cannot be written.
     """
 
-    def __init__(self, folder: Path, *, from_step: int, facts: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, *, from_step: int, facts: Mapping[str, str], locked: RunFolder | None = None
+    ) -> None:
+        self._locked = locked
         self._path = folder / HISTORY
         self._ids: dict[str, int] = {}
         self._waiting: list[Future[None]] = []
         self._losses: deque[tuple[int, float]] = deque()
         self._losses_due = time.monotonic() + _LOSSES_SECONDS
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="history")
+        self._thread = WritingThread("history")
         self._connection = self._done(opened_to_write, self._path, dict(facts))
         self._file = self._done(self._path.stat)
         self.forget(from_step)
@@ -67,6 +72,19 @@ class HistoryWriter:
         else:
             self._end()
 
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether this process can write it: one that was forked cannot."""
+        return self._thread.is_of_this_process
+
+    def require_this_process(self) -> None:
+        """Refuses to write it in a process that was forked.
+
+        Raises:
+            UsageError: This is one.
+        """
+        self._thread.require_this_process()
+
     def close(self) -> None:
         """Waits until every step is on the disk, and makes the history one file.
 
@@ -80,9 +98,9 @@ class HistoryWriter:
             self._end()
 
     def _end(self) -> None:
-        self._pool.submit(self._write_losses)  # of a run that failed; its own error is the one to report
-        self._pool.submit(self._connection.close).result()
-        self._pool.shutdown()
+        self._thread.submit(self._write_losses)  # of a run that failed; its own error is the one to report
+        self._thread.submit(self._connection.close).result()
+        self._thread.end()
 
     def describe(self, facts: Mapping[str, str], tensors: Iterable[TensorRow] = ()) -> None:
         """Writes facts about the run, and the tensors that it observes; earlier ones of the same names are replaced.
@@ -104,7 +122,7 @@ class HistoryWriter:
         """
         while len(self._waiting) >= _MOST_WAITING or (self._waiting and self._waiting[0].done()):
             self._waiting.pop(0).result()
-        self._waiting.append(self._pool.submit(self._guarded, self._write, record))
+        self._waiting.append(self._thread.submit(self._guarded, self._write, record))
 
     def loss(self, step: int, loss: float) -> None:
         """Writes the loss of a step that is not recorded: together with the next one that is, or about a second later.
@@ -116,7 +134,7 @@ class HistoryWriter:
         self._losses.append((step, loss))
         if time.monotonic() >= self._losses_due:
             self._losses_due = time.monotonic() + _LOSSES_SECONDS
-            self._waiting.append(self._pool.submit(self._guarded, self._write_losses))
+            self._waiting.append(self._thread.submit(self._guarded, self._write_losses))
 
     def alarm(self, alarm: Alarm) -> None:
         """Writes an alarm.
@@ -168,12 +186,12 @@ class HistoryWriter:
             MachineError: The disk is full or fails.
         """
         if self._losses:
-            self._waiting.append(self._pool.submit(self._guarded, self._write_losses))
+            self._waiting.append(self._thread.submit(self._guarded, self._write_losses))
         while self._waiting:
             self._waiting.pop(0).result()
 
     def _done(self, action: Callable[..., _Result], *arguments: object) -> _Result:
-        return self._pool.submit(self._guarded, action, *arguments).result()
+        return self._thread.submit(self._guarded, action, *arguments).result()
 
     def _guarded(self, action: Callable[..., _Result], *arguments: object) -> _Result:
         try:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import weakref
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.dump.storage.writing.partial_file import lock, say_unlocked
@@ -110,6 +111,7 @@ class RunFolder:
     def __init__(self, path: Path, *, writes: bool = True) -> None:
         self.path = path.absolute()  # a model may change the working directory
         self._descriptor: int | None = None
+        self._dropped: Any = None
         self._made = writes and not path.exists()
         if not writes:
             return
@@ -134,6 +136,10 @@ class RunFolder:
                 hint="wait for it, close it, or name another folder",
             )
         self._descriptor = descriptor
+        # Nobody can close the probe of a function that has failed, once it is dropped.
+        self._dropped = weakref.finalize(self, os.close, descriptor)
+        self._dropped.atexit = False  # what is written at the end of the program comes after that
+        _LOCKED.add(self)
 
     def __enter__(self) -> Self:
         return self
@@ -145,9 +151,15 @@ class RunFolder:
 
     def close(self) -> None:
         """Unlocks the folder."""
+        if self._descriptor is not None and self._made:
+            self._remove_empty()
+        self.leave()
+
+    def leave(self) -> None:
+        """Gives up the lock; in a forked process, it stays with the one that forked, and does not outlast that."""
         if self._descriptor is not None:
-            if self._made:
-                self._remove_empty()
+            if self._dropped is not None:
+                self._dropped.detach()
             os.close(self._descriptor)
             self._descriptor = None
 
@@ -231,6 +243,11 @@ class RunFolder:
         return sorted((int(match[1]), path) for match, path in found if match is not None)
 
 
+def _leave_in_child() -> None:
+    for each in list(_LOCKED):
+        each.leave()
+
+
 def _traces_in(folder: Path) -> list[Path]:
     """Returns the folders of the profiles of a run."""
     return [
@@ -245,3 +262,8 @@ def _is_part(name: str) -> bool:
         or name.startswith((".gradscope-", _EVENTS))
         or any(kind.fullmatch(name) for kind in (_STATE, _STEP, _TRACE, _ALARM))
     )
+
+
+#: The folders that this process has locked.
+_LOCKED: Final = weakref.WeakSet[RunFolder]()
+os.register_at_fork(after_in_child=_leave_in_child)

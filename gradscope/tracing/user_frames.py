@@ -184,8 +184,9 @@ def user_frames(error: BaseException) -> str:
 
 def _operation_frames(error: BaseException) -> Iterator[FrameSummary]:
     """Yields the recorded frames of the operation that a transformation was processing when it failed."""
-    cause = error.__cause__
-    while cause is not None:
+    cause, seen = error.__cause__, {id(error)}
+    while cause is not None and id(cause) not in seen:  # Python lets an error be a cause of itself
+        seen.add(id(cause))
         if type(cause).__name__ == _JAX_STACK:
             yield from _frames(cause)
         cause = cause.__cause__

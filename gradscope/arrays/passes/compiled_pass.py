@@ -30,6 +30,7 @@ from gradscope.arrays.passes.native_kernel import PASSED_AS, NativeKernel, is_co
 from gradscope.arrays.reductions import Extremes, NonFinite, Reduction
 from gradscope.arrays.scratch import ScratchSlot, scratch
 from gradscope.arrays.widening import codes_of, real_values
+from gradscope.work_for_threads import mapped, submitted
 
 #: Bytes that NumPy reduces with magnitudes in the time that loading the kernel takes (2026-11).
 _WORTH_LOADING: Final = 64 << 20
@@ -90,7 +91,7 @@ class _Loading:
         if self._begun is None and worth >= _WORTH_LOADING and (worth >= _WORTH_COMPILING or is_compiled()):
             # In a thread of its own: a compiler needs more stack than the thread of a callback may have.
             pool = ThreadPoolExecutor(1, thread_name_prefix="kernel")
-            self._begun = pool.submit(NativeKernel.loaded)
+            self._begun = submitted(pool, NativeKernel.loaded)
             pool.shutdown(wait=False)
 
 
@@ -142,7 +143,7 @@ def _of_stretches(result: Callable[[Array], _Result], array: Array, size_bytes: 
     if array.nbytes <= size_bytes or not array.flags.c_contiguous or not array.dtype.isnative:
         return map(result, stretches)  # where a stretch is a copy, one is in memory at a time
     with ThreadPoolExecutor(min(_processors(), -(-array.nbytes // size_bytes))) as pool:
-        return pool.map(result, stretches)
+        return mapped(pool, result, stretches)
 
 
 def _counts(kernel: NativeKernel, stretch: Array) -> Array:

@@ -30,6 +30,7 @@ from gradscope.tracing.jaxpr.frames import OPERAND
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import Trace, trace_loss, with_constant_inputs
 from gradscope.tracing.user_frames import user_code
+from gradscope.work_for_threads import submitted
 
 #: By what the estimate of a run's bytes is divided, one after the other, where a run needs too much memory.
 _SHARES: Final = (2, 4, 8, 16)
@@ -155,7 +156,7 @@ def prepare(
         DumpError: The batch lacks leaves that the query needs.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="arguments") as pool:
-        making = pool.submit(arguments.make)
+        making = submitted(pool, arguments.make)
         with timings.phase("trace"), user_code(f"loss of {model.name}"):
             trace = trace_loss(model.loss, *arguments.shapes, operations=spec.looks_inside_layers or bool(query))
         require_untraced(trace.constants)  # a function may have values of a transformation around it
@@ -169,7 +170,7 @@ def prepare(
                 raise
             resolved, program = staging.staged(constant)
         planned(resolved)
-        pool.submit(meanwhile)
+        submitted(pool, meanwhile)
         program.compile()
         if bounds is not None:
             program = _within(bounds, program, staging.smaller(resolved, bounds))

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, NamedTuple, TypeVar, cast
 
+from gradscope.work_for_threads import submitted
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -41,9 +43,9 @@ def one_ahead(items: Iterable[Item]) -> Iterator[Item]:
     """
     drawing, end = iter(items), object()
     with ThreadPoolExecutor(1, thread_name_prefix="gradscope") as pool:
-        drawn = pool.submit(next, drawing, end).result()
+        drawn = submitted(pool, next, drawing, end).result()
         while drawn is not end:
-            following = pool.submit(next, drawing, end)
+            following = submitted(pool, next, drawing, end)
             yield cast("Item", drawn)
             del drawn  # it is freed while the next is being made
             drawn = following.result()
@@ -68,7 +70,7 @@ def in_order(
         failure = _Failure()
         for batch in _batches(_until(failure, items), ahead, size_of):
             results: list[Result] = []
-            under_way.append(_Batch(results, pool.submit(results.extend, map(function, batch))))
+            under_way.append(_Batch(results, submitted(pool, results.extend, map(function, batch))))
             if len(under_way) >= ahead.batches:
                 yield from under_way.popleft().wait()
         while under_way:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Protocol, TypeVar
 
 from gradscope.dump.interfaces import DumpSource
+from gradscope.work_for_threads import submitted
 
 #: The mean number of elements below which threads take longer than one does: each waits for the interpreter's lock.
 _SMALL: Final = 1 << 14
@@ -48,7 +49,7 @@ def mapper(source: DumpSource, threads: int) -> _Mapper:
                     raise
 
         with ThreadPoolExecutor(max_workers=threads) as pool:
-            for thread in [pool.submit(work) for _ in range(threads)]:
+            for thread in [submitted(pool, work) for _ in range(threads)]:
                 thread.result()
         return [found[number] for number in range(len(found))]
 

@@ -4,5 +4,5 @@
 - `untrusted_database` opens one that anybody may have written, so that nothing in it runs.
 - `checked_tables` reads the tables of such a one, each value of which is checked.
 - `tensor_series` has the statistics of many tensors over time.
-- `writable_database` makes one, and opens it to write.
+- `writable_database` makes one, and opens it to write; `writing_thread` is the thread that does so.
 """

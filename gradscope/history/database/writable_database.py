@@ -35,8 +35,8 @@ def opened_to_write(path: Path, facts: Mapping[str, str]) -> sqlite3.Connection:
 
 
 def insertion(table: str, columns: int) -> str:
-    """Returns the statement that inserts a row of so many columns."""
-    return f"INSERT INTO {table} VALUES ({', '.join('?' * columns)})"  # noqa: S608 - our own names
+    """Returns the statement that inserts a row of so many columns, in place of the one of its key."""
+    return f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * columns)})"  # noqa: S608 - our own names
 
 
 @contextmanager

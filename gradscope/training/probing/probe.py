@@ -23,7 +23,7 @@ from gradscope.training.probing.collected import Collected
 from gradscope.training.probing.collecting import FUNCTIONAL, current
 from gradscope.training.probing.observed_outside import collected_from, outlines_of, steps_in
 from gradscope.training.probing.probe_alarms import ON_ALARM, OnAlarm, ProbeAlarms
-from gradscope.training.probing.probe_history import ProbeHistory
+from gradscope.training.probing.probe_history import ProbeHistory, close_at_exit
 from gradscope.training.probing.probed_step import Layout, ProbedStep
 from gradscope.training.step_seen import StepSeen
 
@@ -33,8 +33,8 @@ class Probe:
 
     Three lines of the loop change: the probe is made; `probe.value_and_grad` takes the place of `jax.value_and_grad`
     in the step; `probe.jit` takes that of `jax.jit` around it. Steps that are not due run the program that they would
-    run without the probe. It is a context manager; a thread writes, and `close` waits for it. Several threads may
-    take steps, which are then taken one after the other.
+    run without the probe. It is a context manager; a thread writes, and `close`, which the end of the program calls at
+    the latest, waits for it. Steps of several threads are taken one after the other.
 
     A step that calls `value_and_grad` several times, to accumulate gradients, counts as one step on all of its
     batches: the statistics of activations are those of the batches together, the loss is the mean of the losses, and a
@@ -120,6 +120,7 @@ class Probe:
         self._step: ProbedStep | None = None
         self._closed = False
         self._at_once = threading.RLock()  # one thread at a time, of several that take steps
+        close_at_exit(self)
 
     def __enter__(self) -> Self:
         return self
@@ -254,13 +255,13 @@ class Probe:
                 self._write(step + at, one)
 
     def close(self) -> None:
-        """Waits until everything is written, and unlocks the folder; a second call does nothing.
+        """Waits until everything is written, and unlocks the folder; does nothing later, or in a forked process.
 
         Raises:
             MachineError: The history cannot be written.
         """
         with self._at_once:
-            if self._closed:
+            if self._closed or not self._history.writer.is_of_this_process:
                 return
             self._closed = True
             try:
@@ -294,5 +295,6 @@ class Probe:
         self._history.write(number, self._alarms.record(number, collected.keys, recorded, follows=follows))
 
     def _require_open(self) -> None:
+        self._history.writer.require_this_process()
         if self._closed:
             raise UsageError("the probe is closed", hint="take all steps before close, inside of with gs.Probe(...)")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
+import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Protocol
 
 import jax
 
@@ -53,7 +56,7 @@ class ProbeHistory:
         self.folder = _opened(path, start, force=force)
         facts = fact_texts(machine_provenance())
         try:
-            self.writer = HistoryWriter(self.folder.path, from_step=start, facts=facts)
+            self.writer = HistoryWriter(self.folder.path, from_step=start, facts=facts, locked=self.folder)
             # Of a run that is continued: it may have come further before.
             self.writer.describe({TAKEN: str(start)})
         except BaseException:
@@ -131,6 +134,30 @@ class ProbeHistory:
             if each not in self._told:
                 logging.getLogger("gradscope").warning("gradscope: %s", each.notice)
         self._told = frozenset(faults)
+
+
+class _Open(Protocol):
+    def close(self) -> None: ...
+
+
+def close_at_exit(probe: _Open) -> None:
+    """Closes a probe when the program ends, where it is not dropped before: of a loop that fails nothing is lost."""
+    _OPEN.add(probe)
+
+
+def close_open_probes() -> None:
+    """Closes all probes that are open.
+
+    Raises:
+        MachineError: A history cannot be written.
+    """
+    with ExitStack() as closing:  # each, also where another one fails
+        for probe in list(_OPEN):
+            closing.callback(probe.close)
+
+
+_OPEN: Final = weakref.WeakSet[_Open]()
+atexit.register(close_open_probes)
 
 
 @jax.jit

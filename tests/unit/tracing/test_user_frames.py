@@ -133,6 +133,13 @@ def test_endless_recursion_is_shown_in_a_few_lines(model: SimpleNamespace) -> No
     assert len(error.user_frames.splitlines()) < 10
 
 
+def test_an_error_that_is_its_own_cause_is_shown() -> None:
+    first, second = ValueError("first"), KeyError("second")
+    first.__cause__, second.__cause__ = second, first
+    with pytest.raises(ModelError, match="ValueError: first"), user_code("loss"):
+        raise first
+
+
 def test_a_long_text_is_cut_to_its_first_lines(model: SimpleNamespace) -> None:
     error = failure(model.wordy, jnp.ones(4))
     assert error.message == "loss of model: RuntimeError: line 0\nline 1\nline 2\nline 3\nline 4"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import threading
 from functools import partial
 from pathlib import Path
@@ -16,9 +17,11 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import gradscope as gs
+from gradscope.errors import MachineError
 from gradscope.history.history_reader import History
 from gradscope.history.views.learning import stated_faults
 from gradscope.presentation import trends_report
+from gradscope.training.probing.probe_history import close_open_probes
 from tests.support.data import drawn
 
 optax = pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
@@ -550,6 +553,14 @@ def test_what_alarms_may_not_do_and_where_a_loop_makes_its_own_state(tmp_path: P
             state = jax.tree.map(lambda leaf: leaf * 1, state)  # other arrays than the step returned
     with gs.load(tmp_path / "own") as run:
         assert {each.folder for each in run.alarms} == {None}
+
+
+def test_probes_that_are_open_at_the_end_are_closed_also_where_one_of_them_fails(tmp_path: Path) -> None:
+    probes = [gs.Probe(tmp_path / name) for name in ("first", "lost", "last")]
+    shutil.rmtree(tmp_path / "lost")
+    with pytest.raises(MachineError, match="has been removed"):
+        close_open_probes()
+    assert [repr(each).rpartition(", ")[2] for each in probes] == ["closed>"] * 3
 
 
 def test_scalars_are_a_flat_dictionary_of_floats(tmp_path: Path) -> None:
