@@ -67,8 +67,10 @@ class KernelDifferences:
         self._left -= 1
         own = [each for each in read if split_key(each.ref)[0] == PARAM and each not in kernels]
         arguments = dict(self._named(each for each in read if split_key(each.ref)[0] != PARAM))
+        shapes = {one.shape[1:] for one, _ in arguments.values()}
+        tables = dict(self._named(each for each in kernels if self._shape(each) in shapes))  # as of positions
         with np.errstate(all="ignore"):  # functions are applied to values that they are not made for
-            for kernel, reads in itertools.product(kernels, read_values(arguments, self._steps(match, read))):
+            for kernel, reads in itertools.product(kernels, read_values(arguments | tables, self._steps(match, read))):
                 words = self._of_kernel(kernel, own, _Layers(reads, values, self._work))
                 if words is not None or self._work.left < 0:
                     return words or ""

@@ -1,7 +1,7 @@
 """`read_values` returns what two layers may read of values that are pairs, of which only one program may have an entry.
 
 A layer may read a well-known function of a value, what a step that only the reference has makes of it, as a pool, or
-several values that are joined along their channels, in one order or another.
+several values that are added up, or joined along their channels, in one order or another.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ def read_values(pairs: Mapping[str, tuple[Array, Array]], steps: Mapping[str, Ar
         pairs: Both values of the pairs that the layers are computed from, by their names.
         steps: What the reference's layer reads that is no pair, by its name. The candidate may have the same.
     """
-    for own, other in pairs.values():
-        yield [ReadValue("", own, other)]
+    yield from _each_first([*_added(pairs)])
     for own, other in pairs.values():
         for step in steps.values():
             yield from ([ReadValue("", step, operation.apply(other))] for operation, _ in recognised(own, step))
@@ -64,6 +63,18 @@ def read_values(pairs: Mapping[str, tuple[Array, Array]], steps: Mapping[str, Ar
 def _each_first(reads: Sequence[ReadValue]) -> Iterator[list[ReadValue]]:
     """Yields values in orders in which each is the first of one."""
     yield from ([each, *(other for other in reads if other is not each)] for each in reads)
+
+
+def _added(pairs: Mapping[str, tuple[Array, Array]]) -> Iterator[ReadValue]:
+    """Yields each value, and the sums of several that have one shape, or are the same for all examples of it."""
+    for count in range(1, (len(pairs) if len(pairs) <= _MOST_JOINED else 1) + 1):
+        for names in itertools.combinations(pairs, count):
+            shapes = {pairs[name][0].shape for name in names}
+            most = max(shapes, key=len)
+            if all(shape in (most, most[1:]) for shape in shapes):
+                words = "reads " + " + ".join(f"`{name}`" for name in names)
+                own, other = (sum(pairs[name][at] for name in names) for at in (0, 1))
+                yield ReadValue(words, np.asarray(own), np.asarray(other))
 
 
 def _joined(pairs: Mapping[str, tuple[Array, Array]]) -> Iterator[list[ReadValue]]:

@@ -172,3 +172,43 @@ def test_another_function_of_a_step_that_only_the_reference_has_is_told() -> Non
     found = gs.compare(_joining(), _joining(function=jax.nn.softplus, port=True)).sentence
     assert found.startswith("Forward first differs at `out` ("), found
     assert "it reads the softplus of `sum`, and the reference reads the relu of `sum`" in found, found
+
+
+def _summed(*, of_port: bool, fault: str = "") -> Dump:
+    """A layer that reads the sum of two layers, or of one and positions that are a parameter."""
+    names = ("Dense_0", "Dense_1", "Dense_2", "Dense_3") if of_port else ("one", "two", "three", "out")
+
+    def loss(weights: Any, batch: Any) -> Any:
+        one, two, three, out = map(jax.named_scope, names)
+        with one:
+            x = batch["x"] @ weights["one"]
+        x = x if fault == "positions" else x + weights["positions"][None]
+        with two:
+            x = x @ weights["two"]
+        kept = x
+        with three:
+            x = jnp.sin(x) @ weights["three"]
+        x = x if fault == "branch" else kept + x
+        with out:
+            x = x @ weights["out"]
+        return jnp.square(x).mean()
+
+    draw = np.random.default_rng(3).normal
+    sizes = {"one": (12, 9), "positions": (4, 9), "two": (9, 9), "three": (9, 9), "out": (9, 2)}
+    weights = {name: draw(size=size).astype(np.float32) for name, size in sizes.items()}
+    return captured((loss, weights, {"x": draw(size=(3, 4, 12)).astype(np.float32)}))
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("positions", "`two` (rel_l2 {}, made here; it reads `one`, and the reference reads `one` + `positions`"),
+        ("branch", "`out` (rel_l2 {}, made here; it reads `three`, and the reference reads `two` + `three`"),
+    ],
+)
+def test_a_term_that_a_layer_reads_and_a_port_leaves_out_is_told(fault: str, words: str) -> None:
+    reference = _summed(of_port=False)
+    assert gs.compare(reference, _summed(of_port=True)).verdict == "same"
+    found = gs.compare(reference, _summed(of_port=True, fault=fault))
+    for part in words.split("{}"):
+        assert part in found.sentence, found.sentence
