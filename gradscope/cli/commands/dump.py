@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import chdir
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -253,7 +252,7 @@ def _run(
             model = model_options.model(target, model_request)
         usual = Path(model.slug if is_shared() else f"{model.slug}.npz")
         path = run_options.output or usual
-        with chdir(start):
+        with options.working_in(start):
             is_usual = path.resolve() == usual.resolve()  # named or not
             own = is_usual and not run_options.force and replaces_own_dump(path, named)
             writer = dump_writer(path, force=run_options.force or own, inputs=(*kept, *model_options.input_files))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import os
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields
 from pathlib import Path
@@ -107,6 +109,20 @@ def from_start(path: Path) -> Path:
     except OSError:
         here = False
     return path if here or start is None else start / path
+
+
+@contextmanager
+def working_in(start: Path) -> Generator[None]:
+    """Works in a folder inside a `with` statement, and then in the one before, unless the model has removed that."""
+    try:
+        before = Path.cwd()
+    except OSError:
+        before = start
+    os.chdir(start)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def is_place(text: str) -> bool:

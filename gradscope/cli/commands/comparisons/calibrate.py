@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import chdir
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,7 +58,7 @@ def calibrate(
     with stdout_to_stderr(), Progress(quiet=quiet) as progress:
         with reads_remembered(anew=True):
             model = model_options.model(target, request)
-        with chdir(start):
+        with options.working_in(start):
             writer = DumpWriter(output, force=force, inputs=model_options.input_files)
         with reads_remembered():
             arguments = model_options.arguments(model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import chdir, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -192,7 +192,7 @@ def _dump(
     with stdout_to_stderr(), Progress(quiet=quiet) as progress:
         with reads_remembered(anew=True):
             model = model_options.model(target, request)
-        with chdir(start):
+        with options.working_in(start):
             writer = DumpWriter(_path(folder, count), force=True, inputs=model_options.input_files)
         with reads_remembered():
             arguments = _divided(model, model_options.arguments(model))

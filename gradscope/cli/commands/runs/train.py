@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import chdir
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -109,7 +108,7 @@ def train(
         raise typer.Exit(_SIGNALLED + outcome.signal)
     tripped = any(alarm.rule in checked for alarm in outcome.alarms)
     if speaks_for_all():
-        with chdir(start):
+        with options.working_in(start):
             _print_results(output, outcome, format_options, checked)
             found = failures_of_run(output, outcome.alarms, checked)
         if tripped := bool(found):
@@ -172,7 +171,7 @@ def _trained(
             keep_alarms=record_options.keep_alarms, notify=notify, options=chosen,
             facts=_facts(model, model_options.facts(arguments)), stop=stop, progress=shown,
         )  # fmt: skip
-        with chdir(start):
+        with options.working_in(start):
             opened_folder = opened(
                 output, chosen, resume=record_options.resume, force=force, processes=processes,
                 inputs=model_options.input_files,
