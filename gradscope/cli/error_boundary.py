@@ -49,7 +49,7 @@ def guarded(program: Callable[[], object], arguments: Sequence[str]) -> int:
     """Runs a program and returns its exit status; reports any failure on standard error.
 
     Args:
-        program: The program. It returns its exit status, or raises `SystemExit` with it; None is 0.
+        program: The program. It returns its exit status, or Typer raises `SystemExit` with it; None is 0.
         arguments: The command line without the program's name. `--traceback` among them adds tracebacks to messages.
 
     Returns:
@@ -72,6 +72,11 @@ def _status(program: Callable[[], object]) -> int:
         status = program()
     except SystemExit as leaving:
         status = leaving.code
+        if not _is_of_typer(leaving):  # its status says nothing about the command
+            raise ModelError(
+                f"the command was ended before it was done: SystemExit: {leaving}",
+                hint="a signal handler or a thread of the model does so; let it return instead",
+            ) from leaving
         # Typer exits with 1 on a broken pipe, which is our status for "different".
         if isinstance(leaving.__context__, BrokenPipeError):
             raise leaving.__context__ from None
@@ -80,6 +85,12 @@ def _status(program: Callable[[], object]) -> int:
     if sys.stdout is not None:
         sys.stdout.flush()
     return status if isinstance(status, int) else 0 if status is None else BUG
+
+
+def _is_of_typer(leaving: SystemExit) -> bool:
+    """Returns whether Typer raised an exit, which it does with the status of a command."""
+    *_, (frame, _) = traceback.walk_tb(leaving.__traceback__)
+    return str(frame.f_globals.get("__name__")).startswith("typer.")
 
 
 def _release_output() -> None:

@@ -6,10 +6,12 @@ import errno
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
+import typer
 
 from gradscope.cli.error_boundary import guarded
 from gradscope.errors import DumpError, MachineError, ModelError, UsageError
@@ -22,6 +24,13 @@ def raising(error: BaseException) -> Callable[[], NoReturn]:
     return program
 
 
+def of_typer(error: BaseException) -> Callable[[], object]:
+    """Returns a program of one command that Typer runs, which raises an error."""
+    program = typer.Typer()
+    program.command()(raising(error))
+    return partial(program, [])
+
+
 @pytest.mark.parametrize(
     ("program", "status"),
     [
@@ -29,10 +38,11 @@ def raising(error: BaseException) -> Callable[[], NoReturn]:
         (lambda: 0, 0),
         (lambda: 1, 1),
         (lambda: 130, 130),
-        (raising(SystemExit()), 0),
-        (raising(SystemExit(0)), 0),
-        (raising(SystemExit(1)), 1),
-        (raising(SystemExit(2)), 2),
+        (of_typer(typer.Exit()), 0),
+        (of_typer(typer.Exit(1)), 1),
+        (of_typer(typer.BadParameter("")), 2),
+        (raising(SystemExit(0)), 4),
+        (raising(SystemExit(1)), 4),
         (raising(UsageError("")), 2),
         (raising(DumpError("")), 3),
         (raising(ModelError("")), 4),
@@ -51,15 +61,13 @@ def test_every_end_has_its_exit_status(program: Callable[[], object], status: in
     assert guarded(program, []) == status
 
 
-def test_a_usage_error_of_typer_keeps_its_status_and_a_broken_pipe_does_not() -> None:
-    def closed() -> NoReturn:
-        try:
-            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
-        except OSError:
-            sys.exit(1)  # as Typer does
+def test_a_broken_pipe_has_a_status_of_its_own_under_typer() -> None:
+    assert guarded(of_typer(BrokenPipeError(errno.EPIPE, "Broken pipe")), []) == 141
 
-    assert guarded(closed, []) == 141
-    assert guarded(raising(SystemExit(1)), []) == 1
+
+def test_an_exit_that_something_else_raises_is_no_status(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = reported(SystemExit(0), capsys)  # as a signal handler of the model does in the middle of a command
+    assert lines[0] == "gradscope: error: the command was ended before it was done: SystemExit: 0"
 
 
 def reported(error: BaseException, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
@@ -154,9 +162,12 @@ def test_a_traceback_is_shown_on_request_and_before_the_message(capsys: pytest.C
     assert lines[-1] == "gradscope: error: damaged"
 
 
-@pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), SystemExit(130)])
-def test_an_interrupt_is_reported_in_a_line(interrupt: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
-    assert reported(interrupt, capsys) == ["gradscope: interrupted"]
+@pytest.mark.parametrize("run", [raising, of_typer])
+def test_an_interrupt_is_reported_in_a_line(
+    run: Callable[[BaseException], Callable[[], object]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    guarded(run(KeyboardInterrupt()), [])
+    assert capsys.readouterr().err.split("\n") == ["gradscope: interrupted", ""]
 
 
 PRINTING = """
