@@ -16,8 +16,9 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from gradscope.errors import GradscopeError, MachineError, ModelError, UsageError
@@ -34,6 +35,12 @@ _ENVIRONMENT: Final = frozenset(
     {errno.EACCES, errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
      errno.ENOSPC, errno.EPERM, errno.EROFS}
 )  # fmt: skip
+
+#: What to do about some of them.
+_HINTS: Final[Mapping[int, str]] = MappingProxyType({
+    errno.EBADF: "the model closes files that are not its own",
+    errno.EMFILE: "raise the limit on open files (ulimit -n), or let the model close its own",
+})  # fmt: skip
 
 #: The longest line of a message, in characters: names in a file may have any number, and a message has several.
 _LONGEST_LINE: Final = 4_000
@@ -171,9 +178,7 @@ def _environment_failure(failure: BaseException) -> MachineError | None:
     if isinstance(failure, OSError) and failure.errno in _ENVIRONMENT and _is_of_output(failure):
         return MachineError(f"cannot write to standard output: {failure.strerror}")
     if isinstance(failure, OSError) and failure.errno in _ENVIRONMENT:
-        closed = failure.errno == errno.EBADF
-        hint = "the model closes files that are not its own" if closed else "check free space and permissions"
-        return MachineError(str(failure), hint=hint)
+        return MachineError(str(failure), hint=_HINTS.get(failure.errno, "check free space and permissions"))
     return None
 
 

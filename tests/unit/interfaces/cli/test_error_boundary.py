@@ -70,6 +70,16 @@ def test_an_exit_that_something_else_raises_is_no_status(capsys: pytest.CaptureF
     assert lines[0] == "gradscope: error: the command was ended before it was done: SystemExit: 0"
 
 
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(errno.ENOSPC, "check free space and permissions"), (errno.EMFILE, "raise the limit on open files (ulimit -n)")],
+)
+def test_what_to_do_about_an_error_of_the_system_depends_on_it(
+    number: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reported(OSError(number, "failed", "x.npz"), capsys)[1].startswith(f"hint: {words}")
+
+
 def reported(error: BaseException, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     guarded(raising(error), arguments)
     out, err = capsys.readouterr()
