@@ -13,7 +13,7 @@ from gradscope.comparison.layout.layouts import arranged
 from gradscope.comparison.layout.recipe_steps import Stack, Unstack
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.loops.calls_in_turn import calls_in_turn
-from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, is_of_jax
 from gradscope.comparison.pairing.normal_forms import (
     Tokens,
     common_start,
@@ -96,17 +96,27 @@ def by_path(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
 
 
 def _without_iterations_of_outputs(dumps: Dumps, matches: Iterable[Match]) -> list[Match]:
-    """Returns matches without those of one of several outputs of a layer, `rnn.1`, with an iteration, `rnn[1]`."""
-    ref, cand = (
-        frozenset(name for layer in source.manifest.layers if len(layer.outputs) > 1 for name in layer.outputs)
-        for source in (dumps.ref, dumps.cand)
-    )
+    """Returns matches without those of one of several outputs of a layer, `rnn.1`, with an iteration, `rnn[1]`.
+
+    The first one of PyTorch, `rnn.0`, has no more to do with the first results of the iterations, `rnn[1].0`.
+    """
+    several = _of_several(dumps.ref), _of_several(dumps.cand)
+    is_port = is_of_jax(dumps.ref) is not is_of_jax(dumps.cand)
 
     def is_right(match: Match) -> bool:
-        one, other = split_key(match.ref)[1], split_key(match.cand)[1]
-        return one.endswith("]") is other.endswith("]") or (other if one.endswith("]") else one) not in ref | cand
+        names = split_key(match.ref)[1], split_key(match.cand)[1]
+        for name, other, outputs in zip(names, names[::-1], several, strict=True):
+            steps = other.endswith("]") or (is_port and not match.recipe.plain and "[" in other)
+            if name in outputs and "[" not in name and steps:
+                return False
+        return True
 
     return [match for match in matches if is_right(match)]
+
+
+def _of_several(source: DumpSource) -> frozenset[str]:
+    """Returns the names of the outputs of layers that have several."""
+    return frozenset(name for layer in source.manifest.layers if len(layer.outputs) > 1 for name in layer.outputs)
 
 
 def _of_names(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:

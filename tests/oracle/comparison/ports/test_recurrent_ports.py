@@ -183,6 +183,53 @@ def test_the_last_state_is_no_other_iteration_of_a_port_than_its_last(kind: str)
         assert (pairs["rnn.1"] or f"rnn[{STEPS - 1}]").startswith(f"rnn[{STEPS - 1}]"), (fault, pairs)
 
 
+def _small(fault: str, *, size: int, states: int) -> gs.Comparison:
+    """Compares an LSTM that reads as many examples as steps with a port in a scope of its name."""
+    torch.manual_seed(1)
+    module = nn.Sequential()
+    module.rnn, module.last = nn.LSTM(states, states, batch_first=True), nn.Linear(states, 2)
+    module.forward = lambda x: module.last(module.rnn(x)[0])
+    read = torch.rand(size, size, states)
+    for parameter in module.rnn.parameters():
+        nn.init.uniform_(parameter, 0 if states == 1 else -0.5, 0.5)
+    weights = {name: each.detach().numpy().copy() for name, each in module.state_dict().items()}
+    reference = capture(module, lambda y: y.square().mean(), {"x": read})
+
+    def loss(weights: dict[str, Any], x: Any) -> Any:
+        parts = {name.split(".")[1].split("_l")[0]: each for name, each in weights.items() if name.startswith("rnn")}
+
+        def step(carried: tuple[Any, Any], x: Any) -> Any:
+            sums = x @ parts["weight_ih"].T + parts["bias_ih"] + carried[0] @ parts["weight_hh"].T + parts["bias_hh"]
+            i, f, g, o = jnp.split(sums, 4, -1)
+            cell = jax.nn.sigmoid(f) * carried[1] + jax.nn.sigmoid(i) * jnp.tanh(g)
+            state = jax.nn.sigmoid(o) * (cell if fault == "output" else jnp.tanh(cell))
+            return (state, cell), (carried[0] if fault == "late" else state)
+
+        with jax.named_scope("rnn"):
+            made = lax.scan(step, (jnp.zeros((size, states)),) * 2, x.swapaxes(0, 1))[1].swapaxes(0, 1)
+        with jax.named_scope("last"):
+            y = made @ weights["last.weight"].T + weights["last.bias"]
+        return jnp.square(y).mean()
+
+    with jax.numpy_rank_promotion("allow"):
+        return gs.compare(reference, gs.capture(loss, weights, read.numpy(), origins=False))
+
+
+def test_the_states_of_a_layer_are_no_stack_of_the_first_results_of_iterations() -> None:
+    found = _small("late", size=6, states=6)
+    assert " that in the candidate " not in found.sentence, found.sentence
+    pairs = {row.name: row.counterpart for row in found.rows if row.family == "activation"}
+    assert pairs["rnn.0"] == "rnn"
+    assert _small("", size=6, states=6).verdict == "same"
+
+
+def test_no_form_is_told_where_several_others_make_what_the_layer_has() -> None:
+    """Cell states that are positive are the same with a rectifier and without a function."""
+    found = _small("output", size=8, states=1)
+    assert found.verdict == "different"
+    assert " that in the candidate " not in found.sentence, found.sentence
+
+
 def test_it_is_told_of_one_direction_alone() -> None:
     reference, weights = _reference("GRU", directions=2)
     for fault, told in (

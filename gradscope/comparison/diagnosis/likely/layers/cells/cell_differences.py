@@ -30,7 +30,7 @@ from gradscope.naming import ACTIVATION, INPUT, split_key
 #: The relative error up to which a value is that of a layer.
 _ROUNDING: Final = 2e-5
 
-#: The most examples that are computed, the most steps, and the most products for one form.
+#: The most examples that are computed, steps, and products for one form.
 _MOST_EXAMPLES: Final = 4
 _MOST_STEPS: Final = 1 << 10
 _MOST_PRODUCTS: Final = 1 << 26
@@ -38,7 +38,7 @@ _MOST_PRODUCTS: Final = 1 << 26
 #: The fewest steps that tell another state at the beginning.
 _FEWEST_STEPS: Final = 4
 
-#: The facts by which a form makes what a right layer has beside its output, or before it turns that.
+#: The facts of a form by which a right layer has values beside its output, or before it turns that.
 _OF_STEPS: Final = frozenset(("reversed", "cell_state"))
 
 #: The facts of a form that are the same where a bias is zero.
@@ -92,11 +92,9 @@ class CellDifferences:
             return ""
         searched = self._candidates(own, len(recurrent.cells[-1])) if others is None else others
         for read, steps in itertools.product(self._reads(layer, key, recurrent), (0, 1) if own.ndim > 2 else (0,)):
-            if (told := _Compared.of(recurrent, read, own, searched, steps)) is not None:
-                usual = usual_form(recurrent.kind)
-                forms = (usual, *other_forms(recurrent.kind, usual, backwards=told.backwards))
-                if (one := next(filter(told.is_own, forms), None)) is not None:
-                    return self._told(recurrent.kind, told.difference(one, frozenset() if others else _OF_STEPS))
+            told = _Compared.of(recurrent, read, own, searched, steps)
+            if told and (one := told.own_form()):
+                return self._told(recurrent.kind, told.difference(one, frozenset() if others else _OF_STEPS))
         return ""
 
     def _told(self, kind: Kind, difference: _Difference | None) -> str:
@@ -202,12 +200,15 @@ class _Compared(NamedTuple):
         """Whether one of the directions runs from the end."""
         return len(self.own) > 1
 
-    def is_own(self, form: Form) -> bool:
-        """Returns whether all cells of the layer are of a form.
+    def own_form(self) -> Form | None:
+        """Returns the form of all cells of the layer; None where none is known, or several are that are not usual."""
+        if self._is_own(usual := usual_form(self.layer.kind)):
+            return usual
+        others = other_forms(self.layer.kind, usual, backwards=self.backwards)
+        found = list(itertools.islice(filter(self._is_own, others), 2))
+        return found[0] if len(found) == 1 else None
 
-        Args:
-            form: The form.
-        """
+    def _is_own(self, form: Form) -> bool:
         made = self.runs.outputs(dict.fromkeys(self._places(), form))
         return made is not None and all(itertools.starmap(_near, zip(made, self.own, strict=True)))
 
