@@ -23,6 +23,7 @@ from gradscope.comparison.diagnosis.clauses import (
 from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, Blame, Divergence
 from gradscope.comparison.diagnosis.growth import FLAGGED
 from gradscope.comparison.diagnosis.likely.different_batches import DifferentBatches
+from gradscope.comparison.diagnosis.likely.dropouts import OF_DROPOUTS
 from gradscope.comparison.diagnosis.likely.likely_causes import AT_KINKS
 from gradscope.comparison.diagnosis.likely.loss_difference import LossDifference
 from gradscope.comparison.judging.limits.noise import WITHIN
@@ -109,8 +110,7 @@ def same_sentence(rows: Sequence[ComparisonRow], losses: LossDifference | None =
     order = "".join(f"; {each}" for each in told(rows)) + ("" if losses is None else f"; but {losses.sentence}")
     if equal == len(compared):
         return f"Same bit for bit: {tensors}{order}."
-    rounded = sum(_is_rounding(row) for row in compared)
-    zeros = f", {rounded} zero but for rounding" if rounded else ""
+    zeros = f", {rounded} zero but for rounding" if (rounded := sum(map(_is_rounding, compared))) else ""
     calibrated = [row for row in compared if "noise" in row.metrics and not _is_rounding(row)]
     worst = max(calibrated, key=_noise, default=None)
     if worst is not None and _noise(worst) <= WITHIN:
@@ -256,7 +256,7 @@ def _in_brackets(row: ComparisonRow, makers: Sequence[str]) -> str:
     rel_l2 = f"rel_l2 {brief(as_float(row.metrics['rel_l2']))}"
     apart = f"{row.why}; {rel_l2} elsewhere" if row.metrics["nonfinite_mismatch"] else rel_l2
     own = row.explained or (row.family == ACTIVATION and (row.made_here or growth > FLAGGED))
-    told = own or row.family in (AUX, ACTIVATION_GRAD)
+    told = own or row.family in (AUX, ACTIVATION_GRAD) or row.likely.startswith(OF_DROPOUTS)
     likely = f"; it {row.likely}" if told and row.likely else ""
     # A pair that only its place suggests is worth a look at both places.
     other = f"; {quoted(row.counterpart)} in the candidate" if row.matched_by == "order" and row.counterpart else ""

@@ -18,6 +18,11 @@ from gradscope.naming.wording import brief, percent
 #: The relative error up to which elements are zero, or a multiple.
 _LEFT: Final = 1e-3
 
+#: How the clause about the candidate's value begins.
+_WITH: Final = "is the reference's with a dropout"
+_WITHOUT: Final = "is the reference's without a dropout"
+OF_DROPOUTS: Final = (_WITH, _WITHOUT)
+
 #: The factors between which that of a dropout is.
 _FACTORS: Final = (1.01, 100.0)
 
@@ -47,7 +52,7 @@ class Dropout:
         """
         what = f" of what is added to {added_to}" if added_to else ""
         how = f"which sets {percent(self.share)} of the elements to 0 and multiplies the others by {brief(self.factor)}"
-        return f"is the reference's {'without' if self.of_ref else 'with'} a dropout{what}, {how}"
+        return f"{_WITHOUT if self.of_ref else _WITH}{what}, {how}"
 
 
 def dropout_between(ref: Array, cand: Array) -> Dropout | None:

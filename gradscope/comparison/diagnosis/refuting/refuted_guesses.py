@@ -23,6 +23,7 @@ adds elsewhere (`steps_apart`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -58,7 +59,7 @@ _GUESSES: Final = ("order", "path")
 _TRACELESS_GRADIENT: Final = "differs where its value agrees; no compared gradient computed from it differs"
 
 #: How many times as large as all errors behind it an error is that leaves no trace.
-_TRACELESS: Final = 10
+_TRACELESS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +226,8 @@ def _borne_out(
     traces: dict[str, float] = {}
     for match in reversed(ordered):  # a pair that is borne out bears out what it is computed from
         error = relative_error(rows[match.ref])
+        # What is behind it differs altogether at 1: a function or a norm there hides in how large units a value is.
+        error = min(error, _TRACELESS) if math.isfinite(error) else error
         # Where PyTorch's graph ends, the loss would stand for all that is behind: the other program shows more.
         telling = [each for each in own[match.ref] if each[0].tells_what_reads(each[1])]
         traces[match.ref] = _trace(telling or own[match.ref])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ VALUE = DRAW.normal(size=(6, 5, 8))
 ELEMENTS = DRAW.random(VALUE.shape) < 0.75
 EXAMPLES = np.array([True, False, True, True, True, False])[:, None, None]
 BATCH = DRAW.normal(size=(6, 8)).astype(np.float32)
+DRAW_OF_SCALE = np.random.default_rng(12).normal(size=8).astype(np.float32) / 4
 WEIGHTS = {name: (DRAW.normal(size=(8, 8)) / 3).astype(np.float32) for name in ("first", "block", "head")}
 
 
@@ -71,3 +73,29 @@ def test_the_sentence_tells_a_dropout_that_is_left_on(residual: bool) -> None:
         sentence = gs.compare(one, other).sentence
         assert sentence.startswith("Forward first differs at `block` (rel_l2 "), sentence
         assert f"; it is the reference's {words} a dropout{added}, which sets " in sentence
+
+
+def _embedded(*, of_port: bool) -> Dump:
+    """A norm behind embeddings; the port has one scope around all of it, and a dropout that is left on."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        def embedded() -> Any:
+            x = jnp.tanh(batch["x"] @ weights["first"])
+            with nullcontext() if of_port else jax.named_scope("word"):
+                x = jnp.sin(x)
+            with nullcontext() if of_port else jax.named_scope("norm"):
+                x = x / jnp.sqrt(jnp.square(x).mean(-1, keepdims=True)) * weights["scale"][None]
+            return jnp.where(jax.random.bernoulli(jax.random.key(1), 0.75, x.shape), x / 0.75, 0.0) if of_port else x
+
+        with jax.named_scope("embed") if of_port else nullcontext():
+            x = embedded()
+        with jax.named_scope("head"):
+            return jnp.square(x @ weights["head"]).mean()
+
+    weights = WEIGHTS | {"scale": 1 + DRAW_OF_SCALE}
+    return gs.capture(loss, weights, {"x": BATCH}, origins=False)
+
+
+def test_a_dropout_is_told_behind_values_that_one_program_alone_has() -> None:
+    found = gs.compare(_embedded(of_port=False), _embedded(of_port=True))
+    assert "it is the reference's with a dropout, which sets" in found.sentence, found.sentence

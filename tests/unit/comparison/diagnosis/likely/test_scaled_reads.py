@@ -27,7 +27,7 @@ def _normalised(x: Any) -> Any:
 
 
 @cache
-def _images(prepared: Any, *, of_port: bool = False, bias: bool = True) -> Dump:
+def _images(prepared: Any, *, of_port: bool = False, bias: bool = True, function: Any = jax.nn.relu) -> Dump:
     """A convolution of an image that is prepared first, with channels last in the port."""
     stem, head = map(jax.named_scope, ("Conv_0", "Dense_0") if of_port else ("stem", "head"))
 
@@ -39,7 +39,7 @@ def _images(prepared: Any, *, of_port: bool = False, bias: bool = True) -> Dump:
             )
             x = x + weights["bias"][None, None, None] if bias else x
         with head:
-            x = jax.nn.relu(x).mean((1, 2)) @ weights["head"]
+            x = function(x).mean((1, 2)) @ weights["head"]
         return jnp.square(x).mean()
 
     weights = {"stem": drawn(2, 3, 3, 3, 5), "bias": 9 + drawn(3, 5), "head": drawn(4, 5, 2)}
@@ -73,6 +73,13 @@ def test_how_layers_prepare_what_they_read_is_told(one: Any, other: Any, words: 
 def test_other_faults_of_a_layer_are_told_that_prepares_what_it_reads() -> None:
     found = gs.compare(_images(_divided), _images(_divided, of_port=True, bias=False))
     assert ", made here; it adds no bias, and the reference `bias`; `Conv_0` in the candidate)" in found.sentence
+
+
+def test_the_layer_is_found_where_a_function_hides_in_how_large_units_its_output_is() -> None:
+    reference = _images(_normalised, function=jnp.tanh)
+    found = gs.compare(reference, _images(lambda x: _normalised(255 * x), of_port=True, function=jnp.tanh))
+    assert found.sentence.startswith("Forward first differs at `stem` ("), found.sentence
+    assert "made here; it reads [4.2, 5.1, 6.4] by channel times `x` plus [" in found.sentence, found.sentence
 
 
 def test_no_scaling_is_told_of_another_function() -> None:
