@@ -176,7 +176,7 @@ class KernelSearch:
 
     def uses(self, among: Sequence[Places] | None, work: Work) -> Iterator[KernelUse]:
         """Yields the uses with taps at any or some places, as long as work is left."""
-        each = len(self._flips) * math.prod(self._form.kernel.shape[:-1])
+        each = self.products(1)
         if not 0 < each * _FIRST <= _MOST_PRODUCTS or not self._form.value.size:
             return
         first = self.elements(_FIRST, inside=True)
@@ -187,6 +187,10 @@ class KernelSearch:
         fits = {use.places: None for use in self._fitting(first, places, "constant")}
         for padding in get_args(Padding) if self._form.space else ("constant",):
             yield from self._fitting(every, list(fits), padding)
+
+    def products(self, count: int) -> int:
+        """Returns how many products a number of elements of the value take, for all ways to flip the kernel."""
+        return count * len(self._flips) * math.prod(self._form.kernel.shape[:-1])
 
     def places(self) -> list[Places]:
         """Returns where the taps may lie."""

@@ -113,13 +113,13 @@ def _scalings(read: Array, kernel: Array, value: Array, biases: Sequence[Array],
 def _numbers(form: LayerForm, search: KernelSearch, masks: Array, work: Work) -> Iterator[Array]:
     """Yields by what channels are multiplied, and then what is added to them, as far as a kernel makes a value so."""
     elements = search.elements(_SAMPLE, inside=False)
-    kernels, places = search.kernels(elements), search.places()[:_MOST_PLACES]
-    each = 2 * kernels.size * len(masks)
+    each = 2 * len(masks) * search.products(_SAMPLE)
     expected = form.value[elements]
     limit = _ROUNDING * np.linalg.norm(expected)
-    if form.value.size < _FEWEST * len(masks) or not expected.any():
+    if form.value.size < _FEWEST * len(masks) or not expected.any() or each > _MOST_PRODUCTS:
         return
-    if each > _MOST_PRODUCTS or not work.take(each * len(places)):
+    kernels, places = search.kernels(elements), search.places()[:_MOST_PLACES]
+    if not work.take(each * len(places)):
         return
     flips, taps, *rest = kernels.shape
     masked = (kernels[:, None] * masks[None, :, None, :, None]).reshape(-1, taps, *rest)

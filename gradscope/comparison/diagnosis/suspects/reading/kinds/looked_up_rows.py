@@ -16,8 +16,9 @@ from gradscope.comparison.diagnosis.suspects.steps import makers_of
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.naming import PARAM, key_of, printable, split_key
 
-#: The most elements of a table, and of an output, that are looked at.
+#: The most elements of a table, and of an output, that are looked at, and the most rows.
 _MOST_ELEMENTS: Final = 1 << 22
+_MOST_ROWS: Final = 1 << 17
 
 #: How many of the rows are told that differ.
 _TOLD: Final = 3
@@ -63,6 +64,8 @@ def _looked_up(table: Array, value: Array) -> npt.NDArray[np.intp] | None:
     if table.ndim != 2 or value.shape[-1:] != table.shape[1:] or max(table.size, value.size) > _MOST_ELEMENTS:
         return None
     vectors = value.reshape(-1, value.shape[-1])
+    if len(table) + len(vectors) > _MOST_ROWS:
+        return None
     # A row is known by its bytes: it is copied, and not computed. Adding zero makes one of both zeros.
     numbers = {row.tobytes(): at for at, row in reversed([*enumerate(table + 0.0)])}
     found = np.array([numbers.get(vector.tobytes(), -1) for vector in vectors + 0.0])
