@@ -13,7 +13,7 @@ from gradscope.comparison.layout.layouts import arranged
 from gradscope.comparison.layout.recipe_steps import Stack, Unstack
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.loops.calls_in_turn import calls_in_turn
-from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, is_of_jax
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, is_of_jax, siblings
 from gradscope.comparison.pairing.normal_forms import (
     Tokens,
     common_start,
@@ -100,7 +100,7 @@ def _without_iterations_of_outputs(dumps: Dumps, matches: Iterable[Match]) -> li
 
     The first one of PyTorch, `rnn.0`, has no more to do with the first results of the iterations, `rnn[1].0`.
     """
-    several = _of_several(dumps.ref), _of_several(dumps.cand)
+    several = siblings(dumps.ref.manifest.layers), siblings(dumps.cand.manifest.layers)
     is_port = is_of_jax(dumps.ref) is not is_of_jax(dumps.cand)
 
     def is_right(match: Match) -> bool:
@@ -112,11 +112,6 @@ def _without_iterations_of_outputs(dumps: Dumps, matches: Iterable[Match]) -> li
         return True
 
     return [match for match in matches if is_right(match)]
-
-
-def _of_several(source: DumpSource) -> frozenset[str]:
-    """Returns the names of the outputs of layers that have several."""
-    return frozenset(name for layer in source.manifest.layers if len(layer.outputs) > 1 for name in layer.outputs)
 
 
 def _of_names(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:

@@ -18,7 +18,7 @@ from typing import Final, Literal, TypeAlias
 from gradscope.comparison.default_tolerances import coarsest_matmul_dtype, default_tolerance
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.dump.interfaces import DumpSource
-from gradscope.dump.manifest.manifest import Entry
+from gradscope.dump.manifest.manifest import Entry, Layer
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD
 
 #: The pass that found a pair.
@@ -202,3 +202,12 @@ def _kind(entry: Entry) -> _Kind | None:
     if entry.family not in _EXECUTED or operation is None or entry.alias_of or entry.absent:
         return None
     return entry.family, operation, entry.shape, entry.dtype
+
+
+def siblings(layers: Sequence[Layer]) -> frozenset[str]:
+    """Returns the names of the outputs of layers that have several.
+
+    Args:
+        layers: The layers.
+    """
+    return frozenset(name for layer in layers if len(layer.outputs) > 1 for name in layer.outputs)

@@ -11,10 +11,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
 
-from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, is_of_jax
+from gradscope.comparison.pairing.matching import Dumps, Match, Pairing, is_of_jax, siblings
 from gradscope.comparison.pairing.structure.placing.only_users import only_users
 from gradscope.comparison.pairing.structure.placing.place_rating import SIZE, PlaceRating, parameter_rating
-from gradscope.comparison.pairing.structure.placing.value_places import index_of, siblings
+from gradscope.comparison.pairing.structure.placing.value_places import index_of
 from gradscope.dump.interfaces import DumpSource
 from gradscope.naming import ACTIVATION, PARAM, key_of, split_key
 

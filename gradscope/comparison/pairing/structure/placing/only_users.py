@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from gradscope.comparison.pairing.matching import Dumps, Pairing
-from gradscope.comparison.pairing.structure.placing.value_places import places_of, siblings
+from gradscope.comparison.pairing.matching import Dumps, Pairing, siblings
+from gradscope.comparison.pairing.structure.placing.value_places import places_of
 from gradscope.comparison.pairing.structure.shared_parameters import ParameterNames, shared_parameters
 from gradscope.comparison.precision import comparable
 from gradscope.dump.interfaces import DumpSource

@@ -20,7 +20,7 @@ from typing import Final
 from gradscope.comparison.layout.layouts import agreeing_layouts, relative_error
 from gradscope.comparison.metrics.bounds import least_rel_l2
 from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
-from gradscope.comparison.pairing.matching import Dumps, Pairing
+from gradscope.comparison.pairing.matching import Dumps, Pairing, siblings
 from gradscope.comparison.pairing.normal_forms import tokens_of
 from gradscope.comparison.pairing.structure.placing.learnt_names import LearntNames
 from gradscope.comparison.pairing.structure.placing.paired_inputs import PairedInputs
@@ -29,7 +29,6 @@ from gradscope.comparison.pairing.structure.placing.value_places import (
     first_uses,
     later_uses,
     places_of,
-    siblings,
     steps_of_loops,
 )
 from gradscope.comparison.pairing.structure.shared_parameters import shared_parameters

@@ -97,15 +97,6 @@ def later_uses(entry: Entry, params: Iterable[str], uses: Mapping[str, int]) -> 
     return (uses[param] - entry.site.index for param in params if param in uses)
 
 
-def siblings(layers: Sequence[Layer]) -> frozenset[str]:
-    """Returns the names of the outputs of layers that have several.
-
-    Args:
-        layers: The layers.
-    """
-    return frozenset(name for layer in layers if len(layer.outputs) > 1 for name in layer.outputs)
-
-
 def steps_of_loops(layers: Sequence[Layer], names: ParameterNames) -> frozenset[str]:
     """Returns the names of values of iterations that use the parameters which another iteration uses, too.
 
