@@ -147,7 +147,7 @@ class _Norms:
         keys = self._params.get(self._dumps.ref.resolve(match.ref), ())
         params = [self._both(self._owners[each]) for each in keys if each in self._owners]
         values, known = self._both(match), [each for each in params if each is not None]
-        if values is None or len(known) < len(params):
+        if values is None or len(known) < len(params) or values[0].shape != values[1].shape:
             return "", False
         with np.errstate(all="ignore"):  # it may be no norm at all
             return self._sums.words(match, values, known)

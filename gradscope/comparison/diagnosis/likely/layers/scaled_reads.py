@@ -129,7 +129,7 @@ def _numbers(form: LayerForm, search: KernelSearch, masks: Array, work: Work) ->
         columns = np.concatenate([each.reshape(flips, len(masks), -1) for each in made], axis=1)
         for flipped, bias in itertools.product(columns, (None, *search.biases.values())):
             sums, sizes = expected if bias is None else expected - bias[elements[-1]], np.linalg.norm(flipped, axis=1)
-            if not sizes.all():
+            if not sizes.all() or not (np.isfinite(sizes).all() and np.isfinite(sums).all()):  # the largest overflow
                 continue
             terms = (flipped / sizes[:, None]).T
             found, _, rank, singular = np.linalg.lstsq(terms, sums, rcond=None)

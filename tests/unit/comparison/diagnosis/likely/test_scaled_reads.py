@@ -12,6 +12,9 @@ import pytest
 
 import gradscope as gs
 from gradscope.api.reading import Dump
+from gradscope.comparison.diagnosis.likely.layers.kernel_uses import Work
+from gradscope.comparison.diagnosis.likely.layers.scaled_reads import scaled_values
+from gradscope.comparison.diagnosis.suspects.reading.kinds.read_sums import multiples
 from tests.support.data import drawn
 
 IMAGE = np.abs(drawn(1, 3, 9, 8, 3)) * 90
@@ -80,6 +83,14 @@ def test_the_layer_is_found_where_a_function_hides_in_how_large_units_its_output
     found = gs.compare(reference, _images(lambda x: _normalised(255 * x), of_port=True, function=jnp.tanh))
     assert found.sentence.startswith("Forward first differs at `stem` ("), found.sentence
     assert "made here; it reads [4.2, 5.1, 6.4] by channel times `x` plus [" in found.sentence, found.sentence
+
+
+def test_numbers_that_overflow_are_no_scaling_and_no_terms() -> None:
+    huge = 1e200 * np.random.default_rng(1).normal(size=(8, 5))
+    pair, kernel = (huge, huge), 1e200 * np.random.default_rng(2).normal(size=(5, 6))
+    with np.errstate(all="ignore"):
+        assert scaled_values(("x", pair), (kernel, kernel), (huge @ np.ones((5, 6)),) * 2, [], Work()) == []
+        assert multiples(huge[:, 0], [huge[:, 1]]) is None
 
 
 def test_no_scaling_is_told_of_another_function() -> None:

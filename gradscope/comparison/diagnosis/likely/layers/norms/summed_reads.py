@@ -215,6 +215,8 @@ class _Norm(NamedTuple):
         columns: list[Array] = []
         for term in terms[: made.shape[1] // _FEWEST]:
             columns.append(self._groups(self.scale * (term - term.mean(self.axes, keepdims=True) * self.centred)))
+            if not (np.isfinite(made).all() and np.isfinite(columns[-1]).all()):  # the largest numbers overflow
+                return None
             found = [_least(np.stack(group, -1), own) for *group, own in zip(*columns, made, strict=True)]
             if all(left <= _ROUNDING * own for (_, left), own in zip(found, size, strict=True)):
                 return _common([numbers for numbers, _ in found])

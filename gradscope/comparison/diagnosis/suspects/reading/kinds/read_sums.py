@@ -32,7 +32,7 @@ def multiples(value: Array, terms: Sequence[Array]) -> Array | None:
     step = -(-value.size // _MOST_ELEMENTS)
     columns, made = np.stack([term.ravel()[::step] for term in terms], axis=1), value.ravel()[::step]
     sizes = np.linalg.norm(columns, axis=0)
-    if made.size < _FEWEST * len(terms) or not sizes.all():
+    if made.size < _FEWEST * len(terms) or not sizes.all() or not np.isfinite(sizes).all():
         return None
     found, _, _, singular = np.linalg.lstsq(columns / sizes, made, rcond=None)
     apart = singular[-1] > _APART * singular[0]  # of terms that are nearly multiples of each other, either may be more
