@@ -21,6 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from gradscope.cli.standard_streams import stderr, stdout
 from gradscope.errors import GradscopeError, MachineError, ModelError, UsageError
 from gradscope.naming import printable
 from gradscope.naming.printable import without_middle
@@ -67,7 +68,7 @@ def guarded(program: Callable[[], object], arguments: Sequence[str]) -> int:
         return _status(program)
     except BrokenPipeError:
         return BROKEN_PIPE
-    except (Exception, KeyboardInterrupt) as failure:
+    except BaseException as failure:  # a signal handler of the model may raise one of any class
         return _report(failure, arguments)
     finally:
         _release_output()
@@ -89,8 +90,8 @@ def _status(program: Callable[[], object]) -> int:
             raise leaving.__context__ from None
     if status == INTERRUPTED:  # Typer exits with this on an interrupt, without a message
         raise KeyboardInterrupt
-    if sys.stdout is not None:
-        sys.stdout.flush()
+    if stdout() is not None:
+        stdout().flush()
     return status if isinstance(status, int) else 0 if status is None else BUG
 
 
@@ -103,7 +104,7 @@ def _is_of_typer(leaving: SystemExit) -> bool:
 def _release_output() -> None:
     """Flushes the standard streams, and redirects those that fail to the null device."""
     # Python flushes them again when it ends, which would fail once more and set an exit status of its own.
-    for stream in filter(None, (sys.stdout, sys.stderr)):
+    for stream in filter(None, (stdout(), stderr())):
         try:
             stream.flush()
         except OSError:
@@ -120,9 +121,9 @@ def _report(failure: BaseException, arguments: Sequence[str]) -> int:
         _annotate(failure, lines, arguments)
     if "--traceback" in arguments:
         lines = [*map(printable, "".join(traceback.format_exception(failure)).splitlines()), *lines]
-    if sys.stderr is not None:
+    if stderr() is not None:
         with contextlib.suppress(OSError, ValueError):  # standard error is closed, by the model where ValueError
-            sys.stderr.write("".join(f"{line}\n" for line in lines))
+            stderr().write("".join(f"{line}\n" for line in lines))
     return status
 
 
@@ -144,7 +145,7 @@ def _annotate(failure: BaseException, lines: Sequence[str], arguments: Sequence[
         level="error", title="gradscope", message="; ".join(said), source=f"{name}:{line}" if name else None
     )
     with contextlib.suppress(OSError, ValueError):  # standard output is closed, by the model where ValueError
-        sys.stdout.write(annotations_text([annotation], lambda known: path_in_repository(known, target)))
+        stdout().write(annotations_text([annotation], lambda known: path_in_repository(known, target)))
 
 
 def _verdict(failure: BaseException, arguments: Sequence[str]) -> tuple[int, list[str]]:
@@ -152,7 +153,7 @@ def _verdict(failure: BaseException, arguments: Sequence[str]) -> tuple[int, lis
     if isinstance(failure, KeyboardInterrupt):
         return INTERRUPTED, ["gradscope: interrupted"]
     known = failure if isinstance(failure, GradscopeError) else None
-    expected = known or _overlong_name(failure) or _environment_failure(failure)
+    expected = known or _overlong_name(failure) or _environment_failure(failure) or _failure_of_user(failure)
     if expected is None:
         return BUG, _bug_report(failure, arguments)
     return expected.exit_code, list(_error_lines(expected))
@@ -182,11 +183,20 @@ def _environment_failure(failure: BaseException) -> MachineError | None:
     return None
 
 
+def _failure_of_user(failure: BaseException) -> ModelError | None:
+    """Returns what the user's code raised where gradscope had not called it; None for any other failure."""
+    if "gradscope.tracing.user_frames" not in sys.modules:  # no model was loaded
+        return None
+    from gradscope.tracing.user_frames import failure_of_user
+
+    return failure_of_user(failure)
+
+
 def _is_of_output(failure: OSError) -> bool:
     """Returns whether standard output fails so: what it could not deliver is still to be written."""
     try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        if stdout() is not None:
+            stdout().flush()
     except OSError as error:
         return error.errno == failure.errno
     except ValueError:  # the model has closed it

@@ -98,7 +98,7 @@ def _end() -> None:
     if status is None or has_plugins or "LD_PRELOAD" in os.environ or _is_watched() or _is_writing():
         return
     for stream in _streams():
-        with suppress(OSError, ValueError):  # ValueError: it is closed
+        with suppress(OSError, ValueError, AttributeError):  # it is closed, or no stream
             stream.flush()
     import ctypes
 

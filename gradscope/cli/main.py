@@ -34,7 +34,7 @@ def main(*, own_process: bool = False) -> NoReturn:
         end_at_once()
     from gradscope.cli.leaving import leave, leave_at_once, leave_behind_the_last, leave_threads
     from gradscope.cli.running.supervisor import is_started_by_command, runs_model, supervise
-    from gradscope.cli.standard_streams import keep_stdout_for_results, open_streams
+    from gradscope.cli.standard_streams import end_results, keep_stdout_for_results, open_streams
 
     open_streams()
     ends_with = None
@@ -55,7 +55,7 @@ def main(*, own_process: bool = False) -> NoReturn:
     if ends_with is not None:
         if own_process:
             leave_threads(status)
-        sys.stdout = sys.stderr  # what the model registered with atexit prints no result
+        end_results()  # what the model registered with atexit prints no result
     leave(status)
 
 

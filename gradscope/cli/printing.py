@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gradscope.cli.leaving import keep
 from gradscope.cli.options.report_options import Format
+from gradscope.cli.standard_streams import stdout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -72,8 +73,8 @@ def print_parts(parts: Iterable[str]) -> None:
     from gradscope.errors import MachineError
 
     try:
-        sys.stdout.writelines(parts)
-        sys.stdout.flush()
+        stdout().writelines(parts)
+        stdout().flush()
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -94,8 +95,9 @@ def say(line: str) -> None:
     """
     from gradscope.naming import printable
 
-    if sys.stderr is not None:
-        with suppress(OSError, ValueError):  # ValueError: the model has closed it
+    if sys.stderr is not None:  # which may be a proxy for what progress is shown on
+        # ValueError: the model has closed it; AttributeError: it has put no stream in its place.
+        with suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(printable(line) + "\n")
 
 
@@ -103,10 +105,10 @@ def screen() -> Screen:
     """Returns the size of standard output where it is a terminal, and whether it can show Unicode."""
     from gradscope.presentation import Screen
 
-    unicode = "utf" in (sys.stdout.encoding or "").lower()
-    if not sys.stdout.isatty():
+    unicode = "utf" in (stdout().encoding or "").lower()
+    if not stdout().isatty():
         return Screen(unicode=unicode)
-    size = os.get_terminal_size(sys.stdout.fileno())
+    size = os.get_terminal_size(stdout().fileno())
     return Screen(
         width=_requested("COLUMNS") or size.columns or _USUAL_WIDTH,
         height=_requested("LINES") or size.lines or None,
@@ -121,10 +123,10 @@ def _requested(variable: str) -> int:
 
 
 def _print_text(text: Text) -> None:
-    if not sys.stdout.isatty():
+    if not stdout().isatty():
         print_plain(text.plain)
         return
     from rich.console import Console
 
     # The lines fit already, so the console must not wrap them.
-    Console(file=sys.stdout, highlight=False).print(text, end="", soft_wrap=True)
+    Console(file=stdout(), highlight=False).print(text, end="", soft_wrap=True)

@@ -7,10 +7,13 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager, redirect_stdout
 from io import BufferedWriter, FileIO, RawIOBase, TextIOWrapper
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 _STDOUT: Final = 1
 _STDERR: Final = 2
+
+#: Standard output and standard error as they were before a model ran, where one does.
+_KEPT: Final[dict[str, TextIO]] = {}
 
 _MODES: Final = {"stdin": "r", "stdout": "w", "stderr": "w"}
 
@@ -51,6 +54,23 @@ def keep_stdout_for_results() -> None:
     line_buffering = isinstance(sys.stdout, TextIOWrapper) and sys.stdout.line_buffering
     stream = BufferedWriter(FileIO(kept, "w"))
     sys.stdout = _safe(TextIOWrapper(stream, encoding=sys.stdout.encoding, line_buffering=line_buffering))
+    _KEPT.update(stdout=sys.stdout, stderr=sys.stderr)
+
+
+def stdout() -> TextIO | Any:
+    """Returns the stream for results, whatever a model has put in the place of `sys.stdout`."""
+    return _KEPT.get("stdout", sys.stdout)
+
+
+def end_results() -> None:
+    """Closes the stream for results, unless the model has kept it; what is printed from here on are messages."""
+    _KEPT.pop("stdout", None)
+    sys.stdout = sys.stderr
+
+
+def stderr() -> TextIO | Any:
+    """Returns the stream for messages, whatever a model has put in the place of `sys.stderr`."""
+    return _KEPT.get("stderr", sys.stderr)
 
 
 @contextmanager

@@ -127,6 +127,16 @@ class user_code:  # noqa: N801 - a context manager that reads as a clause
             raise _model_error(self._doing, error, self._rules) from error
 
 
+def failure_of_user(error: BaseException) -> ModelError | None:
+    """Returns an error that the user's code raised where nothing called it, as a signal handler; None for another."""
+    frames = [frame.filename for frame in _frames(error)]
+    ours = [file.startswith(_PACKAGE) and is_library_file(file) for file in frames]
+    behind_ours = frames[len(frames) - [*reversed(ours), True].index(True) :]
+    if all(is_library_file(file) or _is_installed(file) for file in behind_ours):
+        return None
+    return _model_error("the model failed outside of its functions, as in a signal handler", error, tuple)
+
+
 def _is_of_disk(text: str) -> bool:
     """Returns whether JAX's runtime cannot write a file, by the text of its error; a callback is the user's."""
     return "allback" not in text and any(os.strerror(number) in text for number in _DISK_ERRORS)

@@ -24,7 +24,12 @@ def versions(distributions: Iterable[str]) -> dict[str, Json]:
 
 
 def command_line() -> list[Json]:
-    """Returns the command line of this process, with the program and absolute paths reduced to their file names."""
+    """Returns the command line of this process, with the program and absolute paths reduced to their file names.
+
+    It is empty where the program has none any more.
+    """
+    if not sys.argv:  # the program has taken its arguments away
+        return []
     program = Path(sys.argv[0])
     # `python -m package` runs a file inside of it.
     name = program.parent.name if program.name == "__main__.py" else program.name

@@ -260,6 +260,28 @@ def test_nothing_that_a_model_writes_gets_between_the_results_and_a_thread_may_e
     assert "saver" not in done.errors
 
 
+#: A model that takes the standard streams away at any moment, and the arguments.
+TAKEN_AWAY = """
+import sys, threading
+class Stream:
+    def write(self, text):
+        return len(text)
+def take():
+    while True:
+        sys.stdout = sys.stderr = Stream()
+        time.sleep(0.001)
+import time
+threading.Thread(target=take, daemon=True).start()
+sys.argv[:] = []
+"""
+
+
+def test_what_a_model_puts_in_the_place_of_the_streams_gets_no_results(tmp_path: Path) -> None:
+    models.write(tmp_path, models.source(more=TAKEN_AWAY))
+    done = gradscope_process("dump", "model.py", "--json", folder=tmp_path)
+    assert (done.status, done.json["command"]) == (0, "dump"), done.errors
+
+
 #: Runs the command line in a process that has something to do at its end, and goes on behind it where it may.
 AT_THE_END = """
 import atexit, gc, sys

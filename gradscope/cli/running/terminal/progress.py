@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
+
+from gradscope.cli.standard_streams import stderr
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -34,7 +35,7 @@ class Progress:
     """
 
     def __init__(self, *, quiet: bool) -> None:
-        self._silent = quiet or not sys.stderr.isatty()
+        self._silent = quiet or not stderr().isatty()
         self._status: Status | None = None
 
     def __enter__(self) -> Self:
@@ -42,7 +43,7 @@ class Progress:
             from rich.console import Console
 
             with suppress(OSError):
-                status = Console(stderr=True).status("starting", spinner="dots")
+                status = Console(file=stderr()).status("starting", spinner="dots")
                 status.start()
                 self._status = status
         return self

@@ -6,6 +6,7 @@ import errno
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -15,13 +16,14 @@ import typer
 
 from gradscope.cli.error_boundary import guarded
 from gradscope.errors import DumpError, MachineError, ModelError, UsageError
+from gradscope.tracing import user_frames
 
 
-def raising(error: BaseException) -> Callable[[], NoReturn]:
-    def program() -> NoReturn:
-        raise error
-
-    return program
+def raising(error: BaseException) -> Callable[[], object]:
+    """Returns a program that raises an error without a frame of this file, which is none of gradscope's own."""
+    future: Future[object] = Future()
+    future.set_exception(error)
+    return future.result
 
 
 def of_typer(error: BaseException) -> Callable[[], object]:
@@ -68,6 +70,24 @@ def test_a_broken_pipe_has_a_status_of_its_own_under_typer() -> None:
 def test_an_exit_that_something_else_raises_is_no_status(capsys: pytest.CaptureFixture[str]) -> None:
     lines = reported(SystemExit(0), capsys)  # as a signal handler of the model does in the middle of a command
     assert lines[0] == "gradscope: error: the command was ended before it was done: SystemExit: 0"
+
+
+class Odd(BaseException):
+    """Odd is no exception that a program expects."""
+
+
+@pytest.mark.parametrize("error", [RuntimeError("mine"), Odd("mine")])
+def test_what_a_signal_handler_of_the_model_raises_is_the_models_failure(
+    error: BaseException, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def handler() -> NoReturn:
+        raise error
+
+    assert user_frames.__name__ in sys.modules  # a model was loaded
+    assert guarded(handler, []) == 4
+    said, frame, *_ = capsys.readouterr().err.splitlines()
+    assert said.endswith(f"as in a signal handler: {type(error).__name__}: mine")
+    assert frame.endswith("in handler")
 
 
 @pytest.mark.parametrize(
@@ -146,8 +166,8 @@ def test_an_unexpected_error_is_a_bug_that_asks_for_a_report(
 ) -> None:
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     first, second, third, fourth = reported(ValueError("odd\nlong"), capsys, "show", "a b.npz")
-    assert first.startswith("gradscope: error: this is a bug in gradscope: ValueError: odd at test_error_boundary.py:")
-    assert first.endswith(" in program")
+    assert first.startswith("gradscope: error: this is a bug in gradscope: ValueError: odd at _base.py:")
+    assert first.endswith(" in __get_result")
     assert second.startswith("seen in: gradscope ")
     assert third == "command: gradscope show 'a b.npz'"
     assert fourth.startswith("hint: please report")
