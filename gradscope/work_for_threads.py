@@ -10,13 +10,35 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 _Value = TypeVar("_Value")
 _Result = TypeVar("_Result")
 
 #: How executors say that Python is about to end, or that they have been shut down.
 _ENDING: Final = "cannot schedule new futures"
+
+
+class _EndedPool(Executor):
+    """An `_EndedPool` is a pool that takes no work, in place of one that Python no more imports when it ends."""
+
+    def __init__(self, *_arguments: object, **_options: object) -> None:
+        """Starts no threads."""
+
+    def submit(self, *_arguments: Any, **_keywords: Any) -> Future[Any]:
+        """Refuses work as a pool of Python's does."""
+        raise RuntimeError(f"{_ENDING} after interpreter shutdown")
+
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+    ThreadPool = ThreadPoolExecutor
+else:
+    try:
+        from concurrent.futures import ThreadPoolExecutor as ThreadPool
+    except RuntimeError:  # its module registers what Python is to do at its end, which has begun
+        ThreadPool = _EndedPool
 
 
 def submitted(pool: Executor, function: Callable[..., _Result], *arguments: object) -> Future[_Result]:

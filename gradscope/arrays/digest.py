@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from gradscope.arrays.blocks import Array, blocks
-from gradscope.work_for_threads import submitted
+from gradscope.work_for_threads import ThreadPool, submitted
 
 _HEX_DIGITS: Final = 128 // 4
 
@@ -65,7 +64,7 @@ def begun_hash(array: np.ndarray[Any, Any]) -> Callable[[], str]:
     """
     if array.nbytes < _WORTH_A_THREAD:
         return partial(content_hash, array)
-    pool = ThreadPoolExecutor(1, thread_name_prefix="hash")
+    pool = ThreadPool(1, thread_name_prefix="hash")
     begun = submitted(pool, content_hash, array)
     pool.shutdown(wait=False)
     return begun.result

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, SupportsIndex
 
 from gradscope import naming
 from gradscope.dump.record import Json
-from gradscope.history.database.schema import COUNTS
+from gradscope.errors import UsageError
+from gradscope.history.database.schema import COUNTS, LARGEST
 from gradscope.history.value_histograms import ValueHistogram
 
 
@@ -18,6 +20,26 @@ def known_numbers(columns: Mapping[str, float | int]) -> dict[str, Json]:
     """Returns the columns of a history that are not NaN, which stands for no value; counts are whole numbers."""
     known = {name: value for name, value in columns.items() if not math.isnan(value)}
     return {name: int(value) if name in COUNTS else value for name, value in known.items()}
+
+
+def step_number(name: str, value: SupportsIndex, least: int = 0) -> int:
+    """Returns the number of a step, or of steps, as a history can have it.
+
+    Args:
+        name: What the number is called.
+        value: The number, also as a scalar of NumPy or JAX.
+        least: The least number that is one.
+
+    Raises:
+        UsageError: It is no whole number, or out of its range.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        raise UsageError(f"{name} is {value!r}, which is no whole number") from error
+    if not least <= number <= LARGEST:
+        raise UsageError(f"{name} is {number}", hint=f"{name} is a whole number from {least} to 2**53")
+    return number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial, reduce
 from operator import add
@@ -30,7 +30,7 @@ from gradscope.arrays.passes.native_kernel import PASSED_AS, NativeKernel, is_co
 from gradscope.arrays.reductions import Extremes, NonFinite, Reduction
 from gradscope.arrays.scratch import ScratchSlot, scratch
 from gradscope.arrays.widening import codes_of, real_values
-from gradscope.work_for_threads import mapped, submitted
+from gradscope.work_for_threads import ThreadPool, mapped, submitted
 
 #: Bytes that NumPy reduces with magnitudes in the time that loading the kernel takes (2026-11).
 _WORTH_LOADING: Final = 64 << 20
@@ -90,7 +90,7 @@ class _Loading:
     def _begin_if_worth(self, worth: float) -> None:
         if self._begun is None and worth >= _WORTH_LOADING and (worth >= _WORTH_COMPILING or is_compiled()):
             # In a thread of its own: a compiler needs more stack than the thread of a callback may have.
-            pool = ThreadPoolExecutor(1, thread_name_prefix="kernel")
+            pool = ThreadPool(1, thread_name_prefix="kernel")
             self._begun = submitted(pool, NativeKernel.loaded)
             pool.shutdown(wait=False)
 
@@ -142,7 +142,7 @@ def _of_stretches(result: Callable[[Array], _Result], array: Array, size_bytes: 
     stretches = blocks(array, size_bytes // array.itemsize)
     if array.nbytes <= size_bytes or not array.flags.c_contiguous or not array.dtype.isnative:
         return map(result, stretches)  # where a stretch is a copy, one is in memory at a time
-    with ThreadPoolExecutor(min(_processors(), -(-array.nbytes // size_bytes))) as pool:
+    with ThreadPool(min(_processors(), -(-array.nbytes // size_bytes))) as pool:
         return mapped(pool, result, stretches)
 
 

@@ -7,7 +7,6 @@ other's result, only shapes. So the arguments are made in a thread of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -30,7 +29,7 @@ from gradscope.tracing.jaxpr.frames import OPERAND
 from gradscope.tracing.loading.model import Model
 from gradscope.tracing.tracer import Trace, trace_loss, with_constant_inputs
 from gradscope.tracing.user_frames import user_code
-from gradscope.work_for_threads import submitted
+from gradscope.work_for_threads import ThreadPool, submitted
 
 #: By what the estimate of a run's bytes is divided, one after the other, where a run needs too much memory.
 _SHARES: Final = (2, 4, 8, 16)
@@ -155,7 +154,7 @@ def prepare(
         MachineError: The arguments and their gradients do not fit into the memory allowed.
         DumpError: The batch lacks leaves that the query needs.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="arguments") as pool:
+    with ThreadPool(1, thread_name_prefix="arguments") as pool:
         making = submitted(pool, arguments.make)
         with timings.phase("trace"), user_code(f"loss of {model.name}"):
             trace = trace_loss(model.loss, *arguments.shapes, operations=spec.looks_inside_layers or bool(query))

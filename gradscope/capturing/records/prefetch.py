@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, NamedTuple, TypeVar, cast
 
-from gradscope.work_for_threads import submitted
+from gradscope.work_for_threads import ThreadPool, submitted
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -42,7 +42,7 @@ def one_ahead(items: Iterable[Item]) -> Iterator[Item]:
         items: Iterated in the thread. Their exception is raised when the items before it have been consumed.
     """
     drawing, end = iter(items), object()
-    with ThreadPoolExecutor(1, thread_name_prefix="gradscope") as pool:
+    with ThreadPool(1, thread_name_prefix="gradscope") as pool:
         drawn = submitted(pool, next, drawing, end).result()
         while drawn is not end:
             following = submitted(pool, next, drawing, end)
@@ -65,7 +65,7 @@ def in_order(
         ahead: How far the thread runs ahead of the caller.
         size_of: Returns the bytes of an item.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="gradscope") as pool:
+    with ThreadPool(1, thread_name_prefix="gradscope") as pool:
         under_way: deque[_Batch[Result]] = deque()
         failure = _Failure()
         for batch in _batches(_until(failure, items), ahead, size_of):

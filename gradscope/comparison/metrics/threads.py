@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Protocol, TypeVar
 
 from gradscope.dump.interfaces import DumpSource
-from gradscope.work_for_threads import submitted
+from gradscope.work_for_threads import ThreadPool, submitted
 
 #: The mean number of elements below which threads take longer than one does: each waits for the interpreter's lock.
 _SMALL: Final = 1 << 14
@@ -48,7 +47,7 @@ def mapper(source: DumpSource, threads: int) -> _Mapper:
                     waiting.clear()  # the other threads stop
                     raise
 
-        with ThreadPoolExecutor(max_workers=threads) as pool:
+        with ThreadPool(max_workers=threads) as pool:
             for thread in [submitted(pool, work) for _ in range(threads)]:
                 thread.result()
         return [found[number] for number in range(len(found))]

@@ -69,6 +69,8 @@ NOISE: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 COUNTS: Final = frozenset(
     name for table in (STEPS, STATS, NOISE) for name, (unit, _) in table.items() if unit == "count"
 )
+#: The largest whole number in a table: beyond it, float64 does not tell one from the next.
+LARGEST: Final = 1 << 53
 #: What stands for all trained parameters together in place of the number of a tensor.
 ALL_PARAMETERS: Final = -1
 #: How the names of facts begin that state the options of a run; one that was not given has no fact.

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from gradscope.dump.storage.input_file import InputFile
 from gradscope.dump.storage.storage_errors import located
 from gradscope.errors import DumpError
-from gradscope.history.database.schema import ALL_PARAMETERS, APPLICATION_ID, VERSION, tables_of
+from gradscope.history.database.schema import ALL_PARAMETERS, APPLICATION_ID, LARGEST, VERSION, tables_of
 from gradscope.naming import printable
 
 _HEADER: Final = b"SQLite format 3\0"
@@ -39,10 +39,8 @@ _DAMAGED: Final = (sqlite3.Error, UnicodeDecodeError)
 _INTEGERS: Final = frozenset(
     {"id", "tensor", "step", "examples", "skipped", "zeros", "nan", "inf", "groups", "group_size"}
 )
-#: The least of the numbers of tensors, the others being counts, and the most of all: beyond it, float64 does not tell
-#: one integer from the next.
+#: The least of the numbers of tensors, the others being counts.
 _LEAST: Final = {"tensor": ALL_PARAMETERS}
-_MOST: Final = 1 << 53
 #: Columns of magnitudes, which are not negative.
 _MAGNITUDES: Final = frozenset(
     {"l2", "rms", "std", "amax", "ratio", "grad_norm", "grad_norm_clipped", "update_norm", "param_norm"}
@@ -146,7 +144,7 @@ def is_strange(column: str, kind: type) -> str:
         return f"typeof({column}) <> 'blob'"
     if column in _INTEGERS:
         least = _LEAST.get(column, 0)
-        return f"typeof({column}) NOT IN ('integer', 'null') OR {column} NOT BETWEEN {least} AND {_MOST}"
+        return f"typeof({column}) NOT IN ('integer', 'null') OR {column} NOT BETWEEN {least} AND {LARGEST}"
     negative = f" OR {column} < 0" if column in _MAGNITUDES else ""
     return f"typeof({column}) NOT IN ('integer', 'real', 'null'){negative}"
 

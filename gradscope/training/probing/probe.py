@@ -17,6 +17,7 @@ from gradscope.capturing.execution.function_call import indices
 from gradscope.capturing.seen import Seen
 from gradscope.capturing.value_and_grad import Signature
 from gradscope.errors import UsageError
+from gradscope.history.history_rows import step_number
 from gradscope.instrument.query.capture_spec import CaptureSpec
 from gradscope.training.probing.alarm_capture import saved_arguments
 from gradscope.training.probing.collected import Collected
@@ -86,9 +87,9 @@ class Probe:
     def __init__(
         self,
         folder: str | os.PathLike[str],
-        every: int = 10,
+        every: SupportsIndex = 10,
         *,
-        start: int = 0,
+        start: SupportsIndex = 0,
         force: bool = False,
         on_alarm: OnAlarm = "save",
         keep_every: int | None = None,
@@ -98,24 +99,19 @@ class Probe:
         families: str | Collection[str] | None = None,
         depth: int | None = None,
     ) -> None:
-        if every < 1 or start < 0:
-            raise UsageError(
-                f"every is {every} and start {start}", hint="every is a number of steps above 0, start one from 0 on"
-            )
+        every, start = step_number("every", every, 1), step_number("start", start)
         if on_alarm not in ON_ALARM:
             skips = " A probe cannot skip an update: the state is the loop's own." if on_alarm == "skip" else ""
             raise UsageError(f"on_alarm is {on_alarm!r}.{skips}".rstrip("."), hint=f"one of {', '.join(ON_ALARM)}")
-        if keep_alarms < 1 or (keep_every is not None and keep_every < 1):
-            raise UsageError(
-                f"keep_alarms is {keep_alarms} and keep_every {keep_every}", hint="both are numbers above 0"
-            )
+        keep_alarms = step_number("keep_alarms", keep_alarms, 1)
+        keep_every = max(every, 20) if keep_every is None else step_number("keep_every", keep_every, 1)
         self._every = every
         self._next = start
         self._spec = CaptureSpec.of(select, exclude, families, depth)
         self._history = ProbeHistory(Path(folder), start, force=force)
         self._alarms = ProbeAlarms(
             self._history, on_alarm=on_alarm, keep=keep_alarms,
-            keep_every=max(every, 20) if keep_every is None else keep_every, every=every,
+            keep_every=keep_every, every=every,
         )  # fmt: skip
         self._step: ProbedStep | None = None
         self._closed = False
@@ -227,7 +223,7 @@ class Probe:
         """
         return saved_arguments(Path(alarm), (args, {}))[0]
 
-    def write(self, step: int, seen: Seen[Any] | StepSeen, *, loss: Any = None, updates: Any = None) -> None:
+    def write(self, step: SupportsIndex, seen: Seen[Any] | StepSeen, *, loss: Any = None, updates: Any = None) -> None:
         """Writes observations that a program returned: of one step, or of a scan over steps of as many.
 
         Args:
@@ -244,6 +240,7 @@ class Probe:
         with self._at_once:
             self._require_open()
             self._alarms.act()
+            step = step_number("step", step)
             if step <= self._history.last:
                 after = f"step {step:,} was to be written after step {self._history.last:,}"
                 raise UsageError(after, hint="write steps in their order")
@@ -291,6 +288,7 @@ class Probe:
         return out
 
     def _write(self, number: int, collected: Collected) -> None:
+        step_number("step", number)
         recorded, follows = self._history.recorded(collected)
         self._history.write(number, self._alarms.record(number, collected.keys, recorded, follows=follows))
 

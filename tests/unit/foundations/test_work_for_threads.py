@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import Executor, ThreadPoolExecutor, thread
 
@@ -24,6 +26,18 @@ def test_a_pool_that_takes_no_more_work_is_done_without(ending: Executor) -> Non
     assert mapped(ending, abs, [-1, 2, -3]) == [1, 2, 3]
     with pytest.raises(ZeroDivisionError):
         submitted(ending, divmod, 1, 0).result()
+
+
+def test_work_is_done_where_python_imports_no_pools_any_more() -> None:
+    program = (
+        "import atexit, threading\n"
+        "def at_end():\n"
+        "    from gradscope.work_for_threads import ThreadPool, mapped\n"
+        "    with ThreadPool(1, thread_name_prefix='x') as pool: print(mapped(pool, abs, [-1, 2]))\n"
+        "atexit.register(at_end)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("[1, 2]\n", "")
 
 
 def test_a_pool_that_takes_work_has_it_done_in_its_thread() -> None:

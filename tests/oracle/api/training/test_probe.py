@@ -336,6 +336,10 @@ def test_inside_a_transformation_the_functional_form_is_named(wrong: Any, tmp_pa
 def test_bad_input_is_one_message(tmp_path: Path) -> None:
     with pytest.raises(gs.UsageError, match="every is 0"):
         gs.Probe(tmp_path, every=0)
+    with pytest.raises(gs.UsageError, match="start is 9007199254740993"):  # which no reader would take
+        gs.Probe(tmp_path, start=2**53 + 1)
+    with pytest.raises(gs.UsageError, match=r"start is 1\.5, which is no whole number"):
+        gs.Probe(tmp_path, start=1.5)  # type: ignore[arg-type]
     with pytest.raises(gs.UsageError, match="no family 'updat'"):
         gs.Probe(tmp_path, families="updat")
     (tmp_path / "file").write_text("")
@@ -349,6 +353,8 @@ def test_bad_input_is_one_message(tmp_path: Path) -> None:
         step = probe.jit(loss)
         with pytest.raises(gs.UsageError, match=r"calls probe\.value_and_grad nowhere"):
             step(initial()[0], batch(0))
+        with pytest.raises(gs.UsageError, match="step is 9223372036854775808"):
+            probe.write(2**63, None)  # type: ignore[arg-type]
         with pytest.raises(gs.UsageError, match="has a step already"):
             probe.jit(step)
     with pytest.raises(gs.UsageError, match="the probe is closed"):
@@ -375,7 +381,7 @@ def test_a_run_is_continued_from_a_step_on_and_not_lost(tmp_path: Path) -> None:
     with pytest.raises(gs.UsageError, match="holds a run that was recorded up to step 4"):
         gs.Probe(tmp_path)
     assert taken() == 6
-    probe = gs.Probe(tmp_path, start=3)
+    probe = gs.Probe(tmp_path, start=np.int64(3))  # as a state of NumPy has it
     assert taken() == 3, "what the loop has not taken again would count if it were killed"
     probe.close()
     steps(range(3, 8), state, start=3)
