@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -56,7 +57,7 @@ class ProbeAlarms:
         self._keep = keep
         self._every = every
         self._watch = AlarmWatch(history.sizes, history.unreached, history.affine)
-        self._losses: list[tuple[int, Any]] = []
+        self._losses: deque[tuple[int, Any]] = deque()
         self._found: deque[_Found] = deque()
         self._judged = 0
         self._step: ProbedStep | None = None
@@ -73,7 +74,7 @@ class ProbeAlarms:
             if self._replay.crowded and self._replay.is_due(number):
                 # A third copy would be one more than there may be: the thread is behind, or steps that are not
                 # recorded wait for it.
-                self._history.write(self._judge_losses())
+                self._history.write(self._judging_losses())
                 self._history.flush()
             judged = self._judged  # before acting: the thread may find an alarm meanwhile, whose state is still needed
             self.act()
@@ -99,7 +100,7 @@ class ProbeAlarms:
 
     def record(self, number: int, keys: Sequence[str], recorded: Recorded, *, follows: bool) -> Any:
         """Returns the function that makes the record of a step, and finds the alarms up to it; for another thread."""
-        judge_losses = self._judge_losses()
+        judge_losses = self._judging_losses(before=number)
 
         def made() -> StepRecord:
             judge_losses()
@@ -115,15 +116,17 @@ class ProbeAlarms:
 
     def finish(self) -> None:
         """Acts on the alarms of the last steps; an alarm no longer stops anything."""
-        self._history.write(self._judge_losses())
+        self._history.write(self._judging_losses())
         self._history.flush()
         self.act(ends=True)
 
-    def _judge_losses(self) -> Any:
-        losses, self._losses = self._losses, []
+    def _judging_losses(self, before: float = math.inf) -> Any:
+        """Returns the function that writes the losses of steps before one, and finds their alarms."""
 
         def judge() -> None:
-            for number, loss in losses:
+            # They are taken out here and not before: an interrupt may come until this thread has the function.
+            while self._losses and self._losses[0][0] < before:
+                number, loss = self._losses.popleft()
                 value = float(loss)  # waits for the device, in the writer's thread
                 self._history.loss(number, value)
                 self._note(self._watch.step(number, {"loss": value}), value)

@@ -21,7 +21,7 @@ from gradscope.errors import MachineError
 from gradscope.history.history_reader import History
 from gradscope.history.views.learning import stated_faults
 from gradscope.presentation import trends_report
-from gradscope.training.probing.probe_history import close_open_probes
+from gradscope.training.probing.probe_history import ProbeHistory, close_open_probes
 from tests.support.data import drawn
 
 optax = pytest.importorskip("optax", reason="training needs optax: pip install 'gradscope-jax[train]'")
@@ -567,6 +567,28 @@ def test_probes_that_are_open_at_the_end_are_closed_also_where_one_of_them_fails
     with pytest.raises(MachineError, match="has been removed"):
         close_open_probes()
     assert [repr(each).rpartition(", ")[2] for each in probes] == ["closed>"] * 3
+
+
+def test_an_interrupt_while_a_step_waits_to_be_written_loses_no_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    def loop() -> None:
+        state = initial()
+        with gs.Probe(tmp_path, every=4) as probe:
+            step = probe.jit(loop_step(probe.value_and_grad, probe.record))
+            for number in range(5):
+                if number == 4:
+                    monkeypatch.setattr(ProbeHistory, "write", interrupted)
+                state, _ = step(state, batch(number))
+
+    with pytest.raises(KeyboardInterrupt):
+        loop()
+    with History(tmp_path) as history:
+        assert history.losses()["step"].tolist() == [0, 1, 2, 3]
 
 
 def test_scalars_are_a_flat_dictionary_of_floats(tmp_path: Path) -> None:
