@@ -49,6 +49,9 @@ _LONGEST_LINE: Final = 4_000
 #: A frame of the user's code, as Python writes it.
 _FRAME: Final = re.compile(r'^  File "(.*)", line (\d+)', re.MULTILINE)
 
+#: How the system says that it loads no library: for want of memory, or of files that may be open.
+_UNLOADED: Final = " shared object"
+
 #: How Python says that the system gives the process no more threads.
 _NO_THREAD: Final = "can't start new thread"
 
@@ -170,10 +173,8 @@ def _overlong_name(failure: BaseException) -> UsageError | None:
 
 def _environment_failure(failure: BaseException) -> MachineError | None:
     """Returns a failure of the environment as a `MachineError`; None for a failure of another kind."""
-    if isinstance(failure, MemoryError):
-        return MachineError("out of memory", hint="use a smaller --batch-size or --select fewer layers")
-    if isinstance(failure, RuntimeError) and str(failure).startswith(_NO_THREAD):
-        return MachineError(str(failure), hint="raise the limits on processes and memory (ulimit -u and -v)")
+    if (limited := _limit_failure(failure)) is not None:
+        return limited
     if isinstance(failure, FileNotFoundError) and _has_no_folder():
         return MachineError("the current folder has been removed", hint="change to one that exists")
     if isinstance(failure, OSError) and failure.errno in _ENVIRONMENT and _is_of_output(failure):
@@ -181,6 +182,28 @@ def _environment_failure(failure: BaseException) -> MachineError | None:
     if isinstance(failure, OSError) and failure.errno in _ENVIRONMENT:
         return MachineError(str(failure), hint=_HINTS.get(failure.errno, "check free space and permissions"))
     return None
+
+
+def _limit_failure(failure: BaseException) -> MachineError | None:
+    """Returns the failure of a process that gets no more of something; None for any other."""
+    if isinstance(failure, MemoryError):
+        return MachineError("out of memory", hint="use a smaller --batch-size or --select fewer layers")
+    if isinstance(failure, RuntimeError) and str(failure).startswith(_NO_THREAD):
+        return MachineError(str(failure), hint="raise the limits on processes and memory (ulimit -u and -v)")
+    if unloaded := _unloaded_library(failure):
+        return MachineError(f"a library cannot be loaded: {unloaded}", hint="raise the limit on memory (ulimit -v)")
+    return None
+
+
+def _unloaded_library(failure: BaseException) -> str:
+    """Returns how the system says that it loads no library, where that is why something is not imported; or ""."""
+    at: BaseException | None = failure
+    while isinstance(at, ImportError):
+        for line in str(at).splitlines():  # NumPy's text has many
+            if _UNLOADED in line:
+                return line
+        at = at.__cause__ or at.__context__
+    return ""
 
 
 def _failure_of_user(failure: BaseException) -> ModelError | None:

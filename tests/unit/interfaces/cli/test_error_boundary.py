@@ -154,6 +154,15 @@ def test_a_limit_on_threads_is_the_machines(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err.startswith("gradscope: error: can't start new thread\n")
 
 
+def test_a_library_that_no_memory_is_left_for_is_the_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "libblas.so: failed to map segment from shared object"
+    failure = ImportError("how to get help")  # as NumPy raises it
+    failure.__cause__ = ImportError(f"help\n{text}")
+    assert guarded(raising(failure), []) == 5
+    assert capsys.readouterr().err.startswith(f"gradscope: error: a library cannot be loaded: {text}\nhint: raise")
+    assert guarded(raising(ImportError("cannot import name 'x'")), []) == 70
+
+
 def test_a_path_that_is_too_long_is_a_wrong_request(capsys: pytest.CaptureFixture[str]) -> None:
     assert guarded(lambda: Path("n" * 300).exists(), []) == 2
     assert capsys.readouterr().err == (
