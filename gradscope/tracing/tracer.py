@@ -118,7 +118,7 @@ def trace_function(
         ModelError: The function does not return such a scalar.
     """
     jaxpr, constants, out = traced_without_references(_anew(function, arguments), *args)
-    aux = _auxiliary(out, jnp.complexfloating if holomorphic else jnp.floating)
+    _, aux = loss_and_auxiliary(out, jnp.complexfloating if holomorphic else jnp.floating)
     auxiliary = leaves_of(aux, naming.AUX)
     trace = _analysed(jaxpr, constants, arguments, ["loss", *(leaf.name for leaf in auxiliary)], operations=operations)
     computed = frozenset(number for number, constant in enumerate(constants) if isinstance(constant, Tracer))
@@ -210,14 +210,24 @@ def _parameter_names(arguments: Sequence[Leaf]) -> dict[int, str]:
     return {at: leaf.name for at, leaf in enumerate(arguments) if leaf.family == naming.PARAM}
 
 
-def _auxiliary(out: Any, kind: Any) -> Any:
-    """Returns what a loss returns in addition to the scalar; None for a bare scalar."""
-    scalar, aux = out if isinstance(out, tuple) and len(out) == 2 else (out, None)
-    if not isinstance(scalar, jax.ShapeDtypeStruct):
+def loss_and_auxiliary(out: Any, kind: Any = jnp.floating) -> tuple[Any, Any]:
+    """Returns the scalar that a loss returned, and what it returned in addition; None for a bare scalar.
+
+    Args:
+        out: What it returned, or the shapes of that.
+        kind: The kind of its dtype.
+
+    Raises:
+        ModelError: It did not return such a scalar.
+    """
+    loss, aux = out if isinstance(out, tuple) and len(out) == 2 else (out, None)
+    try:
+        scalar = loss if isinstance(loss, jax.ShapeDtypeStruct) else jax.typeof(loss)
+    except TypeError as error:
         raise ModelError(
-            f"the loss must return a scalar or (scalar, aux), and returned {type(scalar).__name__}",
+            f"the loss must return a scalar or (scalar, aux), and returned {type(loss).__name__}",
             hint="return the loss first, and everything else in one pytree after it",
-        )
+        ) from error
     if scalar.shape != ():
         raise ModelError(
             f"the loss must be a scalar, and has shape {scalar.shape}",
@@ -228,4 +238,4 @@ def _auxiliary(out: Any, kind: Any) -> Any:
             f"the loss must be a real floating-point number to be differentiated, and is {scalar.dtype.name}",
             hint="return the loss itself, not a count or an index",
         )
-    return aux
+    return loss, aux

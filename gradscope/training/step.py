@@ -18,6 +18,7 @@ from gradscope import naming
 from gradscope.capturing.value_and_grad import OBSERVERS, Keep, Signature, observing_value_and_grad
 from gradscope.errors import UsageError
 from gradscope.instrument.query.capture_spec import EVERYTHING, CaptureSpec
+from gradscope.tracing.tracer import loss_and_auxiliary
 from gradscope.training.averages import MovingAverage
 from gradscope.training.carrying import carried_on, with_keys_folded
 from gradscope.training.gradient_noise import GradientNoise, gradient_noise, split_into_groups
@@ -98,8 +99,7 @@ class TrainStep:
         """Returns the loss of a batch and its gradients; nothing in the state changes."""
 
         def of_params(params: Any, variables: Any, batch: Any) -> tuple[Any, Any]:
-            out = self._loss(with_params(variables, params), batch)
-            return out if isinstance(out, tuple) and len(out) == 2 else (out, None)
+            return loss_and_auxiliary(self._loss(with_params(variables, params), batch))
 
         arguments = (state.params, with_params(state.variables, None), batch)
         seen: Mapping[str, Any] = {}
@@ -133,8 +133,7 @@ class TrainStep:
             folded = with_keys_folded(with_params(state.variables, None), number)
 
             def of_params(params: Any) -> Any:
-                out = self._loss(with_params(folded, params), part)
-                return out[0] if isinstance(out, tuple) and len(out) == 2 else out
+                return loss_and_auxiliary(self._loss(with_params(folded, params), part))[0]
 
             return self._trained_only(jax.grad(of_params, allow_int=True)(state.params), state)
 

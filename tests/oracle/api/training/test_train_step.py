@@ -321,3 +321,19 @@ def test_an_optimizer_that_takes_no_such_parameters_is_one_message() -> None:
 def test_nothing_to_train_is_refused() -> None:
     with pytest.raises(UsageError, match="no parameter is trained"):
         gs.train_step(loss, "sgd(0.1)", freeze="*").init(variables())
+
+
+@pytest.mark.parametrize("families", [None, ()], ids=["observed", "plain"])
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda out: out, r"must be a scalar, and has shape \(3,\)"),
+        (lambda out: None, "must return a scalar or .*, and returned NoneType"),
+        (lambda out: out.astype(jnp.int32).sum(), "must be a real floating-point number .* and is int32"),
+    ],
+)
+def test_a_loss_that_is_none_is_the_models_failure(wrong: Any, says: str, families: Any) -> None:
+    step = gs.train_step(lambda params, batch: wrong(params["w"] * batch), "sgd(0.1)", families=families)
+    x = filled(1.0, 3)
+    with pytest.raises(gs.ModelError, match=f"the loss {says}"):
+        jax.eval_shape(step, step.init({"w": x}), x)
