@@ -64,8 +64,12 @@ def stdout() -> TextIO | Any:
 
 def end_results() -> None:
     """Closes the stream for results, unless the model has kept it; what is printed from here on are messages."""
-    _KEPT.pop("stdout", None)
-    sys.stdout = sys.stderr
+    import warnings  # only here: interrupts are not handled when this module is imported
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # which the model may have made an error
+        _KEPT.pop("stdout", None)
+        sys.stdout = sys.stderr
 
 
 def stderr() -> TextIO | Any:

@@ -228,7 +228,8 @@ def _shown(frame: FrameSummary) -> FrameSummary:
 
 
 def _is_installed(file_name: str) -> bool:
-    return file_name.startswith(_installed_folders())
+    # The scripts of packages too, with which the text of an error in a host callback begins: our own is one.
+    return file_name.startswith((*_installed_folders(), sysconfig.get_path("scripts") + "/"))
 
 
 @cache

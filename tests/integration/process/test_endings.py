@@ -242,7 +242,8 @@ def test_what_comes_behind_the_threads_does_not_keep_a_command(tmp_path: Path, b
 
 #: Everything but `print` that reaches the descriptor of standard output, at once and later, and a thread that ends.
 NOISE = """
-import atexit, ctypes, os, subprocess, threading, time
+import atexit, ctypes, os, subprocess, threading, time, warnings
+warnings.simplefilter("error")
 atexit.register(print, "at exit")
 ctypes.CDLL(None).puts(b"from C")
 os.write(1, b"raw")
@@ -258,6 +259,7 @@ def test_nothing_that_a_model_writes_gets_between_the_results_and_a_thread_may_e
     assert (done.status, done.json["command"]) == (0, "inspect")
     assert all(each in done.errors for each in ("at exit", "from C", "raw", "child", "thread"))
     assert "saver" not in done.errors
+    assert "unclosed file" not in done.errors
 
 
 #: A model that takes the standard streams away at any moment, and the arguments.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,6 +126,15 @@ def test_a_traceback_inside_an_errors_text_gives_way_to_its_last_line_and_its_fr
     assert "Traceback" not in error.message
     assert lines_shown(error) == ['File "model.py", line 32, in on_host']
     capfd.readouterr()  # JAX tells of it, too
+
+
+def test_the_script_that_started_the_program_is_no_line_of_the_users() -> None:
+    script = f"{sysconfig.get_path('scripts')}/gradscope"
+    text = f'Traceback (most recent call last):\n  File "{script}", line 8, in <module>\n  File "m.py", line 1, in f\n'
+    with pytest.raises(ModelError) as failed, user_code("running"):
+        raise RuntimeError(text)
+    assert "m.py" in failed.value.user_frames
+    assert script not in failed.value.user_frames
 
 
 def test_endless_recursion_is_shown_in_a_few_lines(model: SimpleNamespace) -> None:
