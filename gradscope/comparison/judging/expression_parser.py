@@ -6,7 +6,15 @@ import math
 import re
 from typing import Final
 
-from gradscope.comparison.judging.expressions import NAMES, OPERATORS, Both, Either, Expression, Limit, Negation
+from gradscope.comparison.judging.expressions import (
+    NAMES,
+    OPERATORS,
+    Conjunction,
+    Disjunction,
+    Expression,
+    Limit,
+    Negation,
+)
 from gradscope.errors import UsageError
 from gradscope.naming import printable
 from gradscope.naming.selecting.nearest_names import nearest_hint
@@ -60,20 +68,20 @@ class _Parser:
         self._depth = 0
 
     def expression(self) -> Expression:
-        found = self._term()
+        found = [self._term()]
         while self._accept("or"):
-            found = Either(found, self._term())
-        return found
+            found.append(self._term())
+        return found[0] if len(found) == 1 else Disjunction(found)
 
     def expect_end(self) -> None:
         if self._next:
             raise self._unexpected("'and', 'or' or the end")
 
     def _term(self) -> Expression:
-        found = self._factor()
+        found = [self._factor()]
         while self._accept("and"):
-            found = Both(found, self._factor())
-        return found
+            found.append(self._factor())
+        return found[0] if len(found) == 1 else Conjunction(found)
 
     def _factor(self) -> Expression:
         self._depth += 1

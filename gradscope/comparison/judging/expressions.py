@@ -15,7 +15,7 @@ References:
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -69,41 +69,39 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Both:
-    """Both is the condition `first and second`."""
+class Conjunction:
+    """Conjunction is the condition `first and second and ...`."""
 
-    first: Expression
-    second: Expression
+    parts: Sequence[Expression]
 
     @implements(Expression)
     def holds(self, metrics: Mapping[str, Json]) -> bool | None:
-        parts = self.first.holds(metrics), self.second.holds(metrics)
+        parts = [each.holds(metrics) for each in self.parts]
         if False in parts:
             return False
         return None if None in parts else True
 
     @implements(Expression)
     def mentions(self, metric: str) -> bool:
-        return self.first.mentions(metric) or self.second.mentions(metric)
+        return any(each.mentions(metric) for each in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
-class Either:
-    """Either is the condition `first or second`."""
+class Disjunction:
+    """Disjunction is the condition `first or second or ...`."""
 
-    first: Expression
-    second: Expression
+    parts: Sequence[Expression]
 
     @implements(Expression)
     def holds(self, metrics: Mapping[str, Json]) -> bool | None:
-        parts = self.first.holds(metrics), self.second.holds(metrics)
+        parts = [each.holds(metrics) for each in self.parts]
         if True in parts:
             return True
         return None if None in parts else False
 
     @implements(Expression)
     def mentions(self, metric: str) -> bool:
-        return self.first.mentions(metric) or self.second.mentions(metric)
+        return any(each.mentions(metric) for each in self.parts)
 
 
 @dataclass(frozen=True, slots=True)

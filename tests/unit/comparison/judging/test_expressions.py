@@ -41,6 +41,13 @@ def test_expressions_have_their_usual_meaning(text: str, holds: bool | None) -> 
     assert parse_expression(text).holds(METRICS) is holds
 
 
+@pytest.mark.parametrize(("connective", "metric", "holds"), [("and", "rel_l2", True), ("or", "growth", None)])
+def test_a_condition_may_have_any_number_of_parts(connective: str, metric: str, holds: bool | None) -> None:
+    expression = parse_expression(f" {connective} ".join([f"{metric} < 1"] * 2_000))
+    assert expression.holds(METRICS) is holds
+    assert (expression.mentions(metric), expression.mentions("ulp_max")) == (True, False)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
