@@ -64,6 +64,21 @@ class History:
         """Closes the file."""
         self._database.close()
 
+    def require_sound(self) -> None:
+        """Refuses a history that is damaged anywhere: one that is going to be continued, before steps are lost in it.
+
+        Raises:
+            DumpError: It is.
+        """
+        keys = ("step", "tensor")
+        self._database.require_sound("steps", tuple(STEPS), float)
+        self._database.require_sound("stats", (*keys, *STATS), float)
+        self._database.require_sound("noise", (*keys, *NOISE), float)
+        self._database.require_sound("histograms", keys, float)
+        self._database.require_sound("histograms", ("counts",), bytes)
+        self.losses()
+        self.alarms()
+
     def steps(self) -> dict[str, np.ndarray]:
         """Returns what was recorded of each step: by column an array, NaN where a value is missing.
 

@@ -20,6 +20,9 @@ from gradscope.dump.storage.storage_errors import located
 from gradscope.errors import DumpError
 from gradscope.history.database.untrusted_database import WORK_UNIT, is_strange, opened, reading, required_version
 
+#: What is said of a table with a value that no sound history has.
+_STRANGE: Final = "a value in its table {} is of a wrong type, sign or size"
+
 #: Rows that are objects at the same time.
 _ROWS_AT_ONCE: Final = 4_096
 
@@ -117,6 +120,18 @@ class CheckedTables:
         """
         return chain.from_iterable(self._parts(table, columns, kind, which, *values))
 
+    def require_sound(self, table: str, columns: Sequence[str], kind: type) -> None:
+        """Refuses a table with a row that `rows` refuses, of which none is made an object.
+
+        Raises:
+            DumpError: There is one, or the file is damaged.
+        """
+        self._work = 0
+        wrong = " OR ".join(is_strange(column, kind) for column in columns)
+        with self.reading():
+            if self._connection.execute(f"SELECT 1 FROM {table} WHERE {wrong} LIMIT 1").fetchone():  # noqa: S608 - our own names
+                raise DumpError(_STRANGE.format(table))
+
     def _parts(self, table: str, columns: Sequence[str], kind: type, which: str, *values: int) -> Generator[list[Any]]:
         """Yields the rows that `rows` returns, some at once."""
         self._work = 0
@@ -127,7 +142,7 @@ class CheckedTables:
         cursor = self._connection.execute(query, values)
         while rows := cursor.fetchmany(_ROWS_AT_ONCE):
             if any(row[0] for row in rows):
-                raise DumpError(f"a value in its table {table} is of a wrong type, sign or size")
+                raise DumpError(_STRANGE.format(table))
             yield [row[1:] for row in rows]
 
     def _worked(self) -> bool:

@@ -77,15 +77,16 @@ def start(folder: Path, first: TrainState, no_gradients: Any, *, steps: int, not
 
     Raises:
         UsageError: The run has more steps already.
-        DumpError: The checkpoint is damaged, or of another run.
+        DumpError: The checkpoint or the history is damaged, or the checkpoint is of another run.
     """
     states = states_in(folder)
-    if not states:
-        with History(folder) as history:
+    with History(folder) as history:
+        _require_sound(history, states)
+        if not states:
             if recorded := len(history.step_numbers()):
                 steps_before = counted(recorded, "recorded step")
                 notify(f"no state is saved: beginning at step 0 again, in place of {steps_before}")
-        return Start(state=first, previous=None, number=0)
+            return Start(state=first, previous=None, number=0)
     number, path = list(states.items())[-1]
     if number > steps:
         raise UsageError(
@@ -103,6 +104,15 @@ def start(folder: Path, first: TrainState, no_gradients: Any, *, steps: int, not
     earlier = f"; remove it to go on from {states[before[-1]].name}" if before else ""
     notify(f"going on from {path.name}{earlier}")
     return Start(state=saved.state, previous=saved.previous, number=number, watch=saved.watch)
+
+
+def _require_sound(history: History, states: Mapping[int, Path]) -> None:
+    try:
+        history.require_sound()  # now, and not when all steps have been taken
+    except DumpError as error:
+        last = [*states.values()][-1:]
+        begin = f"begin another run from its last state: --checkpoint {printable(str(last[0]))}" if last else None
+        raise DumpError(error.message, hint=begin) from error
 
 
 #: What is called so among the options decides the numbers of a run, too: the target's file, and that of `--data`.

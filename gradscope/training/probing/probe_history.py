@@ -48,7 +48,7 @@ class ProbeHistory:
 
     Raises:
         UsageError: The folder holds a run that would be lost, or another process writes to it.
-        DumpError: It holds a history that cannot be read.
+        DumpError: It holds a history that cannot be read, or is damaged where it is continued.
         MachineError: It cannot be written.
     """
 
@@ -173,6 +173,8 @@ def _opened(path: Path, start: int, *, force: bool) -> RunFolder:
         elif is_run(path):
             with History(path) as history:
                 recorded = history.step_numbers()
+                if start:
+                    history.require_sound()
             if len(recorded) and not start:
                 raise UsageError(
                     f"{printable(str(path))} holds a run that was recorded up to step {int(recorded[-1]):,}",

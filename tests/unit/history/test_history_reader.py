@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,11 @@ from gradscope.history.exporting.long_table import csv_parts
 from gradscope.history.history_reader import History
 from gradscope.history.history_writer import HistoryWriter
 from gradscope.history.run_folder import HISTORY
+from gradscope.training.loop.resuming import start
+from gradscope.training.probing.probe_history import ProbeHistory
+
+#: A state that nothing looks at.
+ANYTHING: Any = None
 
 RECORDED = 60_000
 EXPORTED = 10_000
@@ -61,6 +67,29 @@ def test_many_steps_are_exported_part_by_part(tmp_path: Path) -> None:
     assert len(lines) == 1 + 3 * EXPORTED
     assert lines[-3:] == [f"{EXPORTED - 1},step,,{name},{(EXPORTED - 1) / divisor}"
                           for name, divisor in (("loss", 7), ("grad_norm", 3), ("param_norm", 9))]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "steps (step, loss) VALUES (1, 'x')", "losses VALUES (1, x'00')", "stats (step, tensor, l2) VALUES (1, 1, -1)",
+        "noise (step, tensor, groups) VALUES (1, 1, 0.5)", "histograms VALUES (1, 1, 'x')",
+        "alarms (why) VALUES (x'00')",
+    ],
+)  # fmt: skip
+def test_a_run_is_not_continued_where_its_history_is_damaged_anywhere(tmp_path: Path, row: str) -> None:
+    write_many_steps(tmp_path, 1)
+    with History(tmp_path) as history:
+        history.require_sound()
+    with sqlite3.connect(tmp_path / HISTORY) as connection:
+        connection.execute(f"INSERT INTO {row}")
+    (tmp_path / "state-000007.npz").touch()
+    table = row.partition(" ")[0]
+    with pytest.raises(DumpError, match=f"a value in its table {table} is of a wrong") as refused:
+        start(tmp_path, ANYTHING, None, steps=9, notify=print)
+    assert str(refused.value.hint).endswith("--checkpoint " + str(tmp_path / "state-000007.npz"))
+    with pytest.raises(DumpError, match=f"a value in its table {table} is of a wrong"):
+        ProbeHistory(tmp_path, start=1, force=False)
 
 
 def test_the_name_of_a_folder_need_not_be_utf_8(tmp_path: Path) -> None:
