@@ -18,7 +18,7 @@ from gradscope.dump.storage.storage_errors import machine_errors
 from gradscope.errors import MachineError
 from gradscope.history.database.schema import ALL_PARAMETERS, LOSSES, NOISE, STATS, STEPS
 from gradscope.history.database.untrusted_database import stored_shape
-from gradscope.history.database.writable_database import insertion, opened_to_write, transaction
+from gradscope.history.database.writable_database import OpenFiles, insertion, opened_to_write, transaction
 from gradscope.history.database.writing_thread import WritingThread
 from gradscope.history.history_rows import Alarm, Smoothed, StepRecord, TensorRow
 from gradscope.history.renamed_tensors import without_roots
@@ -57,7 +57,9 @@ class HistoryWriter:
         self._losses: deque[tuple[int, float]] = deque()
         self._losses_due = time.monotonic() + _LOSSES_SECONDS
         self._thread = WritingThread("history")
+        self._open_files = OpenFiles()
         self._connection = self._done(opened_to_write, self._path, dict(facts))
+        self._open_files = OpenFiles(self._path)
         self._file = self._done(self._path.stat)
         self.forget(from_step)
 
@@ -98,8 +100,8 @@ class HistoryWriter:
             self._end()
 
     def _end(self) -> None:
-        self._thread.submit(self._write_losses)  # of a run that failed; its own error is the one to report
-        self._thread.submit(self._connection.close).result()
+        self._thread.submit(self._guarded, self._write_losses)  # of a failed run; its own error is the one to report
+        self._thread.submit(self._open_files.close, self._connection).result()
         self._thread.end()
 
     def describe(self, facts: Mapping[str, str], tensors: Iterable[TensorRow] = ()) -> None:
@@ -194,6 +196,7 @@ class HistoryWriter:
         return self._thread.submit(self._guarded, action, *arguments).result()
 
     def _guarded(self, action: Callable[..., _Result], *arguments: object) -> _Result:
+        self._open_files.require()
         try:
             with machine_errors("write to", self._path):
                 return action(*arguments)

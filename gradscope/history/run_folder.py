@@ -160,7 +160,8 @@ class RunFolder:
         if self._descriptor is not None:
             if self._dropped is not None:
                 self._dropped.detach()
-            os.close(self._descriptor)
+            with suppress(OSError):  # the program has closed it
+                os.close(self._descriptor)
             self._descriptor = None
 
     def _remove_empty(self) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Generator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from gradscope.errors import MachineError
 from gradscope.history.database.schema import APPLICATION_ID, LOSSES_SINCE, NOISE, STATS, STEPS, TABLES, VERSION
+from gradscope.naming import printable
 
 #: Seconds that a write waits for a reader, where there is no write-ahead log.
 _LOCK_SECONDS: Final = 60.0
@@ -32,6 +35,60 @@ def opened_to_write(path: Path, facts: Mapping[str, str]) -> sqlite3.Connection:
     connection.execute("PRAGMA synchronous=FULL")
     _renew(connection)
     return connection
+
+
+class OpenFiles:
+    """`OpenFiles` are the descriptors that a database has open in this process, where the system lists them (Linux).
+
+    SQLite takes ten seconds for each transaction that it tries with a descriptor that the program has closed, and would
+    write to whatever file has got its number since.
+
+    Args:
+        path: The file of the database; None before it is opened.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._stats: dict[int, os.stat_result] = {}
+        if path is None:
+            return
+        real = os.path.realpath(path)
+        for each in Path("/proc/self/fd").glob("*"):
+            with suppress(OSError):  # what listed them is closed
+                if str(each.readlink()).startswith(real):
+                    self._stats[int(each.name)] = os.fstat(int(each.name))
+
+    def require(self) -> None:
+        """Refuses to use them where the program has closed all, or other files have their numbers.
+
+        Raises:
+            MachineError: It has.
+        """
+        # All: some are those of whoever read the file in this process meanwhile.
+        if not self._stats or any(_is_open(number, known) for number, known in self._stats.items()):
+            return
+        shown = printable(str(self._path))
+        raise MachineError(f"cannot write to {shown}: its file was closed", hint="close only files of your own")
+
+    def close(self, connection: sqlite3.Connection) -> None:
+        """Closes the connection that has them, unless SQLite would use descriptors that are no longer its own."""
+        try:
+            self.require()
+        except MachineError:
+            _LOST.append(connection)
+        else:
+            connection.close()
+
+
+def _is_open(descriptor: int, known: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), known)
+    except OSError:
+        return False
+
+
+#: Connections that are not closed.
+_LOST: Final[list[sqlite3.Connection]] = []
 
 
 def insertion(table: str, columns: int) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
+import time
 import tracemalloc
 from collections.abc import Callable
 from contextlib import closing
@@ -112,6 +115,31 @@ def test_a_history_that_another_process_has_locked_is_not_called_damaged(
             history.steps()
         with pytest.raises(DumpError, match="another process has locked it"):
             History(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system lists no descriptors")
+def test_a_history_whose_file_the_program_closes_is_missed_at_once(tmp_path: Path) -> None:
+    program = (
+        "import os, sys\nfrom pathlib import Path\nfrom gradscope.history.history_writer import HistoryWriter\n"
+        "writer = HistoryWriter(Path(sys.argv[1]), from_step=0, facts={})\nos.closerange(3, 200)\n"
+        "other = open('other', 'wb+')\nfor action in (lambda: writer.describe({'a': 'b'}), writer.close):\n"
+        "    try:\n        action()\n    except Exception as error:\n        print(error)"
+    )
+    begin = time.monotonic()
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.count("its file was closed\n") == 2, done.stderr
+    assert time.monotonic() - begin < 5, "SQLite tries for ten seconds"
+    assert (tmp_path / "other").read_bytes() == b""
+
+
+def test_who_reads_a_history_of_this_process_may_end_before_who_writes_it(tmp_path: Path) -> None:
+    HistoryWriter(tmp_path, from_step=0, facts={}).close()
+    with History(tmp_path) as history:
+        history.step_numbers()
+        writer = HistoryWriter(tmp_path, from_step=0, facts={})
+    writer.describe({"a": "b"})
+    writer.close()
 
 
 def test_a_history_that_is_removed_while_it_is_written_is_missed(tmp_path: Path) -> None:
