@@ -6,9 +6,9 @@ masked, rotated by positions and with a position bias in the usual ways; keys ma
 attention of each program has to make the output of the layer; then what differs between them is told. Where one of them
 makes it in a usual way, the other may also do so in a way that is a mistake (`Attention.unusual`).
 
-Products of a kernel that only one of the programs has an entry for are those of the other, too, where what they are made
-of agrees. Where that program has the whole attention as one layer, as PyTorch's `MultiheadAttention`, the layer of the
-other that merges the heads shows which it is.
+Products of a kernel that only one of the programs has an entry for are those of the other, too, where what they are
+made of agrees. Where that program has the whole attention as one layer, as PyTorch's `MultiheadAttention`, the layer of
+the other that merges the heads shows which it is.
 """
 
 from __future__ import annotations
