@@ -40,6 +40,7 @@ from gradscope.comparison.judging.rounding.accumulated_rounding import accumulat
 from gradscope.comparison.judging.rounding.kinked_gradients import kinked_tolerances, kinked_why
 from gradscope.comparison.judging.rounding.kinks import Kinks
 from gradscope.comparison.judging.rows import ComparisonRow
+from gradscope.comparison.judging.unpaired.incomparable_inputs import in_need_of_no_tolerance
 from gradscope.comparison.judging.unpaired.unmatched import unmatched
 from gradscope.comparison.layout.operands import StoredOperand
 from gradscope.comparison.metrics.example_errors import example_error
@@ -100,7 +101,7 @@ def compare(ref: DumpSource, cand: DumpSource, *, options: CompareOptions = _DEF
     if not (options.bitwise or options.has_tolerance):
         rows |= variances.with_divisors(pairing.matched, rows)
     rows |= with_likely_causes(dumps, pairing.matched, rows, variances, kinks)
-    rows |= with_other_forms(dumps, pairing.matched, rows)
+    rows |= with_other_forms(dumps, pairing.matched, rows) | in_need_of_no_tolerance(dumps, pairing, rows)
     rows |= {key: replace(rows[key], likely=what) for key, what in kept_pairs.unlike.items() if key in rows}
     every = (
         *(rows[key] for key in ref.keys() if key in rows),  # noqa: SIM118 - no mapping

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, Blame, Divergence
+from gradscope.comparison.diagnosis.divergence import BACKWARD, FORWARD, Blame, Divergence, first_divergence
 from gradscope.comparison.diagnosis.refuting.hidden_biases import HIDDEN
 from gradscope.comparison.judging.judge import UNPROVEN
 from gradscope.comparison.judging.rows import ComparisonRow
@@ -63,6 +63,9 @@ _CREEPING: Final = 3.0
 #: How it begins that a gradient is of some slices of a stack.
 OF_SLICES: Final = "is of the slices "
 
+#: What a layer uses otherwise whose kernel may have another layout by mistake.
+OF_KERNEL: Final = "its kernel"
+
 #: The largest number of names in one clause.
 _SOME: Final = 3
 
@@ -71,8 +74,8 @@ def rearranged(rows: Sequence[ComparisonRow], blame: Blame) -> list[str]:
     """Returns a clause about parameters that have the same values in another layout, under one name or unlike others.
 
     The parts of others are in another order, such as the queries, keys and values of one kernel. In a port that is
-    meant so. Where the first layer that differs uses one, the layout may be the fault; of several, the others are only
-    counted.
+    meant so. Where the first layer that differs uses one, the layout may be the fault, unless the values show another;
+    of several, the others are only counted.
     """
     stored = (row for row in rows if row.family == PARAM and row.made_by)
     own = [
@@ -80,6 +83,10 @@ def rearranged(rows: Sequence[ComparisonRow], blame: Blame) -> list[str]:
     ]
     found = [row for row in own if blame.params is None or row.name in blame.params]
     if not found:
+        return []
+    first = first_divergence(rows).forward
+    shown = blame.unrecorded or (first is not None and first.likely and OF_KERNEL not in first.likely)
+    if shown and len(found) < len(own) and not any(REORDER in row.made_by for row in found):
         return []
     names = [f"{quoted(row.name)} ({row.made_by})" for row in found[:_SOME]]
     more = f" and {len(found) - _SOME} more" if len(found) > _SOME else ""

@@ -91,7 +91,7 @@ def _of_rows(
         sentences[-1] += "".join(f"; {each}" for each in rest)
     elif rest:
         sentences.append(_capitalised("; ".join(rest)))
-    return ". ".join(sentences) + f".{_advice(rows)}"
+    return ". ".join(sentences) + f".{_advice(rows, blame)}"
 
 
 def same_sentence(rows: Sequence[ComparisonRow], losses: LossDifference | None = None, products: str = FULL) -> str:
@@ -281,10 +281,10 @@ def _new_errors(rows: Sequence[ComparisonRow], divergence: Divergence, blame: Bl
     return [f"error is made anew at {some_of(list(dict.fromkeys(made)))}"] if made else []
 
 
-def _advice(rows: Sequence[ComparisonRow]) -> str:
+def _advice(rows: Sequence[ComparisonRow], blame: Blame) -> str:
     """Returns a sentence that suggests calibration, where it would settle the differences: small ones, and kinks."""
     differing = [row for row in rows if row.counts and row.status != "same"]
-    known = any(row.likely and row.explained for row in differing)  # it is no noise
+    known = any(row.likely and row.explained for row in differing) or blame.unrecorded.startswith("which ")  # no noise
     near = not known and all(row.tolerance and (row.needed or math.inf) <= _NEAR * row.tolerance for row in differing)
     settled = any(row.likely.endswith(AT_KINKS) for row in differing) or near
     if not settled or any("noise" in row.metrics for row in rows):

@@ -54,15 +54,8 @@ def _error_by_values(dumps: Dumps, matches: Sequence[Match], rows: Mapping[str, 
         The error; 0 where no program tells what its loss is computed from, or any of that differs.
     """
     loss = dumps.ref.manifest.loss
-    own = [(dumps.ref, {dumps.ref.resolve(match.ref): match for match in matches})]
-    other = [(dumps.cand, {dumps.cand.resolve(key): match for match in matches for key in match.recipe.keys})]
-    stated = next(((source, pairs) for source, pairs in own + other if source.manifest.loss_sources), None)
-    if stated is None or not loss or not math.isfinite(loss):
-        return 0.0
-    source, pairs = stated
-    graph = {**sources_of(source.manifest.layers), "": source.manifest.loss_sources}
-    read = [pairs[key].ref for key in nearest(graph, "", pairs)]
-    if any(rows[key].status != "same" for key in read):
+    read = _read_by_loss(dumps, matches)
+    if not loss or not math.isfinite(loss) or any(rows[key].status != "same" for key in read):
         return 0.0
     known = frozenset(dumps.ref.keys())
     gradients = {key: key_of(ACTIVATION_GRAD, split_key(key)[1]) for key in read if split_key(key)[0] == ACTIVATION}
@@ -74,13 +67,25 @@ def _error_by_values(dumps: Dumps, matches: Sequence[Match], rows: Mapping[str, 
     return sum(moves) / abs(loss)
 
 
+def _read_by_loss(dumps: Dumps, matches: Sequence[Match]) -> list[str]:
+    """Returns the reference's keys of the pairs that the loss is computed from next; none where no program tells."""
+    own = [(dumps.ref, {dumps.ref.resolve(match.ref): match for match in matches})]
+    other = [(dumps.cand, {dumps.cand.resolve(key): match for match in matches for key in match.recipe.keys})]
+    stated = next(((source, pairs) for source, pairs in own + other if source.manifest.loss_sources), None)
+    if stated is None:
+        return []
+    source, pairs = stated
+    graph = {**sources_of(source.manifest.layers), "": source.manifest.loss_sources}
+    return [pairs[key].ref for key in nearest(graph, "", pairs)]
+
+
 def _l2(source: DumpSource, key: str) -> float:
     found = source.entry(source.resolve(key)).stats.get("l2")
     return as_float(found) if isinstance(found, int | float | str) else 0.0
 
 
 def losses_of_both_agree(dumps: Dumps, matches: Sequence[Match], rows: Mapping[str, ComparisonRow]) -> bool:
-    """Returns whether both dumps have a loss, and these agree.
+    """Returns whether both dumps have a loss, and these agree, not by accident, as of values that differ.
 
     Args:
         dumps: The dumps.
@@ -88,7 +93,10 @@ def losses_of_both_agree(dumps: Dumps, matches: Sequence[Match], rows: Mapping[s
         rows: The rows of the pairs, by the reference's keys.
     """
     one, other = dumps.ref.manifest.loss, dumps.cand.manifest.loss
-    return one is not None and other is not None and losses_agree(one, other, loss_limit(dumps, matches, rows))
+    if one is None or other is None or not losses_agree(one, other, loss_limit(dumps, matches, rows)):
+        return False
+    read = [key for key in _read_by_loss(dumps, matches) if split_key(key)[0] == ACTIVATION]
+    return not any(rows[key].status == "different" for key in read)
 
 
 def is_loss(source: DumpSource, key: str) -> bool:

@@ -18,7 +18,9 @@ KERNELS = {name: _draw(size=(6, 6)).astype(np.float32) for name in NAMES}
 BATCH = {"x": _draw(size=(4, 6)).astype(np.float32), "y": _draw(size=(4, 6)).astype(np.float32)}
 
 
-def _captured(*, ported: bool = False, wrong: str = "", turned: str = "", inside: str = "") -> Dump:
+def _captured(
+    *, ported: bool = False, wrong: str = "", turned: str = "", inside: str = "", function: Any = jnp.tanh
+) -> Dump:
     """A chain of dense layers; a port has their kernels transposed, and uses one as if it were not.
 
     Another program has one kernel transposed, and its layers inside of another.
@@ -29,7 +31,8 @@ def _captured(*, ported: bool = False, wrong: str = "", turned: str = "", inside
         for name in NAMES:
             with jax.named_scope(f"{inside}{name}"):
                 kernel = weights[f"{inside}{name}"]
-                x = jnp.tanh(x @ (kernel.T if ported and name != wrong else kernel))
+                x = x @ (kernel.T if ported and name != wrong else kernel)
+            x = jnp.tanh(x) if name != "first" else function(x)
         return jnp.square(x - batch["y"]).mean()
 
     kernels = {
@@ -50,6 +53,13 @@ def test_of_other_layouts_those_are_told_that_may_have_made_the_first_difference
     assert found.sentence.startswith(f"Forward first differs at `{wrong}` "), found.sentence
     told = f"1 of the {len(NAMES)} parameters in another layout is read there: `{wrong}` (transpose [1, 0])"
     assert told in found.sentence, found.sentence
+
+
+def test_the_layout_of_a_port_is_not_told_of_a_layer_that_reads_another_value(reference: Dump) -> None:
+    found = gs.compare(reference, _captured(ported=True, function=jnp.sin))
+    assert found.sentence.startswith("Forward first differs at `second` (rel_l2 "), found.sentence
+    assert "in what it reads: a step that neither program has an entry for" in found.sentence
+    assert "another layout" not in found.sentence
 
 
 def test_a_kernel_that_alone_is_transposed_is_told_whatever_its_name(reference: Dump) -> None:

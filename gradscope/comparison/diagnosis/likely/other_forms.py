@@ -1,13 +1,15 @@
 """`with_other_forms` finds functions of which the programs compute two forms, or two functions of one value.
 
 Of a GELU, one may have the error function, and the other the formula by tanh: in float32 they differ by 1e-4, where
-rounding makes 1e-6. The sentence says so, also where the values are the same within the tolerance. Two norms may add
+rounding makes 1e-6. The sentence says so, also where the values are the same within the tolerance, and where they are
+added to another value, as in a residual block. Two norms may add
 different numbers to a variance, two convolutions pad otherwise, and values be flattened in different orders (`layers`).
 Or one value is the other behind a dropout (`dropouts`), or they are functions of different sums (`sum_differences`).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -37,6 +39,9 @@ from gradscope.naming import ACTIVATION, INPUT, PARAM, key_of, printable, split_
 
 #: The relative error above which a value may be of another form: rounding of float32 makes less in one function.
 _LEAST: Final = 5e-6
+
+#: The most values of which one may be added to a function of another.
+_MOST_TERMS: Final = 3
 
 #: The share of that error that is left where the form is the right one.
 _LEFT: Final = 0.1
@@ -187,8 +192,15 @@ def _of_cells(dumps: Dumps, cells: tuple[CellDifferences, CellDifferences], matc
 
 def _of_forms(dumps: Dumps, value: Match, read: Iterable[Match], error: float) -> str:
     """Returns a clause about two functions that the values of a pair are of one of the others; "" for one function."""
+    read = list(read)
     form = next(filter(None, (_forms(dumps, value, each, error) for each in read)), None)
-    return "" if form is None else f"is {form[0]} in the reference, and {form[1]} in the candidate"
+    if form is not None:
+        return f"is {form[0]} in the reference, and {form[1]} in the candidate"
+    for argument, added in itertools.permutations(read if len(read) <= _MOST_TERMS else (), 2):
+        if form := _forms(dumps, value, argument, error, added):
+            one, other = (f"`{printable(split_key(each.ref)[1])}`" for each in (argument, added))
+            return f"adds the {form[1]} of {one} to {other}, and the reference the {form[0]}"
+    return ""
 
 
 def _dropout(dumps: Dumps, value: Match, around: Iterable[Match]) -> str:
@@ -225,7 +237,9 @@ def _may_be_other_form(row: ComparisonRow) -> bool:
     return own and as_float(row.metrics.get("rel_l2", 0.0)) > _LEAST and row.needed != 0.0
 
 
-def _forms(dumps: Dumps, value: Match, argument: Match, error: float) -> tuple[str, str] | None:
+def _forms(
+    dumps: Dumps, value: Match, argument: Match, error: float, added: Match | None = None
+) -> tuple[str, str] | None:
     """Returns the functions of an argument that a value is in the reference and in the candidate; None for one.
 
     Args:
@@ -233,11 +247,13 @@ def _forms(dumps: Dumps, value: Match, argument: Match, error: float) -> tuple[s
         value: The pair of the value.
         argument: The pair of what it may be a function of.
         error: The relative error of the value.
+        added: The pair of what the function is added to; None for nothing.
     """
-    tensors = list(_sampled(dumps, (value, argument)))
-    if len(tensors) < 2:
+    pairs = (value, argument) if added is None else (value, argument, added)
+    tensors = list(_sampled(dumps, pairs))
+    if len(tensors) < len(pairs):
         return None
-    forms = [_form(value, argument, _LEFT * error) for value, argument in zip(*tensors, strict=True)]
+    forms = [_form(*each, error=_LEFT * error) for each in zip(*tensors, strict=True)]
     one, other = forms
     return (one, other) if one and other and one != other else None
 
@@ -266,9 +282,10 @@ def _places(apart: Array) -> Array:
     return np.union1d(spread, np.argpartition(apart, -most)[-most:])
 
 
-def _form(value: Array, argument: Array, error: float) -> str | None:
-    """Returns the function that a value is of an argument, to a relative error; None where it is none."""
+def _form(value: Array, argument: Array, added: Array | float = 0.0, *, error: float) -> str | None:
+    """Returns the function of an argument that is in a value, to a relative error of that; None where it is none."""
     size = float(np.linalg.norm(value))
-    errors = {name: float(np.linalg.norm(function(argument) - value)) for name, function in ELEMENTWISE.items()}
+    made = {name: function(argument) + added for name, function in ELEMENTWISE.items()}
+    errors = {name: float(np.linalg.norm(each - value)) for name, each in made.items()}
     best = min(errors, key=errors.__getitem__)
     return best if errors[best] <= error * size else None

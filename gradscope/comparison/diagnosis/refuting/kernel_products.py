@@ -122,18 +122,30 @@ class ProductPairs:
         Args:
             match: The pair.
         """
-        layers = [makers.get(key) for makers, key in zip(self._makers, (match.ref, match.cand), strict=True)]
-        one, other = layers
-        if one is None or other is None or len(match.recipe.keys) > 1:
-            return False
-        own, others = ({key_of(PARAM, name) for name in layer.params} for layer in (one, other))
-        paired = any(others.issuperset(self._kernels.get(key, ("",))) for key in own)
-        if not paired or not self._inputs.share(match.ref, match.cand):
+        layers = self._layers(match)
+        if not self.use_one_kernel(match) or not self._inputs.share(match.ref, match.cand):
             return False
         return all(
             is_product(tensors, layer, key) or is_product(tensors, layer, key, _of_few(tensors, layer))
-            for tensors, layer, key in zip(self._tensors, (one, other), (match.ref, match.cand), strict=True)
+            for tensors, layer, key in zip(self._tensors, layers, (match.ref, match.cand), strict=True)
         )
+
+    def use_one_kernel(self, match: Match) -> bool:
+        """Returns whether the layers of both values use kernels that are paired, whatever they read.
+
+        Args:
+            match: The pair.
+        """
+        layers = self._layers(match)
+        if len(layers) < len(self._makers) or len(match.recipe.keys) > 1:
+            return False
+        own, others = ({key_of(PARAM, name) for name in layer.params} for layer in layers)
+        return any(others.issuperset(self._kernels.get(key, ("",))) for key in own)
+
+    def _layers(self, match: Match) -> list[Layer]:
+        """Returns the layers of both values, as far as they are known."""
+        found = (makers.get(key) for makers, key in zip(self._makers, (match.ref, match.cand), strict=True))
+        return [layer for layer in found if layer is not None]
 
 
 def _of_few(tensors: FloatTensors, layer: Layer) -> Iterable[Elementwise]:

@@ -50,6 +50,7 @@ from gradscope.comparison.diagnosis.refuting.traceless_gradients import traceles
 from gradscope.comparison.judging.rows import ComparisonRow
 from gradscope.comparison.judging.unpaired.incomparable_inputs import incomparable_input_gradients
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
+from gradscope.dump.manifest.json_text import as_float
 from gradscope.naming import ACTIVATION, ACTIVATION_GRAD, key_of, split_key, subject_family
 
 #: The passes that pair by places, or by names that only resemble each other.
@@ -57,6 +58,9 @@ _GUESSES: Final = ("order", "path")
 
 #: What a gradient is of which nothing that is computed from it shows that it differs.
 _TRACELESS_GRADIENT: Final = "differs where its value agrees; no compared gradient computed from it differs"
+
+#: Two values whose `1-cos` is no larger are multiples of each other.
+_PARALLEL: Final = 1e-8
 
 #: How many times as large as all errors behind it an error is that leaves no trace.
 _TRACELESS: Final = 10.0
@@ -152,6 +156,10 @@ def _without_refuted_values(
     totals: list[Match] = []
     matched = {each.ref: rows[each.ref] for each in pairing.matched}
     errors = InheritedErrors(dumps.ref, forward_sources(dumps.ref), matched)
+
+    def in_other_units(match: Match) -> bool:
+        return _is_multiple(rows[match.ref]) and products.use_one_kernel(match)
+
     for match in ordered:
         inherited = any(program.inherits(key) for program, key in own[match.ref])
         terms = (pairs[term] for program, key in own[match.ref] for term in program.agreeing_before(key))
@@ -160,11 +168,11 @@ def _without_refuted_values(
         found = steps_apart(dumps, match, tolerance, summed=summed, terms=terms, totals=totals)
         if found is not None and found.applied is not False:
             (agreeing if found.applied else related).update(with_loop_outputs(pairing, match, found.stages))
+        shows = traces[match.ref] > (rows[match.ref].tolerance or 0)
         # Another form of a function differs by much less than the value from its argument, but leaves a trace.
-        other_form = (
-            found is not None and found.applied is False and traces[match.ref] > (rows[match.ref].tolerance or 0)
-        )
-        kept = match.ref in borne_out or match.ref in unclear or (not inherited and products.are_of_one_kernel(match))
+        other_form = found is not None and found.applied is False and shows
+        kept = match.ref in borne_out or match.ref in unclear
+        kept = kept or (not inherited and (products.are_of_one_kernel(match) or (shows and in_other_units(match))))
         applied = found is not None and bool(found.applied)
         if (inherited and not applied) or other_form or (kept and (found is None or found.applied is False)):
             for program, key in own[match.ref]:
@@ -256,6 +264,11 @@ def _trace(values: Sequence[tuple[ProgramTraces, str]]) -> float:
     shown = max(program.trace_in_values(key) for program, key in values)
     traces = [program.trace(key) for program, key in values]
     return shown if shown <= EXACT and min(traces) <= EXACT else max(traces)
+
+
+def _is_multiple(row: ComparisonRow) -> bool:
+    """Returns whether one value is a positive multiple of the other, of which a norm hides all but its epsilon."""
+    return as_float(row.metrics.get("1-cos", 1.0)) <= _PARALLEL
 
 
 def _is_of_agreeing(match: Match, rows: Mapping[str, ComparisonRow]) -> bool:

@@ -13,7 +13,8 @@ anything else differs, they count, as do those of all that is computed from the 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from gradscope.comparison.judging.loss_comparison import losses_of_both_agree
@@ -44,7 +45,33 @@ def incomparable_input_gradients(dumps: Dumps, pairing: Pairing, rows: Mapping[s
         return {}
     if not losses_of_both_agree(dumps, pairing.matched, rows):
         return {}
-    read = _read_by_loss(dumps, pairing)
+    return _explained(dumps, pairing, rows, differing)
+
+
+def in_need_of_no_tolerance(
+    dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRow]
+) -> dict[str, ComparisonRow]:
+    """Returns the rows of such gradients that differ beside others, without the tolerance that they need.
+
+    They count where anything else differs, so none is needed once a tolerance lets all else pass.
+
+    Args:
+        dumps: The dumps.
+        pairing: Their pairing.
+        rows: The rows of the pairs, by the reference's keys.
+    """
+    differing = [match for match in pairing.matched if rows[match.ref].status == "different"]
+    gradients = [match for match in differing if split_key(match.ref)[0] == INPUT_GRAD]
+    if len(gradients) == len(differing):
+        return {}
+    return {match.ref: replace(rows[match.ref], needed=None) for match in _explained(dumps, pairing, rows, gradients)}
+
+
+def _explained(
+    dumps: Dumps, pairing: Pairing, rows: Mapping[str, ComparisonRow], differing: Sequence[Match]
+) -> dict[Match, str]:
+    """Returns those of the gradients of inputs that need not agree, with the reason."""
+    read = _read_by_loss(dumps, pairing) if differing else frozenset[str]()
     found = {match: _why(dumps, match, read) for match in differing if _is_of_one_value(match, rows)}
     return {match: why for match, why in found.items() if why}
 

@@ -204,6 +204,22 @@ class PairedDump:
                 is_any = is_any or agrees is True
         return is_any or is_gradient(split_key(owner)[0]) or self.facts.losses_agree
 
+    def is_read_by_loss_alone(self, value: str) -> bool:
+        """Returns whether nothing that is compared, and nothing of a parameter, is computed from an input.
+
+        Args:
+            value: The key of the input.
+        """
+        values, pending = set[str](), [value]
+        while pending:
+            found = {*self._next_of(pending.pop())} - values
+            values |= found
+            pending += found
+        names = {split_key(key)[1] for key in values}
+        layers = self.source.manifest.layers
+        of_parameters = {name for layer in layers if layer.params for name in layer.outputs}
+        return values.isdisjoint(self.compared) and names.isdisjoint(of_parameters)
+
     def _next_of(self, key: str) -> Sequence[str]:
         """Returns what is computed next from a tensor in its direction: a program that is unrolled asks very often."""
         found = self._next.get(key)

@@ -108,7 +108,9 @@ def _why_of_one_framework(owner: str, own: PairedDump, other: PairedDump) -> str
     start = key_of(subject_family(entry.family) or entry.family, entry.name)
     if entry.family in (INPUT, INPUT_GRAD) and own.facts.losses_agree and own.lies_between(start):
         return "captures of PyTorch hold no inputs of the loss alone, and the losses agree"
-    return ""
+    # Labels, whatever else differs: no such capture could ever have them.
+    of_loss = entry.family in (INPUT, INPUT_GRAD) and own.is_read_by_loss_alone(start)
+    return "captures of PyTorch hold no inputs of the loss alone" if of_loss else ""
 
 
 def _why_of_pytorch(owner: str, own: PairedDump, other: PairedDump) -> str:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Final
 
 import numpy as np
 
@@ -26,6 +27,9 @@ from gradscope.comparison.layout.recipe_steps import (
     in_order_of_blocks,
 )
 
+#: The number of axes up to which values have no channels that may be elsewhere.
+_PLAIN: Final = 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartJoin:
@@ -37,6 +41,8 @@ class PartJoin:
         sizes: The sizes of the parts along it.
         stacked: The axis that one tensor has of all parts; None where each is a tensor.
         whole: Whether the value has such an axis, along which the parts of the other program are.
+        moved: The axes of what the parts make in the order that those of the value have, where their channels are
+            elsewhere; none where they are not. The shape is that of what the parts make then.
     """
 
     shape: Shape
@@ -44,6 +50,7 @@ class PartJoin:
     sizes: tuple[int, ...]
     stacked: int | None = None
     whole: bool = False
+    moved: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:
@@ -54,7 +61,8 @@ class PartJoin:
         """Returns the steps that make the value of its parts."""
         ordered = _ordering(self.shape, self.axis, self._of_all(order))
         if self.stacked is None:
-            return Stack(self.axis) if self.whole else Concatenate(self.axis), *ordered
+            laid_out = (Transpose(self.moved),) if self.moved else ()
+            return Stack(self.axis) if self.whole else Concatenate(self.axis), *ordered, *laid_out
         moved = (self.stacked, self.axis + (self.stacked <= self.axis))
         return *self._moving(moved), Reshape(self.shape), *ordered
 
@@ -65,7 +73,9 @@ class PartJoin:
         if self.whole:
             return *ordered, Unstack(self.axis)
         if self.stacked is None:
-            return *ordered, Split(self.axis, len(self.sizes) if len({*self.sizes}) == 1 else self.sizes)
+            laid_out = (Transpose(tuple(np.argsort(self.moved).tolist())),) if self.moved else ()
+            split = Split(self.axis, len(self.sizes) if len({*self.sizes}) == 1 else self.sizes)
+            return *laid_out, *ordered, split
         split = (*self.shape[: self.axis], len(self.sizes), self.sizes[0], *self.shape[self.axis + 1 :])
         back = [axis for axis in range(len(split)) if axis != self.axis]
         back.insert(self.stacked, self.axis)
@@ -111,6 +121,17 @@ def part_joins(shape: Shape, parts: Sequence[Shape]) -> Iterator[PartJoin]:
         sizes = tuple(part[axis] for part in parts)
         if sum(sizes) == size and all(_with(part, axis, size) == shape for part in parts):
             yield PartJoin(shape=shape, axis=axis, sizes=sizes)
+    sizes = tuple(part[0] for part in parts) if len(shape) > _PLAIN else ()
+    for moved in _channels_moved(len(shape)) if sizes and sum(sizes) == shape[0] else ():
+        made = tuple(shape[moved.index(axis)] for axis in range(len(shape)))
+        if all(_with(part, 0, shape[0]) == made for part in parts):
+            yield PartJoin(shape=made, axis=0, sizes=sizes, moved=moved)
+
+
+def _channels_moved(count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the orders of axes that move channels behind the examples, and that move them to the end."""
+    places = range(count)
+    return (0, count - 1, *places[1:-1]), (0, *places[2:], 1)
 
 
 def _with(shape: Shape, axis: int, size: int) -> Shape:

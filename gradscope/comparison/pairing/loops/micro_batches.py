@@ -141,7 +141,7 @@ def _matches(found: BatchParts, proven: tuple[Order, PartJoin] | None) -> Iterat
     joins = list(part_joins(found.shape, found.part_shapes))
     if len(found.parts) == 1:  # a value of another shape is one of parts only where values prove that there are any
         joins = [each for each in joins if known and each.stacked == known.stacked and each.count == known.count]
-    for join in joins[:1]:
+    for join in [_likeliest(found, joins, order)] if joins else ():
         if found.of_ref:
             recipe = Recipe(keys=found.parts, steps=join.joining(order))
             yield Match(ref=found.whole, recipe=recipe, matched_by="iterations")
@@ -149,6 +149,19 @@ def _matches(found: BatchParts, proven: tuple[Order, PartJoin] | None) -> Iterat
         steps = join.parting(order)
         for number, part in enumerate(found.parts):
             yield Match(ref=part, recipe=Recipe(keys=(found.whole,), steps=steps, part=number), matched_by="iterations")
+
+
+def _likeliest(found: BatchParts, joins: Sequence[PartJoin], order: Order) -> PartJoin:
+    """Returns the join that makes the value, of those that its shape leaves; the first where no values decide."""
+    if len(joins) == 1 or not _has_tensors(found):
+        return joins[0]
+    whole, arrays = found.holder.array(found.whole), [found.other.array(part) for part in found.parts]
+
+    def error(join: PartJoin) -> float:
+        (made,) = reduce(lambda made, step: step.apply(made), join.joining(order), [*arrays])
+        return float(np.nan_to_num(np.linalg.norm(np.subtract(made, whole, dtype=np.float64)), nan=math.inf))
+
+    return min(joins, key=error)
 
 
 def _of_gradients(match: Match) -> Match:

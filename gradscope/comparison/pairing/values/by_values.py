@@ -30,6 +30,7 @@ from gradscope.comparison.layout.recipe_steps import Reshape
 from gradscope.comparison.layout.recipes import Recipe
 from gradscope.comparison.pairing.matching import Dumps, Match, Pairing
 from gradscope.comparison.pairing.normal_forms import tokens_of
+from gradscope.comparison.pairing.values.cut_gradients import StoppedGradients
 from gradscope.comparison.pairing.values.equal_classes import EqualClasses, equal_classes
 from gradscope.comparison.pairing.values.equality import Equality, absent_keys
 from gradscope.comparison.pairing.values.same_use import SameUse
@@ -50,7 +51,9 @@ def by_fingerprint(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:
     yield from found
     siblings = list(by_sibling(dumps, unmatched.with_matches(found)))
     yield from siblings
-    yield from _of_families(dumps, unmatched.with_matches([*found, *siblings]), equality, gradients=True)
+    known = unmatched.with_matches([*found, *siblings])
+    stopped = StoppedGradients(dumps, known.matched)
+    yield from (each for each in _of_families(dumps, known, equality, gradients=True) if not stopped.has(each))
 
 
 def by_sibling(dumps: Dumps, unmatched: Pairing) -> Iterator[Match]:

@@ -88,3 +88,29 @@ def test_no_key_and_no_other_number_is_the_loss(monkeypatch: pytest.MonkeyPatch)
     assert is_loss(dump, "activation/objective")
     monkeypatch.setattr(loss_comparison, "sources_of", None)  # the graph of a program is not made for each number
     assert not any(is_loss(dump, f"activation/{each.name}") for each in numbers)
+
+
+def test_losses_of_other_values_that_are_equal_by_accident_make_no_step_agree() -> None:
+    def captured(names: tuple[str, str], factor: float, *, step: bool) -> Dump:
+        def loss(weights: Any, batch: Any) -> Any:
+            with jax.named_scope(names[0]):
+                x = jnp.tanh(batch["x"] @ weights[names[0]])
+            with jax.named_scope(names[1]):
+                x = factor * (x @ weights[names[1]])
+            if step:
+                with jax.named_scope("double"):
+                    x = x + x
+            value = jnp.square(x / 2 if step else x).mean()
+            return 1 + value - jax.lax.stop_gradient(value)
+
+        weights = {names[0]: MEAN, names[1]: DEVIATION[:3]}
+        return gs.capture(loss, weights, {"x": BATCH["x"]}, origins=False)
+
+    reference = captured(("first", "last"), 1.0, step=False)
+    right, wrong = (captured(("Dense_0", "Dense_1"), factor, step=True) for factor in (1.0, 1.5))
+    assert gs.compare(reference, right).verdict == "same"
+    found = gs.compare(reference, wrong)
+    assert found.verdict == "different"
+    assert found.sentence.startswith("Forward first differs at `last` ("), found.sentence
+    (step,) = (row for row in found.rows if (row.family, row.name) == ("activation", "double"))
+    assert (step.counts, step.why) == (True, "")

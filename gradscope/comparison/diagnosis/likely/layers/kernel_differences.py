@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from gradscope.arrays.blocks import Array
+from gradscope.comparison.diagnosis.clauses import OF_KERNEL
 from gradscope.comparison.diagnosis.likely.layers.kernel_uses import KernelUse, Work, kernel_uses
 from gradscope.comparison.diagnosis.likely.layers.read_values import ReadValue, read_values
 from gradscope.comparison.diagnosis.likely.layers.sampled_products import Places
@@ -190,13 +191,13 @@ def _of_products(ref: KernelUse, cand: KernelUse, biases: Sequence[str]) -> Iter
     moved = sorted({own for own, its in zip(ref.axes, cand.axes, strict=True) if own != its})
     if moved:
         how = "transposed" if not ref.space else f"with its axes {moved} swapped"
-        yield f"takes its kernel {how}"
+        yield f"takes {OF_KERNEL} {how}"
     if ref.flipped != cand.flipped:
         own, its = ([*each.flipped] for each in (ref, cand))
         if not its:
-            yield f"does not flip its kernel along {own}, and the reference does"
+            yield f"does not flip {OF_KERNEL} along {own}, and the reference does"
         else:
-            yield f"flips its kernel along {its}" + (f", and the reference along {own}" if own else "")
+            yield f"flips {OF_KERNEL} along {its}" + (f", and the reference along {own}" if own else "")
     for what, own, its in (
         ("has the strides", ref.places.strides, cand.places.strides),
         ("spreads its values by", ref.places.spreads, cand.places.spreads),

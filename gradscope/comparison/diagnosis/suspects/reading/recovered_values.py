@@ -33,6 +33,9 @@ _AGREE: Final = 1e-3
 _NEAR: Final = 1e-5
 _MARGIN: Final = 4
 
+#: The least ratio of the singular values of gradients that are independent, for all their rounding.
+_INDEPENDENT: Final = 1e-3
+
 #: The fewest elements of a step that say anything, and the most in which they are searched.
 _FEWEST: Final = 4
 _MOST: Final = 1 << 16
@@ -143,6 +146,7 @@ class RecoveredValues:
             use = _Use(rows, sent, matrix, slope)
             yield from use.beside(list(self._own.read_by(layer)))
             yield from use.inverted(value)
+            yield from use.by_gradients(value)
 
     def parts_beside(self, steps: Sequence[Step]) -> Iterator[str]:
         """Yields the keys of values that are parts of an output of a layer around some steps, and agree.
@@ -210,17 +214,50 @@ class _Use(NamedTuple):
         if inputs > outputs or max(len(self.value.own), inputs) * inputs * outputs > _MOST_PRODUCTS:
             return
         back = _each(self.kernel, lambda each: each.T @ np.linalg.pinv(each @ each.T, hermitian=True))
+        for argument, arriving in self._arguments(output):
+            read = Recovered(*(rows @ each for rows, each in zip(argument, back, strict=True)))
+            if self._makes_products(read, argument) and self._makes_gradients(read, arriving):
+                yield read
+
+    def by_gradients(self, output: Recovered) -> Iterator[Recovered]:
+        """Yields what the layer reads, where its kernel has no inverse, and the gradients of its rows are independent.
+
+        The gradient of the kernel is the sum of the products of what each row reads and what arrives there. That the
+        products with the kernel are the output shows that it is so.
+
+        Args:
+            output: The output with its bias.
+        """
+        (inputs, outputs), count = self.kernel.own.shape, len(self.value.own)
+        if inputs <= outputs or count > outputs or inputs * outputs * count > _MOST_PRODUCTS:
+            return
+        for argument, arriving in self._arguments(output):
+            sizes = (np.linalg.svd(each, compute_uv=False) for each in arriving)
+            if not all(size[-1] > _INDEPENDENT * size[0] for size in sizes):
+                continue
+            read = Recovered(
+                *(np.linalg.pinv(sent).T @ slope.T for sent, slope in zip(arriving, self.gradient, strict=True))
+            )
+            if self._makes_products(read, argument):
+                yield read
+
+    def _arguments(self, output: Recovered) -> Iterator[tuple[Recovered, Recovered]]:
+        """Yields what a function may be applied to that makes the output, without the bias, and what arrives there.
+
+        Args:
+            output: The output with its bias.
+        """
         shift = _each(output, lambda each: each.reshape(self.value.own.shape))
         for inverse, derivative in _INVERSES.values():
             argument = Recovered(*(inverse(y) - y + value for y, value in zip(shift, self.value, strict=True)))
-            if not all(np.isfinite(each).all() for each in argument):
-                continue
-            read = Recovered(*(rows @ each for rows, each in zip(argument, back, strict=True)))
-            products = (rows @ kernel for rows, kernel in zip(read, self.kernel, strict=True))
-            made = all(map(_is_close, products, argument, (_FITS, _FITS)))
             arriving = Recovered(*(sent * derivative(y) for sent, y in zip(self.arriving, shift, strict=True)))
-            if made and self._makes_gradients(read, arriving):
-                yield read
+            if all(np.isfinite(each).all() for each in (*argument, *arriving)):
+                yield argument, arriving
+
+    def _makes_products(self, read: Recovered, argument: Recovered) -> bool:
+        """Returns whether the products of what is read are given ones, in both programs."""
+        products = (rows @ kernel for rows, kernel in zip(read, self.kernel, strict=True))
+        return all(map(_is_close, products, argument, (_FITS, _FITS)))
 
     def _makes_gradients(self, read: Recovered, arriving: Recovered) -> bool:
         """Returns whether the gradients of the kernel are those of a product with what is read, in both programs."""

@@ -63,7 +63,7 @@ def unrecorded_read(dumps: Dumps, pairing: Pairing, key: str) -> str:
     sides = [_Side(dumps, pairing, match.ref, of_ref=True), _Side(dumps, pairing, match.cand, of_ref=False)]
     # A capture of PyTorch does not state what a layer reads: the other program may.
     words = (words for side in sides for words in (side.functions(),) if words)
-    found = next(words, None) or sides[0].terms() or sides[0].powers(sides[1])
+    found = next(words, None) or sides[0].turned() or sides[0].terms() or sides[0].powers(sides[1])
     found = found or attention_read(dumps, pairing, match) or sequence_read(dumps, pairing, match)
     found = found or rows_read(dumps, pairing, match)
     found = found or sides[0].recovered() or sides[1].recovered() or sides[0].stated(sides[1])
@@ -106,6 +106,32 @@ class _Side:
                 if other and not {*own} & {*other}:
                     one, two = (own[0], other[0]) if self._of_ref else (other[0], own[0])
                     return read.clause(one, two)
+        return ""
+
+    def turned(self) -> str:
+        """Returns along which axis only one of the programs reads a value in reverse, in words; "" along none.
+
+        Images may have their channels in another order than their reader was made for.
+        """
+        value, arriving, *read = map(
+            self._pairs.pair, (self._key, key_of(ACTIVATION_GRAD, split_key(self._key)[1]), *self._read)
+        )
+        known = [pair for pair in read if pair is not None and _agree(pair)]
+        if self._layer is None or value is None or arriving is None or len(read) != 1 or not known:
+            return ""
+        gradients = [*filter(None, (self._pairs.pair(key_of(PARAM_GRAD, name)) for name in self._layer.params))]
+        ways = {f"in reverse along the axis {axis}": axis for axis in range(1, known[0].own.ndim)}
+        own, other = (
+            {"": known[0][side], **{words: np.flip(known[0][side], axis) for words, axis in ways.items()}}
+            for side in (0, 1)
+        )
+        for gradient, form in _near(gradients, known[0], value):
+            one = _fitting(form, own.items(), arriving.own, gradient.own)
+            two = _fitting(form, other.items(), arriving.other, gradient.other)
+            if len(one) == len(two) == 1 and one != two:
+                name = f"`{self._name(self._read[0])}`"
+                told, its = (f"{name} {words}".rstrip() for words in (one[0], two[0]))
+                return f"which reads {told}, and in the candidate {its}"
         return ""
 
     def _gated(self) -> Iterator[GatedRead]:

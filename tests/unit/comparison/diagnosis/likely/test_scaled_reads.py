@@ -85,6 +85,19 @@ def test_the_layer_is_found_where_a_function_hides_in_how_large_units_its_output
     assert "made here; it reads [4.2, 5.1, 6.4] by channel times `x` plus [" in found.sentence, found.sentence
 
 
+def _standardised(x: Any) -> Any:
+    """A batch norm, which hides a factor of what it reads but for its epsilon."""
+    centred = x - x.mean((0, 1, 2), keepdims=True)
+    return jax.nn.relu(centred / jnp.sqrt(jnp.square(centred).mean((0, 1, 2), keepdims=True) + 1e-3))
+
+
+def test_the_layer_is_found_where_a_norm_hides_in_how_large_units_its_output_is() -> None:
+    reference = _images(_divided, bias=False, function=_standardised)
+    doubled = _images(lambda x: 2 * _divided(x), of_port=True, bias=False, function=_standardised)
+    found = gs.compare(reference, doubled)
+    assert found.sentence.startswith("Forward first differs at `stem` ("), found.sentence
+
+
 def test_numbers_that_overflow_are_no_scaling_and_no_terms() -> None:
     huge = 1e200 * np.random.default_rng(1).normal(size=(8, 5))
     pair, kernel = (huge, huge), 1e200 * np.random.default_rng(2).normal(size=(5, 6))

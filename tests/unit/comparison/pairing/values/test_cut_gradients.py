@@ -18,20 +18,23 @@ INPUTS = _draw(size=(3, 4)).astype(np.float32)
 REFERENCE, PORT = ("first", "second", "third"), ("Dense_0", "Dense_1", "Dense_2")
 
 
-def _program(names: tuple[str, str, str], data: str, *, cut: bool = False, unread: bool = False) -> Dump:
+def _program(
+    names: tuple[str, str, str], data: str, *, cut: bool = False, unread: bool = False, ops: bool = False
+) -> Dump:
     """Three layers with rectifiers between them, the first of which may be computed twice and read once."""
 
     def loss(weights: Any, batch: Any) -> Any:
         x = y = batch[data]
         for number, name in enumerate(names):
-            x = jax.lax.stop_gradient(x) if cut and number == 1 else x
+            x = jax.lax.stop_gradient(x) if cut and number == 1 and not ops else x
             for scope in (name, "again") if unread and number == 0 else (name,):
                 with jax.named_scope(scope):
                     y = x @ weights[name]["w"]
-            x = jax.nn.relu(y)
+            x = jax.nn.relu(jax.lax.stop_gradient(y) if cut and number == 0 and ops else y)
         return jnp.square(x).mean()
 
-    return gs.capture(loss, {name: {"w": w} for name, w in zip(names, KERNELS, strict=True)}, {data: INPUTS})
+    weights = {name: {"w": w} for name, w in zip(names, KERNELS, strict=True)}
+    return gs.capture(loss, weights, {data: INPUTS}, ops=ops)
 
 
 @pytest.mark.parametrize("of_ref", [False, True], ids=["in the candidate", "in the reference"])
@@ -50,6 +53,13 @@ def test_it_differs_first_at_its_layer(of_ref: bool) -> None:
     differing = [(row.family, row.name) for row in found.rows if row.status == "different"]
     assert sorted(differing) == [("activation_grad", "first"), ("input_grad", "x"), ("param_grad", "first/w")]
     assert not any("either side" in row.why for row in found.rows)
+
+
+def test_a_copy_behind_it_is_not_taken_for_the_value_where_every_operation_has_a_record() -> None:
+    found = gs.compare(_program(REFERENCE, "x"), _program(PORT, "image", cut=True, ops=True))
+    told = "`stop_gradient`, only in the candidate, or at `first` (no gradient arrives in"
+    assert told in found.sentence, found.sentence
+    assert gs.compare(_program(REFERENCE, "x"), _program(PORT, "image", ops=True)).verdict == "same"
 
 
 def test_a_right_port_has_none() -> None:

@@ -37,7 +37,10 @@ class Positions:
             return cls(kernel, first=False)
         if kernel.ndim > 2 and set(kernel.shape[2:]) == {1}:  # [out, in, 1, 1]
             return cls(kernel.reshape(kernel.shape[:2]), first=True)
-        return cls(kernel.reshape(kernel.shape[-2:]), first=False) if set(kernel.shape[:-2]) == {1} else None
+        if set(kernel.shape[:-2]) == {1}:
+            return cls(kernel.reshape(kernel.shape[-2:]), first=False)
+        # [heads, features of a head, out]: the kernel that merges heads is a window of none of the attentions tried
+        return cls(kernel.reshape(-1, kernel.shape[-1]), first=False) if kernel.ndim == 3 else None
 
     def of(self, value: Array) -> Array:
         """Returns a value of the layer, or one like it, as `[examples, positions, features]`."""

@@ -6,8 +6,9 @@ masked, rotated by positions and with a position bias in the usual ways; keys ma
 attention of each program has to make the output of the layer; then what differs between them is told. Where one of them
 makes it in a usual way, the other may also do so in a way that is a mistake (`Attention.unusual`).
 
-Products of a kernel that only the reference has an entry for are those of the candidate, too, where what they are made
-of agrees.
+Products of a kernel that only one of the programs has an entry for are those of the other, too, where what they are
+made of agrees. Where that program has the whole attention as one layer, as PyTorch's `MultiheadAttention`, the layer of
+the other that merges the heads shows which it is.
 """
 
 from __future__ import annotations
@@ -66,23 +67,30 @@ def attention_read(dumps: Dumps, pairing: Pairing, match: Match) -> str:
         pairing: Their pairing.
         match: The pair of the output of the layer.
     """
-    layers = dumps.ref.manifest.layers
-    layer = makers_of(layers).get(split_key(match.ref)[1])
-    read = [each for each in sources_of(layers).get(match.ref, ()) if split_key(each)[0] in (ACTIVATION, INPUT)]
-    pairs = RecoveredValues(dumps, pairing, of_ref=True)
-    output = pairs.pair(match.ref)
+    return next((words for of_ref in (True, False) if (words := _told(dumps, pairing, match, of_ref=of_ref))), "")
+
+
+def _told(dumps: Dumps, pairing: Pairing, match: Match, *, of_ref: bool) -> str:
+    """Returns which attentions are read, in words, by the layers and values of one of the programs."""
+    source = dumps.ref if of_ref else dumps.cand
+    layers, name = source.manifest.layers, match.ref if of_ref else match.cand
+    key = source.resolve(name)
+    layer = makers_of(layers).get(split_key(key)[1])
+    read = [each for each in sources_of(layers).get(key, ()) if split_key(each)[0] in (ACTIVATION, INPUT)]
+    pairs = RecoveredValues(dumps, pairing, of_ref=of_ref)
+    output = pairs.pair(name)
     if layer is None or output is None or output.own.ndim not in (3, 4) or not output.own.size:
         return ""
     params = [pair for name in layer.params if (pair := pairs.pair(key_of(PARAM, name))) is not None]
     dense = _dense(params) if len(params) == len(layer.params) else None
     if dense is None:
         return ""
-    products = _Products(dumps, pairs)
+    products = _Products(source, pairs)
     found = [(each, pair) for each in read if (pair := pairs.pair(each) or products.pair(each)) is not None]
     parts = attention_parts(found, output.own, dense[0].positions)
     if parts is None:
         return ""
-    masks = masks_of(*parts.scores, _given(dumps.ref, parts.scores))
+    masks = masks_of(*parts.scores, _given(source, parts.scores))
     sides = [
         _Layer([each[side] for each in parts.values], parts.biases[side], masks, dense[side], output[side])
         for side in (0, 1)
@@ -92,7 +100,9 @@ def attention_read(dumps: Dumps, pairing: Pairing, match: Match) -> str:
     if attentions is None:
         return ""
     own, other = (each.words(its, parts.names) for each, its in (attentions, attentions[::-1]))
-    return f"which reads an attention with {own}, and in the candidate with {other}"
+    if of_ref:
+        return f"which reads an attention with {own}, and in the candidate with {other}"
+    return f"which computes an attention with {other}, and in the candidate with {own}"
 
 
 def _given(source: DumpSource, scores: tuple[int, int, int]) -> dict[str, Array]:
@@ -202,19 +212,19 @@ def _beside(usual: Iterable[Attention], known: Attention, *, is_packed: bool, is
 
 
 class _Products:
-    """`_Products` are the products of kernels that only the reference has an entry for.
+    """`_Products` are the products of kernels that only one of the programs has an entry for.
 
     Args:
-        dumps: The dumps.
+        source: The dump of the program.
         pairs: The tensors that are pairs.
     """
 
-    def __init__(self, dumps: Dumps, pairs: RecoveredValues) -> None:
-        self._tensors, self._pairs, self._known = FloatTensors(dumps.ref), pairs, frozenset(dumps.ref.keys())
-        self._makers, self._sources = makers_of(dumps.ref.manifest.layers), sources_of(dumps.ref.manifest.layers)
+    def __init__(self, source: DumpSource, pairs: RecoveredValues) -> None:
+        self._tensors, self._pairs, self._known = FloatTensors(source), pairs, frozenset(source.keys())
+        self._makers, self._sources = makers_of(source.manifest.layers), sources_of(source.manifest.layers)
 
     def pair(self, key: str) -> Recovered | None:
-        """Returns a product of both programs; None where the candidate may have another, or none.
+        """Returns a product of both programs; None where the other may have another, or none.
 
         Args:
             key: Its key.

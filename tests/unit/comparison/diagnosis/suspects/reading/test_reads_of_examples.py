@@ -50,3 +50,44 @@ def test_a_step_in_front_of_a_layer_that_differs_is_not_suspected(fault: str) ->
 def test_a_step_in_front_of_a_layer_that_reads_another_value_is_suspected() -> None:
     sentence = gs.compare(_program(drop=True), _program(drop=False, fault="another")).sentence
     assert sentence.startswith("Forward first differs at `drop`, only in the reference, "), sentence
+
+
+IMAGES = _draw(size=(4, 8, 8, 2)).astype(np.float32)
+POOLED = {
+    name: _draw(size=size).astype(np.float32)
+    for name, size in {"stem": (3, 3, 2, 3), "dense": (48, 8), "head": (8, 5)}.items()
+}
+
+
+def _pooled(fault: str = "") -> Dump:
+    """A convolution, whose maxima of windows a dense layer of fewer outputs than inputs reads."""
+
+    def loss(weights: Any, x: Any) -> Any:
+        with jax.named_scope("stem"):
+            x = jax.lax.conv_general_dilated(
+                x, weights["stem"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+        windows = jax.nn.relu(x).reshape(len(x), 4, 2, 4, 2, 3)
+        x = windows.mean((2, 4)) if fault == "mean" else windows.max((2, 4))
+        x = (x.transpose(0, 3, 1, 2) if fault == "order" else x).reshape(len(x), -1)
+        with jax.named_scope("dense"):
+            x = x @ weights["dense"]
+            x = x + 0.1 * jnp.square(x) if fault == "square" else x
+        with jax.named_scope("head"):
+            return jnp.square(x @ weights["head"]).mean()
+
+    return gs.capture(loss, POOLED, IMAGES, origins=False)
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("mean", ", in what it reads: a step that neither program has an entry for. "),
+        ("order", ", in the order of what it reads. "),
+        ("square", ", made here or right before it). "),
+    ],
+)
+def test_what_few_examples_read_is_found_by_the_gradient_of_the_kernel(fault: str, told: str) -> None:
+    sentence = gs.compare(_pooled(), _pooled(fault)).sentence
+    assert sentence.startswith("Forward first differs at `dense` (rel_l2 "), sentence
+    assert told in sentence, sentence
