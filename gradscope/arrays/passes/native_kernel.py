@@ -66,9 +66,9 @@ _MOST_EFFORT: Final = 3
 
 
 def is_compiled() -> bool:
-    """Returns whether an earlier process has compiled the loops; it may have been another version's."""
+    """Returns whether an earlier process has compiled these loops; it may have been with another LLVM."""
     try:
-        return any(cache_folder(_KEPT_IN).glob(f"*{_ENDING}"))
+        return any(cache_folder(_KEPT_IN).glob(f"{_loops_digest()}-*{_ENDING}"))
     except (OSError, RuntimeError):  # RuntimeError: the user has no home
         return False
 
@@ -144,13 +144,13 @@ class _Kept:
     """A `_Kept` is the object file of this machine's processor, of this version of the loops and of LLVM."""
 
     def __init__(self, binding: Any) -> None:
-        loops = (Path(__file__).with_name(f"{name}.py").read_bytes() for name in _SOURCES)
         processor = f"{binding.get_process_triple()} {binding.get_host_cpu_name()} {binding.llvm_version_info}"
         features = binding.get_host_cpu_features().flatten()
-        self._key = hashlib.sha256(b"\0".join((processor.encode(), features.encode(), *loops))).digest()
+        self._loops = _loops_digest()
+        self._key = hashlib.sha256("\0".join((processor, features, self._loops)).encode()).digest()
 
     def _path(self) -> Path:
-        return cache_folder(_KEPT_IN) / f"{self._key.hex()}{_ENDING}"
+        return cache_folder(_KEPT_IN) / f"{self._loops}-{self._key.hex()}{_ENDING}"
 
     def read(self) -> bytes | None:
         """Returns the object; None where none is kept, or not the whole of what was."""
@@ -175,6 +175,12 @@ class _Kept:
 
     def _digest(self, compiled: bytes) -> bytes:
         return hashlib.sha256(self._key + compiled).digest()
+
+
+def _loops_digest() -> str:
+    """Returns a digest of the text of the loops."""
+    texts = (Path(__file__).with_name(f"{name}.py").read_bytes() for name in _SOURCES)
+    return hashlib.sha256(b"\0".join(texts)).hexdigest()
 
 
 def _machine(binding: Any) -> Any:

@@ -184,6 +184,8 @@ def test_a_kernel_that_has_yet_to_be_compiled_is_to_be_worth_more(
 ) -> None:
     loads = []
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "gradscope" / "kernels").mkdir(parents=True)
+    (tmp_path / "gradscope" / "kernels" / f"{64 * '0'}-{64 * '0'}.object").touch()  # of other loops
     monkeypatch.setattr(NativeKernel, "loaded", lambda: loads.append(1))
     monkeypatch.setattr(compiled_pass, "_WORTH_LOADING", 1_000)
     monkeypatch.setattr(compiled_pass, "_WORTH_COMPILING", 8_192)
@@ -224,6 +226,7 @@ def kept_object(numba: Any) -> bytes:
     """An object file that a process before this one kept."""
     assert NativeKernel.loaded() is not None
     (kept,) = cache_folder("kernels").glob("*.object")
+    assert native_kernel.is_compiled()
     return kept.read_bytes()
 
 
