@@ -22,9 +22,8 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from gradscope.comparison.layout.layouts import AxisLayout, Shape, arranged, differ_by_ones, relative_error
-from gradscope.comparison.layout.recipe_steps import Transpose
 from gradscope.comparison.layout.recipes import Recipe
-from gradscope.comparison.pairing.inference.layout_search import LayoutSearch
+from gradscope.comparison.pairing.inference.layout_search import LayoutSearch, transposed_by_values
 from gradscope.comparison.pairing.inference.layout_use import LayoutUse
 from gradscope.comparison.pairing.matching import Dumps, Match, is_of_jax
 from gradscope.comparison.pairing.normal_forms import end_of
@@ -83,7 +82,7 @@ class _Inference:
         plain = [match for match in matches if self._comparable(match)]
         first = [match for match in plain if _family(match) in _PROOFS]
         found = self._by_values([match for match in first if self._free(match, ported=self._used)])
-        transposed = _transposed(self._dumps, matches)
+        transposed = transposed_by_values(self._dumps, matches)
         laid_out = [match for match, each in found.items() if each and each[0].steps(self._shape(match))]
         ported = any(_family(match) in _PROOFS for match in (*transposed, *laid_out))
         rest = [match for match in plain if _family(match) not in _PROOFS and self._free(match, ported=ported)]
@@ -93,7 +92,7 @@ class _Inference:
         values = [each for each in plain if gradients and each not in found and not is_gradient(_family(each))]
         alike = {_subject(each) for each in values if not self._search.of_constants(each.ref, each.cand)}
         found |= self._by_values([match for match in gradients if _subject(match) not in alike])
-        related = _RelatedPairs(self._dumps, found, transposed)
+        related = _RelatedPairs(self._dumps, self._search, found, transposed)
         known = {match: layout for match in found if (layout := related.layout(match, self._among(match))) is not None}
         known |= self._gradients_as_values([match for match in found if match not in known], known)
         use = LayoutUse(self._dumps, self._search, matches)
@@ -175,6 +174,7 @@ class _RelatedPairs:
 
     Args:
         dumps: The dumps.
+        search: Finds layouts.
         found: The layouts that the values of each pair agree with.
         transposed: The layouts of pairs that were found by their values.
 
@@ -182,8 +182,15 @@ class _RelatedPairs:
         implied: The orders of the axes of activations that the kernels of convolutions imply.
     """
 
-    def __init__(self, dumps: Dumps, found: Mapping[Match, Layouts], transposed: Mapping[Match, AxisLayout]) -> None:
+    def __init__(
+        self,
+        dumps: Dumps,
+        search: LayoutSearch,
+        found: Mapping[Match, Layouts],
+        transposed: Mapping[Match, AxisLayout],
+    ) -> None:
         self._dumps = dumps
+        self._search = search
         self._by_shapes = _by_shapes(dumps, transposed)
         self._found = found
         self._values: dict[_Subject, AxisLayout] = {}
@@ -213,9 +220,15 @@ class _RelatedPairs:
         for known in (self._values, self._gradients):
             if subject in known and (layout := _fitting(known[subject], possible)) is not None:
                 return layout
+        usual = self.usual(match, possible) or next(iter(agreeing), None)
+        if agreeing or _family(match) not in _OUTPUTS:
+            return usual
         # Values that agree in no layout are compared in their order, so that it is seen by how much they differ.
-        plain = next((each for each in possible if each.in_order), None) if _family(match) in _OUTPUTS else None
-        return self.usual(match, possible) or (agreeing[0] if agreeing else plain)
+        plain = next((each for each in possible if each.in_order), None)
+        if plain is None or usual is None or not self._search.is_nearer(match.ref, match.cand, plain, usual):
+            return usual or plain
+        self._values[subject] = plain  # and its gradients
+        return plain
 
     def usual(self, match: Match, possible: Iterable[AxisLayout]) -> AxisLayout | None:
         """Returns the layout of most pairs of as many axes, else of the same shapes; None where it is impossible."""
@@ -234,19 +247,6 @@ class _RelatedPairs:
                     yield (0, rank - 1, *range(1, rank - 1))
                 elif axes == first:
                     yield (0, *range(2, rank), 1)
-
-
-def _transposed(dumps: Dumps, matches: Iterable[Match]) -> dict[Match, AxisLayout]:
-    """Returns the layouts of the pairs that were found by their values with their axes in another order."""
-    found: dict[Match, AxisLayout] = {}
-    for match in matches:
-        steps = match.recipe.steps
-        if match.matched_by == "fingerprint" and len(match.recipe.keys) == len(steps) == 1:
-            (step,) = steps
-            if isinstance(step, Transpose):
-                _, ref, cand = _shapes(dumps, match)
-                found[match] = AxisLayout(cand, step.axes, ref)
-    return found
 
 
 def _by_shapes(dumps: Dumps, transposed: Mapping[Match, AxisLayout]) -> dict[_Shapes, AxisLayout]:

@@ -9,6 +9,7 @@ that the constant does not show.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Final
 
@@ -21,10 +22,12 @@ from gradscope.comparison.layout.layouts import (
     arranged_part,
     flipped_layouts,
     layouts,
+    relative_error,
 )
+from gradscope.comparison.layout.recipe_steps import Transpose
 from gradscope.comparison.pairing.inference.equal_parts import interleaved, reordered_blocks
 from gradscope.comparison.pairing.inference.shuffled_blocks import shuffled_counts
-from gradscope.comparison.pairing.matching import Dumps
+from gradscope.comparison.pairing.matching import Dumps, Match
 from gradscope.naming import ACTIVATION, AUX, INPUT, PARAM, PARAM_GRAD, STATE, TENSOR, key_of, split_key, subject_family
 
 #: The families of which a tensor can be a kernel.
@@ -35,6 +38,9 @@ _FLATTENED: Final = (PARAM, STATE, TENSOR, ACTIVATION, INPUT, AUX)
 
 #: The largest number of numbers of channels that are tried.
 _MOST_CHANNELS: Final = 16
+
+#: The share of an error that another one is below that is smaller by far, of values that agree in neither layout.
+_NEARER: Final = 0.5
 
 
 class LayoutSearch:
@@ -92,6 +98,13 @@ class LayoutSearch:
         """Returns the layouts without flips that two shapes allow, where an axis may be a flattened image."""
         return layouts(ref, cand, self._merged(cand))
 
+    def is_nearer(self, ref: str, cand: str, one: AxisLayout, other: AxisLayout) -> bool:
+        """Returns whether the values of two tensors are by far nearer to each other in one layout than in another."""
+        if not (self._dumps.ref.has_tensor(ref) and self._dumps.cand.has_tensor(cand)):
+            return False
+        near, far = (relative_error(*self.arrays(ref, cand), each) for each in (one, other))
+        return near < _NEARER * far
+
     def arrays(self, ref: str, cand: str) -> tuple[Array, Array]:
         """Returns the elements of two tensors that layouts are about."""
         one, other = self._dumps.ref, self._dumps.cand
@@ -116,3 +129,16 @@ class LayoutSearch:
 
 def _parameter(key: str) -> str:
     return key_of(PARAM, split_key(key)[1])
+
+
+def transposed_by_values(dumps: Dumps, matches: Iterable[Match]) -> dict[Match, AxisLayout]:
+    """Returns the layouts of the pairs that were found by their values with their axes in another order."""
+    found: dict[Match, AxisLayout] = {}
+    for match in matches:
+        steps = match.recipe.steps
+        if match.matched_by == "fingerprint" and len(match.recipe.keys) == len(steps) == 1:
+            (step,) = steps
+            if isinstance(step, Transpose):
+                ref, cand = arranged(dumps.ref.entry(match.ref)), arranged(dumps.cand.entry(match.cand))
+                found[match] = AxisLayout(cand, step.axes, ref)
+    return found

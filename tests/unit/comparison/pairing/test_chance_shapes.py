@@ -46,3 +46,37 @@ def test_a_value_that_differs_is_compared_in_the_layout_of_the_program(channels_
     expected = other.transpose(0, 2, 3, 1) if not channels_last else other.transpose(0, 3, 1, 2)
     error = np.linalg.norm(expected - one) / np.linalg.norm(one)
     assert first.metrics["rel_l2"] == pytest.approx(error, rel=1e-4)
+
+
+def _mixing(*, channels_last: bool, bias: float = 0.5) -> Dump:
+    """Two convolutions with a dense layer between, which has its channels last in both programs."""
+    numbers = ("NHWC", "HWIO", "NHWC") if channels_last else ("NCHW", "OIHW", "NCHW")
+    mix = (np.random.default_rng(7).normal(size=(SIZE, SIZE)) / 2).astype(np.float32)
+
+    def loss(weights: Any, batch: Any) -> Any:
+        x = batch["x"]
+        for name in ("conv1", "conv2"):
+            with jax.named_scope(name):
+                x = lax.conv_general_dilated(x, weights[name], (1, 1), [(1, 1)] * 2, dimension_numbers=numbers)
+            x = jax.nn.elu(x)
+            if name == "conv1":
+                with jax.named_scope("mix"):
+                    inner = (x if channels_last else x.transpose(0, 2, 3, 1)) @ weights["mix"] + bias
+                x = jax.numpy.tanh(inner if channels_last else inner.transpose(0, 3, 1, 2))
+        return (x**2).mean()
+
+    kernels = [each.transpose(2, 3, 1, 0) if channels_last else each for each in KERNELS]
+    images = IMAGES.transpose(0, 2, 3, 1) if channels_last else IMAGES
+    weights = {**dict(zip(("conv1", "conv2"), kernels, strict=True)), "mix": mix}
+    return gs.capture(loss, weights, {"x": images}, origins=False)
+
+
+def test_a_layer_with_another_order_of_axes_than_the_others_is_compared_as_it_is_where_that_is_nearer() -> None:
+    reference = _mixing(channels_last=False)
+    assert gs.compare(reference, _mixing(channels_last=True)).verdict == "same"
+    candidate = _mixing(channels_last=True, bias=0.0)
+    first = gs.compare(reference, candidate).first_divergence.forward
+    assert first is not None
+    assert first.name == "mix"
+    one, other = reference["activation/mix"], candidate["activation/mix"]
+    assert first.metrics["rel_l2"] == pytest.approx(np.linalg.norm(other - one) / np.linalg.norm(one), rel=1e-4)
